@@ -1,0 +1,1 @@
+"""The workspace agent's rooms; `docs/architecture.md` is the map."""
