@@ -7,12 +7,12 @@ import json
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-JsonValue: TypeAlias = "None | bool | int | float | str | list[JsonValue] | dict[str, JsonValue]"
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 JsonObject: TypeAlias = dict[str, JsonValue]
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-"""Longer lines are skipped. Codex 0.72 sends 40 MB in one line for a command that prints 20 MB, later codexes 3 MB for a
-thread read back, and control characters take up to six times their size in JSON."""
+"""Longer lines are skipped. Codex 0.72 sends 40 MB in one line for a command that prints 20 MB, later codexes 3 MB for
+a thread read back, and control characters take up to six times their size in JSON."""
 
 START_CHARS: Final = 200
 """So much of a line that was not understood is kept: enough to recognise it in a log."""
@@ -83,7 +83,10 @@ class LineSplitter:
         self._dropped_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes | Skipped]:
-        """Return the lines that `data` finishes, without their newlines; one that is too long is reported at its end."""
+        """Return the lines that `data` finishes, without their newlines.
+
+        One that is too long is reported once, at its end.
+        """
         first, *finished = data.split(b"\n")
         if not finished:
             self._keep(first)
@@ -184,7 +187,7 @@ def _not_understood(reason: str, line: bytes) -> NotUnderstood:
     return NotUnderstood(reason, line[: 4 * START_CHARS].decode("utf-8", "replace")[:START_CHARS])
 
 
-def encode_request(id: int | str, method: str, params: JsonObject) -> bytes:  # noqa: A002
+def encode_request(id: int | str, method: str, params: JsonObject) -> bytes:
     """Return the line of a request. `params` is sent even when empty: codex refuses a request without.
 
     This and the other encoders write one line with its newline, in valid UTF-8: codex drops a line with an escaped lone
@@ -201,12 +204,12 @@ def encode_notification(method: str, params: JsonObject | None = None) -> bytes:
     return _line({"method": method} if params is None else {"method": method, "params": params})
 
 
-def encode_result(id: int | str, value: JsonValue) -> bytes:  # noqa: A002
+def encode_result(id: int | str, value: JsonValue) -> bytes:
     """Return the line that answers codex's request `id`."""
     return _line({"id": id, "result": value})
 
 
-def encode_error(id: int | str, code: int, message: str) -> bytes:  # noqa: A002
+def encode_error(id: int | str, code: int, message: str) -> bytes:
     """Return the line that refuses codex's request `id`."""
     return _line({"id": id, "error": {"code": code, "message": message}})
 
