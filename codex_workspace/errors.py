@@ -1,8 +1,17 @@
-"""Errors by who has to act on them. `str(error)` of every one of them may be shown to a peer: no secret is ever put in."""
+"""Errors by who has to act on them.
+
+`public` of each may be shown to a peer; `str` is for the log and the operator and may add codex's own last lines.
+Neither ever holds a secret: whoever makes the error scrubs what it quotes.
+"""
 
 
 class AgentError(Exception):
     """Any failure that this agent foresees; its text is a sentence for people."""
+
+    @property
+    def public(self) -> str:
+        """The sentence that a peer may read."""
+        return str(self)
 
 
 class ConfigError(AgentError, RuntimeError):
@@ -13,15 +22,26 @@ class CodexError(AgentError):
     """Something between us and codex failed."""
 
 
-class CodexCannotStart(CodexError):
+class CodexEnded(CodexError):
+    """The codex process is not there. `tail` holds the last lines that it wrote on stderr, scrubbed of secrets."""
+
+    def __init__(self, sentence: str, tail: str = "") -> None:
+        super().__init__(f"{sentence}\ncodex's last lines:\n{tail}" if tail else sentence)
+        self.sentence = sentence
+        self.tail = tail
+
+    @property
+    def public(self) -> str:
+        """What happened, without codex's own lines."""
+        return self.sentence
+
+
+class CodexCannotStart(CodexEnded):
     """The codex binary is missing, too old, or ended before it answered `initialize`. Exit code 3."""
 
 
-class CodexGone(CodexError, ConnectionError):
-    """The codex process ended, or its pipe broke: start codex again and resume the thread.
-
-    The text holds the exit code and the last lines of codex's stderr, where there are any.
-    """
+class CodexGone(CodexEnded, ConnectionError):
+    """The codex process ended, or its pipe broke: start codex again and resume the thread."""
 
 
 class CodexRefused(CodexError):
@@ -39,8 +59,8 @@ class CodexTimeout(CodexError, TimeoutError):
 
 
 class InputRefused(CodexError, ValueError):
-    """What a caller wants to send to codex cannot be sent (empty, or over codex's limit)."""
+    """What a caller wants to send to codex cannot be sent: it is empty, or over codex's limit."""
 
 
 class ProtocolError(CodexError):
-    """Codex said something this agent's supported versions never say."""
+    """Codex said something that no supported version says."""

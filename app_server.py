@@ -1,0 +1,546 @@
+"""The codex process and its JSON-RPC: `async with open_app_server(...)` is a codex that has answered `initialize`.
+
+Here are the process (spawn, watch, end, sweep), the pipe, and requests in both directions. What the methods and
+notifications mean is left to `codex_workspace.conversation` and `codex_workspace.events`.
+"""
+
+import logging
+import os
+import random
+import re
+import signal
+import subprocess
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Final, assert_never
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+from codex_workspace.errors import CodexCannotStart, CodexGone, CodexRefused, CodexTimeout, InputRefused
+from codex_workspace.groups import plain_task_group
+from codex_workspace.mailbox import Mailbox
+from codex_workspace.pipes import PipeReader, PipeWriter
+from codex_workspace.processes import sweep
+from codex_workspace.refusals import refuse
+from codex_workspace.wire import (
+    MAX_LINE_BYTES,
+    Failure,
+    JsonObject,
+    JsonValue,
+    LineSplitter,
+    Notification,
+    NotUnderstood,
+    Request,
+    Result,
+    Skipped,
+    decode,
+    encode_error,
+    encode_notification,
+    encode_request,
+    encode_result,
+)
+
+logger = logging.getLogger(__name__)
+
+MINIMUM_VERSION: Final = (0, 130, 0)
+"""Older codexes cannot read a thread back or steer, and hang on an interrupt without a turn."""
+
+CLIENT_NAME: Final = "codex_workspace"
+"""Our name in `initialize`; codex makes an HTTP header of it, so it is plain ASCII."""
+
+LAUNCH_OVERRIDES: Final = {
+    "features.goals": "false",  # on by default from 0.163: codex starts turn after turn by itself
+    "features.multi_agent": "false",  # sub-agents run on threads that nobody here started
+    "features.plugins": "false",  # looks up hosts at start, and delays the exit when DNS is dead
+    "features.apps": "false",
+    "features.unbounded_connection_retries": "false",  # on by default from 0.163: a refused connection never ends
+    "analytics.enabled": "false",
+    "check_for_update_on_startup": "false",
+    "cli_auth_credentials_store": '"ephemeral"',  # an API key stays in memory, no auth.json
+}
+"""Settings that this agent's promises rest on; as `-c` they win over any config.toml."""
+
+UNWANTED_NOTIFICATIONS: Final = (
+    "account/rateLimits/updated",
+    "remoteControl/status/changed",
+    "thread/readState/changed",
+    "thread/started",
+    "thread/settings/updated",
+    "item/reasoning/textDelta",
+)
+
+PASSED_ENVIRONMENT: Final = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "RUST_LOG"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "CODEX_CA_CERTIFICATE", "NODE_EXTRA_CA_CERTS"),
+        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    )
+)
+"""What codex gets of our environment, beside `LC_*`: no platform token, no other vendor's key, nothing unheard of."""
+
+MAX_IN_FLIGHT: Final = 32
+"""Unanswered requests at a time. Codex's own queue holds about 128; beyond it requests are lost without a word."""
+
+MAX_INPUT_CHARS: Final = 1_048_576
+"""Codex's own limit on the text of a turn (0.130 and later)."""
+
+OVERLOADED: Final = -32001
+METHOD_NOT_FOUND: Final = -32601
+MAX_OVERLOAD_RETRIES: Final = 8
+STDERR_TAIL_BYTES: Final = 2048
+
+START_TIMEOUT_S: Final = 20.0
+EOF_GRACE_S: Final = 3.0
+TERM_GRACE_S: Final = 2.0
+KILL_GRACE_S: Final = 1.0
+DRAIN_S: Final = 0.25
+"""How long the rest of a dead codex's output is waited for: a descendant may hold the pipe open for ever."""
+
+Answerer = Callable[[Request], Awaitable[JsonValue]]
+"""Gives the result for a request of codex's. Whatever it raises becomes the plain refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start codex.
+
+    `credential` is the one secret that codex is given, as (environment variable, value). `secrets` are taken out of
+    whatever is quoted of codex's stderr. `overrides` are `-c` settings beside `LAUNCH_OVERRIDES`, as TOML literals.
+    """
+
+    binary: Path
+    codex_home: Path
+    cwd: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    credential: tuple[str, str] | None = None
+    secrets: Sequence[str] = ()
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    max_line_bytes: int = MAX_LINE_BYTES
+
+
+def child_environment(launch: Launch, mark: str) -> dict[str, str]:
+    """Return the whole environment that codex gets: an allow-list of ours, its home, and its one credential."""
+    passed = {
+        name: value
+        for name, value in launch.environment.items()
+        if name in PASSED_ENVIRONMENT or name.startswith("LC_")
+    }
+    credential = dict([launch.credential]) if launch.credential else {}
+    return passed | credential | {"CODEX_HOME": str(launch.codex_home), MARK: mark}
+
+
+MARK: Final = "CODEX_WORKSPACE_RUN"
+"""Environment variable that marks codex and all that it starts, so that orphans of a killed codex can be found."""
+
+
+def command_line(launch: Launch, mark: str) -> list[str]:
+    """Return codex's argument vector."""
+    settings = LAUNCH_OVERRIDES | {f"shell_environment_policy.set.{MARK}": f'"{mark}"'} | dict(launch.overrides)
+    flags = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
+    return [str(launch.binary), "app-server", *flags]
+
+
+class Connection:
+    """Requests, answers and notifications over a pair of byte streams with codex at the far end."""
+
+    def __init__(self, *, answer: Answerer | None = None, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self.version: tuple[int, int, int] = (0, 0, 0)
+        self.skipped_lines = 0
+        self._answer = answer
+        self._splitter = LineSplitter(max_line_bytes)
+        self._numbers = count(1)
+        self._in_flight = anyio.CapacityLimiter(MAX_IN_FLIGHT)
+        self._waiting: dict[int | str, _Waiter] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._being_answered: set[int | str] = set()
+        self._gone: CodexGone | None = None
+        self._outbox_in, self._outbox_out = anyio.create_memory_object_stream[bytes](MAX_IN_FLIGHT)
+        self._kill: Callable[[], None] | None = None
+
+    @property
+    def gone(self) -> CodexGone | None:
+        """Why this connection is of no more use; None while it is."""
+        return self._gone
+
+    async def call(self, method: str, params: JsonObject, *, timeout_s: float = 30.0) -> JsonValue:
+        """Send a request and return its result.
+
+        Raises:
+            CodexRefused: codex answered with an error.
+            CodexGone: the pipe closed before the answer came, or was closed already.
+            CodexTimeout: no answer within `timeout_s` seconds, its wait for a free place included.
+            InputRefused: `params` hold more text than codex takes.
+        """
+        _refuse_oversized(params)
+        try:
+            with anyio.fail_after(timeout_s):
+                return await self._call_with_patience(method, params)
+        except TimeoutError as error:
+            raise CodexTimeout(f"codex did not answer {method} within {timeout_s:g} s") from error
+
+    @contextmanager
+    def listen(self, thread_id: str) -> Iterator[Mailbox]:
+        """Collect the notifications of a thread from now on. One listener at a time for each thread."""
+        if thread_id in self._mailboxes:
+            raise RuntimeError(f"thread {thread_id} has a listener already")
+        mailbox = self._mailboxes[thread_id] = Mailbox()
+        if self._gone is not None:
+            mailbox.end(self._gone)
+        try:
+            yield mailbox
+        finally:
+            del self._mailboxes[thread_id]
+
+    def kill(self) -> None:
+        """End codex at once, without its consent; every waiter gets CodexGone."""
+        if self._kill is not None:
+            self._kill()
+
+    def fail(self, error: CodexGone) -> None:
+        """Declare the connection dead: all that wait, and all that come later, get `error`."""
+        if self._gone is not None:
+            return
+        self._gone = error
+        self._outbox_in.close()
+        for waiter in self._waiting.values():
+            waiter.answered.set()
+        for mailbox in self._mailboxes.values():
+            mailbox.end(error)
+
+    async def run(self, send: ByteSendStream, receive: ByteReceiveStream) -> None:
+        """Carry messages both ways until codex closes its end."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._write_all, send)
+            await self._read_all(receive, tasks)
+            tasks.cancel_scope.cancel()
+
+    async def notify(self, method: str) -> None:
+        """Send a notification without content."""
+        await self._send(encode_notification(method, {}))
+
+    async def _call_with_patience(self, method: str, params: JsonObject) -> JsonValue:
+        for attempt in range(MAX_OVERLOAD_RETRIES):
+            try:
+                return await self._call_once(method, params)
+            except CodexRefused as refusal:
+                if refusal.code != OVERLOADED:
+                    raise
+            await anyio.sleep(0.02 * 2**attempt * random.uniform(0.5, 1.5))
+        return await self._call_once(method, params)
+
+    async def _call_once(self, method: str, params: JsonObject) -> JsonValue:
+        async with self._in_flight:
+            number = next(self._numbers)
+            waiter = self._waiting[number] = _Waiter()
+            try:
+                await self._send(encode_request(number, method, params))
+                await waiter.answered.wait()
+            finally:
+                del self._waiting[number]
+        match waiter.answer:
+            case Result(value=value):
+                return value
+            case Failure(code=code, message=message):
+                raise CodexRefused(method, code, message)
+            case None:
+                raise self._as_gone()
+            case _:
+                assert_never(waiter.answer)
+
+    async def _send(self, line: bytes) -> None:
+        try:
+            await self._outbox_in.send(line)
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+            raise self._as_gone() from error
+
+    def _as_gone(self) -> CodexGone:
+        known = self._gone
+        return CodexGone(known.sentence, known.tail) if known else CodexGone("the pipe to codex is closed")
+
+    async def _write_all(self, send: ByteSendStream) -> None:
+        """Be the only writer: a line goes out whole, whatever is cancelled."""
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for line in self._outbox_out:
+                await send.send(line)
+
+    async def _read_all(self, receive: ByteReceiveStream, tasks: anyio.abc.TaskGroup) -> None:
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while True:
+                for line in self._splitter.feed(await receive.receive()):
+                    self._take(line, tasks)
+        for line in self._splitter.finish():
+            self._take(line, tasks)
+
+    def _take(self, line: bytes | Skipped, tasks: anyio.abc.TaskGroup) -> None:
+        if isinstance(line, Skipped):
+            self.skipped_lines += 1
+            logger.error("skipped a line of %d bytes from codex: over the bound of one line", line.bytes)
+            return
+        message = decode(line)
+        match message:
+            case Notification():
+                self._deliver(message, len(line))
+            case Result() | Failure():
+                self._settle(message)
+            case Request():
+                self._start_answering(message, tasks)
+            case NotUnderstood():
+                logger.warning("codex wrote a line that is no message (%s): %r", message.reason, message.start)
+            case _:
+                assert_never(message)
+
+    def _deliver(self, notification: Notification, size: int) -> None:
+        thread_id = notification.params.get("threadId")
+        mailbox = self._mailboxes.get(thread_id) if isinstance(thread_id, str) else None
+        if mailbox is not None:
+            mailbox.put(notification, size)
+        elif notification.method in ("configWarning", "warning"):
+            logger.warning("codex: %s", notification.params.get("summary") or notification.params.get("message"))
+
+    def _settle(self, answer: Result | Failure) -> None:
+        waiter = self._waiting.get(answer.id)
+        if waiter is not None and not waiter.answered.is_set():
+            waiter.answer = answer
+            waiter.answered.set()
+
+    def _start_answering(self, request: Request, tasks: anyio.abc.TaskGroup) -> None:
+        # `thread/resume` on the same connection sends pending requests again, with the same id.
+        if request.id not in self._being_answered:
+            self._being_answered.add(request.id)
+            tasks.start_soon(self._answer_request, request)
+
+    async def _answer_request(self, request: Request) -> None:
+        try:
+            answer = await self._find_answer(request)
+            if answer is None:
+                logger.warning("codex asked something unknown, refused: %s", request.method)
+                line = encode_error(request.id, METHOD_NOT_FOUND, f"{request.method} is not supported")
+            else:
+                line = encode_result(request.id, answer)
+            with suppress(CodexGone):
+                await self._send(line)
+        finally:
+            self._being_answered.discard(request.id)
+
+    async def _find_answer(self, request: Request) -> JsonValue:
+        if self._answer is not None:
+            try:
+                return await self._answer(request)
+            except Exception:
+                logger.exception("could not answer codex's %s; refusing it", request.method)
+        return refuse(request)
+
+
+@dataclass(slots=True)
+class _Waiter:
+    answered: anyio.Event = field(default_factory=anyio.Event)
+    answer: Result | Failure | None = None
+
+
+@dataclass(slots=True)
+class _Process:
+    """A running codex, its pidfd, and the end of its stderr."""
+
+    popen: subprocess.Popen[bytes]
+    pidfd: int
+    secrets: Sequence[str]
+    tail: bytes = b""
+
+    async def ended(self) -> None:
+        """Wait until the process has ended, whoever still holds its pipes."""
+        if self.popen.poll() is None:
+            await anyio.wait_readable(self.pidfd)
+            self.popen.wait()
+
+    async def ended_within(self, seconds: float) -> bool:
+        """Tell whether the process ends within `seconds`."""
+        with anyio.move_on_after(seconds):
+            await self.ended()
+        return self.popen.poll() is not None
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to codex and its process group, which it leads."""
+        if self.popen.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.popen.pid, number)
+
+    async def drain_stderr(self, stderr: ByteReceiveStream) -> None:
+        """Read stderr to its end, so that codex never blocks on it, and keep its last bytes."""
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError):
+            while True:
+                data = await stderr.receive()
+                logger.debug("codex stderr: %r", data[:STDERR_TAIL_BYTES])
+                self.tail = (self.tail + data)[-STDERR_TAIL_BYTES:]
+
+    def last_lines(self) -> str:
+        """What codex wrote last on stderr: without colours, and without secrets."""
+        text = _COLOUR.sub("", self.tail.decode("utf-8", "replace")).strip()
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
+
+    def how_it_ended(self) -> str:
+        """The process's end as half a sentence."""
+        match self.popen.poll():
+            case None:
+                return "closed its output"
+            case code if code < 0:
+                return f"was ended by signal {-code} ({signal.Signals(-code).name})"
+            case code:
+                return f"ended with exit code {code}"
+
+
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@asynccontextmanager
+async def open_app_server(launch: Launch, *, answer: Answerer | None = None) -> AsyncIterator[Connection]:
+    """Start codex and greet it; leaving the block ends it and everything that it started.
+
+    Leaving takes at most `EOF_GRACE_S + TERM_GRACE_S + KILL_GRACE_S` and a moment, usually 50 ms.
+
+    Args:
+        launch: Which codex, and what it gets.
+        answer: Answers codex's own requests; without it all are refused.
+
+    Raises:
+        CodexCannotStart: no such binary, too old, or it ended or stayed silent before it answered.
+    """
+    mark = uuid.uuid4().hex
+    connection = Connection(answer=answer, max_line_bytes=launch.max_line_bytes)
+    process, stdin, stdout, stderr = _spawn(launch, mark)
+    try:
+        async with plain_task_group() as tasks:
+            connection._kill = lambda: process.signal_group(signal.SIGKILL)
+            tasks.start_soon(process.drain_stderr, stderr)
+            tasks.start_soon(_carry, connection, process, stdin, stdout, mark)
+            try:
+                await _greet(connection, process)
+                yield connection
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await _end(process, stdin)
+                tasks.cancel_scope.cancel()
+    finally:
+        for stream in (stdin, stdout, stderr):
+            with anyio.CancelScope(shield=True):
+                await stream.aclose()
+        os.close(process.pidfd)
+        await sweep(MARK, mark)
+
+
+def _spawn(launch: Launch, mark: str) -> tuple[_Process, PipeWriter, PipeReader, PipeReader]:
+    try:
+        popen = subprocess.Popen(
+            command_line(launch, mark),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=launch.cwd,
+            env=child_environment(launch, mark),
+            start_new_session=True,
+            bufsize=0,
+        )
+    except OSError as error:
+        raise CodexCannotStart(
+            f"codex cannot be started: {error.filename or launch.binary}: {error.strerror}"
+        ) from error
+    secrets = [*launch.secrets, *([launch.credential[1]] if launch.credential else [])]
+    process = _Process(popen, os.pidfd_open(popen.pid), [secret for secret in secrets if secret])
+    assert popen.stdin is not None
+    assert popen.stdout is not None
+    assert popen.stderr is not None
+    pipes = [os.dup(pipe.fileno()) for pipe in (popen.stdin, popen.stdout, popen.stderr)]
+    for pipe in (popen.stdin, popen.stdout, popen.stderr):
+        pipe.close()
+    return process, PipeWriter(pipes[0]), PipeReader(pipes[1]), PipeReader(pipes[2])
+
+
+async def _carry(connection: Connection, process: _Process, stdin: PipeWriter, stdout: PipeReader, mark: str) -> None:
+    """Run the connection until codex is gone, by its pipe or by its process, and say so to all who wait."""
+    async with anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+            await process.ended()
+            await anyio.sleep(DRAIN_S)
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch)
+        await connection.run(stdin, stdout)
+        # The pipe is closed: the process is about to end, or of no use without it.
+        if not await process.ended_within(DRAIN_S):
+            process.signal_group(signal.SIGKILL)
+            await process.ended_within(KILL_GRACE_S)
+        tasks.cancel_scope.cancel()
+    connection.fail(CodexGone(f"codex {process.how_it_ended()}", process.last_lines()))
+    await sweep(MARK, mark)
+
+
+async def _greet(connection: Connection, process: _Process) -> None:
+    hello: JsonObject = {
+        "clientInfo": {"name": CLIENT_NAME, "title": "Codex workspace agent", "version": "0.1.0"},
+        "capabilities": {
+            "experimentalApi": True,
+            "optOutNotificationMethods": list(UNWANTED_NOTIFICATIONS),
+        },
+    }
+    try:
+        result = await connection.call("initialize", hello, timeout_s=START_TIMEOUT_S)
+        await connection.notify("initialized")
+    except CodexGone as error:
+        raise CodexCannotStart(f"codex cannot start: it {process.how_it_ended()}", error.tail) from error
+    except (CodexRefused, CodexTimeout) as error:
+        raise CodexCannotStart(f"codex cannot start: {error}", process.last_lines()) from error
+    connection.version = read_version(result)
+    if connection.version < MINIMUM_VERSION:
+        raise CodexCannotStart(
+            f"codex {_dotted(connection.version)} is too old: this agent needs {_dotted(MINIMUM_VERSION)} or newer"
+        )
+
+
+def read_version(initialized: JsonValue) -> tuple[int, int, int]:
+    """Return codex's version from its answer to `initialize`.
+
+    The answer's `userAgent` begins with `<our name>/<version>`, on 0.72 with `codex_cli_rs/<version>`.
+
+    Raises:
+        CodexCannotStart: there is no version in it.
+    """
+    agent = initialized.get("userAgent") if isinstance(initialized, dict) else None
+    found = re.match(r"[^/]+/(\d+)\.(\d+)\.(\d+)", agent) if isinstance(agent, str) else None
+    if found is None:
+        raise CodexCannotStart("codex did not tell its version; is CODEX_BIN really codex?")
+    major, minor, patch = (int(number) for number in found.groups())
+    return major, minor, patch
+
+
+def _dotted(version: tuple[int, int, int]) -> str:
+    return ".".join(str(number) for number in version)
+
+
+async def _end(process: _Process, stdin: PipeWriter) -> None:
+    """Ask codex to end, then make it: end of input, SIGTERM, SIGKILL, each with its time."""
+    await stdin.aclose()
+    if await process.ended_within(EOF_GRACE_S):
+        return
+    process.signal_group(signal.SIGTERM)
+    if await process.ended_within(TERM_GRACE_S):
+        return
+    process.signal_group(signal.SIGKILL)
+    await process.ended_within(KILL_GRACE_S)
+
+
+def _refuse_oversized(params: JsonObject) -> None:
+    inputs = params.get("input")
+    if not isinstance(inputs, list):
+        return
+    texts = [item.get("text") for item in inputs if isinstance(item, dict)]
+    chars = sum(len(text) for text in texts if isinstance(text, str))
+    if chars > MAX_INPUT_CHARS:
+        raise InputRefused(f"the message has {chars} characters; codex takes at most {MAX_INPUT_CHARS}")

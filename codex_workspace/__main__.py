@@ -1,0 +1,78 @@
+"""The command line: `python -m codex_workspace serve`, and what helps around it."""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import anyio
+
+from codex_workspace.errors import CodexCannotStart, ConfigError
+
+EXIT_CONFIG: Final = 2
+EXIT_CODEX: Final = 3
+
+
+def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.environ) -> int:
+    """Run a command and return the process's exit code: 0 done, 2 configuration, 3 codex cannot start."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        return _run(chosen, env)
+    except ConfigError as error:
+        print(f"configuration: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except CodexCannotStart as error:
+        print(str(error), file=sys.stderr)
+        return EXIT_CODEX
+
+
+def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
+    # Imported by the command that needs it: `serve` is to be ready within a second.
+    match chosen.command:
+        case "serve":
+            from codex_workspace.serve import serve
+            from codex_workspace.settings import load_settings
+
+            anyio.run(serve, load_settings(env), env)
+            return 0
+        case "prepare":
+            from codex_workspace.codex_home import prepare_codex_home
+            from codex_workspace.providers import choose_provider
+            from codex_workspace.settings import load_settings
+
+            settings = load_settings(env)
+            prepare_codex_home(settings, choose_provider(settings, env))
+            return 0
+        case "doctor":
+            from codex_workspace.doctor import doctor
+
+            return doctor(env, as_json=chosen.json)
+        case "demo":
+            from codex_workspace.demo import demo
+
+            return anyio.run(demo, env)
+        case _:
+            from codex_workspace.chat import chat
+
+            return anyio.run(chat, chosen.url, chosen.message, env)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m codex_workspace", description="A workspace agent for OpenAI Codex")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("serve", help="run the agent until SIGTERM")
+    commands.add_parser("prepare", help="write codex's configuration and stop")
+    commands.add_parser("demo", help="see the whole thing at work, without a key")
+    doctor = commands.add_parser("doctor", help="say what is wrong, and how to mend it")
+    doctor.add_argument("--json", action="store_true", help="for programs")
+    chat = commands.add_parser("chat", help="talk to an A2A agent")
+    chat.add_argument(
+        "url", nargs="?", default="http://127.0.0.1:8000", help="the agent's address (default: %(default)s)"
+    )
+    chat.add_argument("--message", "-m", help="send this one message instead of asking for them")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

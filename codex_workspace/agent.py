@@ -1,0 +1,132 @@
+"""Put the parts of the agent together: settings in, an executor with codex behind it out.
+
+Both hosts use this: our own (`python -m codex_workspace serve`) and the platform's runtime (`adapter`).
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+
+from app_server import Connection, Launch, open_app_server
+from codex_workspace.codex_home import prepare_codex_home
+from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, TurnLimits
+from codex_workspace.errors import CodexCannotStart, CodexError
+from codex_workspace.logs import scrubber
+from codex_workspace.owner import Owner
+from codex_workspace.providers import ChosenProvider
+from codex_workspace.settings import Settings
+from codex_workspace.store import Store, open_store
+from executor import CodexAppServerExecutor
+
+logger = logging.getLogger(__name__)
+
+READY_TIMEOUT_S: Final = 3.0
+"""A probe waits this long for codex; starting it takes 50 to 250 ms."""
+
+LEFT_BEHIND: Final = "The agent was stopped in the middle of this turn. Send the message again to go on."
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A running agent, without a server around it."""
+
+    executor: CodexAppServerExecutor
+    store: Store
+    codex: Owner[Connection]
+
+    async def not_ready(self) -> str | None:
+        """Return why codex does not answer; None when it does. A codex that has died is started again by asking."""
+        try:
+            with anyio.fail_after(READY_TIMEOUT_S):
+                await self.codex.get()
+        except CodexError as error:
+            return error.public
+        except TimeoutError:
+            return f"codex did not start within {READY_TIMEOUT_S:g} s"
+        return None
+
+
+def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]:
+    """Return every secret that must not show up in a log or an answer."""
+    held = [
+        settings.listen.token,
+        settings.platform.token if settings.platform else None,
+        provider.credential if provider else None,
+    ]
+    return [secret.reveal() for secret in held if secret is not None]
+
+
+@asynccontextmanager
+async def open_agent(settings: Settings, provider: ChosenProvider, env: Mapping[str, str]) -> AsyncIterator[Agent]:
+    """Prepare codex's home, open the store, and hold codex ready to be started; leaving ends both.
+
+    Raises:
+        ConfigError: CODEX_HOME's config.toml is broken, or a folder cannot be written.
+    """
+    prepare_codex_home(settings, provider)
+    launch = launch_of(settings, provider, env)
+    async with open_store(settings.database_url.reveal()) as store:
+        left = await store.fail_unfinished(LEFT_BEHIND)
+        if left:
+            logger.warning("%d tasks of an earlier process were unfinished and are failed now", left)
+        codex = Owner(_opener(launch), usable=lambda connection: connection.gone is None)
+        try:
+            conversations = Conversations(_maker(settings, provider, store, codex))
+            yield Agent(CodexAppServerExecutor(conversations, scrubber(secrets_of(settings, provider))), store, codex)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await codex.close()
+
+
+def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, str]) -> Launch:
+    """Return how codex is started: the binary, its home, and the one credential it gets.
+
+    Raises:
+        CodexCannotStart: there is no codex binary.
+    """
+    if settings.codex_bin is None:
+        raise CodexCannotStart("codex is not installed: install openai-codex-cli-bin, or name the binary in CODEX_BIN")
+    credential = None
+    if provider.env_key is not None and provider.credential is not None:
+        credential = provider.env_key, provider.credential.reveal()
+    return Launch(
+        binary=settings.codex_bin,
+        codex_home=settings.codex_home,
+        cwd=settings.workspace_dir,
+        environment=env,
+        credential=credential,
+        secrets=secrets_of(settings, provider),
+    )
+
+
+def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOptions:
+    """Return what every thread runs with; where the container is the sandbox, codex's own is off."""
+    codex = settings.config.codex
+    return ThreadOptions(
+        cwd=settings.workspace_dir,
+        model=provider.model,
+        model_provider=provider.slug,
+        sandbox="danger-full-access" if codex.sandbox == "container" else codex.sandbox,
+        approval_policy=codex.approval_policy,
+    )
+
+
+def _opener(launch: Launch) -> Callable[[], AbstractAsyncContextManager[Connection]]:
+    return lambda: open_app_server(launch)
+
+
+def _maker(
+    settings: Settings, provider: ChosenProvider, store: Store, codex: Owner[Connection]
+) -> Callable[[str, str], Conversation]:
+    options = thread_options(settings, provider)
+    config = settings.config.codex
+    limits = TurnLimits(config.turn_inactivity_timeout_s, config.turn_timeout_s, config.request_timeout_s)
+
+    def make(owner: str, context_id: str) -> Conversation:
+        return Conversation(codex.get, store.memory(owner, context_id), options, limits)
+
+    return make

@@ -1,0 +1,485 @@
+"""One context's codex thread: start or resume it, and run one turn at a time on it.
+
+Here are codex's method names and the rules of a turn's life. What the notifications mean is left to `events`, the pipe
+to the connection that is handed in.
+"""
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final, Protocol
+
+import anyio
+
+from codex_workspace.errors import (
+    CodexError,
+    CodexGone,
+    CodexRefused,
+    InputRefused,
+    ProtocolError,
+)
+from codex_workspace.events import (
+    Erred,
+    ThreadIdle,
+    TokenCount,
+    TurnEnded,
+    TurnEvent,
+    TurnFailure,
+    TurnReader,
+    TurnStarted,
+    Usage,
+    Warned,
+)
+from codex_workspace.history import ended_in
+from codex_workspace.items import OpenItems
+from codex_workspace.mailbox import Mailbox
+from codex_workspace.wire import JsonObject, JsonValue, Notification
+
+logger = logging.getLogger(__name__)
+
+QUIET_GRACE_S: Final = 1.5
+"""Codex says a thread is idle less than 1 ms before it says how the turn ended; after this long it will not say it."""
+
+STOP_GRACE_S: Final = 5.0
+"""An interrupted turn ends within 15 ms; a codex that takes this long does not answer any more and is killed."""
+
+INTERRUPT_AGAIN_S: Final = 0.05
+"""Codex refuses an interrupt for up to 52 ms after it has accepted the turn."""
+
+OTHER_WRITER_GRACE_S: Final = 6.0
+"""A codex whose input has ended may take 5 s to leave, and holds its threads' locks until then."""
+
+MAX_REMEMBERED: Final = 1000
+"""Conversations kept in memory, a few hundred bytes each."""
+
+SANDBOX_TYPES: Final = {
+    "read-only": "readOnly",
+    "workspace-write": "workspaceWrite",
+    "danger-full-access": "dangerFullAccess",
+}
+"""The sandbox as codex is told it, and as it says it back."""
+
+
+class Codex(Protocol):
+    """What a conversation needs of the connection to codex."""
+
+    @property
+    def gone(self) -> CodexGone | None:
+        """Why the connection is of no more use; None while it is."""
+
+    async def call(self, method: str, params: JsonObject, *, timeout_s: float = ...) -> JsonValue:
+        """Send a request and return its result."""
+
+    def listen(self, thread_id: str) -> AbstractContextManager[Mailbox]:
+        """Collect a thread's notifications from now on."""
+
+    def kill(self) -> None:
+        """End codex at once."""
+
+
+class ThreadMemory(Protocol):
+    """Where the thread id of one context is kept."""
+
+    async def load(self) -> str | None:
+        """Return the context's thread id, None where it has none yet."""
+
+    async def save(self, thread_id: str) -> None:
+        """Keep the context's thread id; it is durable on return."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadOptions:
+    """What a thread runs with. Told to codex at start and at every resume: no version remembers all of it."""
+
+    cwd: Path
+    model: str
+    model_provider: str
+    sandbox: str
+    approval_policy: str
+    developer_instructions: str | None = None
+
+    def params(self) -> JsonObject:
+        """Return the fields of `thread/start` and `thread/resume`."""
+        return {
+            "cwd": str(self.cwd),
+            "model": self.model,
+            "modelProvider": self.model_provider,
+            "sandbox": self.sandbox,
+            "approvalPolicy": self.approval_policy,
+            "developerInstructions": self.developer_instructions,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLimits:
+    """How long things may take, in seconds."""
+
+    inactivity_s: float = 300.0
+    total_s: float = 3600.0
+    request_s: float = 30.0
+
+
+class _Wish(Enum):
+    """How far an interrupt has come."""
+
+    NONE = auto()
+    WANTED = auto()
+    SENT = auto()
+
+
+class Turn:
+    """A running turn: its events as they come, and the way to stop it."""
+
+    def __init__(
+        self, codex: Codex, mailbox: Mailbox, reader: TurnReader, limits: TurnLimits, used_before: TokenCount | None
+    ) -> None:
+        self.thread_id: Final = reader.thread_id
+        self.turn_id: Final = reader.turn_id
+        self.ended: TurnEnded | None = None
+        self.usage: TokenCount | None = None
+        self.thread_usage: TokenCount | None = used_before
+        self._codex = codex
+        self._mailbox = mailbox
+        self._reader = reader
+        self._limits = limits
+        self._used_before = used_before
+        self._open_items = OpenItems()
+        self._started = False
+        self._wish = _Wish.NONE
+        self._erred: TurnFailure | None = None
+        self._broken = False
+        now = anyio.current_time()
+        self._budget_ends = now + limits.total_s
+        self._silence_ends = now + limits.inactivity_s
+        self._quiet_ends: float | None = None
+        self._stop_ends: float | None = None
+        self._ask_again: float | None = None
+
+    def interrupt(self) -> None:
+        """Have the turn stopped; `receive` goes on until it has ended."""
+        if self._wish is _Wish.NONE and self.ended is None:
+            self._wish = _Wish.WANTED
+            self._stop_ends = anyio.current_time() + STOP_GRACE_S
+            self._mailbox.wake()
+
+    async def receive(self, by: float = math.inf) -> list[TurnEvent]:
+        """Wait for something and return the events since; nothing once `ended` is set, or at the time `by`.
+
+        Items still open at the end of the turn are closed before it.
+
+        Raises:
+            CodexGone: codex died; the turn will not end.
+        """
+        while self.ended is None:
+            try:
+                events = [event for read in await self._next(by) for event in self._follow(read)]
+                if self._wish is _Wish.WANTED and self.ended is None and self._may_interrupt():
+                    await self._send_interrupt()
+            except CodexGone:
+                self._broken = True
+                raise
+            if events or anyio.current_time() >= by:
+                return events
+        return []
+
+    async def abandon(self) -> None:
+        """See to it that the turn has ended, whatever that takes: the thread is free for the next one."""
+        if self.ended is not None or self._broken:
+            return
+        self.interrupt()
+        try:
+            with anyio.move_on_after(STOP_GRACE_S + 1):
+                while self.ended is None:
+                    await self.receive()
+        except CodexError:
+            logger.warning("the turn %s could not be stopped; ending codex", self.turn_id, exc_info=True)
+        if self.ended is None:
+            self._codex.kill()
+
+    async def _next(self, by: float) -> list[TurnEvent]:
+        deadlines = (by, self._budget_ends, self._silence_ends, self._quiet_ends, self._stop_ends, self._ask_again)
+        notifications: list[Notification] | None = None
+        with anyio.CancelScope(deadline=min(deadline for deadline in deadlines if deadline is not None)):
+            notifications = await self._mailbox.take()
+        if notifications is None:
+            return await self._on_time()
+        return [event for notification in notifications for event in self._reader.read(notification)]
+
+    async def _on_time(self) -> list[TurnEvent]:
+        """Act on the deadline that has passed."""
+        now = anyio.current_time()
+        if self._quiet_ends is not None and now >= self._quiet_ends:
+            return await self._settle()
+        if self._stop_ends is not None:
+            return self._give_up_stopping() if now >= self._stop_ends else []
+        if now >= self._budget_ends:
+            return await self._time_out(f"the turn took longer than {self._limits.total_s:g} s")
+        if now >= self._silence_ends:
+            return await self._time_out(f"codex was silent for {self._limits.inactivity_s:g} s")
+        return []
+
+    def _follow(self, event: TurnEvent) -> list[TurnEvent]:
+        """Take note of what an event says of the turn's life; return what the reader gets."""
+        match event:
+            case TurnEnded():
+                closed = self._open_items.close()
+                self.ended = event
+                return [*closed, event]
+            case ThreadIdle():
+                if self._started or self._erred is not None:
+                    self._quiet_ends = anyio.current_time() + QUIET_GRACE_S
+                return []
+            case Warned(will_retry=True):
+                return [event]
+            case Erred(failure=failure):
+                self._erred = failure
+                self._quiet_ends = anyio.current_time() + QUIET_GRACE_S
+            case TurnStarted():
+                self._started = True
+            case Usage(thread=total, last=last):
+                # A thread that was resumed: all that was used before this turn's first call.
+                before = self._used_before = self._used_before or total.minus(last)
+                self.thread_usage, self.usage = total, total.minus(before)
+            case _:
+                self._open_items.see(event)
+        self._silence_ends = anyio.current_time() + self._limits.inactivity_s
+        return [event]
+
+    def _may_interrupt(self) -> bool:
+        return self._started and (self._ask_again is None or anyio.current_time() >= self._ask_again)
+
+    async def _send_interrupt(self) -> None:
+        params: JsonObject = {"threadId": self.thread_id, "turnId": self.turn_id}
+        try:
+            await self._codex.call("turn/interrupt", params, timeout_s=STOP_GRACE_S)
+        except CodexRefused:
+            # Not yet, or no more: the turn's end tells which.
+            self._ask_again = anyio.current_time() + INTERRUPT_AGAIN_S
+            return
+        self._wish, self._ask_again = _Wish.SENT, None
+        await self._stop_commands()
+
+    async def _stop_commands(self) -> None:
+        """End the commands of the thread: an interrupt leaves them running."""
+        try:
+            clean: JsonObject = {"threadId": self.thread_id}
+            await self._codex.call("thread/backgroundTerminals/clean", clean, timeout_s=STOP_GRACE_S)
+        except CodexRefused as refusal:
+            logger.warning("the commands of an interrupted turn may still run: %s", refusal)
+
+    async def _time_out(self, sentence: str) -> list[TurnEvent]:
+        """Stop the turn, and end it as failed with `sentence`."""
+        self.interrupt()
+        events: list[TurnEvent] = []
+        while self.ended is None:
+            events += await self.receive()
+        failed = TurnEnded("failed", TurnFailure(sentence, "watchdogTimeout", None, None), None)
+        self.ended = failed
+        return [*(event for event in events if not isinstance(event, TurnEnded)), failed]
+
+    def _give_up_stopping(self) -> list[TurnEvent]:
+        self._codex.kill()
+        raise CodexGone("codex did not stop its turn and was ended")
+
+    async def _settle(self) -> list[TurnEvent]:
+        """Find out how the turn ended where codex has fallen silent without saying so."""
+        self._quiet_ends = None
+        if self._erred is not None:
+            return [TurnEnded("failed", self._erred, None)]
+        params: JsonObject = {"threadId": self.thread_id, "includeTurns": True}
+        try:
+            read = await self._codex.call("thread/read", params, timeout_s=self._limits.request_s)
+        except CodexRefused as refusal:
+            sentence = f"codex went idle and did not say how the turn ended ({refusal.message})"
+            return [TurnEnded("failed", TurnFailure(sentence, "unsettled", None, None), None)]
+        ended = ended_in(read, self.turn_id)
+        return [ended] if ended is not None else []
+
+
+class Conversation:
+    """One context: its thread, and the queue before it.
+
+    Args:
+        connect: gives the codex of the moment, started anew where the last one died.
+        memory: keeps this context's thread id.
+        options: what the thread runs with.
+        limits: how long things may take.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Codex]],
+        memory: ThreadMemory,
+        options: ThreadOptions,
+        limits: TurnLimits,
+    ) -> None:
+        self._connect = connect
+        self._memory = memory
+        self._options = options
+        self._limits = limits
+        self._one_at_a_time = anyio.Lock()
+        self._loaded: _Loaded | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn runs or waits."""
+        return self._one_at_a_time.locked()
+
+    @asynccontextmanager
+    async def turn(self, text: str) -> AsyncIterator["Begun"]:
+        """Wait for this context's turn, start one with `text`, and stop it if it still runs when the block is left.
+
+        Raises:
+            InputRefused: `text` is empty, or longer than codex takes.
+            CodexCannotStart, CodexGone, CodexRefused, CodexTimeout: codex could not begin the turn.
+        """
+        if not text.strip():
+            raise InputRefused("the message has no text")
+        async with self._one_at_a_time, AsyncExitStack() as listening:
+            # A cancelled start would leave a turn behind that nobody knows.
+            with anyio.CancelScope(shield=True):
+                begun = await self._begin(text, listening)
+            try:
+                yield begun
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await begun.turn.abandon()
+                if self._loaded is not None:
+                    self._loaded.used = begun.turn.thread_usage
+
+    async def _begin(self, text: str, listening: AsyncExitStack) -> "Begun":
+        """Begin a turn; a codex that died, or lost the thread, before it heard of the turn gets a second chance."""
+        attempt = _Attempt()
+        try:
+            return await self._try_to_begin(text, listening, attempt)
+        except (CodexGone, CodexRefused) as error:
+            if attempt.heard() or not _is_lost(error):
+                raise
+            self._loaded = None
+            await listening.aclose()
+        return await self._try_to_begin(text, listening, _Attempt())
+
+    async def _try_to_begin(self, text: str, listening: AsyncExitStack, attempt: "_Attempt") -> "Begun":
+        codex = await self._connect()
+        loaded, note = await self._load_thread(codex)
+        # Listen before asking: the turn's first notification can come ahead of the answer.
+        mailbox = attempt.mailbox = listening.enter_context(codex.listen(loaded.thread_id))
+        params: JsonObject = {"threadId": loaded.thread_id, "input": [{"type": "text", "text": text}]}
+        started = await codex.call("turn/start", params, timeout_s=self._limits.request_s)
+        reader = TurnReader(loaded.thread_id, _id_of(started, "turn"))
+        return Begun(Turn(codex, mailbox, reader, self._limits, loaded.used), note)
+
+    async def _load_thread(self, codex: Codex) -> tuple["_Loaded", str | None]:
+        """Return the context's thread, loaded in this codex, and what has to be said of it."""
+        if self._loaded is not None and self._loaded.codex is codex:
+            return self._loaded, None
+        known = await self._memory.load()
+        note = None
+        if known is not None:
+            try:
+                await self._resume(codex, known)
+            except CodexRefused as refusal:
+                logger.warning("thread %s cannot be resumed: %s", known, refusal.message)
+                note = f"The earlier conversation cannot be resumed ({refusal.message}); a new one begins."
+            else:
+                self._loaded = _Loaded(codex, known, None)
+                return self._loaded, None
+        self._loaded = _Loaded(codex, await self._start(codex), TokenCount())
+        await self._memory.save(self._loaded.thread_id)
+        return self._loaded, note
+
+    async def _start(self, codex: Codex) -> str:
+        started = await codex.call("thread/start", self._options.params(), timeout_s=self._limits.request_s)
+        self._check_echo(started)
+        return _id_of(started, "thread")
+
+    async def _resume(self, codex: Codex, thread_id: str) -> None:
+        params: JsonObject = {"threadId": thread_id, "excludeTurns": True, **self._options.params()}
+        give_up = anyio.current_time() + OTHER_WRITER_GRACE_S
+        while True:
+            try:
+                self._check_echo(await codex.call("thread/resume", params, timeout_s=self._limits.request_s))
+            except CodexRefused as refusal:
+                if "active writer" not in refusal.message or anyio.current_time() >= give_up:
+                    raise
+                await anyio.sleep(0.2)
+            else:
+                return
+
+    def _check_echo(self, answer: JsonValue) -> None:
+        """Compare what codex says it runs with to what it was told: a looser sandbox would go unnoticed."""
+        sandbox = answer.get("sandbox") if isinstance(answer, dict) else None
+        echoed = sandbox.get("type") if isinstance(sandbox, dict) else None
+        wanted = SANDBOX_TYPES[self._options.sandbox]
+        if echoed != wanted:
+            raise ProtocolError(f"codex runs the thread with sandbox {echoed}, not {wanted} as it was told")
+
+
+class Conversations:
+    """The conversations of this process, one for each context of each owner.
+
+    Args:
+        make: makes the conversation of an owner's context.
+    """
+
+    def __init__(self, make: Callable[[str, str], Conversation]) -> None:
+        self._make = make
+        self._known: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
+
+    def of(self, owner: str, context_id: str) -> Conversation:
+        """Return the conversation; the longest unused ones are forgotten, their threads are resumed when needed."""
+        key = owner, context_id
+        conversation = self._known.get(key) or self._make(owner, context_id)
+        self._known[key] = conversation
+        self._known.move_to_end(key)
+        idle = [known for known, each in self._known.items() if not each.busy and known != key]
+        for forgotten in idle[: max(0, len(self._known) - MAX_REMEMBERED)]:
+            del self._known[forgotten]
+        return conversation
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A thread that a codex holds in memory, and the tokens it has used so far where that is known."""
+
+    codex: Codex
+    thread_id: str
+    used: TokenCount | None
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What is known of an attempt to begin a turn."""
+
+    mailbox: Mailbox | None = None
+
+    def heard(self) -> bool:
+        """Tell whether codex has said anything of the thread since: then the turn may have begun."""
+        return self.mailbox is not None and self.mailbox.heard_something
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A turn that has begun, and what its reader has to be told first (the thread's memory is lost)."""
+
+    turn: Turn
+    note: str | None
+
+
+def _is_lost(error: CodexGone | CodexRefused) -> bool:
+    """Tell whether `error` says that codex, or the thread in it, is not there: starting again will help."""
+    return isinstance(error, CodexGone) or "thread not found" in error.message
+
+
+def _id_of(answer: JsonValue, name: str) -> str:
+    """Return `answer[name]["id"]`: the shape of every answer that makes a thread or a turn."""
+    match answer:
+        case dict() if isinstance(made := answer.get(name), dict) and isinstance(made_id := made.get("id"), str):
+            return made_id
+        case _:
+            raise ProtocolError(f"codex answered without the id of the {name}")

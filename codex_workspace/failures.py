@@ -1,0 +1,50 @@
+"""Say in a sentence that a peer may read why a turn failed, and what helps."""
+
+import re
+from typing import Final
+
+from codex_workspace.events import TurnFailure
+
+MAX_QUOTED_CHARS: Final = 500
+
+_BY_STATUS: Final = {
+    401: "The model provider refused the credential (HTTP 401); the operator has to renew it.",
+    402: "The model provider wants payment (HTTP 402); the operator has to look at the account.",
+    403: "The model provider does not allow this (HTTP 403); the operator has to check the credential's rights.",
+    404: "The model provider does not know the model or the address (HTTP 404); the operator has to check both.",
+    429: "The model provider limits the rate (HTTP 429); try again later.",
+}
+_BY_KIND: Final = {
+    "usageLimitExceeded": "The model account's usage limit is reached; try again after it was renewed.",
+    "rateLimitExceeded": "The model provider limits the rate; try again later.",
+    "serverOverloaded": "The model provider is overloaded; try again later.",
+    "internalServerError": "The model provider had an internal error (HTTP 500); try again later.",
+    "contextWindowExceeded": "The conversation has outgrown the model's context window; begin a new context.",
+    "modelNotFound": "The model provider does not know the model; the operator has to check its name.",
+    "unauthorized": "The model provider refused the credential; the operator has to renew it.",
+}
+_STATUS: Final = re.compile(r"unexpected status (\d{3})")
+_URL: Final = re.compile(r"\bhttps?://\S+")
+
+
+def explain(failure: TurnFailure) -> str:
+    """Return the sentence: our own words where the kind of failure is known, else codex's, without addresses."""
+    status = failure.http_status or _status_in(failure.message)
+    if failure.kind in _BY_KIND:
+        return _BY_KIND[failure.kind]
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    if status is not None and status >= 500:
+        return f"The model provider had an error (HTTP {status}); try again later."
+    return f"The turn failed: {_quoted(failure.message)}"
+
+
+def _status_in(message: str) -> int | None:
+    # 0.130 tells the status in words only.
+    found = _STATUS.search(message)
+    return int(found.group(1)) if found else None
+
+
+def _quoted(message: str) -> str:
+    line = _URL.sub("[address]", " ".join(message.split()))
+    return line if len(line) <= MAX_QUOTED_CHARS else f"{line[:MAX_QUOTED_CHARS]}…"

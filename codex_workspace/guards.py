@@ -1,0 +1,100 @@
+"""What stands before every request: who is it, and is it too big. Pure ASGI, no knowledge of A2A."""
+
+import hashlib
+import hmac
+from typing import Final
+
+from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+PRINCIPAL: Final = "operator"
+"""The name under which contexts and tasks are kept: with one token, or none, there is one principal."""
+
+
+class Principal(BaseUser):
+    """Whoever has shown the token, or anybody where none is needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Always: who is not let in does not become a principal."""
+        return True
+
+    @property
+    def display_name(self) -> str:
+        """The owner of what this principal makes."""
+        return self._name
+
+
+class BearerToken(AuthenticationBackend):
+    """Lets requests with the right bearer token pass, and all requests for public paths; None: everybody.
+
+    Raises:
+        AuthenticationError: with the sentence for the client.
+    """
+
+    def __init__(self, token: str | None, public_paths: frozenset[str]) -> None:
+        self._digest = None if token is None else _digest(token)
+        self._public_paths = public_paths
+
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
+        """Return who it is; None for a public path."""
+        if conn.url.path in self._public_paths:
+            return None
+        if self._digest is not None:
+            scheme, _, shown = conn.headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer":
+                raise AuthenticationError("this agent wants `Authorization: Bearer <token>`")
+            # Of digests, so that neither content nor length shows in the time it takes.
+            if not hmac.compare_digest(self._digest, _digest(shown.strip())):
+                raise AuthenticationError("the bearer token is not the right one")
+        return AuthCredentials(["authenticated"]), Principal(PRINCIPAL)
+
+
+def unauthorized(_connection: HTTPConnection, error: Exception) -> Response:
+    """Answer a request that was not let in."""
+    return JSONResponse({"error": str(error)}, status_code=401, headers={"WWW-Authenticate": "Bearer"})
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+class BodyLimit:
+    """Refuses bodies of more than `max_bytes` bytes, by what their header says and by what really comes."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, counting."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        told = dict(scope["headers"]).get(b"content-length", b"0")
+        if not told.isdigit() or int(told) > self._max_bytes:
+            await self._refusal()(scope, receive, send)
+            return
+        await self._app(scope, self._counting(receive), send)
+
+    def _refusal(self) -> Response:
+        return JSONResponse({"error": f"the body is over the limit of {self._max_bytes} bytes"}, status_code=413)
+
+    def _counting(self, receive: Receive) -> Receive:
+        left = self._max_bytes
+
+        async def counted() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"the body is over the limit of {self._max_bytes} bytes")
+            return message
+
+        return counted

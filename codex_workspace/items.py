@@ -1,0 +1,46 @@
+"""The items of a turn that have begun and not ended: codex leaves them open when a turn is interrupted."""
+
+from codex_workspace.events import (
+    CommandFinished,
+    CommandStarted,
+    FilesChanged,
+    FilesChanging,
+    ItemStatus,
+    ToolFinished,
+    ToolStarted,
+    TurnEvent,
+)
+
+Opening = CommandStarted | FilesChanging | ToolStarted
+
+
+class OpenItems:
+    """Follows a turn's events; `close` gives the endings that codex did not."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Opening] = {}
+
+    def see(self, event: TurnEvent) -> None:
+        """Take note of an item's beginning or end."""
+        match event:
+            case CommandStarted() | FilesChanging() | ToolStarted():
+                self._open[event.item_id] = event
+            case CommandFinished() | FilesChanged() | ToolFinished():
+                self._open.pop(event.item_id, None)
+            case _:
+                pass
+
+    def close(self) -> list[TurnEvent]:
+        """Return an ending for each item that is still open, in the order of their beginnings."""
+        opened, self._open = self._open, {}
+        return [_ending(opening) for opening in opened.values()]
+
+
+def _ending(opening: Opening) -> TurnEvent:
+    match opening:
+        case CommandStarted(item_id=item, command=command, cwd=cwd):
+            return CommandFinished(item, command, cwd, "", None, ItemStatus.FAILED, None)
+        case FilesChanging(item_id=item, changes=changes):
+            return FilesChanged(item, changes, ItemStatus.FAILED)
+        case ToolStarted(item_id=item, server=server, tool=tool, arguments=arguments):
+            return ToolFinished(item, server, tool, arguments, "stopped", True, ItemStatus.FAILED, None)

@@ -1,0 +1,65 @@
+"""How the log is written: one line a record, for people or as JSON, with every known secret taken out."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+MASK: Final = "***"
+
+_QUIET: Final = ("httpx", "httpcore", "aiosqlite", "asyncio", "sse_starlette", "uvicorn", "a2a")
+"""Libraries whose ordinary talk is of no use to an operator: from them, warnings and worse."""
+
+
+def scrubber(secrets: Iterable[str]) -> Callable[[str], str]:
+    """Return a function that replaces every one of `secrets` in a text by `***`; the longest first."""
+    known = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
+
+    def scrub(text: str) -> str:
+        for secret in known:
+            text = text.replace(secret, MASK)
+        return text
+
+    return scrub
+
+
+def set_up_logging(*, as_json: bool, level: str, scrub: Callable[[str], str]) -> None:
+    """Send the whole process's log to stderr, at `level` (a name of the logging module's)."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json(scrub) if as_json else _Text(scrub))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))
+
+
+class _Text(logging.Formatter):
+    """For people."""
+
+    def __init__(self, scrub: Callable[[str], str]) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+        self._scrub = scrub
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._scrub(super().format(record))
+
+
+class _Json(logging.Formatter):
+    """For machines: time (RFC 3339, UTC), level, logger, message and, where there is one, the traceback."""
+
+    def __init__(self, scrub: Callable[[str], str]) -> None:
+        super().__init__()
+        self._scrub = scrub
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{when}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return self._scrub(json.dumps(line, ensure_ascii=False))

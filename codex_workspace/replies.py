@@ -1,0 +1,358 @@
+"""Make A2A events of a turn's agent events: one task's answer, from its first word to its terminal status.
+
+Pure: time comes in as an argument, events go out as values. Nothing is sent here.
+
+What a client sees (A2A 1.0 names):
+
+* artifact `answer`: the agent's message as it grows, then closed by one update that replaces it by the whole text;
+* artifacts `patch-1`, `patch-2`, …: a unified diff for each change of files; artifact `plan`: the latest plan;
+* `TASK_STATE_WORKING` with a message for what else a person wants to see; the message's metadata say what it is, for
+  programs: `kind` is one of commentary, reasoning, command, tool, search, notice;
+* one terminal status. Its metadata hold the token usage, and on failure a code.
+"""
+
+import json
+import uuid
+from dataclasses import dataclass, field
+from typing import Final
+
+from a2a.types import (
+    Artifact,
+    Message,
+    Part,
+    Role,
+    Task,
+    TaskArtifactUpdateEvent,
+    TaskState,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Struct, Value
+
+from codex_workspace.diffs import unified_diff
+from codex_workspace.events import (
+    Alive,
+    CommandFinished,
+    CommandOutput,
+    CommandStarted,
+    DiffUpdated,
+    Erred,
+    FilesChanged,
+    FilesChanging,
+    ItemStatus,
+    MessageStarted,
+    Planned,
+    Reasoned,
+    ReasoningDelta,
+    Said,
+    TextDelta,
+    ThreadActive,
+    ThreadIdle,
+    TokenCount,
+    ToolFinished,
+    ToolStarted,
+    TurnEnded,
+    TurnEvent,
+    TurnStarted,
+    Unknown,
+    Usage,
+    Warned,
+    WebSearched,
+)
+from codex_workspace.wire import JsonObject, JsonValue, safe_text
+
+USAGE: Final = "urn:codex-workspace:usage"
+"""Metadata key of the terminal status: the turn's tokens, and the thread's."""
+
+FAILURE: Final = "urn:codex-workspace:failure"
+"""Metadata key of a failed task's terminal status: `code`, and `httpStatus` where a model endpoint gave one."""
+
+UPDATE_INTERVAL_S: Final = 0.1
+"""At most ten updates of the answer a second: every one of them costs each client, and the store, some work."""
+
+MAX_SHOWN_CHARS: Final = 4000
+"""Of a command's output, a tool's result or a note, this much is shown in a status; the task keeps all of those."""
+
+A2AEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a task ends: its state, the sentence for people, and metadata for programs."""
+
+    state: TaskState
+    sentence: str = ""
+    metadata: JsonObject = field(default_factory=dict)
+
+
+class Reply:
+    """The A2A side of one turn."""
+
+    def __init__(self, task_id: str, context_id: str) -> None:
+        self._task_id = task_id
+        self._context_id = context_id
+        self._answer = _Answer()
+        self._patches = 0
+
+    @property
+    def due(self) -> float | None:
+        """When `flush` has something to send, on the clock of `now`; None while nothing waits."""
+        return self._answer.due
+
+    def opened(self, message: Message | None) -> Task:
+        """Return the one Task object, which comes first."""
+        history = [message] if message is not None else []
+        status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
+        status.timestamp.GetCurrentTime()
+        return Task(id=self._task_id, context_id=self._context_id, status=status, history=history)
+
+    def working(self) -> TaskStatusUpdateEvent:
+        """Return the status that says that the turn has begun."""
+        return self._status(TaskState.TASK_STATE_WORKING)
+
+    def notice(self, text: str) -> TaskStatusUpdateEvent:
+        """Return a status that tells people something about the agent itself."""
+        return self._note("notice", text)
+
+    def apply(self, event: TurnEvent, now: float) -> list[A2AEvent]:
+        """Return what has to go out for an event. Text waits for `flush` while the last update is too fresh."""
+        match event:
+            case TextDelta(item_id=item, text=text):
+                return [*self._turn_to(item, None), *self._grown(text, now)]
+            case MessageStarted(item_id=item, phase=phase):
+                return self._turn_to(item, phase)
+            case Said(item_id=item, text=text, phase=phase):
+                out = self._turn_to(item, phase)
+                missing = self._answer.complete(text)
+                return out + (self._remark(self._answer) if phase == "commentary" else self._grown(missing, now))
+            case Reasoned(sections=sections):
+                return [self._note("reasoning", section) for section in sections if section.strip()]
+            case CommandStarted(item_id=item, command=command, cwd=cwd):
+                about: JsonObject = {"itemId": item, "command": command, "cwd": cwd, "status": "inProgress"}
+                return [self._note("command", f"$ {command}", about)]
+            case CommandFinished():
+                return [self._command_finished(event)]
+            case FilesChanged(changes=changes, status=ItemStatus.COMPLETED):
+                self._patches += 1
+                part = Part(text=safe_text(unified_diff(changes)), media_type="text/x-diff")
+                return [self._artifact(f"patch-{self._patches}", [part], last=True)]
+            case FilesChanged(changes=changes):
+                paths = ", ".join(change.path for change in changes)
+                return [self._note("notice", f"A change of files was not made: {paths}")]
+            case ToolStarted(item_id=item, tool=tool, server=server, arguments=arguments):
+                about = {"itemId": item, "tool": tool, "server": server, "status": "inProgress"}
+                about["input"] = _bounded(arguments)
+                return [self._note("tool", f"Calling {_tool_name(server, tool)}", about)]
+            case ToolFinished():
+                return [self._tool_finished(event)]
+            case WebSearched(item_id=item, query=query):
+                return [self._note("search", f"Searched the web: {query}", {"itemId": item, "query": query})]
+            case Planned(steps=steps, explanation=explanation):
+                plan: JsonObject = {
+                    "explanation": explanation,
+                    "steps": [{"step": step.text, "status": step.status} for step in steps],
+                }
+                return [self._artifact("plan", [Part(data=ParseDict(plan, Value()))], last=True)]
+            case Warned(message=message):
+                return [self.notice(message)]
+            case (
+                TurnStarted()
+                | ReasoningDelta()
+                | CommandOutput()
+                | FilesChanging()
+                | DiffUpdated()
+                | Usage()
+                | Erred()
+                | ThreadIdle()
+                | ThreadActive()
+                | TurnEnded()
+                | Alive()
+                | Unknown()
+            ):
+                return []
+
+    def flush(self, now: float) -> list[A2AEvent]:
+        """Return the text that waits, whether or not its time has come."""
+        waiting, append = self._answer.take(now)
+        return [self._artifact("answer", [_text_part(waiting)], append=append)] if waiting else []
+
+    def close(self, outcome: Outcome, final: str | None = None) -> list[A2AEvent]:
+        """Return the answer's closing update and the terminal status.
+
+        Args:
+            outcome: how the task ends.
+            final: the answer where it is known better than by what was streamed.
+        """
+        text = self._answer.text if final is None else final
+        closing = [self._artifact("answer", [_text_part(text)], last=True)] if text else []
+        status = self._status(outcome.state, outcome.sentence)
+        status.metadata.CopyFrom(_struct(outcome.metadata))
+        return [*closing, status]
+
+    def _turn_to(self, item: str, phase: str | None) -> list[A2AEvent]:
+        """Begin with another message: the one before it was not the answer, and becomes a remark on the way."""
+        before = self._answer
+        if before.item == item:
+            before.phase = phase or before.phase
+            return []
+        self._answer = _Answer(item, phase, last_update=before.last_update)
+        return [] if before.remarked else self._remark(before)
+
+    def _remark(self, message: "_Answer") -> list[A2AEvent]:
+        message.remarked = True
+        return [self._note("commentary", message.text)] if message.text.strip() else []
+
+    def _grown(self, text: str, now: float) -> list[A2AEvent]:
+        self._answer.grow(text)
+        due = self._answer.due
+        return self.flush(now) if due is not None and now >= due else []
+
+    def _command_finished(self, event: CommandFinished) -> TaskStatusUpdateEvent:
+        about: JsonObject = {
+            "itemId": event.item_id,
+            "command": event.command,
+            "cwd": event.cwd,
+            "status": str(event.status),
+            "exitCode": event.exit_code,
+            "durationMs": event.duration_ms,
+            "output": _shown(event.output or ""),
+        }
+        how = "stopped" if event.exit_code is None else f"exit {event.exit_code}"
+        return self._note("command", f"{_shown(event.output or '').rstrip()}\n[{how}]".lstrip(), about)
+
+    def _tool_finished(self, event: ToolFinished) -> TaskStatusUpdateEvent:
+        about: JsonObject = {
+            "itemId": event.item_id,
+            "tool": event.tool,
+            "server": event.server,
+            "status": str(event.status),
+            "isError": event.is_error,
+            "durationMs": event.duration_ms,
+            "output": _shown(event.result),
+        }
+        how = "failed" if event.is_error else "answered"
+        return self._note("tool", f"{_tool_name(event.server, event.tool)} {how}: {_shown(event.result)}", about)
+
+    def _note(self, kind: str, text: str, about: JsonObject | None = None) -> TaskStatusUpdateEvent:
+        status = self._status(TaskState.TASK_STATE_WORKING, _shown(text))
+        status.status.message.metadata.CopyFrom(_struct({"kind": kind, **(about or {})}))
+        return status
+
+    def _status(self, state: TaskState, text: str = "") -> TaskStatusUpdateEvent:
+        status = TaskStatus(state=state)
+        status.timestamp.GetCurrentTime()
+        if text:
+            said = Message(
+                role=Role.ROLE_AGENT,
+                message_id=str(uuid.uuid4()),
+                task_id=self._task_id,
+                context_id=self._context_id,
+                parts=[_text_part(text)],
+            )
+            status.message.CopyFrom(said)
+        return TaskStatusUpdateEvent(task_id=self._task_id, context_id=self._context_id, status=status)
+
+    def _artifact(
+        self, name: str, parts: list[Part], *, append: bool = False, last: bool = False
+    ) -> TaskArtifactUpdateEvent:
+        return TaskArtifactUpdateEvent(
+            task_id=self._task_id,
+            context_id=self._context_id,
+            artifact=Artifact(artifact_id=name, name=name, parts=parts),
+            append=append,
+            last_chunk=last,
+        )
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One message of the agent: what it holds, and how much of it went out."""
+
+    item: str | None = None
+    phase: str | None = None
+    last_update: float | None = None
+    was_sent: bool = False
+    remarked: bool = False
+    _whole: str | None = None
+    _sent: list[str] = field(default_factory=list)
+    _waiting: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return self._whole if self._whole is not None else "".join([*self._sent, *self._waiting])
+
+    @property
+    def due(self) -> float | None:
+        if not self._waiting or self.phase == "commentary":
+            return None
+        return 0.0 if self.last_update is None else self.last_update + UPDATE_INTERVAL_S
+
+    def grow(self, text: str) -> None:
+        if text:
+            self._waiting.append(text)
+
+    def complete(self, text: str) -> str:
+        """Take the whole text; return what of it was never streamed."""
+        streamed = "".join([*self._sent, *self._waiting])
+        self._whole = text
+        return text[len(streamed) :] if text.startswith(streamed) else ""
+
+    def take(self, now: float) -> tuple[str, bool]:
+        """Return the waiting text and whether it continues what went out; it counts as sent then."""
+        if self.due is None:
+            return "", False
+        waiting, append = "".join(self._waiting), self.was_sent
+        self._sent.append(waiting)
+        self._waiting.clear()
+        self.was_sent, self.last_update = True, now
+        return waiting, append
+
+
+def usage_metadata(turn: TokenCount | None, thread: TokenCount | None) -> JsonObject:
+    """Return the terminal status's metadata for token counts: whole numbers, absent where codex told none."""
+    counts: JsonObject = {}
+    if turn is not None:
+        counts |= _counts(turn)
+    if thread is not None:
+        counts["thread"] = _counts(thread)
+    return {USAGE: counts} if counts else {}
+
+
+def _counts(count: TokenCount) -> JsonObject:
+    return {
+        "totalTokens": count.total,
+        "inputTokens": count.input,
+        "cachedInputTokens": count.cached_input,
+        "outputTokens": count.output,
+        "reasoningOutputTokens": count.reasoning_output,
+    }
+
+
+def _shown(text: str) -> str:
+    """Cut a long text in its middle, and say so: what a command prints last is what matters most."""
+    if len(text) <= MAX_SHOWN_CHARS:
+        return text
+    head, tail = MAX_SHOWN_CHARS // 4, MAX_SHOWN_CHARS * 3 // 4
+    return f"{text[:head]}\n[… {len(text) - head - tail} characters left out …]\n{text[-tail:]}"
+
+
+def _tool_name(server: str | None, tool: str) -> str:
+    return f"{server}.{tool}" if server else tool
+
+
+def _struct(content: JsonObject) -> Struct:
+    struct = Struct()
+    struct.update(content)
+    return struct
+
+
+def _bounded(value: JsonValue) -> JsonValue:
+    """Return `value`, or its shortened JSON text where it is long: metadata stay small."""
+    text = json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= MAX_SHOWN_CHARS else _shown(text)
+
+
+def _text_part(text: str) -> Part:
+    # A lone surrogate cannot be sent.
+    return Part(text=safe_text(text))

@@ -1,0 +1,79 @@
+"""Our own host: the agent behind its A2A server, from the first log line to a stop in good order."""
+
+import logging
+import signal
+import socket
+from collections.abc import Mapping
+
+import anyio
+
+from codex_workspace.agent import open_agent, secrets_of
+from codex_workspace.logs import scrubber, set_up_logging
+from codex_workspace.providers import ChosenProvider, choose_provider
+from codex_workspace.server import ServerOptions, bind, build_app, serving
+from codex_workspace.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(settings: Settings, env: Mapping[str, str]) -> None:
+    """Serve until SIGTERM or SIGINT; then let running turns end, and leave nothing behind.
+
+    Raises:
+        ConfigError: the configuration is wrong, or the port is taken.
+        CodexCannotStart: codex is missing, too old, or ends at once.
+    """
+    provider = choose_provider(settings, env)
+    scrub = scrubber(secrets_of(settings, provider))
+    set_up_logging(as_json=settings.log.format == "json", level=settings.log.level, scrub=scrub)
+    with bind(settings.listen.host, settings.listen.port) as listener:
+        logger.info("provider: %s", provider.reason)
+        await _serve_on(listener, settings, provider, env)
+
+
+async def _serve_on(
+    listener: socket.socket, settings: Settings, provider: ChosenProvider, env: Mapping[str, str]
+) -> None:
+    url = url_of(settings, listener)
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with open_agent(settings, provider, env) as agent:
+            codex = await agent.codex.get()
+            options = server_options(settings, url)
+            async with (
+                build_app(options, agent.executor, agent.store, agent.not_ready) as app,
+                serving(app, listener),
+            ):
+                version = ".".join(str(number) for number in codex.version)
+                logger.info("ready: codex %s, model %s, A2A at %s", version, provider.model, url)
+                async for number in signals:
+                    logger.info("%s: stopping", signal.Signals(number).name)
+                    break
+                await agent.executor.drain(settings.config.codex.shutdown_grace_s)
+    logger.info("stopped")
+
+
+def url_of(settings: Settings, listener: socket.socket) -> str:
+    """Return the address for clients: the public one if it is set, else where we listen.
+
+    A server on all interfaces says loopback, which is right for whoever tries it on the same machine; others need
+    A2A_PUBLIC_URL.
+    """
+    if settings.listen.public_url is not None:
+        return settings.listen.public_url
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}/"
+
+
+def server_options(settings: Settings, url: str) -> ServerOptions:
+    """Return what the server has to know of the settings."""
+    config, token = settings.config, settings.listen.token
+    return ServerOptions(
+        name=config.name,
+        description=config.description or "An agent that works on code with OpenAI Codex.",
+        version=config.version,
+        url=url,
+        token=None if token is None else token.reveal(),
+        max_body_bytes=config.limits.max_message_bytes,
+        one_main_context=config.codex.conversations == "main",
+    )

@@ -1,0 +1,233 @@
+"""The A2A server: an application around any `AgentExecutor`, and the loop that serves it.
+
+JSON-RPC at `/` for A2A 1.0 and 0.3, the agent card, `/healthz` and `/readyz`. Nothing here knows codex.
+"""
+
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import uvicorn
+from a2a.server.agent_execution import AgentExecutor, RequestContext, SimpleRequestContextBuilder
+from a2a.server.context import ServerCallContext
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
+from a2a.types import (
+    AgentCapabilities,
+    AgentCard,
+    AgentInterface,
+    AgentSkill,
+    HTTPAuthSecurityScheme,
+    SecurityRequirement,
+    SecurityScheme,
+    SendMessageRequest,
+    StringList,
+    Task,
+    TaskState,
+)
+from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
+from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from codex_workspace.errors import ConfigError
+from codex_workspace.guards import BearerToken, BodyLimit, unauthorized
+from codex_workspace.store import MAX_CONTEXT_ID_CHARS, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+PUBLIC_PATHS: Final = frozenset({AGENT_CARD_WELL_KNOWN_PATH, "/healthz", "/readyz"})
+"""What is answered without a token: probes, and the card that says that a token is needed."""
+
+CLOSE_GRACE_S: Final = 2
+"""How long open connections may take to end once their tasks have."""
+
+Readiness = Callable[[], Awaitable[str | None]]
+"""Gives None when the agent can answer, else the reason why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What the application has to know of the settings.
+
+    `url` is where clients reach it; `token` None lets everybody in; `one_main_context` sends messages that name no
+    context to their sender's main one, instead of a new one each.
+    """
+
+    name: str
+    description: str
+    version: str
+    url: str
+    token: str | None = None
+    max_body_bytes: int = 8 * 1024 * 1024
+    one_main_context: bool = True
+
+
+@asynccontextmanager
+async def build_app(
+    options: ServerOptions, executor: AgentExecutor, store: Store, ready: Readiness
+) -> AsyncIterator[Starlette]:
+    """Make the application around an executor; leaving ends the tasks that still run in it."""
+    card = agent_card(options)
+    handler = DefaultRequestHandler(
+        agent_executor=executor,
+        task_store=store.tasks,
+        agent_card=card,
+        request_context_builder=_ContextChooser(store, one_main_context=options.one_main_context),
+    )
+    routes = [
+        Route("/healthz", _healthz),
+        Route("/readyz", _readyz(ready)),
+        *create_agent_card_routes(card, cache_control="no-cache"),
+        *create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True),
+    ]
+    middleware = [
+        Middleware(BodyLimit, max_bytes=options.max_body_bytes),
+        Middleware(AuthenticationMiddleware, backend=BearerToken(options.token, PUBLIC_PATHS), on_error=unauthorized),
+    ]
+    try:
+        yield Starlette(routes=routes, middleware=middleware)
+    finally:
+        await handler.aclose()
+
+
+def agent_card(options: ServerOptions) -> AgentCard:
+    """Return the public agent card; the 0.3 interface in it is what old clients look for."""
+    card = AgentCard(
+        name=options.name,
+        description=options.description,
+        version=options.version,
+        capabilities=AgentCapabilities(streaming=True),
+        default_input_modes=["text/plain"],
+        default_output_modes=["text/plain", "application/json", "text/x-diff"],
+        supported_interfaces=[
+            AgentInterface(url=options.url, protocol_binding="JSONRPC", protocol_version=version)
+            for version in ("1.0", "0.3")
+        ],
+        skills=[
+            AgentSkill(
+                id="code",
+                name="Work on the code",
+                description="Writes, changes, runs and explains code in the agent's workspace.",
+                tags=["code", "shell", "files"],
+                examples=["Add a test for the parser and run it.", "What does this repository do?"],
+            )
+        ],
+    )
+    if options.token is not None:
+        bearer = HTTPAuthSecurityScheme(scheme="bearer", description="The operator's A2A_TOKEN")
+        card.security_schemes["bearer"].CopyFrom(SecurityScheme(http_auth_security_scheme=bearer))
+        card.security_requirements.append(SecurityRequirement(schemes={"bearer": StringList()}))
+    return card
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes any free one.
+
+    Raises:
+        ConfigError: the address is taken, or is none of this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise ConfigError(
+            f"A2A_HOST/A2A_PORT: cannot listen on {host} port {port}: {error.strerror}; "
+            "stop the other program or choose another port"
+        ) from error
+
+
+@asynccontextmanager
+async def serving(app: Starlette, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve the application on a listening socket until the block is left; open connections get a moment to end."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=CLOSE_GRACE_S,
+        timeout_keep_alive=75,
+    )
+    server = _Server(config)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve, [listener])
+        try:
+            yield
+        finally:
+            server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without hands on the signals: whoever started us decides when to stop."""
+
+    @contextmanager
+    def capture_signals(self) -> "Iterator[None]":
+        yield
+
+
+class _ContextChooser(SimpleRequestContextBuilder):
+    """Finds the context of a message that names none, and refuses what could only be lost."""
+
+    def __init__(self, store: Store, *, one_main_context: bool) -> None:
+        super().__init__()
+        self._store = store
+        self._one_main_context = one_main_context
+
+    async def build(
+        self,
+        context: ServerCallContext,
+        params: SendMessageRequest | None = None,
+        task_id: str | None = None,
+        context_id: str | None = None,
+        task: Task | None = None,
+    ) -> RequestContext:
+        """Return the request's context.
+
+        Raises:
+            InvalidParamsError: the context id is too long.
+            UnsupportedOperationError: the message is for a task that is at work.
+        """
+        if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:
+            raise InvalidParamsError(message=f"contextId: at most {MAX_CONTEXT_ID_CHARS} characters")
+        if task_id is not None:
+            context_id = await self._context_of(task_id, context)
+        elif context_id is None and self._one_main_context:
+            context_id = await self._store.main_context(context.user.user_name)
+        return await super().build(context, params, task_id, context_id, task)
+
+    async def _context_of(self, task_id: str, context: ServerCallContext) -> str | None:
+        # The SDK would queue the message behind the running one and then drop it with a success.
+        known = await self._store.tasks.get(task_id, context)
+        if known is None:
+            return None
+        if known.status.state in (TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING):
+            raise UnsupportedOperationError(
+                message=f"task {task_id} is at work; send the message without taskId, with contextId {known.context_id}"
+            )
+        return known.context_id
+
+
+async def _healthz(_request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+def _readyz(ready: Readiness) -> Callable[[Request], Awaitable[Response]]:
+    async def readyz(_request: Request) -> Response:
+        reason = await ready()
+        if reason is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
+
+    return readyz

@@ -1,0 +1,256 @@
+"""What outlives the process: which thread a context is, and the A2A tasks. One SQLAlchemy engine holds it all.
+
+SQLite by default (a file in the state folder, WAL mode); another database by its URL. Rows belong to a principal, named
+by its `owner` string: nobody sees another's.
+"""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from a2a.server.context import ServerCallContext
+from a2a.server.models import TaskModel
+from a2a.server.owner_resolver import resolve_user_scope
+from a2a.server.tasks import DatabaseTaskStore, TaskStore
+from a2a.types import ListTasksRequest, ListTasksResponse, Message, Part, Role, Task, TaskState, TaskStatus
+from google.protobuf.json_format import MessageToDict
+from sqlalchemy import Column, ColumnElement, Float, MetaData, String, Table, and_, event, insert, select, update
+from sqlalchemy.engine import make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+MAX_CONTEXT_ID_CHARS: Final = 36
+"""What the SDK's task table takes everywhere (PostgreSQL and MySQL refuse more)."""
+
+SAVE_INTERVAL_S: Final = 1.0
+"""A task that goes on working is written at most this often; each change of its state is written at once."""
+
+BUSY_TIMEOUT_S: Final = 10.0
+
+_UNFINISHED: Final = ("TASK_STATE_SUBMITTED", "TASK_STATE_WORKING")
+
+_tables = MetaData()
+_contexts = Table(
+    "contexts",
+    _tables,
+    Column("owner", String(255), primary_key=True),
+    Column("context_id", String(MAX_CONTEXT_ID_CHARS), primary_key=True),
+    Column("thread_id", String(64), nullable=True),
+    Column("created_at", Float, nullable=False),
+)
+_main_contexts = Table(
+    "main_contexts",
+    _tables,
+    Column("owner", String(255), primary_key=True),
+    Column("context_id", String(MAX_CONTEXT_ID_CHARS), nullable=False),
+)
+
+
+class Store:
+    """Contexts and tasks of one agent."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self.tasks: Final = FrugalTaskStore(DatabaseTaskStore(engine))
+
+    async def main_context(self, owner: str) -> str:
+        """Return the owner's main context, made up at the first call."""
+        known = select(_main_contexts.c.context_id).where(_main_contexts.c.owner == owner)
+        async with self._engine.connect() as connection:
+            context_id = (await connection.execute(known)).scalar_one_or_none()
+        if context_id is not None:
+            return str(context_id)
+        try:
+            async with self._engine.begin() as connection:
+                made = str(uuid.uuid4())
+                await connection.execute(insert(_main_contexts).values(owner=owner, context_id=made))
+                return made
+        except IntegrityError:
+            # Another message of the same owner was first.
+            async with self._engine.connect() as connection:
+                return str((await connection.execute(known)).scalar_one())
+
+    def memory(self, owner: str, context_id: str) -> "ContextMemory":
+        """Return the place of a context's thread id."""
+        return ContextMemory(self._engine, owner, context_id)
+
+    async def initialize(self) -> None:
+        """Create what is missing."""
+        await self.tasks.initialize()
+        async with self._engine.begin() as connection:
+            await connection.run_sync(_tables.create_all)
+
+    async def fail_unfinished(self, sentence: str) -> int:
+        """End the tasks that an earlier process left unfinished as failed, for the reason given; return how many."""
+        unfinished = TaskModel.status["state"].as_string().in_(_UNFINISHED)
+        async with self._engine.begin() as connection:
+            rows = await connection.execute(select(TaskModel.id, TaskModel.context_id).where(unfinished))
+            left = rows.all()
+            for task_id, context_id in left:
+                status = _failed(task_id, context_id, sentence)
+                changed = {"status": MessageToDict(status), "last_updated": status.timestamp.ToDatetime()}
+                await connection.execute(update(TaskModel).where(TaskModel.id == task_id).values(changed))
+        return len(left)
+
+    async def ping(self) -> None:
+        """Read one row; raises what the database raises when it is not usable."""
+        async with self._engine.connect() as connection:
+            await connection.execute(select(_main_contexts.c.owner).limit(1))
+
+
+def _failed(task_id: str, context_id: str, sentence: str) -> TaskStatus:
+    status = TaskStatus(state=TaskState.TASK_STATE_FAILED)
+    status.timestamp.GetCurrentTime()
+    said = Message(
+        role=Role.ROLE_AGENT,
+        message_id=str(uuid.uuid4()),
+        task_id=task_id,
+        context_id=context_id,
+        parts=[Part(text=sentence)],
+    )
+    status.message.CopyFrom(said)
+    return status
+
+
+@dataclass(frozen=True, slots=True)
+class ContextMemory:
+    """The thread id of one context of one owner."""
+
+    engine: AsyncEngine
+    owner: str
+    context_id: str
+
+    async def load(self) -> str | None:
+        """Return the thread id, None where the context has none yet."""
+        async with self.engine.connect() as connection:
+            found = await connection.execute(select(_contexts.c.thread_id).where(self._key()))
+            thread_id: str | None = found.scalar_one_or_none()
+            return thread_id
+
+    async def save(self, thread_id: str) -> None:
+        """Keep the thread id; it is committed on return."""
+        async with self.engine.begin() as connection:
+            changed = await connection.execute(update(_contexts).where(self._key()).values(thread_id=thread_id))
+            if changed.rowcount == 0:
+                row = {"owner": self.owner, "context_id": self.context_id, "created_at": time.time()}
+                await connection.execute(insert(_contexts).values(thread_id=thread_id, **row))
+
+    def _key(self) -> ColumnElement[bool]:
+        return and_(_contexts.c.owner == self.owner, _contexts.c.context_id == self.context_id)
+
+
+class FrugalTaskStore(TaskStore):
+    """The SDK's task store, spared the rewriting of a whole task for every delta of its answer.
+
+    The SDK saves a task after each event. A save that changes the state is written at once, one that only adds to a
+    working task at most every `SAVE_INTERVAL_S`; readers get the newest either way.
+    """
+
+    def __init__(self, written: DatabaseTaskStore, interval_s: float = SAVE_INTERVAL_S) -> None:
+        self._written = written
+        self._interval_s = interval_s
+        self._working: dict[tuple[str, str], _Working] = {}
+
+    async def initialize(self) -> None:
+        """Create the table if it is missing."""
+        await self._written.initialize()
+
+    async def save(self, task: Task, context: ServerCallContext) -> None:
+        """Take the task over; it is on disk on return if its state has changed."""
+        key = (resolve_user_scope(context), task.id)
+        known, now = self._working.get(key), time.monotonic()
+        if known is not None and task.status.state == known.state and now - known.written_at < self._interval_s:
+            known.task, known.clean = task, False
+            return
+        if task.status.state == TaskState.TASK_STATE_WORKING and known is None:
+            # Written as submitted a moment ago: unfinished is unfinished.
+            self._working[key] = _Working(task, context, task.status.state, now)
+            return
+        await self._written.save(task, context)
+        if task.status.state == TaskState.TASK_STATE_WORKING:
+            self._working[key] = _Working(task, context, task.status.state, now, clean=True)
+        else:
+            self._working.pop(key, None)
+
+    async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
+        """Return a copy of the newest state of the task, None for one that is not the caller's."""
+        working = self._working.get((resolve_user_scope(context), task_id))
+        if working is None:
+            return await self._written.get(task_id, context)
+        copy = Task()
+        copy.CopyFrom(working.task)
+        return copy
+
+    async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
+        """Return the caller's tasks, in their newest state."""
+        await self.flush()
+        return await self._written.list(params, context)
+
+    async def delete(self, task_id: str, context: ServerCallContext) -> None:
+        """Forget the task."""
+        self._working.pop((resolve_user_scope(context), task_id), None)
+        await self._written.delete(task_id, context)
+
+    async def flush(self) -> None:
+        """Write what waits."""
+        for working in _dirty(list(self._working.values())):
+            working.clean = True
+            await self._written.save(working.task, working.context)
+
+
+@dataclass(slots=True)
+class _Working:
+    """A task at work: its newest state, and when it was last written."""
+
+    task: Task
+    context: ServerCallContext
+    state: int
+    written_at: float
+    clean: bool = False
+
+
+def _dirty(all_working: Sequence[_Working]) -> list[_Working]:
+    return [working for working in all_working if not working.clean]
+
+
+@asynccontextmanager
+async def open_store(url: str) -> AsyncIterator[Store]:
+    """Open the store at a SQLAlchemy database URL; leaving writes what waits and closes it."""
+    engine = _engine(url)
+    try:
+        store = Store(engine)
+        await store.initialize()
+        yield store
+        await store.tasks.flush()
+    finally:
+        # Without this, aiosqlite's threads keep the process alive.
+        await engine.dispose()
+
+
+def sqlite_url(file: Path) -> str:
+    """Return the URL of a SQLite file, whose folder is made where it is missing."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return f"sqlite+aiosqlite:///{file}"
+
+
+def _engine(url: str) -> AsyncEngine:
+    if not make_url(url).drivername.startswith("sqlite"):
+        return create_async_engine(url, pool_pre_ping=True)
+    # One connection: SQLite has one writer, and waiting in our queue is fairer than its busy loop.
+    engine = create_async_engine(url, pool_size=1, max_overflow=0, connect_args={"timeout": BUSY_TIMEOUT_S})
+    event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    # NORMAL in WAL mode: a power cut may take the last commits, never the file's soundness.
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
