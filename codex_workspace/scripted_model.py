@@ -818,13 +818,13 @@ def answer_text(step: Step, request: Request) -> str:
 
 
 def _deltas(step: Step, text: str) -> list[str]:
-    sized = step.say is None and not step.repeat and step.megabytes is None
-    if step.chunks is not None and not sized:
-        edges = [len(text) * n // step.chunks for n in range(step.chunks + 1)]
+    """The text in the pieces that the step wants: so many, so long, or else words. None is empty."""
+    if step.chunks is not None:
+        edges = [len(text) * number // step.chunks for number in range(step.chunks + 1)]
         return [text[start:end] for start, end in pairwise(edges) if end > start]
-    if step.chunks is None and step.chunk_chars is None and step.megabytes is None:
+    size = step.chunk_chars or (MEGABYTE_DELTA_CHARS if step.megabytes is not None else None)
+    if size is None:
         return re.findall(r"\s*\S+\s*|\s+", text)
-    size = step.chunk_chars or (WORD_CHARS if step.megabytes is None else MEGABYTE_DELTA_CHARS)
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
