@@ -1,0 +1,58 @@
+# Everything a person or CI does here. Needs Python 3.11 or newer and make; the rest is installed into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types bench lock clean
+
+help:            ## show what there is
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: .venv/runtime      ## see the agent at work: no key, no network
+	@$(BIN)/python -m codex_workspace demo
+
+test: .venv/dev .venv-a2a-0.3/ready     ## every test
+	$(BIN)/python -m pytest
+
+check: lint types test   ## what CI runs: lint, types, tests
+
+lint: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/shellcheck start.sh .ci/run
+
+types: .venv/dev
+	$(BIN)/mypy
+
+bench: .venv/dev         ## the benchmark tables
+	@$(BIN)/python -m bench
+
+lock: .venv/dev          ## pin anew what pyproject.toml asks for
+	$(BIN)/pip-compile $(LOCK) --output-file requirements.txt pyproject.toml
+	$(BIN)/pip-compile $(LOCK) --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml
+
+LOCK := --quiet --upgrade --strip-extras --annotation-style=line --no-header --no-emit-options --no-emit-index-url \
+	--no-emit-find-links --no-emit-trusted-host
+
+clean:           ## remove what was installed and cached
+	rm -rf .venv .venv-a2a-0.3 .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("this needs Python 3.11 or newer; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv .venv
+
+.venv/runtime: .venv/bin/python requirements.txt requirements-codex.txt
+	$(PIP) -r requirements.txt
+	$(PIP) --no-deps -r requirements-codex.txt
+	@touch $@
+
+.venv/dev: .venv/runtime requirements-dev.txt
+	$(PIP) -r requirements-dev.txt
+	@touch $@
+
+# The older SDK cannot live beside the newer one.
+.venv-a2a-0.3/ready: requirements-a2a-0.3.txt
+	$(PYTHON) -m venv .venv-a2a-0.3
+	.venv-a2a-0.3/bin/python -m pip --disable-pip-version-check --no-input install --quiet -r requirements-a2a-0.3.txt
+	@touch $@
