@@ -5,12 +5,21 @@ send none of it. Shapes: recordings 0.72.
 """
 
 import base64
-import binascii
 import shlex
 from collections.abc import Callable
 from typing import Final
 
-from codex_workspace.fields import nested, nested_or_empty, number, number_or_none, objects, text, text_or_none, texts
+from codex_workspace.fields import (
+    OddShape,
+    nested,
+    nested_or_empty,
+    number,
+    number_or_none,
+    objects,
+    text,
+    text_or_none,
+    texts,
+)
 from codex_workspace.wire import JsonObject, JsonValue, Notification
 
 PREFIX: Final = "codex/event/"
@@ -137,9 +146,9 @@ class Interpreter:
         if call in self._patches:
             return None
         try:
-            output = base64.b64decode(text(message, "chunk")).decode("utf-8", "replace")
-        except binascii.Error:
-            return None
+            output = base64.b64decode(text(message, "chunk"), validate=True).decode("utf-8", "replace")
+        except ValueError as error:
+            raise OddShape("chunk") from error
         return "item/commandExecution/outputDelta", {"itemId": call, "delta": output}
 
     def _patch_began(self, message: JsonObject) -> "Sentence":

@@ -171,15 +171,12 @@ def _decode_answer(message: JsonObject, line: bytes) -> Message:
 
 
 def _decode_error(id_: int | str, error: JsonValue) -> Failure:
-    """Return the refusal; one of an odd shape still ends the request, with the whole error as its message."""
-    fields = error if isinstance(error, dict) else {}
-    code, message = fields.get("code"), fields.get("message")
-    return Failure(
-        id_,
-        code if isinstance(code, int) else 0,
-        message if isinstance(message, str) else json.dumps(error),
-        fields.get("data"),
-    )
+    """Return the refusal; one of an odd shape ends the request too, with the whole error as its data."""
+    if isinstance(error, dict):
+        code, message = error.get("code"), error.get("message")
+        if isinstance(code, int) and isinstance(message, str):
+            return Failure(id_, code, message, error.get("data"))
+    return Failure(id_, 0, "codex refused, and did not say why in a known way", error)
 
 
 def _not_understood(reason: str, line: bytes) -> NotUnderstood:
