@@ -112,6 +112,7 @@ class Launch:
 
     `credential` is the one secret that codex is given, as (environment variable, value). `secrets` are taken out of
     whatever is quoted of codex's stderr. `overrides` are `-c` settings beside `LAUNCH_OVERRIDES`, as TOML literals.
+    `start_timeout_s` is how long codex may take to answer `initialize`.
     """
 
     binary: Path
@@ -122,6 +123,7 @@ class Launch:
     secrets: Sequence[str] = ()
     overrides: Mapping[str, str] = field(default_factory=dict)
     max_line_bytes: int = MAX_LINE_BYTES
+    start_timeout_s: float = START_TIMEOUT_S
 
 
 def child_environment(launch: Launch, mark: str) -> dict[str, str]:
@@ -149,7 +151,13 @@ def command_line(launch: Launch, mark: str) -> list[str]:
 class Connection:
     """Requests, answers and notifications over a pair of byte streams with codex at the far end."""
 
-    def __init__(self, *, answer: Answerer | None = None, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        answer: Answerer | None = None,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        kill: Callable[[], None] | None = None,
+    ) -> None:
         self.version: tuple[int, int, int] = (0, 0, 0)
         self.skipped_lines = 0
         self._answer = answer
@@ -161,7 +169,7 @@ class Connection:
         self._being_answered: set[int | str] = set()
         self._gone: CodexGone | None = None
         self._outbox_in, self._outbox_out = anyio.create_memory_object_stream[bytes](MAX_IN_FLIGHT)
-        self._kill: Callable[[], None] | None = None
+        self._kill = kill
 
     @property
     def gone(self) -> CodexGone | None:
@@ -208,6 +216,8 @@ class Connection:
             return
         self._gone = error
         self._outbox_in.close()
+        # This is what wakes those that wait for room in the outbox.
+        self._outbox_out.close()
         for waiter in self._waiting.values():
             waiter.answered.set()
         for mailbox in self._mailboxes.values():
@@ -301,7 +311,9 @@ class Connection:
         if mailbox is not None:
             mailbox.put(notification, size)
         elif notification.method in ("configWarning", "warning"):
-            logger.warning("codex: %s", notification.params.get("summary") or notification.params.get("message"))
+            said = str(notification.params.get("summary") or notification.params.get("message"))
+            # It looks for a bubblewrap on PATH first; its own one is the right one here.
+            logger.log(logging.DEBUG if "bundled bubblewrap" in said else logging.WARNING, "codex: %s", said)
 
     def _settle(self, answer: Result | Failure) -> None:
         waiter = self._waiting.get(answer.id)
@@ -351,18 +363,19 @@ class _Process:
     pidfd: int
     secrets: Sequence[str]
     tail: bytes = b""
+    over: anyio.Event = field(default_factory=anyio.Event)
 
-    async def ended(self) -> None:
-        """Wait until the process has ended, whoever still holds its pipes."""
-        if self.popen.poll() is None:
-            await anyio.wait_readable(self.pidfd)
-            self.popen.wait()
+    async def watch(self) -> None:
+        """Set `over` when the process has ended, whoever still holds its pipes."""
+        await anyio.wait_readable(self.pidfd)
+        self.popen.wait()
+        self.over.set()
 
     async def ended_within(self, seconds: float) -> bool:
         """Tell whether the process ends within `seconds`."""
         with anyio.move_on_after(seconds):
-            await self.ended()
-        return self.popen.poll() is not None
+            await self.over.wait()
+        return self.over.is_set()
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to codex and its process group, which it leads."""
@@ -413,15 +426,19 @@ async def open_app_server(launch: Launch, *, answer: Answerer | None = None) -> 
         CodexCannotStart: no such binary, too old, or it ended or stayed silent before it answered.
     """
     mark = uuid.uuid4().hex
-    connection = Connection(answer=answer, max_line_bytes=launch.max_line_bytes)
     process, stdin, stdout, stderr = _spawn(launch, mark)
+    connection = Connection(
+        answer=answer,
+        max_line_bytes=launch.max_line_bytes,
+        kill=lambda: process.signal_group(signal.SIGKILL),
+    )
     try:
         async with plain_task_group() as tasks:
-            connection._kill = lambda: process.signal_group(signal.SIGKILL)
+            tasks.start_soon(process.watch)
             tasks.start_soon(process.drain_stderr, stderr)
             tasks.start_soon(_carry, connection, process, stdin, stdout, mark)
             try:
-                await _greet(connection, process)
+                await _greet(connection, process, launch.start_timeout_s)
                 yield connection
             finally:
                 with anyio.CancelScope(shield=True):
@@ -466,12 +483,12 @@ async def _carry(connection: Connection, process: _Process, stdin: PipeWriter, s
     """Run the connection until codex is gone, by its pipe or by its process, and say so to all who wait."""
     async with anyio.create_task_group() as tasks:
 
-        async def watch() -> None:
-            await process.ended()
+        async def cut_off() -> None:
+            await process.over.wait()
             await anyio.sleep(DRAIN_S)
             tasks.cancel_scope.cancel()
 
-        tasks.start_soon(watch)
+        tasks.start_soon(cut_off)
         await connection.run(stdin, stdout)
         # The pipe is closed: the process is about to end, or of no use without it.
         if not await process.ended_within(DRAIN_S):
@@ -482,7 +499,7 @@ async def _carry(connection: Connection, process: _Process, stdin: PipeWriter, s
     await sweep(MARK, mark)
 
 
-async def _greet(connection: Connection, process: _Process) -> None:
+async def _greet(connection: Connection, process: _Process, timeout_s: float) -> None:
     hello: JsonObject = {
         "clientInfo": {"name": CLIENT_NAME, "title": "Codex workspace agent", "version": "0.1.0"},
         "capabilities": {
@@ -491,7 +508,7 @@ async def _greet(connection: Connection, process: _Process) -> None:
         },
     }
     try:
-        result = await connection.call("initialize", hello, timeout_s=START_TIMEOUT_S)
+        result = await connection.call("initialize", hello, timeout_s=timeout_s)
         await connection.notify("initialized")
     except CodexGone as error:
         raise CodexCannotStart(f"codex cannot start: it {process.how_it_ended()}", error.tail) from error

@@ -218,9 +218,9 @@ class Turn:
         if self._stop_ends is not None:
             return self._give_up_stopping() if now >= self._stop_ends else []
         if now >= self._budget_ends:
-            return await self._time_out(f"the turn took longer than {self._limits.total_s:g} s")
+            return await self._time_out(f"The turn took longer than {self._limits.total_s:g} s and was stopped.")
         if now >= self._silence_ends:
-            return await self._time_out(f"codex was silent for {self._limits.inactivity_s:g} s")
+            return await self._time_out(f"The turn was silent for {self._limits.inactivity_s:g} s and was stopped.")
         return []
 
     def _follow(self, event: TurnEvent) -> list[TurnEvent]:
@@ -295,7 +295,7 @@ class Turn:
         try:
             read = await self._codex.call("thread/read", params, timeout_s=self._limits.request_s)
         except CodexRefused as refusal:
-            sentence = f"codex went idle and did not say how the turn ended ({refusal.message})"
+            sentence = f"Codex went idle and did not say how the turn ended ({refusal.message})."
             return [TurnEnded("failed", TurnFailure(sentence, "unsettled", None, None), None)]
         ended = ended_in(read, self.turn_id)
         return [ended] if ended is not None else []

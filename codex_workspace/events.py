@@ -751,6 +751,9 @@ class TurnText:
                     message.pieces.append(piece)
             case MessageStarted(item_id, phase):
                 self._messages.setdefault(item_id, _Message([], phase, whole=False))
+            case Warned(will_retry=True):
+                # Codex asks the model again, whose words begin anew under another id.
+                self._messages = {id_: each for id_, each in self._messages.items() if each.whole}
             case Said(item_id, whole, phase) | TurnEnded(last_message=Said(item_id, whole, phase)):
                 self._messages[item_id] = _Message([whole], phase, whole=True)
             case _:

@@ -23,12 +23,17 @@ _BY_KIND: Final = {
     "modelNotFound": "The model provider does not know the model; the operator has to check its name.",
     "unauthorized": "The model provider refused the credential; the operator has to renew it.",
 }
+OURS: Final = frozenset({"watchdogTimeout", "unsettled"})
+"""Kinds that this agent gives itself, whose messages are sentences already."""
+
 _STATUS: Final = re.compile(r"unexpected status (\d{3})")
 _URL: Final = re.compile(r"\bhttps?://\S+")
 
 
 def explain(failure: TurnFailure) -> str:
     """Return the sentence: our own words where the kind of failure is known, else codex's, without addresses."""
+    if failure.kind in OURS:
+        return failure.message
     status = failure.http_status or _status_in(failure.message)
     if failure.kind in _BY_KIND:
         return _BY_KIND[failure.kind]

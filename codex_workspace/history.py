@@ -12,7 +12,7 @@ def ended_in(read: JsonValue, turn_id: str) -> TurnEnded | None:
     """
     turn = next((turn for turn in _turns(read) if turn.get("id") == turn_id), None)
     if turn is None:
-        return TurnEnded("failed", TurnFailure("codex kept no record of the turn", "unsettled", None, None), None)
+        return TurnEnded("failed", TurnFailure("Codex kept no record of the turn.", "unsettled", None, None), None)
     match turn.get("status"):
         case "inProgress":
             return None
@@ -33,7 +33,7 @@ def _turns(read: JsonValue) -> list[JsonObject]:
 def _error_of(turn: JsonObject) -> str:
     error = turn.get("error")
     message = error.get("message") if isinstance(error, dict) else None
-    return message if isinstance(message, str) else "codex says that the turn failed, and not why"
+    return message if isinstance(message, str) else "Codex says that the turn failed, and not why."
 
 
 def _last_message(turn: JsonObject) -> Said | None:

@@ -128,9 +128,11 @@ class Reply:
                 return out + (self._remark(self._answer) if phase == "commentary" else self._grown(missing, now))
             case Reasoned(sections=sections):
                 return [self._note("reasoning", section) for section in sections if section.strip()]
+            case FilesChanging():
+                return self._remark_on_the_way()
             case CommandStarted(item_id=item, command=command, cwd=cwd):
                 about: JsonObject = {"itemId": item, "command": command, "cwd": cwd, "status": "inProgress"}
-                return [self._note("command", f"$ {command}", about)]
+                return [*self._remark_on_the_way(), self._note("command", f"$ {command}", about)]
             case CommandFinished():
                 return [self._command_finished(event)]
             case FilesChanged(changes=changes, status=ItemStatus.COMPLETED):
@@ -143,7 +145,7 @@ class Reply:
             case ToolStarted(item_id=item, tool=tool, server=server, arguments=arguments):
                 about = {"itemId": item, "tool": tool, "server": server, "status": "inProgress"}
                 about["input"] = _bounded(arguments)
-                return [self._note("tool", f"Calling {_tool_name(server, tool)}", about)]
+                return [*self._remark_on_the_way(), self._note("tool", f"Calling {_tool_name(server, tool)}", about)]
             case ToolFinished():
                 return [self._tool_finished(event)]
             case WebSearched(item_id=item, query=query):
@@ -154,13 +156,14 @@ class Reply:
                     "steps": [{"step": step.text, "status": step.status} for step in steps],
                 }
                 return [self._artifact("plan", [Part(data=ParseDict(plan, Value()))], last=True)]
-            case Warned(message=message):
+            case Warned(message=message, will_retry=will_retry):
+                if will_retry:
+                    self._answer.start_over()
                 return [self.notice(message)]
             case (
                 TurnStarted()
                 | ReasoningDelta()
                 | CommandOutput()
-                | FilesChanging()
                 | DiffUpdated()
                 | Usage()
                 | Erred()
@@ -198,6 +201,10 @@ class Reply:
             return []
         self._answer = _Answer(item, phase, last_update=before.last_update)
         return [] if before.remarked else self._remark(before)
+
+    def _remark_on_the_way(self) -> list[A2AEvent]:
+        """A message that the agent acts after is not its answer, as a rule."""
+        return self._remark(self._answer) if self._answer.is_whole and not self._answer.remarked else []
 
     def _remark(self, message: "_Answer") -> list[A2AEvent]:
         message.remarked = True
@@ -279,6 +286,10 @@ class _Answer:
     _waiting: list[str] = field(default_factory=list)
 
     @property
+    def is_whole(self) -> bool:
+        return self._whole is not None
+
+    @property
     def text(self) -> str:
         return self._whole if self._whole is not None else "".join([*self._sent, *self._waiting])
 
@@ -287,6 +298,13 @@ class _Answer:
         if not self._waiting or self.phase == "commentary":
             return None
         return 0.0 if self.last_update is None else self.last_update + UPDATE_INTERVAL_S
+
+    def start_over(self) -> None:
+        """Forget an incomplete text: codex asks the model again, whose words begin anew."""
+        if self._whole is None:
+            self._sent.clear()
+            self._waiting.clear()
+            self.was_sent = False
 
     def grow(self, text: str) -> None:
         if text:

@@ -53,6 +53,9 @@ PUBLIC_PATHS: Final = frozenset({AGENT_CARD_WELL_KNOWN_PATH, "/healthz", "/ready
 CLOSE_GRACE_S: Final = 2
 """How long open connections may take to end once their tasks have."""
 
+BACKLOG: Final = 1024
+"""Connections that may wait to be accepted: a burst of clients is not turned away by the kernel."""
+
 Readiness = Callable[[], Awaitable[str | None]]
 """Gives None when the agent can answer, else the reason why not."""
 
@@ -138,14 +141,19 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: the address is taken, or is none of this machine's.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio turns Nagle's delay off only where it is: 40 ms of every blocking answer.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
+        listener.close()
         raise ConfigError(
             f"A2A_HOST/A2A_PORT: cannot listen on {host} port {port}: {error.strerror}; "
             "stop the other program or choose another port"
         ) from error
+    return listener
 
 
 @asynccontextmanager

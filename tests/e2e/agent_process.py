@@ -1,0 +1,137 @@
+"""The agent as a person starts it: a child process on a free port, with the scripted model as its provider."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+import psutil
+import yaml
+
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+SECRET: Final = "sk-scripted-0123456789"
+READY: Final = re.compile(r"A2A at (\S+)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folders of one agent; they outlive its processes."""
+
+    root: Path
+    model_url: str
+    codex: Mapping[str, object] = field(default_factory=dict)
+    limits: Mapping[str, object] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def workspace(self) -> Path:
+        return self.root / "workspace"
+
+    def prepare(self) -> dict[str, str]:
+        """Write config.yaml and return the agent's whole environment."""
+        for name in ("workspace", "config", "state"):
+            (self.root / name).mkdir(exist_ok=True)
+        config = {
+            "name": "test-agent",
+            "runtime": "codex",
+            "template_schema_version": 1,
+            "runtime_config": {"model": "gpt-5.5", "provider": "scripted"},
+            "providers": [
+                {
+                    "name": "scripted",
+                    "auth_mode": "openai_compat_responses",
+                    "base_url": self.model_url,
+                    "auth_env": ["SCRIPTED_KEY"],
+                    "wire_api": "responses",
+                    "model_prefixes": ["gpt-"],
+                }
+            ],
+            "codex": dict(self.codex),
+            "limits": dict(self.limits),
+        }
+        (self.root / "config" / "config.yaml").write_text(yaml.safe_dump(config))
+        own = {
+            "WORKSPACE_CONFIG_PATH": str(self.root / "config"),
+            "WORKSPACE_STATE_DIR": str(self.root / "state"),
+            "WORKSPACE_DIR": str(self.workspace),
+            "A2A_PORT": "0",
+            "SCRIPTED_KEY": SECRET,
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        passed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        return passed | own | dict(self.environment)
+
+
+@dataclass(frozen=True)
+class AgentProcess:
+    """A running agent."""
+
+    process: psutil.Popen
+    url: str
+    log: Path
+
+    def codex(self) -> psutil.Process:
+        """The codex process of this agent."""
+        (codex,) = [child for child in self.process.children() if "app-server" in child.cmdline()]
+        return codex
+
+    def commands(self, word: str) -> list[psutil.Process]:
+        """The processes under this agent whose program is called with `word` (not the shells and sandboxes around)."""
+        found = []
+        for child in self.process.children(recursive=True):
+            with suppress(psutil.Error):
+                if word in child.cmdline()[1:2]:
+                    found.append(child)
+        return found
+
+    async def ended(self, within_s: float = 10.0) -> int:
+        """Wait for the process's end and return its exit code."""
+        with anyio.fail_after(within_s):
+            return int(await anyio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True))
+
+    async def stop(self) -> int:
+        """Send SIGTERM, as a container engine does, and return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return await self.ended()
+
+
+@asynccontextmanager
+async def running_agent(place: Place) -> AsyncIterator[AgentProcess]:
+    """Start the agent, wait until it is ready, and end it with the block if it still runs then."""
+    environment = place.prepare()
+    log = place.root / "agent.log"
+    with log.open("ab") as output:
+        start = output.tell()
+        process = psutil.Popen(
+            [sys.executable, "-m", "codex_workspace", "serve"],
+            env=environment,
+            cwd=place.root,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield AgentProcess(process, await _url(process, log, start), log)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(10):
+                await anyio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+async def _url(process: psutil.Popen, log: Path, start: int) -> str:
+    with anyio.fail_after(20):
+        while True:
+            said = (await anyio.Path(log).read_bytes())[start:].decode(errors="replace")
+            if found := READY.search(said):
+                return found.group(1)
+            assert process.poll() is None, f"the agent ended before it was ready:\n{said}"
+            await anyio.sleep(0.02)
