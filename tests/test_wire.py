@@ -87,11 +87,11 @@ def test_a_rest_that_is_too_long_is_reported_too() -> None:
 def test_a_long_line_in_small_pieces_takes_linear_time() -> None:
     def seconds(size: int) -> float:
         splitter, piece = LineSplitter(), b"x" * 4096
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(size // len(piece)):
             splitter.feed(piece)
         splitter.feed(b"\n")
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     small = min(seconds(2 * 1024 * 1024) for _ in range(3))
     assert min(seconds(32 * 1024 * 1024) for _ in range(2)) < 16 * small * 8  # a quadratic one takes 16 * 16 times
