@@ -1,0 +1,240 @@
+"""Which provider answers, with which credential and model, and why: decided from settings and environment alone.
+
+Codex reads no API key from the environment by itself (guide, section 9), so every provider that takes a key is
+rendered as a custom one that names the variable: what a `ChosenProvider` holds is what `codex_home` writes and what
+codex's environment needs.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from codex_workspace.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret
+from codex_workspace.errors import ConfigError
+from codex_workspace.schema import HttpUrl, Place, read_value
+from codex_workspace.settings import ProviderEntry, Settings
+
+AuthMode = Literal["openai_api", "openai_compat_responses", "chatgpt_subscription"]
+
+OPENAI_BASE_URL = "https://api.openai.com/v1"
+"""Where `openai_api` goes unless the environment variable of this name says otherwise."""
+
+RESERVED_SLUGS = frozenset({"openai", "ollama", "ollama-chat", "lmstudio", "amazon-bedrock"})
+"""Codex's built-in providers; a config.toml that defines one of them is refused as a whole (0.163)."""
+
+_NOT_CREDENTIALS = frozenset(variable.name for variable in ENVIRONMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One entry of the registry. `auth_env` empty = needs no credential; `base_url` None = OpenAI's own."""
+
+    name: str
+    auth_mode: AuthMode
+    slug: str
+    base_url: str | None = None
+    auth_env: tuple[str, ...] = ()
+    model_prefixes: tuple[str, ...] = ()
+    model_aliases: tuple[str, ...] = ()
+    model_id_override: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenProvider:
+    """The provider that codex is set to.
+
+    slug: its name in config.toml. env_key, credential: the variable that codex has to find the key in, and the key;
+    both None where none is needed. model: the id for the wire. reason: one sentence for log and doctor.
+    """
+
+    name: str
+    auth_mode: AuthMode
+    slug: str
+    base_url: str
+    env_key: str | None
+    credential: Secret | None
+    model: str
+    reason: str
+
+
+BUILT_IN: tuple[Provider, ...] = (
+    Provider(
+        name="openai",
+        auth_mode="openai_api",
+        slug="openai_api",
+        auth_env=("OPENAI_API_KEY", "CODEX_API_KEY"),
+        model_prefixes=("gpt-", "o", "codex-"),
+    ),
+    Provider(
+        name="chatgpt",
+        auth_mode="chatgpt_subscription",
+        slug="chatgpt",
+        auth_env=("CODEX_AUTH_JSON", "CODEX_CHATGPT_AUTH_JSON"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A credential and the variable it belongs to; both None for a provider that needs none."""
+
+    env_key: str | None
+    credential: Secret | None
+
+
+def registry(settings: Settings) -> tuple[Provider, ...]:
+    """The operator's entries in their order, then the built-in ones that no entry replaces by name.
+
+    Raises:
+        ConfigError: an entry contradicts itself, or two share a name or slug.
+    """
+    place = Place(str(settings.config_file)).at("providers")
+    own = tuple(_provider(entry, place.item(index)) for index, entry in enumerate(settings.config.providers))
+    for attribute, words in (("name", "name"), ("slug", "model_provider_slug")):
+        seen: set[str] = set()
+        for index, provider in enumerate(own):
+            value = getattr(provider, attribute)
+            if value in seen:
+                raise place.item(index).at(words).error(f"must differ from the other providers', but is {value} again")
+            seen.add(value)
+    taken = {provider.name for provider in own}
+    return own + tuple(provider for provider in BUILT_IN if provider.name not in taken)
+
+
+def choose_provider(settings: Settings, env: Mapping[str, str]) -> ChosenProvider:
+    """The provider to use: the one named, else by the model's name, else the first that has its credential.
+
+    Reads, beside `env`, the files that a credential's `…_FILE` names.
+
+    Raises:
+        ConfigError: the choice is impossible; with the remedy.
+    """
+    providers = registry(settings)
+    _refuse_provider_as_model(settings, providers)
+    if name := settings.config.runtime_config.provider:
+        return _explicit(settings, env, providers, name)
+    usable = [provider for provider in providers if provider.auth_mode != "chatgpt_subscription"]
+    for provider, match in _matching(settings.model, usable):
+        if found := _find_credential(provider, env):
+            return _chosen(settings, env, provider, found, f"the model {settings.model} matches its {match}")
+    for provider in usable:
+        if found := _find_credential(provider, env):
+            why = (
+                f"no provider that matches the model {settings.model} has a credential, and this is the first that has"
+            )
+            return _chosen(settings, env, provider, found, why)
+    names = [name for provider in usable for name in provider.auth_env]
+    raise IN_ENVIRONMENT.error(f"no provider has a credential; set {_one_of(names)} (each also as …_FILE)")
+
+
+def _provider(entry: ProviderEntry, place: Place) -> Provider:
+    compat = entry.auth_mode == "openai_compat_responses"
+    if compat and entry.base_url is None:
+        raise place.at("base_url").error("is missing; auth_mode openai_compat_responses needs an http(s) URL")
+    if not compat and entry.base_url is not None:
+        raise place.at("base_url").error(
+            "is only for auth_mode openai_compat_responses; OPENAI_BASE_URL moves openai_api"
+        )
+    for index, name in enumerate(entry.auth_env):
+        if name in _NOT_CREDENTIALS:
+            raise (
+                place.at("auth_env")
+                .item(index)
+                .error(f"must be a variable of the provider's own, but {name} is the agent's")
+            )
+    built_in = {provider.auth_mode: provider for provider in BUILT_IN}.get(entry.auth_mode)
+    return Provider(
+        name=entry.name,
+        auth_mode=entry.auth_mode,
+        slug=_slug(entry, place),
+        base_url=entry.base_url,
+        auth_env=entry.auth_env or (built_in.auth_env if built_in else ()),
+        model_prefixes=entry.model_prefixes,
+        model_aliases=entry.model_aliases,
+        model_id_override=entry.model_id_override,
+    )
+
+
+def _slug(entry: ProviderEntry, place: Place) -> str:
+    if entry.model_provider_slug in RESERVED_SLUGS:
+        raise place.at("model_provider_slug").error(
+            f"must not be one of codex's own ({', '.join(sorted(RESERVED_SLUGS))}), but is {entry.model_provider_slug}"
+        )
+    made = re.sub(r"[^A-Za-z0-9_-]", "_", entry.name)[:60]
+    return entry.model_provider_slug or (f"{made}_api" if made in RESERVED_SLUGS else made)
+
+
+def _refuse_provider_as_model(settings: Settings, providers: Sequence[Provider]) -> None:
+    model = settings.model
+    aliased = any(model in provider.model_aliases for provider in providers)
+    if not aliased and any(model == provider.name for provider in providers):
+        raise ConfigError(
+            f"{settings.model_source}: {model} is a provider, not a model; "
+            f"name it as runtime_config.provider, and a model such as gpt-5.5 here"
+        )
+
+
+def _explicit(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider], name: str) -> ChosenProvider:
+    place = Place(str(settings.config_file)).at("runtime_config.provider")
+    provider = next((each for each in providers if each.name == name), None)
+    if provider is None:
+        names = [each.name for each in providers]
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise place.error(f"must be one of {', '.join(names)}, but is {name!r}{hint}")
+    if provider.auth_mode == "chatgpt_subscription":
+        raise place.error(f"{name} (auth_mode chatgpt_subscription) is not available in this version; use an API key")
+    found = _find_credential(provider, env)
+    if found is None:
+        raise place.error(f"{name} has no credential; set {_one_of(provider.auth_env)} (each also as …_FILE)")
+    return _chosen(settings, env, provider, found, "runtime_config.provider names it")
+
+
+def _matching(model: str, providers: Iterable[Provider]) -> list[tuple[Provider, str]]:
+    """The providers that the model's name points to, with how; best first: aliases, then longer prefixes."""
+    ranked: list[tuple[int, Provider, str]] = []
+    for provider in providers:
+        prefixes = [prefix for prefix in provider.model_prefixes if model.startswith(prefix)]
+        if model in provider.model_aliases:
+            ranked.append((len(model) + 1, provider, f"alias {model}"))
+        elif prefixes:
+            longest = max(prefixes, key=len)
+            ranked.append((len(longest), provider, f"prefix {longest}"))
+    return [(provider, match) for _, provider, match in sorted(ranked, key=lambda each: -each[0])]
+
+
+def _find_credential(provider: Provider, env: Mapping[str, str]) -> _Found | None:
+    """The first of the provider's variables that is set; None where it needs one and has none."""
+    if not provider.auth_env:
+        return _Found(None, None)
+    for name in provider.auth_env:
+        credential = read_header_secret(env, name)
+        if credential is not None:
+            return _Found(name, credential)
+    return None
+
+
+def _chosen(settings: Settings, env: Mapping[str, str], provider: Provider, found: _Found, why: str) -> ChosenProvider:
+    return ChosenProvider(
+        name=provider.name,
+        auth_mode=provider.auth_mode,
+        slug=provider.slug,
+        base_url=provider.base_url or _openai_base_url(env),
+        env_key=found.env_key,
+        credential=found.credential,
+        model=provider.model_id_override or settings.model,
+        reason=f"provider {provider.name}: {why}; credential: {found.env_key or 'none needed'}",
+    )
+
+
+def _openai_base_url(env: Mapping[str, str]) -> str:
+    value = env.get("OPENAI_BASE_URL")
+    if not value:
+        return OPENAI_BASE_URL
+    return str(read_value(HttpUrl, value, IN_ENVIRONMENT.at("OPENAI_BASE_URL")))
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return " or ".join(dict.fromkeys(names))

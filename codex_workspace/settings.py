@@ -1,0 +1,388 @@
+"""The operator's word as one value: config.yaml and the environment, read and checked once, into frozen `Settings`.
+
+The dataclasses below are the schema that `schema.read_section` checks: a new key is a new field and nothing else. Which
+provider answers is decided in `providers`; what codex is told, in `codex_home`.
+"""
+
+import importlib.util
+import ipaddress
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from codex_workspace.environment import IN_ENVIRONMENT, Secret, Variables, read_header_secret
+from codex_workspace.schema import (
+    EnvName,
+    HttpUrl,
+    Matches,
+    Place,
+    Range,
+    Refused,
+    Seconds,
+    Slug,
+    Text,
+    load_yaml,
+    read_section,
+    shown,
+)
+
+CONFIG_NAME = "config.yaml"
+
+TEMPLATE_DIR = Path(__file__).resolve().parent.parent
+"""The folder that holds the config.yaml which this template brings along."""
+
+PLATFORM_DEFAULT_MODEL = "anthropic:claude-opus-4-7"
+"""What the platform writes as top-level `model:` where nobody chose one; never a model of codex's."""
+
+MAX_INPUT_CHARS = 1_048_576
+"""Codex refuses a turn's input beyond this many characters (-32602, `input_too_large`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """`runtime_config:`, the platform's section; `model` here wins over the top-level one."""
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset(
+        {"auth_token_env", "auth_token_file", "args", "command", "models", "provision_timeout_seconds", "timeout"}
+    )
+
+    model: Text | None = None
+    provider: Text | None = None
+    providers: tuple[Text, ...] = ()
+    required_env: tuple[EnvName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderEntry:
+    """One entry of `providers:`; what its fields mean together is checked in `providers`."""
+
+    name: Text
+    auth_mode: Literal["openai_api", "openai_compat_responses", "chatgpt_subscription"]
+    base_url: HttpUrl | None = None
+    auth_env: tuple[EnvName, ...] = ()
+    wire_api: Annotated[
+        Literal["responses", "chat"], Refused({"chat": "is no longer spoken by codex; use responses"})
+    ] = "responses"
+    model_prefixes: tuple[Text, ...] = ()
+    model_aliases: tuple[Text, ...] = ()
+    model_provider_slug: Slug | None = None
+    model_id_override: Text | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class A2A:
+    """`a2a:`, the platform's section. `A2A_PORT` wins over `port`."""
+
+    port: Annotated[int, Range(0, 65535)] = 8000
+    streaming: bool = True
+    push_notifications: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Codex:
+    """`codex:`, how codex works for us. Times in seconds.
+
+    sandbox: `container` says that the container is the sandbox, codex's own is off.
+    approval_policy: nobody can be asked, so whatever codex asks under on-request or untrusted is declined.
+    turn_inactivity_timeout_s: without any event of the turn for this long, it is interrupted and fails.
+    turn_timeout_s: the whole turn's budget.
+    shutdown_grace_s: how long running turns may go on after SIGTERM; short, as Docker kills after 10 s.
+    request_timeout_s: how long codex may take to answer one request.
+    """
+
+    sandbox: Literal["read-only", "workspace-write", "danger-full-access", "container"] = "workspace-write"
+    approval_policy: Literal["never", "on-request", "untrusted"] = "never"
+    mid_turn: Annotated[
+        Literal["queue", "steer", "interrupt"],
+        Refused(
+            {
+                "steer": "is not available in this version; use queue",
+                "interrupt": "is not available in this version; use queue",
+            }
+        ),
+    ] = "queue"
+    conversations: Literal["main", "per-context"] = "main"
+    backend: Annotated[
+        Literal["app-server", "exec"], Refused({"exec": "is not available in this version; use app-server"})
+    ] = "app-server"
+    turn_inactivity_timeout_s: Seconds = 300.0
+    turn_timeout_s: Seconds = 3600.0
+    network_access: bool = False
+    reasoning_effort: Annotated[str, Matches(r"[a-z]{1,32}", "a word such as low, medium or high")] | None = None
+    shutdown_grace_s: Annotated[float, Range(0, 60)] = 3.0
+    request_timeout_s: Seconds = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`limits:`, what a caller may send: bytes of an HTTP body, characters of a turn's text."""
+
+    max_message_bytes: Annotated[int, Range(1024, 1 << 30)] = 8 << 20
+    max_text_chars: Annotated[int, Range(1, MAX_INPUT_CHARS)] = MAX_INPUT_CHARS
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole of config.yaml. `IGNORED`: the platform's keys that are legal there and mean nothing to this agent."""
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("bridge", "compliance", "delegation", "effort", "env", "governance", "hitl", "models", "observability"),
+            *("idle_interval_seconds", "idle_prompt", "idle_prompt_file", "initial_prompt", "initial_prompt_file"),
+            *(
+                "plugins",
+                "rbac",
+                "sandbox",
+                "security_scan",
+                "shared_context",
+                "sub_workspaces",
+                "task_budget",
+                "tools",
+            ),
+        }
+    )
+
+    name: Text
+    runtime: Literal["codex"]
+    template_schema_version: Annotated[int, Range(1, 1)] = 1
+    description: str = ""
+    role: str = ""
+    version: str = "0.1.0"
+    tier: Annotated[int, Range(0, 99)] | None = None
+    model: Text | None = None
+    runtime_config: RuntimeConfig = field(default_factory=RuntimeConfig)
+    skills: tuple[Text, ...] = ()
+    prompt_files: tuple[Text, ...] = ()
+    a2a: A2A = field(default_factory=A2A)
+    providers: tuple[ProviderEntry, ...] = ()
+    codex: Codex = field(default_factory=Codex)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where and for whom the A2A server listens. Port 0 = any free one; `grpc_port` None = off."""
+
+    host: str
+    port: int
+    grpc_port: int | None
+    token: Secret | None
+    allow_anonymous: bool
+    public_url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """How the log is written; `level` is a name of the logging module's."""
+
+    format: Literal["text", "json"]
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """The platform to register with, and who we are there. Without a token, registering has to mint one."""
+
+    url: str
+    workspace_id: str
+    token: Secret | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the operator decided, checked. All folders are absolute; only `workspace_dir` is known to exist.
+
+    config_file: the file that `config` was read from; for messages.
+    codex_bin: codex's native binary, or None where none was found (whoever starts codex says so).
+    database_url: of SQLAlchemy's form, with an async driver; a secret as it may hold a password.
+    platform: None where this agent runs without one.
+    model, model_source: the model as the operator names it, and the variable or key it was taken from.
+    """
+
+    config: Config
+    config_file: Path
+    state_dir: Path
+    workspace_dir: Path
+    codex_home: Path
+    codex_bin: Path | None
+    listen: Listen
+    database_url: Secret
+    log: Log
+    platform: Platform | None
+    model: str
+    model_source: str
+
+
+_LOG_FORMATS: Mapping[str, Literal["text", "json"]] = {"text": "text", "json": "json"}
+_LOG_LEVELS: Mapping[str, Literal["DEBUG", "INFO", "WARNING", "ERROR"]] = {
+    "debug": "DEBUG",
+    "info": "INFO",
+    "warning": "WARNING",
+    "error": "ERROR",
+}
+
+
+def load_settings(
+    env: Mapping[str, str], *, config_path: Path | None = None, cwd: Path | None = None, root: Path = Path("/")
+) -> Settings:
+    """The settings of this process. Reads config.yaml and files named by `…_FILE`; makes and changes nothing.
+
+    config_path: folder of config.yaml; wins over WORKSPACE_CONFIG_PATH.
+    cwd: stands for the current folder.
+    root: the folder under which `configs` and `workspace` are looked for.
+
+    Raises:
+        ConfigError: one sentence with file or variable, key, and what is allowed.
+    """
+    variables = Variables(env)
+    here = (cwd or Path.cwd()).resolve()
+    file = _config_file(variables, config_path, here, root)
+    config = read_section(Config, load_yaml(file), Place(str(file)))
+    state = _state_dir(variables, here, root)
+    model, source = _model(variables, config, file)
+    return Settings(
+        config=config,
+        config_file=file,
+        state_dir=state,
+        workspace_dir=_workspace_dir(variables, here, root),
+        codex_home=variables.path("CODEX_HOME", here) or state / "codex",
+        codex_bin=_codex_bin(variables, here),
+        listen=_listen(variables, config),
+        database_url=_database_url(variables, state),
+        log=_log(variables),
+        platform=_platform(variables),
+        model=model,
+        model_source=source,
+    )
+
+
+def _config_file(variables: Variables, given: Path | None, cwd: Path, root: Path) -> Path:
+    folder = (cwd / given).resolve() if given else variables.path("WORKSPACE_CONFIG_PATH", cwd)
+    if folder is None:
+        mounted = root / "configs" / CONFIG_NAME
+        return mounted if mounted.is_file() else TEMPLATE_DIR / CONFIG_NAME
+    if folder.is_file():
+        raise IN_ENVIRONMENT.at("WORKSPACE_CONFIG_PATH").error(
+            f"must be the folder of {CONFIG_NAME}, but {folder} is a file"
+        )
+    return folder / CONFIG_NAME
+
+
+def _state_dir(variables: Variables, cwd: Path, root: Path) -> Path:
+    if folder := variables.path("WORKSPACE_STATE_DIR", cwd):
+        return folder
+    configs = root / "configs"
+    if configs.is_dir() and os.access(configs, os.W_OK):
+        return configs / ".codex-workspace"
+    if base := variables.path("XDG_STATE_HOME", cwd):
+        return base / "codex-workspace"
+    if home := variables.path("HOME", cwd):
+        return home / ".local" / "state" / "codex-workspace"
+    raise IN_ENVIRONMENT.at("WORKSPACE_STATE_DIR").error("must name a folder, as neither /configs nor HOME is there")
+
+
+def _workspace_dir(variables: Variables, cwd: Path, root: Path) -> Path:
+    named = variables.path("WORKSPACE_DIR", cwd)
+    mounted = root / "workspace"
+    folder = named or (mounted if mounted.is_dir() else cwd)
+    # Codex takes any cwd, and every command in one that is not there fails.
+    if not folder.is_dir():
+        raise IN_ENVIRONMENT.at("WORKSPACE_DIR").error(f"must be a folder that exists, but {folder} is not")
+    return folder
+
+
+def _codex_bin(variables: Variables, cwd: Path) -> Path | None:
+    named = variables.text("CODEX_BIN")
+    if named and "/" not in named:
+        found = shutil.which(named, path=variables.text("PATH") or "")
+        return Path(found) if found else None
+    return variables.path("CODEX_BIN", cwd) or _wheel_binary()
+
+
+def _wheel_binary() -> Path | None:
+    spec = importlib.util.find_spec("codex_cli_bin")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        binary = Path(folder) / "bin" / "codex"
+        if binary.is_file():
+            return binary
+    return None
+
+
+def _model(variables: Variables, config: Config, file: Path) -> tuple[str, str]:
+    """The model and where it was named; the platform's order, less its default, which no codex provider has."""
+    top = None if config.model == PLATFORM_DEFAULT_MODEL else config.model
+    for model, source in (
+        (variables.checked("MOLECULE_MODEL", Text), "environment: MOLECULE_MODEL"),
+        (variables.checked("MODEL", Text), "environment: MODEL"),
+        (config.runtime_config.model, f"{file}: runtime_config.model"),
+        (top, f"{file}: model"),
+    ):
+        if model is not None:
+            return model, source
+    raise (
+        Place(str(file))
+        .at("runtime_config.model")
+        .error("is missing; it must be a model such as gpt-5.5 (or set MODEL)")
+    )
+
+
+def _listen(variables: Variables, config: Config) -> Listen:
+    host = variables.text("A2A_HOST") or "127.0.0.1"
+    port = variables.port("A2A_PORT")
+    listen = Listen(
+        host=host,
+        port=config.a2a.port if port is None else port,
+        grpc_port=variables.port("A2A_GRPC_PORT"),
+        token=read_header_secret(variables.env, "A2A_TOKEN"),
+        allow_anonymous=variables.flag("A2A_ALLOW_ANONYMOUS"),
+        public_url=variables.checked("A2A_PUBLIC_URL", HttpUrl),
+    )
+    if listen.port and listen.port == listen.grpc_port:
+        raise IN_ENVIRONMENT.at("A2A_GRPC_PORT").error(f"must differ from A2A_PORT, but both are {listen.port}")
+    if not (listen.token or listen.allow_anonymous or is_loopback(host)):
+        raise IN_ENVIRONMENT.at("A2A_TOKEN").error(
+            f"is missing, and A2A_HOST {shown(host)} is beyond loopback; "
+            "set A2A_TOKEN or A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1"
+        )
+    return listen
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on `host`; an unknown name counts as no."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _database_url(variables: Variables, state: Path) -> Secret:
+    given = variables.secret("DATABASE_URL")
+    if given is None:
+        return Secret(f"sqlite+aiosqlite:///{state / 'workspace.sqlite3'}")
+    if not re.match(r"[a-z][a-z0-9+]*://", given.reveal()):
+        raise IN_ENVIRONMENT.at("DATABASE_URL").error(
+            "must be a URL such as sqlite+aiosqlite:////path or postgresql+asyncpg://host/name"
+        )
+    return given
+
+
+def _log(variables: Variables) -> Log:
+    return Log(variables.choice("LOG_FORMAT", _LOG_FORMATS, "text"), variables.choice("LOG_LEVEL", _LOG_LEVELS, "info"))
+
+
+def _platform(variables: Variables) -> Platform | None:
+    url, workspace = variables.checked("PLATFORM_URL", HttpUrl), variables.text("WORKSPACE_ID")
+    token = read_header_secret(variables.env, "MOLECULE_WORKSPACE_TOKEN")
+    if url is None:
+        return None
+    if workspace is None:
+        raise IN_ENVIRONMENT.at("WORKSPACE_ID").error(
+            "is missing; PLATFORM_URL is set, and the platform knows an agent by this id"
+        )
+    return Platform(url.rstrip("/"), workspace, token)

@@ -1,0 +1,467 @@
+"""config.yaml and environment: what is taken, where from, and the one sentence for each thing that is wrong."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from codex_workspace.environment import ENVIRONMENT, Secret, read_secret
+from codex_workspace.errors import ConfigError
+from codex_workspace.schema import Place, load_yaml, read_section
+from codex_workspace.settings import (
+    A2A,
+    PLATFORM_DEFAULT_MODEL,
+    TEMPLATE_DIR,
+    Codex,
+    Config,
+    Limits,
+    ProviderEntry,
+    RuntimeConfig,
+    Settings,
+    is_loopback,
+    load_settings,
+)
+
+GOOD = "name: agent\nruntime: codex\nmodel: gpt-5.5\n"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Machine:
+    """A folder that stands for `/`, with a config.yaml in `configs`."""
+
+    root: Path
+
+    @property
+    def file(self) -> Path:
+        return self.root / "configs" / "config.yaml"
+
+    def load(self, text: str = GOOD, **env: str) -> Settings:
+        self.file.parent.mkdir(exist_ok=True)
+        self.file.write_text(text)
+        return load_settings(env, cwd=self.root, root=self.root)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def refusal(machine: Machine, text: str, **env: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        machine.load(text, **env)
+    return str(caught.value)
+
+
+def assert_is_one_sentence(sentence: str) -> None:
+    assert "\n" not in sentence
+    assert ". " not in sentence
+    assert not sentence.endswith(".")
+    assert len(sentence) < 420
+
+
+BAD_CONFIG = [
+    # structure
+    ("", "", "must be a mapping of keys, but is empty"),
+    ("- a\n- b\n", "", "must be a mapping of keys, but is a list"),
+    ("just text", "", "must be a mapping of keys, but is text"),
+    ("name: [a\n", "line 2, column 1", "expected"),
+    ("name: a\n\tb: c\n", "line 2, column 1", "cannot start any token"),
+    ("a: b: c\n", "line 1, column 5", "not allowed here"),
+    ("name: a\n---\nname: b\n", "line 2, column 1", "document"),
+    ("name: !python/object:os.system x\n", "line 1, column 7", "could not determine a constructor"),
+    ("name: a\x00b\n", "", "is not YAML"),
+    ("name: *nobody\n", "line 1, column 7", "undefined alias"),
+    (GOOD + "version: 2024-99-99\n", "", "a value that YAML cannot make"),
+    ("[" * 5000, "", "nested too deeply"),
+    (GOOD + "name: other\n", "line 4, column 1", "the key name is there twice"),
+    (
+        GOOD + "codex:\n  sandbox: read-only\n  sandbox: container\n",
+        "line 6, column 3",
+        "the key sandbox is there twice",
+    ),
+    (GOOD + "1: x\n", "line 4, column 1", "a key must be text"),
+    (GOOD + "? [a]\n: x\n", "line 4, column 3", "a key must be text"),
+    # required and fixed keys
+    ("runtime: codex\nmodel: x\n", "name", "is missing; it must be one line of text"),
+    ("name: a\nmodel: x\n", "runtime", "is missing; it must be codex"),
+    ("name: a\nruntime: claude-code\nmodel: x\n", "runtime", "must be codex, but is 'claude-code'"),
+    ("name: a\nruntime: codex\n", "runtime_config.model", "is missing; it must be a model such as"),
+    (f"name: a\nruntime: codex\nmodel: {PLATFORM_DEFAULT_MODEL}\n", "runtime_config.model", "is missing"),
+    (GOOD + "template_schema_version: 2\n", "template_schema_version", "must be a whole number 1, but is 2"),
+    (GOOD + "template_schema_version: true\n", "template_schema_version", "must be a whole number 1, but is true"),
+    (GOOD + "template_schema_version: '1'\n", "template_schema_version", "but is text"),
+    # unknown keys
+    (GOOD + "modle: x\n", "modle", "is not a known key (did you mean model?)"),
+    (GOOD + "codex:\n  sandbx: x\n", "codex.sandbx", "is not a known key (did you mean sandbox?)"),
+    (GOOD + "codex:\n  turn_timeout: 5\n", "codex.turn_timeout", "did you mean turn_timeout_s?"),
+    (GOOD + "qqqq: 1\n", "qqqq", "is not a known key"),
+    (GOOD + '"two\\nlines": 1\n', "'two\\nlines'", "is not a known key"),
+    (GOOD + "initial_promt: hi\n", "initial_promt", "did you mean initial_prompt?"),
+    (GOOD + "runtime_config:\n  requird_env: []\n", "runtime_config.requird_env", "did you mean required_env?"),
+    (GOOD + "limits:\n  max_bytes: 1\n", "limits.max_bytes", "is not a known key"),
+    (GOOD + "providers:\n- name: a\n  auth_mode: openai_api\n  url: x\n", "providers[0].url", "is not a known key"),
+    # wrong types
+    (
+        "name: 5\nruntime: codex\nmodel: x\n",
+        "name",
+        "must be one line of text, not blank, but is a number; put it in quotes",
+    ),
+    ("name: no\nruntime: codex\nmodel: x\n", "name", "but is false; put it in quotes"),
+    ("name: '  '\nruntime: codex\nmodel: x\n", "name", "must be one line of text, not blank"),
+    (GOOD + "version: 1.0\n", "version", "must be text, but is a number; put it in quotes"),
+    (GOOD + "version: 2024-01-01\n", "version", "must be text, but is a date"),
+    (GOOD + "description: null\n", "description", "must be text, but is empty"),
+    (GOOD + "skills: git\n", "skills", "must be a list, each item one line of text, not blank, but is text"),
+    (GOOD + "prompt_files: [a, 3]\n", "prompt_files[1]", "must be one line of text, not blank, but is a number"),
+    (GOOD + "codex: fast\n", "codex", "must be a mapping of keys, but is text"),
+    (GOOD + "codex:\n", "codex", "must be a mapping of keys, but is empty"),
+    (GOOD + "tier: high\n", "tier", "must be a whole number from 0 to 99, but is text"),
+    (GOOD + "tier: true\n", "tier", "must be a whole number from 0 to 99, but is true"),
+    (GOOD + "codex:\n  network_access: 1\n", "codex.network_access", "must be true or false, but is a number"),
+    (
+        GOOD + "codex:\n  turn_timeout_s: 1h\n",
+        "codex.turn_timeout_s",
+        "must be a number from 0.1 to 604800, but is text",
+    ),
+    (GOOD + "a2a: {port: '8000'}\n", "a2a.port", "must be a whole number from 0 to 65535, but is text"),
+    (GOOD + "a2a: {port: 80.5}\n", "a2a.port", "must be a whole number from 0 to 65535, but is a number"),
+    (GOOD + "providers: {a: b}\n", "providers", "must be a list, each item a mapping of keys, but is a mapping"),
+    # values outside what is allowed
+    (GOOD + "a2a: {port: 70000}\n", "a2a.port", "but is 70000"),
+    (GOOD + "codex:\n  turn_timeout_s: 0\n", "codex.turn_timeout_s", "must be a number from 0.1 to 604800"),
+    (GOOD + "codex:\n  turn_timeout_s: .nan\n", "codex.turn_timeout_s", "but is nan"),
+    (GOOD + "codex:\n  turn_inactivity_timeout_s: -1\n", "codex.turn_inactivity_timeout_s", "but is -1"),
+    (GOOD + f"codex:\n  turn_timeout_s: {10**400}\n", "codex.turn_timeout_s", "but is inf"),
+    (GOOD + "codex:\n  shutdown_grace_s: 61\n", "codex.shutdown_grace_s", "from 0 to 60"),
+    (GOOD + "limits: {max_text_chars: 2000000}\n", "limits.max_text_chars", "from 1 to 1048576, but is 2000000"),
+    (GOOD + "limits: {max_message_bytes: 0}\n", "limits.max_message_bytes", "but is 0"),
+    (
+        GOOD + "codex:\n  sandbox: workspace_write\n",
+        "codex.sandbox",
+        "must be one of read-only, workspace-write, danger-full-access, container, but is 'workspace_write' "
+        "(did you mean workspace-write?)",
+    ),
+    (GOOD + "codex:\n  approval_policy: on-failure\n", "codex.approval_policy", "one of never, on-request, untrusted"),
+    (GOOD + "codex:\n  conversations: single\n", "codex.conversations", "must be one of main, per-context"),
+    (GOOD + "codex:\n  reasoning_effort: 3\n", "codex.reasoning_effort", "must be a word such as low"),
+    (GOOD + "codex:\n  mid_turn: steer\n", "codex.mid_turn", "steer is not available in this version; use queue"),
+    (
+        GOOD + "codex:\n  mid_turn: interrupt\n",
+        "codex.mid_turn",
+        "interrupt is not available in this version; use queue",
+    ),
+    (GOOD + "codex:\n  backend: exec\n", "codex.backend", "exec is not available in this version; use app-server"),
+    # providers' fields
+    (GOOD + "providers: [{name: a}]\n", "providers[0].auth_mode", "is missing; it must be one of openai_api"),
+    (GOOD + "providers: [{name: a, auth_mode: api}]\n", "providers[0].auth_mode", "must be one of openai_api"),
+    (
+        GOOD + "providers: [{name: a, auth_mode: openai_api, wire_api: chat}]\n",
+        "providers[0].wire_api",
+        "chat is no longer spoken by codex; use responses",
+    ),
+    (
+        GOOD + "providers: [{name: a, auth_mode: openai_api, auth_env: [sk-secret-1]}]\n",
+        "providers[0].auth_env[0]",
+        "must be the name of an environment variable, not its value",
+    ),
+    (
+        GOOD + "providers: [{name: a, auth_mode: openai_api, model_provider_slug: a.b}]\n",
+        "providers[0].model_provider_slug",
+        "must be 1 to 64 letters, digits, _ or -",
+    ),
+    *(
+        (
+            GOOD + f"providers: [{{name: a, auth_mode: openai_compat_responses, base_url: '{url}'}}]\n",
+            "providers[0].base_url",
+            "must be an http:// or https:// URL without user name, password, query or fragment",
+        )
+        for url in (
+            "ftp://host/v1",
+            "host/v1",
+            "http://me:sk-secret-1@host/v1",
+            "http://host/v1?key=sk-secret-1",
+            "http://",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "words"), BAD_CONFIG)
+def test_a_bad_config_yaml_is_one_sentence_with_file_and_key(machine: Machine, text: str, key: str, words: str) -> None:
+    sentence = refusal(machine, text)
+    assert sentence.startswith(f"{machine.file}: {key}: " if key else f"{machine.file}: ")
+    assert words in sentence
+    assert_is_one_sentence(sentence)
+    assert "sk-secret-1" not in sentence
+
+
+BAD_ENVIRONMENT = [
+    ({"A2A_PORT": "http"}, "A2A_PORT", "must be a whole number from 0 to 65535, but is 'http'"),
+    ({"A2A_PORT": "65536"}, "A2A_PORT", "must be a whole number from 0 to 65535"),
+    ({"A2A_GRPC_PORT": "-1"}, "A2A_GRPC_PORT", "must be a whole number from 0 to 65535"),
+    ({"A2A_PORT": "8001", "A2A_GRPC_PORT": "8001"}, "A2A_GRPC_PORT", "must differ from A2A_PORT, but both are 8001"),
+    ({"A2A_HOST": "0.0.0.0"}, "A2A_TOKEN", "is missing, and A2A_HOST '0.0.0.0' is beyond loopback"),
+    ({"A2A_HOST": "::"}, "A2A_TOKEN", "set A2A_TOKEN or A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1"),
+    ({"A2A_HOST": "agent.internal"}, "A2A_TOKEN", "is beyond loopback"),
+    ({"A2A_HOST": "0.0.0.0", "A2A_TOKEN": ""}, "A2A_TOKEN", "is missing"),
+    ({"A2A_TOKEN": "two words"}, "A2A_TOKEN", "must be printable ASCII without blanks"),
+    ({"A2A_ALLOW_ANONYMOUS": "maybe"}, "A2A_ALLOW_ANONYMOUS", "must be one of 1, true, yes, on, 0, false, no, off"),
+    ({"A2A_PUBLIC_URL": "agent:80"}, "A2A_PUBLIC_URL", "must be an http:// or https:// URL"),
+    ({"MODEL": "gpt\n-5"}, "MODEL", "must be one line of text, not blank"),
+    ({"LOG_FORMAT": "xml"}, "LOG_FORMAT", "must be one of text, json, but is 'xml'"),
+    ({"LOG_LEVEL": "loud"}, "LOG_LEVEL", "must be one of debug, info, warning, error, but is 'loud'"),
+    ({"WORKSPACE_DIR": "nowhere"}, "WORKSPACE_DIR", "must be a folder that exists"),
+    ({"DATABASE_URL": "sk-secret-1"}, "DATABASE_URL", "must be a URL such as"),
+    ({"PLATFORM_URL": "http://platform"}, "WORKSPACE_ID", "is missing; PLATFORM_URL is set"),
+    ({"PLATFORM_URL": "platform", "WORKSPACE_ID": "w"}, "PLATFORM_URL", "must be an http:// or https:// URL"),
+    ({"A2A_TOKEN_FILE": "sk-secret-1"}, "A2A_TOKEN_FILE", "names a file that cannot be read (No such file"),
+    ({"A2A_TOKEN_FILE": "/"}, "A2A_TOKEN_FILE", "cannot be read (Is a directory)"),
+    ({"A2A_TOKEN_FILE": "/dev/null"}, "A2A_TOKEN_FILE", "is empty"),
+    ({"A2A_TOKEN_FILE": "/x", "A2A_TOKEN": "sk-secret-1"}, "A2A_TOKEN_FILE", "is set as well as A2A_TOKEN"),
+    (
+        {"DATABASE_URL_FILE": "/x", "DATABASE_URL": "a://sk-secret-1"},
+        "DATABASE_URL_FILE",
+        "is set as well as DATABASE_URL",
+    ),
+]
+
+
+@pytest.mark.parametrize(("env", "name", "words"), BAD_ENVIRONMENT)
+def test_a_bad_variable_is_one_sentence_with_its_name(
+    machine: Machine, env: dict[str, str], name: str, words: str
+) -> None:
+    sentence = refusal(machine, GOOD, **env)
+    assert sentence.startswith(f"environment: {name}: ")
+    assert words in sentence
+    assert_is_one_sentence(sentence)
+    assert "sk-secret-1" not in sentence
+
+
+def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.yaml: cannot be read \(No such file or directory\)"):
+        load_settings({"WORKSPACE_CONFIG_PATH": str(tmp_path)}, cwd=tmp_path, root=tmp_path)
+    (tmp_path / "config.yaml").write_bytes(b"name: \xff\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml: is not YAML: .*position 6"):
+        load_settings({}, config_path=tmp_path, root=tmp_path)
+    named = str(tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match=r"WORKSPACE_CONFIG_PATH: must be the folder of config\.yaml"):
+        load_settings({"WORKSPACE_CONFIG_PATH": named}, cwd=tmp_path, root=tmp_path)
+
+
+def test_without_any_folder_for_its_state_it_says_which_variable_to_set(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="environment: WORKSPACE_STATE_DIR: must name a folder"):
+        load_settings({}, cwd=tmp_path, root=tmp_path)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from([each.name for each in dataclasses.fields(Config)]) | st.text(), inner)
+        ),
+        max_leaves=8,
+    )
+)
+@hypothesis_settings(deadline=None)
+def test_any_value_is_settings_or_one_config_error(value: object) -> None:
+    try:
+        said = read_section(Config, value, Place("f")).name
+    except ConfigError as error:
+        said = str(error).removeprefix("f: ")
+    assert said
+    assert said[:2] != "f:"
+
+
+def test_the_template_s_own_config_yaml_is_the_defaults_and_shows_every_key(tmp_path: Path) -> None:
+    settings = load_settings({"HOME": "/home/me"}, cwd=tmp_path, root=tmp_path)
+    assert settings.config_file == TEMPLATE_DIR / "config.yaml"
+    assert settings.config.codex == Codex()
+    assert settings.config.limits == Limits()
+    assert settings.config.a2a == A2A()
+    text = settings.config_file.read_text()
+    for section in (Codex, Limits, A2A, ProviderEntry):
+        assert [key.name for key in dataclasses.fields(section) if f"{key.name}: " not in text] == []
+
+
+def test_commented_out_keys_of_the_template_are_true_defaults() -> None:
+    text = (TEMPLATE_DIR / "config.yaml").read_text()
+    codex = re.sub(r"(?m)^  # ", "  ", text[text.index("\ncodex:") : text.index("\n# limits:")])
+    limits = re.sub(r"(?m)^# ", "", text[text.index("\n# limits:") :])
+    section = read_section(Codex, yaml.safe_load(codex)["codex"], Place("codex"))
+    assert section == Codex()
+    assert read_section(Limits, yaml.safe_load(limits)["limits"], Place("limits")) == Limits()
+
+
+def test_every_key_of_the_design_is_taken(machine: Machine) -> None:
+    settings = machine.load(
+        """
+name: my-agent
+runtime: codex
+template_schema_version: 1
+runtime_config: {model: gpt-5.5, provider: my-gateway}
+providers:
+  - name: my-gateway
+    auth_mode: openai_compat_responses
+    base_url: http://127.0.0.1:9999/v1
+    auth_env: [MY_GATEWAY_KEY]
+    wire_api: responses
+    model_prefixes: [gpt-]
+    model_aliases: []
+    model_provider_slug: my_gateway
+    model_id_override: null
+codex:
+  sandbox: container
+  approval_policy: untrusted
+  mid_turn: queue
+  conversations: per-context
+  backend: app-server
+  turn_inactivity_timeout_s: 60
+  turn_timeout_s: 600.5
+"""
+    )
+    assert settings.config.runtime_config == RuntimeConfig(model="gpt-5.5", provider="my-gateway")
+    [entry] = settings.config.providers
+    assert (entry.base_url, entry.auth_env) == ("http://127.0.0.1:9999/v1", ("MY_GATEWAY_KEY",))
+    assert (entry.model_provider_slug, entry.model_id_override) == ("my_gateway", None)
+    codex = settings.config.codex
+    assert (codex.sandbox, codex.approval_policy, codex.conversations) == ("container", "untrusted", "per-context")
+    assert (codex.turn_inactivity_timeout_s, codex.turn_timeout_s) == (60.0, 600.5)
+    assert isinstance(codex.turn_inactivity_timeout_s, float)
+
+
+def test_the_platform_s_own_keys_are_let_through(machine: Machine) -> None:
+    ignored = "".join(f"{key}: {{any: [thing, 1]}}\n" for key in sorted(Config.IGNORED))
+    runtime = "".join(f"  {key}: x\n" for key in sorted(RuntimeConfig.IGNORED))
+    known = "role: coder\ntier: 2\nskills: [git]\nprompt_files: [a.md]\na2a: {port: 9, push_notifications: false}\n"
+    settings = machine.load(f"{GOOD}{known}{ignored}runtime_config:\n  required_env: [A]\n  providers: [b]\n{runtime}")
+    assert (settings.config.role, settings.config.skills, settings.listen.port) == ("coder", ("git",), 9)
+
+
+@pytest.mark.parametrize(
+    ("yaml_model", "runtime_model", "env", "expected"),
+    [
+        ("a", None, {}, "a"),
+        ("a", "b", {}, "b"),
+        (PLATFORM_DEFAULT_MODEL, "b", {}, "b"),
+        (PLATFORM_DEFAULT_MODEL, None, {"MODEL": "c"}, "c"),
+        ("a", "b", {"MODEL": "c"}, "c"),
+        ("a", "b", {"MODEL": "c", "MOLECULE_MODEL": "d"}, "d"),
+        ("a", "b", {"MODEL": "", "MOLECULE_MODEL": ""}, "b"),
+    ],
+)
+def test_the_model_s_precedence(
+    machine: Machine, yaml_model: str, runtime_model: str | None, env: dict[str, str], expected: str
+) -> None:
+    runtime_config = f"runtime_config: {{model: {runtime_model}}}\n" if runtime_model else ""
+    settings = machine.load(f"name: a\nruntime: codex\nmodel: {yaml_model}\n{runtime_config}", **env)
+    assert settings.model == expected
+    assert settings.model_source.startswith("environment: " if env.get("MODEL") else str(machine.file))
+
+
+def test_folders_in_a_container_and_outside(machine: Machine) -> None:
+    settings = machine.load()
+    assert settings.state_dir == machine.root / "configs" / ".codex-workspace"
+    assert settings.codex_home == settings.state_dir / "codex"
+    assert settings.workspace_dir == machine.root
+    (machine.root / "workspace").mkdir()
+    assert machine.load().workspace_dir == machine.root / "workspace"
+    assert not settings.state_dir.exists()
+
+    outside = machine.root / "outside"
+    outside.mkdir()
+    env = {"WORKSPACE_CONFIG_PATH": str(machine.file.parent), "HOME": "/home/me"}
+    assert load_settings(env, cwd=outside, root=outside).state_dir == Path("/home/me/.local/state/codex-workspace")
+    env |= {"XDG_STATE_HOME": "/var/me"}
+    assert load_settings(env, cwd=outside, root=outside).state_dir == Path("/var/me/codex-workspace")
+    env |= {"WORKSPACE_STATE_DIR": "~/s", "CODEX_HOME": "h", "WORKSPACE_DIR": "."}
+    named = load_settings(env, cwd=outside, root=outside)
+    assert (named.state_dir, named.codex_home, named.workspace_dir) == (Path("/home/me/s"), outside / "h", outside)
+    assert named.database_url.reveal() == "sqlite+aiosqlite:////home/me/s/workspace.sqlite3"
+
+
+def test_config_path_given_by_the_host_wins(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> None:
+    machine.load()
+    other = tmp_path_factory.mktemp("other")
+    (other / "config.yaml").write_text(GOOD.replace("agent", "given"))
+    settings = load_settings(
+        {"WORKSPACE_CONFIG_PATH": str(machine.file.parent)}, config_path=other, cwd=machine.root, root=machine.root
+    )
+    assert settings.config.name == "given"
+
+
+def test_codex_bin_is_the_wheel_s_unless_named(machine: Machine) -> None:
+    wheel = machine.load().codex_bin
+    assert wheel is not None
+    assert wheel.parts[-3:] == ("codex_cli_bin", "bin", "codex")
+    assert machine.load(CODEX_BIN="bin/x").codex_bin == machine.root / "bin" / "x"
+    assert machine.load(CODEX_BIN="codex", PATH=str(wheel.parent)).codex_bin == wheel
+    assert machine.load(CODEX_BIN="codex").codex_bin is None
+
+
+def test_whoever_listens_beyond_loopback_has_a_token_or_says_otherwise(machine: Machine) -> None:
+    assert machine.load(A2A_HOST="::1").listen.token is None
+    assert machine.load(A2A_HOST="0.0.0.0", A2A_ALLOW_ANONYMOUS="1").listen.allow_anonymous
+    listen = machine.load(A2A_HOST="0.0.0.0", A2A_TOKEN="t", A2A_PORT="0", A2A_GRPC_PORT="0").listen
+    assert (listen.token, listen.port, listen.grpc_port) == (Secret("t"), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        *((host, True) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "127.0.0.1.example.org")),
+    ],
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_the_platform_side_is_on_with_url_and_id(machine: Machine) -> None:
+    assert machine.load(WORKSPACE_ID="fake-smoke").platform is None
+    platform = machine.load(PLATFORM_URL="http://p:8080/", WORKSPACE_ID="w", MOLECULE_WORKSPACE_TOKEN="t").platform
+    assert platform is not None
+    assert (platform.url, platform.workspace_id, platform.token) == ("http://p:8080", "w", Secret("t"))
+
+
+@pytest.mark.parametrize(
+    ("raw", "secret"), [(b"t", "t"), (b"t\n", "t"), (b"t\r\n", "t"), (b"t\n\n", "t\n"), (b" t ", " t ")]
+)
+def test_a_secret_s_file_loses_one_line_break(tmp_path: Path, raw: bytes, secret: str) -> None:
+    (tmp_path / "token").write_bytes(raw)
+    assert read_secret({"X_FILE": str(tmp_path / "token")}, "X") == Secret(secret)
+
+
+def test_every_secret_can_come_from_a_file(machine: Machine) -> None:
+    (machine.root / "s").write_text("x://sk-1\n")
+    env = {f"{variable.name}_FILE": str(machine.root / "s") for variable in ENVIRONMENT if variable.secret}
+    settings = machine.load(GOOD, **env, PLATFORM_URL="http://p", WORKSPACE_ID="w")
+    assert settings.platform is not None
+    assert settings.listen.token == settings.database_url == settings.platform.token == Secret("x://sk-1")
+
+
+def test_a_secret_is_never_shown(machine: Machine) -> None:
+    settings = machine.load(A2A_TOKEN="sk-secret-1", DATABASE_URL="a://sk-secret-1")
+    secret = settings.listen.token
+    assert secret is not None
+    assert secret.reveal() == "sk-secret-1"
+    shown = f"{settings} {settings!r} {secret:} {secret!r} {dataclasses.asdict(settings)}"
+    assert "sk-secret-1" not in shown
+    with pytest.raises(TypeError):
+        json.dumps(secret)
+    assert secret != Secret("other")
+    assert len({secret, Secret("sk-secret-1")}) == 1
+
+
+def test_merge_keys_of_yaml_still_work(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\n")
+    assert load_yaml(file) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}
+    file.write_text("base: &base {x: 1}\ndeep: {er: {a: &a {<<: *base, x: 3}}}\nb: {<<: *a}\n")
+    assert load_yaml(file) == {"base": {"x": 1}, "deep": {"er": {"a": {"x": 3}}}, "b": {"x": 3}}
