@@ -94,11 +94,13 @@ OVERLOADED: Final = -32001
 METHOD_NOT_FOUND: Final = -32601
 MAX_OVERLOAD_RETRIES: Final = 8
 STDERR_TAIL_BYTES: Final = 2048
+MASK: Final = b"***"
 
 START_TIMEOUT_S: Final = 20.0
 EOF_GRACE_S: Final = 3.0
 TERM_GRACE_S: Final = 2.0
 KILL_GRACE_S: Final = 1.0
+POLL_S: Final = 0.005
 DRAIN_S: Final = 0.25
 """How long the rest of a dead codex's output is waited for: a descendant may hold the pipe open for ever."""
 
@@ -361,7 +363,7 @@ class _Process:
 
     popen: subprocess.Popen[bytes]
     pidfd: int
-    secrets: Sequence[str]
+    secrets: Sequence[bytes]
     tail: bytes = b""
     over: anyio.Event = field(default_factory=anyio.Event)
 
@@ -373,9 +375,11 @@ class _Process:
 
     async def ended_within(self, seconds: float) -> bool:
         """Tell whether the process ends within `seconds`."""
+        # Asked again and again: in a cancelled block `watch` is cancelled too, and the process still has to end.
         with anyio.move_on_after(seconds):
-            await self.over.wait()
-        return self.over.is_set()
+            while self.popen.poll() is None:  # noqa: ASYNC110
+                await anyio.sleep(POLL_S)
+        return self.popen.poll() is not None
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to codex and its process group, which it leads."""
@@ -389,14 +393,22 @@ class _Process:
             while True:
                 data = await stderr.receive()
                 logger.debug("codex stderr: %r", data[:STDERR_TAIL_BYTES])
-                self.tail = (self.tail + data)[-STDERR_TAIL_BYTES:]
+                self.tail = (self.tail + data)[-(STDERR_TAIL_BYTES + self._longest_secret) :]
 
     def last_lines(self) -> str:
         """What codex wrote last on stderr: without colours, and without secrets."""
-        text = _COLOUR.sub("", self.tail.decode("utf-8", "replace")).strip()
+        text = self.tail
         for secret in self.secrets:
-            text = text.replace(secret, "***")
-        return text
+            text = text.replace(secret, MASK)
+        longest = self._longest_secret
+        if len(self.tail) == STDERR_TAIL_BYTES + longest:
+            # It may begin with the end of a secret.
+            text = text[longest:]
+        return _COLOUR.sub("", text[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")).strip()
+
+    @property
+    def _longest_secret(self) -> int:
+        return max((len(secret) for secret in self.secrets), default=0)
 
     def how_it_ended(self) -> str:
         """The process's end as half a sentence."""
@@ -445,6 +457,7 @@ async def open_app_server(launch: Launch, *, answer: Answerer | None = None) -> 
                     await _end(process, stdin)
                 tasks.cancel_scope.cancel()
     finally:
+        connection.fail(CodexGone("codex was ended, as its block was left"))
         for stream in (stdin, stdout, stderr):
             with anyio.CancelScope(shield=True):
                 await stream.aclose()
@@ -468,8 +481,9 @@ def _spawn(launch: Launch, mark: str) -> tuple[_Process, PipeWriter, PipeReader,
         raise CodexCannotStart(
             f"codex cannot be started: {error.filename or launch.binary}: {error.strerror}"
         ) from error
-    secrets = [*launch.secrets, *([launch.credential[1]] if launch.credential else [])]
-    process = _Process(popen, os.pidfd_open(popen.pid), [secret for secret in secrets if secret])
+    secrets = {*launch.secrets, *([launch.credential[1]] if launch.credential else [])}
+    longest_first = sorted((os.fsencode(secret) for secret in secrets if secret), key=len, reverse=True)
+    process = _Process(popen, os.pidfd_open(popen.pid), longest_first)
     assert popen.stdin is not None
     assert popen.stdout is not None
     assert popen.stderr is not None
