@@ -494,8 +494,7 @@ def _turn_started(_: JsonObject) -> TurnEvent:
 
 def _turn_completed(turn: JsonObject) -> TurnEvent:
     """Return the turn's end; a status that is not known counts as failed, because the turn is over all the same."""
-    messages = [item for item in objects(turn, "items") if item.get("type") == "agentMessage"]
-    last_message = _said(messages[-1]) if messages else None
+    last_message = _last_message(turn)
     match turn.get("status"):
         case "completed":
             return TurnEnded("completed", None, last_message)
@@ -503,6 +502,15 @@ def _turn_completed(turn: JsonObject) -> TurnEvent:
             return TurnEnded("interrupted", None, last_message)
         case _:
             return TurnEnded("failed", _failure(nested_or_empty(turn, "error")), last_message)
+
+
+def _last_message(turn: JsonObject) -> Said | None:
+    """Return the agent's last message in a turn; one of an odd shape is left out, for the turn is over all the same."""
+    messages = [item for item in objects(turn, "items") if item.get("type") == "agentMessage"]
+    try:
+        return _said(messages[-1]) if messages else None
+    except OddShape:
+        return None
 
 
 def _item_started(params: JsonObject) -> TurnEvent:

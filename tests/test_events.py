@@ -61,7 +61,7 @@ def completed(**item: JsonValue) -> Notification:
 
 
 def turn_completed(**turn: JsonValue) -> Notification:
-    return of_thread("turn/completed", turn={"id": TURN, **turn})
+    return of_thread("turn/completed", turn={**turn, "id": TURN})
 
 
 def older(event: str, **msg: JsonValue) -> Notification:
@@ -243,6 +243,7 @@ def test_a_warning_of_the_thread_is_heard() -> None:
             },
             TurnEnded("completed", None, Said("a", "done", "final_answer")),
         ),
+        ({"status": "completed", "items": [{"type": "agentMessage", "id": "a"}]}, TurnEnded("completed", None, None)),
         ({"status": "interrupted", "error": None}, TurnEnded("interrupted", None, None)),
         ({"status": "failed", "error": None}, TurnEnded("failed", TurnFailure(SILENT, "other", None, None), None)),
         ({"status": "newStatus"}, TurnEnded("failed", TurnFailure(SILENT, "other", None, None), None)),
@@ -391,9 +392,8 @@ KEYS = st.sampled_from(
         *("secs", "nanos", "info", "total_token_usage", "codex_error_info", "item_id", "success"),
     ]
 )
-WORDS = st.sampled_from(
-    [TURN, "agentMessage", "AgentMessage", "reasoning", "commandExecution", "fileChange", "mcpToolCall"]
-)
+KINDS = ("agentMessage", "reasoning", "commandExecution", "fileChange", "mcpToolCall", "dynamicToolCall", "webSearch")
+WORDS = st.sampled_from([TURN, "AgentMessage", *KINDS])
 values: st.SearchStrategy[JsonValue] = st.recursive(
     st.sampled_from([None, True, 0, -1, 2.5, float("nan"), "", "x"]) | WORDS,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=4),
@@ -407,6 +407,18 @@ def test_reading_never_raises(method: str, params: JsonObject, with_turn: bool) 
     ids: JsonObject = IDS if with_turn else {"threadId": THREAD}
     for event in TurnReader(THREAD, TURN).read(Notification(method, {**params, **ids})):
         TurnText().apply(event)
+
+
+@given(st.sampled_from(["item/started", "item/completed"]), fields, st.sampled_from([None, *KINDS, 7, []]))
+def test_reading_an_item_never_raises(method: str, item: JsonObject, kind: JsonValue) -> None:
+    for typed in (item, {**item, "type": kind}):
+        assert len(TurnReader(THREAD, TURN).read(of_turn(method, item=typed))) == 1
+
+
+@given(fields)
+def test_the_end_of_the_turn_is_heard_whatever_else_it_says(turn: JsonObject) -> None:
+    (event,) = TurnReader(THREAD, TURN).read(turn_completed(**turn))
+    assert isinstance(event, TurnEnded)
 
 
 @given(st.sampled_from(OLDER), values)
@@ -440,6 +452,8 @@ def text_of(*events: TurnEvent) -> TurnText:
         ([Said("a", "looking", "commentary"), MessageStarted("b", None)], "looking"),
         ([Said("a", "looking", None), MessageStarted("b", None), TextDelta("b", "do")], "do"),
         ([Said("a", "hello", None), Said("b", "", None)], "hello"),
+        ([TextDelta("a", "hal"), Warned("again", will_retry=True)], ""),
+        ([Said("a", "one", None), TextDelta("b", "hal"), Warned("again", will_retry=True)], "one"),
         ([TurnEnded("completed", None, Said("a", "hello", None))], "hello"),
         ([Said("a", "hello", None), TurnEnded("completed", None, Said("a", "hello", None))], "hello"),
     ],
