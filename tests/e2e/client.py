@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import anyio
 import httpx
 from a2a.client import Client, ClientConfig, ClientFactory
 from a2a.types import (
@@ -22,6 +23,8 @@ from a2a.types import (
     TaskState,
     TaskStatusUpdateEvent,
 )
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.struct_pb2 import Struct
 
 TERMINAL = {
     TaskState.TASK_STATE_COMPLETED,
@@ -139,9 +142,22 @@ class Peer:
         """Return the task as the agent keeps it."""
         return Seen().take_task(await self.blocking.get_task(GetTaskRequest(id=task_id)))
 
+    async def finished(self, task_id: str, within_s: float = 10.0) -> Seen:
+        """Poll a task until it has ended, as a client without streams does."""
+        with anyio.fail_after(within_s):
+            while (seen := await self.get(task_id)).state not in TERMINAL:
+                await anyio.sleep(0.02)
+        return seen
+
     async def cancel(self, task_id: str) -> Seen:
         """Cancel a task and return it."""
         return Seen().take_task(await self.blocking.cancel_task(CancelTaskRequest(id=task_id)))
+
+
+def plain(metadata: object) -> dict[str, object]:
+    """Return a metadata value as plain Python."""
+    assert isinstance(metadata, Struct)
+    return MessageToDict(metadata)
 
 
 def request(text: str, context_id: str = "") -> SendMessageRequest:

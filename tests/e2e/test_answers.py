@@ -1,0 +1,181 @@
+"""A message gets its answer, over every way of sending, and the task keeps it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from a2a.types import TaskState
+
+from codex_workspace.replies import UPDATE_INTERVAL_S, USAGE
+from codex_workspace.scripted_model import ScriptedModel, numbered_text
+from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Place, running_agent
+from tests.e2e.client import TERMINAL, Peer, Seen, peer, plain, script
+
+COMPLETED = TaskState.TASK_STATE_COMPLETED
+
+
+@pytest.mark.parametrize("send", [Peer.ask, Peer.ask_blocking])
+async def test_both_ways_of_sending_complete_and_the_task_keeps_the_answer(
+    client: Peer, send: Callable[[Peer, str], Awaitable[Seen]]
+) -> None:
+    seen = await send(client, "hello there")
+    assert (seen.state, seen.answer) == (COMPLETED, "You said: hello there")
+    kept = await client.get(seen.task_id)
+    assert (kept.state, kept.answer, kept.context_id) == (COMPLETED, seen.answer, seen.context_id)
+
+
+async def test_an_immediate_return_is_polled_to_its_end(client: Peer) -> None:
+    begun = await client.begin(script({"chunks": 5, "delay_ms": 50}))
+    assert begun.state not in TERMINAL
+    seen = await client.finished(begun.task_id)
+    assert (seen.state, seen.answer) == (COMPLETED, numbered_text(50))
+
+
+async def test_the_stream_is_one_task_a_growing_answer_and_one_end(client: Peer) -> None:
+    seen = await client.ask(script({"chunks": 200, "delay_ms": 5}))
+    assert (seen.tasks, seen.terminals, seen.final_chunks) == (1, 1, 1)
+    assert seen.answer == numbered_text(2000)
+    steps = [later - earlier for earlier, later in pairwise(seen.answer_updates[:-2])]
+    assert len(steps) >= 5, "the answer did not stream"
+    # The client sees them a little unevenly; over the whole stream the rate holds.
+    assert sum(steps) / len(steps) >= UPDATE_INTERVAL_S * 0.95
+
+
+async def test_the_first_words_come_while_the_model_still_speaks(client: Peer) -> None:
+    before_the_end = Seen()
+    async for event in client.stream(script({"say": "first words", "stall": True})):
+        if before_the_end.take(event).answer:
+            break
+    assert before_the_end.answer
+    assert before_the_end.state not in TERMINAL
+    await client.cancel(before_the_end.task_id)
+
+
+async def test_commands_files_reasoning_and_usage_are_shown(client: Peer, place: Place) -> None:
+    patch = "*** Begin Patch\n*** Add File: made.txt\n+made\n*** End Patch"
+    seen = await client.ask(
+        script(
+            {"reason": "think of it", "say": "On my way.", "run": "echo from the $((40 + 2))"},
+            {"patch": patch},
+            {"say": "Done."},
+        )
+    )
+    assert (seen.state, seen.answer) == (COMPLETED, "Done.")
+    assert seen.kinds() == ["reasoning", "commentary", "command", "command"]
+    finished = seen.notes[-1].status.message
+    assert "from the 42" in finished.metadata["output"]
+    assert (finished.metadata["exitCode"], finished.metadata["status"]) == (0, "completed")
+    assert "+made" in seen.artifacts["patch-1"]
+    assert await anyio.Path(place.workspace, "made.txt").read_text() == "made\n"
+    usage = plain(seen.metadata[USAGE])
+    assert usage["totalTokens"] > 0
+    assert usage["totalTokens"] == usage["inputTokens"] + usage["outputTokens"]
+
+
+async def test_usage_is_the_turns_own_and_the_threads_in_all(client: Peer) -> None:
+    tokens = {"input_tokens": 100, "cached_tokens": 10, "output_tokens": 7, "reasoning_tokens": 2}
+    first = await client.ask(script({"say": "one", "usage": tokens}), "ctx")
+    second = await client.ask(script({"say": "two", "usage": tokens}), "ctx")
+    assert plain(first.metadata[USAGE])["totalTokens"] == 107
+    assert plain(second.metadata[USAGE])["totalTokens"] == 107
+    assert plain(second.metadata[USAGE])["thread"]["totalTokens"] == 214
+
+
+@pytest.mark.parametrize("text", ["", "   \n\t "])
+async def test_a_message_without_text_is_refused_without_a_turn(client: Peer, model: ScriptedModel, text: str) -> None:
+    seen = await client.ask(text)
+    assert seen.state == TaskState.TASK_STATE_REJECTED
+    assert "no text" in seen.sentence
+    assert not [request for request in model.requests if request.path.endswith("/responses")]
+
+
+async def test_a_message_over_codexs_limit_is_refused_with_a_sentence(client: Peer) -> None:
+    seen = await client.ask_blocking("x" * 1_048_577)
+    assert seen.state == TaskState.TASK_STATE_REJECTED
+    assert "1048577 characters" in seen.sentence
+    assert (await client.ask("and on we go")).state == COMPLETED
+
+
+async def test_the_older_sdk_works_blocking_and_streaming(agent: AgentProcess) -> None:
+    old_python = REPOSITORY / ".venv-a2a-0.3" / "bin" / "python"
+    command = [str(old_python), str(Path(__file__).with_name("old_client.py")), agent.url, "hello from 0.3"]
+    done = await anyio.run_process(command, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    seen = json.loads(done.stdout)
+    for way in ("blocking", "streaming"):
+        assert seen[way]["state"] == seen[way]["kept_state"] == "completed"
+        assert seen[way]["kept_answer"] == "You said: hello from 0.3"
+    assert seen["blocking"]["answer"] == "You said: hello from 0.3"
+    assert seen["streaming"]["events"] >= 4
+    assert seen["streaming"]["context"] == seen["blocking"]["context"]
+
+
+async def test_a_token_is_asked_for_and_the_card_and_probes_are_not_behind_it(place: Place) -> None:
+    guarded = Place(place.root, place.model_url, environment={"A2A_TOKEN": "open-sesame"})
+    async with running_agent(guarded) as agent:
+        async with httpx.AsyncClient(base_url=agent.url) as http:
+            for path in ("/.well-known/agent-card.json", "/healthz", "/readyz"):
+                assert (await http.get(path)).status_code == 200
+            card = (await http.get("/.well-known/agent-card.json")).json()
+            assert card["securitySchemes"]["bearer"]
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic open-sesame"}):
+                refused = await http.post("/", json={}, headers=headers)
+                assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        async with peer(agent.url, "open-sesame") as client:
+            assert (await client.ask("hi")).state == COMPLETED
+        assert "open-sesame" not in agent.log.read_text()
+
+
+async def test_secrets_reach_neither_commands_nor_log_nor_tasks(place: Place) -> None:
+    canaries = {
+        "ANTHROPIC_API_KEY": "canary-anthropic",
+        "MOLECULE_WORKSPACE_TOKEN": "canary-molecule",
+        "ADMIN_TOKEN": "canary-admin",
+    }
+    dirty = Place(
+        place.root, place.model_url, environment={**canaries, "A2A_TOKEN": "canary-a2a", "LOG_LEVEL": "DEBUG"}
+    )
+    async with running_agent(dirty) as agent, peer(agent.url, "canary-a2a") as client:
+        seen = await client.ask(script({"run": "env; cat /proc/[0-9]*/environ | tr '\\0' '\\n'"}, {"say": "looked"}))
+        shown = str(seen.notes) + str(seen.metadata) + seen.answer
+        codex_environment = " ".join(agent.codex().environ().values())
+    assert "PATH=" in shown, "the command showed nothing"
+    for secret in [*canaries.values(), "canary-a2a"]:
+        assert secret not in shown
+        assert secret not in codex_environment
+        assert secret not in agent.log.read_text()
+    assert SECRET not in shown
+    assert SECRET not in agent.log.read_text()
+
+
+async def test_body_limit(place: Place) -> None:
+    small = Place(place.root, place.model_url, limits={"max_message_bytes": 4096})
+    async with running_agent(small) as agent, httpx.AsyncClient(base_url=agent.url) as http:
+        refused = await http.post("/", content=b"x" * 5000)
+        assert (refused.status_code, "4096 bytes" in refused.text) == (413, True)
+
+
+def test_the_start_script_starts_the_agent_and_names_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: x\nruntime: codex\ntemplate_schema_version: 1\nmodell: gpt\n")
+    environment = {
+        "PATH": str(Path(sys.executable).parent),
+        "WORKSPACE_CONFIG_PATH": str(tmp_path),
+        "HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [REPOSITORY / "start.sh"],
+        env={**environment, "PATH": f"{environment['PATH']}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert "modell" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,146 @@
+"""A context is one conversation, whatever dies in between."""
+
+import signal
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+from a2a.types import TaskState
+
+from codex_workspace.agent import LEFT_BEHIND
+from codex_workspace.scripted_model import ScriptedModel
+from executor import STOPPED
+from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.client import Peer, Seen, peer, script
+
+COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
+REPEAT = script({"repeat": True})
+
+
+async def test_a_second_message_sees_the_first_and_a_third_sees_both_after_a_restart(place: Place) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+        await client.ask("the word is pear", "ctx")
+        assert await agent.stop() == 0
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        answer = (await client.ask(REPEAT, "ctx")).answer
+    assert "the word is apple" in answer
+    assert "the word is pear" in answer
+
+
+async def test_messages_without_a_context_go_to_the_senders_main_one(client: Peer) -> None:
+    first = await client.ask("the word is apple")
+    second = await client.ask(REPEAT)
+    assert second.context_id == first.context_id
+    assert "the word is apple" in second.answer
+    assert "the word is apple" not in (await client.ask(REPEAT, "elsewhere")).answer
+
+
+async def test_per_context_gives_every_nameless_message_a_context_of_its_own(place: Place) -> None:
+    separate = Place(place.root, place.model_url, codex={"conversations": "per-context"})
+    async with running_agent(separate) as agent, peer(agent.url) as client:
+        first = await client.ask("the word is apple")
+        second = await client.ask(REPEAT)
+    assert second.context_id != first.context_id
+    assert "apple" not in second.answer
+
+
+async def test_codex_killed_in_a_turn_fails_the_task_within_a_second_and_the_context_goes_on(
+    agent: AgentProcess, client: Peer
+) -> None:
+    await client.ask("the word is apple", "ctx")
+    seen = Seen()
+    async for event in client.stream(script({"say": "At work.", "run": "sleep 86421"}, {"say": "never"}), "ctx"):
+        seen.take(event)
+        if seen.kinds()[-1:] == ["command"]:
+            break
+    with anyio.fail_after(5):
+        while not (commands := agent.commands("86421")):
+            await anyio.sleep(0.01)
+    agent.codex().kill()
+    failed = await client.finished(seen.task_id, within_s=1.0)
+    assert failed.state == FAILED
+    assert "SIGKILL" in failed.sentence
+    _, alive = psutil.wait_procs(commands, timeout=2)
+    assert not alive, "the command of the dead codex lives on"
+    assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+
+
+async def test_codex_killed_between_turns_is_not_noticed(agent: AgentProcess, client: Peer) -> None:
+    await client.ask("the word is apple", "ctx")
+    for _ in range(3):
+        agent.codex().kill()
+        assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+
+
+async def test_the_agent_killed_in_a_turn_ends_the_task_at_its_next_start(place: Place) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        begun = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
+        codex = agent.codex()
+        agent.process.kill()
+        await agent.ended()
+        await anyio.to_thread.run_sync(codex.wait, 8)
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        failed = await client.get(begun.task_id)
+        assert (failed.state, failed.sentence) == (FAILED, LEFT_BEHIND)
+        assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+
+
+async def test_sigterm_gives_a_running_turn_its_grace_and_then_says_that_the_agent_stopped(place: Place) -> None:
+    quick = Place(place.root, place.model_url, codex={"shutdown_grace_s": 1})
+    async with running_agent(quick) as agent, peer(agent.url) as client:
+        ends_in_time, never_ends = Seen(), Seen()
+
+        async def follow(seen: Seen, text: str, context: str) -> None:
+            async for event in client.stream(text, context):
+                seen.take(event)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, ends_in_time, script({"chunks": 8, "delay_ms": 80}), "short")
+            tasks.start_soon(follow, never_ends, script({"say": "At work.", "stall": True}), "long")
+            while not (ends_in_time.answer and never_ends.answer):
+                await anyio.sleep(0.01)
+            with anyio.fail_after(5):
+                assert await agent.stop() == 0
+        assert ends_in_time.state == COMPLETED
+        assert (never_ends.state, never_ends.sentence) == (FAILED, STOPPED)
+    async with running_agent(quick) as agent, peer(agent.url) as client:
+        assert (await client.get(never_ends.task_id)).sentence == STOPPED
+        assert (await client.ask("go on", "long")).state == COMPLETED
+
+
+@pytest.mark.parametrize("damage", ["emptied", "removed"])
+async def test_a_thread_that_is_lost_is_said_plainly_and_replaced(place: Place, damage: str) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        await agent.stop()
+    for rollout in list((place.root / "state" / "codex" / "sessions").rglob("rollout-*.jsonl")):
+        _damage(rollout, damage)
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        seen = await client.ask(REPEAT, "ctx")
+        assert seen.state == COMPLETED
+        assert "apple" not in seen.answer
+        assert "cannot be resumed" in str(seen.notes[0].status.message.parts[0].text)
+        assert "repeat" in (await client.ask(REPEAT, "ctx")).answer
+
+
+def _damage(rollout: Path, how: str) -> None:
+    if how == "emptied":
+        rollout.write_text("")
+    else:
+        rollout.unlink()
+
+
+async def test_nothing_is_left_over_when_the_agent_stops(place: Place, model: ScriptedModel) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.begin(script({"run": "sleep 86422"}), "ctx")
+        with anyio.fail_after(5):
+            while not agent.commands("86422"):
+                await anyio.sleep(0.01)
+        family = [agent.process, *agent.process.children(recursive=True)]
+        agent.process.send_signal(signal.SIGTERM)
+        _, alive = await anyio.to_thread.run_sync(lambda: psutil.wait_procs(family, timeout=8))
+    assert not alive
