@@ -20,6 +20,7 @@ from codex_workspace.errors import (
     CodexError,
     CodexGone,
     CodexRefused,
+    CodexTimeout,
     InputRefused,
     ProtocolError,
 )
@@ -38,7 +39,7 @@ from codex_workspace.events import (
 from codex_workspace.history import ended_in
 from codex_workspace.items import OpenItems
 from codex_workspace.mailbox import Mailbox
-from codex_workspace.wire import JsonObject, JsonValue, Notification
+from codex_workspace.wire import MAX_INPUT_CHARS, JsonObject, JsonValue, Notification
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +118,12 @@ class ThreadOptions:
 
 @dataclass(frozen=True, slots=True)
 class TurnLimits:
-    """How long things may take, in seconds."""
+    """How long things may take, in seconds, and how many characters a turn's text may have."""
 
     inactivity_s: float = 300.0
     total_s: float = 3600.0
     request_s: float = 30.0
+    max_text_chars: int = MAX_INPUT_CHARS
 
 
 class _Wish(Enum):
@@ -189,7 +191,11 @@ class Turn:
 
     async def abandon(self) -> None:
         """See to it that the turn has ended, whatever that takes: the thread is free for the next one."""
-        if self.ended is not None or self._broken:
+        if self.ended is not None:
+            return
+        if self._broken:
+            # It may still live: then it is the turn that nobody can follow any more.
+            self._codex.kill()
             return
         self.interrupt()
         try:
@@ -202,13 +208,17 @@ class Turn:
             self._codex.kill()
 
     async def _next(self, by: float) -> list[TurnEvent]:
-        deadlines = (by, self._budget_ends, self._silence_ends, self._quiet_ends, self._stop_ends, self._ask_again)
         notifications: list[Notification] | None = None
-        with anyio.CancelScope(deadline=min(deadline for deadline in deadlines if deadline is not None)):
+        with anyio.CancelScope(deadline=min(by, *self._deadlines())):
             notifications = await self._mailbox.take()
         if notifications is None:
             return await self._on_time()
         return [event for notification in notifications for event in self._reader.read(notification)]
+
+    def _deadlines(self) -> list[float]:
+        """Return when the turn's own clocks have something to do; a turn that is being stopped only has to end."""
+        watchdogs = (self._budget_ends, self._silence_ends) if self._stop_ends is None else (self._stop_ends,)
+        return [deadline for deadline in (*watchdogs, self._quiet_ends, self._ask_again) if deadline is not None]
 
     async def _on_time(self) -> list[TurnEvent]:
         """Act on the deadline that has passed."""
@@ -339,7 +349,11 @@ class Conversation:
             CodexCannotStart, CodexGone, CodexRefused, CodexTimeout: codex could not begin the turn.
         """
         if not text.strip():
-            raise InputRefused("the message has no text")
+            raise InputRefused("The message has no text.")
+        if len(text) > self._limits.max_text_chars:
+            raise InputRefused(
+                f"The message has {len(text)} characters; at most {self._limits.max_text_chars} are taken."
+            )
         async with self._one_at_a_time, AsyncExitStack() as listening:
             # A cancelled start would leave a turn behind that nobody knows.
             with anyio.CancelScope(shield=True):
@@ -370,7 +384,12 @@ class Conversation:
         # Listen before asking: the turn's first notification can come ahead of the answer.
         mailbox = attempt.mailbox = listening.enter_context(codex.listen(loaded.thread_id))
         params: JsonObject = {"threadId": loaded.thread_id, "input": [{"type": "text", "text": text}]}
-        started = await codex.call("turn/start", params, timeout_s=self._limits.request_s)
+        try:
+            started = await codex.call("turn/start", params, timeout_s=self._limits.request_s)
+        except CodexTimeout:
+            # The turn may have begun all the same, and a thread with a turn that nobody follows takes no other.
+            codex.kill()
+            raise
         reader = TurnReader(loaded.thread_id, _id_of(started, "turn"))
         return Begun(Turn(codex, mailbox, reader, self._limits, loaded.used), note)
 
@@ -389,8 +408,9 @@ class Conversation:
             else:
                 self._loaded = _Loaded(codex, known, None)
                 return self._loaded, None
-        self._loaded = _Loaded(codex, await self._start(codex), TokenCount())
-        await self._memory.save(self._loaded.thread_id)
+        thread_id = await self._start(codex)
+        await self._memory.save(thread_id)
+        self._loaded = _Loaded(codex, thread_id, TokenCount())
         return self._loaded, note
 
     async def _start(self, codex: Codex) -> str:
