@@ -28,6 +28,7 @@ from codex_workspace.pipes import PipeReader, PipeWriter
 from codex_workspace.processes import sweep
 from codex_workspace.refusals import refuse
 from codex_workspace.wire import (
+    MAX_INPUT_CHARS,
     MAX_LINE_BYTES,
     Failure,
     JsonObject,
@@ -86,9 +87,6 @@ PASSED_ENVIRONMENT: Final = frozenset(
 
 MAX_IN_FLIGHT: Final = 32
 """Unanswered requests at a time. Codex's own queue holds about 128; beyond it requests are lost without a word."""
-
-MAX_INPUT_CHARS: Final = 1_048_576
-"""Codex's own limit on the text of a turn (0.130 and later)."""
 
 OVERLOADED: Final = -32001
 METHOD_NOT_FOUND: Final = -32601

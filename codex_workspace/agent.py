@@ -124,7 +124,12 @@ def _maker(
 ) -> Callable[[str, str], Conversation]:
     options = thread_options(settings, provider)
     config = settings.config.codex
-    limits = TurnLimits(config.turn_inactivity_timeout_s, config.turn_timeout_s, config.request_timeout_s)
+    limits = TurnLimits(
+        inactivity_s=config.turn_inactivity_timeout_s,
+        total_s=config.turn_timeout_s,
+        request_s=config.request_timeout_s,
+        max_text_chars=settings.config.limits.max_text_chars,
+    )
 
     def make(owner: str, context_id: str) -> Conversation:
         return Conversation(codex.get, store.memory(owner, context_id), options, limits)

@@ -72,20 +72,18 @@ class Record:
 
 
 def managed_config(settings: Settings, provider: ChosenProvider) -> Managed:
-    """Our keys of config.toml. Holds no secret: `env_key` names the variable that codex finds the credential in."""
+    """Our keys of config.toml. Holds no secret: `env_key` names the variable that codex finds the credential in.
+
+    What this agent's promises rest on (no turns of codex's own making, no endless reconnects) is not left to a file:
+    it goes on codex's command line.
+    """
     codex = settings.config.codex
     values: dict[KeyPath, TomlValue] = {
         ("model",): provider.model,
         ("model_provider",): provider.slug,
         ("sandbox_mode",): "danger-full-access" if codex.sandbox == "container" else codex.sandbox,
         ("approval_policy",): codex.approval_policy,
-        ("check_for_update_on_startup",): False,
         ("web_search",): "disabled",
-        ("cli_auth_credentials_store",): "ephemeral",
-        ("analytics", "enabled"): False,
-        # On by default they start turns of their own, look up hosts, and reconnect for ever.
-        **{("features", name): False for name in ("goals", "multi_agent", "plugins", "apps")},
-        ("features", "unbounded_connection_retries"): False,
         # Without these, commands see every variable that codex has, the credential included.
         ("shell_environment_policy", "inherit"): "core",
         ("shell_environment_policy", "ignore_default_excludes"): False,

@@ -29,6 +29,7 @@ from codex_workspace.schema import (
     read_section,
     shown,
 )
+from codex_workspace.wire import MAX_INPUT_CHARS
 
 CONFIG_NAME = "config.yaml"
 
@@ -37,9 +38,6 @@ TEMPLATE_DIR = Path(__file__).resolve().parent.parent
 
 PLATFORM_DEFAULT_MODEL = "anthropic:claude-opus-4-7"
 """What the platform writes as top-level `model:` where nobody chose one; never a model of codex's."""
-
-MAX_INPUT_CHARS = 1_048_576
-"""Codex refuses a turn's input beyond this many characters (-32602, `input_too_large`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from a2a.server.context import ServerCallContext
@@ -21,9 +20,11 @@ from google.protobuf.json_format import MessageToDict
 from sqlalchemy import Column, ColumnElement, Float, MetaData, String, Table, and_, event, insert, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
+
+from codex_workspace.errors import ConfigError
 
 MAX_CONTEXT_ID_CHARS: Final = 36
 """What the SDK's task table takes everywhere (PostgreSQL and MySQL refuse more)."""
@@ -221,22 +222,25 @@ def _dirty(all_working: Sequence[_Working]) -> list[_Working]:
 
 @asynccontextmanager
 async def open_store(url: str) -> AsyncIterator[Store]:
-    """Open the store at a SQLAlchemy database URL; leaving writes what waits and closes it."""
+    """Open the store at a SQLAlchemy database URL; leaving writes what waits and closes it.
+
+    Raises:
+        ConfigError: the database cannot be opened, or is none.
+    """
     engine = _engine(url)
     try:
         store = Store(engine)
-        await store.initialize()
+        try:
+            await store.initialize()
+        except (SQLAlchemyError, OSError) as error:
+            cause = getattr(error, "orig", None) or error
+            shown = engine.url.render_as_string(hide_password=True)
+            raise ConfigError(f"DATABASE_URL: the database {shown} cannot be opened: {cause}") from error
         yield store
         await store.tasks.flush()
     finally:
         # Without this, aiosqlite's threads keep the process alive.
         await engine.dispose()
-
-
-def sqlite_url(file: Path) -> str:
-    """Return the URL of a SQLite file, whose folder is made where it is missing."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return f"sqlite+aiosqlite:///{file}"
 
 
 def _engine(url: str) -> AsyncEngine:

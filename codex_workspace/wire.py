@@ -14,6 +14,9 @@ MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """Longer lines are skipped. Codex 0.72 sends 40 MB in one line for a command that prints 20 MB, later codexes 3 MB for
 a thread read back, and control characters take up to six times their size in JSON."""
 
+MAX_INPUT_CHARS: Final = 1_048_576
+"""Codex refuses a turn's input beyond this many characters (-32602, `input_too_large`, 0.130 and later)."""
+
 START_CHARS: Final = 200
 """So much of a line that was not understood is kept: enough to recognise it in a log."""
 

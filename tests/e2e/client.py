@@ -26,6 +26,8 @@ from a2a.types import (
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
+from codex_workspace.replies import USAGE
+
 TERMINAL = {
     TaskState.TASK_STATE_COMPLETED,
     TaskState.TASK_STATE_FAILED,
@@ -154,10 +156,19 @@ class Peer:
         return Seen().take_task(await self.blocking.cancel_task(CancelTaskRequest(id=task_id)))
 
 
-def plain(metadata: object) -> dict[str, object]:
-    """Return a metadata value as plain Python."""
+def plain(metadata: object) -> dict[str, str]:
+    """Return a metadata value's words, those of inner objects under dotted names."""
     assert isinstance(metadata, Struct)
-    return MessageToDict(metadata)
+    found: dict[str, str] = {}
+    for name, value in MessageToDict(metadata).items():
+        inner = value if isinstance(value, dict) else {}
+        found |= {f"{name}.{key}": str(word) for key, word in inner.items()} or {name: str(value)}
+    return found
+
+
+def tokens(seen: Seen) -> dict[str, float]:
+    """Return the token counts of a task; the thread's under `thread.…`."""
+    return {name: float(number) for name, number in plain(seen.metadata[USAGE]).items()}
 
 
 def request(text: str, context_id: str = "") -> SendMessageRequest:

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from a2a.types import TaskState
 
-from codex_workspace.replies import UPDATE_INTERVAL_S, USAGE
+from codex_workspace.replies import UPDATE_INTERVAL_S
 from codex_workspace.scripted_model import ScriptedModel, numbered_text
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Place, running_agent
-from tests.e2e.client import TERMINAL, Peer, Seen, peer, plain, script
+from tests.e2e.client import TERMINAL, Peer, Seen, peer, script, tokens
 
 COMPLETED = TaskState.TASK_STATE_COMPLETED
 
@@ -69,22 +69,22 @@ async def test_commands_files_reasoning_and_usage_are_shown(client: Peer, place:
     assert (seen.state, seen.answer) == (COMPLETED, "Done.")
     assert seen.kinds() == ["reasoning", "commentary", "command", "command"]
     finished = seen.notes[-1].status.message
-    assert "from the 42" in finished.metadata["output"]
+    assert "from the 42" in str(finished.metadata["output"])
     assert (finished.metadata["exitCode"], finished.metadata["status"]) == (0, "completed")
     assert "+made" in seen.artifacts["patch-1"]
     assert await anyio.Path(place.workspace, "made.txt").read_text() == "made\n"
-    usage = plain(seen.metadata[USAGE])
+    usage = tokens(seen)
     assert usage["totalTokens"] > 0
     assert usage["totalTokens"] == usage["inputTokens"] + usage["outputTokens"]
 
 
 async def test_usage_is_the_turns_own_and_the_threads_in_all(client: Peer) -> None:
-    tokens = {"input_tokens": 100, "cached_tokens": 10, "output_tokens": 7, "reasoning_tokens": 2}
-    first = await client.ask(script({"say": "one", "usage": tokens}), "ctx")
-    second = await client.ask(script({"say": "two", "usage": tokens}), "ctx")
-    assert plain(first.metadata[USAGE])["totalTokens"] == 107
-    assert plain(second.metadata[USAGE])["totalTokens"] == 107
-    assert plain(second.metadata[USAGE])["thread"]["totalTokens"] == 214
+    told = {"input_tokens": 100, "cached_tokens": 10, "output_tokens": 7, "reasoning_tokens": 2}
+    first = await client.ask(script({"say": "one", "usage": told}), "ctx")
+    second = await client.ask(script({"say": "two", "usage": told}), "ctx")
+    assert tokens(first)["totalTokens"] == 107
+    assert tokens(second)["totalTokens"] == 107
+    assert tokens(second)["thread.totalTokens"] == 214
 
 
 @pytest.mark.parametrize("text", ["", "   \n\t "])

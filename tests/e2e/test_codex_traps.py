@@ -1,0 +1,268 @@
+"""Codex's traps, each met on purpose: the connection and the conversation against the real binary."""
+
+import json
+
+import anyio
+import psutil
+import pytest
+
+from app_server import Connection, Launch, open_app_server
+from codex_workspace.agent import launch_of, thread_options
+from codex_workspace.codex_home import prepare_codex_home
+from codex_workspace.conversation import Conversation, ThreadOptions, Turn, TurnLimits
+from codex_workspace.errors import CodexGone, CodexRefused, InputRefused
+from codex_workspace.events import CommandFinished, TextDelta, TurnEnded, TurnText
+from codex_workspace.providers import choose_provider
+from codex_workspace.scripted_model import ScriptedModel
+from codex_workspace.settings import load_settings
+from tests.e2e.agent_process import Place
+from tests.e2e.client import script
+
+
+class Remembered:
+    """A context's memory, in memory."""
+
+    def __init__(self) -> None:
+        self.thread_id: str | None = None
+
+    async def load(self) -> str | None:
+        return self.thread_id
+
+    async def save(self, thread_id: str) -> None:
+        self.thread_id = thread_id
+
+
+@pytest.fixture
+def launch(place: Place) -> Launch:
+    """How the agent would start codex."""
+    environment = place.prepare()
+    settings = load_settings(environment)
+    provider = choose_provider(settings, environment)
+    prepare_codex_home(settings, provider)
+    return launch_of(settings, provider, environment)
+
+
+@pytest.fixture
+def options(place: Place, launch: Launch) -> ThreadOptions:
+    """What the agent would run threads with."""
+    environment = place.prepare()
+    settings = load_settings(environment)
+    return thread_options(settings, choose_provider(settings, environment))
+
+
+def talk(codex: Connection, options: ThreadOptions, memory: Remembered | None = None) -> Conversation:
+    """Return a conversation on an open codex."""
+
+    async def connect() -> Connection:
+        return codex
+
+    return Conversation(connect, memory or Remembered(), options, TurnLimits(inactivity_s=10, total_s=20))
+
+
+async def run(conversation: Conversation, text: str) -> tuple[TurnEnded, str]:
+    """Run a turn to its end; return how it ended and what was said."""
+    said = TurnText()
+    async with conversation.turn(text) as begun:
+        while begun.turn.ended is None:
+            for event in await begun.turn.receive():
+                said.apply(event)
+    assert begun.turn.ended is not None
+    return begun.turn.ended, said.answer
+
+
+async def test_one_codex_lives_and_leaves_nothing(launch: Launch, options: ThreadOptions) -> None:
+    async with open_app_server(launch) as codex:
+        ended, answer = await run(talk(codex, options), "hello")
+        assert (ended.status, answer) == ("completed", "You said: hello")
+        family = psutil.Process().children(recursive=True)
+    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+async def test_turns_on_one_thread_never_overlap(launch: Launch, options: ThreadOptions) -> None:
+    """A second `turn/start` would never complete on its own."""
+    async with open_app_server(launch) as codex:
+        conversation = talk(codex, options)
+        ended: list[tuple[TurnEnded, str]] = []
+
+        async def one(number: int) -> None:
+            ended.append(await run(conversation, script({"chunks": 5, "delay_ms": 20}, text=f"{number} ")))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(4):
+                tasks.start_soon(one, number)
+    assert [each.status for each, _ in ended] == ["completed"] * 4
+
+
+async def test_an_interrupt_right_after_the_start_stops_the_turn(launch: Launch, options: ThreadOptions) -> None:
+    """Codex refuses it until it has said `turn/started`, and would run on."""
+    async with open_app_server(launch) as codex:
+        conversation = talk(codex, options)
+        for _ in range(10):
+            async with conversation.turn(script({"say": "At work.", "stall": True})) as begun:
+                begun.turn.interrupt()
+                with anyio.fail_after(3):
+                    while begun.turn.ended is None:
+                        await begun.turn.receive()
+            assert begun.turn.ended == TurnEnded("interrupted", None, begun.turn.ended.last_message)
+
+
+async def test_an_interrupted_command_is_gone_and_closed(launch: Launch, options: ThreadOptions) -> None:
+    """Codex leaves it running, and its item open."""
+    async with open_app_server(launch) as codex:
+        conversation = talk(codex, options)
+        async with conversation.turn(script({"run": "sleep 86424"})) as begun:
+            seen: list[object] = []
+            with anyio.fail_after(10):
+                while not (sleeping := _called("86424")):
+                    await anyio.sleep(0.02)
+                begun.turn.interrupt()
+                while begun.turn.ended is None:
+                    seen += await begun.turn.receive()
+        _, alive = psutil.wait_procs(sleeping, timeout=2)
+        assert not alive
+        closings = [event for event in seen if isinstance(event, CommandFinished)]
+        assert len(closings) <= 1
+        assert isinstance(seen[-1], TurnEnded)
+
+
+def _called(word: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if word in process.cmdline()[1:2]:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def test_leaving_a_turn_early_frees_the_thread(launch: Launch, options: ThreadOptions) -> None:
+    async with open_app_server(launch) as codex:
+        conversation = talk(codex, options)
+        async with conversation.turn(script({"say": "At work.", "stall": True})):
+            pass
+        assert (await run(conversation, "next"))[1] == "You said: next"
+
+
+async def test_self_started_turns_and_sub_agents_are_off(
+    launch: Launch, options: ThreadOptions, model: ScriptedModel
+) -> None:
+    async with open_app_server(launch) as codex:
+        await run(talk(codex, options), "hello")
+    offered = {tool.name for tool in model.requests[-1].tools}
+    assert not offered & {"create_goal", "update_goal", "get_goal", "spawn_agent", "web_search"}
+
+
+async def test_a_burst_of_requests_loses_none(launch: Launch, options: ThreadOptions) -> None:
+    """Beyond about 128 at once, codex drops requests without a word."""
+    answered = 0
+    async with open_app_server(launch) as codex:
+
+        async def one() -> None:
+            nonlocal answered
+            await codex.call("thread/loaded/list", {})
+            answered += 1
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(500):
+                tasks.start_soon(one)
+    assert answered == 500
+
+
+async def test_a_lone_surrogate_is_answered(launch: Launch, options: ThreadOptions) -> None:
+    """Written as it is, codex would drop the whole request."""
+    async with open_app_server(launch) as codex:
+        ended, answer = await run(talk(codex, options), "half a pair: \ud83d.")
+    assert ended.status == "completed"
+    assert answer.startswith("You said: half a pair: ")
+
+
+async def test_input_over_the_limit_never_reaches_codex(launch: Launch, options: ThreadOptions) -> None:
+    async with open_app_server(launch) as codex:
+        with pytest.raises(InputRefused, match="1048577 characters"):
+            await run(talk(codex, options), "x" * 1_048_577)
+        assert (await run(talk(codex, options), "x" * 1_000_000))[0].status == "completed"
+
+
+async def test_a_refused_request_says_why(launch: Launch) -> None:
+    async with open_app_server(launch) as codex:
+        with pytest.raises(CodexRefused, match="unknown variant"):
+            await codex.call("no/such/method", {})
+
+
+@pytest.mark.parametrize("policy", ["on-request", "untrusted"])
+async def test_what_codex_asks_is_declined_and_the_turn_goes_on(
+    launch: Launch, options: ThreadOptions, policy: str
+) -> None:
+    asking = ThreadOptions(options.cwd, options.model, options.model_provider, options.sandbox, policy)
+    async with open_app_server(launch) as codex:
+        steps = script({"run": "touch outside", "escalate": True}, {"say": "went on"})
+        with anyio.fail_after(10):
+            ended, answer = await run(talk(codex, asking), steps)
+    assert (ended.status, answer) == ("completed", "went on")
+    assert not await anyio.Path(options.cwd, "outside").exists()
+
+
+async def test_the_death_of_codex_fails_all_who_wait_at_once(launch: Launch, options: ThreadOptions) -> None:
+    async with open_app_server(launch) as codex:
+        async with talk(codex, options).turn(script({"say": "At work.", "stall": True})) as begun:
+            while not any(isinstance(event, TextDelta) for event in await begun.turn.receive()):
+                pass
+            begin = anyio.current_time()
+            codex.kill()
+            with pytest.raises(CodexGone, match="SIGKILL"):
+                await _to_its_end(begun.turn)
+            assert anyio.current_time() - begin < 0.5
+        with pytest.raises(CodexGone, match="SIGKILL"):
+            await codex.call("thread/loaded/list", {})
+
+
+async def _to_its_end(turn: Turn) -> None:
+    while turn.ended is None:
+        await turn.receive()
+
+
+async def test_a_thread_goes_on_in_another_codex(launch: Launch, options: ThreadOptions) -> None:
+    memory = Remembered()
+    for text in ("the word is apple", "the word is pear"):
+        async with open_app_server(launch) as codex:
+            await run(talk(codex, options, memory), text)
+    async with open_app_server(launch) as codex:
+        _, answer = await run(talk(codex, options, memory), script({"repeat": True}))
+    assert "apple" in answer
+    assert "pear" in answer
+
+
+async def test_another_writer_is_waited_for(launch: Launch, options: ThreadOptions) -> None:
+    """The codex of an agent that was killed may hold its threads for some seconds."""
+    memory = Remembered()
+    async with open_app_server(launch) as second, open_app_server(launch) as first:
+        await run(talk(first, options, memory), "the word is apple")
+
+        async with anyio.create_task_group() as tasks:
+
+            async def leave_soon() -> None:
+                await anyio.sleep(0.5)
+                first.kill()
+
+            tasks.start_soon(leave_soon)
+            _, answer = await run(talk(second, options, memory), script({"repeat": True}))
+    assert "apple" in answer
+
+
+async def test_an_api_key_stays_off_the_disk(launch: Launch, options: ThreadOptions) -> None:
+    async with open_app_server(launch) as codex:
+        await run(talk(codex, options), "hello")
+    assert launch.credential is not None
+    secret = launch.credential[1].encode()
+    for file in [file for file in launch.codex_home.rglob("*") if file.is_file()]:
+        assert secret not in file.read_bytes(), file
+
+
+def test_the_launch_is_what_the_recipe_says(launch: Launch) -> None:
+    from app_server import LAUNCH_OVERRIDES, command_line
+
+    line = command_line(launch, "mark")
+    for key, value in LAUNCH_OVERRIDES.items():
+        assert f"{key}={value}" in line
+    assert json.dumps(line)

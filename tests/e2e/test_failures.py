@@ -1,0 +1,167 @@
+"""What goes wrong ends in one clear sentence: an exit code or a failed task, no traceback, and nothing hangs."""
+
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import httpx
+import pytest
+from a2a.types import TaskState
+
+from codex_workspace.replies import FAILURE
+from codex_workspace.scripted_model import ScriptedModel
+from tests.e2e.agent_process import SECRET, Place, running_agent
+from tests.e2e.client import Peer, peer, plain, script
+
+if TYPE_CHECKING:
+    import subprocess
+
+FAILED = TaskState.TASK_STATE_FAILED
+
+
+async def _start(place: Place, **environment: str) -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, "-m", "codex_workspace", "serve"]
+    with anyio.fail_after(30):
+        return await anyio.run_process(command, env=place.prepare() | environment, check=False)
+
+
+def _fake_codex(folder: Path, body: str) -> str:
+    program = folder / "codex"
+    program.write_text(f"#!{sys.executable}\n{body}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return str(program)
+
+
+TOO_OLD = """
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("method") == "initialize":
+        print(json.dumps({"id": message["id"], "result": {"userAgent": "codex_cli_rs/0.72.0 (x)"}}), flush=True)
+"""
+
+
+async def test_codex_is_missing(place: Place) -> None:
+    done = await _start(place, CODEX_BIN=str(place.root / "nowhere"))
+    assert done.returncode == 3
+    assert b"Traceback" not in done.stderr
+    assert "nowhere: No such file or directory" in done.stderr.decode().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (TOO_OLD, "0.72.0 is too old: this agent needs 0.130.0 or newer"),
+        ("import sys; sys.exit('the reason why')", "the reason why"),
+        ("print('hello')", "exit code 0"),
+    ],
+)
+async def test_codex_cannot_start(place: Place, tmp_path: Path, body: str, expected: str) -> None:
+    done = await _start(place, CODEX_BIN=_fake_codex(tmp_path, body))
+    assert done.returncode == 3
+    assert expected in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+
+
+async def test_the_port_is_taken(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = await _start(place, A2A_PORT=str(taken.getsockname()[1]))
+    assert done.returncode == 2
+    _one_sentence(done.stderr, "A2A_PORT", "already in use")
+
+
+async def test_listening_beyond_loopback_needs_a_token(place: Place) -> None:
+    done = await _start(place, A2A_HOST="0.0.0.0")
+    assert done.returncode == 2
+    _one_sentence(done.stderr, "A2A_TOKEN")
+
+
+async def test_no_credential(place: Place) -> None:
+    done = await _start(place, SCRIPTED_KEY="")
+    assert done.returncode == 2
+    _one_sentence(done.stderr, "SCRIPTED_KEY")
+
+
+async def test_a_folder_that_cannot_be_used(place: Place) -> None:
+    (place.root / "file").write_text("")
+    done = await _start(place, WORKSPACE_STATE_DIR=str(place.root / "file" / "state"))
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    assert b"file" in done.stderr
+
+
+async def test_a_database_that_is_none(place: Place) -> None:
+    done = await _start(place, DATABASE_URL=f"sqlite+aiosqlite:///{place.root}/config/config.yaml")
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    assert b"database" in done.stderr.lower()
+
+
+def _one_sentence(stderr: bytes, *words: str) -> None:
+    text = stderr.decode()
+    assert "Traceback" not in text
+    for word in words:
+        assert word in text
+    assert len(text.strip().splitlines()) == 1, text
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ({"fail": 401}, "refused the credential (HTTP 401)"),
+        ({"fail": 403}, "HTTP 403"),
+        ({"fail": 429}, "limits the rate (HTTP 429)"),
+        ({"fail": 500}, "internal error (HTTP 500)"),
+        ({"fail": 503}, "HTTP 503"),
+        ({"say": "one two three four", "cut": True}, "stream disconnected"),
+        ({"fail": "context_length_exceeded"}, "context window"),
+    ],
+    ids=str,
+)
+async def test_what_the_model_does_wrong_is_a_failed_task_with_a_true_sentence(
+    client: Peer, fault: dict[str, object], expected: str
+) -> None:
+    with anyio.fail_after(20):
+        seen = await client.ask_blocking(script(fault), "ctx")
+    assert seen.state == FAILED
+    assert expected in seen.sentence
+    assert "http://" not in seen.sentence
+    assert plain(seen.metadata[FAILURE])
+    assert (await client.ask("go on", "ctx")).answer == "You said: go on"
+
+
+async def test_a_stream_that_is_cut_and_comes_back_is_not_doubled(client: Peer) -> None:
+    seen = await client.ask(script({"say": "one two three four", "cut": True, "times": 1}))
+    assert (seen.state, seen.answer) == (TaskState.TASK_STATE_COMPLETED, "one two three four")
+    assert seen.kinds() == ["notice"]
+
+
+async def test_a_model_that_nobody_serves_fails_soon(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
+    async with running_agent(Place(place.root, address)) as agent, peer(agent.url) as client:
+        with anyio.fail_after(20):
+            seen = await client.ask("hello")
+    assert seen.state == FAILED
+    assert "127.0.0.1" not in seen.sentence
+
+
+async def test_a_peer_that_goes_away_does_not_stop_its_turn(client: Peer, model: ScriptedModel) -> None:
+    async for event in client.stream(script({"chunks": 20, "delay_ms": 20}), "ctx"):
+        task_id = event.task.id
+        break
+    assert (await client.finished(task_id)).state == TaskState.TASK_STATE_COMPLETED
+
+
+async def test_readiness_follows_codex(place: Place) -> None:
+    async with running_agent(place) as agent, httpx.AsyncClient(base_url=agent.url) as http:
+        assert (await http.get("/readyz")).json() == {"status": "ready"}
+        (codex := agent.codex()).kill()
+        await anyio.to_thread.run_sync(codex.wait, 5)
+        # Asking starts it again.
+        assert (await http.get("/readyz")).status_code == 200
+        assert agent.codex().pid != codex.pid
