@@ -1,0 +1,76 @@
+"""The platform's door: its runtime imports this module, takes `Adapter`, and gets an executor with codex behind it."""
+
+import os
+from typing import TYPE_CHECKING
+
+from a2a.server.agent_execution import AgentExecutor
+
+from codex_workspace.agent import Agent, open_agent
+from codex_workspace.contract import AdapterConfig, BaseAdapter
+from codex_workspace.owner import Owner
+from codex_workspace.providers import choose_provider
+from codex_workspace.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+
+class CodexAdapter(BaseAdapter):
+    """Hands off to `CodexAppServerExecutor`; the platform's runtime does the HTTP itself."""
+
+    def __init__(self) -> None:
+        self._open: Callable[[], AbstractAsyncContextManager[Agent]] | None = None
+        self._agent: Owner[Agent] | None = None
+        self._executor: AgentExecutor | None = None
+
+    @staticmethod
+    def name() -> str:
+        """Return the runtime's id, as in config.yaml."""
+        return "codex"
+
+    @staticmethod
+    def display_name() -> str:
+        """Return the name for people."""
+        return "Codex"
+
+    @staticmethod
+    def description() -> str:
+        """Return what it is, in a sentence."""
+        return "OpenAI Codex: one long-lived codex app-server that works in this workspace."
+
+    def memory_filename(self) -> str:
+        """Return the file that codex reads as a workspace's memory."""
+        return "AGENTS.md"
+
+    async def setup(self, config: AdapterConfig) -> None:
+        """Read and check the configuration.
+
+        Raises:
+            ConfigError: a RuntimeError, as the runtime expects, that names file, key and remedy.
+        """
+        env = {**os.environ, "WORKSPACE_CONFIG_PATH": str(config.config_path)}
+        settings = load_settings(env)
+        provider = choose_provider(settings, env)
+        self._open = lambda: open_agent(settings, provider, env)
+
+    async def create_executor(self, config: AdapterConfig) -> AgentExecutor:
+        """Return the executor; codex is started with the first message, or by whoever asks for readiness.
+
+        Raises:
+            ConfigError: CODEX_HOME's config.toml or the database cannot be used.
+        """
+        if self._open is None:
+            await self.setup(config)
+        assert self._open is not None
+        self._agent = Owner(self._open, usable=lambda _agent: True)
+        self._executor = (await self._agent.get()).executor
+        return self._executor
+
+    async def close(self) -> None:
+        """End codex and close the store."""
+        if self._agent is not None:
+            await self._agent.close()
+
+
+Adapter = CodexAdapter
