@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -33,19 +33,21 @@ class Owner(Generic[T]):
     @property
     def current(self) -> T | None:
         """What is open and usable at this moment; None while nothing is."""
-        held = self._held
-        return held.value if held is not None and self._usable(held.value) else None
+        value = self._held.value if self._held is not None else None
+        return value if value is not None and self._usable(value) else None
 
     async def get(self) -> T:
-        """Return the open thing, after opening it where needed; what opening raises arrives here, plain."""
+        """Return the open thing, after opening it where needed; what opening raises arrives here, plain.
+
+        An asker that leaves while it opens spoils nothing: the next one gets it.
+        """
         async with self._lock:
             if self._closed:
                 raise RuntimeError("the owner is closed")
-            if self._held is not None and self._usable(self._held.value):
-                return self._held.value
-            await self._let_go()
-            self._held = await _hold(self._open_it)
-            return self._held.value
+            if self._held is None or not (self._held.opening or self.current is not None):
+                await self._let_go()
+                self._held = _Held(self._open_it)
+            return await asyncio.shield(self._held.opened)
 
     async def close(self) -> None:
         """Leave the block; afterwards `get` raises RuntimeError."""
@@ -56,7 +58,7 @@ class Owner(Generic[T]):
     async def _let_go(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            held.enough.set()
+            held.leave()
             try:
                 await asyncio.shield(held.task)
             except Exception:
@@ -65,34 +67,40 @@ class Owner(Generic[T]):
 
 
 class _Held(Generic[T]):
-    """An open block: its value, the task that holds it, and the word to leave it."""
+    """A block that is opened and held by a task of its own until it is told to leave it."""
 
-    def __init__(self, value: T, task: "asyncio.Task[None]", enough: asyncio.Event) -> None:
-        self.value = value
-        self.task = task
-        self.enough = enough
+    def __init__(self, open_it: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+        self.opened: Final[asyncio.Future[T]] = asyncio.get_running_loop().create_future()
+        self.task: Final = asyncio.create_task(self._hold(open_it), name="owner")
+        self._enough = asyncio.Event()
 
+    @property
+    def opening(self) -> bool:
+        return not self.opened.done()
 
-async def _hold(open_it: Callable[[], AbstractAsyncContextManager[T]]) -> _Held[T]:
-    opened: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    enough = asyncio.Event()
+    @property
+    def value(self) -> T | None:
+        """What the block gave; None while it opens, and where it could not."""
+        if self.opening or self.opened.cancelled() or self.opened.exception() is not None:
+            return None
+        return self.opened.result()
 
-    async def hold() -> None:
+    def leave(self) -> None:
+        """Have the block left, at once also where it is still opening."""
+        self._enough.set()
+        if self.opening:
+            self.task.cancel()
+
+    async def _hold(self, open_it: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         try:
             async with open_it() as value:
-                if not opened.done():
-                    opened.set_result(value)
-                await enough.wait()
-        except Exception as error:
-            if opened.done():
+                self.opened.set_result(value)
+                await self._enough.wait()
+        except asyncio.CancelledError:
+            self.opened.cancel()
+            if not self._enough.is_set():
                 raise
-            opened.set_exception(error)
-
-    task = asyncio.create_task(hold(), name="owner")
-    try:
-        return _Held(await asyncio.shield(opened), task, enough)
-    except asyncio.CancelledError:
-        # The asker left while it was opening: nobody would ever close it.
-        enough.set()
-        opened.cancel()
-        raise
+        except Exception as error:
+            if not self.opening:
+                raise
+            self.opened.set_exception(error)

@@ -1,0 +1,55 @@
+"""Processes that outlived the one that started them."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from codex_workspace.processes import marked, sweep
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+NAME = "CODEX_WORKSPACE_TEST"
+
+
+@contextmanager
+def sleeper(mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process of the mark that only a SIGKILL ends, and that has said so."""
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    environment = {**os.environ, NAME: mark}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_only_the_mark_with_its_whole_value_counts() -> None:
+    mark = uuid.uuid4().hex
+    with sleeper(mark) as process, sleeper(f"{mark}-longer"):
+        assert marked(NAME, mark) == [process.pid]
+        assert marked(NAME, mark[:-1]) == []
+        assert marked(NAME[1:], mark) == []
+
+
+async def test_sweep_kills_what_is_marked_and_nothing_else() -> None:
+    mark = uuid.uuid4().hex
+    with sleeper(mark) as one, sleeper(mark) as two, sleeper("another") as other:
+        await sweep(NAME, mark)
+        assert [one.wait(), two.wait()] == [-9, -9]
+        assert other.poll() is None
+        assert marked(NAME, mark) == []
+
+
+def test_a_zombie_is_no_process() -> None:
+    mark = uuid.uuid4().hex
+    with sleeper(mark) as process:
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert marked(NAME, mark) == []
