@@ -206,9 +206,10 @@ class Connection:
             del self._mailboxes[thread_id]
 
     def kill(self) -> None:
-        """End codex at once, without its consent; every waiter gets CodexGone."""
+        """End codex at once, without its consent; every waiter gets CodexGone, and nobody is given it any more."""
         if self._kill is not None:
             self._kill()
+        self.fail(CodexGone("codex did not do as it was told and was ended"))
 
     def fail(self, error: CodexGone) -> None:
         """Declare the connection dead: all that wait, and all that come later, get `error`."""

@@ -126,6 +126,20 @@ class TurnLimits:
     max_text_chars: int = MAX_INPUT_CHARS
 
 
+async def ask(codex: Codex, method: str, params: JsonObject, timeout_s: float) -> JsonValue:
+    """Send a request to a codex that has to answer: one that does not is ended, for what it did is not known.
+
+    Raises:
+        CodexRefused: codex answered with an error.
+        CodexGone: codex died, or did not answer within `timeout_s` seconds.
+    """
+    try:
+        return await codex.call(method, params, timeout_s=timeout_s)
+    except CodexTimeout as silence:
+        codex.kill()
+        raise CodexGone(f"codex did not answer {method} within {timeout_s:g} s and was ended") from silence
+
+
 class _Wish(Enum):
     """How far an interrupt has come."""
 
@@ -266,7 +280,7 @@ class Turn:
     async def _send_interrupt(self) -> None:
         params: JsonObject = {"threadId": self.thread_id, "turnId": self.turn_id}
         try:
-            await self._codex.call("turn/interrupt", params, timeout_s=STOP_GRACE_S)
+            await ask(self._codex, "turn/interrupt", params, STOP_GRACE_S)
         except CodexRefused:
             # Not yet, or no more: the turn's end tells which.
             self._ask_again = anyio.current_time() + INTERRUPT_AGAIN_S
@@ -278,7 +292,7 @@ class Turn:
         """End the commands of the thread: an interrupt leaves them running."""
         try:
             clean: JsonObject = {"threadId": self.thread_id}
-            await self._codex.call("thread/backgroundTerminals/clean", clean, timeout_s=STOP_GRACE_S)
+            await ask(self._codex, "thread/backgroundTerminals/clean", clean, STOP_GRACE_S)
         except CodexRefused as refusal:
             logger.warning("the commands of an interrupted turn may still run: %s", refusal)
 
@@ -286,8 +300,11 @@ class Turn:
         """Stop the turn, and end it as failed with `sentence`."""
         self.interrupt()
         events: list[TurnEvent] = []
-        while self.ended is None:
-            events += await self.receive()
+        try:
+            while self.ended is None:
+                events += await self.receive()
+        except CodexGone as gone:
+            logger.warning("the turn %s ended with its codex: %s", self.turn_id, gone)
         failed = TurnEnded("failed", TurnFailure(sentence, "watchdogTimeout", None, None), None)
         self.ended = failed
         return [*(event for event in events if not isinstance(event, TurnEnded)), failed]
@@ -303,7 +320,7 @@ class Turn:
             return [TurnEnded("failed", self._erred, None)]
         params: JsonObject = {"threadId": self.thread_id, "includeTurns": True}
         try:
-            read = await self._codex.call("thread/read", params, timeout_s=self._limits.request_s)
+            read = await ask(self._codex, "thread/read", params, self._limits.request_s)
         except CodexRefused as refusal:
             sentence = f"Codex went idle and did not say how the turn ended ({refusal.message})."
             return [TurnEnded("failed", TurnFailure(sentence, "unsettled", None, None), None)]
@@ -346,7 +363,7 @@ class Conversation:
 
         Raises:
             InputRefused: `text` is empty, or longer than codex takes.
-            CodexCannotStart, CodexGone, CodexRefused, CodexTimeout: codex could not begin the turn.
+            CodexCannotStart, CodexGone, CodexRefused: codex could not begin the turn.
         """
         if not text.strip():
             raise InputRefused("The message has no text.")
@@ -384,12 +401,7 @@ class Conversation:
         # Listen before asking: the turn's first notification can come ahead of the answer.
         mailbox = attempt.mailbox = listening.enter_context(codex.listen(loaded.thread_id))
         params: JsonObject = {"threadId": loaded.thread_id, "input": [{"type": "text", "text": text}]}
-        try:
-            started = await codex.call("turn/start", params, timeout_s=self._limits.request_s)
-        except CodexTimeout:
-            # The turn may have begun all the same, and a thread with a turn that nobody follows takes no other.
-            codex.kill()
-            raise
+        started = await ask(codex, "turn/start", params, self._limits.request_s)
         reader = TurnReader(loaded.thread_id, _id_of(started, "turn"))
         return Begun(Turn(codex, mailbox, reader, self._limits, loaded.used), note)
 
@@ -414,7 +426,7 @@ class Conversation:
         return self._loaded, note
 
     async def _start(self, codex: Codex) -> str:
-        started = await codex.call("thread/start", self._options.params(), timeout_s=self._limits.request_s)
+        started = await ask(codex, "thread/start", self._options.params(), self._limits.request_s)
         self._check_echo(started)
         return _id_of(started, "thread")
 
@@ -423,7 +435,7 @@ class Conversation:
         give_up = anyio.current_time() + OTHER_WRITER_GRACE_S
         while True:
             try:
-                self._check_echo(await codex.call("thread/resume", params, timeout_s=self._limits.request_s))
+                self._check_echo(await ask(codex, "thread/resume", params, self._limits.request_s))
             except CodexRefused as refusal:
                 if "active writer" not in refusal.message or anyio.current_time() >= give_up:
                     raise

@@ -568,7 +568,7 @@ async def test_kill_ends_codex_at_once(tmp_path: Path) -> None:
     async with open_app_server(launch) as codex, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
-            with pytest.raises(CodexGone, match=r"was ended by signal 9 \(SIGKILL\)"):
+            with pytest.raises(CodexGone, match="did not do as it was told"):
                 await codex.call("x", {})
 
         tasks.start_soon(ask)

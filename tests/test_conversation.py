@@ -22,7 +22,7 @@ from codex_workspace.conversation import (
     ThreadOptions,
     TurnLimits,
 )
-from codex_workspace.errors import CodexGone, CodexRefused, CodexTimeout, InputRefused, ProtocolError
+from codex_workspace.errors import CodexGone, CodexRefused, InputRefused, ProtocolError
 from codex_workspace.events import (
     CommandFinished,
     CommandOutput,
@@ -665,9 +665,9 @@ async def test_a_silent_turn_that_cannot_be_stopped_ends_with_codex() -> None:
 
     async with scene() as now:
         began = anyio.current_time()
-        with pytest.raises(ExceptionGroup) as raised:
-            await talk(now, far)
-        assert raised.group_contains(CodexGone, match="did not stop")
+        ended = (await talk(now, far)).ended
+        assert ended.failure is not None
+        assert "silent" in ended.failure.message
         assert anyio.current_time() - began == pytest.approx(LIMITS.inactivity_s + STOP_GRACE_S, abs=1)
         await anyio.sleep(1)
         assert now.end.codex.connection.gone is not None
@@ -1002,25 +1002,20 @@ async def test_a_death_in_mid_turn_ends_the_turn_after_all_that_was_said() -> No
 
 
 @in_virtual_time
-async def test_a_turn_whose_start_is_not_answered_takes_codex_with_it() -> None:
-    """It may have begun, and a thread with a turn that nobody follows takes no other."""
+async def test_a_codex_that_does_not_answer_is_ended_and_the_next_one_gets_the_turn() -> None:
+    """A thread with a turn that nobody follows would take no other."""
     async with scene(codexes=2) as now:
         first, second = now.ends
 
         async def far(_end: FarEnd) -> None:
             await first.start_thread()
             await first.codex.read("turn/start")
-
-        with pytest.raises(ExceptionGroup) as raised:
-            await talk(now, far)
-        assert raised.group_contains(CodexTimeout, match="turn/start within 30 s")
-
-        async def after(_end: FarEnd) -> None:
             await second.codex.answer("thread/resume", ECHO)
             await second.start_turn("turn-2")
             await second.complete("turn-2")
 
-        assert (await talk(now, after)).ended.status == "completed"
+        assert (await talk(now, far)).ended.status == "completed"
+        assert first.codex.connection.gone is not None
 
 
 # --- Usage ---

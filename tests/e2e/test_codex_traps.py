@@ -125,6 +125,11 @@ async def test_an_interrupted_command_is_gone_and_closed(launch: Launch, options
         assert isinstance(seen[-1], TurnEnded)
 
 
+def _codex() -> psutil.Process:
+    (codex,) = [child for child in psutil.Process().children() if "app-server" in child.cmdline()]
+    return codex
+
+
 def _called(word: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
@@ -209,7 +214,7 @@ async def test_the_death_of_codex_fails_all_who_wait_at_once(launch: Launch, opt
             while not any(isinstance(event, TextDelta) for event in await begun.turn.receive()):
                 pass
             begin = anyio.current_time()
-            codex.kill()
+            _codex().kill()
             with pytest.raises(CodexGone, match="SIGKILL"):
                 await _to_its_end(begun.turn)
             assert anyio.current_time() - begin < 0.5
