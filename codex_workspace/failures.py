@@ -27,7 +27,7 @@ OURS: Final = frozenset({"watchdogTimeout", "unsettled"})
 """Kinds that this agent gives itself, whose messages are sentences already."""
 
 _STATUS: Final = re.compile(r"unexpected status (\d{3})")
-_URL: Final = re.compile(r"\bhttps?://\S+")
+_URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 def explain(failure: TurnFailure) -> str:

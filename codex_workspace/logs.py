@@ -58,8 +58,9 @@ class _Json(logging.Formatter):
             "time": f"{when}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": self._scrub(record.getMessage()),
         }
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return self._scrub(json.dumps(line, ensure_ascii=False))
+            line["traceback"] = self._scrub(self.formatException(record.exc_info))
+        # Scrubbed before: JSON writes a quote or a backslash in a secret in another way.
+        return json.dumps(line, ensure_ascii=False)

@@ -1,0 +1,88 @@
+"""Imports point downwards only: the drawing of the rooms, held to."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LAYERS = [
+    # Who puts the parts together.
+    {"__main__"},
+    {"adapter", "demo", "doctor", "serve"},
+    {"agent", "chat"},
+    # Who brings messages in, and the edges.
+    {"app_server", "executor", "scripted_model", "server", "terminal"},
+    # Coordination.
+    {"conversation"},
+    # Translation.
+    {"failures", "history", "items", "replies"},
+    {"diffs", "mailbox", "refusals"},
+    {"events"},
+    {"events_v1"},
+    {"fields"},
+    # What is kept.
+    {"codex_home", "store"},
+    {"providers"},
+    {"settings"},
+    # Ground.
+    {"environment", "guards", "wire"},
+    {"schema"},
+    {"contract", "errors", "groups", "logs", "owner", "pipes", "processes", "toml_text"},
+]
+"""Every module, by its floor; it may import from the floors below its own."""
+
+FLOOR = {module: -number for number, layer in enumerate(LAYERS) for module in layer}
+FILES = {
+    file.stem: file for file in (*ROOT.glob("*.py"), *ROOT.glob("codex_workspace/*.py")) if file.stem != "__init__"
+}
+
+
+def imports_of(file: Path) -> set[str]:
+    """Return the names of the project's modules that a file imports, wherever in the file."""
+    return {name.removeprefix("codex_workspace.") for name in names_in(file)} & set(FILES)
+
+
+def packages_of(file: Path) -> set[str]:
+    """Return the packages that a file imports from."""
+    return {name.split(".")[0] for name in names_in(file)}
+
+
+def names_in(file: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name for name in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {module} | {f"{module}.{name.name}" for name in names}
+            case _:
+                pass
+    return found
+
+
+def test_every_module_has_its_floor() -> None:
+    assert set(FILES) - set(FLOOR) == set(), "name the new modules in LAYERS"
+
+
+@pytest.mark.parametrize("module", sorted(FILES))
+def test_imports_point_downwards(module: str) -> None:
+    upwards = {name for name in imports_of(FILES[module]) if FLOOR[name] >= FLOOR[module]}
+    assert not upwards, f"{module} imports {', '.join(sorted(upwards))}"
+
+
+KNOWS = {
+    "a2a": {"adapter", "chat", "contract", "demo", "executor", "replies", "server", "store", "terminal"},
+    "molecule_runtime": {"contract"},
+    "sqlalchemy": {"doctor", "store"},
+    "starlette": {"guards", "server"},
+    "tomlkit": {"codex_home", "toml_text"},
+}
+"""Who may know an outside party."""
+
+
+@pytest.mark.parametrize("package", KNOWS)
+def test_only_the_named_modules_know_an_outside_party(package: str) -> None:
+    known_by = {module for module, file in FILES.items() if package in packages_of(file)}
+    assert known_by <= KNOWS[package]

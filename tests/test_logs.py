@@ -1,0 +1,81 @@
+"""The log's two forms, and what never shows in either."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from codex_workspace.logs import scrubber
+
+SECRETS = ["sk-1", "sk-1-longer", 'with "quotes" and \\', "ümlaut", ""]
+
+PROGRAM = """
+import logging, sys
+from codex_workspace.logs import scrubber, set_up_logging
+
+secrets = {secrets!r}
+set_up_logging(as_json={as_json}, level={level!r}, scrub=scrubber(secrets))
+logger = logging.getLogger("ours")
+logger.debug("not at this level")
+logger.info("secret %s and %s", secrets[0], secrets[1])
+logger.warning('quoted: %s; %r', secrets[2], secrets[3])
+try:
+    raise ValueError("cannot use " + secrets[2] + " or " + secrets[1])
+except ValueError:
+    logger.exception("failed with two\\nlines")
+for chatty in ("httpx", "a2a.server", "aiosqlite", "uvicorn.error"):
+    logging.getLogger(chatty).info("chatter")
+    logging.getLogger(chatty).warning("%s warns", chatty)
+"""
+
+
+def log_of(*, as_json: bool, level: str = "INFO") -> str:
+    """Return what a process writes on stderr."""
+    program = PROGRAM.format(secrets=SECRETS, as_json=as_json, level=level)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout == ""
+    return done.stderr
+
+
+def assert_clean(log: str) -> None:
+    for secret in SECRETS:
+        if secret:
+            assert secret not in log
+            assert json.dumps(secret, ensure_ascii=False)[1:-1] not in log
+            assert json.dumps(secret)[1:-1] not in log
+
+
+def test_a_scrubber_replaces_the_longest_secret_first() -> None:
+    scrub = scrubber(SECRETS)
+    assert scrub("a sk-1-longer b sk-1 c") == "a *** b *** c"
+    assert scrub("nothing") == "nothing"
+    assert scrubber([])("anything") == "anything"
+
+
+def test_the_log_for_people_shows_no_secret() -> None:
+    log = log_of(as_json=False)
+    assert_clean(log)
+    assert "INFO    ours: secret *** and ***" in log
+    assert "ValueError: cannot use *** or ***" in log
+    assert "not at this level" not in log
+
+
+def test_the_log_for_machines_is_one_object_a_line_and_shows_no_secret() -> None:
+    log = log_of(as_json=True)
+    assert_clean(log)
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert lines[0]["message"] == "secret *** and ***"
+    assert (lines[0]["level"], lines[0]["logger"]) == ("info", "ours")
+    assert lines[0]["time"].endswith("Z")
+    assert lines[1]["message"] == "quoted: ***; '***'"
+    assert lines[2]["message"] == "failed with two\nlines"
+    assert lines[2]["traceback"].startswith("Traceback")
+    assert "ValueError: cannot use *** or ***" in lines[2]["traceback"]
+
+
+@pytest.mark.parametrize(("level", "warns"), [("DEBUG", True), ("INFO", True), ("ERROR", False)])
+def test_libraries_are_heard_when_they_warn(level: str, warns: bool) -> None:
+    log = log_of(as_json=False, level=level)
+    assert "chatter" not in log
+    assert ("a2a.server warns" in log) is warns
