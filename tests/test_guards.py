@@ -1,0 +1,130 @@
+"""Who is let in, and how much of a body."""
+
+from collections.abc import AsyncIterator, Mapping
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from codex_workspace.guards import PRINCIPAL, BearerToken, BodyLimit, unauthorized
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+TOKEN = "t0ken-ü"
+PUBLIC = frozenset({"/healthz", "/card"})
+MAX_BYTES = 100
+
+
+async def echo(request: Request) -> Response:
+    body = await request.body()
+    user = request.user.display_name if request.user.is_authenticated else None
+    return JSONResponse({"user": user, "bytes": len(body)})
+
+
+def client(token: str | None = TOKEN) -> httpx.AsyncClient:
+    app = Starlette(
+        routes=[Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/healthz", "/card", "/card/more")],
+        middleware=[
+            Middleware(BodyLimit, max_bytes=MAX_BYTES),
+            Middleware(AuthenticationMiddleware, backend=BearerToken(token, PUBLIC), on_error=unauthorized),
+        ],
+    )
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent")
+
+
+def bearer(token: str, scheme: str = "Bearer") -> dict[bytes, bytes]:
+    return {b"Authorization": f"{scheme} {token}".encode("latin-1")}
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_the_right_token_opens(scheme: str) -> None:
+    async with client("t0ken") as http:
+        answer = await http.get("/", headers=bearer("t0ken", scheme))
+        assert answer.json() == {"user": PRINCIPAL, "bytes": 0}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearer("wrong"),
+        bearer(""),
+        bearer("t0ken-longer"),
+        bearer("t0ke"),
+        bearer("t0ken", "Basic"),
+        {b"Authorization": b"t0ken"},
+        {b"Authorization": b"Bearer"},
+        {b"X-API-Key": b"t0ken"},
+        {b"Authorization": b"Bearer \xff\xfe"},
+    ],
+)
+async def test_anything_else_is_refused_with_the_way_to_do_it(headers: Mapping[bytes, bytes]) -> None:
+    async with client("t0ken") as http:
+        answer = await http.post("/", headers=headers, content=b"x")
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        assert "t0ken" not in answer.text
+
+
+@pytest.mark.parametrize("path", sorted(PUBLIC))
+async def test_public_paths_need_no_token_and_take_any(path: str) -> None:
+    async with client() as http:
+        for headers in ({}, bearer("wrong")):
+            answer = await http.get(path, headers=headers)
+            assert answer.json() == {"user": None, "bytes": 0}
+
+
+@pytest.mark.parametrize("path", ["/card/more", "/?x=/healthz", "/#/healthz", "/unknown", "/healthz/", "/Healthz"])
+async def test_only_the_whole_path_is_public(path: str) -> None:
+    async with client() as http:
+        assert (await http.get(path)).status_code == 401
+
+
+@pytest.mark.parametrize("host", [b"agent/healthz?", b"agent/card#", b"agent/healthz", b"x@agent/card?x=", b"[::1"])
+async def test_a_crafted_host_is_no_path(host: bytes) -> None:
+    async with client() as http:
+        assert (await http.get("/", headers={b"Host": host})).status_code == 401
+
+
+async def test_without_a_token_everybody_is_the_one_principal() -> None:
+    async with client(None) as http:
+        for headers in ({}, bearer("whatever")):
+            assert (await http.get("/", headers=headers)).json()["user"] == PRINCIPAL
+
+
+async def chunks(*sizes: int) -> AsyncIterator[bytes]:
+    for size in sizes:
+        yield b"x" * size
+
+
+async def test_a_body_up_to_the_limit_passes() -> None:
+    async with client(None) as http:
+        assert (await http.post("/", content=b"x" * MAX_BYTES)).json()["bytes"] == MAX_BYTES
+        assert (await http.post("/", content=chunks(60, 40))).json()["bytes"] == MAX_BYTES
+
+
+async def test_a_body_over_the_limit_is_refused_by_its_header() -> None:
+    async with client(None) as http:
+        answer = await http.post("/", content=b"x" * (MAX_BYTES + 1))
+        assert (answer.status_code, answer.json()) == (413, {"error": "the body is over the limit of 100 bytes"})
+
+
+@pytest.mark.parametrize("length", [b"-1", b"1e3", b"abc", b"", b"99999999999999999999"])
+async def test_a_length_that_is_none_is_refused(length: bytes) -> None:
+    async with client(None) as http:
+        answer = await http.post("/", content=chunks(1), headers={b"Content-Length": length})
+        assert answer.status_code == 413
+
+
+async def test_a_body_over_the_limit_is_refused_by_what_comes() -> None:
+    async with client(None) as http:
+        answer = await http.post("/", content=chunks(60, 60))
+        assert answer.status_code == 413
+        assert "over the limit of 100 bytes" in answer.text
+        lying = await http.post("/", content=chunks(60, 60), headers={b"Content-Length": b"10"})
+        assert lying.status_code == 413
