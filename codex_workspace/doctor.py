@@ -1,0 +1,418 @@
+"""Say what is wrong with this agent's setting, and how to mend it: `python -m codex_workspace doctor`.
+
+Each check is a small function that finds one thing; the table `CHECKS` says in which order, and what each depends on.
+Nothing is changed: files are only tried where they are, and codex is started on a copy of its configuration.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+import anyio
+import httpx
+from sqlalchemy import Connection as DatabaseConnection
+from sqlalchemy import inspect
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from app_server import MINIMUM_VERSION, open_app_server
+from codex_workspace.agent import launch_of, secrets_of
+from codex_workspace.codex_home import prepare_codex_home
+from codex_workspace.errors import CodexCannotStart, CodexError, ConfigError
+from codex_workspace.logs import scrubber
+from codex_workspace.providers import ChosenProvider, choose_provider
+from codex_workspace.server import bind
+from codex_workspace.settings import Settings, is_loopback, load_settings
+from codex_workspace.terminal import clean
+
+TESTED_VERSIONS: Final = ((0, 130, 0), (0, 169, 0))
+"""The oldest and the newest codex whose recordings the tests replay; both count as tested, whatever their patch."""
+
+FEW_BYTES: Final = 1 << 30
+TOO_FEW_BYTES: Final = 100 << 20
+"""Below the one a warning, below the other a failure: codex keeps every conversation, and a full disk loses them."""
+
+VERSION_TIMEOUT_S: Final = 15.0
+HEALTH_TIMEOUT_S: Final = 2.0
+PROBE_TIMEOUT_S: Final = 5.0
+"""For `/readyz`, which itself waits up to 3 s for codex, and for a database."""
+
+EXIT_OTHER: Final = 1
+EXIT_CONFIG: Final = 2
+EXIT_CODEX: Final = 3
+
+Status = Literal["ok", "warning", "failed", "not run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found, and where something is to be done, what."""
+
+    status: Status
+    finding: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One line of the doctor's answer; its fields are the keys of `--json`."""
+
+    check: str
+    status: Status
+    finding: str
+    remedy: str
+
+
+class Facts:
+    """What earlier checks have learned, for those that depend on them."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = env
+        self._settings: Settings | None = None
+        self._provider: ChosenProvider | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings; for checks that depend on `config`."""
+        assert self._settings is not None
+        return self._settings
+
+    @property
+    def provider(self) -> ChosenProvider:
+        """The provider; for checks that depend on `provider`."""
+        assert self._provider is not None
+        return self._provider
+
+    def learn_settings(self) -> Settings:
+        """Load the settings; raises ConfigError."""
+        self._settings = load_settings(self.env)
+        return self._settings
+
+    def learn_provider(self) -> ChosenProvider:
+        """Choose the provider; raises ConfigError."""
+        self._provider = choose_provider(self.settings, self.env)
+        return self._provider
+
+    def scrub(self, text: str) -> str:
+        """Return `text` without any secret that is known, and without what a terminal would obey."""
+        if self._settings is None:
+            return clean(text)
+        known = secrets_of(self._settings, self._provider)
+        return clean(scrubber([*known, *_password(self._settings)])(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: what it needs to have succeeded, and the exit code that its failure means."""
+
+    name: str
+    run: Callable[[Facts], Finding]
+    needs: tuple[str, ...] = ()
+    exit_code: int = EXIT_OTHER
+
+
+def doctor(env: Mapping[str, str], *, as_json: bool) -> int:
+    """Run all checks and print what they find, line by line or as a JSON list.
+
+    Returns:
+        The exit code: 0 nothing failed, 2 the configuration did, 3 codex cannot start, 1 something else failed.
+    """
+    # What libraries and codex's connection log is in the findings, in fewer words.
+    logging.basicConfig(handlers=[logging.NullHandler()])
+    reports: list[Report] = []
+    facts = Facts(env)
+    for check in CHECKS:
+        report = _report(check, facts, reports)
+        reports.append(report)
+        if not as_json:
+            _show(report)
+    if as_json:
+        print(json.dumps([asdict(report) for report in reports], indent=2, ensure_ascii=False))
+    return _exit_code(reports)
+
+
+def _report(check: Check, facts: Facts, before: Sequence[Report]) -> Report:
+    missing = [report.check for report in before if report.check in check.needs and report.status in _NO_BASIS]
+    if missing:
+        return Report(check.name, "not run", f"needs {' and '.join(missing)}", "")
+    found = check.run(facts)
+    return Report(check.name, found.status, facts.scrub(found.finding), facts.scrub(found.remedy))
+
+
+_NO_BASIS: Final = ("failed", "not run")
+
+
+def _show(report: Report) -> None:
+    finding = report.finding.replace("\n", f"\n{'':<22}")
+    print(f"{report.status:<8} {report.check:<12} {finding}", flush=True)
+    if report.remedy:
+        print(f"{'':<21} -> {report.remedy}", flush=True)
+
+
+def _exit_code(reports: Sequence[Report]) -> int:
+    codes = {check.name: check.exit_code for check in CHECKS}
+    failed = {codes[report.check] for report in reports if report.status == "failed"}
+    return next((code for code in (EXIT_CONFIG, EXIT_CODEX, EXIT_OTHER) if code in failed), 0)
+
+
+def check_config(facts: Facts) -> Finding:
+    """Whether config.yaml and the environment are right."""
+    try:
+        settings = facts.learn_settings()
+    except ConfigError as error:
+        return Finding("failed", str(error), "correct this, then ask the doctor again")
+    return Finding("ok", f"{settings.config_file}; model {settings.model} ({settings.model_source})")
+
+
+def check_provider(facts: Facts) -> Finding:
+    """Whether there is a provider with a credential; which one is said, the credential never."""
+    try:
+        provider = facts.learn_provider()
+    except ConfigError as error:
+        return Finding("failed", str(error), "set the credential, or name another provider in config.yaml")
+    return Finding("ok", f"{provider.reason}; {provider.base_url}")
+
+
+def check_access(facts: Facts) -> Finding:
+    """Who may send messages."""
+    listen = facts.settings.listen
+    if listen.token is not None:
+        return Finding("ok", "callers need the bearer token")
+    if is_loopback(listen.host):
+        return Finding("ok", f"no token is set; only programs on this machine reach {listen.host}")
+    return Finding(
+        "warning",
+        f"whoever reaches {listen.host} may have commands run here, without a token",
+        "set A2A_TOKEN, unless something in front of the agent asks for one",
+    )
+
+
+def check_codex(facts: Facts) -> Finding:
+    """Whether there is a codex, and of a version that is known to work."""
+    binary = facts.settings.codex_bin
+    remedy = "install openai-codex-cli-bin as requirements-codex.txt has it, or name the binary in CODEX_BIN"
+    if binary is None:
+        return Finding("failed", "codex is not installed", remedy)
+    try:
+        said = _ask_version(binary, facts.env)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("failed", f"{binary} cannot be run: {_of(error)}", remedy)
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
+    if found is None:
+        return Finding("failed", f"{binary} does not tell a version, it is not codex", remedy)
+    major, minor, patch = (int(number) for number in found.groups())
+    return _judge_version((major, minor, patch), binary)
+
+
+def _judge_version(version: tuple[int, int, int], binary: Path) -> Finding:
+    oldest, newest = TESTED_VERSIONS
+    shown = f"codex {_dotted(version)} at {binary}"
+    if version < MINIMUM_VERSION:
+        return Finding("failed", f"{shown} is too old", f"install {_dotted(MINIMUM_VERSION)} or newer")
+    if not oldest[:2] <= version[:2] <= newest[:2]:
+        tested = f"{_dotted(oldest)} to {_dotted(newest)}"
+        return Finding("warning", f"{shown} was not tested with this agent", f"tested are {tested}")
+    return Finding("ok", shown)
+
+
+def _ask_version(binary: Path, env: Mapping[str, str]) -> str:
+    passed = {name: env[name] for name in ("PATH", "HOME") if name in env}
+    asked = subprocess.run(
+        [str(binary), "--version"],
+        env=passed,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=VERSION_TIMEOUT_S,
+        check=True,
+    )
+    return asked.stdout.decode("utf-8", "replace")
+
+
+def check_state(facts: Facts) -> Finding:
+    """Whether the state folder can be written."""
+    return _writable(facts.settings.state_dir, "WORKSPACE_STATE_DIR")
+
+
+def check_codex_home(facts: Facts) -> Finding:
+    """Whether codex's folder can be written."""
+    return _writable(facts.settings.codex_home, "CODEX_HOME")
+
+
+def _writable(folder: Path, variable: str) -> Finding:
+    there = _nearest(folder)
+    remedy = f"give this user the right to write there, or name another folder in {variable}"
+    if not there.is_dir():
+        return Finding("failed", f"{folder} cannot be a folder: {there} is a file", remedy)
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        return Finding("failed", f"{there} cannot be written: {_of(error)}", remedy)
+    return Finding("ok", f"{folder}" if there == folder else f"{folder} (will be made at the first start)")
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the first above it that exists."""
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def check_disk(facts: Facts) -> Finding:
+    """Whether there is room for conversations."""
+    folder = facts.settings.codex_home
+    free = shutil.disk_usage(_nearest(folder)).free
+    shown = f"{free / (1 << 30):.1f} GiB free at {folder}"
+    remedy = "make room, or move the state folder (WORKSPACE_STATE_DIR)"
+    if free < TOO_FEW_BYTES:
+        return Finding("failed", shown, remedy)
+    return Finding("warning", shown, remedy) if free < FEW_BYTES else Finding("ok", shown)
+
+
+def check_workspace(facts: Facts) -> Finding:
+    """Whether codex can work in its folder."""
+    folder = facts.settings.workspace_dir
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return Finding("failed", f"{folder} cannot be read", "give this user the right to read it (WORKSPACE_DIR)")
+    sandbox = facts.settings.config.codex.sandbox
+    if sandbox != "read-only" and not os.access(folder, os.W_OK):
+        return Finding(
+            "warning",
+            f"{folder} cannot be written, so codex can change nothing",
+            "give this user the right to write there, or set codex.sandbox to read-only",
+        )
+    return Finding("ok", f"{folder}, sandbox {sandbox}")
+
+
+def check_database(facts: Facts) -> Finding:
+    """Whether the store opens. A SQLite file that does not exist yet is not made."""
+    given = facts.settings.database_url.reveal()
+    remedy = "correct DATABASE_URL, or take it away to have a file in the state folder"
+    try:
+        url = make_url(given)
+    except ArgumentError:
+        return Finding("failed", "DATABASE_URL is no URL of a database", remedy)
+    shown = url.render_as_string(hide_password=True)
+    file = Path(url.database) if url.drivername.startswith("sqlite") and url.database else None
+    if file is not None and not file.exists():
+        return Finding("ok", f"{shown} (will be made at the first start)")
+    try:
+        count = anyio.run(_count_tables, given)
+    except (SQLAlchemyError, OSError, ImportError) as error:
+        return Finding("failed", f"{shown} does not open: {_of(error)}", remedy)
+    return Finding("ok", f"{shown}, {count} tables")
+
+
+async def _count_tables(url: str) -> int:
+    engine = create_async_engine(url)
+    try:
+        with anyio.fail_after(PROBE_TIMEOUT_S):
+            async with engine.connect() as connection:
+                return await connection.run_sync(_table_count)
+    finally:
+        await engine.dispose()
+
+
+def _table_count(connection: DatabaseConnection) -> int:
+    return len(inspect(connection).get_table_names())
+
+
+def check_port(facts: Facts) -> Finding:
+    """Whether the port is free, or this agent serves on it already."""
+    listen = facts.settings.listen
+    if listen.port == 0:
+        return Finding("ok", f"any free port of {listen.host}")
+    try:
+        with bind(listen.host, listen.port):
+            return Finding("ok", f"{listen.host} port {listen.port} is free")
+    except ConfigError as error:
+        return _ask_who_serves(listen.host, listen.port, str(error))
+
+
+def _ask_who_serves(host: str, port: int, taken: str) -> Finding:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+    remedy = "stop the other program, or choose another port (A2A_PORT)"
+    try:
+        with httpx.Client(base_url=address, timeout=PROBE_TIMEOUT_S, trust_env=False) as http:
+            if http.get("/healthz", timeout=HEALTH_TIMEOUT_S).json() != {"status": "ok"}:
+                return Finding("failed", taken, remedy)
+            ready = http.get("/readyz").json()
+    except (httpx.HTTPError, ValueError):
+        return Finding("failed", taken, remedy)
+    if isinstance(ready, dict) and ready.get("status") == "ready":
+        return Finding("ok", f"an agent serves at {address} already, and is ready")
+    reason = ready.get("reason") if isinstance(ready, dict) else None
+    return Finding("warning", f"an agent serves at {address} already, but is not ready: {reason}", "see its log")
+
+
+def check_handshake(facts: Facts) -> Finding:
+    """Whether codex starts with its configuration, and answers."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="codex-workspace-doctor-") as home:
+            milliseconds, version = anyio.run(_greet, _at_another_home(facts, Path(home)), facts)
+    except CodexCannotStart as error:
+        return Finding("failed", str(error), "read codex's own words above; check CODEX_BIN and CODEX_HOME/config.toml")
+    except ConfigError as error:
+        return Finding("failed", str(error), "correct this, then ask the doctor again")
+    except (CodexError, OSError) as error:
+        return Finding("failed", f"codex cannot be started: {_of(error)}", "check CODEX_BIN and CODEX_HOME")
+    return Finding("ok", f"codex {_dotted(version)} answered initialize in {milliseconds:.0f} ms")
+
+
+def _at_another_home(facts: Facts, home: Path) -> Settings:
+    """Return settings with a copy of codex's configuration, so that the doctor leaves no trace in the real one."""
+    settings = replace(facts.settings, codex_home=home)
+    own = facts.settings.codex_home / "config.toml"
+    if own.is_file():
+        shutil.copyfile(own, home / "config.toml")
+    prepare_codex_home(settings, facts.provider)
+    return settings
+
+
+async def _greet(settings: Settings, facts: Facts) -> tuple[float, tuple[int, int, int]]:
+    started = time.perf_counter()
+    async with open_app_server(launch_of(settings, facts.provider, facts.env)) as codex:
+        return (time.perf_counter() - started) * 1000, codex.version
+
+
+def _password(settings: Settings) -> list[str]:
+    try:
+        password = make_url(settings.database_url.reveal()).password
+    except ArgumentError:
+        return [settings.database_url.reveal()]
+    return [password] if password else []
+
+
+def _of(error: Exception) -> str:
+    """Return the first line of what an error says; its name where it says nothing."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return said.split("\n", 1)[0] or type(error).__name__
+
+
+def _dotted(version: tuple[int, int, int]) -> str:
+    return ".".join(str(number) for number in version)
+
+
+CHECKS: Final = (
+    Check("config", check_config, exit_code=EXIT_CONFIG),
+    Check("provider", check_provider, needs=("config",), exit_code=EXIT_CONFIG),
+    Check("access", check_access, needs=("config",)),
+    Check("codex", check_codex, needs=("config",), exit_code=EXIT_CODEX),
+    Check("state", check_state, needs=("config",)),
+    Check("codex home", check_codex_home, needs=("config",)),
+    Check("disk", check_disk, needs=("config",)),
+    Check("workspace", check_workspace, needs=("config",)),
+    Check("database", check_database, needs=("config",)),
+    Check("port", check_port, needs=("config",)),
+    Check("handshake", check_handshake, needs=("provider", "codex"), exit_code=EXIT_CODEX),
+)
+"""In the order in which they are run and shown."""
