@@ -45,7 +45,7 @@ def by(name: str) -> ServerCallContext:
 ME = by("me")
 
 
-def task_of(state: TaskState.ValueType, text: str = "", task_id: str = "task-1") -> Task:
+def task_of(state: TaskState, text: str = "", task_id: str = "task-1") -> Task:
     artifacts = [Artifact(artifact_id="answer", parts=[Part(text=text)])] if text else []
     return Task(id=task_id, context_id="context-1", status=TaskStatus(state=state), artifacts=artifacts)
 
@@ -157,7 +157,7 @@ async def test_a_task_that_works_for_long_is_written_now_and_then(tmp_path: Path
 
 
 @pytest.mark.parametrize("state", [COMPLETED, CANCELED, TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_REJECTED])
-async def test_a_change_of_state_is_on_disk_at_once(tmp_path: Path, state: TaskState.ValueType) -> None:
+async def test_a_change_of_state_is_on_disk_at_once(tmp_path: Path, state: TaskState) -> None:
     async with opened(tmp_path) as store:
         await store.tasks.save(task_of(SUBMITTED), ME)
         assert states_on_disk(tmp_path) == {"task-1": "TASK_STATE_SUBMITTED"}
@@ -277,6 +277,6 @@ async def test_a_database_that_cannot_be_opened_is_one_sentence(tmp_path: Path, 
         file.mkdir()
     else:
         file.write_bytes(content)
-    with pytest.raises(ConfigError, match="DATABASE_URL: the database .* cannot be opened"):
+    with pytest.raises(ConfigError, match=r"DATABASE_URL: the database .* cannot be opened"):
         async with open_store(f"sqlite+aiosqlite:///{file}"):
             pytest.fail("it is open")
