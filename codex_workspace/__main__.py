@@ -12,6 +12,9 @@ from codex_workspace.errors import CodexCannotStart, ConfigError
 
 EXIT_CONFIG: Final = 2
 EXIT_CODEX: Final = 3
+EXIT_INTERRUPTED: Final = 128 + 2
+EXIT_UNREAD: Final = 128 + 13
+"""As the shell shows a program that SIGINT or SIGPIPE has ended."""
 
 
 def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.environ) -> int:
@@ -25,6 +28,12 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
     except CodexCannotStart as error:
         print(str(error), file=sys.stderr)
         return EXIT_CODEX
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left, as `head` does. Python would stumble over it again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
 
 
 def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:

@@ -25,6 +25,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
+from codex_workspace.agent import LEFT_BEHIND
 from codex_workspace.chat import ChatError, Outgoing, open_peer
 from codex_workspace.scripted_model import ScriptedModel, scripted_model
 from codex_workspace.server import bind, serving
@@ -94,12 +95,13 @@ async def test_lines_are_one_conversation_until_a_new_one_begins(agent: AgentPro
     assert "not sent" not in said.out
 
 
-async def test_the_last_line_needs_no_end_and_a_file_can_be_the_input(agent: AgentProcess, tmp_path: Path) -> None:
+async def test_the_last_line_needs_no_end_and_a_file_can_be_the_input(tmp_path: Path) -> None:
     typed = tmp_path / "typed"
     typed.write_text("from a file")
-    with typed.open("rb") as stdin, anyio.fail_after(20):
-        done = await anyio.run_process([*COMMAND, agent.url], stdin=stdin, env=environment(), cwd=REPOSITORY)
-    assert done.stdout.decode().startswith("You said: from a file\n[completed, ")
+    async with other_agent(streaming=True) as url:
+        with typed.open("rb") as stdin, anyio.fail_after(20):
+            done = await anyio.run_process([*COMMAND, url], stdin=stdin, env=environment(), cwd=REPOSITORY)
+    assert done.stdout.decode().startswith("from a file: in task ")
 
 
 async def test_a_wrong_token_and_a_missing_one_are_one_sentence(agent: AgentProcess, tmp_path: Path) -> None:
@@ -289,6 +291,30 @@ async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model:
     assert text.split("\n")[0] == "".join(f"no {number:06d}." for number in range(100))
 
 
+async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_ended(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
+    place = Place(tmp_path, model.base_url, environment={"A2A_PORT": str(free_port()), "A2A_TOKEN": TOKEN})
+    async with running_agent(place) as agent:
+        process = await anyio.open_process(
+            [*COMMAND, agent.url, "-m", script({"chunks": 2000, "delay_ms": 10})],
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=environment(),
+            cwd=REPOSITORY,
+        )
+        async with process:
+            assert process.stdout is not None
+            await process.stdout.receive()
+            agent.process.kill()
+            async with running_agent(place):
+                with anyio.fail_after(10):
+                    out = "".join([data.decode() async for data in process.stdout])
+                    assert await process.wait() == 1
+    assert f"error: {LEFT_BEHIND}\n[failed, " in out
+
+
 class Echo(AgentExecutor):
     """Somebody else's agent: works until its task is canceled, or echoes."""
 
@@ -379,10 +405,9 @@ async def test_an_answer_to_an_agents_question_belongs_to_its_task() -> None:
     assert view.state == TaskState.TASK_STATE_INPUT_REQUIRED
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-async def test_a_task_of_an_agent_that_does_not_stream_can_be_canceled_too(streaming: bool) -> None:
+async def test_a_task_of_an_agent_that_does_not_stream_can_be_canceled_too() -> None:
     at_work = anyio.Event()
-    async with other_agent(streaming=streaming, at_work=at_work) as url:
+    async with other_agent(streaming=False, at_work=at_work) as url:
         process = await anyio.open_process(
             [*COMMAND, url, "-m", "for ever"], stdin=DEVNULL, stdout=PIPE, env=environment(), cwd=REPOSITORY
         )

@@ -2,10 +2,11 @@
 
 import json
 import os
+import signal
 import sys
 from contextlib import closing
 from pathlib import Path
-from subprocess import DEVNULL, CompletedProcess, run
+from subprocess import DEVNULL, PIPE, CompletedProcess, Popen, run
 
 import pytest
 
@@ -60,6 +61,15 @@ def test_nothing_is_wrong(env: dict[str, str], tmp_path: Path) -> None:
     assert "answered initialize in " in lines[-1]
     assert SECRET not in done.stdout
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_reader_that_leaves_early_is_no_traceback(env: dict[str, str]) -> None:
+    with Popen(COMMAND, env=env, cwd=REPOSITORY, stdout=PIPE, stderr=PIPE, text=True, stdin=DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(20) == 128 + signal.SIGPIPE
 
 
 def test_a_wrong_configuration_leaves_with_2_and_what_depends_on_it_is_not_run(env: dict[str, str]) -> None:
