@@ -369,54 +369,67 @@ class _Conversation:
         Raises:
             ChatError: the agent refused the message, or was lost on the way.
         """
-        view = TurnView(self._console.style, anyio.current_time())
-        asked, known, over = anyio.Event(), anyio.Event(), anyio.Event()
-        outgoing = Outgoing(text, self._context_id, self._waiting_task_id)
-
-        def show(event: StreamResponse) -> None:
-            self._console.write(view.apply(event, anyio.current_time()))
-            if view.task_id is not None:
-                known.set()
-            if view.ended:
-                over.set()
-
-        async def cancel_when_asked() -> None:
-            await asked.wait()
-            await known.wait()
-            if view.task_id is not None and not view.ended:
-                await self._cancel(view.task_id, view, show, over)
-            tasks.cancel_scope.cancel()
-
+        turn = _Turn(self.peer, self._console)
+        view = turn.view
         try:
-            async with plain_task_group() as tasks:
-
-                def interrupt() -> None:
-                    if asked.is_set():
-                        tasks.cancel_scope.cancel()
-                    asked.set()
-
-                with self._interrupts.instead(interrupt):
-                    tasks.start_soon(cancel_when_asked)
-                    await self.peer.send(outgoing, show)
-                tasks.cancel_scope.cancel()
+            with self._interrupts.instead(turn.interrupt):
+                await turn.run(Outgoing(text, self._context_id, self._waiting_task_id))
         finally:
             self._context_id = view.context_id or self._context_id
             self._waiting_task_id = view.task_id if view.state in PAUSES else None
-        if not view.ended:
-            self._console.write(view.broken("not waited for any longer; the agent may still be at work"))
         return view.completed
 
-    async def _cancel(self, task_id: str, view: TurnView, show: OnEvent, over: anyio.Event) -> None:
-        """Cancel the task, and wait until the stream has said so; its own last words come before."""
+
+class _Turn:
+    """One message and what comes of it, shown as it comes."""
+
+    def __init__(self, peer: Peer, console: Console) -> None:
+        self.view = TurnView(console.style, anyio.current_time())
+        self._peer = peer
+        self._console = console
+        self._scope = anyio.CancelScope()
+        self._interrupted, self._task_known, self._over = anyio.Event(), anyio.Event(), anyio.Event()
+
+    def interrupt(self) -> None:
+        """Have the task canceled; at the second time, wait for it no longer."""
+        if self._interrupted.is_set():
+            self._scope.cancel()
+        self._interrupted.set()
+
+    async def run(self, outgoing: Outgoing) -> None:
+        """Send the message and show what comes of it, to the end."""
+        with self._scope:
+            async with plain_task_group() as tasks:
+                tasks.start_soon(self._cancel_when_interrupted)
+                await self._peer.send(outgoing, self._show)
+                tasks.cancel_scope.cancel()
+        if not self.view.ended:
+            self._console.write(self.view.broken("not waited for any longer; the agent may still be at work"))
+
+    async def _cancel_when_interrupted(self) -> None:
+        """Cancel the task, and wait until the stream has said so: its own last words come before that."""
+        await self._interrupted.wait()
+        await self._task_known.wait()
+        if self.view.task_id is None or self.view.ended:
+            return
         try:
-            canceled = await self.peer.cancel(task_id)
+            canceled = await self._peer.cancel(self.view.task_id)
         except ChatError as error:
-            if not view.ended:
-                self._console.write(view.broken(str(error)))
+            # It may have ended a moment ago, which the stream is about to say.
+            if not self.view.ended:
+                self._console.write(self.view.broken(f"not canceled: {error}"))
             return
         with anyio.move_on_after(CANCEL_GRACE_S):
-            await over.wait()
-        show(canceled)
+            await self._over.wait()
+        self._show(canceled)
+        self._scope.cancel()
+
+    def _show(self, event: StreamResponse) -> None:
+        self._console.write(self.view.apply(event, anyio.current_time()))
+        if self.view.task_id is not None:
+            self._task_known.set()
+        if self.view.ended:
+            self._over.set()
 
 
 async def _talk(conversation: _Conversation, console: Console) -> None:
