@@ -93,6 +93,7 @@ class Reply:
         self._task_id = task_id
         self._context_id = context_id
         self._answer = _Answer()
+        self._answer_shown = False
         self._patches = 0
 
     @property
@@ -155,7 +156,7 @@ class Reply:
                     "explanation": explanation,
                     "steps": [{"step": step.text, "status": step.status} for step in steps],
                 }
-                return [self._artifact("plan", [Part(data=ParseDict(plan, Value()))], last=True)]
+                return [self._artifact("plan", [Part(data=ParseDict(_safe(plan), Value()))], last=True)]
             case Warned(message=message, will_retry=will_retry):
                 if will_retry:
                     self._answer.start_over()
@@ -178,7 +179,10 @@ class Reply:
     def flush(self, now: float) -> list[A2AEvent]:
         """Return the text that waits, whether or not its time has come."""
         waiting, append = self._answer.take(now)
-        return [self._artifact("answer", [_text_part(waiting)], append=append)] if waiting else []
+        if not waiting:
+            return []
+        self._answer_shown = True
+        return [self._artifact("answer", [_text_part(waiting)], append=append)]
 
     def close(self, outcome: Outcome, final: str | None = None) -> list[A2AEvent]:
         """Return the answer's closing update and the terminal status.
@@ -188,7 +192,7 @@ class Reply:
             final: the answer where it is known better than by what was streamed.
         """
         text = self._answer.text if final is None else final
-        closing = [self._artifact("answer", [_text_part(text)], last=True)] if text else []
+        closing = [self._artifact("answer", [_text_part(text)], last=True)] if text or self._answer_shown else []
         status = self._status(outcome.state, outcome.sentence)
         status.metadata.CopyFrom(_struct(outcome.metadata))
         return [*closing, status]
@@ -360,9 +364,13 @@ def _tool_name(server: str | None, tool: str) -> str:
 
 
 def _struct(content: JsonObject) -> Struct:
-    struct = Struct()
-    struct.update(content)
-    return struct
+    return ParseDict(_safe(content), Struct())
+
+
+def _safe(content: JsonObject) -> JsonValue:
+    """Return `content` without lone surrogates, which cannot be sent."""
+    value: JsonValue = json.loads(safe_text(json.dumps(content, ensure_ascii=False)))
+    return value
 
 
 def _bounded(value: JsonValue) -> JsonValue:
