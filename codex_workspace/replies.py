@@ -367,10 +367,10 @@ def _struct(content: JsonObject) -> Struct:
     return ParseDict(_safe(content), Struct())
 
 
-def _safe(content: JsonObject) -> JsonValue:
+def _safe(content: JsonObject) -> JsonObject:
     """Return `content` without lone surrogates, which cannot be sent."""
-    value: JsonValue = json.loads(safe_text(json.dumps(content, ensure_ascii=False)))
-    return value
+    safe: JsonObject = json.loads(safe_text(json.dumps(content, ensure_ascii=False)))
+    return safe
 
 
 def _bounded(value: JsonValue) -> JsonValue:

@@ -1,6 +1,7 @@
 """What a client sees of a turn: tables for each event, and the rule of artifacts by property."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from a2a.types import Message, Part, Role, Task, TaskArtifactUpdateEvent, TaskState, TaskStatusUpdateEvent
@@ -275,9 +276,7 @@ def test_any_turn_ends_with_exactly_its_answer(turn: list[tuple[TurnEvent, float
     states = [status.status.state for status in seen.statuses]
     assert set(states) <= {TaskState.TASK_STATE_WORKING}
     assert "answer" not in seen.closed
-    assert all(
-        later - earlier >= UPDATE_INTERVAL_S - 1e-9 for earlier, later in zip(sent_at, sent_at[1:], strict=False)
-    )
+    assert all(later - earlier >= UPDATE_INTERVAL_S - 1e-9 for earlier, later in pairwise(sent_at))
     closing = speaker.close(DONE, said.answer)
     seen.take(closing)
     assert seen.artifacts.get("answer", "") == safe_text(said.answer)
