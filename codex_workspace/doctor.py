@@ -283,13 +283,22 @@ def check_workspace(facts: Facts) -> Finding:
     if not os.access(folder, os.R_OK | os.X_OK):
         return Finding("failed", f"{folder} cannot be read", "give this user the right to read it (WORKSPACE_DIR)")
     sandbox = facts.settings.config.codex.sandbox
-    if sandbox != "read-only" and not os.access(folder, os.W_OK):
+    if sandbox != "read-only" and not _takes_files(folder):
         return Finding(
             "warning",
             f"{folder} cannot be written, so codex can change nothing",
             "give this user the right to write there, or set codex.sandbox to read-only",
         )
     return Finding("ok", f"{folder}, sandbox {sandbox}")
+
+
+def _takes_files(folder: Path) -> bool:
+    """Tell whether a file can be made in a folder; its access bits do not say so for root."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def check_database(facts: Facts) -> Finding:

@@ -1,6 +1,6 @@
 """Which provider answers, with which credential and model, and why: decided from settings and environment alone.
 
-Codex reads no API key from the environment by itself (guide, section 9), so every provider that takes a key is
+Codex reads no API key from the environment by itself (docs/codex-protocol.md), so every provider that takes a key is
 rendered as a custom one that names the variable: what a `ChosenProvider` holds is what `codex_home` writes and what
 codex's environment needs.
 """

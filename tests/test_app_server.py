@@ -15,7 +15,6 @@ from app_server import (
     LAUNCH_OVERRIDES,
     MARK,
     MAX_IN_FLIGHT,
-    MAX_INPUT_CHARS,
     Connection,
     Launch,
     child_environment,
@@ -26,7 +25,7 @@ from app_server import (
 from codex_workspace.errors import CodexCannotStart, CodexGone, CodexRefused, CodexTimeout, InputRefused
 from codex_workspace.processes import marked
 from codex_workspace.refusals import NOBODY_TO_ASK
-from codex_workspace.wire import JsonObject, JsonValue, Notification, Request
+from codex_workspace.wire import MAX_INPUT_CHARS, JsonObject, JsonValue, Notification, Request
 from tests.memory_codex import ENDED, in_virtual_time, memory_codex, params_of
 
 pytestmark = pytest.mark.usefixtures("no_hang")

@@ -4,7 +4,6 @@ import ast
 import importlib
 import os
 import re
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -259,14 +258,39 @@ def command_of(snippet: Snippet, url: str) -> Sequence[str]:
     return ["sh", "-ec", re.sub(r"(codex_workspace chat)", rf"\1 {url}", text)]
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="the README's requests are made with curl")
+CURL = f"""#!{sys.executable}
+import sys, urllib.request
+words, headers, data, url = sys.argv[1:], {{}}, None, None
+while words:
+    word = words.pop(0)
+    if word == "-H":
+        name, _, value = words.pop(0).partition(": ")
+        headers[name] = value
+    elif word == "-d":
+        data = words.pop(0).encode()
+    elif not word.startswith("-"):
+        url = word
+sys.stdout.write(urllib.request.urlopen(urllib.request.Request(url, data, headers)).read().decode())
+"""
+"""What the README's requests need of curl, for machines without one."""
+
+
+def path_with_curl(folder: Path) -> str:
+    """Return a PATH on which there is a curl: the machine's own before ours."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "curl").write_text(CURL)
+    (folder / "bin" / "curl").chmod(0o700)
+    return f"{os.environ['PATH']}:{folder / 'bin'}"
+
+
 async def test_what_the_readme_says_works_when_pasted(tmp_path: Path) -> None:
     to_run = [each for each in snippets_of(README) if each.mark.startswith(RUNS)]
     assert len(to_run) >= 6
+    path = path_with_curl(tmp_path)
     async with scripted_model() as model, started_as_told(tmp_path, model.base_url) as url:
         for snippet in to_run:
             env = environment() | {"OPENAI_API_KEY": "sk-your-key", "A2A_PORT": url.rstrip("/").rpartition(":")[2]}
-            env |= {"WORKSPACE_STATE_DIR": str(tmp_path / "state")}
+            env |= {"WORKSPACE_STATE_DIR": str(tmp_path / "state"), "PATH": path}
             with anyio.fail_after(10):
                 ran = await anyio.run_process(command_of(snippet, url), cwd=ROOT, env=env, check=False)
             assert ran.returncode == 0, (snippet, ran.stderr.decode())
