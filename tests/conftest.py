@@ -6,7 +6,7 @@ from types import FrameType
 
 import pytest
 
-HANG_S = 5.0
+HANG_S = 10.0
 
 
 @pytest.fixture
