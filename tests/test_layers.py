@@ -75,7 +75,7 @@ def test_imports_point_downwards(module: str) -> None:
 KNOWS = {
     "a2a": {"adapter", "chat", "contract", "demo", "executor", "replies", "server", "store", "terminal"},
     "molecule_runtime": {"contract"},
-    "sqlalchemy": {"doctor", "store"},
+    "sqlalchemy": {"agent", "doctor", "store"},
     "starlette": {"guards", "server"},
     "tomlkit": {"codex_home", "toml_text"},
 }
