@@ -1,0 +1,146 @@
+"""The processes of a run: the scripted model, our agent, and the bare driver, each one alone in its process."""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import PIPE
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import httpx
+import psutil
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from app_server import UNWANTED_NOTIFICATIONS, Launch, child_environment, command_line
+from bench.sides import BareSide, OurSide, plain_blocking, plain_streaming, sdk_blocking, sdk_streaming
+from codex_workspace.conversation import ThreadOptions
+from codex_workspace.settings import load_settings
+from tests.e2e.agent_process import REPOSITORY, SECRET, Place, running_agent
+from tests.e2e.client import peer
+
+if TYPE_CHECKING:
+    from codex_workspace.wire import JsonObject
+
+BARE: Final = Path(__file__).with_name("bare.py")
+LEAVE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Both sides, ready, on the same scripted model."""
+
+    place: Place
+    agent: psutil.Process
+    agents_codex: psutil.Process
+    bare_driver: psutil.Process
+    bare: BareSide
+    streaming: OurSide
+    blocking: OurSide
+    plain_streaming: OurSide
+    plain_blocking: OurSide
+
+
+@dataclass(frozen=True, slots=True)
+class BareDriver:
+    """A running bare driver, and how many seconds after its start its codex had answered."""
+
+    side: BareSide
+    process: psutil.Process
+    ready_s: float
+
+
+@asynccontextmanager
+async def open_bench(root: Path) -> AsyncIterator[Bench]:
+    """Start the model and both sides in folders under `root`; leaving ends them."""
+    async with AsyncExitStack() as stack:
+        place = new_place(root / "ours", await stack.enter_async_context(open_model()))
+        agent = await stack.enter_async_context(running_agent(place))
+        driver = await stack.enter_async_context(open_bare(place, root / "bare"))
+        client = await stack.enter_async_context(peer(agent.url))
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=120))
+        yield Bench(
+            place,
+            agent.process,
+            agent.codex(),
+            driver.process,
+            driver.side,
+            OurSide(sdk_streaming(client)),
+            OurSide(sdk_blocking(client)),
+            OurSide(plain_streaming(http, agent.url)),
+            OurSide(plain_blocking(http, agent.url)),
+        )
+
+
+def new_place(root: Path, model_url: str, port: int = 0) -> Place:
+    """Make the folder of an agent and return its place; port 0 takes any free one.
+
+    Its home folder is empty: codex runs a login shell for every new thread, and what that does is the machine's affair.
+    """
+    home = root / "home"
+    home.mkdir(parents=True)
+    return Place(root, model_url, environment={"HOME": str(home), "A2A_PORT": str(port)})
+
+
+@asynccontextmanager
+async def open_model() -> AsyncIterator[str]:
+    """Start the scripted model and return its base URL."""
+    command = [sys.executable, "-m", "codex_workspace.scripted_model"]
+    async with _running(command, {"PYTHONPATH": str(REPOSITORY)}) as process:
+        yield (await _stdout(process).receive_until(b"\n", 1000)).decode()
+        process.terminate()
+
+
+@asynccontextmanager
+async def open_bare(place: Place, root: Path) -> AsyncIterator[BareDriver]:
+    """Start the bare driver with the codex, the settings and the kind of thread of the agent at `place`.
+
+    It has a home and a working folder of its own. The agent must have been started before: it writes the settings.
+    """
+    home, cwd = root / "codex", root / "workspace"
+    for folder in (home, cwd):
+        folder.mkdir(parents=True)
+    shutil.copy(place.root / "state" / "codex" / "config.toml", home)
+    environment = place.prepare()
+    settings = load_settings(environment)
+    assert settings.codex_bin is not None
+    launch = Launch(settings.codex_bin, home, cwd, environment, ("SCRIPTED_KEY", SECRET))
+    codex = settings.config.codex
+    threads = ThreadOptions(cwd, "gpt-5.5", "scripted", codex.sandbox, codex.approval_policy)
+    hello: JsonObject = {
+        "clientInfo": {"name": "bare", "title": "Bare driver", "version": "0"},
+        "capabilities": {"experimentalApi": True, "optOutNotificationMethods": list(UNWANTED_NOTIFICATIONS)},
+    }
+    told = [json.dumps(hello), json.dumps(threads.params())]
+    command = [sys.executable, str(BARE), *told, *command_line(launch, "bench")]
+    began = time.perf_counter()
+    async with _running(command, child_environment(launch, "bench")) as process:
+        assert process.stdin is not None
+        side = BareSide(process.stdin, _stdout(process))
+        await side.ready()
+        yield BareDriver(side, psutil.Process(process.pid), time.perf_counter() - began)
+
+
+@asynccontextmanager
+async def _running(command: Sequence[str], environment: dict[str, str]) -> AsyncIterator[anyio.abc.Process]:
+    """Run a process; leaving ends its stdin and waits for it to end, `LEAVE_S` seconds at most."""
+    async with await anyio.open_process(command, stdin=PIPE, stdout=PIPE, stderr=None, env=environment) as process:
+        try:
+            yield process
+        finally:
+            with anyio.CancelScope(shield=True):
+                assert process.stdin is not None
+                await process.stdin.aclose()
+                with anyio.move_on_after(LEAVE_S):
+                    await process.wait()
+                with suppress(ProcessLookupError):
+                    process.kill()
+
+
+def _stdout(process: anyio.abc.Process) -> BufferedByteReceiveStream:
+    assert process.stdout is not None
+    return BufferedByteReceiveStream(process.stdout)
