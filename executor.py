@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 CANCEL_TIMEOUT_S: Final = 7.0
 """An interrupt takes milliseconds; a codex that does not obey is killed after 5 s."""
 
+STOP_TIMEOUT_S: Final = 2.0
+"""When the agent stops there is less patience: with the grace before and codex's end after it, 10 s have to do."""
+
 STOPPED: Final = "The agent stopped before the turn was done. What was said is kept; send the message again to go on."
 
 
@@ -46,6 +49,11 @@ class _Running:
             self.waiting.cancel()
         else:
             self.turn.interrupt()
+
+    def kill(self) -> None:
+        """End the codex that does not obey, and the turn with it."""
+        if self.turn is not None:
+            self.turn.kill()
 
 
 class CodexAppServerExecutor(AgentExecutor):
@@ -98,8 +106,12 @@ class CodexAppServerExecutor(AgentExecutor):
         with anyio.move_on_after(grace_s):
             await self._all_over()
         for running in self._running.values():
-            running.stop(Outcome(TaskState.TASK_STATE_FAILED, STOPPED, {FAILURE: {"code": "agentStopped"}}))
-        with anyio.move_on_after(CANCEL_TIMEOUT_S):
+            running.stop(Outcome(TaskState.TASK_STATE_FAILED, STOPPED, _code("agentStopped")))
+        with anyio.move_on_after(STOP_TIMEOUT_S):
+            await self._all_over()
+        for running in self._running.values():
+            running.kill()
+        with anyio.move_on_after(STOP_TIMEOUT_S):
             await self._all_over()
 
     async def _all_over(self) -> None:
@@ -129,7 +141,7 @@ class CodexAppServerExecutor(AgentExecutor):
         self, context: RequestContext, reply: Reply, running: _Running, event_queue: EventQueue
     ) -> list[A2AEvent]:
         owner, (_, context_id) = context.call_context.user.user_name, _ids(context)
-        text = context.get_user_input()
+        text = text_of(context)
         async with self._conversations.of(owner, context_id).turn(text) as begun:
             running.turn = begun.turn
             if running.stopped_as is not None:
@@ -157,6 +169,20 @@ class CodexAppServerExecutor(AgentExecutor):
 
     def _failed(self, sentence: str, code: str) -> Outcome:
         return Outcome(TaskState.TASK_STATE_FAILED, self._scrub(sentence), _code(code))
+
+
+def text_of(context: RequestContext) -> str:
+    """Return the text of the request's message.
+
+    Raises:
+        InputRefused: the message holds something else too, which would be passed over without a word.
+    """
+    others = {part.WhichOneof("content") for part in context.message.parts} - {"text"} if context.message else set()
+    if others:
+        raise InputRefused(
+            f"This agent takes text; the message has parts of another kind ({', '.join(sorted(others))})."
+        )
+    return context.get_user_input()
 
 
 async def _follow(turn: Turn, reply: Reply, event_queue: EventQueue) -> TurnText:

@@ -4,17 +4,19 @@ Both hosts use this: our own (`python -m codex_workspace serve`) and the platfor
 """
 
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import anyio
+from sqlalchemy.engine import make_url
 
 from app_server import Connection, Launch, open_app_server
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, TurnLimits
-from codex_workspace.errors import CodexCannotStart, CodexError
+from codex_workspace.errors import CodexCannotStart, CodexError, ConfigError
 from codex_workspace.logs import scrubber
 from codex_workspace.owner import Owner
 from codex_workspace.providers import ChosenProvider
@@ -67,6 +69,7 @@ async def open_agent(settings: Settings, provider: ChosenProvider, env: Mapping[
     Raises:
         ConfigError: CODEX_HOME's config.toml is broken, or a folder cannot be written.
     """
+    prepare_state(settings)
     prepare_codex_home(settings, provider)
     launch = launch_of(settings, provider, env)
     async with open_store(settings.database_url.reveal()) as store:
@@ -80,6 +83,25 @@ async def open_agent(settings: Settings, provider: ChosenProvider, env: Mapping[
         finally:
             with anyio.CancelScope(shield=True):
                 await codex.close()
+
+
+def prepare_state(settings: Settings) -> None:
+    """Make the state folder and a SQLite file in it where they are missing, for this user's eyes only.
+
+    Raises:
+        ConfigError: they cannot be made.
+    """
+    url = make_url(settings.database_url.reveal())
+    file = url.database if url.get_backend_name() == "sqlite" else None
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if file and file != ":memory:":
+            # SQLite gives its side files the rights of this one.
+            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise ConfigError(
+            f"WORKSPACE_STATE_DIR: {error.filename} cannot be made or written: {error.strerror}; name another folder"
+        ) from error
 
 
 def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, str]) -> Launch:

@@ -203,6 +203,10 @@ class Turn:
                 return events
         return []
 
+    def kill(self) -> None:
+        """End the turn with its whole codex."""
+        self._codex.kill()
+
     async def abandon(self) -> None:
         """See to it that the turn has ended, whatever that takes: the thread is free for the next one."""
         if self.ended is not None:

@@ -13,6 +13,9 @@ _QUIET: Final = ("httpx", "httpcore", "aiosqlite", "asyncio", "sse_starlette", "
 """Libraries whose ordinary talk is of no use to an operator: from them, warnings and worse."""
 
 
+_PEERS_MISTAKES: Final = ("Failed to validate base JSON-RPC request", "Failed to parse request params")
+
+
 def scrubber(secrets: Iterable[str]) -> Callable[[str], str]:
     """Return a function that replaces every one of `secrets` in a text by `***`; the longest first."""
     known = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
@@ -30,8 +33,14 @@ def set_up_logging(*, as_json: bool, level: str, scrub: Callable[[str], str]) ->
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(scrub) if as_json else _Text(scrub))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    handler.addFilter(_without_peers_mistakes)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))
+
+
+def _without_peers_mistakes(record: logging.LogRecord) -> bool:
+    """Leave out the tracebacks of requests that make no sense: their sender is told, and can send a lot of them."""
+    return not (isinstance(record.msg, str) and record.msg.startswith(_PEERS_MISTAKES))
 
 
 class _Text(logging.Formatter):

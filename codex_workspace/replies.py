@@ -212,6 +212,7 @@ class Reply:
 
     def _remark(self, message: "_Answer") -> list[A2AEvent]:
         message.remarked = True
+        message.hold_back()
         return [self._note("commentary", message.text)] if message.text.strip() else []
 
     def _grown(self, text: str, now: float) -> list[A2AEvent]:
@@ -309,6 +310,11 @@ class _Answer:
             self._sent.clear()
             self._waiting.clear()
             self.was_sent = False
+
+    def hold_back(self) -> None:
+        """Let what waits not go out: the text is shown as a remark, in full."""
+        self._sent += self._waiting
+        self._waiting.clear()
 
     def grow(self, text: str) -> None:
         if text:

@@ -436,7 +436,7 @@ async def _post_into(received: bytearray, client: httpx.AsyncClient, body: dict[
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for what has no event of its own, such as a log that a server writes."""
-    while not condition():  # noqa: ASYNC110
+    while not condition():
         await asyncio.sleep(0.01)
 
 

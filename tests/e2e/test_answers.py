@@ -10,12 +10,12 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from a2a.types import TaskState
+from a2a.types import Part, TaskState
 
 from codex_workspace.replies import UPDATE_INTERVAL_S
 from codex_workspace.scripted_model import ScriptedModel, numbered_text
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Place, running_agent
-from tests.e2e.client import TERMINAL, Peer, Seen, peer, script, tokens
+from tests.e2e.client import TERMINAL, Peer, Seen, peer, request, script, tokens
 
 COMPLETED = TaskState.TASK_STATE_COMPLETED
 
@@ -100,6 +100,47 @@ async def test_a_message_over_codexs_limit_is_refused_with_a_sentence(client: Pe
     assert seen.state == TaskState.TASK_STATE_REJECTED
     assert "1048577 characters" in seen.sentence
     assert (await client.ask("and on we go")).state == COMPLETED
+
+
+@pytest.mark.parametrize(
+    "part",
+    [Part(raw=b"GIF89a", media_type="image/gif"), Part(url="http://127.0.0.1/x", media_type="text/plain")],
+    ids=str,
+)
+async def test_a_part_that_is_no_text_is_refused_and_not_passed_over(client: Peer, part: Part) -> None:
+    sent = request("look at this")
+    sent.message.parts.append(part)
+    seen = Seen()
+    async for event in client.streaming.send_message(sent):
+        seen.take(event)
+    assert seen.state == TaskState.TASK_STATE_REJECTED
+    assert "text" in seen.sentence
+
+
+async def test_a_peers_mistake_is_no_traceback_in_the_log(agent: AgentProcess) -> None:
+    async with httpx.AsyncClient(base_url=agent.url) as http:
+        for body in (
+            b"{",
+            b"[]",
+            b'{"jsonrpc": "2.0"}',
+            b'{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{"x":1}}',
+            b'{"jsonrpc":"2.0","id":1,"method":"message/send","params":{"x":1}}',
+        ):
+            for version in ("1.0", "0.3"):
+                answer = await http.post("/", content=body, headers={"A2A-Version": version})
+                assert "error" in answer.json()
+    assert "Traceback" not in agent.log.read_text()
+
+
+async def test_what_is_kept_is_the_users_alone(place: Place) -> None:
+    state, home = place.root / "fresh" / "state", place.root / "elsewhere"
+    folders = {"WORKSPACE_STATE_DIR": str(state), "CODEX_HOME": str(home)}
+    elsewhere = Place(place.root, place.model_url, environment=folders)
+    async with running_agent(elsewhere) as agent, peer(agent.url) as client:
+        await client.ask("hello")
+        kept = [state, *state.glob("workspace.sqlite3*"), home]
+        assert len(kept) >= 3
+        assert [oct(path.stat().st_mode & 0o077) for path in kept] == ["0o0"] * len(kept)
 
 
 async def test_the_older_sdk_works_blocking_and_streaming(agent: AgentProcess) -> None:
