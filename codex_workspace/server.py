@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import anyio
 import uvicorn
 from a2a.server.agent_execution import AgentExecutor, RequestContext, SimpleRequestContextBuilder
 from a2a.server.context import ServerCallContext
@@ -39,6 +38,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from codex_workspace.errors import ConfigError
+from codex_workspace.groups import plain_task_group
 from codex_workspace.guards import BearerToken, BodyLimit, unauthorized
 from codex_workspace.store import MAX_CONTEXT_ID_CHARS, Store
 
@@ -169,7 +169,7 @@ async def serving(app: Starlette, listener: socket.socket) -> AsyncIterator[None
         timeout_keep_alive=75,
     )
     server = _Server(config)
-    async with anyio.create_task_group() as tasks:
+    async with plain_task_group() as tasks:
         tasks.start_soon(server.serve, [listener])
         try:
             yield
@@ -189,7 +189,7 @@ class _ContextChooser(SimpleRequestContextBuilder):
     """Finds the context of a message that names none, and refuses what could only be lost."""
 
     def __init__(self, store: Store, *, one_main_context: bool) -> None:
-        super().__init__()
+        super().__init__(task_id_generator=store.tasks.new_ids)
         self._store = store
         self._one_main_context = one_main_context
 
