@@ -59,6 +59,7 @@ LAUNCH_OVERRIDES: Final = {
     "features.multi_agent": "false",  # sub-agents run on threads that nobody here started
     "features.plugins": "false",  # looks up hosts at start, and delays the exit when DNS is dead
     "features.apps": "false",
+    "features.shell_snapshot": "false",  # a login shell for every new thread, and its environment in a file
     "features.unbounded_connection_retries": "false",  # on by default from 0.163: a refused connection never ends
     "analytics.enabled": "false",
     "check_for_update_on_startup": "false",
