@@ -158,8 +158,11 @@ class Connection:
         answer: Answerer | None = None,
         max_line_bytes: int = MAX_LINE_BYTES,
         kill: Callable[[], None] | None = None,
+        pid: int | None = None,
     ) -> None:
+        self.pid: Final = pid
         self.version: tuple[int, int, int] = (0, 0, 0)
+        self.proved = False
         self.skipped_lines = 0
         self._answer = answer
         self._splitter = LineSplitter(max_line_bytes)
@@ -167,6 +170,7 @@ class Connection:
         self._in_flight = anyio.CapacityLimiter(MAX_IN_FLIGHT)
         self._waiting: dict[int | str, _Waiter] = {}
         self._mailboxes: dict[str, Mailbox] = {}
+        self._listened_to: set[str] = set()
         self._being_answered: set[int | str] = set()
         self._gone: CodexGone | None = None
         self._outbox_in, self._outbox_out = anyio.create_memory_object_stream[bytes](MAX_IN_FLIGHT)
@@ -177,21 +181,29 @@ class Connection:
         """Why this connection is of no more use; None while it is."""
         return self._gone
 
+    @property
+    def threads(self) -> int:
+        """How many threads were listened to: codex holds each of them in memory until it ends."""
+        return len(self._listened_to)
+
     async def call(self, method: str, params: JsonObject, *, timeout_s: float = 30.0) -> JsonValue:
         """Send a request and return its result.
 
         Raises:
             CodexRefused: codex answered with an error.
             CodexGone: the pipe closed before the answer came, or was closed already.
-            CodexTimeout: no answer within `timeout_s` seconds, its wait for a free place included.
+            CodexTimeout: no answer within `timeout_s` seconds of the sending; the wait for a free place is not counted.
             InputRefused: `params` hold more text than codex takes.
         """
         _refuse_oversized(params)
-        try:
-            with anyio.fail_after(timeout_s):
-                return await self._call_with_patience(method, params)
-        except TimeoutError as error:
-            raise CodexTimeout(f"codex did not answer {method} within {timeout_s:g} s") from error
+        for attempt in range(MAX_OVERLOAD_RETRIES):
+            try:
+                return await self._call_once(method, params, timeout_s)
+            except CodexRefused as refusal:
+                if refusal.code != OVERLOADED:
+                    raise
+            await anyio.sleep(0.02 * 2**attempt * random.uniform(0.5, 1.5))
+        return await self._call_once(method, params, timeout_s)
 
     @contextmanager
     def listen(self, thread_id: str) -> Iterator[Mailbox]:
@@ -199,6 +211,7 @@ class Connection:
         if thread_id in self._mailboxes:
             raise RuntimeError(f"thread {thread_id} has a listener already")
         mailbox = self._mailboxes[thread_id] = Mailbox()
+        self._listened_to.add(thread_id)
         if self._gone is not None:
             mailbox.end(self._gone)
         try:
@@ -210,7 +223,7 @@ class Connection:
         """End codex at once, without its consent; every waiter gets CodexGone, and nobody is given it any more."""
         if self._kill is not None:
             self._kill()
-        self.fail(CodexGone("codex did not do as it was told and was ended"))
+        self.fail(CodexGone("codex stopped answering and was ended"))
 
     def fail(self, error: CodexGone) -> None:
         """Declare the connection dead: all that wait, and all that come later, get `error`."""
@@ -236,23 +249,16 @@ class Connection:
         """Send a notification without content."""
         await self._send(encode_notification(method, {}))
 
-    async def _call_with_patience(self, method: str, params: JsonObject) -> JsonValue:
-        for attempt in range(MAX_OVERLOAD_RETRIES):
-            try:
-                return await self._call_once(method, params)
-            except CodexRefused as refusal:
-                if refusal.code != OVERLOADED:
-                    raise
-            await anyio.sleep(0.02 * 2**attempt * random.uniform(0.5, 1.5))
-        return await self._call_once(method, params)
-
-    async def _call_once(self, method: str, params: JsonObject) -> JsonValue:
+    async def _call_once(self, method: str, params: JsonObject, timeout_s: float) -> JsonValue:
         async with self._in_flight:
             number = next(self._numbers)
             waiter = self._waiting[number] = _Waiter()
             try:
-                await self._send(encode_request(number, method, params))
-                await waiter.answered.wait()
+                with anyio.fail_after(timeout_s):
+                    await self._send(encode_request(number, method, params))
+                    await waiter.answered.wait()
+            except TimeoutError as error:
+                raise CodexTimeout(f"codex did not answer {method} within {timeout_s:g} s") from error
             finally:
                 del self._waiting[number]
         match waiter.answer:
@@ -443,6 +449,7 @@ async def open_app_server(launch: Launch, *, answer: Answerer | None = None) -> 
         answer=answer,
         max_line_bytes=launch.max_line_bytes,
         kill=lambda: process.signal_group(signal.SIGKILL),
+        pid=process.popen.pid,
     )
     try:
         async with plain_task_group() as tasks:
@@ -505,7 +512,9 @@ async def _carry(connection: Connection, process: _Process, stdin: PipeWriter, s
         tasks.start_soon(cut_off)
         await connection.run(stdin, stdout)
         # The pipe is closed: the process is about to end, or of no use without it.
-        if not await process.ended_within(DRAIN_S):
+        with anyio.move_on_after(DRAIN_S):
+            await process.over.wait()
+        if not process.over.is_set():
             process.signal_group(signal.SIGKILL)
             await process.ended_within(KILL_GRACE_S)
         tasks.cancel_scope.cancel()

@@ -54,8 +54,10 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             prepare_codex_home(settings, choose_provider(settings, env))
             return 0
         case "doctor":
-            from codex_workspace.doctor import doctor
+            from codex_workspace.doctor import doctor, set_database_aside
 
+            if chosen.set_aside:
+                return set_database_aside(env)
             return doctor(env, as_json=chosen.json)
         case "demo":
             from codex_workspace.demo import demo
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("demo", help="see the whole thing at work, without a key")
     doctor = commands.add_parser("doctor", help="say what is wrong, and how to mend it")
     doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.add_argument("--set-aside", action="store_true", help="rename a damaged database, so that a new one is made")
     chat = commands.add_parser("chat", help="talk to an A2A agent")
     chat.add_argument(
         "url", nargs="?", default="http://127.0.0.1:8000", help="the agent's address (default: %(default)s)"

@@ -8,28 +8,32 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import anyio
 from sqlalchemy.engine import make_url
 
 from app_server import Connection, Launch, open_app_server
+from codex_workspace.admission import Admission, Bounds
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, TurnLimits
-from codex_workspace.errors import CodexCannotStart, CodexError, ConfigError
+from codex_workspace.errors import CodexCannotStart, ConfigError
+from codex_workspace.groups import plain_task_group
+from codex_workspace.lock import folder_held
 from codex_workspace.logs import scrubber
 from codex_workspace.owner import Owner
 from codex_workspace.providers import ChosenProvider
+from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.settings import Settings
 from codex_workspace.store import Store, open_store
+from codex_workspace.supply import Supply, SupplyBounds
 from executor import CodexAppServerExecutor
 
 logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S: Final = 3.0
 """A probe waits this long for codex; starting it takes 50 to 250 ms."""
-
-LEFT_BEHIND: Final = "The agent was stopped in the middle of this turn. Send the message again to go on."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +42,15 @@ class Agent:
 
     executor: CodexAppServerExecutor
     store: Store
-    codex: Owner[Connection]
+    codex: Supply[Connection]
+    admission: Admission
 
     async def not_ready(self) -> str | None:
-        """Return why codex does not answer; None when it does. A codex that has died is started again by asking."""
-        try:
-            with anyio.fail_after(READY_TIMEOUT_S):
-                await self.codex.get()
-        except CodexError as error:
-            return error.public
-        except TimeoutError:
-            return f"codex did not start within {READY_TIMEOUT_S:g} s"
-        return None
+        """Return why no message can be answered; None when it can. A codex that has died is started again by asking."""
+        problem = await self.store.problem()
+        if problem is not None:
+            return problem
+        return await self.codex.not_ready(READY_TIMEOUT_S)
 
 
 def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]:
@@ -63,26 +64,53 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
 
 
 @asynccontextmanager
-async def open_agent(settings: Settings, provider: ChosenProvider, env: Mapping[str, str]) -> AsyncIterator[Agent]:
-    """Prepare codex's home, open the store, and hold codex ready to be started; leaving ends both.
+async def open_agent(
+    settings: Settings, provider: ChosenProvider, env: Mapping[str, str], url: str | None = None
+) -> AsyncIterator[Agent]:
+    """Take the state folder, prepare codex's home, open the store, and hold codex ready; leaving ends all of it.
+
+    `url` is where the agent answers, for whoever finds the folder taken.
 
     Raises:
-        ConfigError: CODEX_HOME's config.toml is broken, or a folder cannot be written.
+        ConfigError: another agent has the folder, CODEX_HOME's config.toml is broken, the database is damaged or
+            newer, or a folder cannot be written.
     """
     prepare_state(settings)
-    prepare_codex_home(settings, provider)
-    launch = launch_of(settings, provider, env)
-    async with open_store(settings.database_url.reveal()) as store:
-        left = await store.fail_unfinished(LEFT_BEHIND)
-        if left:
-            logger.warning("%d tasks of an earlier process were unfinished and are failed now", left)
-        codex = Owner(_opener(launch), usable=lambda connection: connection.gone is None)
+    async with folder_held(settings.state_dir, url):
+        prepare_codex_home(settings, provider)
+        launch = launch_of(settings, provider, env)
+        async with (
+            open_store(settings.database_url.reveal()) as store,
+            _pruning(settings, store),
+            _agent(settings, provider, launch, store) as agent,
+        ):
+            yield agent
+
+
+@asynccontextmanager
+async def _agent(settings: Settings, provider: ChosenProvider, launch: Launch, store: Store) -> AsyncIterator[Agent]:
+    codex = Supply(_opener(launch), _supply_bounds(settings), Owner[Connection])
+    try:
+        conversations = Conversations(_maker(settings, provider, store, codex))
+        scrub = scrubber(secrets_of(settings, provider))
+        policy = RecoveryPolicy(settings.config.codex.recovery)
+        admission = Admission(_bounds(settings))
+        executor = CodexAppServerExecutor(conversations, store.deliveries, policy, scrub, admission)
+        yield Agent(executor, store, codex, admission)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await codex.close()
+
+
+@asynccontextmanager
+async def _pruning(settings: Settings, store: Store) -> AsyncIterator[None]:
+    storage = settings.config.storage
+    async with plain_task_group() as tasks:
+        tasks.start_soon(store.retention(storage.keep_days, storage.keep_tasks).run)
         try:
-            conversations = Conversations(_maker(settings, provider, store, codex))
-            yield Agent(CodexAppServerExecutor(conversations, scrubber(secrets_of(settings, provider))), store, codex)
+            yield
         finally:
-            with anyio.CancelScope(shield=True):
-                await codex.close()
+            tasks.cancel_scope.cancel()
 
 
 def prepare_state(settings: Settings) -> None:
@@ -95,7 +123,7 @@ def prepare_state(settings: Settings) -> None:
     file = url.database if url.get_backend_name() == "sqlite" else None
     try:
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if file and file != ":memory:":
+        if file and file != ":memory:" and not Path(file).is_dir():
             # SQLite gives its side files the rights of this one.
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
@@ -137,12 +165,27 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
     )
 
 
+def _bounds(settings: Settings) -> Bounds:
+    limits = settings.config.limits
+    return Bounds(limits.max_waiting_per_context, limits.max_waiting, limits.max_running_turns)
+
+
+def _supply_bounds(settings: Settings) -> SupplyBounds:
+    codex, limits = settings.config.codex, settings.config.limits
+    return SupplyBounds(
+        restart_wait_s=codex.restart_wait_s,
+        max_restarts=codex.max_restarts,
+        memory_mb=limits.codex_memory_mb,
+        threads=limits.codex_threads,
+    )
+
+
 def _opener(launch: Launch) -> Callable[[], AbstractAsyncContextManager[Connection]]:
     return lambda: open_app_server(launch)
 
 
 def _maker(
-    settings: Settings, provider: ChosenProvider, store: Store, codex: Owner[Connection]
+    settings: Settings, provider: ChosenProvider, store: Store, codex: Supply[Connection]
 ) -> Callable[[str, str], Conversation]:
     options = thread_options(settings, provider)
     config = settings.config.codex
@@ -154,6 +197,6 @@ def _maker(
     )
 
     def make(owner: str, context_id: str) -> Conversation:
-        return Conversation(codex.get, store.memory(owner, context_id), options, limits)
+        return Conversation(codex.use, store.memory(owner, context_id), options, limits)
 
     return make

@@ -6,9 +6,10 @@ to the connection that is handed in.
 
 import logging
 import math
+import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -36,7 +37,7 @@ from codex_workspace.events import (
     Usage,
     Warned,
 )
-from codex_workspace.history import ended_in
+from codex_workspace.history import Trace, ended_in, recorded
 from codex_workspace.items import OpenItems
 from codex_workspace.mailbox import Mailbox
 from codex_workspace.wire import MAX_INPUT_CHARS, JsonObject, JsonValue, Notification
@@ -55,8 +56,17 @@ INTERRUPT_AGAIN_S: Final = 0.05
 OTHER_WRITER_GRACE_S: Final = 6.0
 """A codex whose input has ended may take 5 s to leave, and holds its threads' locks until then."""
 
+PAUSED_S: Final = 1.0
+"""A deadline that is met this late was slept through: the process was suspended, or its machine was."""
+
 MAX_REMEMBERED: Final = 1000
 """Conversations kept in memory, a few hundred bytes each."""
+
+LOST_THREAD: Final = re.compile(
+    r"rollout|session file|active writer|invalid (thread|session) id|not found", re.IGNORECASE
+)
+"""How codex says that a thread is not to be had: no rollout or a broken one, another process's, no id of a thread's.
+Any other refusal leaves the thread where it is, for the next message to find."""
 
 SANDBOX_TYPES: Final = {
     "read-only": "readOnly",
@@ -68,6 +78,9 @@ SANDBOX_TYPES: Final = {
 
 class Codex(Protocol):
     """What a conversation needs of the connection to codex."""
+
+    proved: bool
+    """Set once a turn has come to its end on it."""
 
     @property
     def gone(self) -> CodexGone | None:
@@ -227,10 +240,11 @@ class Turn:
 
     async def _next(self, by: float) -> list[TurnEvent]:
         notifications: list[Notification] | None = None
-        with anyio.CancelScope(deadline=min(by, *self._deadlines())):
+        due = min(by, *self._deadlines())
+        with anyio.CancelScope(deadline=due):
             notifications = await self._mailbox.take()
         if notifications is None:
-            return await self._on_time()
+            return await self._on_time(due)
         return [event for notification in notifications for event in self._reader.read(notification)]
 
     def _deadlines(self) -> list[float]:
@@ -238,9 +252,13 @@ class Turn:
         watchdogs = (self._budget_ends, self._silence_ends) if self._stop_ends is None else (self._stop_ends,)
         return [deadline for deadline in (*watchdogs, self._quiet_ends, self._ask_again) if deadline is not None]
 
-    async def _on_time(self) -> list[TurnEvent]:
+    async def _on_time(self, due: float) -> list[TurnEvent]:
         """Act on the deadline that has passed."""
         now = anyio.current_time()
+        if (late := now - due) > PAUSED_S:
+            # This process stood still: what codex said meanwhile has not been read yet.
+            self._budget_ends, self._silence_ends = self._budget_ends + late, self._silence_ends + late
+            return []
         if self._quiet_ends is not None and now >= self._quiet_ends:
             return await self._settle()
         if self._stop_ends is not None:
@@ -257,6 +275,7 @@ class Turn:
             case TurnEnded():
                 closed = self._open_items.close()
                 self.ended = event
+                self._codex.proved = True
                 return [*closed, event]
             case ThreadIdle():
                 if self._started or self._erred is not None:
@@ -336,7 +355,7 @@ class Conversation:
     """One context: its thread, and the queue before it.
 
     Args:
-        connect: gives the codex of the moment, started anew where the last one died.
+        connect: holds the codex of the moment for as long as its block is open, started anew where the last one died.
         memory: keeps this context's thread id.
         options: what the thread runs with.
         limits: how long things may take.
@@ -344,7 +363,7 @@ class Conversation:
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[Codex]],
+        connect: Callable[[], AbstractAsyncContextManager[Codex]],
         memory: ThreadMemory,
         options: ThreadOptions,
         limits: TurnLimits,
@@ -355,6 +374,7 @@ class Conversation:
         self._limits = limits
         self._one_at_a_time = anyio.Lock()
         self._loaded: _Loaded | None = None
+        self._never_used: str | None = None
 
     @property
     def busy(self) -> bool:
@@ -369,16 +389,33 @@ class Conversation:
             InputRefused: `text` is empty, or longer than codex takes.
             CodexCannotStart, CodexGone, CodexRefused: codex could not begin the turn.
         """
+        self.check(text)
+        async with self.floor() as floor, floor.turn(text) as begun:
+            yield begun
+
+    def check(self, text: str) -> None:
+        """Refuse a text that codex would refuse, before it waits in line.
+
+        Raises:
+            InputRefused: `text` is empty, or longer than codex takes.
+        """
         if not text.strip():
             raise InputRefused("The message has no text.")
         if len(text) > self._limits.max_text_chars:
             raise InputRefused(
                 f"The message has {len(text)} characters; at most {self._limits.max_text_chars} are taken."
             )
-        async with self._one_at_a_time, AsyncExitStack() as listening:
-            # A cancelled start would leave a turn behind that nobody knows.
-            with anyio.CancelScope(shield=True):
-                begun = await self._begin(text, listening)
+
+    @asynccontextmanager
+    async def floor(self) -> AsyncIterator["Floor"]:
+        """Wait until nobody else speaks in this context; while the block is open, nobody else does."""
+        async with self._one_at_a_time:
+            yield Floor(self)
+
+    @asynccontextmanager
+    async def _turn(self, text: str, mark: str | None = None) -> AsyncIterator["Begun"]:
+        async with AsyncExitStack() as held:
+            begun = await self._begin(text, mark, held)
             try:
                 yield begun
             finally:
@@ -387,27 +424,46 @@ class Conversation:
                 if self._loaded is not None:
                     self._loaded.used = begun.turn.thread_usage
 
-    async def _begin(self, text: str, listening: AsyncExitStack) -> "Begun":
+    async def _recorded(self, mark: str) -> TurnEnded | Trace:
+        async with self._connect() as codex:
+            loaded, _ = await self._load_thread(codex)
+            params: JsonObject = {"threadId": loaded.thread_id, "includeTurns": True}
+            try:
+                return recorded(await ask(codex, "thread/read", params, self._limits.request_s), mark)
+            except CodexRefused as refusal:
+                # A thread without a turn cannot be read with its turns.
+                logger.info("no record of %s: %s", mark, refusal.message)
+                return Trace.NONE
+
+    async def _begin(self, text: str, mark: str | None, held: AsyncExitStack) -> "Begun":
         """Begin a turn; a codex that died, or lost the thread, before it heard of the turn gets a second chance."""
         attempt = _Attempt()
         try:
-            return await self._try_to_begin(text, listening, attempt)
+            return await self._try_to_begin(text, mark, held, attempt)
         except (CodexGone, CodexRefused) as error:
             if attempt.heard() or not _is_lost(error):
                 raise
             self._loaded = None
-            await listening.aclose()
-        return await self._try_to_begin(text, listening, _Attempt())
+            await held.aclose()
+        return await self._try_to_begin(text, mark, held, _Attempt())
 
-    async def _try_to_begin(self, text: str, listening: AsyncExitStack, attempt: "_Attempt") -> "Begun":
-        codex = await self._connect()
-        loaded, note = await self._load_thread(codex)
-        # Listen before asking: the turn's first notification can come ahead of the answer.
-        mailbox = attempt.mailbox = listening.enter_context(codex.listen(loaded.thread_id))
-        params: JsonObject = {"threadId": loaded.thread_id, "input": [{"type": "text", "text": text}]}
-        started = await ask(codex, "turn/start", params, self._limits.request_s)
-        reader = TurnReader(loaded.thread_id, _id_of(started, "turn"))
-        return Begun(Turn(codex, mailbox, reader, self._limits, loaded.used), note)
+    async def _try_to_begin(self, text: str, mark: str | None, held: AsyncExitStack, attempt: "_Attempt") -> "Begun":
+        codex = await held.enter_async_context(self._connect())
+        # A cancelled start would leave a turn behind that nobody knows.
+        with anyio.CancelScope(shield=True):
+            loaded, note = await self._load_thread(codex)
+            # Listen before asking: the turn's first notification can come ahead of the answer.
+            mailbox = attempt.mailbox = held.enter_context(codex.listen(loaded.thread_id))
+            params: JsonObject = {
+                "threadId": loaded.thread_id,
+                "input": [{"type": "text", "text": text}],
+                "clientUserMessageId": mark,
+            }
+            started = await ask(codex, "turn/start", params, self._limits.request_s)
+            reader = TurnReader(loaded.thread_id, _id_of(started, "turn"))
+            turn = Turn(codex, mailbox, reader, self._limits, loaded.used)
+            self._never_used = None
+        return Begun(turn, note)
 
     async def _load_thread(self, codex: Codex) -> tuple["_Loaded", str | None]:
         """Return the context's thread, loaded in this codex, and what has to be said of it."""
@@ -419,13 +475,18 @@ class Conversation:
             try:
                 await self._resume(codex, known)
             except CodexRefused as refusal:
+                if not LOST_THREAD.search(refusal.message):
+                    raise
                 logger.warning("thread %s cannot be resumed: %s", known, refusal.message)
-                note = f"The earlier conversation cannot be resumed ({refusal.message}); a new one begins."
+                # A thread that was started here and has had no turn takes nothing with it.
+                if known != self._never_used:
+                    note = f"The earlier conversation cannot be resumed ({refusal.message}); a new one begins."
             else:
                 self._loaded = _Loaded(codex, known, None)
                 return self._loaded, None
         thread_id = await self._start(codex)
         await self._memory.save(thread_id)
+        self._never_used = thread_id
         self._loaded = _Loaded(codex, thread_id, TokenCount())
         return self._loaded, note
 
@@ -454,6 +515,26 @@ class Conversation:
         wanted = SANDBOX_TYPES[self._options.sandbox]
         if echoed != wanted:
             raise ProtocolError(f"codex runs the thread with sandbox {echoed}, not {wanted} as it was told")
+
+
+class Floor:
+    """The word in one context: whoever holds it may speak as often as is needed."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+
+    def turn(self, text: str, mark: str | None = None) -> AbstractAsyncContextManager["Begun"]:
+        """Start a turn, and stop it if it still runs when the block is left; raises as `Conversation.turn` does.
+
+        Args:
+            text: what is said.
+            mark: the message's id in codex's record (0.163 and later keep it), for `recorded`.
+        """
+        return self._conversation._turn(text, mark)
+
+    async def recorded(self, mark: str) -> TurnEnded | Trace:
+        """Return how the last turn with an id that begins with `mark` ended by codex's own record, or its trace."""
+        return await self._conversation._recorded(mark)
 
 
 class Conversations:

@@ -29,10 +29,13 @@ from app_server import MINIMUM_VERSION, open_app_server
 from codex_workspace.agent import launch_of, secrets_of
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.errors import CodexCannotStart, CodexError, ConfigError
+from codex_workspace.lock import folder_held, holder_of
 from codex_workspace.logs import scrubber
+from codex_workspace.migrations import NEWEST, refuse_newer
 from codex_workspace.providers import ChosenProvider, choose_provider
 from codex_workspace.server import bind
 from codex_workspace.settings import Settings, is_loopback, load_settings
+from codex_workspace.soundness import file_version, set_aside, sqlite_file, what_is_wrong
 from codex_workspace.terminal import clean
 
 TESTED_VERSIONS: Final = ((0, 130, 0), (0, 169, 0))
@@ -267,9 +270,9 @@ def _nearest(folder: Path) -> Path:
 
 
 def check_disk(facts: Facts) -> Finding:
-    """Whether there is room for conversations."""
-    folder = facts.settings.codex_home
-    free = shutil.disk_usage(_nearest(folder)).free
+    """Whether there is room for conversations; of the two folders that grow, the one with less is shown."""
+    folders = (facts.settings.codex_home, facts.settings.state_dir)
+    free, folder = min((shutil.disk_usage(_nearest(each)).free, each) for each in folders)
     shown = f"{free / (1 << 30):.1f} GiB free at {folder}"
     remedy = "make room, or move the state folder (WORKSPACE_STATE_DIR)"
     if free < TOO_FEW_BYTES:
@@ -332,6 +335,60 @@ async def _count_tables(url: str) -> int:
 
 def _table_count(connection: DatabaseConnection) -> int:
     return len(inspect(connection).get_table_names())
+
+
+def check_lock(facts: Facts) -> Finding:
+    """Whether an agent works on the state folder."""
+    folder = facts.settings.state_dir
+    try:
+        holder = holder_of(folder)
+    except OSError as error:
+        return Finding("failed", f"{folder} cannot be asked who works on it: {_of(error)}", "check its rights")
+    return Finding("ok", f"no agent works on {folder}" if holder is None else f"an agent works on {folder}: {holder}")
+
+
+def check_schema(facts: Facts) -> Finding:
+    """Whether the database's file is whole and ours, and of a version that this agent knows."""
+    file = sqlite_file(facts.settings.database_url.reveal())
+    if file is None:
+        return Finding("ok", f"looked at when the agent starts; this one makes version {NEWEST}")
+    if not file.exists() or (file.is_file() and file.stat().st_size == 0):
+        return Finding("ok", f"will be version {NEWEST}")
+    try:
+        wrong = what_is_wrong(file)
+        version = file_version(file) if wrong is None else 0
+        refuse_newer(version, str(file), file)
+    except ConfigError as error:
+        return Finding("failed", str(error), "correct this, then ask the doctor again")
+    if wrong is not None:
+        remedy = (
+            "put a copy of the right one in its place, or move it away: `python -m codex_workspace doctor --set-aside`"
+        )
+        return Finding("failed", f"{file} {wrong}", remedy)
+    if version < NEWEST:
+        return Finding("ok", f"version {version}; goes to {NEWEST} at the next start, and a copy is kept")
+    return Finding("ok", f"version {version}")
+
+
+def set_database_aside(env: Mapping[str, str]) -> int:
+    """Rename a database's file that is damaged or another program's, say where it is, and return the exit code.
+
+    Raises:
+        ConfigError: it is neither, it is not a file of ours to rename, or an agent works with it.
+    """
+    settings = load_settings(env)
+    file = sqlite_file(settings.database_url.reveal())
+    if file is None:
+        raise ConfigError("DATABASE_URL: only the file of a SQLite database can be set aside")
+    if not settings.state_dir.is_dir():
+        raise ConfigError(f"WORKSPACE_STATE_DIR: {settings.state_dir} is not there, so there is nothing to set aside")
+    print(f"{file} is now {anyio.run(_set_aside, settings.state_dir, file)}; the next start makes a new one")
+    return 0
+
+
+async def _set_aside(folder: Path, file: Path) -> Path:
+    async with folder_held(folder):
+        return set_aside(file)
 
 
 def check_port(facts: Facts) -> Finding:
@@ -420,7 +477,9 @@ CHECKS: Final = (
     Check("codex home", check_codex_home, needs=("config",)),
     Check("disk", check_disk, needs=("config",)),
     Check("workspace", check_workspace, needs=("config",)),
-    Check("database", check_database, needs=("config",)),
+    Check("lock", check_lock, needs=("config",)),
+    Check("schema", check_schema, needs=("config",), exit_code=EXIT_CONFIG),
+    Check("database", check_database, needs=("config", "schema")),
     Check("port", check_port, needs=("config",)),
     Check("handshake", check_handshake, needs=("provider", "codex"), exit_code=EXIT_CODEX),
 )

@@ -18,6 +18,10 @@ class ConfigError(AgentError, RuntimeError):
     """The operator has to mend the configuration: the text names file, key and remedy. Exit code 2."""
 
 
+class StoreUnavailable(AgentError):
+    """What was to be kept could not be written: the disk is full, or the database out of reach. Nothing of it is."""
+
+
 class CodexError(AgentError):
     """Something between us and codex failed."""
 

@@ -1,5 +1,7 @@
 """Read a turn's end out of codex's own record of the thread (`thread/read`)."""
 
+from enum import Enum, auto
+
 from codex_workspace.events import Said, TurnEnded, TurnFailure
 from codex_workspace.wire import JsonObject, JsonValue
 
@@ -13,6 +15,10 @@ def ended_in(read: JsonValue, turn_id: str) -> TurnEnded | None:
     turn = next((turn for turn in _turns(read) if turn.get("id") == turn_id), None)
     if turn is None:
         return TurnEnded("failed", TurnFailure("Codex kept no record of the turn.", "unsettled", None, None), None)
+    return _end_of(turn)
+
+
+def _end_of(turn: JsonObject) -> TurnEnded | None:
     match turn.get("status"):
         case "inProgress":
             return None
@@ -22,6 +28,37 @@ def ended_in(read: JsonValue, turn_id: str) -> TurnEnded | None:
             return TurnEnded("interrupted", None, _last_message(turn))
         case _:
             return TurnEnded("failed", TurnFailure(_error_of(turn), "unsettled", None, None), _last_message(turn))
+
+
+class Trace(Enum):
+    """What codex's record knows of a turn without an end."""
+
+    CUT_OFF = auto()
+    """The message is in the thread's memory, and its turn did not end."""
+    NONE = auto()
+    """The thread has never heard of it."""
+
+
+def recorded(read: JsonValue, mark: str) -> TurnEnded | Trace:
+    """Return what became of the turns whose messages were sent with a client id that begins with `mark`: the last one.
+
+    By the answer to `thread/read` with turns, of a codex that has taken over from the one that ran them. Codex records
+    a turn that died with its process as interrupted, and within the first milliseconds without its message: such a
+    turn has left nothing in the thread's memory. 0.130 records failed turns as completed, so one without a message of
+    the agent's counts as cut off too.
+    """
+    turns = [turn for turn in _turns(read) if any(_is_sent_as(item, mark) for item in _items(turn))]
+    if not turns:
+        return Trace.NONE
+    ended = _end_of(turns[-1])
+    if ended is None or ended.status == "interrupted":
+        return Trace.CUT_OFF
+    return Trace.CUT_OFF if ended.status == "completed" and ended.last_message is None else ended
+
+
+def _is_sent_as(item: JsonObject, mark: str) -> bool:
+    client_id = item.get("clientId")
+    return item.get("type") == "userMessage" and isinstance(client_id, str) and client_id.startswith(mark)
 
 
 def _turns(read: JsonValue) -> list[JsonObject]:
@@ -36,9 +73,13 @@ def _error_of(turn: JsonObject) -> str:
     return message if isinstance(message, str) else "Codex says that the turn failed, and not why."
 
 
-def _last_message(turn: JsonObject) -> Said | None:
+def _items(turn: JsonObject) -> list[JsonObject]:
     items = turn.get("items")
-    for item in reversed(items if isinstance(items, list) else []):
-        if isinstance(item, dict) and item.get("type") == "agentMessage" and isinstance(text := item.get("text"), str):
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _last_message(turn: JsonObject) -> Said | None:
+    for item in reversed(_items(turn)):
+        if item.get("type") == "agentMessage" and isinstance(text := item.get("text"), str):
             return Said(str(item.get("id")), text, None)
     return None

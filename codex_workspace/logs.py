@@ -17,8 +17,9 @@ _PEERS_MISTAKES: Final = ("Failed to validate base JSON-RPC request", "Failed to
 
 
 def scrubber(secrets: Iterable[str]) -> Callable[[str], str]:
-    """Return a function that replaces every one of `secrets` in a text by `***`; the longest first."""
-    known = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
+    """Return a function that replaces every one of `secrets` in a text by `***`, quoted or not; the longest first."""
+    forms = {form for secret in secrets if secret for form in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1])}
+    known = sorted(forms, key=len, reverse=True)
 
     def scrub(text: str) -> str:
         for secret in known:
@@ -40,6 +41,9 @@ def set_up_logging(*, as_json: bool, level: str, scrub: Callable[[str], str]) ->
 
 def _without_peers_mistakes(record: logging.LogRecord) -> bool:
     """Leave out the tracebacks of requests that make no sense: their sender is told, and can send a lot of them."""
+    if record.exc_info and isinstance(record.exc_info[1], (UnicodeDecodeError, RecursionError)):
+        # A body that is no UTF-8, or is nested without end.
+        return not record.name.startswith("a2a.server.routes")
     return not (isinstance(record.msg, str) and record.msg.startswith(_PEERS_MISTAKES))
 
 

@@ -33,7 +33,7 @@ class Owner(Generic[T]):
     @property
     def current(self) -> T | None:
         """What is open and usable at this moment; None while nothing is."""
-        value = self._held.value if self._held is not None else None
+        value = self._held.value if self._held is not None and not self._held.leaving else None
         return value if value is not None and self._usable(value) else None
 
     async def get(self) -> T:
@@ -48,6 +48,11 @@ class Owner(Generic[T]):
                 await self._let_go()
                 self._held = _Held(self._open_it)
             return await asyncio.shield(self._held.opened)
+
+    def retire(self) -> None:
+        """Have the block left if it is open; the next `get` waits until it is, and opens another."""
+        if self._held is not None and not self._held.opening:
+            self._held.leave()
 
     async def close(self) -> None:
         """Leave the block; afterwards `get` raises RuntimeError."""
@@ -84,6 +89,10 @@ class _Held(Generic[T]):
         if self.opening or self.opened.cancelled() or self.opened.exception() is not None:
             return None
         return self.opened.result()
+
+    @property
+    def leaving(self) -> bool:
+        return self._enough.is_set()
 
     def leave(self) -> None:
         """Have the block left, at once also where it is still opening."""

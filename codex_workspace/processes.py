@@ -25,6 +25,15 @@ def marked(name: str, value: str) -> list[int]:
     return found
 
 
+def resident_bytes(process_id: int) -> int:
+    """Return how much memory a process holds; 0 for one that is gone. Source: /proc."""
+    try:
+        pages = (Path("/proc") / str(process_id) / "statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 async def sweep(name: str, value: str) -> None:
     """Kill every process whose environment holds `name=value`: commands live in sessions of their own."""
     with anyio.CancelScope(shield=True):

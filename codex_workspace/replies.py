@@ -62,6 +62,9 @@ from codex_workspace.events import (
 )
 from codex_workspace.wire import JsonObject, JsonValue, safe_text
 
+ANSWER: Final = "answer"
+"""Id and name of the artifact that holds what the agent says."""
+
 USAGE: Final = "urn:codex-workspace:usage"
 """Metadata key of the terminal status: the turn's tokens, and the thread's."""
 
@@ -70,6 +73,10 @@ FAILURE: Final = "urn:codex-workspace:failure"
 
 UPDATE_INTERVAL_S: Final = 0.1
 """At most ten updates of the answer a second: every one of them costs each client, and the store, some work."""
+
+COPIED_CHARS_PER_S: Final = 1_000_000
+"""With every update the SDK copies the task for its readers, and keeps the copies of those that are behind: an answer
+of more than 100,000 characters is updated less often, so that it costs at most this much memory a second."""
 
 MAX_SHOWN_CHARS: Final = 4000
 """Of a command's output, a tool's result or a note, this much is shown in a status; the task keeps all of those."""
@@ -93,6 +100,7 @@ class Reply:
         self._task_id = task_id
         self._context_id = context_id
         self._answer = _Answer()
+        self._artifacts: dict[str, Artifact] = {}
         self._answer_shown = False
         self._patches = 0
 
@@ -176,26 +184,39 @@ class Reply:
             ):
                 return []
 
+    def cut_off(self) -> list[A2AEvent]:
+        """Return what has to go out before the answer begins anew: what was said so far becomes a remark."""
+        before, self._answer = self._answer, _Answer(last_update=self._answer.last_update)
+        return [] if before.remarked else self._remark(before)
+
     def flush(self, now: float) -> list[A2AEvent]:
         """Return the text that waits, whether or not its time has come."""
         waiting, append = self._answer.take(now)
         if not waiting:
             return []
         self._answer_shown = True
-        return [self._artifact("answer", [_text_part(waiting)], append=append)]
+        return [self._artifact(ANSWER, [_text_part(waiting)], append=append)]
 
-    def close(self, outcome: Outcome, final: str | None = None) -> list[A2AEvent]:
-        """Return the answer's closing update and the terminal status.
+    def ended(self, outcome: Outcome, final: str | None = None) -> Task:
+        """Return the whole of what the task has come to, to be kept and handed out again.
 
         Args:
             outcome: how the task ends.
             final: the answer where it is known better than by what was streamed.
         """
         text = self._answer.text if final is None else final
-        closing = [self._artifact("answer", [_text_part(text)], last=True)] if text or self._answer_shown else []
-        status = self._status(outcome.state, outcome.sentence)
-        status.metadata.CopyFrom(_struct(outcome.metadata))
-        return [*closing, status]
+        # An answer that was begun and taken back is emptied.
+        shown = bool(text) or self._answer_shown
+        answer = [Artifact(artifact_id=ANSWER, name=ANSWER, parts=[_text_part(text)])]
+        status = self._status(outcome.state, outcome.sentence).status
+        task = Task(id=self._task_id, context_id=self._context_id, status=status)
+        task.artifacts.extend([*self._artifacts.values(), *(answer if shown else [])])
+        task.metadata.CopyFrom(_struct(outcome.metadata))
+        return task
+
+    def close(self, outcome: Outcome, final: str | None = None) -> list[A2AEvent]:
+        """Return the answer's closing update and the terminal status."""
+        return closing(self.ended(outcome, final))
 
     def _turn_to(self, item: str, phase: str | None) -> list[A2AEvent]:
         """Begin with another message: the one before it was not the answer, and becomes a remark on the way."""
@@ -268,12 +289,11 @@ class Reply:
     def _artifact(
         self, name: str, parts: list[Part], *, append: bool = False, last: bool = False
     ) -> TaskArtifactUpdateEvent:
+        artifact = Artifact(artifact_id=name, name=name, parts=parts)
+        if name != ANSWER:
+            self._artifacts[name] = artifact
         return TaskArtifactUpdateEvent(
-            task_id=self._task_id,
-            context_id=self._context_id,
-            artifact=Artifact(artifact_id=name, name=name, parts=parts),
-            append=append,
-            last_chunk=last,
+            task_id=self._task_id, context_id=self._context_id, artifact=artifact, append=append, last_chunk=last
         )
 
 
@@ -288,6 +308,7 @@ class _Answer:
     remarked: bool = False
     _whole: str | None = None
     _sent: list[str] = field(default_factory=list)
+    _sent_chars: int = 0
     _waiting: list[str] = field(default_factory=list)
 
     @property
@@ -302,13 +323,16 @@ class _Answer:
     def due(self) -> float | None:
         if not self._waiting or self.phase == "commentary":
             return None
-        return 0.0 if self.last_update is None else self.last_update + UPDATE_INTERVAL_S
+        if self.last_update is None:
+            return 0.0
+        return self.last_update + max(UPDATE_INTERVAL_S, self._sent_chars / COPIED_CHARS_PER_S)
 
     def start_over(self) -> None:
         """Forget an incomplete text: codex asks the model again, whose words begin anew."""
         if self._whole is None:
             self._sent.clear()
             self._waiting.clear()
+            self._sent_chars = 0
             self.was_sent = False
 
     def hold_back(self) -> None:
@@ -332,9 +356,30 @@ class _Answer:
             return "", False
         waiting, append = "".join(self._waiting), self.was_sent
         self._sent.append(waiting)
+        self._sent_chars += len(waiting)
         self._waiting.clear()
         self.was_sent, self.last_update = True, now
         return waiting, append
+
+
+def closing(ended: Task) -> list[A2AEvent]:
+    """Return the last events of a task whose readers have seen the rest: the whole answer, and the terminal status."""
+    return [event for event in replayed(ended) if not _is_side_artifact(event)]
+
+
+def replayed(ended: Task) -> list[A2AEvent]:
+    """Return the events that bring a task to its kept end, whatever of them its readers have seen already."""
+    artifacts = [
+        TaskArtifactUpdateEvent(task_id=ended.id, context_id=ended.context_id, artifact=artifact, last_chunk=True)
+        for artifact in ended.artifacts
+    ]
+    status = TaskStatusUpdateEvent(task_id=ended.id, context_id=ended.context_id, status=ended.status)
+    status.metadata.CopyFrom(ended.metadata)
+    return [*artifacts, status]
+
+
+def _is_side_artifact(event: A2AEvent) -> bool:
+    return isinstance(event, TaskArtifactUpdateEvent) and event.artifact.artifact_id != ANSWER
 
 
 def usage_metadata(turn: TokenCount | None, thread: TokenCount | None) -> JsonObject:

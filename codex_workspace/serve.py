@@ -3,17 +3,23 @@
 import logging
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 import anyio
+from anyio.abc import TaskStatus
 
-from codex_workspace.agent import open_agent, secrets_of
+from app_server import Connection
+from codex_workspace.agent import Agent, open_agent, secrets_of
+from codex_workspace.groups import plain_task_group
 from codex_workspace.logs import scrubber, set_up_logging
 from codex_workspace.providers import ChosenProvider, choose_provider
 from codex_workspace.server import ServerOptions, bind, build_app, serving
 from codex_workspace.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 async def serve(settings: Settings, env: Mapping[str, str]) -> None:
@@ -34,22 +40,58 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
 async def _serve_on(
     listener: socket.socket, settings: Settings, provider: ChosenProvider, env: Mapping[str, str]
 ) -> None:
-    url = url_of(settings, listener)
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with open_agent(settings, provider, env) as agent:
-            codex = await agent.codex.get()
-            options = server_options(settings, url)
-            async with (
-                build_app(options, agent.executor, agent.store, agent.not_ready) as app,
-                serving(app, listener),
-            ):
-                version = ".".join(str(number) for number in codex.version)
-                logger.info("ready: codex %s, model %s, A2A at %s", version, provider.model, url)
-                async for number in signals:
-                    logger.info("%s: stopping", signal.Signals(number).name)
-                    break
-                await agent.executor.drain(settings.config.codex.shutdown_grace_s)
+    async with plain_task_group() as tasks:
+        stop = await tasks.start(_watch_signals)
+        async with open_agent(settings, provider, env, url_of(settings, listener)) as agent:
+            codex = await _unless(stop, agent.codex.start)
+            if codex is not None:
+                await _serve_agent(listener, settings, provider, agent, codex, stop)
+        tasks.cancel_scope.cancel()
     logger.info("stopped")
+
+
+async def _serve_agent(
+    listener: socket.socket,
+    settings: Settings,
+    provider: ChosenProvider,
+    agent: Agent,
+    codex: Connection,
+    stop: anyio.Event,
+) -> None:
+    options = server_options(settings, url_of(settings, listener))
+    async with (
+        build_app(options, agent.executor, agent.store, agent.not_ready, agent.admission) as app,
+        serving(app, listener, settings.config.limits.slow_reader_s),
+    ):
+        version = ".".join(str(number) for number in codex.version)
+        logger.info("ready: codex %s, model %s, A2A at %s", version, provider.model, options.url)
+        await stop.wait()
+        await agent.executor.drain(settings.config.codex.shutdown_grace_s)
+
+
+async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:
+    """Set the event that is handed out at SIGTERM or SIGINT; further ones change nothing."""
+    stop = anyio.Event()
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started(stop)
+        async for number in signals:
+            logger.info("%s: stopping", signal.Signals(number).name)
+            stop.set()
+
+
+async def _unless(stop: anyio.Event, begin: Callable[[], Awaitable[T]]) -> T | None:
+    """Return what `begin` gives; None, and no more waiting for it, once `stop` is set."""
+    begun: T | None = None
+    async with plain_task_group() as tasks:
+
+        async def give_up() -> None:
+            await stop.wait()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(give_up)
+        begun = await begin()
+        tasks.cancel_scope.cancel()
+    return begun
 
 
 def url_of(settings: Settings, listener: socket.socket) -> str:

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
-from a2a.server.agent_execution import AgentExecutor, RequestContext, SimpleRequestContextBuilder
-from a2a.server.context import ServerCallContext
-from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.agent_execution import AgentExecutor
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
 from a2a.types import (
     AgentCapabilities,
@@ -23,13 +21,9 @@ from a2a.types import (
     HTTPAuthSecurityScheme,
     SecurityRequirement,
     SecurityScheme,
-    SendMessageRequest,
     StringList,
-    Task,
-    TaskState,
 )
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
-from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
@@ -37,10 +31,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from codex_workspace.admission import Admission
 from codex_workspace.errors import ConfigError
 from codex_workspace.groups import plain_task_group
-from codex_workspace.guards import BearerToken, BodyLimit, unauthorized
-from codex_workspace.store import MAX_CONTEXT_ID_CHARS, Store
+from codex_workspace.guards import BearerToken, BodyLimit, LastWord, unauthorized
+from codex_workspace.handler import OnceHandler
+from codex_workspace.readers import impatient
+from codex_workspace.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +49,9 @@ PUBLIC_PATHS: Final = frozenset({AGENT_CARD_WELL_KNOWN_PATH, "/healthz", "/ready
 
 CLOSE_GRACE_S: Final = 2
 """How long open connections may take to end once their tasks have."""
+
+SLOW_READER_S: Final = 15.0
+"""What a client may take to catch up; a megabyte over a poor mobile connection."""
 
 BACKLOG: Final = 1024
 """Connections that may wait to be accepted: a burst of clients is not turned away by the kernel."""
@@ -79,16 +79,18 @@ class ServerOptions:
 
 @asynccontextmanager
 async def build_app(
-    options: ServerOptions, executor: AgentExecutor, store: Store, ready: Readiness
+    options: ServerOptions,
+    executor: AgentExecutor,
+    store: Store,
+    ready: Readiness,
+    admission: Admission | None = None,
 ) -> AsyncIterator[Starlette]:
-    """Make the application around an executor; leaving ends the tasks that still run in it."""
+    """Make the application around an executor; leaving ends the tasks that still run in it.
+
+    `admission` says which messages are taken; the executor must claim their places in it. None: all are.
+    """
     card = agent_card(options)
-    handler = DefaultRequestHandler(
-        agent_executor=executor,
-        task_store=store.tasks,
-        agent_card=card,
-        request_context_builder=_ContextChooser(store, one_main_context=options.one_main_context),
-    )
+    handler = OnceHandler(executor, store, admission, card, one_main_context=options.one_main_context)
     routes = [
         Route("/healthz", _healthz),
         Route("/readyz", _readyz(ready)),
@@ -98,8 +100,12 @@ async def build_app(
     middleware = [
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
         Middleware(AuthenticationMiddleware, backend=BearerToken(options.token, PUBLIC_PATHS), on_error=unauthorized),
+        Middleware(LastWord),
     ]
     try:
+        taken_up = await handler.take_up()
+        if taken_up:
+            logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
         yield Starlette(routes=routes, middleware=middleware)
     finally:
         await handler.aclose()
@@ -157,10 +163,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def serving(app: Starlette, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve the application on a listening socket until the block is left; open connections get a moment to end."""
+async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float = SLOW_READER_S) -> AsyncIterator[None]:
+    """Serve the application on a listening socket until the block is left; open connections get a moment to end.
+
+    A client that does not take what it is sent for `slow_reader_s` seconds is cut off.
+    """
     config = uvicorn.Config(
         app,
+        http=impatient(slow_reader_s),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -183,48 +193,6 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> "Iterator[None]":
         yield
-
-
-class _ContextChooser(SimpleRequestContextBuilder):
-    """Finds the context of a message that names none, and refuses what could only be lost."""
-
-    def __init__(self, store: Store, *, one_main_context: bool) -> None:
-        super().__init__(task_id_generator=store.tasks.new_ids)
-        self._store = store
-        self._one_main_context = one_main_context
-
-    async def build(
-        self,
-        context: ServerCallContext,
-        params: SendMessageRequest | None = None,
-        task_id: str | None = None,
-        context_id: str | None = None,
-        task: Task | None = None,
-    ) -> RequestContext:
-        """Return the request's context.
-
-        Raises:
-            InvalidParamsError: the context id is too long.
-            UnsupportedOperationError: the message is for a task that is at work.
-        """
-        if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:
-            raise InvalidParamsError(message=f"contextId: at most {MAX_CONTEXT_ID_CHARS} characters")
-        if task_id is not None:
-            context_id = await self._context_of(task_id, context)
-        elif context_id is None and self._one_main_context:
-            context_id = await self._store.main_context(context.user.user_name)
-        return await super().build(context, params, task_id, context_id, task)
-
-    async def _context_of(self, task_id: str, context: ServerCallContext) -> str | None:
-        # The SDK would queue the message behind the running one and then drop it with a success.
-        known = await self._store.tasks.get(task_id, context)
-        if known is None:
-            return None
-        if known.status.state in (TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING):
-            raise UnsupportedOperationError(
-                message=f"task {task_id} is at work; send the message without taskId, with contextId {known.context_id}"
-            )
-        return known.context_id
 
 
 async def _healthz(_request: Request) -> Response:

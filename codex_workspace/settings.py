@@ -88,8 +88,11 @@ class Codex:
     approval_policy: nobody can be asked, so whatever codex asks under on-request or untrusted is declined.
     turn_inactivity_timeout_s: without any event of the turn for this long, it is interrupted and fails.
     turn_timeout_s: the whole turn's budget.
+    recovery: a turn that a death cut off is told to go on (resume), run again (rerun), or fails (fail).
     shutdown_grace_s: how long running turns may go on after SIGTERM; short, as Docker kills after 10 s.
     request_timeout_s: how long codex may take to answer one request.
+    restart_wait_s: how long a message waits for a codex that does not start.
+    max_restarts: after this many failures in a row codex counts as broken.
     """
 
     sandbox: Literal["read-only", "workspace-write", "danger-full-access", "container"] = "workspace-write"
@@ -112,15 +115,38 @@ class Codex:
     network_access: bool = False
     reasoning_effort: Annotated[str, Matches(r"[a-z]{1,32}", "a word such as low, medium or high")] | None = None
     shutdown_grace_s: Annotated[float, Range(0, 60)] = 3.0
+    recovery: Literal["resume", "rerun", "fail"] = "resume"
     request_timeout_s: Seconds = 30.0
+    restart_wait_s: Seconds = 120.0
+    max_restarts: Annotated[int, Range(1, 1000)] = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`limits:`, what a caller may send: bytes of an HTTP body, characters of a turn's text."""
+    """`limits:`, what a caller may send: bytes of an HTTP body, characters of a turn's text; how many may wait.
+
+    max_waiting_per_context, max_waiting: messages that wait for their turn; one more hears when to come back.
+    codex_memory_mb (MiB), codex_threads: a codex that holds so much is replaced between turns.
+    max_running_turns: turns that run side by side, each in a context of its own; further ones wait.
+    slow_reader_s: a client that does not take what it is sent for this long is cut off.
+    """
 
     max_message_bytes: Annotated[int, Range(1024, 1 << 30)] = 8 << 20
     max_text_chars: Annotated[int, Range(1, MAX_INPUT_CHARS)] = MAX_INPUT_CHARS
+    max_waiting_per_context: Annotated[int, Range(1, 100_000)] = 50
+    max_waiting: Annotated[int, Range(1, 100_000)] = 500
+    max_running_turns: Annotated[int, Range(1, 1000)] = 16
+    slow_reader_s: Annotated[float, Range(1, 3600)] = 15.0
+    codex_memory_mb: Annotated[int, Range(64, 1 << 20)] = 1024
+    codex_threads: Annotated[int, Range(1, 100_000)] = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """`storage:`, how much of what has ended is kept: days, and tasks of all contexts; unfinished ones always are."""
+
+    keep_days: Annotated[float, Range(0, 36_500)] = 30.0
+    keep_tasks: Annotated[int, Range(0, 10_000_000)] = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +185,7 @@ class Config:
     providers: tuple[ProviderEntry, ...] = ()
     codex: Codex = field(default_factory=Codex)
     limits: Limits = field(default_factory=Limits)
+    storage: Storage = field(default_factory=Storage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,47 +4,55 @@ SQLite by default (a file in the state folder, WAL mode); another database by it
 by its `owner` string: nobody sees another's.
 """
 
+import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
+import anyio
 from a2a.server.context import ServerCallContext
-from a2a.server.id_generator import IDGenerator, IDGeneratorContext
 from a2a.server.models import TaskModel
 from a2a.server.owner_resolver import resolve_user_scope
 from a2a.server.tasks import DatabaseTaskStore, TaskStore
 from a2a.types import ListTasksRequest, ListTasksResponse, Message, Part, Role, Task, TaskState, TaskStatus
 from google.protobuf.json_format import MessageToDict
-from sqlalchemy import Column, ColumnElement, Float, MetaData, String, Table, and_, event, insert, select, update
+from sqlalchemy import Column, ColumnElement, Float, String, Table, and_, event, insert, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from codex_workspace.errors import ConfigError
+from codex_workspace.deliveries import Deliveries
+from codex_workspace.errors import ConfigError, StoreUnavailable
+from codex_workspace.health import Health, waits_for_room
+from codex_workspace.migrations import NEWEST, keep_copy, migrate, refuse_newer, version_of
+from codex_workspace.retention import Retention
+from codex_workspace.soundness import require_sound, sqlite_file
+from codex_workspace.tables import MAX_CONTEXT_ID_CHARS, tables
 
-MAX_CONTEXT_ID_CHARS: Final = 36
-"""What the SDK's task table takes everywhere (PostgreSQL and MySQL refuse more)."""
+logger = logging.getLogger(__name__)
 
 SAVE_INTERVAL_S: Final = 1.0
 """A task that goes on working is written at most this often; each change of its state is written at once."""
 
+BUSY_TIMEOUT_S: Final = 10.0
+
+MAX_LOG_BYTES: Final = 16 << 20
+"""What SQLite's write-ahead log may keep of the disk after a burst."""
+
 MAX_NEW_IDS: Final = 1000
 """Ids of tasks to come that are kept: those of requests that failed before their task was saved would stay for ever."""
 
-BUSY_TIMEOUT_S: Final = 10.0
-
 _UNFINISHED: Final = ("TASK_STATE_SUBMITTED", "TASK_STATE_WORKING")
 
-_tables = MetaData()
 _contexts = Table(
     "contexts",
-    _tables,
+    tables,
     Column("owner", String(255), primary_key=True),
     Column("context_id", String(MAX_CONTEXT_ID_CHARS), primary_key=True),
     Column("thread_id", String(64), nullable=True),
@@ -52,7 +60,7 @@ _contexts = Table(
 )
 _main_contexts = Table(
     "main_contexts",
-    _tables,
+    tables,
     Column("owner", String(255), primary_key=True),
     Column("context_id", String(MAX_CONTEXT_ID_CHARS), nullable=False),
 )
@@ -61,14 +69,17 @@ _main_contexts = Table(
 class Store:
     """Contexts and tasks of one agent."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, lookups: AsyncEngine | None = None) -> None:
         self._engine = engine
-        self.tasks: Final = FrugalTaskStore(DatabaseTaskStore(engine))
+        self._lookups = lookups or engine
+        self.tasks: Final = FrugalTaskStore(DatabaseTaskStore(engine, create_table=False))
+        self.deliveries: Final = Deliveries(engine, lookups)
+        self._health = Health(engine)
 
     async def main_context(self, owner: str) -> str:
         """Return the owner's main context, made up at the first call."""
         known = select(_main_contexts.c.context_id).where(_main_contexts.c.owner == owner)
-        async with self._engine.connect() as connection:
+        async with self._lookups.connect() as connection:
             context_id = (await connection.execute(known)).scalar_one_or_none()
         if context_id is not None:
             return str(context_id)
@@ -87,17 +98,39 @@ class Store:
         return ContextMemory(self._engine, owner, context_id)
 
     async def initialize(self) -> None:
-        """Create what is missing."""
-        await self.tasks.initialize()
-        async with self._engine.begin() as connection:
-            await connection.run_sync(_tables.create_all)
+        """Bring the schema to the newest version; of a SQLite file that has an older one, a copy is kept.
 
-    async def fail_unfinished(self, sentence: str) -> int:
-        """End the tasks that an earlier process left unfinished as failed, for the reason given; return how many."""
+        Raises:
+            ConfigError: the schema is newer than this program, or there is no room for the copy.
+        """
+        url = self._engine.url
+        file = sqlite_file(url.render_as_string(hide_password=False))
+        async with self._engine.connect() as connection:
+            version = await connection.run_sync(version_of)
+        refuse_newer(version, url.render_as_string(hide_password=True), file)
+        if version == NEWEST:
+            return
+        if version > 0 and file is not None:
+            copy = await anyio.to_thread.run_sync(keep_copy, file, version)
+            logger.info("the database goes from schema version %d to %d; what it was is in %s", version, NEWEST, copy)
+        async with self._engine.begin() as connection:
+            await connection.run_sync(migrate)
+
+    def retention(self, keep_days: float, keep_tasks: int) -> Retention:
+        """Return what forgets old tasks."""
+        return Retention(self._engine, keep_days, keep_tasks)
+
+    async def problem(self) -> str | None:
+        """Return why nothing can be written, None where nothing is known to be wrong; asks the disk again by and by."""
+        return await self._health.problem()
+
+    @waits_for_room
+    async def fail_unfinished(self, sentence: str, spared: Collection[str] = ()) -> int:
+        """End the tasks that an earlier process left unfinished as failed, `spared` ones excepted; return how many."""
         unfinished = TaskModel.status["state"].as_string().in_(_UNFINISHED)
         async with self._engine.begin() as connection:
             rows = await connection.execute(select(TaskModel.id, TaskModel.context_id).where(unfinished))
-            left = rows.all()
+            left = [row for row in rows if row.id not in spared]
             for task_id, context_id in left:
                 status = _failed(task_id, context_id, sentence)
                 changed = {"status": MessageToDict(status), "last_updated": status.timestamp.ToDatetime()}
@@ -139,6 +172,7 @@ class ContextMemory:
             thread_id: str | None = found.scalar_one_or_none()
             return thread_id
 
+    @waits_for_room
     async def save(self, thread_id: str) -> None:
         """Keep the thread id; it is committed on return."""
         async with self.engine.begin() as connection:
@@ -151,7 +185,7 @@ class ContextMemory:
         return and_(_contexts.c.owner == self.owner, _contexts.c.context_id == self.context_id)
 
 
-class NewTaskIds(IDGenerator):
+class NewTaskIds:
     """Makes the ids of new tasks, and knows those that no task was saved under yet.
 
     The SDK looks three times for a task whose id it has just made up; each look would be a query.
@@ -164,8 +198,8 @@ class NewTaskIds(IDGenerator):
         """Tell whether the id was made here and is not in use; for one that is forgotten the database knows."""
         return task_id in self._made
 
-    def generate(self, context: IDGeneratorContext) -> str:
-        """Return a new id, whatever the context says."""
+    def make(self) -> str:
+        """Return a new id."""
         task_id = str(uuid.uuid4())
         self._made[task_id] = None
         if len(self._made) > MAX_NEW_IDS:
@@ -205,12 +239,14 @@ class FrugalTaskStore(TaskStore):
             # Written as submitted a moment ago: unfinished is unfinished.
             self._working[key] = _Working(task, context, task.status.state, now)
             return
+        if known is not None and task.status.state == known.state:
+            known.task, known.written_at = task, now
+            await self._write_growth(known)
+            return
         if known is not None:
             # What waits is older than this: `flush` must not write it afterwards.
-            known.clean = True
-        if known is None or not await self._update(task, key[0]):
-            await self._written.save(task, context)
-            self.new_ids.forget(task.id)
+            known.superseded = True
+        await self._write(task, context, is_known=known is not None)
         if task.status.state == TaskState.TASK_STATE_WORKING:
             self._working[key] = _Working(task, context, task.status.state, now, clean=True)
         else:
@@ -240,9 +276,23 @@ class FrugalTaskStore(TaskStore):
     async def flush(self) -> None:
         """Write what waits."""
         for working in list(self._working.values()):
-            if not working.clean:
-                working.clean = True
+            if not (working.clean or working.superseded):
+                await self._write_growth(working)
+
+    @waits_for_room
+    async def _write(self, task: Task, context: ServerCallContext, *, is_known: bool) -> None:
+        if not is_known or not await self._update(task, resolve_user_scope(context)):
+            await self._written.save(task, context)
+            self.new_ids.forget(task.id)
+
+    async def _write_growth(self, working: "_Working") -> None:
+        """Write a task that goes on; where there is no room its readers get the newest all the same."""
+        working.clean = True
+        try:
+            if not await self._update(working.task, resolve_user_scope(working.context)):
                 await self._written.save(working.task, working.context)
+        except StoreUnavailable:
+            working.clean = False
 
     async def _update(self, task: Task, owner: str) -> bool:
         """Write what can change of a task that was written before; False where it is gone.
@@ -272,6 +322,7 @@ class _Working:
     state: int
     written_at: float
     clean: bool = False
+    superseded: bool = False
 
 
 @asynccontextmanager
@@ -279,21 +330,32 @@ async def open_store(url: str) -> AsyncIterator[Store]:
     """Open the store at a SQLAlchemy database URL; leaving writes what waits and closes it.
 
     Raises:
-        ConfigError: the database cannot be opened, or is none.
+        ConfigError: the database cannot be opened, is damaged or another program's, or has a newer schema.
     """
-    engine = _engine(url)
+    file = sqlite_file(url)
+    if file is not None:
+        await anyio.to_thread.run_sync(require_sound, file)
     try:
-        store = Store(engine)
+        engine = _engine(url)
+        lookups = engine if file is None else _lookups(url)
+    except (ImportError, SQLAlchemyError) as error:
+        raise ConfigError(
+            f"DATABASE_URL: {make_url(url).drivername} cannot be used ({error}); name an asynchronous driver "
+            "and install it, such as sqlite+aiosqlite or postgresql+asyncpg"
+        ) from error
+    try:
+        store = Store(engine, lookups)
         try:
             await store.initialize()
-        except (SQLAlchemyError, OSError) as error:
-            cause = getattr(error, "orig", None) or error
+        except (SQLAlchemyError, StoreUnavailable, OSError) as error:
+            cause = error.__cause__ if isinstance(error, StoreUnavailable) else getattr(error, "orig", None) or error
             shown = engine.url.render_as_string(hide_password=True)
             raise ConfigError(f"DATABASE_URL: the database {shown} cannot be opened: {cause}") from error
         yield store
         await store.tasks.flush()
     finally:
         # Without this, aiosqlite's threads keep the process alive.
+        await lookups.dispose()
         await engine.dispose()
 
 
@@ -306,9 +368,14 @@ def _engine(url: str) -> AsyncEngine:
     return engine
 
 
+def _lookups(url: str) -> AsyncEngine:
+    """Return a connection for what stands between a request and its refusal: no commit is waited for."""
+    return create_async_engine(url, pool_size=1, max_overflow=0, connect_args={"timeout": BUSY_TIMEOUT_S})
+
+
 def _prepare_sqlite(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
     cursor = connection.cursor()
-    # NORMAL in WAL mode: a power cut may take the last commits, never the file's soundness.
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL"):
+    # FULL: a power cut takes no commit. It costs a flush of the disk for each of a message's seven or so.
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"journal_size_limit={MAX_LOG_BYTES}"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

@@ -282,6 +282,14 @@ async def test_a_thread_has_one_listener_at_a_time() -> None:
             pass
 
 
+async def test_threads_that_were_listened_to_are_counted_once() -> None:
+    async with memory_codex() as codex:
+        for thread_id in ("a", "b", "a"):
+            with codex.connection.listen(thread_id):
+                pass
+        assert codex.connection.threads == 2
+
+
 # --- Codex's own requests ---
 
 REFUSALS: dict[str, JsonValue] = {
@@ -567,7 +575,7 @@ async def test_kill_ends_codex_at_once(tmp_path: Path) -> None:
     async with open_app_server(launch) as codex, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
-            with pytest.raises(CodexGone, match="did not do as it was told"):
+            with pytest.raises(CodexGone, match="stopped answering"):
                 await codex.call("x", {})
 
         tasks.start_soon(ask)

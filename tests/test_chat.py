@@ -25,8 +25,8 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
-from codex_workspace.agent import LEFT_BEHIND
 from codex_workspace.chat import ChatError, Outgoing, open_peer
+from codex_workspace.recovery import GO_ON
 from codex_workspace.scripted_model import ScriptedModel, scripted_model
 from codex_workspace.server import bind, serving
 from codex_workspace.terminal import Style, TurnView
@@ -291,7 +291,7 @@ async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model:
     assert text.split("\n")[0] == "".join(f"no {number:06d}." for number in range(100))
 
 
-async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_ended(
+async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_went_on(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
     place = Place(tmp_path, model.base_url, environment={"A2A_PORT": str(free_port()), "A2A_TOKEN": TOKEN})
@@ -311,8 +311,9 @@ async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_ended(
             async with running_agent(place):
                 with anyio.fail_after(10):
                     out = "".join([data.decode() async for data in process.stdout])
-                    assert await process.wait() == 1
-    assert f"error: {LEFT_BEHIND}\n[failed, " in out
+                    assert await process.wait() == 0
+    assert f"You said: {GO_ON}" in out
+    assert "[completed, " in out
 
 
 class Echo(AgentExecutor):

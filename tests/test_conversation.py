@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -131,10 +131,11 @@ async def scene(
 
 
 def _scene(codexes: list[MemoryCodex], memory: Memory, options: ThreadOptions, limits: TurnLimits) -> Scene:
-    async def connect() -> Codex:
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Codex]:
         await anyio.lowlevel.checkpoint()
         living = [codex.connection for codex in codexes if codex.connection.gone is None]
-        return living[0] if living else codexes[-1].connection
+        yield living[0] if living else codexes[-1].connection
 
     conversation = Conversation(connect, memory, options, limits)
     return Scene(conversation, memory, [FarEnd(codex, memory) for codex in codexes])
@@ -198,7 +199,8 @@ async def test_a_context_is_a_thread_and_a_message_a_turn() -> None:
         }
         request = await end.codex.read("turn/start")
         assert end.memory.saved == ["thread-1"], "the thread's id is kept before its first turn"
-        assert params_of(request) == {"threadId": "thread-1", "input": [{"type": "text", "text": "hello"}]}
+        said: JsonObject = {"threadId": "thread-1", "input": [{"type": "text", "text": "hello"}]}
+        assert params_of(request) == said | {"clientUserMessageId": None}
         await end.codex.reply(request, {"turn": {"id": "turn-1"}})
         await end.say("turn/started", turn={"id": "turn-1"})
         await end.delta("Hi")
@@ -1062,7 +1064,7 @@ async def test_usage_of_a_resumed_thread_begins_with_this_turn() -> None:
 
 
 def conversations() -> Conversations:
-    async def connect() -> Codex:
+    def connect() -> AbstractAsyncContextManager[Codex]:
         raise AssertionError
 
     return Conversations(lambda _owner, _context: Conversation(connect, Memory(), OPTIONS, LIMITS))
@@ -1090,8 +1092,9 @@ def test_only_so_many_conversations_are_remembered() -> None:
 async def test_a_busy_conversation_is_not_forgotten() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
 
-        async def connect() -> Codex:
-            return codex.connection
+        @asynccontextmanager
+        async def connect() -> AsyncIterator[Codex]:
+            yield codex.connection
 
         known = Conversations(lambda _owner, _context: Conversation(connect, Memory(), OPTIONS, LIMITS))
         busy = known.of("me", "busy")

@@ -1,7 +1,7 @@
 """A message's way through the executor, to a codex in memory and back, on a clock that jumps."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from codex_workspace.replies import FAILURE, USAGE
 from codex_workspace.wire import JsonObject
 from executor import CodexAppServerExecutor
 from tests.memory_codex import MemoryCodex, in_virtual_time, memory_codex
+from tests.memory_deliveries import MemoryDeliveries
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -124,14 +125,15 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     async with memory_codex() as codex:
 
-        async def connect() -> Codex:
+        @asynccontextmanager
+        async def connect() -> AsyncIterator[Codex]:
             await anyio.lowlevel.checkpoint()
-            return codex.connection
+            yield codex.connection
 
         def make(_owner: str, _context_id: str) -> Conversation:
             return Conversation(connect, NoMemory(), OPTIONS, TurnLimits())
 
-        yield Scene(CodexAppServerExecutor(Conversations(make), scrubber([SECRET])), codex)
+        yield Scene(CodexAppServerExecutor(Conversations(make), MemoryDeliveries(), scrub=scrubber([SECRET])), codex)
 
 
 @in_virtual_time
@@ -241,14 +243,14 @@ async def test_codexs_death_is_a_failed_task_that_keeps_what_was_said() -> None:
 def test_no_error_escapes_and_none_shows_more_than_it_should(error: Exception, sentence: str, code: str) -> None:
     @in_virtual_time
     async def test() -> None:
-        async def connect() -> Codex:
+        def connect() -> AbstractAsyncContextManager[Codex]:
             raise error
 
         def make(_owner: str, _context_id: str) -> Conversation:
             return Conversation(connect, NoMemory(), OPTIONS, TurnLimits())
 
         sent = Sent()
-        await CodexAppServerExecutor(Conversations(make)).execute(message("hello"), sent)
+        await CodexAppServerExecutor(Conversations(make), MemoryDeliveries()).execute(message("hello"), sent)
         sent.assert_well_formed()
         assert (sent.states[-1], sent.sentence) == (T.TASK_STATE_FAILED, sentence)
         assert sent.metadata == {FAILURE: {"code": code}}

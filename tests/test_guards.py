@@ -10,8 +10,9 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from codex_workspace.guards import PRINCIPAL, BearerToken, BodyLimit, unauthorized
+from codex_workspace.guards import PRINCIPAL, BearerToken, BodyLimit, LastWord, answer_instead, unauthorized
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -128,3 +129,42 @@ async def test_a_body_over_the_limit_is_refused_by_what_comes() -> None:
         assert "over the limit of 100 bytes" in answer.text
         lying = await http.post("/", content=chunks(60, 60), headers={b"Content-Length": b"10"})
         assert lying.status_code == 413
+
+
+# --- Another answer ---
+
+
+async def stubborn(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer 200 in two pieces, however the first of them is called."""
+    if scope["path"] == "/busy":
+        answer_instead({"error": "busy"}, 429, {"Retry-After": "7"})
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/busy-after-the-head":
+        answer_instead({"error": "busy"}, 429, {"Retry-After": "7"})
+    await send({"type": "http.response.body", "body": b"all ", "more_body": True})
+    if scope["path"] == "/too-late":
+        answer_instead({"error": "busy"}, 429, {})
+    await send({"type": "http.response.body", "body": b"is well"})
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/", 200, "all is well"),
+        ("/busy", 429, '{"error":"busy"}'),
+        ("/busy-after-the-head", 429, '{"error":"busy"}'),
+        ("/too-late", 200, "all is well"),
+    ],
+)
+async def test_another_answer_takes_the_place_of_one_whose_body_has_not_begun(
+    path: str, status: int, text: str
+) -> None:
+    transport = httpx.ASGITransport(app=LastWord(stubborn))
+    async with httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
+        answer = await http.get(path)
+        assert (answer.status_code, answer.text) == (status, text)
+        assert answer.headers.get("retry-after") == ("7" if status == 429 else None)
+
+
+def test_without_a_request_there_is_nothing_to_answer() -> None:
+    answer_instead({}, 429, {})

@@ -15,7 +15,7 @@ LAYERS = [
     # Who brings messages in, and the edges.
     {"app_server", "executor", "scripted_model", "server", "terminal"},
     # Coordination.
-    {"conversation"},
+    {"conversation", "supply", "handler", "recovery"},
     # Translation.
     {"failures", "history", "items", "replies"},
     {"diffs", "mailbox", "refusals"},
@@ -23,13 +23,16 @@ LAYERS = [
     {"events_v1"},
     {"fields"},
     # What is kept.
-    {"codex_home", "store"},
+    {"store"},
+    {"retention", "soundness"},
+    {"deliveries", "migrations"},
+    {"codex_home", "health"},
     {"providers"},
     {"settings"},
     # Ground.
-    {"environment", "guards", "wire"},
+    {"admission", "environment", "guards", "readers", "wire", "lock"},
     {"schema"},
-    {"contract", "errors", "groups", "logs", "owner", "pipes", "processes", "toml_text"},
+    {"contract", "errors", "groups", "logs", "owner", "pipes", "processes", "toml_text", "tables"},
 ]
 """Every module, by its floor; it may import from the floors below its own."""
 
@@ -73,9 +76,14 @@ def test_imports_point_downwards(module: str) -> None:
 
 
 KNOWS = {
-    "a2a": {"adapter", "chat", "contract", "demo", "executor", "replies", "server", "store", "terminal"},
+    "a2a": {
+        *("adapter", "chat", "contract", "deliveries", "demo", "executor", "handler", "migrations", "replies"),
+        *("retention", "server", "store", "terminal"),
+    },
     "molecule_runtime": {"contract"},
-    "sqlalchemy": {"agent", "doctor", "store"},
+    "sqlalchemy": {
+        *("agent", "deliveries", "doctor", "health", "migrations", "retention", "soundness", "store", "tables"),
+    },
     "starlette": {"guards", "server"},
     "tomlkit": {"codex_home", "toml_text"},
 }

@@ -79,3 +79,10 @@ def test_libraries_are_heard_when_they_warn(level: str, warns: bool) -> None:
     log = log_of(as_json=False, level=level)
     assert "chatter" not in log
     assert ("a2a.server warns" in log) is warns
+
+
+def test_a_secret_is_found_in_the_forms_that_json_and_repr_give_it() -> None:
+    secret = 'sk-"quo\\ted'
+    scrub = scrubber([secret])
+    for shown in (secret, json.dumps(secret), repr(secret), json.dumps({"key": secret})):
+        assert "quo" not in scrub(shown)

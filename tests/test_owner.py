@@ -145,3 +145,24 @@ async def test_a_closed_owner_opens_nothing_more() -> None:
     with pytest.raises(RuntimeError, match="closed"):
         await owner.get()
     assert shop.made == []
+
+
+async def test_what_is_retired_is_closed_at_once_and_another_one_opened_when_asked_for() -> None:
+    shop, owner = shop_of()
+    owner.retire()
+    first = await owner.get()
+    owner.retire()
+    assert owner.current is None
+    await asyncio.sleep(0.01)
+    assert first.closed_by is first.opened_by
+    assert await owner.get() is shop.made[1]
+    await owner.close()
+
+
+async def test_what_is_still_opening_is_not_retired() -> None:
+    shop, owner = shop_of(is_open=False)
+    await leave_while_it_opens(owner)
+    owner.retire()
+    shop.gate.set()
+    assert await owner.get() is shop.made[0]
+    await owner.close()

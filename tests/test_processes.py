@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from codex_workspace.processes import marked, sweep
+from codex_workspace.processes import marked, resident_bytes, sweep
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -53,3 +53,13 @@ def test_a_zombie_is_no_process() -> None:
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert marked(NAME, mark) == []
+
+
+def test_the_memory_of_a_process_is_that_of_the_kernel_and_nothing_of_one_that_is_gone() -> None:
+    ours = resident_bytes(os.getpid())
+    ballast = b"x" * (64 << 20)
+    assert resident_bytes(os.getpid()) - ours >= len(ballast) * 0.9
+    with sleeper(uuid.uuid4().hex) as process:
+        assert 1 << 20 < resident_bytes(process.pid) < 1 << 30
+    process.wait()
+    assert resident_bytes(process.pid) == 0

@@ -44,6 +44,7 @@ from codex_workspace.events import (
     WebSearched,
 )
 from codex_workspace.replies import (
+    COPIED_CHARS_PER_S,
     MAX_SHOWN_CHARS,
     UPDATE_INTERVAL_S,
     USAGE,
@@ -173,6 +174,13 @@ def test_the_first_piece_goes_out_at_once_and_the_rest_in_turn() -> None:
     assert speaker.flush(60.0) == []
     seen.take(speaker.apply(TextDelta("m", "d"), 60.0))
     assert seen.artifacts == {"answer": "abcd"}
+
+
+def test_a_long_answer_is_updated_less_often() -> None:
+    speaker = reply()
+    speaker.apply(TextDelta("m", "x" * COPIED_CHARS_PER_S * 3), 50.0)
+    speaker.apply(TextDelta("m", "y"), 50.01)
+    assert speaker.due == pytest.approx(53.0)
 
 
 def test_a_message_before_the_answer_becomes_a_remark() -> None:

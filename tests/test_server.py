@@ -12,6 +12,7 @@ import httpx
 import pytest
 from a2a.client import Client, ClientConfig, ClientFactory
 from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
 from a2a.server.events import EventQueue
 from a2a.types import (
     Artifact,
@@ -31,6 +32,7 @@ from a2a.types import (
 from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
 
 from codex_workspace.errors import ConfigError
+from codex_workspace.handler import OnceHandler
 from codex_workspace.server import ServerOptions, agent_card, bind, build_app, serving
 from codex_workspace.store import Store, open_store
 
@@ -297,3 +299,23 @@ async def test_the_server_stops_although_a_stream_is_open(tmp_path: Path) -> Non
                 await anyio.sleep(0.005)
             began = anyio.current_time()
         assert anyio.current_time() - began < 4
+
+
+async def test_a_client_that_leaves_while_its_message_is_accepted_loses_nothing(tmp_path: Path) -> None:
+    """A 0.3 stream that is left cancels its request, wherever it is; here at one time after the other."""
+    async with open_store(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}") as store:
+        handler = OnceHandler(Echo(), store, None, agent_card(OPTIONS), one_main_context=True)
+        context = ServerCallContext()
+
+        async def send(message: Message) -> None:
+            async for _ in handler.on_message_send_stream(SendMessageRequest(message=message), context):
+                pass
+
+        for number in range(60):
+            message = Message(role=Role.ROLE_USER, message_id=str(number), parts=[Part(text="hello")])
+            with anyio.move_on_after(number * 0.0002):
+                await send(message)
+            again = await handler.on_message_send(SendMessageRequest(message=message), context)
+            assert isinstance(again, Task)
+            assert again.status.state == TaskState.TASK_STATE_COMPLETED
+        await handler.aclose()

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from a2a.auth.user import User
 from a2a.server.context import ServerCallContext
-from a2a.server.id_generator import IDGeneratorContext
 from a2a.types import Artifact, ListTasksRequest, Part, Task, TaskState, TaskStatus
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
@@ -169,7 +168,7 @@ async def test_a_change_of_state_is_on_disk_at_once(tmp_path: Path, state: TaskS
 async def test_a_new_id_is_no_task_until_one_is_saved_under_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         for state in (SUBMITTED, WORKING):
-            task_id = store.tasks.new_ids.generate(IDGeneratorContext())
+            task_id = store.tasks.new_ids.make()
             assert await store.tasks.get(task_id, ME) is None
             await store.tasks.save(task_of(state, task_id=task_id), ME)
             assert await store.tasks.get(task_id, ME) is not None
@@ -277,6 +276,6 @@ async def test_a_database_that_cannot_be_opened_is_one_sentence(tmp_path: Path, 
         file.mkdir()
     else:
         file.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"DATABASE_URL: the database .* cannot be opened"):
+    with pytest.raises(ConfigError, match=rf"DATABASE_URL: {file} is (no SQLite database|a folder)"):
         async with open_store(f"sqlite+aiosqlite:///{file}"):
             pytest.fail("it is open")

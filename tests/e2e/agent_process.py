@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,14 +102,16 @@ class AgentProcess:
 
 
 @asynccontextmanager
-async def running_agent(place: Place) -> AsyncIterator[AgentProcess]:
+async def running_agent(
+    place: Place, module: Sequence[str] = ("codex_workspace", "serve")
+) -> AsyncIterator[AgentProcess]:
     """Start the agent, wait until it is ready, and end it with the block if it still runs then."""
     environment = place.prepare()
     log = place.root / "agent.log"
     with log.open("ab") as output:
         start = output.tell()
         process = psutil.Popen(
-            [sys.executable, "-m", "codex_workspace", "serve"],
+            [sys.executable, "-m", *module],
             env=environment,
             cwd=place.root,
             stdout=output,

@@ -1,6 +1,8 @@
 """Codex's traps, each met on purpose: the connection and the conversation against the real binary."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 import psutil
@@ -53,8 +55,9 @@ def options(place: Place, launch: Launch) -> ThreadOptions:
 def talk(codex: Connection, options: ThreadOptions, memory: Remembered | None = None) -> Conversation:
     """Return a conversation on an open codex."""
 
-    async def connect() -> Connection:
-        return codex
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Connection]:
+        yield codex
 
     return Conversation(connect, memory or Remembered(), options, TurnLimits(inactivity_s=10, total_s=20))
 

@@ -2,12 +2,13 @@
 
 import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import httpx
+import psutil
 import pytest
 from a2a.types import TaskState
 
@@ -15,9 +16,6 @@ from codex_workspace.replies import FAILURE
 from codex_workspace.scripted_model import ScriptedModel
 from tests.e2e.agent_process import SECRET, Place, running_agent
 from tests.e2e.client import Peer, peer, plain, script
-
-if TYPE_CHECKING:
-    import subprocess
 
 FAILED = TaskState.TASK_STATE_FAILED
 
@@ -165,3 +163,27 @@ async def test_readiness_follows_codex(place: Place) -> None:
         # Asking starts it again.
         assert (await http.get("/readyz")).status_code == 200
         assert agent.codex().pid != codex.pid
+
+
+async def test_sigterm_while_codex_does_not_start_ends_the_agent_at_once(place: Place, tmp_path: Path) -> None:
+    silent = _fake_codex(tmp_path, "import time; time.sleep(60)")
+    environment = place.prepare() | {"CODEX_BIN": silent}
+    process = psutil.Popen([sys.executable, "-m", "codex_workspace", "serve"], env=environment, stderr=subprocess.PIPE)
+    with anyio.fail_after(15):
+        while not process.children():
+            await anyio.sleep(0.02)
+        children = process.children()
+        process.terminate()
+        assert await anyio.to_thread.run_sync(process.wait) == 0
+    _, alive = psutil.wait_procs(children, timeout=1)
+    assert not alive
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("url", ["sqlite:///x.db", "postgresql+asyncpg://u:p@127.0.0.1:1/x", "nonsense"])
+async def test_a_database_without_a_driver(place: Place, url: str) -> None:
+    done = await _start(place, DATABASE_URL=url)
+    assert done.returncode == 2, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    assert b"DATABASE_URL" in done.stderr

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from a2a.types import TaskState
 
-from codex_workspace.agent import LEFT_BEHIND
+from codex_workspace.recovery import GO_ON
 from codex_workspace.scripted_model import ScriptedModel
 from executor import STOPPED
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
@@ -47,45 +47,40 @@ async def test_per_context_gives_every_nameless_message_a_context_of_its_own(pla
     assert "apple" not in second.answer
 
 
-async def test_codex_killed_in_a_turn_fails_the_task_within_a_second_and_the_context_goes_on(
-    agent: AgentProcess, client: Peer
-) -> None:
-    await client.ask("the word is apple", "ctx")
-    seen = Seen()
-    async for event in client.stream(script({"say": "At work.", "run": "sleep 86421"}, {"say": "never"}), "ctx"):
-        seen.take(event)
-        if seen.kinds()[-1:] == ["command"]:
-            break
-    with anyio.fail_after(5):
-        while not (commands := agent.commands("86421")):
-            await anyio.sleep(0.01)
-    agent.codex().kill()
-    failed = await client.finished(seen.task_id, within_s=1.0)
-    assert failed.state == FAILED
-    assert "SIGKILL" in failed.sentence
-    _, alive = psutil.wait_procs(commands, timeout=2)
-    assert not alive, "the command of the dead codex lives on"
-    assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+@pytest.mark.parametrize("recovery", ["fail", "resume"])
+async def test_codex_killed_in_a_turn_ends_or_goes_on_and_the_context_remembers(place: Place, recovery: str) -> None:
+    """Without recovery the task fails within a second and says why; with it, its watcher is told and it goes on."""
+    wanted = Place(place.root, place.model_url, codex={"recovery": recovery})
+    async with running_agent(wanted) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        seen = Seen()
+        stream = client.stream(script({"say": "At work.", "run": "sleep 86421"}, {"say": "never"}), "ctx")
+        async for event in stream:
+            seen.take(event)
+            if seen.kinds()[-1:] == ["command"]:
+                break
+        with anyio.fail_after(5):
+            while not (commands := agent.commands("86421")):
+                await anyio.sleep(0.01)
+        agent.codex().kill()
+        if recovery == "fail":
+            failed = await client.finished(seen.task_id, within_s=1.0)
+            assert failed.state == FAILED
+            assert "cut off: codex was ended by signal 9 (SIGKILL)" in failed.sentence
+        async for event in stream:
+            seen.take(event)
+        assert "SIGKILL" in seen.sentence + "".join(note.status.message.parts[0].text for note in seen.notes)
+        if recovery == "resume":
+            assert (seen.state, seen.answer) == (COMPLETED, f"You said: {GO_ON}")
+        _, alive = psutil.wait_procs(commands, timeout=2)
+        assert not alive, "the command of the dead codex lives on"
+        assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
 
 async def test_codex_killed_between_turns_is_not_noticed(agent: AgentProcess, client: Peer) -> None:
     await client.ask("the word is apple", "ctx")
     for _ in range(3):
         agent.codex().kill()
-        assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
-
-
-async def test_the_agent_killed_in_a_turn_ends_the_task_at_its_next_start(place: Place) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
-        await client.ask("the word is apple", "ctx")
-        begun = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
-        codex = agent.codex()
-        agent.process.kill()
-        await agent.ended()
-        await anyio.to_thread.run_sync(codex.wait, 8)
-    async with running_agent(place) as agent, peer(agent.url) as client:
-        failed = await client.get(begun.task_id)
-        assert (failed.state, failed.sentence) == (FAILED, LEFT_BEHIND)
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
 

@@ -1,0 +1,237 @@
+"""Every accepted message, written down before anything else happens to it, and how far it has come.
+
+A delivery is known by its sender (owner) and the sender's message id. Its states, and the only moves between them:
+
+    ACCEPTED ──> STARTED ──> ANSWERED ──> ACKNOWLEDGED
+        │           └─ again: another turn goes on where one was cut off
+        └──────────────────────^   an end without a turn: refused, canceled while waiting
+
+Every move is one transaction. What is ACCEPTED or STARTED when a process begins was cut off, and is settled then.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from a2a.types import SendMessageRequest
+from sqlalchemy import Column, ColumnElement, Float, Integer, LargeBinary, String, Table, and_, insert, select, update
+from sqlalchemy.engine import Row
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from codex_workspace.errors import AgentError
+from codex_workspace.health import waits_for_room
+from codex_workspace.tables import MAX_CONTEXT_ID_CHARS, tables
+
+MAX_MESSAGE_ID_CHARS: Final = 255
+"""What the key's column holds; a UUID has 36."""
+
+
+TAKEN_UP: Final = "codex_workspace.delivery"
+"""Where the call context of a message that is taken up again holds its delivery."""
+
+
+class DeliveryState(StrEnum):
+    """How far a message has come."""
+
+    ACCEPTED = "accepted"
+    STARTED = "started"
+    ANSWERED = "answered"
+    ACKNOWLEDGED = "acknowledged"
+
+
+MOVES: Final[Mapping[DeliveryState, frozenset[DeliveryState]]] = {
+    DeliveryState.ACCEPTED: frozenset({DeliveryState.STARTED, DeliveryState.ANSWERED}),
+    DeliveryState.STARTED: frozenset({DeliveryState.STARTED, DeliveryState.ANSWERED}),
+    DeliveryState.ANSWERED: frozenset({DeliveryState.ACKNOWLEDGED}),
+    DeliveryState.ACKNOWLEDGED: frozenset(),
+}
+"""Where a delivery may go from each state."""
+
+
+class IllegalMove(RuntimeError):
+    """A delivery was to be moved where it cannot go: a mistake of this program."""
+
+
+class OtherBody(AgentError):
+    """The sender has used this message id for another message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Whose message, and which."""
+
+    owner: str
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An accepted message.
+
+    `request` is the whole request as it came, `deaths` how many codex processes ended while they worked on it, `ending`
+    the last events of its answer (empty before ANSWERED), in the shape that `replies` gave them.
+    """
+
+    key: Key
+    task_id: str
+    context_id: str
+    state: DeliveryState
+    request: bytes
+    thread_id: str | None
+    turn_id: str | None
+    deaths: int
+    ending: bytes
+
+
+_deliveries = Table(
+    "deliveries",
+    tables,
+    Column("owner", String(255), primary_key=True),
+    Column("message_id", String(MAX_MESSAGE_ID_CHARS), primary_key=True),
+    Column("digest", LargeBinary(32), nullable=False),
+    Column("task_id", String(36), nullable=False, index=True),
+    Column("context_id", String(MAX_CONTEXT_ID_CHARS), nullable=False),
+    Column("state", String(16), nullable=False, index=True),
+    Column("request", LargeBinary, nullable=False),
+    Column("thread_id", String(64), nullable=True),
+    Column("turn_id", String(64), nullable=True),
+    Column("deaths", Integer, nullable=False, default=0),
+    Column("ending", LargeBinary, nullable=False, default=b""),
+    Column("accepted_at", Float, nullable=False),
+    Column("changed_at", Float, nullable=False),
+)
+
+
+def digest_of(request: SendMessageRequest) -> bytes:
+    """Return what makes two bodies the same message: all of the message, and nothing of how it is sent."""
+    return hashlib.sha256(request.message.SerializeToString(deterministic=True)).digest()
+
+
+class Deliveries:
+    """The table of deliveries."""
+
+    def __init__(self, engine: AsyncEngine, lookups: AsyncEngine | None = None) -> None:
+        self._engine = engine
+        self._lookups = lookups or engine
+
+    async def find(self, key: Key, digest: bytes) -> Delivery | None:
+        """Return the delivery of a message that was accepted before, None for a new one.
+
+        Raises:
+            OtherBody: the id was used for a message with another digest.
+        """
+        async with self._lookups.connect() as connection:
+            row = (await connection.execute(select(_deliveries).where(_is(key)))).one_or_none()
+        if row is None:
+            return None
+        if row.digest != digest:
+            raise OtherBody(f"messageId {key.message_id} was used for another message; give each message its own id")
+        return _delivery(row)
+
+    async def accept(
+        self, key: Key, request: SendMessageRequest, digest: bytes, task_id: str, context_id: str
+    ) -> Delivery | None:
+        """Write a message down; it is durable on return. None: the same message was accepted a moment ago.
+
+        Raises:
+            OtherBody: the id was used for a message with another digest.
+        """
+        now = time.time()
+        row = {
+            "owner": key.owner,
+            "message_id": key.message_id,
+            "digest": digest,
+            "task_id": task_id,
+            "context_id": context_id,
+            "state": DeliveryState.ACCEPTED,
+            "request": request.SerializeToString(),
+            "accepted_at": now,
+            "changed_at": now,
+        }
+        try:
+            async with self._engine.begin() as connection:
+                await connection.execute(insert(_deliveries).values(row))
+        except IntegrityError:
+            await self.find(key, digest)
+            return None
+        return await self.find(key, digest)
+
+    async def of_task(self, task_id: str) -> Delivery | None:
+        """Return the newest delivery that a task answers."""
+        newest = select(_deliveries).where(_deliveries.c.task_id == task_id).order_by(_deliveries.c.accepted_at.desc())
+        async with self._engine.connect() as connection:
+            row = (await connection.execute(newest.limit(1))).one_or_none()
+        return None if row is None else _delivery(row)
+
+    async def unfinished(self) -> list[Delivery]:
+        """Return what has no answer, or an answer whose source does not know of it, in the order of acceptance."""
+        finished = _deliveries.c.state == DeliveryState.ACKNOWLEDGED
+        async with self._engine.connect() as connection:
+            rows = await connection.execute(select(_deliveries).where(~finished).order_by(_deliveries.c.accepted_at))
+            return [_delivery(row) for row in rows]
+
+    async def started(self, key: Key, thread_id: str, turn_id: str) -> None:
+        """Take note that a turn has begun for it."""
+        await self._move(key, DeliveryState.STARTED, {"thread_id": thread_id, "turn_id": turn_id})
+
+    async def answered(self, key: Key, ending: bytes) -> None:
+        """Keep the end of its answer: from now on it is only handed out, never made again."""
+        await self._move(key, DeliveryState.ANSWERED, {"ending": ending})
+
+    async def acknowledged(self, key: Key) -> None:
+        """Take note that its source has the answer."""
+        await self._move(key, DeliveryState.ACKNOWLEDGED, {})
+
+    @waits_for_room
+    async def close(self, key: Key, ending: bytes) -> None:
+        """Take note of a task that is known to have ended: its answer, if it was not kept yet, and that it is out."""
+        is_open = _deliveries.c.state.in_([state for state, to in MOVES.items() if DeliveryState.ANSWERED in to])
+        async with self._engine.begin() as connection:
+            kept = update(_deliveries).where(_is(key), is_open).values(state=DeliveryState.ANSWERED, ending=ending)
+            await connection.execute(kept)
+            out = {"state": DeliveryState.ACKNOWLEDGED, "changed_at": time.time()}
+            await connection.execute(update(_deliveries).where(_is(key)).values(out))
+
+    @waits_for_room
+    async def died(self, key: Key) -> int:
+        """Count a codex that ended while it worked on it; return how many that makes."""
+        async with self._engine.begin() as connection:
+            counted = {"deaths": _deliveries.c.deaths + 1, "changed_at": time.time()}
+            await connection.execute(update(_deliveries).where(_is(key)).values(counted))
+            deaths = await connection.execute(select(_deliveries.c.deaths).where(_is(key)))
+            return int(deaths.scalar_one())
+
+    @waits_for_room
+    async def _move(self, key: Key, to: DeliveryState, values: Mapping[str, object]) -> None:
+        sources = [state for state, reachable in MOVES.items() if to in reachable]
+        async with self._engine.begin() as connection:
+            changed = await connection.execute(
+                update(_deliveries)
+                .where(_is(key), _deliveries.c.state.in_(sources))
+                .values(state=to, changed_at=time.time(), **values)
+            )
+            if changed.rowcount != 1:
+                found = await connection.execute(select(_deliveries.c.state).where(_is(key)))
+                raise IllegalMove(f"{key.message_id}: {found.scalar_one_or_none()} -> {to}")
+
+
+def _is(key: Key) -> ColumnElement[bool]:
+    return and_(_deliveries.c.owner == key.owner, _deliveries.c.message_id == key.message_id)
+
+
+def _delivery(row: Row[tuple[object, ...]]) -> Delivery:
+    return Delivery(
+        key=Key(row.owner, row.message_id),
+        task_id=row.task_id,
+        context_id=row.context_id,
+        state=DeliveryState(row.state),
+        request=row.request,
+        thread_id=row.thread_id,
+        turn_id=row.turn_id,
+        deaths=row.deaths,
+        ending=row.ending,
+    )

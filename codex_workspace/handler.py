@@ -1,0 +1,314 @@
+"""The SDK's request handler, made to answer every message once: written down before anything else, joined when it comes
+again, and taken up after a restart."""
+
+import logging
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+import anyio
+from a2a.auth.user import User
+from a2a.server.agent_execution import AgentExecutor, RequestContext, SimpleRequestContextBuilder
+from a2a.server.agent_execution.active_task import ActiveTask
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event
+from a2a.server.id_generator import IDGenerator, IDGeneratorContext
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.types import (
+    AgentCard,
+    Message,
+    SendMessageRequest,
+    SubscribeToTaskRequest,
+    Task,
+    TaskState,
+)
+from a2a.utils.errors import (
+    A2AError,
+    InternalError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
+
+from codex_workspace.admission import Admission, Busy
+from codex_workspace.deliveries import MAX_MESSAGE_ID_CHARS, TAKEN_UP, Delivery, Key, OtherBody, digest_of
+from codex_workspace.errors import StoreUnavailable
+from codex_workspace.guards import answer_instead
+from codex_workspace.store import Store
+from codex_workspace.tables import MAX_CONTEXT_ID_CHARS
+
+logger = logging.getLogger(__name__)
+
+TERMINAL: Final = frozenset(
+    {
+        TaskState.TASK_STATE_COMPLETED,
+        TaskState.TASK_STATE_FAILED,
+        TaskState.TASK_STATE_CANCELED,
+        TaskState.TASK_STATE_REJECTED,
+    }
+)
+AT_WORK: Final = frozenset({TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING})
+
+TASK_APPEARS_WITHIN_S: Final = 5.0
+"""Between a message's acceptance and its task lie milliseconds."""
+
+LEFT_BEHIND: Final = "The agent was stopped in the middle of this task and does not know its message any more."
+
+BUSY_CODE: Final = -32000
+"""Of JSON-RPC's codes for servers, the one that A2A leaves to implementations; A2A has none for "busy"."""
+
+BUSY_INFO: Final = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "BUSY", "domain": "codex-workspace"}
+"""The detail of an A2A 1.0 error; 0.3 leaves its form open."""
+
+
+class OnceHandler(DefaultRequestHandler):
+    """Answers a message once, however often it comes."""
+
+    def __init__(
+        self,
+        executor: AgentExecutor,
+        store: Store,
+        admission: Admission | None,
+        card: AgentCard,
+        *,
+        one_main_context: bool,
+    ) -> None:
+        chooser = _Reception(store, admission, one_main_context=one_main_context)
+        super().__init__(executor, store.tasks, card, request_context_builder=chooser)
+        self._store = store
+
+    async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
+        """Answer a message, or hand out the answer of the one that it repeats."""
+        known = await self._known(params, context)
+        if known is None:
+            try:
+                answer: Message | Task = await super().on_message_send(params, context)
+            except _AcceptedMeanwhile as other:
+                known = other.delivery
+            else:
+                return answer
+        if not params.configuration.return_immediately:
+            async for _ in self._join(known, context):
+                pass
+        return await self._task(known, context)
+
+    async def on_message_send_stream(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        """Stream a message's answer, or join the stream of the one that it repeats."""
+        known = await self._known(params, context)
+        if known is None:
+            try:
+                async for event in super().on_message_send_stream(params, context):
+                    yield event
+            except _AcceptedMeanwhile as other:
+                known = other.delivery
+        if known is not None:
+            async for event in self._join(known, context):
+                yield event
+
+    async def take_up(self) -> int:
+        """Set everything to work that an earlier process left unfinished, in the order it came; return how much."""
+        taken_up: list[str] = []
+        for delivery in await self._store.deliveries.unfinished():
+            user = _Sender(delivery.key.owner)
+            context = ServerCallContext(user=user, state={TAKEN_UP: delivery})
+            task = await self._store.tasks.get(delivery.task_id, context)
+            if task is not None and task.status.state not in AT_WORK:
+                await self._store.deliveries.close(delivery.key, task.SerializeToString())
+                continue
+            request = SendMessageRequest.FromString(delivery.request)
+            active_task, request_context = await self._setup_active_task(request, context)
+            await active_task.enqueue_request(request_context)
+            taken_up.append(delivery.task_id)
+        await self._store.fail_unfinished(LEFT_BEHIND, spared=taken_up)
+        return len(taken_up)
+
+    async def _setup_active_task(
+        self, params: SendMessageRequest, call_context: ServerCallContext
+    ) -> tuple[ActiveTask, RequestContext]:
+        # A client that leaves its 0.3 stream cancels the request, and what is written down has to come to work.
+        with anyio.CancelScope(shield=True):
+            accepted: tuple[ActiveTask, RequestContext] = await super()._setup_active_task(params, call_context)
+        return accepted
+
+    async def _known(self, params: SendMessageRequest, context: ServerCallContext) -> Delivery | None:
+        message_id = params.message.message_id
+        if len(message_id) > MAX_MESSAGE_ID_CHARS:
+            raise InvalidParamsError(message=f"messageId: at most {MAX_MESSAGE_ID_CHARS} characters")
+        if not message_id:
+            return None
+        try:
+            # A query that is cancelled takes its connection with it.
+            with anyio.CancelScope(shield=True):
+                known = await self._store.deliveries.find(_key(params, context), digest_of(params))
+        except OtherBody as error:
+            raise InvalidParamsError(message=str(error)) from error
+        return known
+
+    async def _join(self, delivery: Delivery, context: ServerCallContext) -> AsyncGenerator[Event, None]:
+        """Yield the task as it is, then what comes of it."""
+        task = await self._task(delivery, context)
+        if task.status.state in AT_WORK:
+            try:
+                async for event in self.on_subscribe_to_task(SubscribeToTaskRequest(id=task.id), context):
+                    yield event
+            except UnsupportedOperationError:
+                # It has ended in this very moment.
+                task = await self._task(delivery, context)
+            else:
+                return
+        yield task
+
+    async def _task(self, delivery: Delivery, context: ServerCallContext) -> Task:
+        with anyio.move_on_after(TASK_APPEARS_WITHIN_S):
+            while True:
+                task = await self._store.tasks.get(delivery.task_id, context)
+                if task is not None:
+                    return task
+                await anyio.sleep(0.01)
+        raise TaskNotFoundError
+
+
+class _AcceptedMeanwhile(Exception):
+    """The same message came twice at once, and this one is the second."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        super().__init__(delivery.key.message_id)
+        self.delivery = delivery
+
+
+class _Reception(SimpleRequestContextBuilder):
+    """Finds the context and the task of a message, writes it down, and refuses what could only be lost."""
+
+    def __init__(self, store: Store, admission: Admission | None, *, one_main_context: bool) -> None:
+        super().__init__()
+        self._store = store
+        self._admission = admission
+        self._one_main_context = one_main_context
+
+    async def build(
+        self,
+        context: ServerCallContext,
+        params: SendMessageRequest | None = None,
+        task_id: str | None = None,
+        context_id: str | None = None,
+        task: Task | None = None,
+    ) -> RequestContext:
+        """Return the request's context; the message is on disk then.
+
+        Raises:
+            InvalidParamsError: the context id is too long, or the message id was used for another message.
+            UnsupportedOperationError: the message is for a task that is at work.
+            BusyError: too many messages wait.
+            InternalError: the message cannot be written down, so it is not accepted.
+        """
+        if params is None:
+            return await super().build(context, params, task_id, context_id, task)
+        taken_up = context.state.get(TAKEN_UP)
+        if isinstance(taken_up, Delivery):
+            return _request_context(context, params, taken_up.task_id, taken_up.context_id)
+        if params.configuration.HasField("task_push_notification_config"):
+            raise PushNotificationNotSupportedError
+        if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:
+            raise InvalidParamsError(message=f"contextId: at most {MAX_CONTEXT_ID_CHARS} characters")
+        if task_id is not None:
+            context_id = await self._context_of(task_id, context)
+        try:
+            if task_id is None and context_id is None and self._one_main_context:
+                context_id = await self._store.main_context(context.user.user_name)
+            task_id, context_id = task_id or self._store.tasks.new_ids.make(), context_id or str(uuid.uuid4())
+            with self._place(context, context_id, params.message.message_id or task_id):
+                if params.message.message_id:
+                    await self._write_down(params, context, task_id, context_id)
+        except Busy as busy:
+            raise _refused(busy, context) from busy
+        except StoreUnavailable as error:
+            raise InternalError(message=error.public) from error
+        return _request_context(context, params, task_id, context_id)
+
+    def _place(self, context: ServerCallContext, context_id: str, message: str) -> AbstractContextManager[None]:
+        if self._admission is None:
+            return nullcontext()
+        return self._admission.enter(context.user.user_name, context_id, message)
+
+    async def _write_down(
+        self, params: SendMessageRequest, context: ServerCallContext, task_id: str, context_id: str
+    ) -> None:
+        key, digest = _key(params, context), digest_of(params)
+        try:
+            if await self._store.deliveries.accept(key, params, digest, task_id, context_id) is not None:
+                return
+            known = await self._store.deliveries.find(key, digest)
+        except OtherBody as error:
+            raise InvalidParamsError(message=str(error)) from error
+        assert known is not None
+        raise _AcceptedMeanwhile(known)
+
+    async def _context_of(self, task_id: str, context: ServerCallContext) -> str | None:
+        # The SDK would queue the message behind the running one and then drop it with a success.
+        known = await self._store.tasks.get(task_id, context)
+        if known is None:
+            return None
+        if known.status.state in AT_WORK:
+            raise UnsupportedOperationError(
+                message=f"task {task_id} is at work; send the message without taskId, with contextId {known.context_id}"
+            )
+        return known.context_id
+
+
+class BusyError(A2AError):
+    """The agent takes no further message at the moment."""
+
+
+class _ThisId(IDGenerator):
+    """The task id that was written down."""
+
+    def __init__(self, task_id: str) -> None:
+        self._task_id = task_id
+
+    def generate(self, context: IDGeneratorContext) -> str:
+        """Return it."""
+        del context
+        return self._task_id
+
+
+class _Sender(User):
+    """The sender of a message that is taken up again."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def is_authenticated(self) -> bool:
+        """It was, when the message came."""
+        return True
+
+    @property
+    def user_name(self) -> str:
+        """The owner of the task."""
+        return self._name
+
+
+def _refused(busy: Busy, context: ServerCallContext) -> BusyError:
+    """Return the refusal; on HTTP it goes out with a status and a header that every client knows, not the SDK's 200."""
+    detail = {"retryAfterSeconds": busy.retry_after_s}
+    is_old = "/" in str(context.state.get("method"))
+    data = detail if is_old else [{**BUSY_INFO, "metadata": {"retryAfterSeconds": str(busy.retry_after_s)}}]
+    error = {"code": BUSY_CODE, "message": str(busy), "data": data}
+    body = {"jsonrpc": "2.0", "id": context.state.get("request_id"), "error": error}
+    answer_instead(body, 429, {"Retry-After": str(busy.retry_after_s)})
+    return BusyError(str(busy), dict(detail))
+
+
+def _key(params: SendMessageRequest, context: ServerCallContext) -> Key:
+    return Key(context.user.user_name, params.message.message_id)
+
+
+def _request_context(
+    context: ServerCallContext, params: SendMessageRequest, task_id: str, context_id: str
+) -> RequestContext:
+    # The id is generated, not named, so that the SDK makes the task where it is missing.
+    return RequestContext(context, params, None, context_id, task_id_generator=_ThisId(task_id))

@@ -1,0 +1,77 @@
+"""What to do with a turn that was cut off: by codex's death, or by our own. Pure decisions."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from codex_workspace.events import TurnEnded
+from codex_workspace.history import Trace
+
+MAX_DEATHS: Final = 2
+"""A message that has taken this many codex processes with it is failed: a third one would fare no better."""
+
+GO_ON: Final = (
+    "Your work on the last message was cut off: the process you run in ended. Look at what is done already, then go on "
+    "from there and finish it. Do not do again what is done."
+)
+"""What the agent is told under `resume`; the message itself is in the thread's memory."""
+
+
+class RecoveryPolicy(StrEnum):
+    """What happens to a turn that was cut off.
+
+    resume: a further turn tells the agent so and has it go on. rerun: the message is sent again. fail: the task fails.
+    """
+
+    RESUME = "resume"
+    RERUN = "rerun"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Start a turn with this text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The turn had ended before codex did: this is its end."""
+
+    end: TurnEnded
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """End the task as failed, for this reason."""
+
+    sentence: str
+
+
+Step = Say | Ended | GiveUp
+
+
+def next_step(policy: RecoveryPolicy, found: TurnEnded | Trace, text: str, deaths: int, why: str) -> Step:
+    """Return how to go on with a message whose turn was cut off.
+
+    Args:
+        policy: the operator's word.
+        found: the turn's end by codex's own record, or what else that knows.
+        text: the message.
+        deaths: how many codex processes ended while they worked on it.
+        why: what cut the turn off.
+    """
+    if isinstance(found, TurnEnded):
+        return Ended(found)
+    if deaths >= MAX_DEATHS:
+        return GiveUp(f"Codex ended {deaths} times while it worked on this message, the last time so: {why}.")
+    if found is Trace.NONE:
+        return Say(text)
+    match policy:
+        case RecoveryPolicy.RESUME:
+            return Say(GO_ON)
+        case RecoveryPolicy.RERUN:
+            return Say(text)
+        case RecoveryPolicy.FAIL:
+            return GiveUp(f"The turn was cut off: {why}. Send the message again to go on.")

@@ -1,0 +1,118 @@
+"""Many light A2A clients, in a process of their own: they must not wait for the model that runs in the test's.
+
+    python -m tests.e2e.crowd URL PID CLIENTS EVERY_S TEXT
+
+A client sends one message, every `EVERY_S` seconds one more; every fifth is in the same context, each of the others in
+one of its own; the four ways of sending (1.0 and 0.3, blocking and streaming) take turns. One line of JSON comes out
+for each, a `Heard`. `PID` is the agent's.
+"""
+
+import json
+import sys
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+import httpx
+
+METHODS: Final = ("SendMessage", "SendStreamingMessage", "message/send", "message/stream")
+TICK_S: Final = 0.005
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a client was answered, after how many seconds, and how many of them the machine took away.
+
+    `lost_s`: in which this process, or the agent's main thread, could have gone on and was not let.
+    """
+
+    method: str
+    message_id: str
+    status: int
+    retry_after: str | None
+    body: str
+    seconds: float
+    lost_s: float
+
+    @property
+    def completed(self) -> bool:
+        """Whether it holds a task's end, in the words of 1.0 or of 0.3."""
+        return "TASK_STATE_COMPLETED" in self.body or '"state":"completed"' in self.body
+
+
+class Lost:
+    """The time that a busy machine takes away: from this process's loop, and from the agent's main thread.
+
+    The latter is the kernel's own count of the time that a thread has stood in line for a processor, in ns; a kernel
+    without it takes nothing away.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._agents = Path(f"/proc/{pid}/schedstat")
+        self._own_s = 0.0
+
+    def so_far_s(self) -> float:
+        """Return the sum, in seconds."""
+        stood_in_line = int(self._agents.read_text().split()[1]) / 1e9 if self._agents.exists() else 0.0
+        return self._own_s + stood_in_line
+
+    async def watch(self) -> None:
+        """Take note of this process's share, until cancelled."""
+        while True:
+            before = time.monotonic()
+            await anyio.sleep(TICK_S)
+            self._own_s += max(0.0, time.monotonic() - before - 2 * TICK_S)
+
+
+def call(method: str, text: str, context_id: str, message_id: str = "") -> dict[str, object]:
+    """Return a JSON-RPC call of A2A 1.0 or 0.3, by its method's name."""
+    message: dict[str, object] = {"messageId": message_id or str(uuid.uuid4()), "contextId": context_id}
+    if "/" in method:
+        message |= {"kind": "message", "role": "user", "parts": [{"kind": "text", "text": text}]}
+    else:
+        message |= {"role": "ROLE_USER", "parts": [{"text": text}]}
+    return {"jsonrpc": "2.0", "id": message["messageId"], "method": method, "params": {"message": message}}
+
+
+async def ask(http: httpx.AsyncClient, body: dict[str, object], lost: Lost | None = None) -> Heard:
+    """Send a call and return what was heard, to its end."""
+    lost = lost or Lost()
+    method = str(body["method"])
+    start, lost_s = time.monotonic(), lost.so_far_s()
+    answer = await http.post("/", json=body, headers={} if "/" in method else {"A2A-Version": "1.0"})
+    seconds = time.monotonic() - start
+    # A delay that is not over yet is seen at the next tick.
+    await anyio.sleep(2 * TICK_S)
+    retry_after = answer.headers.get("retry-after")
+    lost_s = lost.so_far_s() - lost_s
+    return Heard(method, str(body["id"]), answer.status_code, retry_after, answer.text, seconds, lost_s)
+
+
+def light_client(url: str) -> httpx.AsyncClient:
+    """Return a client with as many connections as are asked of it."""
+    return httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None))
+
+
+async def crowd(url: str, pid: int, clients: int, every_s: float, text: str) -> None:
+    """Let the clients send, and print what they hear."""
+    lost = Lost(pid)
+
+    async def client(number: int) -> None:
+        context_id = "crowded" if number % 5 == 0 else f"context-{number}"
+        heard = await ask(http, call(METHODS[number % 4], text, context_id), lost)
+        sys.stdout.write(json.dumps(asdict(heard)) + "\n")
+
+    async with light_client(url) as http, anyio.create_task_group() as watching:
+        watching.start_soon(lost.watch)
+        async with anyio.create_task_group() as tasks:
+            for number in range(clients):
+                tasks.start_soon(client, number)
+                await anyio.sleep(every_s)
+        watching.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    anyio.run(crowd, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])

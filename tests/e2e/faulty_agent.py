@@ -1,0 +1,75 @@
+"""The agent with a trap in it: it kills itself at one step of a delivery. Usage: python -m tests.e2e.faulty_agent STEP.
+
+The traps are laid here, around the real methods; the agent itself knows nothing of them.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from a2a.server.context import ServerCallContext
+from a2a.types import Task
+
+from codex_workspace.__main__ import main
+from codex_workspace.conversation import Conversation
+from codex_workspace.deliveries import Deliveries
+from codex_workspace.handler import TERMINAL
+from codex_workspace.store import FrugalTaskStore
+
+
+def die() -> None:
+    """End this process as a power cut would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_before(owner: type, name: str) -> None:
+    """Make a method kill the process instead of doing its work."""
+
+    async def trap(*_arguments: object, **_named: object) -> None:
+        die()
+
+    setattr(owner, name, trap)
+
+
+def dies_after(owner: type, name: str) -> None:
+    """Make a method kill the process once its work is done."""
+    real: Callable[..., Awaitable[object]] = getattr(owner, name)
+
+    async def trap(*arguments: object, **named: object) -> None:
+        await real(*arguments, **named)
+        die()
+
+    setattr(owner, name, trap)
+
+
+def dies_when_a_task_ends(*, after: bool) -> None:
+    """Make the saving of a task's terminal state kill the process, before or after it."""
+    real = FrugalTaskStore.save
+
+    async def save(self: FrugalTaskStore, task: Task, context: ServerCallContext) -> None:
+        if task.status.state in TERMINAL and not after:
+            die()
+        await real(self, task, context)
+        if task.status.state in TERMINAL:
+            die()
+
+    setattr(FrugalTaskStore, "save", save)  # noqa: B010
+
+
+STEPS: Final[dict[str, Callable[[], None]]] = {
+    "before it is accepted": lambda: dies_before(Deliveries, "accept"),
+    "after it is accepted": lambda: dies_after(Deliveries, "accept"),
+    "before the turn is asked for": lambda: dies_before(Conversation, "_try_to_begin"),
+    "after the turn has begun": lambda: dies_before(Deliveries, "started"),
+    "after the turn is written down": lambda: dies_after(Deliveries, "started"),
+    "before the answer is written down": lambda: dies_before(Deliveries, "answered"),
+    "after the answer is written down": lambda: dies_after(Deliveries, "answered"),
+    "before the task's end is saved": lambda: dies_when_a_task_ends(after=False),
+    "after the task's end is saved": lambda: dies_when_a_task_ends(after=True),
+}
+
+if __name__ == "__main__":
+    STEPS[sys.argv[1]]()
+    sys.exit(main(["serve"]))

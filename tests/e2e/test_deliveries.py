@@ -1,0 +1,214 @@
+"""Every accepted message gets exactly one answer: when it comes again, and wherever the process dies."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import aiosqlite
+import anyio
+import httpx
+import pytest
+from a2a.client import A2AClientError
+from a2a.types import SendMessageRequest, SubscribeToTaskRequest, TaskState
+from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
+
+from codex_workspace.recovery import GO_ON
+from codex_workspace.scripted_model import ScriptedModel, numbered_text
+from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.client import Peer, Seen, peer, request, script
+from tests.e2e.faulty_agent import STEPS
+
+COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
+REPEAT = script({"repeat": True})
+
+
+async def send(client: Peer, sent: SendMessageRequest, *, streaming: bool = True) -> Seen:
+    """Send a request as it is, so that it can be sent again."""
+    copy = SendMessageRequest()
+    copy.CopyFrom(sent)
+    seen = Seen()
+    async for event in (client.streaming if streaming else client.blocking).send_message(copy):
+        seen.take(event)
+    return seen
+
+
+def turns(model: ScriptedModel) -> int:
+    """How often the model was asked."""
+    return sum(request.path.endswith("/responses") for request in model.requests)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_repeated_message_gets_the_stored_answer(client: Peer, model: ScriptedModel, streaming: bool) -> None:
+    sent = request("hello", "ctx")
+    first = await send(client, sent)
+    again = await send(client, sent, streaming=streaming)
+    assert (again.task_id, again.answer, again.state) == (first.task_id, "You said: hello", COMPLETED)
+    assert turns(model) == 1
+
+
+async def test_a_repeated_message_joins_the_running_turn(client: Peer, model: ScriptedModel) -> None:
+    sent = request(script({"chunks": 10, "delay_ms": 50}), "ctx")
+    seen: list[Seen] = []
+
+    async def one(streaming: bool) -> None:
+        seen.append(await send(client, sent, streaming=streaming))
+
+    async with anyio.create_task_group() as tasks:
+        for streaming in (True, False, True, False, True):
+            tasks.start_soon(one, streaming)
+    assert {(each.answer, each.state) for each in seen} == {(numbered_text(100), COMPLETED)}
+    assert len({each.task_id for each in seen}) == 1
+    assert turns(model) == 1
+
+
+async def test_the_older_protocol_joins_too(agent: AgentProcess, client: Peer, model: ScriptedModel) -> None:
+    """The same message over 1.0 and 0.3 is the same message."""
+    sent = request("hello")
+    first = await send(client, sent)
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "message/send",
+        "params": {
+            "message": {
+                "role": "user",
+                "messageId": sent.message.message_id,
+                "parts": [{"kind": "text", "text": "hello"}],
+            }
+        },
+    }
+    async with httpx.AsyncClient(base_url=agent.url) as http:
+        answer = (await http.post("/", json=body)).json()
+    assert answer["result"]["id"] == first.task_id
+    assert turns(model) == 1
+
+
+async def test_an_id_that_was_used_for_another_message_is_refused(client: Peer) -> None:
+    sent = request("hello", "ctx")
+    await send(client, sent)
+    sent.message.parts[0].text = "something else"
+    with pytest.raises(InvalidParamsError, match="was used for another message"):
+        await send(client, sent)
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_wherever_the_agent_dies_the_message_is_answered_once(
+    place: Place, model: ScriptedModel, step: str
+) -> None:
+    sent = request("the word is apple", "ctx")
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.ask("before", "ctx")
+    async with running_agent(place, module=("tests.e2e.faulty_agent", step)) as agent, peer(agent.url) as client:
+        # The connection breaks, or the answer is out before the trap snaps.
+        with suppress(A2AClientError, httpx.HTTPError):
+            await send(client, sent)
+        assert await agent.ended() == -9
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        again = await send(client, sent)
+        # What was cut off goes on: then the answer is to that.
+        assert again.state == COMPLETED
+        assert again.answer in ("You said: the word is apple", f"You said: {GO_ON}")
+        history = (await client.ask(REPEAT, "ctx")).answer
+    assert history.count("user: the word is apple") == 1, history
+    assert await unfinished(place) == 0
+
+
+async def unfinished(place: Place) -> int:
+    """How many tasks in the store have no end."""
+    async with (
+        aiosqlite.connect(place.root / "state" / "workspace.sqlite3") as database,
+        database.execute(
+            "select count(*) from tasks where status like '%WORKING%' or status like '%SUBMITTED%'"
+        ) as rows,
+    ):
+        row = await rows.fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.parametrize(
+    ("policy", "state", "words"),
+    [
+        ("resume", COMPLETED, ["cut off", "went on"]),
+        ("rerun", COMPLETED, ["went on"]),
+        ("fail", FAILED, ["cut off"]),
+    ],
+)
+@pytest.mark.parametrize("victims", ["codex", "agent", "both"])
+async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
+    place: Place, victims: str, policy: str, state: int, words: Sequence[str]
+) -> None:
+    wanted = Place(place.root, place.model_url, codex={"recovery": policy})
+    # The scripted model stalls in the first turn only; what comes after it, it answers.
+    sent = request(script({"say": "At work.", "stall": True, "times": 1}, text="went on "), "ctx")
+    async with running_agent(wanted) as agent, peer(agent.url) as client:
+        begun = Seen()
+        async with anyio.create_task_group() as tasks:
+
+            async def follow() -> None:
+                with suppress(A2AClientError, httpx.HTTPError):
+                    async for event in client.streaming.send_message(sent):
+                        begun.take(event)
+
+            tasks.start_soon(follow)
+            while not begun.answer:
+                await anyio.sleep(0.01)
+            if victims in ("codex", "both"):
+                agent.codex().kill()
+            if victims in ("agent", "both"):
+                agent.process.kill()
+    async with running_agent(wanted) as agent, peer(agent.url) as client:
+        ended = await client.finished(begun.task_id)
+        assert ended.state == state, ended.sentence
+        assert all(word in ended.answer + ended.sentence for word in words) or policy != "fail"
+        assert (await client.ask("and on", "ctx")).state == COMPLETED
+
+
+async def test_a_message_that_takes_codex_with_it_twice_is_failed(place: Place) -> None:
+    # Sent again, the same message kills again.
+    again = Place(place.root, place.model_url, codex={"recovery": "rerun"})
+    async with running_agent(again) as agent, peer(agent.url) as client:
+        seen, deaths = Seen(), 0
+        async for event in client.stream(script({"say": "At work.", "stall": True}), "ctx"):
+            seen.take(event)
+            # The third time it is said, it is the failed task's last word.
+            if seen.answer and deaths < 2:
+                deaths += 1
+                seen.artifacts.clear()
+                agent.codex().kill()
+        assert (seen.state, deaths) == (FAILED, 2)
+        assert "2 times" in seen.sentence
+        assert (await client.ask("next", "ctx")).state == COMPLETED
+
+
+async def test_waiting_messages_keep_their_order_across_a_restart(place: Place) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        first = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
+        while not (await client.get(first.task_id)).answer:
+            await anyio.sleep(0.02)
+        waiting = [await client.begin(f"number {number}", "ctx") for number in range(5)]
+        agent.process.kill()
+        await agent.ended()
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        for each in waiting:
+            assert (await client.finished(each.task_id)).state == COMPLETED
+        history = (await client.ask(REPEAT, "ctx")).answer
+    places = [history.index(f"user: number {number}") for number in range(5)]
+    assert places == sorted(places)
+    assert [history.count(f"user: number {number}") for number in range(5)] == [1] * 5
+
+
+async def test_whoever_subscribes_across_a_restart_gets_the_end(place: Place) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        begun = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
+        while not (await client.get(begun.task_id)).answer:
+            await anyio.sleep(0.02)
+        agent.process.kill()
+        await agent.ended()
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        seen = Seen()
+        # If it has ended before, a subscription is refused, and the task tells.
+        with suppress(UnsupportedOperationError):
+            async for event in client.streaming.subscribe(SubscribeToTaskRequest(id=begun.task_id)):
+                seen.take(event)
+        seen = await client.get(begun.task_id)
+    assert seen.state == COMPLETED

@@ -1,0 +1,216 @@
+"""The state folder in an operator's hands: taken twice, damaged, of another version, full."""
+
+import json
+import signal
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import anyio
+import httpx
+import pytest
+from a2a.types import TaskState
+from a2a.utils.errors import InternalError
+
+from codex_workspace.health import PROBE_INTERVAL_S
+from codex_workspace.lock import LOCK_NAME, PATIENCE_S
+from codex_workspace.migrations import NEWEST
+from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.client import Seen, peer, script
+from tests.test_migrations import VERSION_1
+
+COMPLETED = TaskState.TASK_STATE_COMPLETED
+LONG_ANSWER = "x" * 400_000 + "The end."
+REPEAT = script({"repeat": True})
+
+
+def database(place: Place) -> Path:
+    return place.root / "state" / "workspace.sqlite3"
+
+
+def rows(place: Place, query: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(database(place))) as connection:
+        return list(connection.execute(query))
+
+
+async def run(place: Place, *command: str) -> CompletedProcess[bytes]:
+    """Run a command of the agent to its end."""
+    words = [sys.executable, "-m", "codex_workspace", *command]
+    with anyio.fail_after(30):
+        return await anyio.run_process(words, env=place.prepare(), check=False)
+
+
+async def refusal(place: Place) -> str:
+    """Start the agent, which is to refuse with exit code 2, and return its last line."""
+    done = await run(place, "serve")
+    assert done.returncode == 2, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    return done.stderr.decode().splitlines()[-1]
+
+
+async def reports(place: Place) -> dict[str, dict[str, str]]:
+    done = await run(place, "doctor", "--json")
+    return {report["check"]: report for report in json.loads(done.stdout)}
+
+
+# --- Two agents ---
+
+
+async def test_the_second_agent_refuses_to_start_and_says_who_is_first(place: Place, agent: AgentProcess) -> None:
+    before = time.monotonic()
+    said = await refusal(place)
+    assert time.monotonic() - before < PATIENCE_S + 3
+    assert f"another agent works on {place.root / 'state'} (pid {agent.process.pid}, since 2" in said
+    assert agent.url in said
+    async with peer(agent.url) as client:
+        assert (await client.ask("Hello")).state == COMPLETED
+    found = await reports(place)
+    assert found["lock"]["status"] == "ok"
+    assert f"pid {agent.process.pid}" in found["lock"]["finding"]
+
+
+async def test_a_killed_agent_holds_nothing_and_its_codex_neither(place: Place) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.begin(script({"run": "sleep 30"}))
+        with anyio.fail_after(5):
+            while not agent.commands("30"):
+                await anyio.sleep(0.01)
+        agent.process.send_signal(signal.SIGKILL)
+        await agent.ended()
+        assert str(agent.process.pid) in (place.root / "state" / LOCK_NAME).read_text()
+        async with running_agent(place) as second:
+            assert second.process.pid != agent.process.pid
+
+
+# --- Files that are not the store ---
+
+
+@pytest.mark.parametrize("content", [b"no database at all " * 500, bytes(8192)])
+async def test_a_foreign_file_is_named_set_aside_on_request_and_begun_anew(place: Place, content: bytes) -> None:
+    place.prepare()
+    database(place).write_bytes(content)
+    said = await refusal(place)
+    assert said.startswith(f"configuration: DATABASE_URL: {database(place)} is no SQLite database; it is left as it is")
+    assert database(place).read_bytes() == content
+    found = await reports(place)
+    assert found["schema"]["status"] == "failed"
+    assert "doctor --set-aside" in found["schema"]["remedy"]
+    assert database(place).read_bytes() == content
+
+    done = await run(place, "doctor", "--set-aside")
+    assert done.returncode == 0, done.stderr
+    (aside,) = database(place).parent.glob("*.damaged-*")
+    assert str(aside) in done.stdout.decode()
+    assert aside.read_bytes() == content
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        assert (await client.ask("Hello")).state == COMPLETED
+
+
+async def test_a_sound_database_and_one_in_use_are_not_set_aside(place: Place) -> None:
+    async with running_agent(place) as agent:
+        done = await run(place, "doctor", "--set-aside")
+        assert done.returncode == 2
+        assert f"pid {agent.process.pid}" in done.stderr.decode()
+        assert await agent.stop() == 0
+    done = await run(place, "doctor", "--set-aside")
+    assert done.returncode == 2
+    assert "nothing is wrong with" in done.stderr.decode()
+    assert database(place).exists()
+
+
+# --- Versions ---
+
+
+async def test_the_first_releases_database_is_migrated_and_a_newer_one_refused(place: Place) -> None:
+    place.prepare()
+    with closing(sqlite3.connect(database(place))) as connection:
+        connection.executescript(VERSION_1)
+    assert "version 1; goes to" in (await reports(place))["schema"]["finding"]
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        assert (await client.ask("Hello")).state == COMPLETED
+        assert await agent.stop() == 0
+    assert ("me", "context-1", "thread-1") in rows(place, "select owner, context_id, thread_id from contexts")
+    with closing(sqlite3.connect(f"{database(place)}.v1.bak")) as copy:
+        assert list(copy.execute("select count(*) from tasks")) == [(1,)]
+    assert (await reports(place))["schema"]["finding"] == f"version {NEWEST}"
+    with closing(sqlite3.connect(database(place))) as connection, connection:
+        connection.execute("insert into schema_version values (99, 0)")
+    said = await refusal(place)
+    assert "has schema version 99, and this agent knows versions up to" in said
+    assert (await reports(place))["schema"]["status"] == "failed"
+
+
+# --- A full disk ---
+
+
+async def readiness(agent: AgentProcess) -> tuple[int, str]:
+    async with httpx.AsyncClient() as http:
+        answer = await http.get(f"{agent.url}readyz")
+    return answer.status_code, str(answer.json().get("reason"))
+
+
+async def test_a_full_disk_refuses_in_words_loses_nothing_and_is_recovered_from(place: Place, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    async with running_agent(place, ("tests.e2e.small_disk", str(full))) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        running = await client.begin(script({"run": "sleep 1.5"}, {"say": LONG_ANSWER}), "ctx")
+        with anyio.fail_after(5):
+            while not agent.commands("1.5"):
+                await anyio.sleep(0.01)
+        full.touch()
+        big = "the word is pear " * 30_000
+        with pytest.raises(InternalError, match=r"the disk is full\); nothing was accepted, send it again later"):
+            await client.ask(big, "other")
+        assert await readiness(agent) == (503, "the disk is full")
+        await anyio.sleep(2)
+        assert (await client.get(running.task_id)).state != COMPLETED
+        full.unlink()
+        ended: Seen = await client.finished(running.task_id)
+        assert (ended.state, ended.answer) == (COMPLETED, LONG_ANSWER)
+        with anyio.fail_after(PROBE_INTERVAL_S + 2):
+            while (await readiness(agent))[0] != 200:
+                await anyio.sleep(0.1)
+        assert (await client.ask(big, "other")).state == COMPLETED
+        assert await agent.stop() == 0
+        assert "Traceback" not in agent.log.read_text()
+    assert rows(place, "pragma integrity_check") == [("ok",)]
+    assert rows(place, "select count(*) from tasks where last_updated is null") == [(0,)]
+
+
+async def test_an_agent_whose_disk_is_full_stops_in_time_and_answers_after_the_next_start(
+    place: Place, tmp_path: Path
+) -> None:
+    full = tmp_path / "full"
+    async with running_agent(place, ("tests.e2e.small_disk", str(full))) as agent, peer(agent.url) as client:
+        running = await client.begin(script({"run": "sleep 0.5"}, {"say": LONG_ANSWER}), "ctx")
+        with anyio.fail_after(5):
+            while not agent.commands("0.5"):
+                await anyio.sleep(0.01)
+        full.touch()
+        await anyio.sleep(1.5)
+        assert await agent.stop() == 0
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        ended = await client.finished(running.task_id)
+    assert (ended.state, ended.answer) == (COMPLETED, LONG_ANSWER)
+
+
+# --- Old tasks ---
+
+
+async def test_a_repeated_message_finds_its_answer_and_old_ones_are_forgotten_at_the_next_start(place: Place) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        old = await client.ask("the word is apple", "ctx")
+        new = await client.ask("the word is pear", "ctx")
+        assert await agent.stop() == 0
+    with closing(sqlite3.connect(database(place))) as connection, connection:
+        connection.execute("update tasks set last_updated = '2020-01-01 00:00:00.000000' where id = ?", (old.task_id,))
+        connection.execute("update deliveries set state = 'acknowledged'")
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        with anyio.fail_after(5):
+            while rows(place, "select id from tasks") != [(new.task_id,)]:
+                await anyio.sleep(0.05)
+        assert rows(place, "select task_id from deliveries") == [(new.task_id,)]
+        assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer

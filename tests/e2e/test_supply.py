@@ -1,0 +1,217 @@
+"""Codex that keeps dying, that stands still, and that grows: what clients, probes and the operator see of it."""
+
+import signal
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from subprocess import DEVNULL, run
+
+import anyio
+import httpx
+import psutil
+from a2a.types import TaskState
+
+from codex_workspace.settings import load_settings
+from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent
+from tests.e2e.client import Peer, Seen, peer, script
+
+COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
+REPEAT = script({"repeat": True})
+
+MORTAL = """
+import os, pathlib, sys
+left = pathlib.Path({left!r})
+number = int(left.read_text())
+if number:
+    left.write_text(str(number - 1))
+    sys.exit("no more room in the attic")
+os.execv({real!r}, [{real!r}, *sys.argv[1:]])
+"""
+"""Codex, except that it dies at once as often as a file says."""
+
+
+class MortalCodex:
+    """A program in codex's place, and how often it dies at once from now on."""
+
+    def __init__(self, place: Place) -> None:
+        real = load_settings(place.prepare()).codex_bin
+        assert real is not None
+        self._left = place.root / "deaths"
+        self.dies(0)
+        self.program = place.root / "mortal-codex"
+        self.program.write_text(f"#!{sys.executable}\n{MORTAL.format(left=str(self._left), real=str(real))}")
+        self.program.chmod(self.program.stat().st_mode | stat.S_IXUSR)
+
+    def dies(self, times: int) -> None:
+        self._left.write_text(str(times))
+
+
+def mortal(place: Place, **codex: object) -> tuple[MortalCodex, Place]:
+    program = MortalCodex(place)
+    return program, Place(place.root, place.model_url, codex=codex, environment={"CODEX_BIN": str(program.program)})
+
+
+async def kill(codex: psutil.Process) -> None:
+    codex.kill()
+    await anyio.to_thread.run_sync(codex.wait, 5)
+
+
+# --- Dying ---
+
+
+async def test_a_message_waits_for_a_codex_that_dies_at_once_and_is_answered_when_one_lives(place: Place) -> None:
+    program, other = mortal(place)
+    async with running_agent(other) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        program.dies(3)
+        await kill(agent.codex())
+        started = time.monotonic()
+        seen = await client.ask(REPEAT, "ctx")
+        assert seen.state == COMPLETED
+        assert "the word is apple" in seen.answer
+        # Pauses of 0, 0.5, 1 and 2 s at most: the killed one counts as a failure, as it had just started.
+        assert 0.75 * 3.5 <= time.monotonic() - started < 8
+
+
+async def test_readiness_the_log_and_the_doctor_say_why_codex_is_broken(place: Place) -> None:
+    program, other = mortal(place, max_restarts=3)
+    async with running_agent(other) as agent, httpx.AsyncClient(base_url=agent.url) as http, peer(agent.url) as client:
+        program.dies(10**6)
+        await kill(agent.codex())
+        waiting = await client.begin("hello", "ctx")
+        with anyio.fail_after(10):
+            while "counts as broken" not in agent.log.read_text():
+                await anyio.sleep(0.05)
+        asked = time.monotonic()
+        answer = await http.get("/readyz")
+        assert time.monotonic() - asked < 0.5
+        assert answer.status_code == 503
+        reason = answer.json()["reason"]
+        assert reason.startswith("codex cannot start: it ended with exit code 1; 3 failures in a row, next try in ")
+        assert (await http.get("/healthz")).status_code == 200
+        log = agent.log.read_text()
+        assert log.count("counts as broken") == 1
+        assert "no more room in the attic" in log
+        found = await anyio.to_thread.run_sync(doctor, other, agent.url)
+        assert "but is not ready: codex cannot start: it ended with exit code 1; 3 failures in a row" in found
+        assert (await client.get(waiting.task_id)).state not in (COMPLETED, FAILED)
+
+
+def doctor(place: Place, url: str) -> str:
+    port = url.rstrip("/").rsplit(":", 1)[1]
+    command = [sys.executable, "-m", "codex_workspace", "doctor"]
+    env = place.prepare() | {"A2A_PORT": port}
+    return run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, stdin=DEVNULL, check=False).stdout
+
+
+async def test_a_message_does_not_wait_for_ever_and_hears_why(place: Place) -> None:
+    program, other = mortal(place, restart_wait_s=2)
+    async with running_agent(other) as agent, peer(agent.url) as client:
+        program.dies(10**6)
+        await kill(agent.codex())
+        with anyio.fail_after(8):
+            seen = await client.ask("hello", "ctx")
+        assert seen.state == FAILED
+        assert seen.sentence == "codex cannot start: it ended with exit code 1; given up after 4 failures in a row"
+
+
+async def test_a_message_that_waits_for_codex_can_be_canceled_and_holds_up_no_stop(place: Place) -> None:
+    program, other = mortal(place)
+    async with running_agent(other) as agent, peer(agent.url) as client:
+        program.dies(10**6)
+        await kill(agent.codex())
+        first, second = await client.begin("hello", "one"), await client.begin("hello", "two")
+        await anyio.sleep(1)
+        asked = time.monotonic()
+        assert (await client.cancel(first.task_id)).state == TaskState.TASK_STATE_CANCELED
+        assert time.monotonic() - asked < 1
+        assert (await client.get(second.task_id)).state not in (COMPLETED, FAILED)
+        assert await agent.stop() == 0
+
+
+# --- Standing still ---
+
+
+async def test_a_codex_that_stands_still_between_turns_is_ended_and_the_message_answered(place: Place) -> None:
+    quick = Place(place.root, place.model_url, codex={"request_timeout_s": 1})
+    async with running_agent(quick) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        stopped = agent.codex()
+        stopped.send_signal(signal.SIGSTOP)
+        with anyio.fail_after(8):
+            seen = await client.ask(REPEAT, "ctx")
+        assert seen.state == COMPLETED
+        assert "the word is apple" in seen.answer
+        await anyio.to_thread.run_sync(stopped.wait, 3)
+
+
+async def test_a_codex_that_stands_still_in_a_turn_is_ended_and_the_context_goes_on(place: Place) -> None:
+    quick = Place(place.root, place.model_url, codex={"turn_inactivity_timeout_s": 2})
+    async with running_agent(quick) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        stopped = agent.codex()
+        seen = Seen()
+        with anyio.fail_after(15):
+            async for event in client.stream(script({"chunks": 1000, "delay_ms": 50}), "ctx"):
+                seen.take(event)
+                if len(seen.answer_updates) == 1:
+                    stopped.send_signal(signal.SIGSTOP)
+        assert seen.state == FAILED
+        assert seen.sentence == "The turn was silent for 2 s and was stopped."
+        await anyio.to_thread.run_sync(stopped.wait, 3)
+        assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+
+
+async def test_a_codex_that_stands_still_does_not_hold_up_the_stop(agent: AgentProcess, client: Peer) -> None:
+    await client.ask("hello", "ctx")
+    agent.codex().send_signal(signal.SIGSTOP)
+    assert await agent.stop() == 0
+
+
+# --- Growing ---
+
+
+async def test_codex_is_replaced_when_it_holds_many_threads_and_the_pair_stays_level(place: Place) -> None:
+    low = Place(place.root, place.model_url, limits={"codex_threads": 20})
+    async with running_agent(low) as agent, peer(agent.url) as client:
+        seen = await in_contexts(client, 60, at_a_time=10)
+        before = weight(agent)
+        seen += await in_contexts(client, 60, at_a_time=10, first=60)
+        after = weight(agent)
+        assert [each.answer for each in seen] == [f"You said: my number is {number}" for number in range(120)]
+        assert {each.state for each in seen} == {COMPLETED}
+        assert agent.log.read_text().count("is replaced between turns") >= 4
+        for number in (0, 119):
+            assert f"my number is {number}" in (await client.ask(REPEAT, f"ctx-{number}")).answer
+    assert after["our files"] <= before["our files"] + 10
+    assert after["our MiB"] <= before["our MiB"] + 15
+    # A codex on its way to twenty threads, and the ten more that were let in before.
+    assert after["codex files"] < 150
+    assert after["codex MiB"] < 350
+
+
+async def in_contexts(client: Peer, count: int, *, at_a_time: int, first: int = 0) -> list[Seen]:
+    """Say something in `count` contexts, each named by its number."""
+    seen: dict[int, Seen] = {}
+    numbers = iter(range(first, first + count))
+
+    async def say_some() -> None:
+        for number in numbers:
+            seen[number] = await client.ask(f"my number is {number}", f"ctx-{number}")
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(at_a_time):
+            tasks.start_soon(say_some)
+    return [seen[number] for number in sorted(seen)]
+
+
+def weight(agent: AgentProcess) -> Mapping[str, int]:
+    """What the agent and its codex hold; nothing where codex is being replaced at this moment."""
+    codex = [child for child in agent.process.children() if "app-server" in child.cmdline()]
+    return {
+        "our MiB": agent.process.memory_info().rss >> 20,
+        "our files": agent.process.num_fds(),
+        "codex MiB": sum(each.memory_info().rss for each in codex) >> 20,
+        "codex files": sum(each.num_fds() for each in codex),
+    }
