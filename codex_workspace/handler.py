@@ -4,7 +4,7 @@ again, and taken up after a restart."""
 import logging
 import uuid
 from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from typing import Final
 
 import anyio
@@ -22,6 +22,7 @@ from a2a.types import (
     SubscribeToTaskRequest,
     Task,
     TaskState,
+    TaskStatusUpdateEvent,
 )
 from a2a.utils.errors import (
     A2AError,
@@ -152,15 +153,20 @@ class OnceHandler(DefaultRequestHandler):
         """Yield the task as it is, then what comes of it."""
         task = await self._task(delivery, context)
         if task.status.state in AT_WORK:
-            try:
-                async for event in self.on_subscribe_to_task(SubscribeToTaskRequest(id=task.id), context):
-                    yield event
-            except UnsupportedOperationError:
-                # It has ended in this very moment.
-                task = await self._task(delivery, context)
-            else:
-                return
+            # Where the task ends in the very moment of joining, the SDK refuses, ends the stream without the end, or
+            # tells the end twice: in the task it begins with, and as the event that was on its way.
+            with suppress(UnsupportedOperationError):
+                async with aclosing(self._events_of(task.id, context)) as events:
+                    async for event in events:
+                        yield event
+                        if isinstance(event, Task | TaskStatusUpdateEvent) and event.status.state not in AT_WORK:
+                            return
+            task = await self._task(delivery, context)
         yield task
+
+    def _events_of(self, task_id: str, context: ServerCallContext) -> AsyncGenerator[Event, None]:
+        events: AsyncGenerator[Event, None] = self.on_subscribe_to_task(SubscribeToTaskRequest(id=task_id), context)
+        return events
 
     async def _task(self, delivery: Delivery, context: ServerCallContext) -> Task:
         with anyio.move_on_after(TASK_APPEARS_WITHIN_S):
