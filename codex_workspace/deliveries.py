@@ -3,10 +3,13 @@
 A delivery is known by its sender (owner) and the sender's message id. Its states, and the only moves between them:
 
     ACCEPTED ──> STARTED ──> ANSWERED ──> ACKNOWLEDGED
-        │           └─ again: another turn goes on where one was cut off
-        └──────────────────────^   an end without a turn: refused, canceled while waiting
+      │ │           └─ again: another turn goes on where one was cut off
+      │ └──────────────────────^   an end without a turn: canceled while waiting, codex does not start
+      └──withdraw──> (nothing)     its sender was told that it is not taken
 
-Every move is one transaction. What is ACCEPTED or STARTED when a process begins was cut off, and is settled then.
+Every move is one transaction. ACKNOWLEDGED comes with the task's end in the store, where the source finds the answer;
+that is the end from every state, as an executor that knows no deliveries, or a cancel, may have ended the task. What is
+ACCEPTED or STARTED when a process begins was cut off, and is settled then.
 """
 
 import hashlib
@@ -17,7 +20,21 @@ from enum import StrEnum
 from typing import Final
 
 from a2a.types import SendMessageRequest
-from sqlalchemy import Column, ColumnElement, Float, Integer, LargeBinary, String, Table, and_, insert, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Float,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    Update,
+    and_,
+    delete,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.engine import Row
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -44,8 +61,8 @@ class DeliveryState(StrEnum):
 
 
 MOVES: Final[Mapping[DeliveryState, frozenset[DeliveryState]]] = {
-    DeliveryState.ACCEPTED: frozenset({DeliveryState.STARTED, DeliveryState.ANSWERED}),
-    DeliveryState.STARTED: frozenset({DeliveryState.STARTED, DeliveryState.ANSWERED}),
+    DeliveryState.ACCEPTED: frozenset({DeliveryState.STARTED, DeliveryState.ANSWERED, DeliveryState.ACKNOWLEDGED}),
+    DeliveryState.STARTED: frozenset({DeliveryState.STARTED, DeliveryState.ANSWERED, DeliveryState.ACKNOWLEDGED}),
     DeliveryState.ANSWERED: frozenset({DeliveryState.ACKNOWLEDGED}),
     DeliveryState.ACKNOWLEDGED: frozenset(),
 }
@@ -182,19 +199,18 @@ class Deliveries:
         """Keep the end of its answer: from now on it is only handed out, never made again."""
         await self._move(key, DeliveryState.ANSWERED, {"ending": ending})
 
-    async def acknowledged(self, key: Key) -> None:
-        """Take note that its source has the answer."""
-        await self._move(key, DeliveryState.ACKNOWLEDGED, {})
+    @waits_for_room
+    async def withdraw(self, key: Key) -> None:
+        """Forget a message that nothing has been done for, because its sender is told that it is not taken."""
+        untouched = and_(_is(key), _deliveries.c.state == DeliveryState.ACCEPTED)
+        async with self._engine.begin() as connection:
+            await connection.execute(delete(_deliveries).where(untouched))
 
     @waits_for_room
-    async def close(self, key: Key, ending: bytes) -> None:
-        """Take note of a task that is known to have ended: its answer, if it was not kept yet, and that it is out."""
-        is_open = _deliveries.c.state.in_([state for state, to in MOVES.items() if DeliveryState.ANSWERED in to])
+    async def acknowledge(self, task_id: str) -> None:
+        """Take note that the source has a task's answers: the task is known to have ended."""
         async with self._engine.begin() as connection:
-            kept = update(_deliveries).where(_is(key), is_open).values(state=DeliveryState.ANSWERED, ending=ending)
-            await connection.execute(kept)
-            out = {"state": DeliveryState.ACKNOWLEDGED, "changed_at": time.time()}
-            await connection.execute(update(_deliveries).where(_is(key)).values(out))
+            await connection.execute(acknowledgement(task_id))
 
     @waits_for_room
     async def died(self, key: Key) -> int:
@@ -217,6 +233,12 @@ class Deliveries:
             if changed.rowcount != 1:
                 found = await connection.execute(select(_deliveries.c.state).where(_is(key)))
                 raise IllegalMove(f"{key.message_id}: {found.scalar_one_or_none()} -> {to}")
+
+
+def acknowledgement(task_id: str) -> Update:
+    """Return the statement that takes note that the source has a task's answers, for the transaction of its end."""
+    open_ones = and_(_deliveries.c.task_id == task_id, _deliveries.c.state != DeliveryState.ACKNOWLEDGED)
+    return update(_deliveries).where(open_ones).values(state=DeliveryState.ACKNOWLEDGED, changed_at=time.time())
 
 
 def _is(key: Key) -> ColumnElement[bool]:

@@ -3,8 +3,8 @@ again, and taken up after a restart."""
 
 import logging
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 from typing import Final
 
 import anyio
@@ -21,7 +21,6 @@ from a2a.types import (
     SendMessageRequest,
     SubscribeToTaskRequest,
     Task,
-    TaskState,
     TaskStatusUpdateEvent,
 )
 from a2a.utils.errors import (
@@ -39,21 +38,15 @@ from codex_workspace.errors import StoreUnavailable
 from codex_workspace.guards import answer_instead
 from codex_workspace.store import Store
 from codex_workspace.tables import MAX_CONTEXT_ID_CHARS
+from codex_workspace.task_states import AT_WORK, TERMINAL
 
 logger = logging.getLogger(__name__)
 
-TERMINAL: Final = frozenset(
-    {
-        TaskState.TASK_STATE_COMPLETED,
-        TaskState.TASK_STATE_FAILED,
-        TaskState.TASK_STATE_CANCELED,
-        TaskState.TASK_STATE_REJECTED,
-    }
-)
-AT_WORK: Final = frozenset({TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING})
-
 TASK_APPEARS_WITHIN_S: Final = 5.0
 """Between a message's acceptance and its task lie milliseconds."""
+
+WRITTEN_DOWN: Final = "codex_workspace.written_down"
+"""Where the call context of a message holds its key once it is written down."""
 
 LEFT_BEHIND: Final = "The agent was stopped in the middle of this task and does not know its message any more."
 
@@ -85,7 +78,8 @@ class OnceHandler(DefaultRequestHandler):
         known = await self._known(params, context)
         if known is None:
             try:
-                answer: Message | Task = await super().on_message_send(params, context)
+                async with self._withdrawn_when_refused(context):
+                    answer: Message | Task = await super().on_message_send(params, context)
             except _AcceptedMeanwhile as other:
                 known = other.delivery
             else:
@@ -102,8 +96,9 @@ class OnceHandler(DefaultRequestHandler):
         known = await self._known(params, context)
         if known is None:
             try:
-                async for event in super().on_message_send_stream(params, context):
-                    yield event
+                async with self._withdrawn_when_refused(context):
+                    async for event in super().on_message_send_stream(params, context):
+                        yield event
             except _AcceptedMeanwhile as other:
                 known = other.delivery
         if known is not None:
@@ -118,7 +113,7 @@ class OnceHandler(DefaultRequestHandler):
             context = ServerCallContext(user=user, state={TAKEN_UP: delivery})
             task = await self._store.tasks.get(delivery.task_id, context)
             if task is not None and task.status.state not in AT_WORK:
-                await self._store.deliveries.close(delivery.key, task.SerializeToString())
+                await self._store.deliveries.acknowledge(delivery.task_id)
                 continue
             request = SendMessageRequest.FromString(delivery.request)
             active_task, request_context = await self._setup_active_task(request, context)
@@ -134,6 +129,20 @@ class OnceHandler(DefaultRequestHandler):
         with anyio.CancelScope(shield=True):
             accepted: tuple[ActiveTask, RequestContext] = await super()._setup_active_task(params, call_context)
         return accepted
+
+    @asynccontextmanager
+    async def _withdrawn_when_refused(self, context: ServerCallContext) -> AsyncIterator[None]:
+        """Have what was written down for a request forgotten where the request is refused afterwards.
+
+        A task may end between the look at it and the moment when it gets the message.
+        """
+        try:
+            yield
+        except A2AError:
+            key = context.state.get(WRITTEN_DOWN)
+            if isinstance(key, Key):
+                await self._store.deliveries.withdraw(key)
+            raise
 
     async def _known(self, params: SendMessageRequest, context: ServerCallContext) -> Delivery | None:
         message_id = params.message.message_id
@@ -207,7 +216,8 @@ class _Reception(SimpleRequestContextBuilder):
 
         Raises:
             InvalidParamsError: the context id is too long, or the message id was used for another message.
-            UnsupportedOperationError: the message is for a task that is at work.
+            TaskNotFoundError: the message is for a task that is not there.
+            UnsupportedOperationError: the message is for a task that is at work, or has ended.
             BusyError: too many messages wait.
             InternalError: the message cannot be written down, so it is not accepted.
         """
@@ -246,6 +256,7 @@ class _Reception(SimpleRequestContextBuilder):
         key, digest = _key(params, context), digest_of(params)
         try:
             if await self._store.deliveries.accept(key, params, digest, task_id, context_id) is not None:
+                context.state[WRITTEN_DOWN] = key
                 return
             known = await self._store.deliveries.find(key, digest)
         except OtherBody as error:
@@ -253,14 +264,16 @@ class _Reception(SimpleRequestContextBuilder):
         assert known is not None
         raise _AcceptedMeanwhile(known)
 
-    async def _context_of(self, task_id: str, context: ServerCallContext) -> str | None:
+    async def _context_of(self, task_id: str, context: ServerCallContext) -> str:
         # The SDK would queue the message behind the running one and then drop it with a success.
         known = await self._store.tasks.get(task_id, context)
         if known is None:
-            return None
-        if known.status.state in AT_WORK:
+            raise TaskNotFoundError
+        state = known.status.state
+        if state in AT_WORK or state in TERMINAL:
+            how = "has ended" if state in TERMINAL else "is at work"
             raise UnsupportedOperationError(
-                message=f"task {task_id} is at work; send the message without taskId, with contextId {known.context_id}"
+                message=f"task {task_id} {how}; send the message without taskId, with contextId {known.context_id}"
             )
         return known.context_id
 

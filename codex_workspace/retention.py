@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from codex_workspace.deliveries import DeliveryState
 from codex_workspace.errors import StoreUnavailable
 from codex_workspace.tables import tables
+from codex_workspace.task_states import TERMINAL, names_of
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +22,6 @@ INTERVAL_S: Final = 3600.0
 
 BATCH: Final = 100
 """Tasks of one transaction: a message that comes meanwhile waits for milliseconds."""
-
-_ENDED: Final = ("TASK_STATE_COMPLETED", "TASK_STATE_FAILED", "TASK_STATE_CANCELED", "TASK_STATE_REJECTED")
 
 
 class Retention:
@@ -98,7 +97,7 @@ class Retention:
 
 
 def _ended() -> ColumnElement[bool]:
-    ended: ColumnElement[bool] = TaskModel.status["state"].as_string().in_(_ENDED)
+    ended: ColumnElement[bool] = TaskModel.status["state"].as_string().in_(names_of(TERMINAL))
     return ended
 
 

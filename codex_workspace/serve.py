@@ -9,12 +9,11 @@ from typing import TypeVar
 import anyio
 from anyio.abc import TaskStatus
 
-from app_server import Connection
 from codex_workspace.agent import Agent, open_agent, secrets_of
 from codex_workspace.groups import plain_task_group
 from codex_workspace.logs import scrubber, set_up_logging
 from codex_workspace.providers import ChosenProvider, choose_provider
-from codex_workspace.server import ServerOptions, bind, build_app, serving
+from codex_workspace.server import Application, ServerOptions, bind, build_app, serving
 from codex_workspace.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -42,31 +41,26 @@ async def _serve_on(
 ) -> None:
     async with plain_task_group() as tasks:
         stop = await tasks.start(_watch_signals)
-        async with open_agent(settings, provider, env, url_of(settings, listener)) as agent:
-            codex = await _unless(stop, agent.codex.start)
-            if codex is not None:
-                await _serve_agent(listener, settings, provider, agent, codex, stop)
+        options = server_options(settings, url_of(settings, listener))
+        async with (
+            open_agent(settings, provider, env, options.url) as agent,
+            build_app(options, agent.executor, agent.store, agent.not_ready, agent.admission) as app,
+        ):
+            about = await _unless(stop, lambda: _begin(agent, app))
+            if about is not None:
+                async with serving(app.asgi, listener, settings.config.limits.slow_reader_s):
+                    logger.info("ready: %s, model %s, A2A at %s", about, provider.model, options.url)
+                    await stop.wait()
+                    await agent.executor.drain(settings.config.codex.shutdown_grace_s)
         tasks.cancel_scope.cancel()
     logger.info("stopped")
 
 
-async def _serve_agent(
-    listener: socket.socket,
-    settings: Settings,
-    provider: ChosenProvider,
-    agent: Agent,
-    codex: Connection,
-    stop: anyio.Event,
-) -> None:
-    options = server_options(settings, url_of(settings, listener))
-    async with (
-        build_app(options, agent.executor, agent.store, agent.not_ready, agent.admission) as app,
-        serving(app, listener, settings.config.limits.slow_reader_s),
-    ):
-        version = ".".join(str(number) for number in codex.version)
-        logger.info("ready: codex %s, model %s, A2A at %s", version, provider.model, options.url)
-        await stop.wait()
-        await agent.executor.drain(settings.config.codex.shutdown_grace_s)
+async def _begin(agent: Agent, app: Application) -> str:
+    """Start codex and take up what is unanswered; return which codex it is."""
+    codex = await agent.codex.start()
+    await app.take_up()
+    return "codex " + ".".join(str(number) for number in codex.version)
 
 
 async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:

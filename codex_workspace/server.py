@@ -77,6 +77,24 @@ class ServerOptions:
     one_main_context: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What is served: `asgi` over HTTP, and the handler that all transports share."""
+
+    asgi: Starlette
+    handler: OnceHandler
+
+    async def take_up(self) -> int:
+        """Set to work what an earlier process left unanswered, before new messages come; return how much.
+
+        While the disk is full this waits for room.
+        """
+        taken_up = await self.handler.take_up()
+        if taken_up:
+            logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
+        return taken_up
+
+
 @asynccontextmanager
 async def build_app(
     options: ServerOptions,
@@ -84,7 +102,7 @@ async def build_app(
     store: Store,
     ready: Readiness,
     admission: Admission | None = None,
-) -> AsyncIterator[Starlette]:
+) -> AsyncIterator[Application]:
     """Make the application around an executor; leaving ends the tasks that still run in it.
 
     `admission` says which messages are taken; the executor must claim their places in it. None: all are.
@@ -103,10 +121,7 @@ async def build_app(
         Middleware(LastWord),
     ]
     try:
-        taken_up = await handler.take_up()
-        if taken_up:
-            logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
-        yield Starlette(routes=routes, middleware=middleware)
+        yield Application(Starlette(routes=routes, middleware=middleware), handler)
     finally:
         await handler.aclose()
 

@@ -24,16 +24,17 @@ from sqlalchemy import Column, ColumnElement, Float, String, Table, and_, event,
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from codex_workspace.deliveries import Deliveries
+from codex_workspace.deliveries import Deliveries, acknowledgement
 from codex_workspace.errors import ConfigError, StoreUnavailable
 from codex_workspace.health import Health, waits_for_room
 from codex_workspace.migrations import NEWEST, keep_copy, migrate, refuse_newer, version_of
 from codex_workspace.retention import Retention
 from codex_workspace.soundness import require_sound, sqlite_file
 from codex_workspace.tables import MAX_CONTEXT_ID_CHARS, tables
+from codex_workspace.task_states import AT_WORK, TERMINAL, names_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,6 @@ MAX_LOG_BYTES: Final = 16 << 20
 
 MAX_NEW_IDS: Final = 1000
 """Ids of tasks to come that are kept: those of requests that failed before their task was saved would stay for ever."""
-
-_UNFINISHED: Final = ("TASK_STATE_SUBMITTED", "TASK_STATE_WORKING")
 
 _contexts = Table(
     "contexts",
@@ -127,7 +126,7 @@ class Store:
     @waits_for_room
     async def fail_unfinished(self, sentence: str, spared: Collection[str] = ()) -> int:
         """End the tasks that an earlier process left unfinished as failed, `spared` ones excepted; return how many."""
-        unfinished = TaskModel.status["state"].as_string().in_(_UNFINISHED)
+        unfinished = TaskModel.status["state"].as_string().in_(names_of(AT_WORK))
         async with self._engine.begin() as connection:
             rows = await connection.execute(select(TaskModel.id, TaskModel.context_id).where(unfinished))
             left = [row for row in rows if row.id not in spared]
@@ -284,6 +283,8 @@ class FrugalTaskStore(TaskStore):
         if not is_known or not await self._update(task, resolve_user_scope(context)):
             await self._written.save(task, context)
             self.new_ids.forget(task.id)
+            async with self._written.engine.begin() as connection:
+                await _acknowledge(connection, task)
 
     async def _write_growth(self, working: "_Working") -> None:
         """Write a task that goes on; where there is no room its readers get the newest all the same."""
@@ -310,7 +311,14 @@ class FrugalTaskStore(TaskStore):
         row = and_(TaskModel.id == task.id, TaskModel.owner == owner)
         async with self._written.engine.begin() as connection:
             done = await connection.execute(update(TaskModel).where(row).values(changed))
+            await _acknowledge(connection, task)
         return done.rowcount > 0
+
+
+async def _acknowledge(connection: AsyncConnection, task: Task) -> None:
+    """With a task's end its messages' source has the answer."""
+    if task.status.state in TERMINAL:
+        await connection.execute(acknowledgement(task.id))
 
 
 @dataclass(slots=True)

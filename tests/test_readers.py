@@ -108,7 +108,7 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
         async with (
             open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
             build_app(options, talker, store, ready) as app,
-            serving(app, listener, PATIENCE_S),
+            serving(app.asgi, listener, PATIENCE_S),
             httpx.AsyncClient(base_url=url, timeout=5) as http,
         ):
             yield Scene(url, http, talker)

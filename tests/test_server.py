@@ -29,7 +29,7 @@ from a2a.types import (
     TaskStatus,
     TaskStatusUpdateEvent,
 )
-from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
+from a2a.utils.errors import InvalidParamsError, TaskNotFoundError, UnsupportedOperationError
 
 from codex_workspace.errors import ConfigError
 from codex_workspace.handler import OnceHandler
@@ -127,7 +127,7 @@ async def served(folder: Path, options: ServerOptions = OPTIONS, **headers: str)
         async with (
             open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
             build_app(replace(options, url=url), executor, store, ready) as app,
-            serving(app, listener),
+            serving(app.asgi, listener),
             httpx.AsyncClient(base_url=url, headers=headers, timeout=4) as http,
         ):
             now = Served(url, http, executor, store)
@@ -185,6 +185,42 @@ async def test_a_message_for_a_task_at_work_is_refused_with_the_way_to_do_it(tmp
             await now.send("more", task_id=task.id)
         now.executor.go.set()
         assert answer_of(await now.until(task.id, TaskState.TASK_STATE_COMPLETED)) == "wait"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_message_for_a_task_that_cannot_take_it_is_refused_and_not_kept(
+    tmp_path: Path, streaming: bool
+) -> None:
+    async with served(tmp_path) as now:
+        task = await now.send("hello")
+        with pytest.raises(UnsupportedOperationError, match=f"has ended.*contextId {task.context_id}"):
+            await now.send("more", task_id=task.id, streaming=streaming)
+        with pytest.raises(TaskNotFoundError):
+            await now.send("more", task_id="no-such-task", streaming=streaming)
+        assert await now.store.deliveries.unfinished() == []
+
+
+async def test_a_message_that_is_refused_after_it_was_written_down_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task of a follow-up ends in the moment between the look at it and the handing over."""
+    async with served(tmp_path) as now:
+        task = await now.send("hello")
+        real, looks = now.store.tasks.get, 0
+
+        async def a_moment_ago(task_id: str, context: ServerCallContext) -> Task | None:
+            nonlocal looks
+            looks += 1
+            found = await real(task_id, context)
+            if found is not None and looks <= 2:
+                found.status.state = TaskState.TASK_STATE_INPUT_REQUIRED
+            return found
+
+        monkeypatch.setattr(now.store.tasks, "get", a_moment_ago)
+        with pytest.raises(UnsupportedOperationError):
+            await now.send("more", task_id=task.id)
+        assert looks > 2
+        assert await now.store.deliveries.unfinished() == []
 
 
 @pytest.mark.parametrize("streaming", [False, True])

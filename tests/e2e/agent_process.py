@@ -78,8 +78,18 @@ class AgentProcess:
 
     def codex(self) -> psutil.Process:
         """The codex process of this agent."""
-        (codex,) = [child for child in self.process.children() if "app-server" in child.cmdline()]
+        (codex,) = self.codexes()
         return codex
+
+    def codexes(self) -> list[psutil.Process]:
+        """The codex processes that live: none or two where one takes another's place at this moment."""
+        found = []
+        for child in self.process.children():
+            # One that has ended, and was not waited for yet, has no command line any more.
+            with suppress(psutil.NoSuchProcess):
+                if "app-server" in child.cmdline():
+                    found.append(child)
+        return found
 
     def commands(self, word: str) -> list[psutil.Process]:
         """The processes under this agent whose program is called with `word` (not the shells and sandboxes around)."""

@@ -27,13 +27,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from codex_workspace.replies import USAGE
-
-TERMINAL = {
-    TaskState.TASK_STATE_COMPLETED,
-    TaskState.TASK_STATE_FAILED,
-    TaskState.TASK_STATE_CANCELED,
-    TaskState.TASK_STATE_REJECTED,
-}
+from codex_workspace.task_states import TERMINAL
 
 
 def script(*steps: dict[str, object], text: str = "") -> str:

@@ -15,8 +15,8 @@ from a2a.types import Task
 from codex_workspace.__main__ import main
 from codex_workspace.conversation import Conversation
 from codex_workspace.deliveries import Deliveries
-from codex_workspace.handler import TERMINAL
 from codex_workspace.store import FrugalTaskStore
+from codex_workspace.task_states import TERMINAL
 
 
 def die() -> None:

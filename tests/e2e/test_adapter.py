@@ -34,7 +34,7 @@ async def test_a_foreign_host_gets_an_executor_that_answers(
             async with (
                 open_store(f"sqlite+aiosqlite:///{place.root}/host.sqlite3") as store,
                 build_app(options, executor, store, ready) as app,
-                serving(app, listener),
+                serving(app.asgi, listener),
                 peer(url) as client,
             ):
                 assert (await client.ask("hello")).answer == "You said: hello"

@@ -14,8 +14,9 @@ from a2a.types import Part, TaskState
 
 from codex_workspace.replies import UPDATE_INTERVAL_S
 from codex_workspace.scripted_model import ScriptedModel, numbered_text
+from codex_workspace.task_states import TERMINAL
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Place, running_agent
-from tests.e2e.client import TERMINAL, Peer, Seen, peer, request, script, tokens
+from tests.e2e.client import Peer, Seen, peer, request, script, tokens
 
 COMPLETED = TaskState.TASK_STATE_COMPLETED
 

@@ -197,6 +197,39 @@ async def test_an_agent_whose_disk_is_full_stops_in_time_and_answers_after_the_n
     assert (ended.state, ended.answer) == (COMPLETED, LONG_ANSWER)
 
 
+async def test_an_agent_that_finds_the_disk_full_at_its_start_stops_when_it_is_told(
+    place: Place, tmp_path: Path
+) -> None:
+    """It waits for room to settle what an earlier process left, and hears SIGTERM all the same."""
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.ask("Hello")
+        assert await agent.stop() == 0
+    left_at_work(place, 300)
+    full = tmp_path / "full"
+    full.touch()
+    words = [sys.executable, "-m", "tests.e2e.small_disk", str(full)]
+    log = tmp_path / "agent.log"
+    with log.open("wb") as output, anyio.fail_after(20):
+        process = await anyio.open_process(words, env=place.prepare(), cwd=tmp_path, stdout=output, stderr=output)
+        while "the disk is full" not in log.read_text():
+            await anyio.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0, log.read_text()
+    assert "ready" not in log.read_text()
+    async with running_agent(place):
+        assert rows(place, "select count(*) from tasks where status like '%WORKING%'") == [(0,)]
+
+
+def left_at_work(place: Place, count: int) -> None:
+    """Leave so many tasks behind whose messages nobody knows any more."""
+    with closing(sqlite3.connect(database(place))) as connection, connection:
+        connection.execute("create temp table one as select * from tasks limit 1")
+        for number in range(count):
+            at_work = '{"state": "TASK_STATE_WORKING"}'
+            connection.execute("update one set id = ?, status = ?", (f"left-{number}", at_work))
+            connection.execute("insert into tasks select * from one")
+
+
 # --- Old tasks ---
 
 

@@ -5,6 +5,7 @@ import stat
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from subprocess import DEVNULL, run
 
 import anyio
@@ -208,10 +209,10 @@ async def in_contexts(client: Peer, count: int, *, at_a_time: int, first: int = 
 
 def weight(agent: AgentProcess) -> Mapping[str, int]:
     """What the agent and its codex hold; nothing where codex is being replaced at this moment."""
-    codex = [child for child in agent.process.children() if "app-server" in child.cmdline()]
-    return {
-        "our MiB": agent.process.memory_info().rss >> 20,
-        "our files": agent.process.num_fds(),
-        "codex MiB": sum(each.memory_info().rss for each in codex) >> 20,
-        "codex files": sum(each.num_fds() for each in codex),
-    }
+    held = {"our MiB": agent.process.memory_info().rss >> 20, "our files": agent.process.num_fds()}
+    codex_mib = codex_files = 0
+    for codex in agent.codexes():
+        with suppress(psutil.NoSuchProcess):
+            codex_mib += codex.memory_info().rss >> 20
+            codex_files += codex.num_fds()
+    return held | {"codex MiB": codex_mib, "codex files": codex_files}

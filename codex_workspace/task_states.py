@@ -1,0 +1,23 @@
+"""A2A's task states by what may still come: work, an answer of somebody's, or nothing."""
+
+from typing import Final
+
+from a2a.types import TaskState
+
+TERMINAL: Final = frozenset(
+    {
+        TaskState.TASK_STATE_COMPLETED,
+        TaskState.TASK_STATE_FAILED,
+        TaskState.TASK_STATE_CANCELED,
+        TaskState.TASK_STATE_REJECTED,
+    }
+)
+"""Nothing comes any more."""
+
+AT_WORK: Final = frozenset({TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING})
+"""The agent is about to do something."""
+
+
+def names_of(states: frozenset[TaskState]) -> list[str]:
+    """Return the states as the database has them."""
+    return sorted(TaskState.Name(state) for state in states)
