@@ -219,6 +219,16 @@ class Connection:
         finally:
             del self._mailboxes[thread_id]
 
+    async def answers(self, within_s: float) -> bool:
+        """Tell whether codex answers at all: a stopped or wedged one is alive, and says nothing."""
+        try:
+            await self.call("thread/loaded/list", {}, timeout_s=within_s)
+        except CodexRefused:
+            return True
+        except (CodexTimeout, CodexGone):
+            return False
+        return True
+
     def kill(self) -> None:
         """End codex at once, without its consent; every waiter gets CodexGone, and nobody is given it any more."""
         if self._kill is not None:

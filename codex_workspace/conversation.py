@@ -9,7 +9,13 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -58,6 +64,10 @@ OTHER_WRITER_GRACE_S: Final = 6.0
 
 PAUSED_S: Final = 1.0
 """A deadline that is met this late was slept through: the process was suspended, or its machine was."""
+
+MAX_TRIES: Final = 3
+"""A codex that dies, or loses the thread, before it has heard of a turn has done nothing for it: it is tried again. A
+thread that ends every codex that loads it is not: others need codex too."""
 
 MAX_REMEMBERED: Final = 1000
 """Conversations kept in memory, a few hundred bytes each."""
@@ -425,6 +435,12 @@ class Conversation:
                     self._loaded.used = begun.turn.thread_usage
 
     async def _recorded(self, mark: str) -> TurnEnded | Trace:
+        for _ in range(MAX_TRIES - 1):
+            with suppress(CodexGone):
+                return await self._read_record(mark)
+        return await self._read_record(mark)
+
+    async def _read_record(self, mark: str) -> TurnEnded | Trace:
         async with self._connect() as codex:
             loaded, _ = await self._load_thread(codex)
             params: JsonObject = {"threadId": loaded.thread_id, "includeTurns": True}
@@ -436,15 +452,16 @@ class Conversation:
                 return Trace.NONE
 
     async def _begin(self, text: str, mark: str | None, held: AsyncExitStack) -> "Begun":
-        """Begin a turn; a codex that died, or lost the thread, before it heard of the turn gets a second chance."""
-        attempt = _Attempt()
-        try:
-            return await self._try_to_begin(text, mark, held, attempt)
-        except (CodexGone, CodexRefused) as error:
-            if attempt.heard() or not _is_lost(error):
-                raise
-            self._loaded = None
-            await held.aclose()
+        """Begin a turn, with as many tries as are due while codex has not heard of it."""
+        for _ in range(MAX_TRIES - 1):
+            attempt = _Attempt()
+            try:
+                return await self._try_to_begin(text, mark, held, attempt)
+            except (CodexGone, CodexRefused) as error:
+                if attempt.heard() or not _is_lost(error):
+                    raise
+                self._loaded = None
+                await held.aclose()
         return await self._try_to_begin(text, mark, held, _Attempt())
 
     async def _try_to_begin(self, text: str, mark: str | None, held: AsyncExitStack, attempt: "_Attempt") -> "Begun":

@@ -269,11 +269,13 @@ class _Reception(SimpleRequestContextBuilder):
         known = await self._store.tasks.get(task_id, context)
         if known is None:
             raise TaskNotFoundError
-        state = known.status.state
-        if state in AT_WORK or state in TERMINAL:
-            how = "has ended" if state in TERMINAL else "is at work"
+        if known.status.state in AT_WORK:
             raise UnsupportedOperationError(
-                message=f"task {task_id} {how}; send the message without taskId, with contextId {known.context_id}"
+                message=f"task {task_id} is at work; send the message without taskId, with contextId {known.context_id}"
+            )
+        if known.status.state in TERMINAL:
+            raise UnsupportedOperationError(
+                message=f"task {task_id} has ended; send the message without taskId, with contextId {known.context_id}"
             )
         return known.context_id
 

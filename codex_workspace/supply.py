@@ -33,6 +33,10 @@ DRAIN_S: Final = 60.0
 DRAIN_AGAIN_S: Final = 300.0
 """Where running turns took longer than `DRAIN_S`, new ones are let in for this long before they wait again."""
 
+MAX_SILENCE_S: Final = 30.0
+"""A codex that has answered no probe for so long is ended: without traffic nobody else would find out, and a platform
+sends none to an agent that is not ready."""
+
 MEGABYTE: Final = 1 << 20
 
 
@@ -53,6 +57,12 @@ class Child(Protocol):
     @property
     def threads(self) -> int:
         """How many threads it holds in memory."""
+
+    async def answers(self, within_s: float) -> bool:
+        """Tell whether it answers a request."""
+
+    def kill(self) -> None:
+        """End it at once."""
 
 
 T = TypeVar("T", bound=Child)
@@ -171,7 +181,10 @@ class Supply(Generic[T]):
             self._left(charge)
 
     async def not_ready(self, within_s: float) -> str | None:
-        """Return why codex does not answer, None when it does; a start that is due is tried for `within_s` seconds."""
+        """Return why codex does not answer, None when it does; a start that is due is tried for `within_s` seconds.
+
+        One that runs is asked, and may take as long to answer.
+        """
         self._take_note()
         if self._pause() == 0:
             with anyio.move_on_after(within_s), suppress(CodexError):
@@ -179,7 +192,24 @@ class Supply(Generic[T]):
                     self._take_note()
                     if self._pause() == 0:
                         await self._try()
-        return None if self._is_steady() else self._why_not(within_s)
+        if not self._is_steady():
+            return self._why_not(within_s)
+        return await self._silence(within_s)
+
+    async def _silence(self, within_s: float) -> str | None:
+        """Ask the codex that runs; one that has been silent for too long is ended."""
+        charge = self._charge
+        assert charge is not None
+        asked = anyio.current_time()
+        if await charge.codex.answers(within_s):
+            charge.silent_since = None
+            return None
+        charge.silent_since = charge.silent_since or asked
+        silent_s = anyio.current_time() - charge.silent_since
+        if silent_s >= MAX_SILENCE_S:
+            logger.warning("codex has answered nothing for %.0f s and is ended", silent_s)
+            charge.codex.kill()
+        return f"codex has not answered for {silent_s:.0f} s"
 
     async def _admitted(self) -> "_Charge[T]":
         while True:
@@ -320,7 +350,7 @@ class _Charge(Generic[T]):
     """A codex that is given out, and who has it.
 
     over: it is dead, or is being replaced. drained_by: until then, nobody is let in. let_in_until: until then,
-    nobody is kept out.
+    nobody is kept out. silent_since: it has answered no probe since.
     """
 
     codex: T
@@ -329,6 +359,7 @@ class _Charge(Generic[T]):
     retired: bool = False
     drained_by: float | None = None
     let_in_until: float = 0.0
+    silent_since: float | None = None
     over: anyio.Event = field(default_factory=anyio.Event)
 
     def age(self) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from codex_workspace.conversation import (
     INTERRUPT_AGAIN_S,
     MAX_REMEMBERED,
+    MAX_TRIES,
     OTHER_WRITER_GRACE_S,
     QUIET_GRACE_S,
     STOP_GRACE_S,
@@ -37,6 +38,7 @@ from codex_workspace.events import (
     Usage,
     Warned,
 )
+from codex_workspace.history import Trace
 from codex_workspace.wire import JsonObject, JsonValue
 from tests.memory_codex import MemoryCodex, in_virtual_time, memory_codex, params_of
 
@@ -122,12 +124,9 @@ async def scene(
 ) -> AsyncIterator[Scene]:
     """Set up a conversation; it connects to the first codex that still lives."""
     memory = Memory(known)
-    if codexes == 2:
-        async with memory_codex() as first, memory_codex() as second:
-            yield _scene([first, second], memory, options, limits)
-    else:
-        async with memory_codex() as only:
-            yield _scene([only], memory, options, limits)
+    async with AsyncExitStack() as held:
+        made = [await held.enter_async_context(memory_codex()) for _ in range(codexes)]
+        yield _scene(made, memory, options, limits)
 
 
 def _scene(codexes: list[MemoryCodex], memory: Memory, options: ThreadOptions, limits: TurnLimits) -> Scene:
@@ -946,17 +945,46 @@ async def test_a_codex_that_died_unnoticed_gets_a_second_chance() -> None:
 
 
 @in_virtual_time
-async def test_a_codex_that_dies_twice_is_gone() -> None:
-    async with scene(codexes=2) as now:
+async def test_a_thread_that_ends_every_codex_is_not_tried_for_ever() -> None:
+    async with scene(codexes=MAX_TRIES + 1) as now:
 
         async def far(_end: FarEnd) -> None:
-            for end in now.ends:
+            for end in now.ends[:MAX_TRIES]:
                 await end.codex.read("thread/start")
                 await end.codex.exit()
 
         with pytest.raises(ExceptionGroup) as raised:
             await talk(now, far)
         assert raised.group_contains(CodexGone)
+        with anyio.move_on_after(1) as waiting:
+            await now.ends[MAX_TRIES].codex.read()
+        assert waiting.cancelled_caught
+
+
+@pytest.mark.parametrize("deaths", [0, MAX_TRIES - 1, MAX_TRIES])
+def test_a_record_is_read_again_where_codex_dies_over_it(deaths: int) -> None:
+    @in_virtual_time
+    async def test() -> None:
+        async with scene(codexes=MAX_TRIES, known="thread-1") as now, anyio.create_task_group() as tasks:
+
+            async def far() -> None:
+                for end in now.ends[:deaths]:
+                    await end.codex.answer("thread/resume", ECHO)
+                    await end.codex.read("thread/read")
+                    await end.codex.exit()
+                for end in now.ends[deaths:][:1]:
+                    await end.codex.answer("thread/resume", ECHO)
+                    await end.codex.answer("thread/read", recorded())
+
+            tasks.start_soon(far)
+            async with now.conversation.floor() as floor:
+                if deaths < MAX_TRIES:
+                    assert await floor.recorded("task/") is Trace.NONE
+                else:
+                    with pytest.raises(CodexGone):
+                        await floor.recorded("task/")
+
+    test()
 
 
 @in_virtual_time

@@ -18,6 +18,7 @@ from codex_workspace.supply import (
     DRAIN_AGAIN_S,
     DRAIN_S,
     LONGEST_PAUSE_S,
+    MAX_SILENCE_S,
     STEADY_S,
     Supply,
     SupplyBounds,
@@ -41,9 +42,18 @@ class Child:
     proved: bool = False
     gone: CodexGone | None = None
     pid: int | None = None
+    stands_still: bool = False
 
     def die(self) -> None:
         self.gone = CodexGone(DEAD, "its last lines")
+
+    async def answers(self, within_s: float) -> bool:
+        if self.stands_still:
+            await anyio.sleep(within_s)
+        return not self.stands_still
+
+    def kill(self) -> None:
+        self.die()
 
 
 @dataclass
@@ -324,6 +334,23 @@ async def test_readiness_starts_codex() -> None:
         (await now.supply.get()).die()
         assert await now.supply.not_ready(3) is None
         assert len(now.factory.made) == 2
+
+
+@in_virtual_time
+async def test_a_codex_that_stands_still_is_not_ready_and_ended_after_a_while() -> None:
+    async with scene() as now:
+        codex = await now.turn(STEADY_S)
+        codex.stands_still = True
+        assert await now.supply.not_ready(3) == "codex has not answered for 3 s"
+        codex.stands_still = False
+        assert await now.supply.not_ready(3) is None
+        codex.stands_still = True
+        began = anyio.current_time()
+        while (why := await now.supply.not_ready(3)) is not None:
+            assert why.startswith("codex has not answered for")
+            await anyio.sleep(7)
+        assert MAX_SILENCE_S <= anyio.current_time() - began <= MAX_SILENCE_S + 20
+        assert (codex.gone is not None, len(now.factory.made)) == (True, 2)
 
 
 def test_a_broken_supply_says_why_at_once_and_one_success_heals_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -164,6 +164,16 @@ async def test_a_codex_that_stands_still_in_a_turn_is_ended_and_the_context_goes
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
 
+async def test_a_codex_that_stands_still_is_not_ready(agent: AgentProcess) -> None:
+    async with httpx.AsyncClient(base_url=agent.url) as http:
+        assert (await http.get("/readyz")).status_code == 200
+        agent.codex().send_signal(signal.SIGSTOP)
+        answer = await http.get("/readyz")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "codex has not answered for 3 s")
+        agent.codex().send_signal(signal.SIGCONT)
+        assert (await http.get("/readyz")).status_code == 200
+
+
 async def test_a_codex_that_stands_still_does_not_hold_up_the_stop(agent: AgentProcess, client: Peer) -> None:
     await client.ask("hello", "ctx")
     agent.codex().send_signal(signal.SIGSTOP)
