@@ -113,7 +113,8 @@ class Launch:
 
     `credential` is the one secret that codex is given, as (environment variable, value). `secrets` are taken out of
     whatever is quoted of codex's stderr. `overrides` are `-c` settings beside `LAUNCH_OVERRIDES`, as TOML literals.
-    `start_timeout_s` is how long codex may take to answer `initialize`.
+    `start_timeout_s` is how long codex may take to answer `initialize`. `family` names whose codex it is, whatever
+    process of theirs starts it; `end_leftovers` finds it by that.
     """
 
     binary: Path
@@ -125,6 +126,7 @@ class Launch:
     overrides: Mapping[str, str] = field(default_factory=dict)
     max_line_bytes: int = MAX_LINE_BYTES
     start_timeout_s: float = START_TIMEOUT_S
+    family: str = "none"
 
 
 def child_environment(launch: Launch, mark: str) -> dict[str, str]:
@@ -139,7 +141,7 @@ def child_environment(launch: Launch, mark: str) -> dict[str, str]:
 
 
 MARK: Final = "CODEX_WORKSPACE_RUN"
-"""Environment variable that marks codex and all that it starts, so that orphans of a killed codex can be found."""
+"""Environment variable that marks codex and all that it starts, as `family.run`, so that orphans can be found."""
 
 
 def command_line(launch: Launch, mark: str) -> list[str]:
@@ -453,7 +455,7 @@ async def open_app_server(launch: Launch, *, answer: Answerer | None = None) -> 
     Raises:
         CodexCannotStart: no such binary, too old, or it ended or stayed silent before it answered.
     """
-    mark = uuid.uuid4().hex
+    mark = f"{launch.family}.{uuid.uuid4().hex}"
     process, stdin, stdout, stderr = _spawn(launch, mark)
     connection = Connection(
         answer=answer,
@@ -480,6 +482,17 @@ async def open_app_server(launch: Launch, *, answer: Answerer | None = None) -> 
                 await stream.aclose()
         os.close(process.pidfd)
         await sweep(MARK, mark)
+
+
+async def end_leftovers(family: str) -> None:
+    """End whatever a process of the same family has left behind, which was killed or is about to end.
+
+    Codex ends with its input as a rule. One that stands still, or a command of it, does not, and the former holds its
+    threads' locks. The caller sees to it that nobody else of the family is at work.
+    """
+    ended = await sweep(MARK, f"{family}.", or_longer=True)
+    if ended:
+        logger.warning("%d processes that an earlier agent had left behind were ended", ended)
 
 
 def _spawn(launch: Launch, mark: str) -> tuple[_Process, PipeWriter, PipeReader, PipeReader]:

@@ -3,6 +3,7 @@
 Both hosts use this: our own (`python -m codex_workspace serve`) and the platform's runtime (`adapter`).
 """
 
+import hashlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,7 +15,7 @@ from typing import Final
 import anyio
 from sqlalchemy.engine import make_url
 
-from app_server import Connection, Launch, open_app_server
+from app_server import Connection, Launch, end_leftovers, open_app_server
 from codex_workspace.admission import Admission, Bounds
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, TurnLimits
@@ -79,6 +80,7 @@ async def open_agent(
     async with folder_held(settings.state_dir, url):
         prepare_codex_home(settings, provider)
         launch = launch_of(settings, provider, env)
+        await end_leftovers(launch.family)
         async with (
             open_store(settings.database_url.reveal()) as store,
             _pruning(settings, store),
@@ -150,7 +152,13 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
         environment=env,
         credential=credential,
         secrets=secrets_of(settings, provider),
+        family=_family(settings.state_dir),
     )
+
+
+def _family(state: Path) -> str:
+    """Return the name that all processes have in common which work, one after the other, on this state folder."""
+    return hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:16]
 
 
 def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOptions:

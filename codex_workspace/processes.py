@@ -3,6 +3,7 @@
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,15 +13,19 @@ SWEEP_ROUNDS: Final = 3
 """A process may fork while it is being ended; what is left after this many rounds does nothing but fork."""
 
 
-def marked(name: str, value: str) -> list[int]:
-    """Return the ids of all processes whose environment holds `name=value`, zombies left out. Source: /proc."""
+def marked(name: str, value: str, *, or_longer: bool = False) -> list[int]:
+    """Return the ids of all processes whose environment holds `name=value`, zombies left out. Source: /proc.
+
+    or_longer: also those whose value only begins so.
+    """
     wanted = f"{name}={value}".encode()
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             # Gone meanwhile, or another user's: neither is ours.
             with suppress(OSError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                if any(each == wanted or (or_longer and each.startswith(wanted)) for each in variables):
                     found.append(int(folder.name))
     return found
 
@@ -34,14 +39,17 @@ def resident_bytes(process_id: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def sweep(name: str, value: str) -> None:
-    """Kill every process whose environment holds `name=value`: commands live in sessions of their own."""
+async def sweep(name: str, value: str, *, or_longer: bool = False) -> int:
+    """Kill every process that is `marked` so, as commands live in sessions of their own; return how many were found."""
+    swept: set[int] = set()
     with anyio.CancelScope(shield=True):
         for _ in range(SWEEP_ROUNDS):
-            processes = await anyio.to_thread.run_sync(marked, name, value)
+            processes = await anyio.to_thread.run_sync(partial(marked, name, value, or_longer=or_longer))
+            swept.update(processes)
             if not processes:
-                return
+                break
             for process in processes:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(process, signal.SIGKILL)
             await anyio.sleep(0.02)
+    return len(swept)

@@ -36,12 +36,15 @@ def test_only_the_mark_with_its_whole_value_counts() -> None:
         assert marked(NAME, mark) == [process.pid]
         assert marked(NAME, mark[:-1]) == []
         assert marked(NAME[1:], mark) == []
+        assert len(marked(NAME, mark, or_longer=True)) == 2
+        assert len(marked(NAME, mark[:-1], or_longer=True)) == 2
+        assert marked(NAME, mark[1:], or_longer=True) == []
 
 
 async def test_sweep_kills_what_is_marked_and_nothing_else() -> None:
     mark = uuid.uuid4().hex
     with sleeper(mark) as one, sleeper(mark) as two, sleeper("another") as other:
-        await sweep(NAME, mark)
+        assert await sweep(NAME, mark) == 2
         assert [one.wait(), two.wait()] == [-9, -9]
         assert other.poll() is None
         assert marked(NAME, mark) == []

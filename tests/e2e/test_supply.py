@@ -174,6 +174,18 @@ async def test_a_codex_that_stands_still_is_not_ready(agent: AgentProcess) -> No
         assert (await http.get("/readyz")).status_code == 200
 
 
+async def test_a_codex_that_stands_still_when_its_agent_is_killed_keeps_no_thread_from_the_next(place: Place) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        left = agent.codex()
+        left.send_signal(signal.SIGSTOP)
+        agent.process.kill()
+        await agent.ended()
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        assert not psutil.pid_exists(left.pid) or left.status() == psutil.STATUS_ZOMBIE
+        assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+
+
 async def test_a_codex_that_stands_still_does_not_hold_up_the_stop(agent: AgentProcess, client: Peer) -> None:
     await client.ask("hello", "ctx")
     agent.codex().send_signal(signal.SIGSTOP)
