@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types bench lock clean
+.PHONY: help demo test check lint types chaos bench lock clean
 
 help:            ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -24,6 +24,10 @@ lint: .venv/dev
 
 types: .venv/dev
 	$(BIN)/mypy
+
+chaos: .venv/dev         ## strike everything down for minutes, and see that nothing is lost (SEED= MESSAGES= STRIKES=)
+	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(MESSAGES),--messages $(MESSAGES)) \
+		$(if $(STRIKES),--strikes $(STRIKES))
 
 bench: .venv/dev         ## the benchmark tables
 	@$(BIN)/python -m bench

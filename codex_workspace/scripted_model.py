@@ -35,6 +35,8 @@ HTTP 400 with a sentence that names the key.
 | `times: N` | the fault of this step happens to its first N calls in a conversation only |
 | `usage: {input_tokens, cached_tokens, output_tokens, reasoning_tokens}` | these instead of counts from sizes |
 
+`ScriptedModel.failing` makes every call end with a fault for a while, whatever the scripts say: an outage.
+
 Text, reasoning and several tool calls may stand in one step. A step without a tool call ends the turn unless steps
 follow it: then `end_turn: false` is sent, which makes codex 0.163 call again. A message that is steered into a running
 turn is the last user message from then on. After a megabyte, codex compacts the conversation before its next turn
@@ -53,8 +55,8 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import pairwise
 from pathlib import Path
@@ -1078,6 +1080,16 @@ class ScriptedModel:
     _model: str
     _scenes: tuple[Scene, ...]
     _fault_counts: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    _outages: list[Fault] = field(default_factory=list)
+
+    @contextmanager
+    def failing(self, fault: Fault) -> Iterator[None]:
+        """Have every model call that comes while the block is open end with `fault`; of several the newest counts."""
+        self._outages.append(fault)
+        try:
+            yield
+        finally:
+            self._outages.remove(fault)
 
     async def _answer(self, connection: _Connection, head: h11.Request, body: bytes) -> None:
         path = head.target.decode("ascii").partition("?")[0]
@@ -1099,6 +1111,8 @@ class ScriptedModel:
 
     async def _respond(self, connection: _Connection, request: Request) -> None:
         choice = choose_step(request, self._scenes)
+        if self._outages:
+            choice = replace(choice, step=replace(choice.step, fault=self._outages[-1], times=None))
         faulty = self._is_faulty(choice, request)
         match choice.step.fault:
             case HttpFault(status, code, message, body) if faulty:

@@ -21,6 +21,8 @@ from codex_workspace.errors import ConfigError
 from codex_workspace.scripted_model import (
     Break,
     Call,
+    Cut,
+    HttpFault,
     InputItem,
     Json,
     Message,
@@ -412,6 +414,18 @@ async def test_a_failure_happens_as_often_as_it_says_in_each_conversation() -> N
             answers = [await client.post("/responses", json=body_of(text, conversation)) for _ in range(3)]
             assert [answer.status_code for answer in answers] == [429, 429, 200]
             assert answers[0].json()["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_an_outage_fails_every_call_and_ends() -> None:
+    async with served() as (model, client):
+        text = '@script {"fail": 429, "times": 1, "say": "hello"}'
+        with model.failing(HttpFault(500, None, "down", None)):
+            assert [(await client.post("/responses", json=body_of(text))).status_code for _ in range(2)] == [500, 500]
+            with model.failing(Cut()), pytest.raises(httpx.RemoteProtocolError):
+                await client.post("/responses", json=body_of(text))
+            assert (await client.post("/responses", json=body_of(text))).status_code == 500
+        # The script's own fault is still to come.
+        assert [(await client.post("/responses", json=body_of(text))).status_code for _ in range(2)] == [429, 200]
 
 
 async def test_a_failure_may_bring_its_own_body() -> None:

@@ -21,17 +21,23 @@ READY: Final = re.compile(r"A2A at (\S+)")
 
 @dataclass(frozen=True)
 class Place:
-    """The folders of one agent; they outlive its processes."""
+    """The folders of one agent; they outlive its processes. `port` 0 takes a free one at each start."""
 
     root: Path
     model_url: str
     codex: Mapping[str, object] = field(default_factory=dict)
     limits: Mapping[str, object] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
 
     @property
     def workspace(self) -> Path:
         return self.root / "workspace"
+
+    @property
+    def log(self) -> Path:
+        """What all of its processes have said."""
+        return self.root / "agent.log"
 
     def prepare(self) -> dict[str, str]:
         """Write config.yaml and return the agent's whole environment."""
@@ -60,7 +66,7 @@ class Place:
             "WORKSPACE_CONFIG_PATH": str(self.root / "config"),
             "WORKSPACE_STATE_DIR": str(self.root / "state"),
             "WORKSPACE_DIR": str(self.workspace),
-            "A2A_PORT": "0",
+            "A2A_PORT": str(self.port),
             "SCRIPTED_KEY": SECRET,
             "PYTHONPATH": str(REPOSITORY),
         }
@@ -111,24 +117,24 @@ class AgentProcess:
         return await self.ended()
 
 
+def spawn(place: Place, module: Sequence[str] = ("codex_workspace", "serve")) -> psutil.Popen:
+    """Start the agent and return its process, ready or not; whoever calls has to end it."""
+    environment = place.prepare()
+    with place.log.open("ab") as output:
+        return psutil.Popen(
+            [sys.executable, "-m", *module], env=environment, cwd=place.root, stdout=output, stderr=output
+        )
+
+
 @asynccontextmanager
 async def running_agent(
     place: Place, module: Sequence[str] = ("codex_workspace", "serve")
 ) -> AsyncIterator[AgentProcess]:
     """Start the agent, wait until it is ready, and end it with the block if it still runs then."""
-    environment = place.prepare()
-    log = place.root / "agent.log"
-    with log.open("ab") as output:
-        start = output.tell()
-        process = psutil.Popen(
-            [sys.executable, "-m", *module],
-            env=environment,
-            cwd=place.root,
-            stdout=output,
-            stderr=output,
-        )
+    start = place.log.stat().st_size if place.log.exists() else 0
+    process = spawn(place, module)
     try:
-        yield AgentProcess(process, await _url(process, log, start), log)
+        yield AgentProcess(process, await _url(process, place.log, start), place.log)
     finally:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGTERM)

@@ -1,0 +1,140 @@
+"""Retrying clients: each sends its messages in order, the same message id at every try, until an answer has come."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+import httpx
+
+from codex_workspace.wire import JsonObject
+from tests.chaos.hearing import Answer, Hearing, ProtocolFault, Unavailable
+from tests.chaos.plan import Message, Way
+
+PATIENCE_S: Final = 0.5
+"""The longest wait before a further try; who is told to wait longer comes too early, which the agent has to bear."""
+
+ANSWER_WITHIN_S: Final = 30.0
+"""How long an open connection may say nothing; then it is left, and the message is sent again."""
+
+
+class Refusal(Exception):
+    """An HTTP status that asks for a further try, after `retry_after_s` seconds."""
+
+    def __init__(self, status: int, retry_after_s: float) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(slots=True)
+class Heard:
+    """All that the clients have heard: every answer to every message, why they tried again, and what is against A2A."""
+
+    answers: dict[int, list[Answer]] = field(default_factory=dict)
+    retries: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    answered: anyio.Event = field(default_factory=anyio.Event)
+
+    def add(self, message: Message, answer: Answer) -> None:
+        """Take note of an answer."""
+        self.answers.setdefault(message.number, []).append(answer)
+        self.answered.set()
+        self.answered = anyio.Event()
+
+    async def reach(self, answers: int) -> None:
+        """Wait until so many messages have an answer."""
+        while len(self.answers) < answers:
+            await self.answered.wait()
+
+
+@dataclass(slots=True)
+class Client:
+    """One client. `attempt` is the request under way, to be cancelled by whoever drops its connection."""
+
+    http: httpx.AsyncClient
+    heard: Heard
+    attempt: anyio.CancelScope | None = None
+
+    async def send_all(self, messages: list[Message]) -> None:
+        """Send the messages one after the other, each until it is answered."""
+        for message in messages:
+            self.heard.add(message, await self.deliver(message))
+
+    async def deliver(self, message: Message, way: Way | None = None) -> Answer:
+        """Send a message until it is answered, in its own way or another."""
+        while True:
+            answer, why, pause_s = await self._try(message, way or message.way)
+            if answer is not None:
+                return answer
+            self.heard.retries[why] += 1
+            await anyio.sleep(min(pause_s, PATIENCE_S))
+
+    async def _try(self, message: Message, way: Way) -> tuple[Answer | None, str, float]:
+        """Send a message once; return the answer, else why there is none, and how long to wait."""
+        answer: Answer | None = None
+        try:
+            with anyio.CancelScope() as self.attempt:
+                answer = await ask(self.http, message, way)
+        except Refusal as refusal:
+            return None, str(refusal), refusal.retry_after_s
+        except (httpx.HTTPError, Unavailable) as error:
+            return None, type(error).__name__, random.uniform(0.02, 0.2)
+        except ProtocolFault as fault:
+            self.heard.faults.append(f"{message.name} by {way}: {fault}")
+            return None, type(fault).__name__, PATIENCE_S
+        finally:
+            dropped, self.attempt = self.attempt is not None and self.attempt.cancelled_caught, None
+        return answer, "dropped" if dropped else "stream without an end", 0.0
+
+
+async def ask(http: httpx.AsyncClient, message: Message, way: Way) -> Answer | None:
+    """Send a message and return its answer; None where the stream ends before the task does.
+
+    Raises:
+        httpx.HTTPError: the connection fails.
+        Refusal, Unavailable: the agent wants to be asked again.
+        ProtocolFault: what comes is against A2A.
+    """
+    is_old = "/" in way
+    hearing = Hearing()
+    headers = {} if is_old else {"A2A-Version": "1.0"}
+    async with http.stream("POST", "/", json=call(message, way), headers=headers) as response:
+        if response.status_code == 429 or response.status_code >= 500:
+            raise Refusal(response.status_code, _seconds(response.headers.get("retry-after")))
+        if response.headers.get("content-type", "").startswith("text/event-stream"):
+            async for line in response.aiter_lines():
+                if line.startswith("data:"):
+                    hearing.take(json.loads(line.removeprefix("data:")))
+        else:
+            hearing.take(json.loads(await response.aread()))
+    return hearing.answer
+
+
+def _seconds(retry_after: str | None) -> float:
+    if retry_after is None:
+        raise ProtocolFault("a refusal without Retry-After")
+    return float(retry_after)
+
+
+def call(message: Message, way: Way) -> JsonObject:
+    """Return the JSON-RPC request."""
+    sent: JsonObject = {"messageId": message.message_id}
+    if message.context_id:
+        sent["contextId"] = message.context_id
+    if "/" in way:
+        sent |= {"kind": "message", "role": "user", "parts": [{"kind": "text", "text": message.text}]}
+    else:
+        sent |= {"role": "ROLE_USER", "parts": [{"text": message.text}]}
+    return {"jsonrpc": "2.0", "id": message.number, "method": str(way), "params": {"message": sent}}
+
+
+@asynccontextmanager
+async def client(url: str, heard: Heard) -> AsyncIterator[Client]:
+    """A client that keeps its connection open, as HTTP clients do."""
+    async with httpx.AsyncClient(base_url=url, timeout=ANSWER_WITHIN_S, trust_env=False) as http:
+        yield Client(http, heard)

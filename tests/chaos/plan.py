@@ -1,0 +1,210 @@
+"""What a chaos run does, made of a seed: which client sends which messages how, and what is struck when. Pure."""
+
+import json
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from codex_workspace.scripted_model import Cut, Failed, Fault, HttpFault
+
+
+class Way(StrEnum):
+    """How a message is sent: the JSON-RPC method, of A2A 1.0 or of 0.3."""
+
+    BLOCKING = "SendMessage"
+    STREAMING = "SendStreamingMessage"
+    OLD_BLOCKING = "message/send"
+    OLD_STREAMING = "message/stream"
+
+
+class Kind(StrEnum):
+    """What the model does with a message.
+
+    short: one word at once. slow: word by word, for a second or so. command: runs a command first. hiccup: fails once.
+    refused: fails for good. repeat: says the whole memory of the thread, which a run is reviewed by.
+    """
+
+    SHORT = "short"
+    SLOW = "slow"
+    COMMAND = "command"
+    HICCUP = "hiccup"
+    REFUSED = "refused"
+    REPEAT = "repeat"
+
+
+class Blow(StrEnum):
+    """What is struck.
+
+    codex, agent, both: SIGKILL. pause: codex gets SIGSTOP, and SIGCONT after a while. freeze: SIGSTOP for good. model:
+    every model call fails for a while. drop: a client's connection is closed in mid-request.
+    """
+
+    CODEX = "codex"
+    AGENT = "agent"
+    BOTH = "both"
+    PAUSE = "pause"
+    FREEZE = "freeze"
+    MODEL = "model"
+    DROP = "drop"
+
+
+WEIGHTS: Final = {
+    Blow.CODEX: 5,
+    Blow.AGENT: 4,
+    Blow.BOTH: 2,
+    Blow.PAUSE: 2,
+    Blow.FREEZE: 1,
+    Blow.MODEL: 3,
+    Blow.DROP: 3,
+}
+"""A freeze costs the seconds of codex's timeouts; the rest is over soon."""
+
+OUTAGES: Final[tuple[Fault, ...]] = (
+    HttpFault(500, None, "down", None),
+    HttpFault(429, "rate_limit_exceeded", "slow down", None),
+    Failed("server_error", "down"),
+    Cut(),
+)
+
+LONGEST_DELAY_S: Final = 1.5
+"""Longer than a start of the agent and most turns: so starts are struck too, and every moment of a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message: its number in the run, who sends it in which context ("" = the main one) and how, and its script."""
+
+    number: int
+    seed: int
+    client: int
+    context_id: str
+    way: Way
+    kind: Kind
+    words: int
+    delay_ms: int
+    fault: str
+
+    @property
+    def message_id(self) -> str:
+        """The sender's id, the same at every try."""
+        return f"chaos-{self.seed}-{self.number}"
+
+    @property
+    def name(self) -> str:
+        """How the text begins: by this it is found in a thread's history."""
+        return f"message {self.number:04d}."
+
+    @property
+    def answer(self) -> str | None:
+        """What the model says to it if nothing is in its way; None where that is no plain sentence."""
+        if self.kind in (Kind.REFUSED, Kind.REPEAT):
+            return None
+        return " ".join([f"answer {self.number:04d}.", *(f"word{number}" for number in range(self.words))])
+
+    @property
+    def text(self) -> str:
+        """The message with its script."""
+        said: dict[str, object] = {"say": self.answer}
+        steps: list[dict[str, object]]
+        match self.kind:
+            case Kind.SHORT:
+                steps = [said]
+            case Kind.SLOW:
+                steps = [said | {"delay_ms": self.delay_ms}]
+            case Kind.COMMAND:
+                steps = [{"run": f"sleep {self.delay_ms / 100:.2f}; echo {self.name}"}, said]
+            case Kind.HICCUP:
+                steps = [said | {"times": 1, **json.loads(self.fault)}]
+            case Kind.REFUSED:
+                steps = [{"fail": 400, "code": "invalid_request", "message": "no"}]
+            case Kind.REPEAT:
+                steps = [{"repeat": True}]
+        return f"{self.name} @script {json.dumps(steps)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A blow, `delay_s` seconds after the `after`-th answer.
+
+    `lasts_s` is for those that end (pause, model), `outage` is the model's, and `victim` the client that is dropped.
+    """
+
+    blow: Blow
+    after: int
+    delay_s: float
+    lasts_s: float
+    outage: Fault
+    victim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is to happen in a run."""
+
+    seed: int
+    clients: int
+    messages: tuple[Message, ...]
+    strikes: tuple[Strike, ...]
+
+    @property
+    def contexts(self) -> list[str]:
+        """The contexts that are spoken in."""
+        return sorted({message.context_id for message in self.messages})
+
+    @property
+    def reviews(self) -> list[Message]:
+        """One more message for each context, whose answer is all that its thread remembers."""
+        first = len(self.messages)
+        return [
+            Message(number, self.seed, 0, context_id, Way.BLOCKING, Kind.REPEAT, 0, 0, "")
+            for number, context_id in enumerate(self.contexts, first)
+        ]
+
+    def of_client(self, client: int) -> list[Message]:
+        """Return a client's messages, in the order that it sends them."""
+        return [message for message in self.messages if message.client == client]
+
+
+def make_plan(seed: int, messages: int, strikes: int) -> Plan:
+    """Return the plan of a seed: always the same. From seven strikes on, every blow is in it."""
+    chance = random.Random(seed)
+    clients = 5 if messages < 100 else 8
+    contexts = ["", *(f"context-{number}" for number in range(3 if messages < 100 else 11))]
+    blows = [*Blow, *chance.choices(list(WEIGHTS), list(WEIGHTS.values()), k=max(0, strikes - len(Blow)))][:strikes]
+    chance.shuffle(blows)
+    # The last tenth is left alone, so that the last strikes still find something at work.
+    moments = sorted(chance.randrange(max(1, messages * 9 // 10)) for _ in blows)
+    return Plan(
+        seed=seed,
+        clients=clients,
+        messages=tuple(_message(chance, seed, number, number % clients, contexts) for number in range(messages)),
+        strikes=tuple(_strike(chance, blow, after, clients) for blow, after in zip(blows, moments, strict=True)),
+    )
+
+
+def _message(chance: random.Random, seed: int, number: int, client: int, contexts: list[str]) -> Message:
+    kinds = {Kind.SHORT: 6, Kind.SLOW: 5, Kind.COMMAND: 3, Kind.HICCUP: 2, Kind.REFUSED: 1}
+    (kind,) = chance.choices(list(kinds), list(kinds.values()))
+    return Message(
+        number=number,
+        seed=seed,
+        client=client,
+        context_id=chance.choice(contexts),
+        way=chance.choice(list(Way)),
+        kind=kind,
+        words=chance.randint(8, 24) if kind is Kind.SLOW else chance.randint(0, 5),
+        delay_ms=chance.randint(20, 90),
+        fault=chance.choice(['{"fail": 500}', '{"fail": "server_error"}', '{"cut": true}']),
+    )
+
+
+def _strike(chance: random.Random, blow: Blow, after: int, clients: int) -> Strike:
+    return Strike(
+        blow=blow,
+        after=after,
+        delay_s=round(chance.uniform(0, LONGEST_DELAY_S), 3),
+        lasts_s=round(chance.uniform(0.2, 1.5), 3),
+        outage=chance.choice(OUTAGES),
+        victim=chance.randrange(clients),
+    )

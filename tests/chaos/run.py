@@ -1,0 +1,83 @@
+"""One chaos run: clients and killer at work on one agent, then every message asked for again, and the verdict."""
+
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from codex_workspace.scripted_model import scripted_model
+from tests.chaos.clients import Client, Heard, client
+from tests.chaos.plan import Plan, Way
+from tests.chaos.strikes import Killer
+from tests.chaos.supervised import Supervised, end_family, free_port, supervised
+from tests.chaos.verdict import LOG_LINES, Report, judge, judge_database, judge_exits, judge_log
+from tests.e2e.agent_process import Place
+
+CODEX: Final = {"max_restarts": 1000, "request_timeout_s": 3, "turn_inactivity_timeout_s": 5}
+"""So many deaths are no crash loop here, and a codex that stands still is noticed within seconds."""
+
+LIMITS: Final = {"max_running_turns": 3, "max_waiting_per_context": 1, "max_waiting": 3}
+"""Narrow, so that clients are refused by and by."""
+
+
+def longest_s(plan: Plan) -> float:
+    """Return how long a run may take; then something hangs."""
+    return 60 + 1.5 * len(plan.messages) + 8 * len(plan.strikes)
+
+
+async def run(plan: Plan, root: Path) -> Report:
+    """Carry out a plan in an empty folder and return what has come of it."""
+    heard, histories, start = Heard(), dict[str, str](), anyio.current_time()
+    wrong: list[str] = []
+    async with scripted_model() as model:
+        place = Place(root, model.base_url, codex=CODEX, limits=LIMITS, port=free_port())
+        async with AsyncExitStack() as opened:
+            agent = await opened.enter_async_context(supervised(place))
+            url = f"http://127.0.0.1:{place.port}"
+            clients = [await opened.enter_async_context(client(url, heard)) for _ in range(plan.clients)]
+            killer = Killer(agent, model, clients, heard)
+            with anyio.move_on_after(longest_s(plan)) as bound:
+                await _storm(plan, clients, killer)
+                await _ask_again(plan, clients)
+                histories = {each.context_id: (await clients[0].deliver(each)).text for each in plan.reviews}
+            if bound.cancelled_caught:
+                wrong.append(f"not over within {longest_s(plan):g} s; answered: {sorted(heard.answers)}")
+    wrong += [f"left over: {process}" for process in await end_family(root)]
+    wrong += _judged(plan, heard, histories, agent, place)
+    log = "\n".join(place.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    seconds = anyio.current_time() - start
+    return Report(plan, seconds, killer.struck, agent.exits, heard.retries, heard.answers, wrong, log)
+
+
+async def _storm(plan: Plan, clients: list[Client], killer: Killer) -> None:
+    async with anyio.create_task_group() as tasks:
+        for number, each in enumerate(clients):
+            tasks.start_soon(each.send_all, plan.of_client(number))
+        tasks.start_soon(killer.strike_all, plan.strikes)
+
+
+async def _ask_again(plan: Plan, clients: list[Client]) -> None:
+    """Send every message once more, in another way: what was answered must be answered the same."""
+    ways = list(Way)
+
+    async def one(number: int) -> None:
+        for message in plan.of_client(number):
+            other = ways[(ways.index(message.way) + 1 + message.number % 3) % len(ways)]
+            clients[number].heard.add(message, await clients[number].deliver(message, other))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(len(clients)):
+            tasks.start_soon(one, number)
+
+
+def _judged(plan: Plan, heard: Heard, histories: dict[str, str], agent: Supervised, place: Place) -> Iterator[str]:
+    return chain(
+        heard.faults,
+        judge(plan, heard.answers, {context: histories.get(context, "") for context in plan.contexts}),
+        judge_database(place.root / "state" / "workspace.sqlite3", plan),
+        judge_exits(agent.exits),
+        judge_log(place.log.read_text(errors="replace")),
+    )

@@ -1,0 +1,110 @@
+"""The killer: carries out a plan's strikes, and tells what it did when."""
+
+import signal
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+import anyio
+import psutil
+
+from codex_workspace.scripted_model import ScriptedModel
+from tests.chaos.clients import Client, Heard
+from tests.chaos.plan import Blow, Strike
+from tests.chaos.supervised import Supervised
+
+POLL_S: Final = 0.02
+
+BUSY_WITHIN_S: Final = 2.0
+"""After this long without a request under way, all clients are done, and no connection can be dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A strike that has happened: when, in seconds of the run, and what it hit."""
+
+    at_s: float
+    strike: Strike
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.at_s:7.2f} s  {self.strike.blow:6}  {self.what}"
+
+
+@dataclass(slots=True)
+class Killer:
+    """Strikes an agent, its codex, its model and its clients."""
+
+    agent: Supervised
+    model: ScriptedModel
+    clients: list[Client]
+    heard: Heard
+    struck: list[Struck] = field(default_factory=list)
+    start: float = field(default_factory=anyio.current_time)
+
+    async def strike_all(self, strikes: tuple[Strike, ...]) -> None:
+        """Carry out the strikes in their order, each at its time; those that last do so while others happen."""
+        async with anyio.create_task_group() as lasting:
+            for strike in strikes:
+                await self.heard.reach(strike.after)
+                await anyio.sleep(strike.delay_s)
+                await self._strike(strike, lasting)
+
+    async def _strike(self, strike: Strike, lasting: anyio.abc.TaskGroup) -> None:
+        match strike.blow:
+            case Blow.CODEX:
+                self._signal(strike, signal.SIGKILL, await self._codex())
+            case Blow.AGENT:
+                self._signal(strike, signal.SIGKILL, await self._agent())
+            case Blow.BOTH:
+                self._signal(strike, signal.SIGKILL, await self._codex(), await self._agent())
+            case Blow.FREEZE:
+                self._signal(strike, signal.SIGSTOP, await self._codex())
+            case Blow.PAUSE:
+                lasting.start_soon(self._pause, strike, await self._codex())
+            case Blow.MODEL:
+                lasting.start_soon(self._outage, strike)
+            case Blow.DROP:
+                await self._drop(strike)
+            case _:
+                assert_never(strike.blow)
+
+    async def _agent(self) -> psutil.Process:
+        while (process := self.agent.process) is None:
+            await anyio.sleep(POLL_S)
+        return process
+
+    async def _codex(self) -> psutil.Process:
+        while (codex := self.agent.codex()) is None:
+            await anyio.sleep(POLL_S)
+        return codex
+
+    def _signal(self, strike: Strike, number: signal.Signals, *processes: psutil.Process) -> None:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        self._note(strike, f"{number.name} to {' and '.join(str(process.pid) for process in processes)}")
+
+    async def _pause(self, strike: Strike, codex: psutil.Process) -> None:
+        self._signal(strike, signal.SIGSTOP, codex)
+        await anyio.sleep(strike.lasts_s)
+        with suppress(psutil.NoSuchProcess):
+            codex.send_signal(signal.SIGCONT)
+
+    async def _outage(self, strike: Strike) -> None:
+        self._note(strike, f"{strike.outage} for {strike.lasts_s:g} s")
+        with self.model.failing(strike.outage):
+            await anyio.sleep(strike.lasts_s)
+
+    async def _drop(self, strike: Strike) -> None:
+        in_turn = [*self.clients[strike.victim :], *self.clients[: strike.victim]]
+        with anyio.move_on_after(BUSY_WITHIN_S):
+            while (attempt := next((each.attempt for each in in_turn if each.attempt is not None), None)) is None:
+                await anyio.sleep(POLL_S)
+            attempt.cancel()
+            self._note(strike, "the connection of a client")
+            return
+        self._note(strike, "no connection: nobody is waiting")
+
+    def _note(self, strike: Strike, what: str) -> None:
+        self.struck.append(Struck(anyio.current_time() - self.start, strike, what))

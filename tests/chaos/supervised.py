@@ -1,0 +1,115 @@
+"""An agent that is started again whenever it ends, on the same port and folders, as a container engine does it."""
+
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+import psutil
+
+from tests.e2e.agent_process import Place, spawn
+
+RESTART_PAUSE_S: Final = 0.1
+STOP_WITHIN_S: Final = 10.0
+"""What Docker gives it."""
+
+GONE_WITHIN_S: Final = 6.0
+"""A codex whose agent was killed ends by itself, within this time."""
+
+
+@dataclass(slots=True)
+class Supervised:
+    """The agent of the moment, None between two; `exits` are the exit codes of those before it, a signal's negative."""
+
+    place: Place
+    process: psutil.Popen | None = None
+    exits: list[int] = field(default_factory=list)
+    stopping: bool = False
+
+    def codex(self) -> psutil.Process | None:
+        """The agent's codex, None where it has none."""
+        if self.process is not None:
+            with suppress(psutil.Error):
+                for child in self.process.children():
+                    if "app-server" in child.cmdline():
+                        return child
+        return None
+
+    async def keep_running(self) -> None:
+        """Start the agent, and again whenever it has ended, until it is told to stop."""
+        while not self.stopping:
+            self.process = spawn(self.place)
+            code = await anyio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
+            self.exits.append(int(code))
+            self.process = None
+            await anyio.sleep(RESTART_PAUSE_S)
+
+    def stop(self) -> None:
+        """Have the agent end for good, in good order."""
+        self.stopping = True
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+
+
+@asynccontextmanager
+async def supervised(place: Place) -> AsyncIterator[Supervised]:
+    """An agent that runs for as long as the block does; leaving stops it in good order, or kills it after all."""
+    agent = Supervised(place)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(agent.keep_running)
+            try:
+                yield agent
+            finally:
+                agent.stop()
+                with anyio.move_on_after(STOP_WITHIN_S, shield=True):
+                    while agent.process is not None:
+                        await anyio.sleep(0.02)
+                tasks.cancel_scope.cancel()
+    finally:
+        if agent.process is not None:
+            agent.process.kill()
+
+
+def family(root: Path) -> list[psutil.Process]:
+    """Return every process that works for the agent in `root`: by its environment, or by the folder it works in."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            said = process.environ().values() if process.pid != os.getpid() else []
+            if any(str(root) in value for value in said) or process.cwd().startswith(str(root)):
+                found.append(process)
+    return found
+
+
+async def end_family(root: Path) -> list[str]:
+    """Wait until all of the agent's family has ended; end what stays, and return what that was."""
+    with anyio.move_on_after(GONE_WITHIN_S):
+        while family(root):
+            await anyio.sleep(0.05)
+    left = family(root)
+    described = [_described(process) for process in left]
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    return described
+
+
+def _described(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} ({process.status()}): {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return f"{process.pid}"
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,153 @@
+"""The verdict of a chaos run: what it has to notice, and that it is content with a run in which nothing was lost."""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from codex_workspace.wire import JsonObject
+from tests.chaos.hearing import Answer, Hearing, ProtocolFault
+from tests.chaos.plan import Kind, Plan, make_plan
+from tests.chaos.verdict import WENT_ON, judge, judge_database, judge_exits, judge_log
+
+PLAN = make_plan(1, 6, 0)
+FAILED = Answer("task", "failed", "", "The model refused.", "badRequest")
+
+
+def answers_to(plan: Plan) -> dict[int, Sequence[Answer]]:
+    """Return what clients hear where nothing is in the way, each answer twice."""
+    ends = [
+        FAILED if message.answer is None else Answer(f"task-{message.number}", "completed", message.answer, "", "")
+        for message in plan.messages
+    ]
+    return {number: [end, end] for number, end in enumerate(ends)}
+
+
+def memories_of(plan: Plan) -> dict[str, str]:
+    """Return what the threads remember then."""
+    return {
+        context: "\n".join(f"user: {message.text}" for message in plan.messages if message.context_id == context)
+        for context in plan.contexts
+    }
+
+
+def wrong(answers: dict[int, Sequence[Answer]], memories: dict[str, str] | None = None) -> list[str]:
+    return list(judge(PLAN, answers, memories_of(PLAN) if memories is None else memories))
+
+
+def test_a_run_in_which_nothing_was_lost_is_right() -> None:
+    assert wrong(answers_to(PLAN)) == []
+
+
+def test_a_turn_that_went_on_is_right() -> None:
+    went_on = Answer("task", "completed", WENT_ON, "", "")
+    assert wrong(answers_to(PLAN) | {0: [went_on, went_on]}) == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"task_id": "another"},
+        {"text": "another"},
+        {"state": "failed", "failure": "cutOff"},
+    ],
+)
+def test_two_different_answers_are_noticed(changed: dict[str, str]) -> None:
+    answers = answers_to(PLAN)
+    (message,) = [each for each in PLAN.messages if each.kind is not Kind.REFUSED][:1]
+    first = answers[message.number][0]
+    (said,) = wrong(answers | {message.number: [first, replace(first, **changed)]})
+    assert message.name in said
+    assert "2 different answers" in said
+
+
+def test_a_message_without_an_answer_is_noticed() -> None:
+    answers = answers_to(PLAN)
+    del answers[3]
+    (said,) = wrong(answers)
+    assert "message 0003." in said
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Answer("task", "completed", "answer 0009.", "", ""),
+        Answer("task", "failed", "", "A mistake.", "internal"),
+        Answer("task", "canceled", "", "", ""),
+    ],
+)
+def test_an_end_that_nobody_wanted_is_noticed(end: Answer) -> None:
+    assert len(wrong(answers_to(PLAN) | {0: [end]})) == 1
+
+
+def test_a_message_that_is_remembered_twice_or_not_at_all_or_elsewhere_is_noticed() -> None:
+    memories = memories_of(PLAN)
+    first = next(message for message in PLAN.messages if message.kind is not Kind.REFUSED)
+    context, line = first.context_id, f"user: {first.text}"
+    other = next(each for each in PLAN.contexts if each != context)
+    for changed in (
+        {context: f"{memories[context]}\n{line}"},
+        {context: memories[context].replace(line, "")},
+        {other: f"{memories[other]}\n{line}"},
+    ):
+        (said,) = wrong(answers_to(PLAN), memories | changed)
+        assert first.name in said
+
+
+def test_what_is_left_open_in_the_store_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite3"
+    with sqlite3.connect(file) as database:
+        database.execute("create table deliveries (message_id text, state text, task_id text)")
+        database.execute("create table tasks (id text, status text)")
+        for message in PLAN.messages:
+            row = (message.message_id, "acknowledged", f"task-{message.number}")
+            database.execute("insert into deliveries values (?, ?, ?)", row)
+            task = (f"task-{message.number}", '{"state": "TASK_STATE_COMPLETED"}')
+            database.execute("insert into tasks values (?, ?)", task)
+    assert list(judge_database(file, PLAN)) == []
+    with sqlite3.connect(file) as database:
+        database.execute("update tasks set status = '{\"state\": \"TASK_STATE_WORKING\"}' where id = 'task-0'")
+        database.execute("update deliveries set state = 'started' where task_id = 'task-1'")
+        database.execute("delete from deliveries where task_id = 'task-2'")
+    assert len(list(judge_database(file, PLAN))) == 4
+    database.close()
+
+
+def test_an_agent_that_ends_by_itself_or_says_so_is_noticed() -> None:
+    assert list(judge_exits([-9, 3, -9, 0])) == []
+    assert len(list(judge_exits([-9, 1, -9]))) == 2
+    assert list(judge_log("all is well")) == []
+    assert len(list(judge_log("Traceback (most recent call last)"))) == 1
+
+
+TASK: JsonObject = {"id": "t", "status": {"state": "TASK_STATE_WORKING"}}
+OLD_TASK: JsonObject = {"kind": "task", "id": "t", "status": {"state": "working"}}
+PIECE: JsonObject = {"artifact": {"artifactId": "answer", "parts": [{"text": "one "}]}}
+MORE: JsonObject = {"artifact": {"artifactId": "answer", "parts": [{"text": "two"}]}, "append": True}
+END: JsonObject = {"status": {"state": "TASK_STATE_COMPLETED"}}
+OLD_END: JsonObject = {"kind": "status-update", "status": {"state": "completed"}}
+NEW_EVENTS: list[JsonObject] = [
+    {"task": TASK},
+    {"artifactUpdate": PIECE},
+    {"artifactUpdate": MORE},
+    {"statusUpdate": END},
+]
+OLD_EVENTS: list[JsonObject] = [
+    OLD_TASK,
+    {"kind": "artifact-update", **PIECE},
+    {"kind": "artifact-update", **MORE},
+    OLD_END,
+]
+
+
+@pytest.mark.parametrize("events", [NEW_EVENTS, OLD_EVENTS])
+def test_events_of_both_versions_amount_to_the_same_answer(events: list[JsonObject]) -> None:
+    hearing = Hearing()
+    for event in events:
+        assert hearing.answer is None
+        hearing.take({"result": event})
+    assert hearing.answer == Answer("t", "completed", "one two", "", "")
+    with pytest.raises(ProtocolFault, match="behind the end"):
+        hearing.take({"result": events[1]})
