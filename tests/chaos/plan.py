@@ -204,7 +204,8 @@ def _strike(chance: random.Random, blow: Blow, after: int, clients: int) -> Stri
         blow=blow,
         after=after,
         delay_s=round(chance.uniform(0, LONGEST_DELAY_S), 3),
-        lasts_s=round(chance.uniform(0.2, 1.5), 3),
+        # While the model refuses at once, messages fail as fast as they are sent.
+        lasts_s=round(chance.uniform(0.1, 0.4) if blow is Blow.MODEL else chance.uniform(0.2, 1.5), 3),
         outage=chance.choice(OUTAGES),
         victim=chance.randrange(clients),
     )

@@ -6,6 +6,7 @@ instruction they meet a real process is the machine's business, so a fault may t
 """
 
 import random
+import sys
 from pathlib import Path
 
 from tests.chaos.plan import make_plan
@@ -16,5 +17,7 @@ STRIKES = 8
 
 
 async def test_every_message_is_answered_once_whatever_dies(tmp_path: Path) -> None:
-    report = await run(make_plan(random.randrange(1 << 32), MESSAGES, STRIKES), tmp_path)
+    seed = random.randrange(1 << 32)
+    sys.stdout.write(f"make chaos SEED={seed} MESSAGES={MESSAGES} STRIKES={STRIKES}\n")
+    report = await run(make_plan(seed, MESSAGES, STRIKES), tmp_path)
     assert not report.wrong, str(report)
