@@ -1,6 +1,7 @@
 """The killer: carries out a plan's strikes, and tells what it did when."""
 
 import signal
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, assert_never
@@ -14,6 +15,9 @@ from tests.chaos.plan import Blow, Strike
 from tests.chaos.supervised import Supervised
 
 POLL_S: Final = 0.02
+
+STARTED_S: Final = 1.0
+"""A codex so old has answered `initialize`; one that is frozen before is waited for far longer than in a turn."""
 
 BUSY_WITHIN_S: Final = 2.0
 """After this long without a request under way, all clients are done, and no connection can be dropped."""
@@ -59,7 +63,7 @@ class Killer:
             case Blow.BOTH:
                 self._signal(strike, signal.SIGKILL, await self._codex(), await self._agent())
             case Blow.FREEZE:
-                self._signal(strike, signal.SIGSTOP, await self._codex())
+                self._signal(strike, signal.SIGSTOP, await self._codex(STARTED_S))
             case Blow.PAUSE:
                 lasting.start_soon(self._pause, strike, await self._codex())
             case Blow.MODEL:
@@ -74,8 +78,8 @@ class Killer:
             await anyio.sleep(POLL_S)
         return process
 
-    async def _codex(self) -> psutil.Process:
-        while (codex := self.agent.codex()) is None:
+    async def _codex(self, age_s: float = 0.0) -> psutil.Process:
+        while (codex := self.agent.codex()) is None or time.time() - codex.create_time() < age_s:
             await anyio.sleep(POLL_S)
         return codex
 
