@@ -32,8 +32,11 @@ versions: Final = Table(
 TABLES: Final[Mapping[int, tuple[str, ...]]] = {
     1: ("tasks", "contexts", "main_contexts"),
     2: ("schema_version", "deliveries", "write_probe"),
+    3: ("push_notification_configs", "push_due"),
 }
 """The tables that each version has brought."""
+
+_OF_THE_SDK: Final = frozenset({"tasks", "push_notification_configs"})
 
 
 def _make_tables(version: int) -> Step:
@@ -44,7 +47,7 @@ def _make_tables(version: int) -> Step:
     return step
 
 
-STEPS: Final[Mapping[int, Step]] = {1: _make_tables(1), 2: _make_tables(2)}
+STEPS: Final[Mapping[int, Step]] = {version: _make_tables(version) for version in TABLES}
 """What leads to each version from the one before; 0 is an empty database."""
 
 NEWEST: Final = max(STEPS)
@@ -125,4 +128,4 @@ def _write_through(path: Path) -> None:
 
 
 def _table(name: str) -> Table:
-    return TaskModel.metadata.tables["tasks"] if name == "tasks" else tables.tables[name]
+    return TaskModel.metadata.tables[name] if name in _OF_THE_SDK else tables.tables[name]

@@ -1,4 +1,4 @@
-"""Forget tasks that ended long ago, or too many tasks back, and the deliveries with them."""
+"""Forget tasks that ended long ago, or too many tasks back, and their deliveries and push configurations with them."""
 
 import logging
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from codex_workspace.deliveries import DeliveryState
 from codex_workspace.errors import StoreUnavailable
+from codex_workspace.push_configs import forget_configs, forget_stray_configs
 from codex_workspace.tables import tables
 from codex_workspace.task_states import TERMINAL, names_of
 
@@ -54,6 +55,9 @@ class Retention:
             pruned += batch
         while await self._orphans(limits[0]):
             pass
+        with anyio.CancelScope(shield=True):
+            async with self._engine.begin() as connection:
+                await forget_stray_configs(connection, limits[0].replace(tzinfo=UTC).timestamp())
         return pruned
 
     async def _limits(self) -> tuple[datetime, datetime]:
@@ -107,3 +111,4 @@ async def _forget(connection: AsyncConnection, task_ids: Sequence[str]) -> None:
         deliveries = tables.tables["deliveries"]
         await connection.execute(delete(TaskModel).where(TaskModel.id.in_(task_ids)))
         await connection.execute(delete(deliveries).where(deliveries.c.task_id.in_(task_ids)))
+        await forget_configs(connection, task_ids)

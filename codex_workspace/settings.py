@@ -150,6 +150,24 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
+class Push:
+    """`push:`, how webhooks are told of tasks. `a2a.push_notifications` says whether they are at all.
+
+    allow: host names, addresses and networks that webhooks may live at although they are not public.
+    timeout_s: how long one request may take.
+    retry_for_s: how long a notification is tried again; 0 = once only.
+    max_waiting: notifications that wait in memory; over it the oldest that are no task's end are dropped.
+    max_parallel: requests that are on their way at once; one host gets a quarter of them.
+    """
+
+    allow: tuple[Text, ...] = ()
+    timeout_s: Annotated[float, Range(0.1, 120)] = 10.0
+    retry_for_s: Annotated[float, Range(0, 86_400)] = 900.0
+    max_waiting: Annotated[int, Range(1, 100_000)] = 1000
+    max_parallel: Annotated[int, Range(1, 1000)] = 32
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole of config.yaml. `IGNORED`: the platform's keys that are legal there and mean nothing to this agent."""
 
@@ -186,6 +204,7 @@ class Config:
     codex: Codex = field(default_factory=Codex)
     limits: Limits = field(default_factory=Limits)
     storage: Storage = field(default_factory=Storage)
+    push: Push = field(default_factory=Push)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from codex_workspace.deliveries import Deliveries, acknowledgement
 from codex_workspace.errors import ConfigError, StoreUnavailable
 from codex_workspace.health import Health, waits_for_room
 from codex_workspace.migrations import NEWEST, keep_copy, migrate, refuse_newer, version_of
+from codex_workspace.push_configs import PushConfigs
 from codex_workspace.retention import Retention
 from codex_workspace.soundness import require_sound, sqlite_file
 from codex_workspace.tables import MAX_CONTEXT_ID_CHARS, tables
@@ -73,6 +74,7 @@ class Store:
         self._lookups = lookups or engine
         self.tasks: Final = FrugalTaskStore(DatabaseTaskStore(engine, create_table=False))
         self.deliveries: Final = Deliveries(engine, lookups)
+        self.push_configs: Final = PushConfigs(engine)
         self._health = Health(engine)
 
     async def main_context(self, owner: str) -> str:

@@ -22,7 +22,17 @@ import yaml
 from codex_workspace.environment import ENVIRONMENT
 from codex_workspace.providers import choose_provider
 from codex_workspace.scripted_model import scripted_model
-from codex_workspace.settings import A2A, TEMPLATE_DIR, Codex, Config, Limits, RuntimeConfig, Storage, load_settings
+from codex_workspace.settings import (
+    A2A,
+    TEMPLATE_DIR,
+    Codex,
+    Config,
+    Limits,
+    Push,
+    RuntimeConfig,
+    Storage,
+    load_settings,
+)
 from tests.e2e.agent_process import READY, Place, running_agent
 from tests.e2e.client import peer
 from tests.test_layers import FILES, FLOOR
@@ -134,6 +144,7 @@ SECTIONS: Final[dict[str, type]] = {
     "codex": Codex,
     "limits": Limits,
     "storage": Storage,
+    "push": Push,
 }
 
 
@@ -149,7 +160,7 @@ def test_the_table_of_keys_is_the_codes() -> None:
         known |= {f"{name}.{key}": value for key, value in defaults_of(section).items()}
     said = {names_in(row[0])[0]: names_in(row[2]) for row in table(README, "config") if row[2] != "required"}
     assert {key: yaml.safe_load(default) for key, (default,) in said.items()} == {key: known[key] for key in said}
-    assert {key for key in known if key.startswith(("codex.", "limits.", "storage."))} <= set(said)
+    assert {key for key in known if key.startswith(("codex.", "limits.", "storage.", "push."))} <= set(said)
 
 
 @cache

@@ -15,7 +15,7 @@ LAYERS = [
     # Who brings messages in, and the edges.
     {"app_server", "executor", "scripted_model", "server", "terminal"},
     # Coordination.
-    {"conversation", "supply", "handler", "recovery"},
+    {"conversation", "supply", "handler", "push", "recovery"},
     # Translation.
     {"failures", "history", "items", "replies"},
     {"diffs", "mailbox", "refusals"},
@@ -25,12 +25,12 @@ LAYERS = [
     # What is kept.
     {"store"},
     {"retention", "soundness"},
-    {"deliveries", "migrations"},
+    {"deliveries", "migrations", "push_configs"},
     {"codex_home", "health"},
     {"providers"},
     {"settings"},
     # Ground.
-    {"admission", "environment", "guards", "readers", "wire", "lock"},
+    {"admission", "environment", "guards", "readers", "webhooks", "wire", "lock"},
     {"schema"},
     {"contract", "errors", "groups", "logs", "owner", "pipes", "processes", "toml_text", "tables", "task_states"},
 ]
@@ -77,12 +77,14 @@ def test_imports_point_downwards(module: str) -> None:
 
 KNOWS = {
     "a2a": {
-        *("adapter", "chat", "contract", "deliveries", "demo", "executor", "handler", "migrations", "replies"),
-        *("retention", "server", "store", "task_states", "terminal"),
+        *("adapter", "chat", "contract", "deliveries", "demo", "executor", "handler", "migrations", "push"),
+        *("push_configs", "replies", "retention", "server", "store", "task_states", "terminal"),
     },
+    "httpcore": {"webhooks"},
     "molecule_runtime": {"contract"},
     "sqlalchemy": {
-        *("agent", "deliveries", "doctor", "health", "migrations", "retention", "soundness", "store", "tables"),
+        *("agent", "deliveries", "doctor", "health", "migrations", "push_configs", "retention", "soundness", "store"),
+        "tables",
     },
     "starlette": {"guards", "server"},
     "tomlkit": {"codex_home", "toml_text"},

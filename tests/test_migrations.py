@@ -96,6 +96,20 @@ def dump(file: Path) -> list[str]:
         return list(connection.iterdump())
 
 
+async def test_a_database_of_version_2_gets_the_tables_of_push(file: Path) -> None:
+    await assert_rows_are_kept(file)
+    backup_of(file, 1).unlink()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("drop table push_due; drop table push_notification_configs;")
+        connection.execute("update schema_version set version = 2")
+        connection.commit()
+    before = dump(file)
+    await assert_rows_are_kept(file)
+    assert rows(file, "select version from schema_version order by 1") == [(2,), (NEWEST,)]
+    assert tables(file) >= set(TABLES[3])
+    assert dump(backup_of(file, 2)) == before
+
+
 async def test_a_second_start_changes_nothing(file: Path) -> None:
     await assert_rows_are_kept(file)
     copy, once = backup_of(file, 1), dump(file)
