@@ -16,6 +16,7 @@ from a2a.types import Message, Part, Role, SendMessageRequest, Task
 from codex_workspace.deliveries import DeliveryState, Key, digest_of
 from codex_workspace.errors import ConfigError, StoreUnavailable
 from codex_workspace.health import PROBE_INTERVAL_S
+from codex_workspace.migrations import NEWEST
 from codex_workspace.retention import BATCH
 from codex_workspace.soundness import file_version, require_sound, set_aside, what_is_wrong
 from codex_workspace.store import Store, open_store
@@ -149,7 +150,7 @@ async def test_a_sound_file_is_not_set_aside(file: Path) -> None:
         await store.memory("me", "new").save("thread")
         with pytest.raises(ConfigError, match="nothing is wrong with"):
             set_aside(file)
-        assert file_version(file) == 2
+        assert file_version(file) == NEWEST
 
 
 def test_two_that_are_set_aside_in_a_second_keep_apart(file: Path) -> None:
@@ -175,7 +176,7 @@ async def test_looking_changes_nothing(file: Path) -> None:
         await store.memory("me", "new").save("thread")
         before = {path: path.read_bytes() for path in file.parent.iterdir() if not path.name.endswith("-shm")}
         require_sound(file)
-        assert file_version(file) == 2
+        assert file_version(file) == NEWEST
         assert {path: path.read_bytes() for path in before} == before
 
 
