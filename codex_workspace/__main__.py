@@ -40,10 +40,13 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
     # Imported by the command that needs it: `serve` is to be ready within a second.
     match chosen.command:
         case "serve":
-            from codex_workspace.serve import serve
+            from codex_workspace.serve import serve, serve_other
             from codex_workspace.settings import load_settings
 
-            anyio.run(serve, load_settings(env), env)
+            if chosen.executor is not None:
+                anyio.run(serve_other, load_settings(env), chosen.executor)
+            else:
+                anyio.run(serve, load_settings(env), env)
             return 0
         case "prepare":
             from codex_workspace.codex_home import prepare_codex_home
@@ -72,7 +75,10 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m codex_workspace", description="A workspace agent for OpenAI Codex")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("serve", help="run the agent until SIGTERM")
+    serve = commands.add_parser("serve", help="run the agent until SIGTERM")
+    serve.add_argument(
+        "--executor", metavar="MODULE:FACTORY", help="answer with the AgentExecutor that this makes, not with codex"
+    )
     commands.add_parser("prepare", help="write codex's configuration and stop")
     commands.add_parser("demo", help="see the whole thing at work, without a key")
     doctor = commands.add_parser("doctor", help="say what is wrong, and how to mend it")

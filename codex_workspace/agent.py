@@ -57,7 +57,7 @@ class Agent:
 def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]:
     """Return every secret that must not show up in a log or an answer."""
     held = [
-        settings.listen.token,
+        *settings.listen.tokens.values(),
         settings.platform.token if settings.platform else None,
         provider.credential if provider else None,
     ]

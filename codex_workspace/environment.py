@@ -152,17 +152,7 @@ def read_secret(env: Mapping[str, str], name: str) -> Secret | None:
     place = IN_ENVIRONMENT.at(f"{name}_FILE")
     if value is not None:
         raise place.error(f"is set as well as {name}; set one of them")
-    # The sentences do not show the value: it may be the secret itself, put in the wrong variable.
-    try:
-        text = Path(file).read_bytes().decode()
-    except OSError as error:
-        raise place.error(f"names a file that cannot be read ({error.strerror})") from error
-    except ValueError as error:  # not UTF-8, or a NUL in the name
-        raise place.error("names a file that is not UTF-8 text") from error
-    text = text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
-    if not text:
-        raise place.error("names a file that is empty")
-    return Secret(text)
+    return Secret(_text_of(Path(file), place))
 
 
 def read_header_secret(env: Mapping[str, str], name: str) -> Secret | None:
@@ -172,6 +162,33 @@ def read_header_secret(env: Mapping[str, str], name: str) -> Secret | None:
         ConfigError: as `read_secret`; or it holds a blank or a character that no header can carry.
     """
     secret = read_secret(env, name)
-    if secret is not None and not re.fullmatch(r"[\x21-\x7e]+", secret.reveal()):
-        raise IN_ENVIRONMENT.at(name).error("must be printable ASCII without blanks or line breaks")
+    return None if secret is None else _for_header(secret, IN_ENVIRONMENT.at(name))
+
+
+def read_header_secret_file(file: Path, place: Place) -> Secret:
+    """The secret in a file (its one trailing newline taken off), for one that travels in an HTTP header.
+
+    Raises:
+        ConfigError: at `place`, without the secret.
+    """
+    return _for_header(Secret(_text_of(file, place)), place)
+
+
+def _text_of(file: Path, place: Place) -> str:
+    # The sentences do not show the name: it may be the secret itself, put in the wrong variable.
+    try:
+        text = file.read_bytes().decode()
+    except OSError as error:
+        raise place.error(f"names a file that cannot be read ({error.strerror})") from error
+    except ValueError as error:  # not UTF-8, or a NUL in the name
+        raise place.error("names a file that is not UTF-8 text") from error
+    text = text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
+    if not text:
+        raise place.error("names a file that is empty")
+    return text
+
+
+def _for_header(secret: Secret, place: Place) -> Secret:
+    if not re.fullmatch(r"[\x21-\x7e]+", secret.reveal()):
+        raise place.error("must be printable ASCII without blanks or line breaks")
     return secret

@@ -14,7 +14,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PRINCIPAL: Final = "operator"
-"""The name under which contexts and tasks are kept: with one token, or none, there is one principal."""
+"""Whose everything is that is asked for with A2A_TOKEN, or without any token where none is needed."""
+
+API_KEY_HEADER: Final = "X-API-Key"
+"""Where a token may be shown as well, by clients that know no bearer tokens."""
 
 
 class Principal(BaseUser):
@@ -34,29 +37,54 @@ class Principal(BaseUser):
         return self._name
 
 
-class BearerToken(AuthenticationBackend):
-    """Lets requests with the right bearer token pass, and all requests for public paths; None: everybody.
+class Doorkeeper:
+    """Knows the principals by their tokens.
 
-    Raises:
-        AuthenticationError: with the sentence for the client.
+    `tokens`: each principal's token, by the principal's name. Without any, everybody is `PRINCIPAL`.
     """
 
-    def __init__(self, token: str | None, public_paths: frozenset[str]) -> None:
-        self._digest = None if token is None else _digest(token)
+    def __init__(self, tokens: Mapping[str, str]) -> None:
+        self._digests = {name: _digest(token) for name, token in tokens.items()}
+
+    def admit(self, authorization: str, api_key: str = "") -> Principal:
+        """Return whose token an Authorization or, where that is empty, an X-API-Key header shows.
+
+        Raises:
+            AuthenticationError: nobody's; with the sentence for the client.
+        """
+        if not self._digests:
+            return Principal(PRINCIPAL)
+        shown = api_key
+        if authorization or not api_key:
+            scheme, _, shown = authorization.partition(" ")
+            if scheme.lower() != "bearer":
+                raise AuthenticationError("this agent wants `Authorization: Bearer <token>`")
+        # Of digests, and of all of them, so that neither content nor length nor owner shows in the time it takes.
+        digest = _digest(shown.strip())
+        owners = [name for name, known in self._digests.items() if hmac.compare_digest(known, digest)]
+        if not owners:
+            raise AuthenticationError("the token is not one that this agent knows")
+        return Principal(owners[0])
+
+
+class TokenBackend(AuthenticationBackend):
+    """Lets requests of principals pass, and all requests for public paths."""
+
+    def __init__(self, doorkeeper: Doorkeeper, public_paths: frozenset[str]) -> None:
+        self._doorkeeper = doorkeeper
         self._public_paths = public_paths
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
-        """Return who it is; None for a public path."""
+        """Return who it is; None for a public path.
+
+        Raises:
+            AuthenticationError: with the sentence for the client.
+        """
         if conn.url.path in self._public_paths:
             return None
-        if self._digest is not None:
-            scheme, _, shown = conn.headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer":
-                raise AuthenticationError("this agent wants `Authorization: Bearer <token>`")
-            # Of digests, so that neither content nor length shows in the time it takes.
-            if not hmac.compare_digest(self._digest, _digest(shown.strip())):
-                raise AuthenticationError("the bearer token is not the right one")
-        return AuthCredentials(["authenticated"]), Principal(PRINCIPAL)
+        headers = conn.headers
+        principal = self._doorkeeper.admit(headers.get("authorization", ""), headers.get(API_KEY_HEADER, ""))
+        return AuthCredentials(["authenticated"]), principal
 
 
 def unauthorized(_connection: HTTPConnection, error: Exception) -> Response:
@@ -65,7 +93,7 @@ def unauthorized(_connection: HTTPConnection, error: Exception) -> Response:
 
 
 def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 class BodyLimit:

@@ -1,66 +1,162 @@
-"""Our own host: the agent behind its A2A server, from the first log line to a stop in good order."""
+"""Our own host: an executor behind the A2A server, from the first log line to a stop in good order."""
 
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import anyio
+from a2a.server.agent_execution import AgentExecutor
+from a2a.types import AgentExtension
 from anyio.abc import TaskStatus
 
-from codex_workspace.agent import Agent, open_agent, secrets_of
+from codex_workspace.admission import Admission
+from codex_workspace.agent import open_agent, prepare_state, secrets_of
+from codex_workspace.executors import load_executor
 from codex_workspace.groups import plain_task_group
+from codex_workspace.grpc_server import GrpcListener, grpc_bound
+from codex_workspace.lock import folder_held
 from codex_workspace.logs import scrubber, set_up_logging
 from codex_workspace.providers import ChosenProvider, choose_provider
-from codex_workspace.server import Application, ServerOptions, bind, build_app, serving
+from codex_workspace.replies import USAGE
+from codex_workspace.server import Application, Readiness, ServerOptions, bind, build_app, serving
 from codex_workspace.settings import Settings
+from codex_workspace.store import Store, open_store
+from codex_workspace.streams import StreamBounds
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+EXTENSIONS = (
+    AgentExtension(uri=USAGE, description="The tokens that a turn has used, in the metadata of its last status."),
+)
+"""What clients may ask for in A2A-Extensions, and need not."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the cards tell of who answers: what can be asked for, and what only those who were let in may know."""
+
+    extensions: tuple[AgentExtension, ...] = ()
+    setup: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """An executor and what the server has to know of it.
+
+    begin: called when everything is there; gives what the log says of who answers.
+    drain: ends what is running, with so many seconds of patience.
+    """
+
+    executor: AgentExecutor
+    store: Store
+    ready: Readiness
+    admission: Admission | None
+    begin: Callable[[], Awaitable[str]]
+    drain: Callable[[float], Awaitable[None]]
+
+
+Opening = Callable[[str], AbstractAsyncContextManager[Hosted]]
+"""Opens what is to be served, told the address at which it will answer."""
+
 
 async def serve(settings: Settings, env: Mapping[str, str]) -> None:
-    """Serve until SIGTERM or SIGINT; then let running turns end, and leave nothing behind.
+    """Serve codex until SIGTERM or SIGINT; then let running turns end, and leave nothing behind.
 
     Raises:
-        ConfigError: the configuration is wrong, or the port is taken.
+        ConfigError: the configuration is wrong, or a port is taken.
         CodexCannotStart: codex is missing, too old, or ends at once.
     """
     provider = choose_provider(settings, env)
-    scrub = scrubber(secrets_of(settings, provider))
-    set_up_logging(as_json=settings.log.format == "json", level=settings.log.level, scrub=scrub)
+    _set_up_log(settings, secrets_of(settings, provider))
+    logger.info("provider: %s", provider.reason)
+
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Hosted]:
+        async with open_agent(settings, provider, env, url) as agent:
+
+            async def begin() -> str:
+                codex = await agent.codex.start()
+                number = ".".join(str(each) for each in codex.version)
+                return f"codex {number}, model {provider.model}"
+
+            executor = agent.executor
+            yield Hosted(executor, agent.store, agent.not_ready, agent.admission, begin, executor.drain)
+
+    await _serve(settings, About(EXTENSIONS, setup_of(settings, provider)), opened)
+
+
+async def serve_other(settings: Settings, name: str) -> None:
+    """Serve the executor that the factory `module:function` makes, as `serve` serves codex.
+
+    Raises:
+        ConfigError: there is no such factory, the configuration is wrong, or a port is taken.
+    """
+    executor = load_executor(name)
+    _set_up_log(settings, secrets_of(settings, None))
+
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Hosted]:
+        prepare_state(settings)
+        async with folder_held(settings.state_dir, url), open_store(settings.database_url.reveal()) as store:
+
+            async def begin() -> str:
+                return name
+
+            yield Hosted(executor, store, store.problem, None, begin, _nothing_runs)
+
+    await _serve(settings, About(), opened)
+
+
+async def _nothing_runs(_grace_s: float) -> None:
+    """An executor of others knows no end but being cancelled, which the application does."""
+
+
+async def _serve(settings: Settings, about: About, opening: Opening) -> None:
     with bind(settings.listen.host, settings.listen.port) as listener:
-        logger.info("provider: %s", provider.reason)
-        await _serve_on(listener, settings, provider, env)
-
-
-async def _serve_on(
-    listener: socket.socket, settings: Settings, provider: ChosenProvider, env: Mapping[str, str]
-) -> None:
-    async with plain_task_group() as tasks:
-        stop = await tasks.start(_watch_signals)
-        options = server_options(settings, url_of(settings, listener))
-        async with (
-            open_agent(settings, provider, env, options.url) as agent,
-            build_app(options, agent.executor, agent.store, agent.not_ready, agent.admission) as app,
-        ):
-            about = await _unless(stop, lambda: _begin(agent, app))
-            if about is not None:
-                async with serving(app.asgi, listener, settings.config.limits.slow_reader_s):
-                    logger.info("ready: %s, model %s, A2A at %s", about, provider.model, options.url)
-                    await stop.wait()
-                    await agent.executor.drain(settings.config.codex.shutdown_grace_s)
-        tasks.cancel_scope.cancel()
+        async with _grpc_listener(settings) as grpc, plain_task_group() as tasks:
+            stop = await tasks.start(_watch_signals)
+            options = server_options(settings, url_of(settings, listener), grpc_url_of(settings, grpc), about)
+            async with (
+                opening(options.url) as hosted,
+                build_app(options, hosted.executor, hosted.store, hosted.ready, hosted.admission) as app,
+            ):
+                who = await _unless(stop, lambda: _begin(hosted, app))
+                if who is not None:
+                    async with (
+                        nullcontext() if grpc is None else app.grpc(grpc),
+                        serving(app.asgi, listener, settings.config.limits.slow_reader_s),
+                    ):
+                        also = "" if grpc is None else f", gRPC at {options.grpc_url}"
+                        logger.info("ready: %s%s, A2A at %s", who, also, options.url)
+                        await stop.wait()
+                        await hosted.drain(settings.config.codex.shutdown_grace_s)
+            tasks.cancel_scope.cancel()
     logger.info("stopped")
 
 
-async def _begin(agent: Agent, app: Application) -> str:
-    """Start codex and take up what is unanswered; return which codex it is."""
-    codex = await agent.codex.start()
+def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListener | None]:
+    listen = settings.listen
+    if listen.grpc_port is None:
+        return nullcontext()
+    return grpc_bound(listen.host, listen.grpc_port, settings.config.limits.max_message_bytes)
+
+
+async def _begin(hosted: Hosted, app: Application) -> str:
+    """Have the executor ready and take up what is unanswered; return who answers."""
+    about = await hosted.begin()
     await app.take_up()
-    return "codex " + ".".join(str(number) for number in codex.version)
+    return about
+
+
+def _set_up_log(settings: Settings, secrets: Sequence[str]) -> None:
+    set_up_logging(as_json=settings.log.format == "json", level=settings.log.level, scrub=scrubber(secrets))
 
 
 async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:
@@ -101,15 +197,60 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
     return f"http://{shown}:{port}/"
 
 
-def server_options(settings: Settings, url: str) -> ServerOptions:
-    """Return what the server has to know of the settings."""
-    config, token = settings.config, settings.listen.token
-    return ServerOptions(
+def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None:
+    """Return host:port of gRPC for clients, as `url_of` does it; None where gRPC is off."""
+    if listener is None:
+        return None
+    named = settings.config.a2a.grpc_url
+    if named is not None:
+        return named
+    host = urlsplit(settings.listen.public_url or "").hostname or settings.listen.host
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{shown}]:{listener.port}" if ":" in shown else f"{shown}:{listener.port}"
+
+
+def server_options(
+    settings: Settings, url: str, grpc_url: str | None = None, about: About | None = None
+) -> ServerOptions:
+    """Return what the server has to know of the settings.
+
+    Raises:
+        ConfigError: the key for the card's signature cannot be used.
+    """
+    config, limits = settings.config, settings.config.limits
+    about = about or About()
+    options = ServerOptions(
         name=config.name,
         description=config.description or "An agent that works on code with OpenAI Codex.",
         version=config.version,
         url=url,
-        token=None if token is None else token.reveal(),
-        max_body_bytes=config.limits.max_message_bytes,
+        grpc_url=grpc_url,
+        tokens={name: token.reveal() for name, token in settings.listen.tokens.items()},
+        max_body_bytes=limits.max_message_bytes,
         one_main_context=config.codex.conversations == "main",
+        versions=config.a2a.protocol_versions,
+        streaming=config.a2a.streaming,
+        extensions=about.extensions,
+        setup=about.setup,
+        requests_per_minute=limits.requests_per_minute,
+        streams=StreamBounds(limits.max_streams_per_principal, limits.max_streams, limits.stream_idle_s),
     )
+    if config.a2a.signing_key_file is None:
+        return options
+    # Imported by those who sign: it takes 30 ms.
+    from codex_workspace.signing import card_signer
+
+    return replace(options, sign=card_signer(settings.config_file.parent / config.a2a.signing_key_file))
+
+
+def setup_of(settings: Settings, provider: ChosenProvider) -> Mapping[str, str]:
+    """Return what those who were let in may know of how the agent is set up."""
+    codex = settings.config.codex
+    return {
+        "workspace": str(settings.workspace_dir),
+        "model": provider.model,
+        "provider": provider.name,
+        "sandbox": codex.sandbox,
+        "approvalPolicy": codex.approval_policy,
+        "midTurn": codex.mid_turn,
+    }

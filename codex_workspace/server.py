@@ -1,43 +1,44 @@
 """The A2A server: an application around any `AgentExecutor`, and the loop that serves it.
 
-JSON-RPC at `/` for A2A 1.0 and 0.3, the agent card, `/healthz` and `/readyz`. Nothing here knows codex.
+JSON-RPC at `/`, HTTP+JSON beside it, gRPC on a port of its own, for A2A 1.0 and 0.3; the agent card, `/healthz` and
+`/readyz`. Nothing here knows codex.
 """
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
 from a2a.server.agent_execution import AgentExecutor
-from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
-from a2a.types import (
-    AgentCapabilities,
-    AgentCard,
-    AgentInterface,
-    AgentSkill,
-    HTTPAuthSecurityScheme,
-    SecurityRequirement,
-    SecurityScheme,
-    StringList,
-)
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
+from a2a.types import AgentCard, AgentExtension
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from codex_workspace.admission import Admission
+from codex_workspace.callers import Extensions, GrpcCallers, HttpCallers, serves_major
+from codex_workspace.card import CardFacts, Version, agent_card, extended_card
+from codex_workspace.dialect import mended
+from codex_workspace.edges import RPC_PATH, ActiveExtensions, JsonOnly, RateLimit, refuse_request
 from codex_workspace.errors import ConfigError
 from codex_workspace.groups import plain_task_group
-from codex_workspace.guards import BearerToken, BodyLimit, LastWord, unauthorized
+from codex_workspace.grpc_server import GrpcListener, serving_grpc
+from codex_workspace.guards import BodyLimit, Doorkeeper, LastWord, TokenBackend, unauthorized
 from codex_workspace.handler import OnceHandler
+from codex_workspace.rates import Rates
 from codex_workspace.readers import impatient
 from codex_workspace.store import Store
+from codex_workspace.streams import Bounded, StreamBounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 PUBLIC_PATHS: Final = frozenset({AGENT_CARD_WELL_KNOWN_PATH, "/healthz", "/readyz"})
 """What is answered without a token: probes, and the card that says that a token is needed."""
+
+CARD_CACHE: Final = "public, max-age=60"
+"""A card changes only with a restart; a minute later everybody has the new one."""
 
 CLOSE_GRACE_S: Final = 2
 """How long open connections may take to end once their tasks have."""
@@ -64,25 +68,40 @@ Readiness = Callable[[], Awaitable[str | None]]
 class ServerOptions:
     """What the application has to know of the settings.
 
-    `url` is where clients reach it; `token` None lets everybody in; `one_main_context` sends messages that name no
-    context to their sender's main one, instead of a new one each.
+    url, grpc_url: where clients reach it; `grpc_url` is host:port, None where gRPC is off.
+    tokens: the principals' tokens by their names; without any, everybody is let in.
+    one_main_context: whether messages that name no context go to their sender's main one, instead of a new one each.
+    setup: what the extended card tells to those who were let in.
+    sign: puts a signature under the card; only where `versions` is 1.0 alone, as 0.3 adds what is not signed.
     """
 
     name: str
     description: str
     version: str
     url: str
-    token: str | None = None
+    grpc_url: str | None = None
+    tokens: Mapping[str, str] = field(default_factory=dict)
     max_body_bytes: int = 8 * 1024 * 1024
     one_main_context: bool = True
+    versions: tuple[Version, ...] = ("1.0", "0.3")
+    streaming: bool = True
+    input_modes: tuple[str, ...] = ("text/plain",)
+    extensions: tuple[AgentExtension, ...] = ()
+    setup: Mapping[str, str] = field(default_factory=dict)
+    sign: Callable[[AgentCard], AgentCard] | None = None
+    requests_per_minute: int = 60_000
+    streams: StreamBounds = field(default_factory=StreamBounds)
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What is served: `asgi` over HTTP, and the handler that all transports share."""
+    """What is served: `asgi` over HTTP, `grpc` over gRPC, and the handler that all transports share."""
 
     asgi: Starlette
     handler: OnceHandler
+    front: Bounded
+    _callers: Callable[[int], GrpcCallers]
+    _versions: tuple[Version, ...]
 
     async def take_up(self) -> int:
         """Set to work what an earlier process left unanswered, before new messages come; return how much.
@@ -93,6 +112,11 @@ class Application:
         if taken_up:
             logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
         return taken_up
+
+    def grpc(self, listener: GrpcListener) -> AbstractAsyncContextManager[None]:
+        """Serve gRPC on a listener until the block is left; open calls get a moment to end."""
+        old = self._callers(0) if "0.3" in self._versions else None
+        return serving_grpc(listener, self.front, self._callers(1), old)
 
 
 @asynccontextmanager
@@ -107,53 +131,72 @@ async def build_app(
 
     `admission` says which messages are taken; the executor must claim their places in it. None: all are.
     """
-    card = agent_card(options)
+    facts = card_facts(options)
+    card = agent_card(facts)
     handler = OnceHandler(executor, store, admission, card, one_main_context=options.one_main_context)
+    front = Bounded(handler, options.streams, card, extended_card(facts))
+    doorkeeper, rates = Doorkeeper(options.tokens), Rates(options.requests_per_minute)
+    extensions = Extensions(options.extensions)
     routes = [
         Route("/healthz", _healthz),
         Route("/readyz", _readyz(ready)),
-        *create_agent_card_routes(card, cache_control="no-cache"),
-        *create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True),
+        *_card_routes(card if options.sign is None else options.sign(card)),
+        *_a2a_routes(front, extensions, has_old="0.3" in options.versions),
     ]
     middleware = [
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
-        Middleware(AuthenticationMiddleware, backend=BearerToken(options.token, PUBLIC_PATHS), on_error=unauthorized),
+        Middleware(AuthenticationMiddleware, backend=TokenBackend(doorkeeper, PUBLIC_PATHS), on_error=unauthorized),
+        Middleware(RateLimit, rates=rates),
+        Middleware(JsonOnly),
+        Middleware(ActiveExtensions, known=extensions.uris),
         Middleware(LastWord),
     ]
+    asgi = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refuse_request})
+
+    def grpc_callers(major: int) -> GrpcCallers:
+        return GrpcCallers(doorkeeper, rates, extensions, serves_major(major))
+
     try:
-        yield Application(Starlette(routes=routes, middleware=middleware), handler)
+        yield Application(asgi, handler, front, grpc_callers, options.versions)
     finally:
         await handler.aclose()
 
 
-def agent_card(options: ServerOptions) -> AgentCard:
-    """Return the public agent card; the 0.3 interface in it is what old clients look for."""
-    card = AgentCard(
+def card_facts(options: ServerOptions) -> CardFacts:
+    """Return what the agent's cards say."""
+    return CardFacts(
         name=options.name,
         description=options.description,
         version=options.version,
-        capabilities=AgentCapabilities(streaming=True),
-        default_input_modes=["text/plain"],
-        default_output_modes=["text/plain", "application/json", "text/x-diff"],
-        supported_interfaces=[
-            AgentInterface(url=options.url, protocol_binding="JSONRPC", protocol_version=version)
-            for version in ("1.0", "0.3")
-        ],
-        skills=[
-            AgentSkill(
-                id="code",
-                name="Work on the code",
-                description="Writes, changes, runs and explains code in the agent's workspace.",
-                tags=["code", "shell", "files"],
-                examples=["Add a test for the parser and run it.", "What does this repository do?"],
-            )
-        ],
+        url=options.url,
+        grpc_url=options.grpc_url,
+        versions=options.versions,
+        secured=bool(options.tokens),
+        streaming=options.streaming,
+        input_modes=options.input_modes,
+        extensions=options.extensions,
+        setup=options.setup,
     )
-    if options.token is not None:
-        bearer = HTTPAuthSecurityScheme(scheme="bearer", description="The operator's A2A_TOKEN")
-        card.security_schemes["bearer"].CopyFrom(SecurityScheme(http_auth_security_scheme=bearer))
-        card.security_requirements.append(SecurityRequirement(schemes={"bearer": StringList()}))
-    return card
+
+
+def _a2a_routes(front: Bounded, extensions: Extensions, *, has_old: bool) -> list[BaseRoute]:
+    callers = HttpCallers(extensions)
+    [rpc] = create_jsonrpc_routes(front, RPC_PATH, context_builder=callers, enable_v0_3_compat=has_old)
+    # The HTTP+JSON routes end with one that takes every path.
+    rest = create_rest_routes(front, context_builder=callers, enable_v0_3_compat=has_old)
+    return [Route(RPC_PATH, mended(rpc.endpoint), methods=["POST"]), *rest]
+
+
+def _card_routes(card: AgentCard) -> list[Route]:
+    since = formatdate(usegmt=True)
+    [route] = create_agent_card_routes(card, cache_control=CARD_CACHE)
+
+    async def dated(request: Request) -> Response:
+        response: Response = await route.endpoint(request)
+        response.headers["Last-Modified"] = since
+        return response
+
+    return [Route(route.path, dated)]
 
 
 def bind(host: str, port: int) -> socket.socket:

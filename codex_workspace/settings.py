@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from codex_workspace.environment import IN_ENVIRONMENT, Secret, Variables, read_header_secret
+from codex_workspace.environment import (
+    IN_ENVIRONMENT,
+    Secret,
+    Variables,
+    read_header_secret,
+    read_header_secret_file,
+)
+from codex_workspace.guards import PRINCIPAL
 from codex_workspace.schema import (
     EnvName,
     HttpUrl,
@@ -73,11 +80,28 @@ class ProviderEntry:
 
 @dataclass(frozen=True, slots=True)
 class A2A:
-    """`a2a:`, the platform's section. `A2A_PORT` wins over `port`."""
+    """`a2a:`, the platform's section. `A2A_PORT` wins over `port`.
+
+    protocol_versions: what is spoken, and said in the card.
+    signing_key_file: PEM file with a private key (ES256) that signs the card, where only 1.0 is spoken.
+    grpc_url: what the card says of gRPC, as host:port, where that differs from the address it listens on.
+    """
 
     port: Annotated[int, Range(0, 65535)] = 8000
     streaming: bool = True
     push_notifications: bool = True
+    protocol_versions: tuple[Literal["1.0", "0.3"], ...] = ("1.0", "0.3")
+    signing_key_file: Text | None = None
+    grpc_url: Annotated[str, Matches(r"[^\s/]+:[0-9]{1,5}", "host:port")] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrincipalEntry:
+    """One entry of `principals:`, somebody with a token of their own: in a variable (or its `…_FILE`), or in a file."""
+
+    name: Slug
+    token_env: EnvName | None = None
+    token_file: Text | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +152,9 @@ class Limits:
     max_waiting_per_context, max_waiting: messages that wait for their turn; one more hears when to come back.
     codex_memory_mb (MiB), codex_threads: a codex that holds so much is replaced between turns.
     max_running_turns: turns that run side by side, each in a context of its own; further ones wait.
+    requests_per_minute: of one principal; a tenth of a minute's worth may come at once.
+    max_streams_per_principal, max_streams: streams that are open at once.
+    stream_idle_s: a stream without any event for this long is ended; the client may subscribe again.
     slow_reader_s: a client that does not take what it is sent for this long is cut off.
     """
 
@@ -136,6 +163,10 @@ class Limits:
     max_waiting_per_context: Annotated[int, Range(1, 100_000)] = 50
     max_waiting: Annotated[int, Range(1, 100_000)] = 500
     max_running_turns: Annotated[int, Range(1, 1000)] = 16
+    requests_per_minute: Annotated[int, Range(1, 10_000_000)] = 60_000
+    max_streams_per_principal: Annotated[int, Range(1, 100_000)] = 1000
+    max_streams: Annotated[int, Range(1, 100_000)] = 2000
+    stream_idle_s: Annotated[float, Range(1, 604_800)] = 1800.0
     slow_reader_s: Annotated[float, Range(1, 3600)] = 15.0
     codex_memory_mb: Annotated[int, Range(64, 1 << 20)] = 1024
     codex_threads: Annotated[int, Range(1, 100_000)] = 400
@@ -200,6 +231,7 @@ class Config:
     skills: tuple[Text, ...] = ()
     prompt_files: tuple[Text, ...] = ()
     a2a: A2A = field(default_factory=A2A)
+    principals: tuple[PrincipalEntry, ...] = ()
     providers: tuple[ProviderEntry, ...] = ()
     codex: Codex = field(default_factory=Codex)
     limits: Limits = field(default_factory=Limits)
@@ -209,7 +241,10 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where and for whom the A2A server listens. Port 0 = any free one; `grpc_port` None = off."""
+    """Where and for whom the A2A server listens. Port 0 = any free one; `grpc_port` None = off.
+
+    token: A2A_TOKEN, the operator's own; `principals` are those of config.yaml, by their names.
+    """
 
     host: str
     port: int
@@ -217,6 +252,13 @@ class Listen:
     token: Secret | None
     allow_anonymous: bool
     public_url: str | None
+    principals: Mapping[str, Secret] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> Mapping[str, Secret]:
+        """Every principal's token, by name; empty where everybody is let in."""
+        own = {} if self.token is None else {PRINCIPAL: self.token}
+        return {**own, **self.principals}
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +328,7 @@ def load_settings(
     here = (cwd or Path.cwd()).resolve()
     file = _config_file(variables, config_path, here, root)
     config = read_section(Config, load_yaml(file), Place(str(file)))
+    _check_versions(config.a2a, Place(str(file)).at("a2a"))
     state = _state_dir(variables, here, root)
     model, source = _model(variables, config, file)
     return Settings(
@@ -295,13 +338,22 @@ def load_settings(
         workspace_dir=_workspace_dir(variables, here, root),
         codex_home=variables.path("CODEX_HOME", here) or state / "codex",
         codex_bin=_codex_bin(variables, here),
-        listen=_listen(variables, config),
+        listen=_listen(variables, config, file),
         database_url=_database_url(variables, state),
         log=_log(variables),
         platform=_platform(variables),
         model=model,
         model_source=source,
     )
+
+
+def _check_versions(a2a: A2A, place: Place) -> None:
+    if not a2a.protocol_versions or len(set(a2a.protocol_versions)) < len(a2a.protocol_versions):
+        raise place.at("protocol_versions").error("must name each version once, and at least one")
+    if a2a.signing_key_file is not None and a2a.protocol_versions != ("1.0",):
+        raise place.at("signing_key_file").error(
+            'needs protocol_versions: ["1.0"]; what a card adds for 0.3 clients is not covered by its signature'
+        )
 
 
 def _config_file(variables: Variables, given: Path | None, cwd: Path, root: Path) -> Path:
@@ -374,7 +426,7 @@ def _model(variables: Variables, config: Config, file: Path) -> tuple[str, str]:
     )
 
 
-def _listen(variables: Variables, config: Config) -> Listen:
+def _listen(variables: Variables, config: Config, file: Path) -> Listen:
     host = variables.text("A2A_HOST") or "127.0.0.1"
     port = variables.port("A2A_PORT")
     listen = Listen(
@@ -384,15 +436,46 @@ def _listen(variables: Variables, config: Config) -> Listen:
         token=read_header_secret(variables.env, "A2A_TOKEN"),
         allow_anonymous=variables.flag("A2A_ALLOW_ANONYMOUS"),
         public_url=variables.checked("A2A_PUBLIC_URL", HttpUrl),
+        principals=_principals(variables, config, file),
     )
     if listen.port and listen.port == listen.grpc_port:
         raise IN_ENVIRONMENT.at("A2A_GRPC_PORT").error(f"must differ from A2A_PORT, but both are {listen.port}")
-    if not (listen.token or listen.allow_anonymous or is_loopback(host)):
+    if listen.token in listen.principals.values():
+        raise Place(str(file)).at("principals").error("one of the tokens is A2A_TOKEN's; everybody needs their own")
+    if not (listen.tokens or listen.allow_anonymous or is_loopback(host)):
         raise IN_ENVIRONMENT.at("A2A_TOKEN").error(
             f"is missing, and A2A_HOST {shown(host)} is beyond loopback; "
             "set A2A_TOKEN or A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1"
         )
     return listen
+
+
+def _principals(variables: Variables, config: Config, file: Path) -> Mapping[str, Secret]:
+    found: dict[str, Secret] = {}
+    for index, entry in enumerate(config.principals):
+        place = Place(str(file)).at("principals").item(index)
+        if entry.name == PRINCIPAL:
+            raise place.at("name").error(f"must not be {PRINCIPAL}, which is whoever has A2A_TOKEN")
+        if entry.name in found:
+            raise place.at("name").error(f"is there twice: {shown(entry.name)}")
+        token = _token_of(entry, variables, place, file)
+        if token in found.values():
+            raise place.error("has the token of another principal; everybody needs their own")
+        found[entry.name] = token
+    return found
+
+
+def _token_of(entry: PrincipalEntry, variables: Variables, place: Place, file: Path) -> Secret:
+    match entry.token_env, entry.token_file:
+        case str(name), None:
+            token = read_header_secret(variables.env, name)
+            if token is None:
+                raise place.at("token_env").error(f"names the variable {name}, which is not set")
+            return token
+        case None, str(name):
+            return read_header_secret_file(file.parent / name, place.at("token_file"))
+        case _:
+            raise place.error("must have one of token_env and token_file")
 
 
 def is_loopback(host: str) -> bool:

@@ -12,7 +12,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from codex_workspace.guards import PRINCIPAL, BearerToken, BodyLimit, LastWord, answer_instead, unauthorized
+from codex_workspace.guards import (
+    PRINCIPAL,
+    BodyLimit,
+    Doorkeeper,
+    LastWord,
+    TokenBackend,
+    answer_instead,
+    unauthorized,
+)
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -27,12 +35,15 @@ async def echo(request: Request) -> Response:
     return JSONResponse({"user": user, "bytes": len(body)})
 
 
-def client(token: str | None = TOKEN) -> httpx.AsyncClient:
+def client(token: str | None = TOKEN, **others: str) -> httpx.AsyncClient:
+    tokens = {} if token is None else {PRINCIPAL: token, **others}
     app = Starlette(
         routes=[Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/healthz", "/card", "/card/more")],
         middleware=[
             Middleware(BodyLimit, max_bytes=MAX_BYTES),
-            Middleware(AuthenticationMiddleware, backend=BearerToken(token, PUBLIC), on_error=unauthorized),
+            Middleware(
+                AuthenticationMiddleware, backend=TokenBackend(Doorkeeper(tokens), PUBLIC), on_error=unauthorized
+            ),
         ],
     )
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent")
@@ -60,7 +71,9 @@ async def test_the_right_token_opens(scheme: str) -> None:
         bearer("t0ken", "Basic"),
         {b"Authorization": b"t0ken"},
         {b"Authorization": b"Bearer"},
-        {b"X-API-Key": b"t0ken"},
+        {b"X-API-Key": b"t0ken-longer"},
+        {b"X-API-Key": b""},
+        {b"X-API-Key": b"t0ken", b"Authorization": b"Bearer wrong"},
         {b"Authorization": b"Bearer \xff\xfe"},
     ],
 )
@@ -70,6 +83,19 @@ async def test_anything_else_is_refused_with_the_way_to_do_it(headers: Mapping[b
         assert answer.status_code == 401
         assert answer.headers["WWW-Authenticate"] == "Bearer"
         assert "t0ken" not in answer.text
+
+
+async def test_a_token_may_be_shown_as_an_api_key() -> None:
+    async with client("t0ken") as http:
+        assert (await http.get("/", headers={"X-API-Key": "t0ken"})).json()["user"] == PRINCIPAL
+
+
+async def test_everybody_is_known_by_their_own_token() -> None:
+    async with client("t0ken", ada="a-token", bob="b-token") as http:
+        for name, token in ((PRINCIPAL, "t0ken"), ("ada", "a-token"), ("bob", "b-token")):
+            assert (await http.get("/", headers=bearer(token))).json()["user"] == name
+            assert (await http.get("/", headers={"X-API-Key": token})).json()["user"] == name
+        assert (await http.get("/", headers=bearer("c-token"))).status_code == 401
 
 
 @pytest.mark.parametrize("path", sorted(PUBLIC))

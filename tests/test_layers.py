@@ -14,8 +14,9 @@ LAYERS = [
     {"agent", "chat"},
     # Who brings messages in, and the edges.
     {"app_server", "executor", "scripted_model", "server", "terminal"},
+    {"card", "executors", "grpc_server", "signing"},
     # Coordination.
-    {"conversation", "supply", "handler", "push", "recovery"},
+    {"conversation", "supply", "handler", "push", "recovery", "streams"},
     # Translation.
     {"failures", "history", "items", "replies"},
     {"diffs", "mailbox", "refusals"},
@@ -30,7 +31,10 @@ LAYERS = [
     {"providers"},
     {"settings"},
     # Ground.
-    {"admission", "environment", "guards", "readers", "webhooks", "wire", "lock"},
+    {"callers"},
+    {"dialect", "edges"},
+    {"busy"},
+    {"admission", "environment", "guards", "rates", "readers", "webhooks", "wire", "lock"},
     {"schema"},
     {"contract", "errors", "groups", "logs", "owner", "pipes", "processes", "toml_text", "tables", "task_states"},
 ]
@@ -77,8 +81,9 @@ def test_imports_point_downwards(module: str) -> None:
 
 KNOWS = {
     "a2a": {
-        *("adapter", "chat", "contract", "deliveries", "demo", "executor", "handler", "migrations", "push"),
-        *("push_configs", "replies", "retention", "server", "store", "task_states", "terminal"),
+        *("adapter", "busy", "callers", "card", "chat", "contract", "deliveries", "demo", "executor", "executors"),
+        *("grpc_server", "handler", "migrations", "push", "push_configs", "replies", "retention", "serve", "server"),
+        *("signing", "store", "streams", "task_states", "terminal"),
     },
     "httpcore": {"webhooks"},
     "molecule_runtime": {"contract"},
@@ -86,7 +91,9 @@ KNOWS = {
         *("agent", "deliveries", "doctor", "health", "migrations", "push_configs", "retention", "soundness", "store"),
         "tables",
     },
-    "starlette": {"guards", "server"},
+    "starlette": {"callers", "dialect", "edges", "guards", "server"},
+    "grpc": {"callers", "grpc_server"},
+    "cryptography": {"signing"},
     "tomlkit": {"codex_home", "toml_text"},
 }
 """Who may know an outside party."""

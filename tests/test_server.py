@@ -31,9 +31,10 @@ from a2a.types import (
 )
 from a2a.utils.errors import InvalidParamsError, TaskNotFoundError, UnsupportedOperationError
 
+from codex_workspace.card import agent_card
 from codex_workspace.errors import ConfigError
 from codex_workspace.handler import OnceHandler
-from codex_workspace.server import ServerOptions, agent_card, bind, build_app, serving
+from codex_workspace.server import ServerOptions, bind, build_app, card_facts, serving
 from codex_workspace.store import Store, open_store
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -50,7 +51,7 @@ class Echo(AgentExecutor):
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         self.owners.append(context.call_context.user.user_name)
-        submitted = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
+        submitted = status_of(context, TaskState.TASK_STATE_SUBMITTED).status
         await event_queue.enqueue_event(Task(id=context.task_id, context_id=context.context_id, status=submitted))
         await event_queue.enqueue_event(status_of(context, TaskState.TASK_STATE_WORKING))
         text = context.get_user_input()
@@ -69,6 +70,7 @@ class Echo(AgentExecutor):
 
 def status_of(context: RequestContext, state: TaskState) -> TaskStatusUpdateEvent:
     status = TaskStatus(state=state)
+    status.timestamp.GetCurrentTime()
     return TaskStatusUpdateEvent(task_id=context.task_id, context_id=context.context_id, status=status)
 
 
@@ -84,7 +86,7 @@ class Served:
     clients: list[Client] = field(default_factory=list)
 
     async def client(self, *, streaming: bool = False) -> Client:
-        card = agent_card(replace(OPTIONS, url=self.url))
+        card = agent_card(card_facts(replace(OPTIONS, url=self.url)))
         client = ClientFactory(ClientConfig(streaming=streaming, httpx_client=self.http)).create(card)
         self.clients.append(client)
         return client
@@ -250,20 +252,23 @@ async def test_the_card_says_where_and_how(tmp_path: Path) -> None:
         assert {(each["url"], each["protocolVersion"]) for each in card["supportedInterfaces"]} == {
             (now.url, "1.0"),
             (now.url, "0.3"),
+            (now.url.rstrip("/"), "1.0"),
+            (now.url.rstrip("/"), "0.3"),
         }
         assert card["url"] == now.url, "what old clients look for"
         assert "securitySchemes" not in card
 
 
 async def test_a_token_is_needed_for_all_but_card_and_probes(tmp_path: Path) -> None:
-    async with served(tmp_path, replace(OPTIONS, token="t0ken")) as now:
-        assert (await now.http.post("/", json={})).status_code == 401
+    async with served(tmp_path, replace(OPTIONS, tokens={"operator": "t0ken"})) as now:
+        for path in ("/", "/message:send", "/v1/message:send", "/tenant/message:send", "/nowhere"):
+            assert (await now.http.post(path, json={})).status_code == 401
         for path in ("/.well-known/agent-card.json", "/healthz", "/readyz"):
             assert (await now.http.get(path)).status_code == 200
         card = (await now.http.get("/.well-known/agent-card.json")).json()
         assert "bearer" in card["securitySchemes"]
         assert now.executor.owners == []
-    async with served(tmp_path, replace(OPTIONS, token="t0ken"), Authorization="Bearer t0ken") as now:
+    async with served(tmp_path, replace(OPTIONS, tokens={"operator": "t0ken"}), Authorization="Bearer t0ken") as now:
         assert answer_of(await now.send("hello")) == "hello"
         assert now.executor.owners == ["operator"]
 
@@ -289,11 +294,12 @@ async def test_a_body_over_the_limit_is_refused(tmp_path: Path) -> None:
             for start in range(0, len(body), 10_000):
                 yield body[start : start + 10_000]
 
-        told = await now.http.post("/", content=body, headers={"A2A-Version": "1.0"})
+        headers = {"A2A-Version": "1.0", "Content-Type": "application/json"}
+        told = await now.http.post("/", content=body, headers=headers)
         assert told.status_code == 413
         assert "over the limit of 100000 bytes" in told.text
         # Of what comes in chunks the SDK's dispatcher hears first, which answers in JSON-RPC.
-        counted = await now.http.post("/", content=chunks(), headers={"A2A-Version": "1.0"})
+        counted = await now.http.post("/", content=chunks(), headers=headers)
         assert counted.json()["error"]["message"] == "Payload too large"
         assert answer_of(await now.send("still here")) == "still here"
 
@@ -301,7 +307,8 @@ async def test_a_body_over_the_limit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("body", [b"", b"not json", b"[]", b"\xff", b'{"jsonrpc":"2.0","id":1,"method":"Nonsense"}'])
 async def test_nonsense_is_answered_by_an_error(tmp_path: Path, body: bytes) -> None:
     async with served(tmp_path) as now:
-        answer = await now.http.post("/", content=body, headers={"A2A-Version": "1.0"})
+        headers = {"A2A-Version": "1.0", "Content-Type": "application/json"}
+        answer = await now.http.post("/", content=body, headers=headers)
         assert "error" in answer.json()
         assert answer_of(await now.send("still here")) == "still here"
 
@@ -340,7 +347,7 @@ async def test_the_server_stops_although_a_stream_is_open(tmp_path: Path) -> Non
 async def test_a_client_that_leaves_while_its_message_is_accepted_loses_nothing(tmp_path: Path) -> None:
     """A 0.3 stream that is left cancels its request, wherever it is; here at one time after the other."""
     async with open_store(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}") as store:
-        handler = OnceHandler(Echo(), store, None, agent_card(OPTIONS), one_main_context=True)
+        handler = OnceHandler(Echo(), store, None, agent_card(card_facts(OPTIONS)), one_main_context=True)
         context = ServerCallContext()
 
         async def send(message: Message) -> None:

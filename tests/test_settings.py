@@ -465,3 +465,82 @@ def test_merge_keys_of_yaml_still_work(tmp_path: Path) -> None:
     assert load_yaml(file) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}
     file.write_text("base: &base {x: 1}\ndeep: {er: {a: &a {<<: *base, x: 3}}}\nb: {<<: *a}\n")
     assert load_yaml(file) == {"base": {"x": 1}, "deep": {"er": {"a": {"x": 3}}}, "b": {"x": 3}}
+
+
+# --- Principals, versions, the signature ---
+
+
+def principals(*entries: str) -> str:
+    return GOOD + "principals:\n" + "".join(f"- {{{entry}}}\n" for entry in entries)
+
+
+def test_everybody_has_a_name_and_a_token(machine: Machine) -> None:
+    (machine.root / "configs").mkdir()
+    (machine.root / "configs" / "bob.token").write_text("b-token\n")
+    (machine.root / "cy.token").write_text("c-token")
+    text = principals(
+        "name: ada, token_env: ADA",
+        "name: bob, token_file: bob.token",
+        f"name: cy, token_file: {machine.root}/cy.token",
+        "name: dee, token_env: DEE",
+    )
+    (machine.root / "dee.token").write_text("d-token")
+    listen = machine.load(text, ADA="a-token", DEE_FILE=str(machine.root / "dee.token"), A2A_TOKEN="o-token").listen
+    assert {name: token.reveal() for name, token in listen.tokens.items()} == {
+        "operator": "o-token",
+        "ada": "a-token",
+        "bob": "b-token",
+        "cy": "c-token",
+        "dee": "d-token",
+    }
+
+
+def test_principals_are_enough_to_listen_beyond_loopback(machine: Machine) -> None:
+    text = principals("name: ada, token_env: ADA")
+    assert "operator" not in machine.load(text, ADA="a", A2A_HOST="0.0.0.0").listen.tokens
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        (("name: ada",), "principals[0]: must have one of token_env and token_file"),
+        (("name: ada, token_env: ADA, token_file: x",), "principals[0]: must have one of token_env and token_file"),
+        (("name: ada, token_env: NOBODY",), "principals[0].token_env: names the variable NOBODY, which is not set"),
+        (("name: ada, token_file: x",), "principals[0].token_file: names a file that cannot be read"),
+        (("name: operator, token_env: ADA",), "principals[0].name: must not be operator"),
+        (("name: a b, token_env: ADA",), "principals[0].name: must be 1 to 64 letters"),
+        (("name: ada, token_env: ADA", "name: ada, token_env: BOB"), "principals[1].name: is there twice: 'ada'"),
+        (("name: ada, token_env: ADA", "name: bob, token_env: ADA"), "principals[1]: has the token of another"),
+        (("name: ada, token_env: OWN",), "principals: one of the tokens is A2A_TOKEN's"),
+        (("name: ada, token_env: BLANK",), "BLANK: must be printable ASCII"),
+    ],
+)
+def test_principals_that_are_wrong_are_refused_in_one_sentence(
+    machine: Machine, entries: tuple[str, ...], sentence: str
+) -> None:
+    env = {"ADA": "a-token", "BOB": "b-token", "OWN": "o-token", "BLANK": "a b", "A2A_TOKEN": "o-token"}
+    said = refusal(machine, principals(*entries), **env)
+    assert sentence in said
+    assert not any(f"{letter}-token" in said for letter in "abo")
+    assert_is_one_sentence(said)
+
+
+@pytest.mark.parametrize(
+    ("a2a", "sentence"),
+    [
+        ("protocol_versions: []", "a2a.protocol_versions: must name each version once, and at least one"),
+        ('protocol_versions: ["1.0", "1.0"]', "a2a.protocol_versions: must name each version once"),
+        ('protocol_versions: ["0.2"]', "must be one of 1.0, 0.3, but is '0.2'"),
+        ("signing_key_file: key.pem", 'a2a.signing_key_file: needs protocol_versions: ["1.0"]'),
+        ("grpc_url: http://x:1", "a2a.grpc_url: must be host:port"),
+    ],
+)
+def test_a_card_that_cannot_be_is_refused_in_one_sentence(machine: Machine, a2a: str, sentence: str) -> None:
+    said = refusal(machine, GOOD + f"a2a: {{{a2a}}}\n")
+    assert sentence in said
+    assert_is_one_sentence(said)
+
+
+def test_a_signature_goes_with_the_newer_version_alone(machine: Machine) -> None:
+    text = GOOD + 'a2a: {protocol_versions: ["1.0"], signing_key_file: key.pem}\n'
+    assert machine.load(text).config.a2a.signing_key_file == "key.pem"
