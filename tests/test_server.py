@@ -5,6 +5,8 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import anyio
@@ -257,6 +259,16 @@ async def test_the_card_says_where_and_how(tmp_path: Path) -> None:
         }
         assert card["url"] == now.url, "what old clients look for"
         assert "securitySchemes" not in card
+
+
+async def test_the_card_may_be_kept_for_a_while(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        card = await now.http.get("/.well-known/agent-card.json")
+        assert card.headers["cache-control"] == "public, max-age=60"
+        assert parsedate_to_datetime(card.headers["last-modified"]) <= datetime.now(UTC)
+        headers = {"If-None-Match": card.headers["etag"]}
+        again = await now.http.get("/.well-known/agent-card.json", headers=headers)
+        assert (again.status_code, again.content) == (304, b"")
 
 
 async def test_a_token_is_needed_for_all_but_card_and_probes(tmp_path: Path) -> None:

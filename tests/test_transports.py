@@ -13,6 +13,7 @@ import pytest
 from a2a.client import Client, ClientCallContext, ClientConfig, ClientFactory
 from a2a.client.errors import A2AClientError
 from a2a.compat.v0_3 import a2a_v0_3_pb2, a2a_v0_3_pb2_grpc
+from a2a.server.agent_execution import AgentExecutor
 from a2a.types import (
     AgentExtension,
     CancelTaskRequest,
@@ -80,7 +81,11 @@ class Served:
 
 
 @asynccontextmanager
-async def served(folder: Path, options: ServerOptions = OPTIONS) -> AsyncIterator[Served]:
+async def served(
+    folder: Path, options: ServerOptions = OPTIONS, other: AgentExecutor | None = None
+) -> AsyncIterator[Served]:
+    """Serve an echo, or another executor."""
+
     async def ready() -> str | None:
         return None
 
@@ -91,7 +96,7 @@ async def served(folder: Path, options: ServerOptions = OPTIONS) -> AsyncIterato
             executor = Echo()
             async with (
                 open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
-                build_app(options, executor, store, ready) as app,
+                build_app(options, other or executor, store, ready) as app,
                 app.grpc(grpc_listener),
                 serving(app.asgi, listener),
                 httpx.AsyncClient(base_url=url, timeout=4) as http,

@@ -1,0 +1,62 @@
+"""What the official kit found wanting once, by the executor that it drives: held to without the kit."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from a2a.client import Client
+from a2a.types import GetTaskRequest, StreamResponse, Task, TaskState
+
+from tests.conformance.sut import executor
+from tests.test_transports import TRANSPORTS, request, sent, served
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+
+async def first(events: AsyncIterator[StreamResponse]) -> StreamResponse:
+    answer, *_ = [event async for event in events]
+    return answer
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_answer_may_be_a_bare_message(tmp_path: Path, transport: str) -> None:
+    async with served(tmp_path, other=executor()) as now:
+        answer = await first(now.client(transport).send_message(request("tck-message-response-1")))
+        assert answer.message.parts[0].text == "Direct message response"
+
+
+PARTS: dict[str, Callable[[Task], bool]] = {
+    "tck-artifact-text": lambda task: task.artifacts[0].parts[0].text == "Generated text content",
+    "tck-artifact-file": lambda task: task.artifacts[0].parts[0].raw == b"Generated file content",
+    "tck-artifact-file-url": lambda task: task.artifacts[0].parts[0].url == "https://example.com/output.txt",
+    "tck-artifact-data": lambda task: task.artifacts[0].parts[0].data.struct_value["count"] == 42,
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_every_kind_of_part_comes_through(tmp_path: Path, transport: str) -> None:
+    async with served(tmp_path, other=executor()) as now:
+        for prefix, is_there in PARTS.items():
+            assert is_there(await sent(now.client(transport), request(f"{prefix}-1"))), prefix
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_follow_up_that_names_only_its_task_goes_on_in_its_context(tmp_path: Path, transport: str) -> None:
+    async with served(tmp_path, other=executor()) as now:
+        client = now.client(transport)
+        asked = await sent(client, request("tck-input-required-1", "one"))
+        assert asked.status.state == TaskState.TASK_STATE_INPUT_REQUIRED
+        for number, text in ((2, "two"), (3, "three")):
+            await sent(client, request(f"tck-input-required-{number}", text, task_id=asked.id))
+        done = await sent(client, request("tck-complete-task-4", "four", task_id=asked.id))
+        assert (done.id, done.context_id) == (asked.id, asked.context_id)
+        assert done.status.state == TaskState.TASK_STATE_COMPLETED
+        said = await texts(client, asked.id, None)
+        assert [text for text in said if text in ("one", "two", "three", "four")] == ["one", "two", "three", "four"]
+        assert await texts(client, asked.id, 0) == []
+        assert await texts(client, asked.id, 2) == said[-2:]
+
+
+async def texts(client: Client, task_id: str, history_length: int | None) -> list[str]:
+    task = await client.get_task(GetTaskRequest(id=task_id, history_length=history_length))
+    return [message.parts[0].text for message in task.history]
