@@ -149,6 +149,11 @@ class Codex:
 class Limits:
     """`limits:`, what a caller may send: bytes of an HTTP body, characters of a turn's text; how many may wait.
 
+    max_parts: of one message.
+    max_file_bytes, max_files_bytes: of one file or image of a message, and of all of them, decoded. Codex says images
+        back in one line, which has to stay below `wire.MAX_LINE_BYTES`.
+    max_inline_bytes: a text file up to this size stands within the turn's text, a larger one in the workspace.
+    max_handed_file_bytes, max_handed_bytes: of one file that codex hands over, and of all files of a task.
     max_waiting_per_context, max_waiting: messages that wait for their turn; one more hears when to come back.
     codex_memory_mb (MiB), codex_threads: a codex that holds so much is replaced between turns.
     max_running_turns: turns that run side by side, each in a context of its own; further ones wait.
@@ -160,6 +165,12 @@ class Limits:
 
     max_message_bytes: Annotated[int, Range(1024, 1 << 30)] = 8 << 20
     max_text_chars: Annotated[int, Range(1, MAX_INPUT_CHARS)] = MAX_INPUT_CHARS
+    max_parts: Annotated[int, Range(1, 10_000)] = 100
+    max_file_bytes: Annotated[int, Range(1024, 24 << 20)] = 5 << 20
+    max_files_bytes: Annotated[int, Range(1024, 24 << 20)] = 8 << 20
+    max_inline_bytes: Annotated[int, Range(0, 1 << 20)] = 16 << 10
+    max_handed_file_bytes: Annotated[int, Range(1024, 64 << 20)] = 5 << 20
+    max_handed_bytes: Annotated[int, Range(1024, 1 << 30)] = 20 << 20
     max_waiting_per_context: Annotated[int, Range(1, 100_000)] = 50
     max_waiting: Annotated[int, Range(1, 100_000)] = 500
     max_running_turns: Annotated[int, Range(1, 1000)] = 16

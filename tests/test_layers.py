@@ -18,8 +18,8 @@ LAYERS = [
     # Coordination.
     {"conversation", "supply", "handler", "push", "recovery", "streams"},
     # Translation.
-    {"failures", "history", "items", "replies"},
-    {"diffs", "mailbox", "refusals"},
+    {"failures", "handover", "history", "items", "replies"},
+    {"diffs", "mailbox", "parts", "refusals"},
     {"events"},
     {"events_v1"},
     {"fields"},
@@ -27,7 +27,7 @@ LAYERS = [
     {"store"},
     {"retention", "soundness"},
     {"deliveries", "migrations", "push_configs"},
-    {"codex_home", "health"},
+    {"attachments", "codex_home", "health"},
     {"providers"},
     {"settings"},
     # Ground.
@@ -82,8 +82,8 @@ def test_imports_point_downwards(module: str) -> None:
 KNOWS = {
     "a2a": {
         *("adapter", "busy", "callers", "card", "chat", "contract", "deliveries", "demo", "executor", "executors"),
-        *("grpc_server", "handler", "migrations", "push", "push_configs", "replies", "retention", "serve", "server"),
-        *("signing", "store", "streams", "task_states", "terminal"),
+        *("grpc_server", "handler", "handover", "migrations", "parts", "push", "push_configs", "replies", "retention"),
+        *("serve", "server", "signing", "store", "streams", "task_states", "terminal"),
     },
     "httpcore": {"webhooks"},
     "molecule_runtime": {"contract"},
