@@ -1,6 +1,7 @@
 """Files in the workspace: where they stand, who may see them, and what no link in the workspace can do to them."""
 
 import os
+import resource
 import stat
 import subprocess
 from collections.abc import Iterable
@@ -135,6 +136,19 @@ def test_a_folder_in_place_of_a_file_is_said_and_nothing_is_left(workspace: Path
     with pytest.raises(AttachmentsNotWritten, match=r"could not be laid down in \.a2a of the workspace"):
         write(workspace, TASK, [FILE])
     assert names_in(workspace / ".a2a" / TASK) == ["data.csv"]
+
+
+def test_a_disk_that_takes_no_more_is_said_and_no_half_file_is_left(workspace: Path) -> None:
+    write(workspace, TASK, [FILE])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        with pytest.raises(AttachmentsNotWritten, match="File too large"):
+            write(workspace, TASK, [Attachment("data.csv", "text/csv", b"x" * 100_000)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert names_in(workspace / ".a2a" / TASK) == ["data.csv"]
+    assert (workspace / ".a2a" / TASK / "data.csv").read_bytes() == FILE.data
 
 
 def test_a_workspace_that_is_gone_is_said(tmp_path: Path) -> None:
