@@ -75,10 +75,10 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
     """
     provider = choose_provider(settings, env)
     _set_up_log(settings, secrets_of(settings, provider))
-    logger.info("provider: %s", provider.reason)
 
     @asynccontextmanager
     async def opened(url: str) -> AsyncIterator[Hosted]:
+        logger.info("provider: %s", provider.reason)
         async with open_agent(settings, provider, env, url) as agent:
 
             async def begin() -> str:
