@@ -19,7 +19,9 @@ LAYERS = [
     {"conversation", "supply", "handler", "push", "recovery", "streams"},
     # Translation.
     {"failures", "handover", "history", "items", "replies"},
-    {"diffs", "mailbox", "parts", "refusals"},
+    {"answers", "prompts"},
+    {"questions"},
+    {"diffs", "forms", "mailbox", "parts", "refusals"},
     {"events"},
     {"events_v1"},
     {"fields"},
