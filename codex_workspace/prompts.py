@@ -171,8 +171,21 @@ def _how_to_answer(question: Question) -> str:
         case FormQuestion(subject=Form()):
             return "Answer `yes` or `no`."
         case _:
-            session = ", `yes, for this session` for the like of it too," if can_last(question) else ""
+            session = f", `yes, for this session` ({_lasting(question)})," if can_last(question) else ""
             return f"Answer `yes`{session} or `no`; what to do instead may follow: `no, use make instead`."
+
+
+def _lasting(question: Question) -> str:
+    """Return what a yes for the session lets codex do without asking again, in this conversation alone (0.163)."""
+    match question:
+        case CommandQuestion():
+            return "this very command may run again"
+        case PatchQuestion():
+            return "these files may be changed again"
+        case FormQuestion():
+            return "this tool may be called with any arguments"
+        case _:
+            return "else it ends with this turn"
 
 
 def _how_to_choose(asked: tuple[Asked, ...]) -> str:

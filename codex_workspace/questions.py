@@ -126,7 +126,11 @@ Question: TypeAlias = CommandQuestion | PatchQuestion | PermissionQuestion | Use
 
 @dataclass(frozen=True, slots=True)
 class Approved:
-    """Yes; with `for_session` also to the like of it, until the thread is unloaded."""
+    """Yes; with `for_session` the thread's later turns have it too.
+
+    That is the same command, another patch of the same files, the permissions, or the tool with any arguments; codex
+    does not ask again (0.163).
+    """
 
     for_session: bool = False
 

@@ -30,16 +30,20 @@ if TYPE_CHECKING:
 
 CHOICES: Final = ["approve", "approveForSession", "decline"]
 ONCE: Final = ["approve", "decline"]
-HOW: Final = (
-    "Answer `yes`, `yes, for this session` for the like of it too, or `no`; what to do instead may follow: "
-    "`no, use make instead`."
-)
+
+
+def how(lasting: str) -> str:
+    return (
+        f"Answer `yes`, `yes, for this session` ({lasting}), or `no`; what to do instead may follow: "
+        "`no, use make instead`."
+    )
 
 
 def test_a_command() -> None:
     question = CommandQuestion("npm install", "/w", "needs the\nnetwork")
     assert prompt_of(question) == (
-        f"Codex asks to run a command:\n\n```sh\nnpm install\n```\n\nWhere: /w\nWhy: needs the network\n\n{HOW}"
+        f"Codex asks to run a command:\n\n```sh\nnpm install\n```\n\nWhere: /w\nWhy: needs the network\n\n"
+        f"{how('this very command may run again')}"
     )
     assert data_of(question) == {
         "kind": "command",
@@ -67,7 +71,7 @@ def test_a_patch() -> None:
     assert prompt_of(question) == (
         "Codex asks to change 2 files:\n\n- add a.txt\n- update b.txt\n\n"
         "```diff\n--- /dev/null\n+++ a.txt\n@@ -0,0 +1,1 @@\n+x\n--- b.txt\n+++ b.txt\n@@ -1 +1 @@\n-a\n+b\n```\n\n"
-        f"And to write, for the rest of the session, in: /w\n\n{HOW}"
+        f"And to write, for the rest of the session, in: /w\n\n{how('these files may be changed again')}"
     )
     data = data_of(question)
     assert (data["kind"], data["grantRoot"], data["choices"]) == ("patch", "/w", CHOICES)
@@ -94,7 +98,7 @@ def test_permissions() -> None:
     question = PermissionQuestion({"network": {"enabled": True}}, "/w", "need net")
     assert prompt_of(question) == (
         'Codex asks for more permissions:\n\n```json\n{\n  "network": {\n    "enabled": true\n  }\n}\n```\n\n'
-        f"Where: /w\nWhy: need net\n\n{HOW}"
+        f"Where: /w\nWhy: need net\n\n{how('else it ends with this turn')}"
     )
     expected: JsonObject = {"kind": "permission", "permissions": {"network": {"enabled": True}}, "cwd": "/w"}
     assert data_of(question) == {**expected, "reason": "need net", "choices": CHOICES}
