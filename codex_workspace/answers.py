@@ -54,7 +54,7 @@ _GAP: Final = r"(?:\s*[,.;!]\s*|\s+)"
 _YES: Final = r"(?:yes|yeah|yep|y|ok|okay|sure|approved?|allow(?:ed)?|accept(?:ed)?|go\s+ahead|do\s+it)"
 _POLITE: Final = r"(?:please|thanks|thank\s+you)"
 _ONCE: Final = r"(?:(?:just|only)\s+)?(?:once|this\s+once|this\s+time)"
-_SESSION: Final = r"(?:for\s+)?(?:this|the)\s+(?:(?:whole|entire)\s+)?session|always"
+_SESSION: Final = r"for\s+(?:this|the)\s+(?:(?:whole|entire)\s+)?session|always"
 
 _APPROVAL: Final = re.compile(
     rf"(?:please{_GAP})?(?P<first>always\s+)?{_YES}(?:{_GAP}{_YES})*(?:{_GAP}(?:it|that|this))?(?:{_GAP}{_POLITE})?"
@@ -70,7 +70,7 @@ _REFUSING: Final = re.compile(
     rf"(?P<gap>{_BREAK})(?P<rest>.*)",
     _FLAGS | re.DOTALL,
 )
-_NOTHING_MORE: Final = re.compile(rf"(?:(?:do\s+)?(?:it|that|this))?(?:{_GAP}?{_POLITE})?\s*[.!]*", _FLAGS)
+_NOTHING_MORE: Final = re.compile(rf"(?:way|(?:do\s+)?(?:it|that|this))?(?:{_GAP}?{_POLITE})?\s*[.!]*", _FLAGS)
 _NOT_MEANT: Final = re.compile(
     r"(?:problems?|worries|worry|objections?|issues?|concerns?|doubt|need|idea|question|reason|matter|biggie|"
     r"ask|asking|bother|bothering|hesitate|mind|stop|wait|deny|decline|reject|refuse|forget|know|care|you|we|i)\b",

@@ -88,7 +88,17 @@ def test_yes_for_the_session(words: str) -> None:
         *((words, "") for words in ("no", "No.", "n", "nope", "NO!", "no thanks", "No, thank you.", "decline", "deny")),
         *(
             (words, "")
-            for words in ("reject", "don't", "do not", "stop", "Don\u2019t do it", "dont", "no, please", "stop it")
+            for words in (
+                "reject",
+                "don't",
+                "do not",
+                "stop",
+                "Don\u2019t do it",
+                "dont",
+                "no, please",
+                "stop it",
+                "no way",
+            )
         ),
         *((words, "") for words in ("declined", "reject that", "do not do that please", "cancel")),
         ("no, use make instead", "use make instead"),
@@ -150,7 +160,18 @@ def test_no_and_what_the_model_is_told(words: str, told: str) -> None:
             "yes\u2028please",
             "yesyes",
         ),
-        *("nothing", "know", "noted", "done", "doit", "yes " * 200, "approve everything", "allow all", "yes, run npm"),
+        *(
+            "approve this session",
+            "nothing",
+            "know",
+            "noted",
+            "done",
+            "doit",
+            "yes " * 200,
+            "approve everything",
+            "allow all",
+            "yes, run npm",
+        ),
     ],
 )
 def test_what_is_doubtful_is_unclear(words: str) -> None:
