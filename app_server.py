@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,7 +23,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from codex_workspace.errors import CodexCannotStart, CodexGone, CodexRefused, CodexTimeout, InputRefused
 from codex_workspace.groups import plain_task_group
-from codex_workspace.mailbox import Mailbox
+from codex_workspace.mailbox import Asking, Mailbox
 from codex_workspace.pipes import PipeReader, PipeWriter
 from codex_workspace.processes import sweep
 from codex_workspace.refusals import refuse
@@ -103,9 +103,6 @@ POLL_S: Final = 0.005
 DRAIN_S: Final = 0.25
 """How long the rest of a dead codex's output is waited for: a descendant may hold the pipe open for ever."""
 
-Answerer = Callable[[Request], Awaitable[JsonValue]]
-"""Gives the result for a request of codex's. Whatever it raises becomes the plain refusal."""
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -157,7 +154,6 @@ class Connection:
     def __init__(
         self,
         *,
-        answer: Answerer | None = None,
         max_line_bytes: int = MAX_LINE_BYTES,
         kill: Callable[[], None] | None = None,
         pid: int | None = None,
@@ -166,7 +162,6 @@ class Connection:
         self.version: tuple[int, int, int] = (0, 0, 0)
         self.proved = False
         self.skipped_lines = 0
-        self._answer = answer
         self._splitter = LineSplitter(max_line_bytes)
         self._numbers = count(1)
         self._in_flight = anyio.CapacityLimiter(MAX_IN_FLIGHT)
@@ -209,7 +204,10 @@ class Connection:
 
     @contextmanager
     def listen(self, thread_id: str) -> Iterator[Mailbox]:
-        """Collect the notifications of a thread from now on. One listener at a time for each thread."""
+        """Collect what codex says and asks of a thread from now on. One listener at a time for each thread.
+
+        What is asked of a thread that nobody listens to gets the plain refusal.
+        """
         if thread_id in self._mailboxes:
             raise RuntimeError(f"thread {thread_id} has a listener already")
         mailbox = self._mailboxes[thread_id] = Mailbox()
@@ -220,6 +218,7 @@ class Connection:
             yield mailbox
         finally:
             del self._mailboxes[thread_id]
+            mailbox.close()
 
     async def answers(self, within_s: float) -> bool:
         """Tell whether codex answers at all: a stopped or wedged one is alive, and says nothing."""
@@ -319,7 +318,7 @@ class Connection:
             case Result() | Failure():
                 self._settle(message)
             case Request():
-                self._start_answering(message, tasks)
+                self._start_answering(message, len(line), tasks)
             case NotUnderstood():
                 logger.warning("codex wrote a line that is no message (%s): %r", message.reason, message.start)
             case _:
@@ -341,15 +340,20 @@ class Connection:
             waiter.answer = answer
             waiter.answered.set()
 
-    def _start_answering(self, request: Request, tasks: anyio.abc.TaskGroup) -> None:
+    def _start_answering(self, request: Request, size: int, tasks: anyio.abc.TaskGroup) -> None:
         # `thread/resume` on the same connection sends pending requests again, with the same id.
         if request.id not in self._being_answered:
             self._being_answered.add(request.id)
-            tasks.start_soon(self._answer_request, request)
+            thread_id = request.params.get("threadId")
+            mailbox = self._mailboxes.get(thread_id) if isinstance(thread_id, str) else None
+            tasks.start_soon(self._answer_request, request, mailbox.ask(request, size) if mailbox else None)
 
-    async def _answer_request(self, request: Request) -> None:
+    async def _answer_request(self, request: Request, asking: Asking | None) -> None:
         try:
-            answer = await self._find_answer(request)
+            if asking is not None:
+                await asking.settled.wait()
+            given = asking.result if asking is not None else None
+            answer = refuse(request) if given is None else given
             if answer is None:
                 logger.warning("codex asked something unknown, refused: %s", request.method)
                 line = encode_error(request.id, METHOD_NOT_FOUND, f"{request.method} is not supported")
@@ -359,14 +363,6 @@ class Connection:
                 await self._send(line)
         finally:
             self._being_answered.discard(request.id)
-
-    async def _find_answer(self, request: Request) -> JsonValue:
-        if self._answer is not None:
-            try:
-                return await self._answer(request)
-            except Exception:
-                logger.exception("could not answer codex's %s; refusing it", request.method)
-        return refuse(request)
 
 
 @dataclass(slots=True)
@@ -443,14 +439,10 @@ _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @asynccontextmanager
-async def open_app_server(launch: Launch, *, answer: Answerer | None = None) -> AsyncIterator[Connection]:
+async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
     """Start codex and greet it; leaving the block ends it and everything that it started.
 
     Leaving takes at most `EOF_GRACE_S + TERM_GRACE_S + KILL_GRACE_S` and a moment, usually 50 ms.
-
-    Args:
-        launch: Which codex, and what it gets.
-        answer: Answers codex's own requests; without it all are refused.
 
     Raises:
         CodexCannotStart: no such binary, too old, or it ended or stayed silent before it answered.
@@ -458,7 +450,6 @@ async def open_app_server(launch: Launch, *, answer: Answerer | None = None) -> 
     mark = f"{launch.family}.{uuid.uuid4().hex}"
     process, stdin, stdout, stderr = _spawn(launch, mark)
     connection = Connection(
-        answer=answer,
         max_line_bytes=launch.max_line_bytes,
         kill=lambda: process.signal_group(signal.SIGKILL),
         pid=process.popen.pid,

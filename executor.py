@@ -1,30 +1,30 @@
-"""The A2A side of a turn: `CodexAppServerExecutor` makes a codex turn of each message and a task's events of the turn.
+"""The A2A side of a turn: `CodexAppServerExecutor` makes a job of each message, and tells the SDK how far it has got.
 
-Where messages come from is left to the hosts, what codex's events mean to `codex_workspace.events`, what A2A shows of
-them to `codex_workspace.replies`, and the rules of a thread to `codex_workspace.conversation`.
+Where messages come from is left to the hosts, how one is answered to `codex_workspace.job`, what codex's events mean to
+`codex_workspace.events`, what A2A shows of them to `codex_workspace.replies`, and the rules of a thread to
+`codex_workspace.conversation`.
 """
 
 import logging
-import math
-import uuid
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Final, assert_never
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
 
 import anyio
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
-from a2a.types import SendMessageRequest, Task, TaskState
-from a2a.utils.errors import UnsupportedOperationError
+from a2a.types import Message, SendMessageRequest, TaskState
+from anyio.abc import TaskGroup
 
-from codex_workspace.admission import Admission, Place
-from codex_workspace.conversation import Begun, Conversations, Floor, Turn
-from codex_workspace.deliveries import TAKEN_UP, Deliveries, Delivery, DeliveryState, Key, digest_of
-from codex_workspace.errors import AgentError, CodexError, CodexGone, InputRefused
-from codex_workspace.events import TurnEnded, TurnFailure, TurnText
-from codex_workspace.failures import explain
-from codex_workspace.recovery import Ended, GiveUp, RecoveryPolicy, Say, Step, next_step
-from codex_workspace.replies import FAILURE, A2AEvent, Outcome, Reply, closing, replayed, usage_metadata
+from codex_workspace.admission import Admission
+from codex_workspace.conversation import Conversations
+from codex_workspace.deliveries import TAKEN_UP, Deliveries, Delivery, Key
+from codex_workspace.job import NOT_BEGUN, STOPPED, STOPPING, Job, Order, canceled, code, ids_of
+from codex_workspace.orders import OrderReader
+from codex_workspace.recovery import RecoveryPolicy
+from codex_workspace.replies import A2AEvent, Outcome, Reply, closing
+from codex_workspace.turn import ToolCall
 from codex_workspace.wire import JsonObject
 
 logger = logging.getLogger(__name__)
@@ -35,334 +35,145 @@ CANCEL_TIMEOUT_S: Final = 7.0
 STOP_TIMEOUT_S: Final = 2.0
 """When the agent stops there is less patience: with the grace before and codex's end after it, 10 s have to do."""
 
-AGENT_ENDED: Final = "the agent ended in the middle of it"
-"""Why a turn was cut off that an earlier process had begun."""
-
-STOPPED: Final = "The agent stopped before the turn was done. What was said is kept; send the message again to go on."
-NOT_BEGUN: Final = "The agent stopped before it came to this message; send it again."
-
-MAX_LOGGED_CHARS: Final = 2000
-"""Of what a model endpoint says of its failure; some send whole pages."""
-
-
-@dataclass(eq=False, slots=True)
-class _Running:
-    """A task at work: its place in the line, how to stop it, why it was stopped, and when it is over."""
-
-    place: Place
-    waiting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    turn: Turn | None = None
-    stopped_as: Outcome | None = None
-    over: anyio.Event = field(default_factory=anyio.Event)
-
-    def take(self, turn: Turn) -> None:
-        """Follow a turn that has begun; one that was stopped meanwhile is interrupted."""
-        self.turn = turn
-        if self.stopped_as is not None:
-            turn.interrupt()
-
-    def stop(self, outcome: Outcome) -> None:
-        """Have the task end with `outcome`: leave the queue, or interrupt the turn."""
-        self.stopped_as = self.stopped_as or outcome
-        if self.turn is None:
-            self.waiting.cancel()
-        else:
-            self.turn.interrupt()
-
-    def kill(self) -> None:
-        """End the codex that does not obey, and the turn with it."""
-        if self.turn is not None:
-            self.turn.kill()
-
-
-class CutOff(CodexError):
-    """A turn ended with its codex, against everybody's wish."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """All that belongs to the answering of one message."""
-
-    context: RequestContext
-    delivery: Delivery
-    reply: Reply
-    running: _Running
-    event_queue: EventQueue
-
 
 class CodexAppServerExecutor(AgentExecutor):
     """Answers A2A messages with turns of a codex app-server.
 
     Args:
+        tasks: where jobs run; a task that asks a person something outlives the request that began it.
         conversations: gives the conversation of an owner's context.
         deliveries: where messages are written down.
+        orders: reads what a message wants, and does what the model calls our tools for.
         policy: what happens to turns that are cut off.
         scrub: takes secrets out of a text that goes to a peer.
         admission: how many turns may run.
+        question_timeout_s: how long a question waits for an answer before it counts as declined.
     """
 
     def __init__(
         self,
+        tasks: TaskGroup,
         conversations: Conversations,
         deliveries: Deliveries,
+        orders: OrderReader,
         policy: RecoveryPolicy = RecoveryPolicy.RESUME,
         scrub: Callable[[str], str] = str,
         admission: Admission | None = None,
+        question_timeout_s: float = 3600.0,
     ) -> None:
-        self._conversations = conversations
-        self._deliveries = deliveries
-        self._policy = policy
-        self._scrub = scrub
-        self._admission = admission or Admission()
-        self._running: dict[str, _Running] = {}
+        self.conversations = conversations
+        self.deliveries = deliveries
+        self.admission = admission or Admission()
+        self.policy = policy
+        self.question_timeout_s = question_timeout_s
+        self.scrub = scrub
+        self._tasks = tasks
+        self._orders = orders
+        self._jobs: dict[str, Job] = {}
         self._stopping = False
 
     @property
     def running(self) -> int:
-        """How many tasks are at work or wait for their turn."""
-        return len(self._running)
+        """How many tasks are at work, wait for their turn, or wait for a person."""
+        return len(self._jobs)
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """Answer one message: a Task first, a terminal status last, and no exception in between.
+        """Answer one message, or pass a person's word on to the task that has asked for it.
 
-        A message that an earlier process has taken on is taken up where that one left it.
+        Returns when the task has ended, and when it asks a person something: then it goes on with the next message, or
+        by itself when nobody has answered for too long. A message that an earlier process has taken on is taken up
+        where that one left it.
         """
-        task_id, context_id = _ids(context)
-        message_id = context.message.message_id if context.message is not None else ""
-        with self._admission.claim(context.call_context.user.user_name, context_id, message_id or task_id) as place:
-            await self._execute(context, place, event_queue)
-
-    async def _execute(self, context: RequestContext, place: Place, event_queue: EventQueue) -> None:
-        task_id, context_id = _ids(context)
-        reply = Reply(task_id, context_id)
-        running = self._running[task_id] = _Running(place)
-        try:
-            if context.current_task is None:
-                await event_queue.enqueue_event(reply.opened(context.message))
-            delivery = await self._delivery(context)
-            if delivery.state in (DeliveryState.ANSWERED, DeliveryState.ACKNOWLEDGED):
-                await _send(event_queue, replayed(Task.FromString(delivery.ending)))
-                return
-            ended = await self._answer(_Work(context, delivery, reply, running, event_queue))
-            # Down on disk first: from here on, the answer is only handed out.
-            await self._deliveries.answered(delivery.key, ended.SerializeToString())
-            await _send(event_queue, closing(ended))
-        finally:
-            del self._running[task_id]
-            running.over.set()
-
-    async def _delivery(self, context: RequestContext) -> Delivery:
-        """Return the written-down message; a host that writes none down has it done here."""
-        task_id, context_id = _ids(context)
-        known = await self._deliveries.of_task(task_id)
+        task_id, _ = ids_of(context)
+        job = self._jobs.get(task_id)
         message = context.message
-        if known is not None and (message is None or known.key.message_id == message.message_id):
-            return known
         assert message is not None
-        request = SendMessageRequest(message=message)
-        key = Key(context.call_context.user.user_name, message.message_id)
-        accepted = await self._deliveries.accept(key, request, digest_of(request), task_id, context_id)
-        if accepted is None:
-            raise UnsupportedOperationError(message=f"message {key.message_id} is answered by another task")
-        return accepted
+        if _is_lost_word(context):
+            # The question that it answers ended with its process; the task's own message is taken up.
+            await self._settle(context, message)
+            return
+        if job is None:
+            job = self._begin(context, event_queue)
+        else:
+            await self._settle(context, message)
+            job.hear(message, event_queue)
+        await job.rested()
+
+    def _begin(self, context: RequestContext, event_queue: EventQueue) -> Job:
+        job = self._jobs[ids_of(context)[0]] = Job(self, context, event_queue)
+        if self._stopping:
+            job.stop(Outcome(TaskState.TASK_STATE_REJECTED, STOPPING))
+        self._tasks.start_soon(self._run, job)
+        return job
+
+    async def _run(self, job: Job) -> None:
+        try:
+            await job.run()
+        finally:
+            del self._jobs[job.task_id]
+
+    async def _settle(self, context: RequestContext, message: Message) -> None:
+        """Take note that a person's word needs no answer of its own: the task gives it."""
+        await self.deliveries.settle(Key(context.call_context.user.user_name, message.message_id))
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Stop a task and wait until it has said so itself; the thread keeps its memory."""
-        task_id, context_id = _ids(context)
-        running = self._running.get(task_id)
-        if running is None:
-            await _send(event_queue, Reply(task_id, context_id).close(_canceled()))
+        task_id, context_id = ids_of(context)
+        job = self._jobs.get(task_id)
+        if job is None:
+            for event in closing(Reply(task_id, context_id).ended(canceled())):
+                await event_queue.enqueue_event(event)
             return
-        running.stop(_canceled())
+        job.stop(canceled())
         with anyio.move_on_after(CANCEL_TIMEOUT_S):
-            await running.over.wait()
+            await job.over.wait()
 
     async def drain(self, grace_s: float) -> None:
-        """Take no new message, give running turns `grace_s` seconds, then end them as failed: the agent stops."""
+        """Take no new message, give running turns `grace_s` seconds, then end them as failed: the agent stops.
+
+        A task that waits for a person is left as it is; the next process takes it up.
+        """
         self._stopping = True
         with anyio.move_on_after(grace_s):
             await self._all_over()
-        for running in self._running.values():
-            sentence = STOPPED if running.turn is not None else NOT_BEGUN
-            running.stop(Outcome(TaskState.TASK_STATE_FAILED, sentence, _code("agentStopped")))
+        for job in self._at_work():
+            sentence = STOPPED if job.turn is not None else NOT_BEGUN
+            job.stop(Outcome(TaskState.TASK_STATE_FAILED, sentence, code("agentStopped")))
         with anyio.move_on_after(STOP_TIMEOUT_S):
             await self._all_over()
-        for running in self._running.values():
-            running.kill()
+        for job in self._at_work():
+            job.kill()
         with anyio.move_on_after(STOP_TIMEOUT_S):
             await self._all_over()
 
     async def _all_over(self) -> None:
-        for running in list(self._running.values()):
-            await running.over.wait()
+        while jobs := self._at_work():
+            await jobs[0].at_rest()
+        for job in list(self._jobs.values()):
+            job.set_aside()
+            await job.over.wait()
 
-    async def _answer(self, work: "_Work") -> Task:
-        """Run the turn, send what comes of it, and return what the task has come to."""
-        reply, running = work.reply, work.running
-        if self._stopping:
-            running.stop(Outcome(TaskState.TASK_STATE_REJECTED, "The agent is stopping and takes no new messages."))
-        try:
-            with running.waiting:
-                return await self._run(work)
-        except InputRefused as error:
-            return reply.ended(Outcome(TaskState.TASK_STATE_REJECTED, str(error), _code("inputRefused")))
-        except AgentError as error:
-            logger.warning("task %s failed: %s", work.delivery.task_id, error)
-            return reply.ended(running.stopped_as or self._failed(error.public, type(error).__name__))
-        except Exception:
-            logger.exception("task %s failed for a reason that nobody foresaw", work.delivery.task_id)
-            return reply.ended(self._failed("The agent made a mistake of its own; its log says more.", "internal"))
-        return reply.ended(running.stopped_as or _canceled())
+    def _at_work(self) -> list[Job]:
+        return [job for job in self._jobs.values() if not job.is_asking]
 
-    async def _run(self, work: "_Work") -> Task:
-        conversation = self._conversations.of(work.delivery.key.owner, work.delivery.context_id)
-        message = text_of(work.context)
-        conversation.check(message)
-        # First this context's turn, then the agent's: whoever waits for the former keeps nobody from the latter.
-        async with conversation.floor() as floor, self._admission.turn(work.running.place):
-            step: Step = Say(message)
-            if was_taken_up(work.context):
-                step = await self._take_up(work, floor, work.delivery.deaths, AGENT_ENDED)
-            while isinstance(step, Say):
-                try:
-                    return await self._turn(work, floor, step.text)
-                except CutOff as cut_off:
-                    deaths = await self._deliveries.died(work.delivery.key)
-                    step = await self._take_up(work, floor, deaths, str(cut_off))
-                    if isinstance(step, Say):
-                        await _send(work.event_queue, [*work.reply.cut_off(), work.reply.notice(_again(cut_off))])
-        match step:
-            case Ended(end):
-                last = end.last_message.text if end.last_message is not None else None
-                return work.reply.ended(self._ended(end), last)
-            case GiveUp(sentence):
-                return work.reply.ended(self._failed(sentence, "cutOff"))
-            case _:
-                assert_never(step)
+    # --- What jobs need ---
 
-    async def _turn(self, work: "_Work", floor: Floor, text: str) -> Task:
-        """Run one turn to its end.
+    async def read(self, message: Message, task_id: str) -> Order:
+        """Return what a message wants; raises InputRefused where it cannot be had."""
+        return await self._orders.read(message, task_id)
 
-        Raises:
-            CutOff: codex died in it, and nobody wanted it stopped.
-        """
-        running, queue = work.running, work.event_queue
-        begun: Begun | None = None
-        try:
-            async with floor.turn(text, mark=f"{_mark(work.delivery)}{uuid.uuid4()}") as begun:
-                await self._deliveries.started(work.delivery.key, begun.turn.thread_id, begun.turn.turn_id)
-                running.take(begun.turn)
-                await _send(queue, _beginning(work.reply, begun))
-                said = await _follow(begun.turn, work.reply, queue)
-        except CodexGone as gone:
-            running.turn = None
-            if begun is None or running.stopped_as is not None:
-                raise
-            raise CutOff(gone.public) from gone
-        return work.reply.ended(self._outcome(begun.turn, running.stopped_as), said.answer)
+    async def serve(self, call: ToolCall, reply: Reply, cwd: Path | None) -> tuple[JsonObject, list[A2AEvent]]:
+        """Do what the model, at work in `cwd`, calls a tool of ours for: its result, and what goes out."""
+        return await self._orders.serve(call, reply, cwd)
 
-    async def _take_up(self, work: "_Work", floor: Floor, deaths: int, why: str) -> Step:
-        """Find out what became of a message's earlier turns, and how to go on."""
-        found = await floor.recorded(_mark(work.delivery))
-        step = next_step(self._policy, found, text_of(work.context), deaths, why)
-        logger.info("task %s is taken up: %s, so %s", work.delivery.task_id, found, type(step).__name__)
-        return step
-
-    def _outcome(self, turn: Turn, stopped_as: Outcome | None) -> Outcome:
-        usage = usage_metadata(turn.usage, turn.thread_usage)
-        outcome = stopped_as or self._ended(turn.ended)
-        return Outcome(outcome.state, outcome.sentence, {**outcome.metadata, **usage})
-
-    def _ended(self, ended: TurnEnded | None) -> Outcome:
-        match ended:
-            case TurnEnded(status="completed"):
-                return Outcome(TaskState.TASK_STATE_COMPLETED)
-            case TurnEnded(status="interrupted"):
-                return self._failed("The turn was interrupted from outside.", "interrupted")
-            case TurnEnded(failure=TurnFailure() as failure):
-                logger.warning("turn failed (%s): %s", failure.kind, self._scrub(failure.message)[:MAX_LOGGED_CHARS])
-                return Outcome(TaskState.TASK_STATE_FAILED, self._scrub(explain(failure)), _code_of(failure))
-            case _:
-                return self._failed("Codex says that the turn failed, and not why.", "unknown")
-
-    def _failed(self, sentence: str, code: str) -> Outcome:
-        return Outcome(TaskState.TASK_STATE_FAILED, self._scrub(sentence), _code(code))
+    def before(self, job: Job) -> list[Job]:
+        """Return the jobs of the same context that were there first and are not over, in their order."""
+        first = takewhile(lambda each: each is not job, self._jobs.values())
+        same = [each for each in first if (each.owner, each.context_id) == (job.owner, job.context_id)]
+        return [each for each in same if not each.over.is_set()]
 
 
-def was_taken_up(context: RequestContext) -> bool:
-    """Tell whether an earlier process has accepted the message, and may have begun with it."""
-    return TAKEN_UP in context.call_context.state
-
-
-def text_of(context: RequestContext) -> str:
-    """Return the text of the request's message.
-
-    Raises:
-        InputRefused: the message holds something else too, which would be passed over without a word.
-    """
-    parts = context.message.parts if context.message else []
-    others = {part.WhichOneof("content") or "empty" for part in parts} - {"text"}
-    if others:
-        raise InputRefused(
-            f"This agent takes text; the message has parts of another kind ({', '.join(sorted(others))})."
-        )
-    return context.get_user_input()
-
-
-async def _follow(turn: Turn, reply: Reply, event_queue: EventQueue) -> TurnText:
-    """Send the turn's events as they come, text at most ten times a second, until the turn has ended."""
-    said = TurnText()
-    while turn.ended is None:
-        due = reply.due
-        out: list[A2AEvent] = []
-        for event in await turn.receive(by=math.inf if due is None else due):
-            said.apply(event)
-            out += reply.apply(event, anyio.current_time())
-        due = reply.due
-        if due is not None and anyio.current_time() >= due:
-            out += reply.flush(anyio.current_time())
-        await _send(event_queue, out)
-    return said
-
-
-async def _send(event_queue: EventQueue, events: Iterable[A2AEvent]) -> None:
-    for event in events:
-        await event_queue.enqueue_event(event)
-
-
-def _beginning(reply: Reply, begun: Begun) -> list[A2AEvent]:
-    return [reply.working(), *([reply.notice(begun.note)] if begun.note else [])]
-
-
-def _mark(delivery: Delivery) -> str:
-    """Return how the ids begin under which codex is sent this message: so its record tells what became of it."""
-    return f"{delivery.task_id}/"
-
-
-def _again(cut_off: CutOff) -> str:
-    return f"{cut_off}; the turn is taken up again."
-
-
-def _canceled() -> Outcome:
-    return Outcome(TaskState.TASK_STATE_CANCELED, "Canceled.")
-
-
-def _code(code: str) -> JsonObject:
-    return {FAILURE: {"code": code}}
-
-
-def _code_of(failure: TurnFailure) -> JsonObject:
-    status: JsonObject = {} if failure.http_status is None else {"httpStatus": failure.http_status}
-    return {FAILURE: {"code": failure.kind, **status}}
-
-
-def _ids(context: RequestContext) -> tuple[str, str]:
-    """Return task id and context id, which the SDK has made up where the client named none.
-
-    A follow-up that names only its task comes with a fresh context id; the task knows the true one.
-    """
-    task = context.current_task
-    context_id = task.context_id if task is not None else context.context_id
-    if context.task_id is None or context_id is None:
-        raise ValueError("the SDK gives every request a task id and a context id")
-    return context.task_id, context_id
+def _is_lost_word(context: RequestContext) -> bool:
+    """Tell whether a message that is taken up was somebody's word on a question: it named its task when it came."""
+    delivery = context.call_context.state.get(TAKEN_UP)
+    return isinstance(delivery, Delivery) and bool(SendMessageRequest.FromString(delivery.request).message.task_id)

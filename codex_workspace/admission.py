@@ -3,7 +3,9 @@
 A message's place, and the only moves between its phases:
 
     (nothing) ──enter──> PROMISED ──claim──> WAITING ──turn──> RUNNING ──> (nothing)
-        └────────────────── claim ──────────────^   a host that asks nobody, or a message of an earlier process
+        └────────────────── claim ──────────────^                │ ^
+            a host that asks nobody, or a message                 v │
+            of an earlier process                               ASKING   a person has the word; another turn may run
 
 PROMISED and WAITING count as waiting. Only `enter` refuses; whatever was accepted before, whoever accepted it, is
 answered.
@@ -56,6 +58,10 @@ class _Phase(Enum):
     PROMISED = auto()
     WAITING = auto()
     RUNNING = auto()
+    ASKING = auto()
+
+
+_WAITING: Final = (_Phase.PROMISED, _Phase.WAITING)
 
 
 @dataclass(eq=False, slots=True)
@@ -88,7 +94,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """How many messages wait."""
-        return sum(place.phase is not _Phase.RUNNING for place in self._places.values())
+        return sum(place.phase in _WAITING for place in self._places.values())
 
     @property
     def running(self) -> int:
@@ -132,12 +138,29 @@ class Admission:
     @asynccontextmanager
     async def turn(self, place: Place) -> AsyncIterator[None]:
         """Wait, first come first served, until a further turn may run; it is counted until the block is left."""
-        async with self._slots:
+        await self._slots.acquire()
+        place.phase, place.since = _Phase.RUNNING, self.clock()
+        try:
+            yield
+        finally:
+            if place.phase is _Phase.RUNNING:
+                self._give_back(place)
+
+    def step_aside(self, place: Place) -> None:
+        """Let another turn run while a person is asked; nothing to do for a place that has done so."""
+        if place.phase is _Phase.RUNNING:
+            self._give_back(place)
+            place.phase = _Phase.ASKING
+
+    async def step_back(self, place: Place) -> None:
+        """Wait until the turn may run again; nothing to do for a place that runs."""
+        if place.phase is _Phase.ASKING:
+            await self._slots.acquire()
             place.phase, place.since = _Phase.RUNNING, self.clock()
-            try:
-                yield
-            finally:
-                self._durations.append(self.clock() - place.since)
+
+    def _give_back(self, place: Place) -> None:
+        self._durations.append(self.clock() - place.since)
+        self._slots.release()
 
     def _forget_broken_promises(self) -> None:
         too_old = self.clock() - PROMISE_S
@@ -146,7 +169,7 @@ class Admission:
             del self._places[key]
 
     def _check(self, owner: str, context_id: str) -> None:
-        waiting = [place for place in self._places.values() if place.phase is not _Phase.RUNNING]
+        waiting = [place for place in self._places.values() if place.phase in _WAITING]
         if len(waiting) >= self.bounds.waiting:
             lanes = self.bounds.running_turns
             raise Busy(f"as many messages wait as may ({len(waiting)})", self._retry_after_s(lanes))

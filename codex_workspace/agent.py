@@ -18,17 +18,22 @@ from sqlalchemy.engine import make_url
 from app_server import Connection, Launch, end_leftovers, open_app_server
 from codex_workspace.admission import Admission, Bounds
 from codex_workspace.codex_home import prepare_codex_home
-from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, TurnLimits
+from codex_workspace.conversation import Conversation, Conversations, ThreadOptions
 from codex_workspace.errors import CodexCannotStart, ConfigError
 from codex_workspace.groups import plain_task_group
+from codex_workspace.handover import HandoverBounds, tool_spec
 from codex_workspace.lock import folder_held
 from codex_workspace.logs import scrubber
+from codex_workspace.midturn import MidTurn
+from codex_workspace.orders import OrderReader
 from codex_workspace.owner import Owner
+from codex_workspace.parts import PartLimits
 from codex_workspace.providers import ChosenProvider
 from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.settings import Settings
 from codex_workspace.store import Store, open_store
 from codex_workspace.supply import Supply, SupplyBounds
+from codex_workspace.turn import TurnLimits
 from executor import CodexAppServerExecutor
 
 logger = logging.getLogger(__name__)
@@ -97,8 +102,16 @@ async def _agent(settings: Settings, provider: ChosenProvider, launch: Launch, s
         scrub = scrubber(secrets_of(settings, provider))
         policy = RecoveryPolicy(settings.config.codex.recovery)
         admission = Admission(_bounds(settings))
-        executor = CodexAppServerExecutor(conversations, store.deliveries, policy, scrub, admission)
-        yield Agent(executor, store, codex, admission)
+        orders = _orders(settings)
+        async with plain_task_group() as tasks:
+            patience_s = settings.config.codex.question_timeout_s
+            executor = CodexAppServerExecutor(
+                tasks, conversations, store.deliveries, orders, policy, scrub, admission, patience_s
+            )
+            try:
+                yield Agent(executor, store, codex, admission)
+            finally:
+                tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
             await codex.close()
@@ -170,6 +183,24 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
         model_provider=provider.slug,
         sandbox="danger-full-access" if codex.sandbox == "container" else codex.sandbox,
         approval_policy=codex.approval_policy,
+        effort=codex.reasoning_effort,
+        tools=(tool_spec(),),
+    )
+
+
+def _orders(settings: Settings) -> OrderReader:
+    limits = settings.config.limits
+    return OrderReader(
+        settings.workspace_dir,
+        MidTurn(settings.config.codex.mid_turn),
+        PartLimits(
+            max_parts=limits.max_parts,
+            max_file_bytes=limits.max_file_bytes,
+            max_files_bytes=limits.max_files_bytes,
+            max_inline_bytes=limits.max_inline_bytes,
+            max_text_chars=limits.max_text_chars,
+        ),
+        HandoverBounds(file_bytes=limits.max_handed_file_bytes, left_bytes=limits.max_handed_bytes),
     )
 
 

@@ -82,7 +82,6 @@ def managed_config(settings: Settings, provider: ChosenProvider) -> Managed:
         ("model",): provider.model,
         ("model_provider",): provider.slug,
         ("sandbox_mode",): "danger-full-access" if codex.sandbox == "container" else codex.sandbox,
-        ("approval_policy",): codex.approval_policy,
         ("web_search",): "disabled",
         # Without these, commands see every variable that codex has, the credential included.
         ("shell_environment_policy", "inherit"): "core",
@@ -93,6 +92,9 @@ def managed_config(settings: Settings, provider: ChosenProvider) -> Managed:
 
 def _optional(codex: Codex) -> dict[KeyPath, TomlValue]:
     values: dict[KeyPath, TomlValue] = {}
+    # Codex 0.163 does not start with a file that says untrusted, and takes it for a thread, where it is said too.
+    if codex.approval_policy != "untrusted":
+        values["approval_policy",] = codex.approval_policy
     if codex.reasoning_effort is not None:
         values["model_reasoning_effort",] = codex.reasoning_effort
     if codex.sandbox == "workspace-write":

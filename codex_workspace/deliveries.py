@@ -7,6 +7,8 @@ A delivery is known by its sender (owner) and the sender's message id. Its state
       │ └──────────────────────^   an end without a turn: canceled while waiting, codex does not start
       └──withdraw──> (nothing)     its sender was told that it is not taken
 
+    ACCEPTED ──settle──> ACKNOWLEDGED   somebody's word on a question: the task whose question it was gives the answer
+
 Every move is one transaction. ACKNOWLEDGED comes with the task's end in the store, where the source finds the answer;
 that is the end from every state, as an executor that knows no deliveries, or a cancel, may have ended the task. What is
 ACCEPTED or STARTED when a process begins was cut off, and is settled then.
@@ -205,6 +207,13 @@ class Deliveries:
         untouched = and_(_is(key), _deliveries.c.state == DeliveryState.ACCEPTED)
         async with self._engine.begin() as connection:
             await connection.execute(delete(_deliveries).where(untouched))
+
+    @waits_for_room
+    async def settle(self, key: Key) -> None:
+        """Take note that a message needs no answer of its own: it was somebody's word on what its task had asked."""
+        async with self._engine.begin() as connection:
+            out = {"state": DeliveryState.ACKNOWLEDGED, "changed_at": time.time()}
+            await connection.execute(update(_deliveries).where(_is(key)).values(out))
 
     @waits_for_room
     async def acknowledge(self, task_id: str) -> None:

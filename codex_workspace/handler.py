@@ -33,9 +33,10 @@ from a2a.utils.errors import (
 )
 
 from codex_workspace.admission import Admission, Busy
+from codex_workspace.busy import busy
 from codex_workspace.deliveries import MAX_MESSAGE_ID_CHARS, TAKEN_UP, Delivery, Key, OtherBody, digest_of
 from codex_workspace.errors import StoreUnavailable
-from codex_workspace.guards import answer_instead
+from codex_workspace.push import Push
 from codex_workspace.store import Store
 from codex_workspace.tables import MAX_CONTEXT_ID_CHARS
 from codex_workspace.task_states import AT_WORK, TERMINAL
@@ -50,12 +51,6 @@ WRITTEN_DOWN: Final = "codex_workspace.written_down"
 
 LEFT_BEHIND: Final = "The agent was stopped in the middle of this task and does not know its message any more."
 
-BUSY_CODE: Final = -32000
-"""Of JSON-RPC's codes for servers, the one that A2A leaves to implementations; A2A has none for "busy"."""
-
-BUSY_INFO: Final = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "BUSY", "domain": "codex-workspace"}
-"""The detail of an A2A 1.0 error; 0.3 leaves its form open."""
-
 
 class OnceHandler(DefaultRequestHandler):
     """Answers a message once, however often it comes."""
@@ -68,9 +63,18 @@ class OnceHandler(DefaultRequestHandler):
         card: AgentCard,
         *,
         one_main_context: bool,
+        push: Push | None = None,
     ) -> None:
-        chooser = _Reception(store, admission, one_main_context=one_main_context)
-        super().__init__(executor, store.tasks, card, request_context_builder=chooser)
+        chooser = _Reception(store, admission, one_main_context=one_main_context, takes_push=push is not None)
+        super().__init__(
+            executor,
+            store.tasks,
+            card,
+            request_context_builder=chooser,
+            push_config_store=push.configs if push else None,
+            push_sender=push.sender if push else None,
+            push_url_validator=push.allowed if push else None,
+        )
         self._store = store
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
@@ -112,7 +116,7 @@ class OnceHandler(DefaultRequestHandler):
             user = _Sender(delivery.key.owner)
             context = ServerCallContext(user=user, state={TAKEN_UP: delivery})
             task = await self._store.tasks.get(delivery.task_id, context)
-            if task is not None and task.status.state not in AT_WORK:
+            if task is not None and task.status.state in TERMINAL:
                 await self._store.deliveries.acknowledge(delivery.task_id)
                 continue
             request = SendMessageRequest.FromString(delivery.request)
@@ -198,8 +202,9 @@ class _AcceptedMeanwhile(Exception):
 class _Reception(SimpleRequestContextBuilder):
     """Finds the context and the task of a message, writes it down, and refuses what could only be lost."""
 
-    def __init__(self, store: Store, admission: Admission | None, *, one_main_context: bool) -> None:
+    def __init__(self, store: Store, admission: Admission | None, *, one_main_context: bool, takes_push: bool) -> None:
         super().__init__()
+        self._takes_push = takes_push
         self._store = store
         self._admission = admission
         self._one_main_context = one_main_context
@@ -226,7 +231,7 @@ class _Reception(SimpleRequestContextBuilder):
         taken_up = context.state.get(TAKEN_UP)
         if isinstance(taken_up, Delivery):
             return _request_context(context, params, taken_up.task_id, taken_up.context_id)
-        if params.configuration.HasField("task_push_notification_config"):
+        if params.configuration.HasField("task_push_notification_config") and not self._takes_push:
             raise PushNotificationNotSupportedError
         if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:
             raise InvalidParamsError(message=f"contextId: at most {MAX_CONTEXT_ID_CHARS} characters")
@@ -236,11 +241,13 @@ class _Reception(SimpleRequestContextBuilder):
             if task_id is None and context_id is None and self._one_main_context:
                 context_id = await self._store.main_context(context.user.user_name)
             task_id, context_id = task_id or self._store.tasks.new_ids.make(), context_id or str(uuid.uuid4())
-            with self._place(context, context_id, params.message.message_id or task_id):
+            # A person's word is waited for: it takes nobody's place.
+            is_new = not params.message.task_id
+            with self._place(context, context_id, params.message.message_id or task_id) if is_new else nullcontext():
                 if params.message.message_id:
                     await self._write_down(params, context, task_id, context_id)
-        except Busy as busy:
-            raise _refused(busy, context) from busy
+        except Busy as full:
+            raise busy(context, str(full), full.retry_after_s) from full
         except StoreUnavailable as error:
             raise InternalError(message=error.public) from error
         return _request_context(context, params, task_id, context_id)
@@ -280,10 +287,6 @@ class _Reception(SimpleRequestContextBuilder):
         return known.context_id
 
 
-class BusyError(A2AError):
-    """The agent takes no further message at the moment."""
-
-
 class _ThisId(IDGenerator):
     """The task id that was written down."""
 
@@ -311,17 +314,6 @@ class _Sender(User):
     def user_name(self) -> str:
         """The owner of the task."""
         return self._name
-
-
-def _refused(busy: Busy, context: ServerCallContext) -> BusyError:
-    """Return the refusal; on HTTP it goes out with a status and a header that every client knows, not the SDK's 200."""
-    detail = {"retryAfterSeconds": busy.retry_after_s}
-    is_old = "/" in str(context.state.get("method"))
-    data = detail if is_old else [{**BUSY_INFO, "metadata": {"retryAfterSeconds": str(busy.retry_after_s)}}]
-    error = {"code": BUSY_CODE, "message": str(busy), "data": data}
-    body = {"jsonrpc": "2.0", "id": context.state.get("request_id"), "error": error}
-    answer_instead(body, 429, {"Retry-After": str(busy.retry_after_s)})
-    return BusyError(str(busy), dict(detail))
 
 
 def _key(params: SendMessageRequest, context: ServerCallContext) -> Key:

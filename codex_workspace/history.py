@@ -1,6 +1,9 @@
-"""Read a turn's end out of codex's own record of the thread (`thread/read`)."""
+"""Read a turn's end out of codex's own record of the thread (`thread/read`), and out of its file where that is torn."""
 
+import json
+from collections.abc import Iterable
 from enum import Enum, auto
+from pathlib import Path
 
 from codex_workspace.events import Said, TurnEnded, TurnFailure
 from codex_workspace.wire import JsonObject, JsonValue
@@ -54,6 +57,42 @@ def recorded(read: JsonValue, mark: str) -> TurnEnded | Trace:
     if ended is None or ended.status == "interrupted":
         return Trace.CUT_OFF
     return Trace.CUT_OFF if ended.status == "completed" and ended.last_message is None else ended
+
+
+def rollout_of(read: JsonValue) -> Path | None:
+    """Return the file that codex keeps the thread in, by the answer to `thread/read`."""
+    thread = read.get("thread") if isinstance(read, dict) else None
+    path = thread.get("path") if isinstance(thread, dict) else None
+    return Path(path) if isinstance(path, str) else None
+
+
+def remembered(rollout: Iterable[str], text: str) -> bool:
+    """Tell whether the last turn of a thread's file holds `text` as a user message in the model's memory.
+
+    Codex writes that line a millisecond or two before the one that `thread/read` shows, and may die in between. What is
+    no whole line, or of another shape, says nothing. Shape: rollouts of 0.163.
+    """
+    is_said = False
+    for line in rollout:
+        match _decoded(line):
+            case {"type": "event_msg", "payload": {"type": "task_started"}}:
+                is_said = False
+            case {"type": "response_item", "payload": {"type": "message", "role": "user", "content": list(content)}}:
+                is_said = is_said or any(isinstance(part, dict) and part.get("text") == text for part in content)
+            case _:
+                pass
+    return is_said
+
+
+def _decoded(line: str) -> JsonValue:
+    # Most lines of a long thread are neither, and long.
+    if '"task_started"' not in line and '"user"' not in line:
+        return None
+    try:
+        decoded: JsonValue = json.loads(line)
+    except ValueError:
+        return None
+    return decoded
 
 
 def _is_sent_as(item: JsonObject, mark: str) -> bool:

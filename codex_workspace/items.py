@@ -1,6 +1,7 @@
 """The items of a turn that have begun and not ended: codex leaves them open when a turn is interrupted."""
 
 from codex_workspace.events import (
+    Change,
     CommandFinished,
     CommandStarted,
     FilesChanged,
@@ -29,6 +30,11 @@ class OpenItems:
                 self._open.pop(event.item_id, None)
             case _:
                 pass
+
+    def changes(self, item_id: str) -> tuple[Change, ...]:
+        """Return what an open change of files would do; nothing for any other item."""
+        opening = self._open.get(item_id)
+        return opening.changes if isinstance(opening, FilesChanging) else ()
 
     def close(self) -> list[TurnEvent]:
         """Return an ending for each item that is still open, in the order of their beginnings."""

@@ -26,7 +26,7 @@ from google.protobuf.struct_pb2 import Value
 
 from codex_workspace.attachments import Attachment
 from codex_workspace.errors import InputRefused
-from codex_workspace.wire import MAX_INPUT_CHARS, JsonValue
+from codex_workspace.wire import MAX_INPUT_CHARS, JsonObject, JsonValue
 
 IMAGE_MODES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Images that codex shows the model. What it cannot read it replaces by a note, without a word to us."""
@@ -129,7 +129,7 @@ class TurnInput:
         """All words, without the images between them."""
         return "\n".join(piece for piece in self.pieces if isinstance(piece, str))
 
-    def items(self, told: str = "", max_text_chars: int = MAX_INPUT_CHARS) -> list[JsonValue]:
+    def items(self, told: str = "", max_text_chars: int = MAX_INPUT_CHARS) -> list[JsonObject]:
         """Return codex's `input` of `turn/start` and `turn/steer`.
 
         Args:
@@ -427,7 +427,7 @@ def _plain(place: _Place, value: Value) -> JsonValue:
             return None
 
 
-def _item(piece: str | Image) -> JsonValue:
+def _item(piece: str | Image) -> JsonObject:
     match piece:
         case str():
             return {"type": "text", "text": piece}

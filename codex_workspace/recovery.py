@@ -29,8 +29,13 @@ class RecoveryPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """Start a turn with this text."""
+class SayAgain:
+    """Start a turn with the message itself: codex knows nothing of it, or the operator wants it so."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Start a turn with this text: the message is in the thread's memory."""
 
     text: str
 
@@ -49,16 +54,15 @@ class GiveUp:
     sentence: str
 
 
-Step = Say | Ended | GiveUp
+Step = SayAgain | GoOn | Ended | GiveUp
 
 
-def next_step(policy: RecoveryPolicy, found: TurnEnded | Trace, text: str, deaths: int, why: str) -> Step:
+def next_step(policy: RecoveryPolicy, found: TurnEnded | Trace, deaths: int, why: str) -> Step:
     """Return how to go on with a message whose turn was cut off.
 
     Args:
         policy: the operator's word.
         found: the turn's end by codex's own record, or what else that knows.
-        text: the message.
         deaths: how many codex processes ended while they worked on it.
         why: what cut the turn off.
     """
@@ -67,11 +71,11 @@ def next_step(policy: RecoveryPolicy, found: TurnEnded | Trace, text: str, death
     if deaths >= MAX_DEATHS:
         return GiveUp(f"Codex ended {deaths} times while it worked on this message, the last time so: {why}.")
     if found is Trace.NONE:
-        return Say(text)
+        return SayAgain()
     match policy:
         case RecoveryPolicy.RESUME:
-            return Say(GO_ON)
+            return GoOn(GO_ON)
         case RecoveryPolicy.RERUN:
-            return Say(text)
+            return SayAgain()
         case RecoveryPolicy.FAIL:
             return GiveUp(f"The turn was cut off: {why}. Send the message again to go on.")

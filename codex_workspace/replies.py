@@ -60,6 +60,7 @@ from codex_workspace.events import (
     Warned,
     WebSearched,
 )
+from codex_workspace.live import LiveItems
 from codex_workspace.wire import JsonObject, JsonValue, safe_text
 
 ANSWER: Final = "answer"
@@ -94,20 +95,23 @@ class Outcome:
 
 
 class Reply:
-    """The A2A side of one turn."""
+    """The A2A side of one turn; `live` is the view of it for clients that have asked for that."""
 
-    def __init__(self, task_id: str, context_id: str) -> None:
+    def __init__(self, task_id: str, context_id: str, live: LiveItems | None = None) -> None:
+        self._live = live
         self._task_id = task_id
         self._context_id = context_id
         self._answer = _Answer()
         self._artifacts: dict[str, Artifact] = {}
+        self._files: list[Artifact] = []
         self._answer_shown = False
         self._patches = 0
 
     @property
     def due(self) -> float | None:
         """When `flush` has something to send, on the clock of `now`; None while nothing waits."""
-        return self._answer.due
+        dues = [self._answer.due, self._live.due if self._live is not None else None]
+        return min((due for due in dues if due is not None), default=None)
 
     def opened(self, message: Message | None) -> Task:
         """Return the one Task object, which comes first."""
@@ -124,8 +128,32 @@ class Reply:
         """Return a status that tells people something about the agent itself."""
         return self._note("notice", text)
 
+    def asking(self, prompt: str, about: JsonObject) -> TaskStatusUpdateEvent:
+        """Return the status that asks a person: `prompt` to be read, `about` for programs."""
+        status = self._status(TaskState.TASK_STATE_INPUT_REQUIRED, prompt)
+        status.status.message.parts.append(Part(data=ParseDict(_safe(about), Value())))
+        status.status.message.metadata.CopyFrom(_struct({"kind": "question"}))
+        return status
+
+    @property
+    def files(self) -> list[Artifact]:
+        """The files that were handed over so far."""
+        return list(self._files)
+
+    def handed_over(self, artifact: Artifact) -> TaskArtifactUpdateEvent:
+        """Return the event that hands over a file; the artifact stays with the answer."""
+        self._files.append(artifact)
+        self._artifacts[artifact.artifact_id] = artifact
+        return TaskArtifactUpdateEvent(
+            task_id=self._task_id, context_id=self._context_id, artifact=artifact, last_chunk=True
+        )
+
     def apply(self, event: TurnEvent, now: float) -> list[A2AEvent]:
         """Return what has to go out for an event. Text waits for `flush` while the last update is too fresh."""
+        out = self._apply(event, now)
+        return out if self._live is None else [*out, *self._live.see(event)]
+
+    def _apply(self, event: TurnEvent, now: float) -> list[A2AEvent]:
         match event:
             case TextDelta(item_id=item, text=text):
                 return [*self._turn_to(item, None), *self._grown(text, now)]
@@ -190,12 +218,13 @@ class Reply:
         return [] if before.remarked else self._remark(before)
 
     def flush(self, now: float) -> list[A2AEvent]:
-        """Return the text that waits, whether or not its time has come."""
+        """Return what waits, whether or not its time has come."""
+        live = self._live.flush(now) if self._live is not None else []
         waiting, append = self._answer.take(now)
         if not waiting:
-            return []
+            return list(live)
         self._answer_shown = True
-        return [self._artifact(ANSWER, [_text_part(waiting)], append=append)]
+        return [*live, self._artifact(ANSWER, [_text_part(waiting)], append=append)]
 
     def ended(self, outcome: Outcome, final: str | None = None) -> Task:
         """Return the whole of what the task has come to, to be kept and handed out again.
@@ -212,6 +241,15 @@ class Reply:
         task = Task(id=self._task_id, context_id=self._context_id, status=status)
         task.artifacts.extend([*self._artifacts.values(), *(answer if shown else [])])
         task.metadata.CopyFrom(_struct(outcome.metadata))
+        return task
+
+    def ended_as(self, other: Task) -> Task:
+        """Return an end that is another task's too: the one whose turn this one has joined."""
+        task = Task()
+        task.CopyFrom(other)
+        task.id, task.context_id = self._task_id, self._context_id
+        if task.status.HasField("message"):
+            task.status.message.task_id = self._task_id
         return task
 
     def close(self, outcome: Outcome, final: str | None = None) -> list[A2AEvent]:
@@ -380,6 +418,11 @@ def replayed(ended: Task) -> list[A2AEvent]:
 
 def _is_side_artifact(event: A2AEvent) -> bool:
     return isinstance(event, TaskArtifactUpdateEvent) and event.artifact.artifact_id != ANSWER
+
+
+def answer_in(ended: Task) -> str:
+    """Return what the agent has said in a task that ended."""
+    return "".join(part.text for each in ended.artifacts if each.artifact_id == ANSWER for part in each.parts)
 
 
 def usage_metadata(turn: TokenCount | None, thread: TokenCount | None) -> JsonObject:

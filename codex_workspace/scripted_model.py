@@ -507,7 +507,10 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What codex sent. `conversation` is codex's thread id, `time` seconds since the epoch, `size` the body's bytes."""
+    """What codex sent. `conversation` is codex's thread id, `time` seconds since the epoch, `size` the body's bytes.
+
+    `effort` is the reasoning effort, `output_schema` what the answer has to obey; None where codex asked for none.
+    """
 
     path: str
     authorization: str | None
@@ -517,6 +520,8 @@ class Request:
     input: tuple[InputItem, ...] = ()
     tools: tuple[OfferedTool, ...] = ()
     size: int = 0
+    effort: str | None = None
+    output_schema: Json = None
 
     @property
     def last_user_message(self) -> Message | None:
@@ -597,6 +602,22 @@ def _read_offered(tool: Json, namespace: str | None = None) -> Iterator[OfferedT
             pass
 
 
+def _effort(reasoning: object) -> str | None:
+    match reasoning:
+        case {"effort": str(effort)}:
+            return effort
+        case _:
+            return None
+
+
+def _schema(text: object) -> Json:
+    match text:
+        case {"format": {"schema": dict(schema)}}:
+            return schema
+        case _:
+            return None
+
+
 def read_request(path: str, headers: dict[str, str], body: bytes) -> Request:
     """The request as values; `headers` have lower-case names.
 
@@ -622,6 +643,8 @@ def read_request(path: str, headers: dict[str, str], body: bytes) -> Request:
                 input=tuple(_read_item(item) for item in items),
                 tools=tuple(o for tool in (tools if isinstance(tools, list) else []) for o in _read_offered(tool)),
                 size=len(body),
+                effort=_effort(rest.get("reasoning")),
+                output_schema=_schema(rest.get("text")),
             )
         case _:
             raise ScriptError("the request's body needs `model` and a list `input`")

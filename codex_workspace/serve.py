@@ -5,7 +5,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -19,14 +19,18 @@ from codex_workspace.agent import open_agent, prepare_state, secrets_of
 from codex_workspace.executors import load_executor
 from codex_workspace.groups import plain_task_group
 from codex_workspace.grpc_server import GrpcListener, grpc_bound
+from codex_workspace.live import ITEMS
 from codex_workspace.lock import folder_held
 from codex_workspace.logs import scrubber, set_up_logging
+from codex_workspace.parts import INPUT_MODES
 from codex_workspace.providers import ChosenProvider, choose_provider
+from codex_workspace.push import Push, PushOptions, open_push
 from codex_workspace.replies import USAGE
 from codex_workspace.server import Application, Readiness, ServerOptions, bind, build_app, serving
 from codex_workspace.settings import Settings
 from codex_workspace.store import Store, open_store
 from codex_workspace.streams import StreamBounds
+from codex_workspace.wishes import TURN
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +38,17 @@ T = TypeVar("T")
 
 EXTENSIONS = (
     AgentExtension(uri=USAGE, description="The tokens that a turn has used, in the metadata of its last status."),
+    AgentExtension(uri=TURN, description="A message's metadata say what its turn has its own way, such as the model."),
+    AgentExtension(uri=ITEMS, description="What commands print, and the diff so far, as artifacts that grow."),
 )
 """What clients may ask for in A2A-Extensions, and need not."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the cards tell of who answers: what can be asked for, and what only those who were let in may know."""
+    """What the cards tell of who answers: media types, extensions, and what only those who were let in may know."""
 
+    input_modes: tuple[str, ...] = ("text/plain",)
     extensions: tuple[AgentExtension, ...] = ()
     setup: Mapping[str, str] = field(default_factory=dict)
 
@@ -89,7 +96,7 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
             executor = agent.executor
             yield Hosted(executor, agent.store, agent.not_ready, agent.admission, begin, executor.drain)
 
-    await _serve(settings, About(EXTENSIONS, setup_of(settings, provider)), opened)
+    await _serve(settings, About(INPUT_MODES, EXTENSIONS, setup_of(settings, provider)), opened)
 
 
 async def serve_other(settings: Settings, name: str) -> None:
@@ -125,7 +132,8 @@ async def _serve(settings: Settings, about: About, opening: Opening) -> None:
             options = server_options(settings, url_of(settings, listener), grpc_url_of(settings, grpc), about)
             async with (
                 opening(options.url) as hosted,
-                build_app(options, hosted.executor, hosted.store, hosted.ready, hosted.admission) as app,
+                _push(settings, hosted.store) as push,
+                build_app(options, hosted.executor, hosted.store, hosted.ready, hosted.admission, push) as app,
             ):
                 who = await _unless(stop, lambda: _begin(hosted, app))
                 if who is not None:
@@ -139,6 +147,12 @@ async def _serve(settings: Settings, about: About, opening: Opening) -> None:
                         await hosted.drain(settings.config.codex.shutdown_grace_s)
             tasks.cancel_scope.cancel()
     logger.info("stopped")
+
+
+def _push(settings: Settings, store: Store) -> AbstractAsyncContextManager[Push | None]:
+    if not settings.config.a2a.push_notifications:
+        return nullcontext()
+    return open_push(PushOptions(**asdict(settings.config.push)), store.push_configs)
 
 
 def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListener | None]:
@@ -230,6 +244,7 @@ def server_options(
         one_main_context=config.codex.conversations == "main",
         versions=config.a2a.protocol_versions,
         streaming=config.a2a.streaming,
+        input_modes=about.input_modes,
         extensions=about.extensions,
         setup=about.setup,
         requests_per_minute=limits.requests_per_minute,

@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +35,7 @@ from codex_workspace.groups import plain_task_group
 from codex_workspace.grpc_server import GrpcListener, serving_grpc
 from codex_workspace.guards import BodyLimit, Doorkeeper, LastWord, TokenBackend, unauthorized
 from codex_workspace.handler import OnceHandler
+from codex_workspace.push import Push
 from codex_workspace.rates import Rates
 from codex_workspace.readers import impatient
 from codex_workspace.store import Store
@@ -85,6 +86,7 @@ class ServerOptions:
     one_main_context: bool = True
     versions: tuple[Version, ...] = ("1.0", "0.3")
     streaming: bool = True
+    push_notifications: bool = False
     input_modes: tuple[str, ...] = ("text/plain",)
     extensions: tuple[AgentExtension, ...] = ()
     setup: Mapping[str, str] = field(default_factory=dict)
@@ -100,6 +102,7 @@ class Application:
     asgi: Starlette
     handler: OnceHandler
     front: Bounded
+    _push: Push | None
     _callers: Callable[[int], GrpcCallers]
     _versions: tuple[Version, ...]
 
@@ -111,6 +114,8 @@ class Application:
         taken_up = await self.handler.take_up()
         if taken_up:
             logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
+        if self._push is not None:
+            await self._push.take_up()
         return taken_up
 
     def grpc(self, listener: GrpcListener) -> AbstractAsyncContextManager[None]:
@@ -126,14 +131,17 @@ async def build_app(
     store: Store,
     ready: Readiness,
     admission: Admission | None = None,
+    push: Push | None = None,
 ) -> AsyncIterator[Application]:
     """Make the application around an executor; leaving ends the tasks that still run in it.
 
-    `admission` says which messages are taken; the executor must claim their places in it. None: all are.
+    `admission` says which messages are taken; the executor must claim their places in it. None: all are. `push` tells
+    webhooks of tasks; None: nobody does.
     """
+    options = replace(options, push_notifications=push is not None)
     facts = card_facts(options)
     card = agent_card(facts)
-    handler = OnceHandler(executor, store, admission, card, one_main_context=options.one_main_context)
+    handler = OnceHandler(executor, store, admission, card, one_main_context=options.one_main_context, push=push)
     front = Bounded(handler, options.streams, card, extended_card(facts))
     doorkeeper, rates = Doorkeeper(options.tokens), Rates(options.requests_per_minute)
     extensions = Extensions(options.extensions)
@@ -157,7 +165,7 @@ async def build_app(
         return GrpcCallers(doorkeeper, rates, extensions, serves_major(major))
 
     try:
-        yield Application(asgi, handler, front, grpc_callers, options.versions)
+        yield Application(asgi, handler, front, push, grpc_callers, options.versions)
     finally:
         await handler.aclose()
 
@@ -173,6 +181,7 @@ def card_facts(options: ServerOptions) -> CardFacts:
         versions=options.versions,
         secured=bool(options.tokens),
         streaming=options.streaming,
+        push_notifications=options.push_notifications,
         input_modes=options.input_modes,
         extensions=options.extensions,
         setup=options.setup,

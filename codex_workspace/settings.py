@@ -109,7 +109,9 @@ class Codex:
     """`codex:`, how codex works for us. Times in seconds.
 
     sandbox: `container` says that the container is the sandbox, codex's own is off.
-    approval_policy: nobody can be asked, so whatever codex asks under on-request or untrusted is declined.
+    approval_policy: under on-request and untrusted, what codex asks becomes a question to the task's sender.
+    question_timeout_s: how long such a question waits; without an answer it counts as declined.
+    mid_turn: a message that comes while a turn of its context runs waits (queue), joins it (steer) or takes its place.
     turn_inactivity_timeout_s: without any event of the turn for this long, it is interrupted and fails.
     turn_timeout_s: the whole turn's budget.
     recovery: a turn that a death cut off is told to go on (resume), run again (rerun), or fails (fail).
@@ -121,15 +123,8 @@ class Codex:
 
     sandbox: Literal["read-only", "workspace-write", "danger-full-access", "container"] = "workspace-write"
     approval_policy: Literal["never", "on-request", "untrusted"] = "never"
-    mid_turn: Annotated[
-        Literal["queue", "steer", "interrupt"],
-        Refused(
-            {
-                "steer": "is not available in this version; use queue",
-                "interrupt": "is not available in this version; use queue",
-            }
-        ),
-    ] = "queue"
+    mid_turn: Literal["queue", "steer", "interrupt"] = "queue"
+    question_timeout_s: Seconds = 3600.0
     conversations: Literal["main", "per-context"] = "main"
     backend: Annotated[
         Literal["app-server", "exec"], Refused({"exec": "is not available in this version; use app-server"})

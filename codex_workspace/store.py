@@ -138,11 +138,6 @@ class Store:
                 await connection.execute(update(TaskModel).where(TaskModel.id == task_id).values(changed))
         return len(left)
 
-    async def ping(self) -> None:
-        """Read one row; raises what the database raises when it is not usable."""
-        async with self._engine.connect() as connection:
-            await connection.execute(select(_main_contexts.c.owner).limit(1))
-
 
 def _failed(task_id: str, context_id: str, sentence: str) -> TaskStatus:
     status = TaskStatus(state=TaskState.TASK_STATE_FAILED)

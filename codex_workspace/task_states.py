@@ -18,6 +18,10 @@ AT_WORK: Final = frozenset({TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE
 """The agent is about to do something."""
 
 
+ASKING: Final = frozenset({TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_AUTH_REQUIRED})
+"""Somebody has to say something first."""
+
+
 def names_of(states: frozenset[TaskState]) -> list[str]:
     """Return the states as the database has them."""
     return sorted(TaskState.Name(state) for state in states)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 from trio.testing import MockClock
 
-from app_server import Answerer, Connection
+from app_server import Connection
 from codex_workspace.errors import CodexGone
 from codex_workspace.pipes import PipeReader, PipeWriter
 from codex_workspace.wire import MAX_LINE_BYTES, JsonObject, JsonValue, LineSplitter
@@ -78,9 +78,7 @@ def params_of(request: JsonObject) -> JsonObject:
 
 
 @asynccontextmanager
-async def memory_codex(
-    *, answer: Answerer | None = None, max_line_bytes: int = MAX_LINE_BYTES
-) -> AsyncIterator[MemoryCodex]:
+async def memory_codex(*, max_line_bytes: int = MAX_LINE_BYTES) -> AsyncIterator[MemoryCodex]:
     """Connect to a codex in memory; `kill` makes it exit."""
     to_codex, to_us = os.pipe(), os.pipe()
     async with (
@@ -94,7 +92,7 @@ async def memory_codex(
         def kill() -> None:
             tasks.start_soon(codex.exit)
 
-        connection = Connection(answer=answer, max_line_bytes=max_line_bytes, kill=kill)
+        connection = Connection(max_line_bytes=max_line_bytes, kill=kill)
         codex = MemoryCodex(connection, requests, messages)
 
         async def carry() -> None:

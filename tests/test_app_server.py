@@ -23,9 +23,10 @@ from app_server import (
     read_version,
 )
 from codex_workspace.errors import CodexCannotStart, CodexGone, CodexRefused, CodexTimeout, InputRefused
+from codex_workspace.mailbox import Asking, Mailbox
 from codex_workspace.processes import marked
 from codex_workspace.refusals import NOBODY_TO_ASK
-from codex_workspace.wire import MAX_INPUT_CHARS, JsonObject, JsonValue, Notification, Request
+from codex_workspace.wire import MAX_INPUT_CHARS, JsonObject, JsonValue, Notification
 from tests.memory_codex import ENDED, in_virtual_time, memory_codex, params_of
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -241,7 +242,7 @@ async def test_a_line_over_the_bound_is_reported_and_the_rest_goes_on(caplog: py
         with codex.connection.listen("t") as mailbox:
             await codex.tell("big", threadId="t", text="x" * 200_000)
             await codex.tell("small", threadId="t")
-            assert [said.method for said in await mailbox.take()] == ["small"]
+            assert [method_of(said) for said in await mailbox.take()] == ["small"]
         assert codex.connection.skipped_lines == 1
     assert "skipped a line of 2000" in caplog.text
 
@@ -267,11 +268,11 @@ async def test_a_thread_hears_only_what_is_its_own() -> None:
                 await codex.tell("said", threadId=thread_id)
             await codex.tell("skills/changed")
             await codex.tell("last", threadId="b")
-            heard: list[Notification] = []
+            heard: list[Notification | Asking] = []
             while len(heard) < 2:
                 heard += await b.take()
-            assert [said.method for said in heard] == ["said", "last"]
-            assert [said.params for said in await a.take()] == [{"threadId": "a"}] * 2
+            assert [method_of(said) for said in heard] == ["said", "last"]
+            assert await a.take() == [Notification("said", {"threadId": "a"})] * 2
 
 
 async def test_a_thread_has_one_listener_at_a_time() -> None:
@@ -341,50 +342,64 @@ async def test_a_request_may_have_the_id_of_one_of_ours() -> None:
 
 
 async def test_a_request_that_is_repeated_while_it_waits_is_answered_once() -> None:
-    decided = anyio.Event()
-    asked: list[int | str] = []
-
-    async def answer(request: Request) -> JsonValue:
-        asked.append(request.id)
-        await decided.wait()
-        return {"decision": "accept"}
-
-    async with memory_codex(answer=answer) as codex:
-        pending: JsonObject = {"id": 5, "method": "item/fileChange/requestApproval", "params": {}}
-        await codex.write(pending, pending, {**pending, "id": "5"})
-        await codex.write({"method": "said", "params": {}})
-        while len(asked) < 2:
-            await anyio.sleep(0.001)
-        decided.set()
-        answered = [await codex.read(), await codex.read()]
-        assert sorted(answered, key=str) == [
-            {"id": "5", "result": {"decision": "accept"}},
-            {"id": 5, "result": {"decision": "accept"}},
-        ]
-        await codex.write({**pending, "id": 6})
-        assert (await codex.read())["id"] == 6
-        assert asked == [5, "5", 6]
+    async with memory_codex() as codex:
+        with codex.connection.listen("t") as mailbox:
+            pending: JsonObject = {"id": 5, "method": "item/fileChange/requestApproval", "params": {"threadId": "t"}}
+            await codex.write(pending, pending, {**pending, "id": "5"})
+            asked = await all_asked(mailbox, 2)
+            for each in asked:
+                each.settle({"decision": "accept"})
+                each.settle({"decision": "decline"})
+            answered = [await codex.read(), await codex.read()]
+            assert sorted(answered, key=str) == [
+                {"id": "5", "result": {"decision": "accept"}},
+                {"id": 5, "result": {"decision": "accept"}},
+            ]
+            await codex.write({**pending, "id": 6})
+            for each in await all_asked(mailbox, 1):
+                each.settle({"decision": "accept"})
+            assert (await codex.read())["id"] == 6
+        assert [each.request.id for each in asked] == [5, "5"]
 
 
-async def test_an_answerer_that_fails_refuses(caplog: pytest.LogCaptureFixture) -> None:
-    async def answer(request: Request) -> JsonValue:
-        raise KeyError(request.method)
+def method_of(said: Notification | Asking) -> str:
+    return said.request.method if isinstance(said, Asking) else said.method
 
-    async with memory_codex(answer=answer) as codex:
-        await codex.write({"id": 1, "method": "applyPatchApproval", "params": {}})
-        assert await codex.read() == {"id": 1, "result": {"decision": "denied"}}
-    assert "could not answer codex's applyPatchApproval" in caplog.text
+
+async def all_asked(mailbox: Mailbox, count: int) -> list[Asking]:
+    """Return the next `count` requests."""
+    asked: list[Asking] = []
+    while len(asked) < count:
+        asked += [each for each in await mailbox.take() if isinstance(each, Asking)]
+    return asked
+
+
+async def test_what_was_asked_and_said_is_heard_in_its_order() -> None:
+    async with memory_codex() as codex:
+        with codex.connection.listen("t") as mailbox:
+            request: JsonObject = {"id": 1, "method": "item/tool/call", "params": {"threadId": "t"}}
+            await codex.write({"method": "a", "params": {"threadId": "t"}}, request)
+            await codex.write({"method": "b", "params": {"threadId": "t"}})
+            heard: list[str] = []
+            while len(heard) < 3:
+                heard += [method_of(each) for each in await mailbox.take()]
+            assert heard == ["a", "item/tool/call", "b"]
+
+
+async def test_a_listener_that_leaves_refuses_what_it_has_not_answered() -> None:
+    async with memory_codex() as codex:
+        with codex.connection.listen("t") as mailbox:
+            await codex.write({"id": 1, "method": "item/fileChange/requestApproval", "params": {"threadId": "t"}})
+            await mailbox.take()
+        assert await codex.read() == {"id": 1, "result": {"decision": "decline"}}
 
 
 async def test_a_slow_answer_holds_up_nothing_else() -> None:
-    async def answer(_request: Request) -> JsonValue:
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    async with memory_codex(answer=answer) as codex, anyio.create_task_group() as tasks:
-        await codex.write({"id": 1, "method": "item/tool/call", "params": {}})
-        tasks.start_soon(codex.connection.call, "x", {})
-        await codex.answer("x", {})
+    async with memory_codex() as codex, anyio.create_task_group() as tasks:
+        with codex.connection.listen("t"):
+            await codex.write({"id": 1, "method": "item/tool/call", "params": {"threadId": "t"}})
+            tasks.start_soon(codex.connection.call, "x", {})
+            await codex.answer("x", {})
 
 
 # --- The process's command line, environment and version ---

@@ -317,10 +317,11 @@ async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_went_on(
 
 
 class Echo(AgentExecutor):
-    """Somebody else's agent: works until its task is canceled, or echoes."""
+    """Somebody else's agent: works until its task is canceled, or echoes, once `may_end` is set where there is one."""
 
-    def __init__(self, at_work: anyio.Event) -> None:
+    def __init__(self, at_work: anyio.Event, may_end: anyio.Event | None) -> None:
         self._at_work = at_work
+        self._may_end = may_end
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         assert context.message is not None
@@ -336,7 +337,8 @@ class Echo(AgentExecutor):
         if text == "ask":
             await updater.requires_input(updater.new_agent_message([Part(text="Which one?")]))
             return
-        await anyio.sleep(0.1)
+        if self._may_end is not None:
+            await self._may_end.wait()
         await updater.complete(updater.new_agent_message([Part(text=f"{text}: in task {task.id}")]))
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
@@ -355,7 +357,7 @@ async def serving_at(routes: Sequence[BaseRoute]) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def other_agent(
-    *, streaming: bool, version: str = "1.0", at_work: anyio.Event | None = None
+    *, streaming: bool, version: str = "1.0", at_work: anyio.Event | None = None, may_end: anyio.Event | None = None
 ) -> AsyncIterator[str]:
     """Serve somebody else's agent, built with the SDK's own parts."""
     with bind("127.0.0.1", 0) as listener:
@@ -369,7 +371,7 @@ async def other_agent(
             default_input_modes=["text/plain"],
             default_output_modes=["text/plain"],
         )
-        handler = DefaultRequestHandler(Echo(at_work or anyio.Event()), InMemoryTaskStore(), card)
+        handler = DefaultRequestHandler(Echo(at_work or anyio.Event(), may_end), InMemoryTaskStore(), card)
         routes = [*create_agent_card_routes(card), *create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True)]
         async with serving(Starlette(routes=routes), listener):
             try:
@@ -380,14 +382,20 @@ async def other_agent(
 
 @pytest.mark.parametrize(("streaming", "version"), [(True, "1.0"), (False, "1.0"), (True, "0.3"), (False, "0.3")])
 async def test_other_agents_can_be_talked_to_streaming_or_not(streaming: bool, version: str) -> None:
-    view, text = TurnView(Style(), 0.0), ""
+    view, text, seen_at_work = TurnView(Style(), 0.0), "", anyio.Event()
 
     def on_event(event: StreamResponse) -> None:
         nonlocal text
         text += view.apply(event, 0.0)
+        if view.state == TaskState.TASK_STATE_WORKING:
+            seen_at_work.set()
 
-    async with other_agent(streaming=streaming, version=version) as url, open_peer(url) as peer:
-        await peer.send(Outgoing("hello"), on_event)
+    async with (
+        other_agent(streaming=streaming, version=version, may_end=seen_at_work) as url,
+        open_peer(url) as peer,
+    ):
+        with anyio.fail_after(10):
+            await peer.send(Outgoing("hello"), on_event)
     assert text == f"hello: in task {view.task_id}\n[completed, 0.0 s]\n"
 
 

@@ -10,18 +10,14 @@ import anyio
 import pytest
 
 from codex_workspace.conversation import (
-    INTERRUPT_AGAIN_S,
     MAX_REMEMBERED,
     MAX_TRIES,
     OTHER_WRITER_GRACE_S,
-    QUIET_GRACE_S,
-    STOP_GRACE_S,
     Begun,
-    Codex,
     Conversation,
     Conversations,
     ThreadOptions,
-    TurnLimits,
+    TurnOptions,
 )
 from codex_workspace.errors import CodexGone, CodexRefused, InputRefused, ProtocolError
 from codex_workspace.events import (
@@ -39,6 +35,7 @@ from codex_workspace.events import (
     Warned,
 )
 from codex_workspace.history import Trace
+from codex_workspace.turn import INTERRUPT_AGAIN_S, QUIET_GRACE_S, STOP_GRACE_S, Codex, TurnLimits, words
 from codex_workspace.wire import JsonObject, JsonValue
 from tests.memory_codex import MemoryCodex, in_virtual_time, memory_codex, params_of
 
@@ -157,7 +154,7 @@ class Talk:
     begun: Begun | None = None
 
     async def __call__(self, conversation: Conversation) -> None:
-        async with conversation.turn(self.text) as begun:
+        async with conversation.turn(words(self.text)) as begun:
             self.begun = begun
             self.events = await follow(begun)
 
@@ -253,7 +250,7 @@ def test_an_empty_message_is_refused_without_a_turn(text: str) -> None:
     async def test() -> None:
         async with scene() as now:
             with pytest.raises(InputRefused, match="no text"):
-                async with now.conversation.turn(text):
+                async with now.conversation.turn(words(text)):
                     pytest.fail("it has begun")
             assert not now.conversation.busy
 
@@ -269,7 +266,7 @@ async def test_receive_returns_at_its_time_with_nothing() -> None:
             await now.end.start_turn()
 
         tasks.start_soon(far)
-        async with now.conversation.turn("hello") as begun:
+        async with now.conversation.turn(words("hello")) as begun:
             assert await begun.turn.receive() == [TurnStarted()]
             by = anyio.current_time() + 7
             assert await begun.turn.receive(by=by) == []
@@ -339,7 +336,7 @@ async def test_an_interrupt_stops_the_turn_and_its_commands_and_closes_what_is_o
             await now.end.complete(status="interrupted")
 
         tasks.start_soon(far)
-        async with now.conversation.turn("hello") as begun:
+        async with now.conversation.turn(words("hello")) as begun:
             events: list[TurnEvent] = []
             while not any(isinstance(event, CommandStarted) for event in events):
                 events += await begun.turn.receive()
@@ -367,7 +364,7 @@ async def test_an_interrupt_waits_for_the_turns_start() -> None:
             await now.end.obey()
 
         tasks.start_soon(far)
-        async with now.conversation.turn("hello") as begun:
+        async with now.conversation.turn(words("hello")) as begun:
             begun.turn.interrupt()
             await follow(begun)
             assert begun.turn.ended == TurnEnded("interrupted", None, None)
@@ -388,7 +385,7 @@ async def test_an_interrupt_that_comes_too_early_is_asked_again() -> None:
             assert [asked[1] - asked[0], asked[2] - asked[1]] == pytest.approx([INTERRUPT_AGAIN_S] * 2, abs=0.01)
 
         tasks.start_soon(far)
-        async with now.conversation.turn("hello") as begun:
+        async with now.conversation.turn(words("hello")) as begun:
             begun.turn.interrupt()
             await follow(begun)
             assert begun.turn.ended == TurnEnded("interrupted", None, None)
@@ -406,7 +403,7 @@ async def test_a_turn_may_complete_while_its_interrupt_is_on_the_way() -> None:
             await now.end.codex.refuse(request, -32600, "no active turn to interrupt")
 
         tasks.start_soon(far)
-        async with now.conversation.turn("hello") as begun:
+        async with now.conversation.turn(words("hello")) as begun:
             begun.turn.interrupt()
             await follow(begun)
             assert begun.turn.ended == TurnEnded("completed", None, None)
@@ -423,7 +420,7 @@ async def test_a_codex_that_does_not_obey_is_killed() -> None:
             await now.end.codex.answer("thread/backgroundTerminals/clean", {})
 
         tasks.start_soon(far)
-        async with now.conversation.turn("hello") as begun:
+        async with now.conversation.turn(words("hello")) as begun:
             began = anyio.current_time()
             begun.turn.interrupt()
             with pytest.raises(CodexGone, match="did not stop its turn"):
@@ -446,7 +443,7 @@ async def test_a_block_left_early_stops_its_turn() -> None:
 
         tasks.start_soon(far)
         with pytest.raises(KeyError):
-            async with now.conversation.turn("hello"):
+            async with now.conversation.turn(words("hello")):
                 raise KeyError
         await Talk()(now.conversation)
 
@@ -460,7 +457,7 @@ async def test_a_block_left_early_of_a_codex_that_does_not_obey_kills_it() -> No
             await now.end.start_turn("turn-1")
 
         tasks.start_soon(far)
-        async with now.conversation.turn("hello"):
+        async with now.conversation.turn(words("hello")):
             pass
         await anyio.sleep(1)
         assert now.end.codex.connection.gone is not None
@@ -979,10 +976,10 @@ def test_a_record_is_read_again_where_codex_dies_over_it(deaths: int) -> None:
             tasks.start_soon(far)
             async with now.conversation.floor() as floor:
                 if deaths < MAX_TRIES:
-                    assert await floor.recorded("task/") is Trace.NONE
+                    assert await floor.recorded("task/", words("hello")) is Trace.NONE
                 else:
                     with pytest.raises(CodexGone):
-                        await floor.recorded("task/")
+                        await floor.recorded("task/", words("hello"))
 
     test()
 
@@ -1018,7 +1015,7 @@ async def test_a_death_in_mid_turn_ends_the_turn_after_all_that_was_said() -> No
 
         tasks.start_soon(far)
         began = anyio.current_time()
-        async with now.conversation.turn("hello") as begun:
+        async with now.conversation.turn(words("hello")) as begun:
             events: list[TurnEvent] = []
 
             async def listen() -> None:
@@ -1134,3 +1131,131 @@ async def test_a_busy_conversation_is_not_forgotten() -> None:
         assert known.of("me", "busy") is busy
         await end.start_turn()
         await end.complete()
+
+
+# --- What codex asks ---
+
+
+def approval(number: int, turn_id: str = "turn-1") -> JsonObject:
+    params: JsonObject = {"threadId": "thread-1", "turnId": turn_id, "itemId": "c", "command": "make", "cwd": "/w"}
+    return {"id": number, "method": "item/commandExecution/requestApproval", "params": params}
+
+
+@in_virtual_time
+async def test_a_turn_s_clocks_stand_still_while_somebody_is_asked() -> None:
+    async with scene() as now, anyio.create_task_group() as tasks:
+
+        async def far() -> None:
+            await now.end.start_thread()
+            await now.end.start_turn()
+            await now.end.codex.write(approval(0))
+            answer = await now.end.codex.read()
+            assert answer == {"id": 0, "result": {"decision": "accept"}}
+            await anyio.sleep(LIMITS.inactivity_s - 1)
+            await now.end.complete()
+
+        tasks.start_soon(far)
+        async with now.conversation.turn(words("hello")) as begun:
+            while begun.turn.asked is None:
+                await begun.turn.receive()
+            asked = begun.turn.asked
+            assert await begun.turn.receive(by=anyio.current_time() + 10 * LIMITS.total_s) == []
+            begun.turn.answer(asked, {"decision": "accept"})
+            events = await follow(begun)
+        assert isinstance(events[-1], TurnEnded)
+        assert events[-1].status == "completed"
+
+
+@in_virtual_time
+async def test_what_codex_does_not_want_to_know_any_more_is_not_asked() -> None:
+    async with scene() as now, anyio.create_task_group() as tasks:
+
+        async def far() -> None:
+            await now.end.start_thread()
+            await now.end.start_turn()
+            await now.end.codex.write(approval(0), approval(1))
+            await now.end.say("serverRequest/resolved", requestId=0)
+            assert await now.end.codex.read() == {"id": 0, "result": {"decision": "decline"}}
+            await now.end.complete()
+            assert await now.end.codex.read() == {"id": 1, "result": {"decision": "decline"}}
+
+        tasks.start_soon(far)
+        async with now.conversation.turn(words("hello")) as begun:
+            await follow(begun)
+            assert begun.turn.asked is None
+
+
+@in_virtual_time
+async def test_a_question_of_another_turn_or_of_no_kind_is_refused_at_once() -> None:
+    async def far(end: FarEnd) -> None:
+        await end.start_thread()
+        await end.start_turn()
+        await end.codex.write(approval(7, "turn-0"))
+        assert await end.codex.read() == {"id": 7, "result": {"decision": "decline"}}
+        unknown: JsonObject = {"threadId": "thread-1", "turnId": "turn-1"}
+        await end.codex.write({"id": 8, "method": "item/telepathy/request", "params": unknown})
+        assert (await end.codex.read())["error"]
+        await end.complete()
+
+    async with scene() as now:
+        assert (await talk(now, far)).ended.status == "completed"
+
+
+@in_virtual_time
+async def test_words_join_a_running_turn_or_come_too_late() -> None:
+    async with scene() as now, anyio.create_task_group() as tasks:
+
+        async def far() -> None:
+            await now.end.start_thread()
+            await now.end.start_turn()
+            steered = await now.end.codex.answer("turn/steer", {"turnId": "turn-1"})
+            assert steered == {
+                "threadId": "thread-1",
+                "expectedTurnId": "turn-1",
+                "input": [{"type": "text", "text": "look here"}],
+                "clientUserMessageId": "mark",
+            }
+            await now.end.codex.refuse(await now.end.codex.read("turn/steer"), -32600, "no active turn to steer")
+            await now.end.complete()
+
+        tasks.start_soon(far)
+        async with now.conversation.turn(words("hello")) as begun:
+            assert await begun.turn.steer(words("look here"), "mark")
+            assert not await begun.turn.steer(words("and here"))
+            await follow(begun)
+
+
+@in_virtual_time
+async def test_what_one_turn_had_its_own_way_the_next_ones_are_told_back() -> None:
+    async with scene() as now:
+
+        async def run(options: TurnOptions | None = None) -> JsonObject:
+            started: list[JsonObject] = []
+
+            async def far() -> None:
+                message = await now.end.codex.read()
+                if message["method"] == "thread/start":
+                    await now.end.codex.reply(message, {"thread": {"id": "thread-1"}, **ECHO})
+                    message = await now.end.codex.read()
+                started.append(params_of(message))
+                await now.end.codex.reply(message, {"turn": {"id": "turn-1"}})
+                if options is not None and options.effort is not None:
+                    models: JsonValue = [{"model": OPTIONS.model, "defaultReasoningEffort": "medium"}]
+                    await now.end.codex.answer("model/list", {"data": models})
+                await now.end.say("turn/started", turn={"id": "turn-1"})
+                await now.end.complete()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(far)
+                async with now.conversation.floor() as floor, floor.turn(words("x"), None, options) as begun:
+                    await follow(begun)
+            own = ("model", "effort", "cwd", "outputSchema")
+            return {name: value for name, value in started[0].items() if name in own}
+
+        assert await run() == {}
+        wish = TurnOptions("big", "high", Path("/w/sub"), {"type": "object"})
+        own: JsonObject = {"model": "big", "effort": "high", "cwd": "/w/sub", "outputSchema": {"type": "object"}}
+        assert await run(wish) == own
+        usual: JsonObject = {"model": OPTIONS.model, "effort": "medium", "cwd": "/w"}
+        assert await run() == usual
+        assert await run(TurnOptions(model="other")) == {**usual, "model": "other"}

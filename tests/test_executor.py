@@ -15,10 +15,12 @@ from a2a.server.events.event_queue import Event
 from a2a.types import Message, Part, Role, SendMessageRequest, Task, TaskArtifactUpdateEvent, TaskState
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.conversation import Codex, Conversation, Conversations, ThreadOptions, TurnLimits
+from codex_workspace.conversation import Conversation, Conversations, ThreadOptions
 from codex_workspace.errors import CodexCannotStart
 from codex_workspace.logs import scrubber
+from codex_workspace.orders import OrderReader
 from codex_workspace.replies import FAILURE, USAGE
+from codex_workspace.turn import Codex, TurnLimits
 from codex_workspace.wire import JsonObject
 from executor import CodexAppServerExecutor
 from tests.memory_codex import MemoryCodex, in_virtual_time, memory_codex
@@ -133,7 +135,13 @@ async def scene() -> AsyncIterator[Scene]:
         def make(_owner: str, _context_id: str) -> Conversation:
             return Conversation(connect, NoMemory(), OPTIONS, TurnLimits())
 
-        yield Scene(CodexAppServerExecutor(Conversations(make), MemoryDeliveries(), scrub=scrubber([SECRET])), codex)
+        async with anyio.create_task_group() as tasks:
+            orders = OrderReader(Path("/w"))
+            deliveries = MemoryDeliveries()
+            yield Scene(
+                CodexAppServerExecutor(tasks, Conversations(make), deliveries, orders, scrub=scrubber([SECRET])), codex
+            )
+            tasks.cancel_scope.cancel()
 
 
 @in_virtual_time
@@ -250,7 +258,10 @@ def test_no_error_escapes_and_none_shows_more_than_it_should(error: Exception, s
             return Conversation(connect, NoMemory(), OPTIONS, TurnLimits())
 
         sent = Sent()
-        await CodexAppServerExecutor(Conversations(make), MemoryDeliveries()).execute(message("hello"), sent)
+        async with anyio.create_task_group() as tasks:
+            orders = OrderReader(Path("/w"))
+            executor = CodexAppServerExecutor(tasks, Conversations(make), MemoryDeliveries(), orders)
+            await executor.execute(message("hello"), sent)
         sent.assert_well_formed()
         assert (sent.states[-1], sent.sentence) == (T.TASK_STATE_FAILED, sentence)
         assert sent.metadata == {FAILURE: {"code": code}}

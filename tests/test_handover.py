@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-import anyio
 import pytest
 from a2a.types import Artifact, Part
 
@@ -197,10 +196,10 @@ class Answering:
         self.workspace = workspace
         self.asked: list[JsonObject] = []
 
-    async def __call__(self, request: Request) -> JsonValue:
+    def __call__(self, request: Request) -> JsonValue:
         assert request.method == "item/tool/call"
         self.asked.append(request.params)
-        return result(await anyio.to_thread.run_sync(take, request.params["arguments"], self.workspace, BOUNDS))
+        return result(take(request.params["arguments"], self.workspace, BOUNDS))
 
 
 @pytest.mark.usefixtures("no_hang")
@@ -208,17 +207,17 @@ async def test_codex_offers_the_tool_and_asks_for_it_also_in_a_resumed_thread(tm
     async with scripted_model() as model:
         place = Place(tmp_path, model.base_url)
         answering = Answering(place.workspace)
-        async with real_codex(place, answering) as codex:
+        async with real_codex(place) as codex:
             (place.workspace / "report.md").write_text("# Report\n")
             thread_id = await codex.start(dynamicTools=[tool_spec()])
-            await codex.turn(thread_id, call_of("report.md"))
+            await codex.turn(thread_id, call_of("report.md"), answering)
             assert offers(model) == [None]
             assert outputs(model) == ["Handed over as report.md (text/markdown, 9 bytes)."]
-            await codex.turn(thread_id, call_of("gone.md"))
+            await codex.turn(thread_id, call_of("gone.md"), answering)
             assert outputs(model)[-1] == "gone.md cannot be handed over: there is no such file."
-        async with real_codex(place, answering) as codex:
+        async with real_codex(place) as codex:
             await codex.resume(thread_id)
-            await codex.turn(thread_id, call_of("report.md"))
+            await codex.turn(thread_id, call_of("report.md"), answering)
             assert offers(model) == [None]
             assert len(outputs(model)) == 3
     assert [(each["tool"], each["namespace"], each["arguments"]) for each in answering.asked] == [

@@ -4,11 +4,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.events import Said
-from codex_workspace.history import ended_in
+from codex_workspace.history import ended_in, remembered, rollout_of
 from codex_workspace.wire import JsonObject, JsonValue
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -81,3 +82,44 @@ def test_no_record_is_a_failed_turn(read: JsonValue) -> None:
     ended = ended_in(read, "t")
     assert ended is not None
     assert ended.status == "failed"
+
+
+# --- A record that is torn ---
+
+STARTED = '{"type": "event_msg", "payload": {"type": "task_started", "turn_id": "t"}}'
+
+
+def said(text: str, role: str = "user") -> str:
+    content = [{"type": "input_text", "text": text}]
+    return json.dumps({"type": "response_item", "payload": {"type": "message", "role": role, "content": content}})
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_remembered"),
+    [
+        ([STARTED, said("hello")], True),
+        ([STARTED, said("hello"), "{torn"], True),
+        ([STARTED, said("hello"), STARTED], False),
+        ([STARTED, said("hello"), STARTED, said("hello")], True),
+        ([STARTED, said("hello", "assistant")], False),
+        ([STARTED, said("hello there")], False),
+        ([STARTED, said("hello")[:-2]], False),
+        ([], False),
+    ],
+)
+def test_a_message_that_the_model_remembers_is_found_where_the_record_does_not_show_it(
+    lines: list[str], is_remembered: bool
+) -> None:
+    assert remembered(lines, "hello") == is_remembered
+
+
+@given(st.lists(st.text(max_size=30) | json_values.map(json.dumps), max_size=5))
+def test_an_odd_file_remembers_nothing(lines: list[str]) -> None:
+    assert not remembered(lines, "hello, I am not there")
+
+
+def test_the_file_is_where_codex_says() -> None:
+    found = [rollout_of(read) for read in reads()]
+    assert found
+    assert all(path is not None and path.name.startswith("rollout-") for path in found)
+    assert rollout_of({"thread": {"path": None}}) is None

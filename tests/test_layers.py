@@ -16,10 +16,14 @@ LAYERS = [
     {"app_server", "executor", "scripted_model", "server", "terminal"},
     {"card", "executors", "grpc_server", "signing"},
     # Coordination.
-    {"conversation", "supply", "handler", "push", "recovery", "streams"},
+    {"orders"},
+    {"job", "wishes"},
+    {"conversation"},
+    {"handler", "recovery", "streams", "supply", "turn"},
+    {"push"},
     # Translation.
-    {"failures", "handover", "history", "items", "replies"},
-    {"answers", "prompts"},
+    {"failures", "handover", "history", "items", "midturn", "replies"},
+    {"answers", "live", "prompts"},
     {"questions"},
     {"diffs", "forms", "mailbox", "parts", "refusals"},
     {"events"},
@@ -84,8 +88,8 @@ def test_imports_point_downwards(module: str) -> None:
 KNOWS = {
     "a2a": {
         *("adapter", "busy", "callers", "card", "chat", "contract", "deliveries", "demo", "executor", "executors"),
-        *("grpc_server", "handler", "handover", "migrations", "parts", "push", "push_configs", "replies", "retention"),
-        *("serve", "server", "signing", "store", "streams", "task_states", "terminal"),
+        *("grpc_server", "handler", "handover", "job", "live", "migrations", "orders", "push", "push_configs"),
+        *("parts", "replies", "retention", "serve", "server", "signing", "store", "streams", "task_states", "terminal"),
     },
     "httpcore": {"webhooks"},
     "molecule_runtime": {"contract"},

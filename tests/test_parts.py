@@ -4,7 +4,7 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from google.protobuf.struct_pb2 import Value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app_server import Answerer, Connection, open_app_server
+from app_server import Connection, open_app_server
 from codex_workspace.agent import launch_of, thread_options
 from codex_workspace.attachments import Attachment
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.errors import CodexRefused, InputRefused
+from codex_workspace.mailbox import Asking
 from codex_workspace.parts import (
     IMAGE_MODES,
     INPUT_MODES,
@@ -37,7 +38,7 @@ from codex_workspace.parts import (
 from codex_workspace.providers import choose_provider
 from codex_workspace.scripted_model import scripted_model
 from codex_workspace.settings import load_settings
-from codex_workspace.wire import JsonObject, JsonValue
+from codex_workspace.wire import JsonObject, JsonValue, Request
 from tests.e2e.agent_process import Place
 from tests.e2e.client import script
 
@@ -407,6 +408,9 @@ def test_how_large_a_file_may_be_to_stand_among_the_words() -> None:
 # --- The real codex ---
 
 
+Answerer = Callable[[Request], JsonValue]
+
+
 class Threads:
     """The real codex, held by hand: its threads and whole turns on them."""
 
@@ -424,22 +428,26 @@ class Threads:
     async def resume(self, thread_id: str, **more: JsonValue) -> None:
         await self.codex.call("thread/resume", {"threadId": thread_id, "excludeTurns": True, **self.options, **more})
 
-    async def turn(self, thread_id: str, items: list[JsonValue]) -> None:
-        """Run a turn to its end."""
+    async def turn(self, thread_id: str, items: Sequence[JsonValue], answer: Answerer | None = None) -> None:
+        """Run a turn to its end; `answer` gives the result of what codex asks."""
         with self.codex.listen(thread_id) as mailbox, anyio.fail_after(10):
-            await self.codex.call("turn/start", {"threadId": thread_id, "input": items})
-            while not any(each.method == "turn/completed" for each in await mailbox.take()):
-                pass
+            await self.codex.call("turn/start", {"threadId": thread_id, "input": list(items)})
+            while True:
+                for each in await mailbox.take():
+                    if isinstance(each, Asking):
+                        each.settle(answer(each.request) if answer else None)
+                    elif each.method == "turn/completed":
+                        return
 
 
 @asynccontextmanager
-async def real_codex(place: Place, answer: Answerer | None = None) -> AsyncIterator[Threads]:
+async def real_codex(place: Place) -> AsyncIterator[Threads]:
     environment = place.prepare()
     settings = load_settings(environment)
     provider = choose_provider(settings, environment)
     prepare_codex_home(settings, provider)
     launch = launch_of(settings, provider, environment)
-    async with open_app_server(launch, answer=answer) as codex:
+    async with open_app_server(launch) as codex:
         yield Threads(codex, thread_options(settings, provider).params())
 
 

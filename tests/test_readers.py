@@ -80,7 +80,8 @@ class Scene:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect((host, int(port)))
         content = json.dumps(body(method, {"id": task_id})).encode()
-        head = f"POST / HTTP/1.1\r\nHost: x\r\nA2A-Version: 1.0\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        lines = ["POST / HTTP/1.1", "Host: x", "A2A-Version: 1.0", "Content-Type: application/json"]
+        head = "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""])
         sock.sendall(head.encode() + content)
         return sock
 

@@ -150,12 +150,7 @@ BAD_CONFIG = [
     (GOOD + "codex:\n  approval_policy: on-failure\n", "codex.approval_policy", "one of never, on-request, untrusted"),
     (GOOD + "codex:\n  conversations: single\n", "codex.conversations", "must be one of main, per-context"),
     (GOOD + "codex:\n  reasoning_effort: 3\n", "codex.reasoning_effort", "must be a word such as low"),
-    (GOOD + "codex:\n  mid_turn: steer\n", "codex.mid_turn", "steer is not available in this version; use queue"),
-    (
-        GOOD + "codex:\n  mid_turn: interrupt\n",
-        "codex.mid_turn",
-        "interrupt is not available in this version; use queue",
-    ),
+    (GOOD + "codex:\n  mid_turn: later\n", "codex.mid_turn", "one of queue, steer, interrupt"),
     (GOOD + "codex:\n  backend: exec\n", "codex.backend", "exec is not available in this version; use app-server"),
     # providers' fields
     (GOOD + "providers: [{name: a}]\n", "providers[0].auth_mode", "is missing; it must be one of openai_api"),
@@ -319,7 +314,7 @@ providers:
 codex:
   sandbox: container
   approval_policy: untrusted
-  mid_turn: queue
+  mid_turn: steer
   conversations: per-context
   backend: app-server
   turn_inactivity_timeout_s: 60

@@ -1,6 +1,7 @@
 """What outlives the process, in real SQLite files."""
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 from a2a.auth.user import User
 from a2a.server.context import ServerCallContext
+from a2a.server.tasks import DatabaseTaskStore
 from a2a.types import Artifact, ListTasksRequest, Part, Task, TaskState, TaskStatus
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from codex_workspace.errors import ConfigError
-from codex_workspace.store import SAVE_INTERVAL_S, Store, open_store
+from codex_workspace.store import SAVE_INTERVAL_S, FrugalTaskStore, Store, open_store
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -144,15 +147,29 @@ async def test_a_streamed_answer_costs_a_few_writes(tmp_path: Path) -> None:
         assert states_on_disk(tmp_path) == {"task-1": "TASK_STATE_COMPLETED"}
 
 
+async def saved_as_it_grows(folder: Path, interval_s: float) -> list[tuple[str, str]]:
+    """Save a task that grows; return what a reader of the task and one of the file see after each save."""
+    async with opened(folder):
+        engine = create_async_engine(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}")
+    tasks, seen = FrugalTaskStore(DatabaseTaskStore(engine, create_table=False), interval_s), []
+    try:
+        await tasks.save(task_of(SUBMITTED), ME)
+        for text in ("a", "ab", "abc"):
+            await tasks.save(task_of(WORKING, text), ME)
+            written = "select json_extract(artifacts, '$[0].parts[0].text') from tasks"
+            seen.append((text_of(await tasks.get("task-1", ME)), str(on_disk(folder, written)[0][0])))
+    finally:
+        await engine.dispose()
+    return seen
+
+
 async def test_a_task_that_works_for_long_is_written_now_and_then(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
-        await store.tasks.save(task_of(SUBMITTED), ME)
-        await store.tasks.save(task_of(WORKING, "a"), ME)
-        await store.tasks.save(task_of(WORKING, "ab"), ME)
-        assert states_on_disk(tmp_path) == {"task-1": "TASK_STATE_SUBMITTED"}
-        await asyncio.sleep(SAVE_INTERVAL_S + 0.05)
-        await store.tasks.save(task_of(WORKING, "abc"), ME)
-        assert "abc" in str(on_disk(tmp_path, "select artifacts from tasks"))
+    # The first of a working task was written as submitted a moment ago.
+    assert await saved_as_it_grows(tmp_path, interval_s=0) == [("a", "None"), ("ab", "ab"), ("abc", "abc")]
+
+
+async def test_within_the_interval_what_grows_is_not_written(tmp_path: Path) -> None:
+    assert await saved_as_it_grows(tmp_path, interval_s=math.inf) == [("a", "None"), ("ab", "None"), ("abc", "None")]
 
 
 @pytest.mark.parametrize("state", [COMPLETED, CANCELED, TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_REJECTED])
@@ -264,8 +281,7 @@ async def test_what_an_earlier_process_left_is_failed_with_a_reason(tmp_path: Pa
 
 
 async def test_the_file_is_in_wal_mode(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
-        await store.ping()
+    async with opened(tmp_path):
         assert on_disk(tmp_path, "pragma journal_mode") == [("wal",)]
 
 

@@ -41,7 +41,7 @@ class Place:
 
     def prepare(self) -> dict[str, str]:
         """Write config.yaml and return the agent's whole environment."""
-        for name in ("workspace", "config", "state"):
+        for name in ("workspace", "config", "state", "home"):
             (self.root / name).mkdir(exist_ok=True)
         config = {
             "name": "test-agent",
@@ -68,9 +68,11 @@ class Place:
             "WORKSPACE_DIR": str(self.workspace),
             "A2A_PORT": str(self.port),
             "SCRIPTED_KEY": SECRET,
+            # Commands run in a login shell, and not every person's profile ends soon.
+            "HOME": str(self.root / "home"),
             "PYTHONPATH": str(REPOSITORY),
         }
-        passed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        passed = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         return passed | own | dict(self.environment)
 
 

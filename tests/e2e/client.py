@@ -21,6 +21,7 @@ from a2a.types import (
     StreamResponse,
     Task,
     TaskState,
+    TaskStatus,
     TaskStatusUpdateEvent,
 )
 from google.protobuf.json_format import MessageToDict
@@ -44,6 +45,7 @@ class Seen:
     state: int = TaskState.TASK_STATE_UNSPECIFIED
     sentence: str = ""
     artifacts: dict[str, str] = field(default_factory=dict)
+    question: dict[str, object] = field(default_factory=dict)
     notes: list[TaskStatusUpdateEvent] = field(default_factory=list)
     metadata: dict[str, object] = field(default_factory=dict)
     answer_updates: list[float] = field(default_factory=list)
@@ -86,16 +88,24 @@ class Seen:
         for artifact in task.artifacts:
             self.artifacts[artifact.artifact_id] = "".join(part.text for part in artifact.parts)
         self.metadata = dict(task.metadata)
+        self._asked(task.status)
         return self
+
+    def _asked(self, status: TaskStatus) -> None:
+        self.question = {}
+        if status.state == TaskState.TASK_STATE_INPUT_REQUIRED:
+            (data,) = [part.data for part in status.message.parts if part.HasField("data")]
+            self.question = MessageToDict(data)
 
     def _status(self, update: TaskStatusUpdateEvent) -> None:
         assert self.state not in TERMINAL, "something came after the terminal status"
         self.state = update.status.state
         self.sentence = "".join(part.text for part in update.status.message.parts)
+        self._asked(update.status)
         if update.status.state in TERMINAL:
             self.terminals += 1
             self.metadata |= dict(update.metadata)
-        elif update.status.HasField("message"):
+        elif update.status.HasField("message") and not self.question:
             self.notes.append(update)
 
 
@@ -133,6 +143,21 @@ class Peer:
         async for event in self.blocking.send_message(sent):
             seen.take(event)
         return seen
+
+    async def answer(self, asked: Seen, *parts: Part, streaming: bool = False) -> Seen:
+        """Answer what a task has asked, and return what comes of it: the task's end, or its next question."""
+        said = Message(role=Role.ROLE_USER, message_id=str(uuid.uuid4()), task_id=asked.task_id, parts=parts)
+        seen = Seen(asked.task_id, asked.context_id, asked.state, artifacts=dict(asked.artifacts))
+        async for event in (self.streaming if streaming else self.blocking).send_message(
+            SendMessageRequest(message=said)
+        ):
+            seen.take(event)
+        return seen
+
+    async def history(self, task_id: str) -> str:
+        """Return the texts of a task's history, its status included."""
+        task = await self.blocking.get_task(GetTaskRequest(id=task_id))
+        return "\n".join(part.text for message in [*task.history, task.status.message] for part in message.parts)
 
     async def get(self, task_id: str) -> Seen:
         """Return the task as the agent keeps it."""

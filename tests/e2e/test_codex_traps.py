@@ -11,12 +11,13 @@ import pytest
 from app_server import Connection, Launch, open_app_server
 from codex_workspace.agent import launch_of, thread_options
 from codex_workspace.codex_home import prepare_codex_home
-from codex_workspace.conversation import Conversation, ThreadOptions, Turn, TurnLimits
+from codex_workspace.conversation import Conversation, ThreadOptions
 from codex_workspace.errors import CodexGone, CodexRefused, InputRefused
 from codex_workspace.events import CommandFinished, TextDelta, TurnEnded, TurnText
 from codex_workspace.providers import choose_provider
 from codex_workspace.scripted_model import ScriptedModel
 from codex_workspace.settings import load_settings
+from codex_workspace.turn import Turn, TurnLimits, words
 from tests.e2e.agent_process import Place
 from tests.e2e.client import script
 
@@ -65,7 +66,7 @@ def talk(codex: Connection, options: ThreadOptions, memory: Remembered | None = 
 async def run(conversation: Conversation, text: str) -> tuple[TurnEnded, str]:
     """Run a turn to its end; return how it ended and what was said."""
     said = TurnText()
-    async with conversation.turn(text) as begun:
+    async with conversation.turn(words(text)) as begun:
         while begun.turn.ended is None:
             for event in await begun.turn.receive():
                 said.apply(event)
@@ -101,7 +102,7 @@ async def test_an_interrupt_right_after_the_start_stops_the_turn(launch: Launch,
     async with open_app_server(launch) as codex:
         conversation = talk(codex, options)
         for _ in range(10):
-            async with conversation.turn(script({"say": "At work.", "stall": True})) as begun:
+            async with conversation.turn(words(script({"say": "At work.", "stall": True}))) as begun:
                 begun.turn.interrupt()
                 with anyio.fail_after(3):
                     while begun.turn.ended is None:
@@ -113,7 +114,7 @@ async def test_an_interrupted_command_is_gone_and_closed(launch: Launch, options
     """Codex leaves it running, and its item open."""
     async with open_app_server(launch) as codex:
         conversation = talk(codex, options)
-        async with conversation.turn(script({"run": "sleep 86424"})) as begun:
+        async with conversation.turn(words(script({"run": "sleep 86424"}))) as begun:
             seen: list[object] = []
             with anyio.fail_after(10):
                 while not (sleeping := _called("86424")):
@@ -147,7 +148,7 @@ def _called(word: str) -> list[psutil.Process]:
 async def test_leaving_a_turn_early_frees_the_thread(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
         conversation = talk(codex, options)
-        async with conversation.turn(script({"say": "At work.", "stall": True})):
+        async with conversation.turn(words(script({"say": "At work.", "stall": True}))):
             pass
         assert (await run(conversation, "next"))[1] == "You said: next"
 
@@ -213,7 +214,7 @@ async def test_what_codex_asks_is_declined_and_the_turn_goes_on(
 
 async def test_the_death_of_codex_fails_all_who_wait_at_once(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
-        async with talk(codex, options).turn(script({"say": "At work.", "stall": True})) as begun:
+        async with talk(codex, options).turn(words(script({"say": "At work.", "stall": True}))) as begun:
             while not any(isinstance(event, TextDelta) for event in await begun.turn.receive()):
                 pass
             begin = anyio.current_time()

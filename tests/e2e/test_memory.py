@@ -8,9 +8,9 @@ import psutil
 import pytest
 from a2a.types import TaskState
 
+from codex_workspace.job import STOPPED
 from codex_workspace.recovery import GO_ON
 from codex_workspace.scripted_model import ScriptedModel
-from executor import STOPPED
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
 

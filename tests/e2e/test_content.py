@@ -1,0 +1,130 @@
+"""What comes with a message and what is handed over: images, files, data, in and out."""
+
+import zlib
+
+import pytest
+from a2a.types import GetTaskRequest, Part, Task, TaskState
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Value
+
+from codex_workspace.scripted_model import Message as Said
+from codex_workspace.scripted_model import Output, ScriptedModel
+from tests.e2e.agent_process import AgentProcess, Place
+from tests.e2e.client import Peer, Seen, request, script
+
+COMPLETED, REJECTED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_REJECTED
+
+
+def png() -> bytes:
+    """Return a red image of one pixel."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    head = (1).to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0\xff\0\0")) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+async def send(client: Peer, *parts: Part, context_id: str = "ctx") -> Seen:
+    sent = request("", context_id)
+    del sent.message.parts[:]
+    sent.message.parts.extend(parts)
+    seen = Seen()
+    async for event in client.streaming.send_message(sent):
+        seen.take(event)
+    return seen
+
+
+def heard(model: ScriptedModel) -> Said:
+    """What the user said last, as the model was told it."""
+    said = model.requests[-1].last_user_message
+    assert said is not None
+    return said
+
+
+async def task(client: Peer, seen: Seen) -> Task:
+    return await client.blocking.get_task(GetTaskRequest(id=seen.task_id))
+
+
+@pytest.mark.parametrize("declared", ["image/png", ""])
+async def test_an_image_reaches_the_model(client: Peer, model: ScriptedModel, declared: str) -> None:
+    seen = await send(client, Part(text="What is this?"), Part(raw=png(), media_type=declared, filename="dot.png"))
+    assert seen.state == COMPLETED
+    (url,) = heard(model).images
+    assert url.startswith("data:image/png;base64,")
+    assert "What is this?" in heard(model).text
+
+
+async def test_small_files_and_data_are_told_in_the_turn(client: Peer, model: ScriptedModel) -> None:
+    data = ParseDict({"port": 8080, "ratio": 0.5}, Value())
+    table = Part(raw=b"a,b\n1,2\n", media_type="text/csv", filename="table.csv")
+    assert (await send(client, Part(text="Look:"), table, Part(data=data))).state == COMPLETED
+    told = heard(model).text
+    assert "table.csv (text/csv)" in told
+    assert "a,b\n1,2\n" in told
+    assert '"port": 8080' in told
+
+
+async def test_a_large_file_is_laid_down_where_commands_can_read_it(
+    client: Peer, model: ScriptedModel, place: Place
+) -> None:
+    content = b"line\n" * 20_000
+    count = script({"run": "wc -l .a2a/*/big.log"}, {"say": "Counted."})
+    seen = await send(client, Part(raw=content, media_type="text/plain", filename="../big.log"), Part(text=count))
+    assert (seen.state, seen.answer) == (COMPLETED, "Counted.")
+    (laid,) = (place.workspace / ".a2a").glob("*/big.log")
+    assert laid.read_bytes() == content
+    assert f".a2a/{laid.parent.name}/big.log (text/plain, 100000 bytes)" in heard(model).text
+    assert any("20000 .a2a/" in item.text for item in model.requests[-1].input if isinstance(item, Output))
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (Part(raw=b"GIF89a", media_type="image/png"), "Part 1 says that it is image/png, but its bytes are image/gif"),
+        (Part(raw=b"\xff\xfe", media_type="text/plain"), "its bytes are no UTF-8 text"),
+        (Part(url="http://example.com/a.png", media_type="image/png"), "is an image by URL"),
+    ],
+)
+async def test_what_cannot_be_taken_is_refused_in_words(client: Peer, part: Part, words: str) -> None:
+    seen = await send(client, part)
+    assert (seen.state, words in seen.sentence) == (REJECTED, True), seen.sentence
+
+
+async def test_a_file_that_is_asked_for_comes_out_as_an_artifact(client: Peer, place: Place) -> None:
+    hand = {"name": "hand_over_file", "arguments": {"path": "out/report.txt", "name": "Report.txt"}}
+    steps = script({"run": "mkdir out && printf 'all well' > out/report.txt"}, {"tool": hand}, {"say": "Here it is."})
+    seen = await client.ask(steps, "ctx")
+    assert (seen.state, seen.answer) == (COMPLETED, "Here it is.")
+    (file,) = [each for each in (await task(client, seen)).artifacts if each.artifact_id == "file-1"]
+    (part,) = file.parts
+    assert (file.name, part.raw, part.media_type, part.filename) == (
+        "Report.txt",
+        b"all well",
+        "text/plain",
+        "Report.txt",
+    )
+
+
+async def test_a_file_outside_of_the_workspace_is_not_handed_over(
+    client: Peer, model: ScriptedModel, place: Place
+) -> None:
+    (place.root / "secret.txt").write_text("secret")
+    (place.workspace / "link").symlink_to(place.root / "secret.txt")
+    calls = [{"name": "hand_over_file", "arguments": {"path": path}} for path in ("../secret.txt", "link", "nothing")]
+    seen = await client.ask(script({"tool": calls}, {"say": "No."}), "ctx")
+    assert seen.state == COMPLETED
+    told = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
+    assert sum("inside the workspace" in text for text in told) == 2
+    assert sum("no such file" in text for text in told) == 1
+    assert [each.artifact_id for each in (await task(client, seen)).artifacts] == ["answer"]
+
+
+async def test_the_tool_outlives_a_restart_of_codex(client: Peer, agent: AgentProcess, place: Place) -> None:
+    (place.workspace / "note.txt").write_text("kept")
+    await client.ask("hello", "ctx")
+    agent.codex().kill()
+    hand = {"name": "hand_over_file", "arguments": {"path": "note.txt"}}
+    seen = await client.ask(script({"tool": hand}, {"say": "Here."}), "ctx")
+    assert any(each.artifact_id == "file-1" for each in (await task(client, seen)).artifacts)

@@ -1,0 +1,133 @@
+"""A second message while a turn of its context is at work: it waits, joins, or takes its place."""
+
+from dataclasses import replace
+
+import anyio
+import pytest
+from a2a.types import SendMessageRequest, TaskState
+from google.protobuf.json_format import ParseDict
+
+from codex_workspace.job import SUPERSEDED
+from codex_workspace.scripted_model import ScriptedModel
+from codex_workspace.wishes import TURN
+from tests.e2e.agent_process import Place, running_agent
+from tests.e2e.client import Peer, Seen, peer, request, script
+
+COMPLETED, CANCELED, REJECTED = (
+    TaskState.TASK_STATE_COMPLETED,
+    TaskState.TASK_STATE_CANCELED,
+    TaskState.TASK_STATE_REJECTED,
+)
+FINE = script({"say": "Fine."})
+"""The last script counts where a message tells of an earlier one."""
+REPEAT = script({"repeat": True})
+
+
+def wishing(text: str, **wishes: object) -> SendMessageRequest:
+    sent = request(text, "ctx")
+    ParseDict({TURN: wishes}, sent.message.metadata)
+    return sent
+
+
+async def heard(client: Peer, sent: SendMessageRequest) -> Seen:
+    seen = Seen()
+    async for event in client.streaming.send_message(sent):
+        seen.take(event)
+    return seen
+
+
+async def begun(client: Peer, text: str) -> Seen:
+    """Send a message and return its task once its turn has said something."""
+    seen = await client.begin(text, "ctx")
+    with anyio.fail_after(10):
+        while not (await client.get(seen.task_id)).answer:
+            await anyio.sleep(0.02)
+    return seen
+
+
+async def test_a_message_that_steers_joins_the_turn_and_both_get_its_answer(place: Place, model: ScriptedModel) -> None:
+    steering = replace(place, codex={"mid_turn": "steer"})
+    async with running_agent(steering) as agent, peer(agent.url) as client:
+        first = await begun(client, script({"say": "I begin.", "run": "sleep 1"}, {"say": "never"}))
+        second = await client.ask("look here", "ctx")
+        done = await client.finished(first.task_id)
+        assert (done.state, second.state) == (COMPLETED, COMPLETED)
+        assert done.answer == second.answer == "You said: look here"
+        history = (await client.ask(REPEAT, "ctx")).answer
+        assert history.count("look here") == 2
+
+
+async def test_a_message_that_interrupts_takes_the_turns_place_and_loses_nothing(place: Place) -> None:
+    interrupting = replace(place, codex={"mid_turn": "interrupt"})
+    async with running_agent(interrupting) as agent, peer(agent.url) as client:
+        first = await begun(client, script({"say": "I begin.", "stall": True}, text="the first"))
+        second = await client.ask(FINE, "ctx")
+        done = await client.get(first.task_id)
+        assert (done.state, done.sentence, done.answer) == (CANCELED, SUPERSEDED, "I begin.")
+        assert second.state == COMPLETED
+        history = (await client.ask(REPEAT, "ctx")).answer
+        assert "Of your answer to it, this much was said:\n\nI begin." in history
+
+
+async def test_of_several_messages_the_latest_wins_and_tells_of_all(place: Place) -> None:
+    interrupting = replace(place, codex={"mid_turn": "interrupt"})
+    async with running_agent(interrupting) as agent, peer(agent.url) as client:
+        first = await begun(client, script({"say": "I begin.", "stall": True}))
+        others = [await client.begin(f"number {number} {FINE}", "ctx") for number in range(3)]
+        ended = [await client.finished(each.task_id) for each in (first, *others)]
+        assert ended[-1].state == COMPLETED
+        assert {each.state for each in ended[:-1]} <= {CANCELED, COMPLETED}
+        history = (await client.ask(REPEAT, "ctx")).answer
+        assert all(f"number {number}" in history for number in range(3))
+
+
+async def test_a_message_says_itself_what_becomes_of_it(place: Place) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        first = await begun(client, script({"say": "I begin.", "run": "sleep 1"}, {"say": "never"}))
+        second = await heard(client, wishing("look here", midTurn="steer"))
+        assert second.answer == (await client.finished(first.task_id)).answer == "You said: look here"
+        first = await begun(client, script({"say": "I begin.", "stall": True}))
+        assert (await heard(client, wishing(FINE, midTurn="interrupt"))).state == COMPLETED
+        assert (await client.get(first.task_id)).state == CANCELED
+
+
+async def test_without_a_turn_at_work_all_are_the_same(client: Peer) -> None:
+    for wish in ("queue", "steer", "interrupt"):
+        seen = await heard(client, wishing("hello", midTurn=wish))
+        assert (seen.state, seen.answer) == (COMPLETED, "You said: hello")
+
+
+async def test_one_turn_may_have_its_own_way(place: Place, model: ScriptedModel) -> None:
+    (place.root / "workspace" / "services").mkdir(parents=True)
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3}}, "additionalProperties": False}
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.ask("usual", "ctx")
+        usual = model.requests[-1]
+        own = {"model": "gpt-5.4", "effort": "high", "workingFolder": "services", "outputSchema": schema}
+        seen = await heard(client, wishing(script({"run": "pwd"}, {"say": "ok"}), **own))
+        assert (seen.state, seen.answer) == (COMPLETED, "ok")
+        assert any("workspace/services" in note.status.message.parts[0].text for note in seen.notes)
+        special = model.requests[-1]
+        assert (special.model, special.effort, special.output_schema) == ("gpt-5.4", "high", schema)
+        await client.ask("usual again", "ctx")
+        again = model.requests[-1]
+        assert (again.model, again.effort, again.output_schema) == (usual.model, usual.effort, None)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"colour": "red"}, "'colour' is not known; there are model, effort, workingFolder, outputSchema, midTurn"),
+        ({"workingFolder": "../.."}, "inside of the workspace"),
+        ({"workingFolder": "/etc"}, "inside of the workspace"),
+        ({"workingFolder": "nowhere"}, "that exists"),
+        ({"effort": 3}, "a word such as low"),
+        ({"midTurn": "later"}, "one of queue, steer, interrupt"),
+    ],
+)
+async def test_a_wish_that_cannot_be_granted_is_refused_in_words(
+    client: Peer, wishes: dict[str, object], words: str
+) -> None:
+    seen = await heard(client, wishing("hello", **wishes))
+    assert seen.state == REJECTED
+    assert words in seen.sentence

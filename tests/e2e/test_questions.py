@@ -1,0 +1,204 @@
+"""A human in the loop, by plain A2A: what codex asks becomes `input-required`, and the next message answers it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from a2a.client import A2AClientError
+from a2a.types import Part, TaskState
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Value
+
+from codex_workspace.job import VOID
+from codex_workspace.scripted_model import Message, ScriptedModel
+from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.client import Peer, Seen, peer, script
+
+COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
+ASKING, WORKING = TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_WORKING
+
+
+def text(words: str) -> Part:
+    return Part(text=words)
+
+
+def data(**content: object) -> Part:
+    return Part(data=ParseDict(content, Value()))
+
+
+def asks(place: Place, **codex: object) -> Place:
+    """Return the place of an agent whose codex asks before it leaves its sandbox."""
+    return replace(place, codex={"approval_policy": "on-request", **codex})
+
+
+def outside(place: Place) -> Path:
+    """Return a file that no sandboxed command may write."""
+    return place.root / "outside.txt"
+
+
+def escalating(place: Place, *, after: str = "It is done.") -> str:
+    """Return a message on which the model wants to leave its sandbox, once."""
+    return script({"run": f"echo made > {outside(place)}", "escalate": True}, {"say": after})
+
+
+def model_heard(model: ScriptedModel, words: str) -> bool:
+    """Whether the model's last call held these words of a user's."""
+    said = [each for request in model.requests for each in request.input if isinstance(each, Message)]
+    return any(each.role == "user" and words in each.text for each in said)
+
+
+@asynccontextmanager
+async def asked(place: Place, message: str, *, streaming: bool) -> AsyncIterator[tuple[AgentProcess, Peer, Seen]]:
+    """Run an agent that has been sent a message and asks."""
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        send = client.ask if streaming else client.ask_blocking
+        with anyio.fail_after(15):
+            seen = await send(message, "ctx")
+        assert seen.state == ASKING, seen
+        yield agent, client, seen
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_command_that_is_approved_runs_outside_of_the_sandbox(place: Place, streaming: bool) -> None:
+    async with asked(asks(place), escalating(place), streaming=streaming) as (_, client, seen):
+        assert f"echo made > {outside(place)}" in seen.sentence
+        assert seen.question["kind"] == "command"
+        assert "approve" in str(seen.question["choices"])
+        assert not outside(place).exists()
+        done = await client.answer(seen, text("Yes, please."), streaming=streaming)
+        assert (done.state, done.answer) == (COMPLETED, "It is done.")
+        assert outside(place).read_text() == "made\n"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_refusal_with_words_reaches_the_model(place: Place, model: ScriptedModel, streaming: bool) -> None:
+    async with asked(asks(place), escalating(place), streaming=streaming) as (_, client, seen):
+        done = await client.answer(seen, text("No, write it to the workspace instead."), streaming=streaming)
+        assert done.state == COMPLETED
+        assert not outside(place).exists()
+        assert model_heard(model, "write it to the workspace instead")
+
+
+async def test_a_program_answers_with_data(place: Place) -> None:
+    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+        wrong = await client.answer(seen, data(decision="approve", questionId="another"))
+        assert (wrong.state, "another question" in wrong.sentence) == (ASKING, True)
+        done = await client.answer(wrong, data(decision="approve", questionId=wrong.question["questionId"]))
+        assert done.state == COMPLETED
+        assert outside(place).exists()
+
+
+async def test_unclear_words_are_asked_about_again(place: Place) -> None:
+    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+        again = await client.answer(seen, text("What would that change?"))
+        assert again.state == ASKING
+        assert again.question == seen.question
+        assert not outside(place).exists()
+        assert (await client.answer(again, text("no"))).state == COMPLETED
+        assert not outside(place).exists()
+
+
+async def test_a_question_that_nobody_answers_counts_as_declined(place: Place) -> None:
+    quick = asks(place, question_timeout_s=1)
+    async with asked(quick, escalating(place), streaming=False) as (_, client, seen):
+        done = await client.finished(seen.task_id)
+        assert (done.state, outside(place).exists()) == (COMPLETED, False)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_task_that_asks_can_be_canceled_and_its_context_goes_on(place: Place, streaming: bool) -> None:
+    async with asked(asks(place), escalating(place), streaming=streaming) as (_, client, seen):
+        assert (await client.cancel(seen.task_id)).state == CANCELED
+        assert not outside(place).exists()
+        assert (await client.ask("and now", "ctx")).answer == "You said: and now"
+
+
+PATCH = "*** Begin Patch\n*** Add File: new.txt\n+made by a patch\n*** End Patch"
+
+
+@pytest.mark.parametrize("word", ["approve", "decline"])
+async def test_a_patch_is_shown_and_made_only_if_it_is_approved(place: Place, word: str) -> None:
+    strict = asks(place, approval_policy="untrusted")
+    async with asked(strict, script({"patch": PATCH}, {"say": "So be it."}), streaming=True) as (_, client, seen):
+        assert seen.question["kind"] == "patch"
+        assert "made by a patch" in seen.sentence
+        done = await client.answer(seen, text(word), streaming=True)
+        assert (done.state, done.answer) == (COMPLETED, "So be it.")
+        assert (place.workspace / "new.txt").exists() == (word == "approve")
+        assert ("patch-1" in done.artifacts) == (word == "approve")
+
+
+async def test_an_approval_for_the_session_is_not_asked_for_again(place: Place) -> None:
+    strict = asks(place, approval_policy="untrusted")
+    twice = script({"run": "touch one"}, {"run": "touch one"}, {"say": "Twice."})
+    async with asked(strict, twice, streaming=False) as (_, client, seen):
+        done = await client.answer(seen, text("approve for this session"))
+        assert (done.state, done.answer) == (COMPLETED, "Twice.")
+
+
+async def test_several_questions_come_one_after_the_other(place: Place) -> None:
+    strict = asks(place, approval_policy="untrusted")
+    several = script({"run": ["touch one", "touch two"]}, {"say": "Both."})
+    async with asked(strict, several, streaming=False) as (_, client, seen):
+        # Codex asks in an order of its own.
+        first, other = ("one", "two") if "touch one" in seen.sentence else ("two", "one")
+        second = await client.answer(seen, text("yes"))
+        assert (second.state, f"touch {other}" in second.sentence) == (ASKING, True)
+        assert second.question["questionId"] != seen.question["questionId"]
+        done = await client.answer(second, text("no"))
+        assert (done.state, done.answer) == (COMPLETED, "Both.")
+        assert [path.name for path in place.workspace.glob("*")] == [first]
+
+
+async def test_while_a_task_asks_other_contexts_go_on_whatever_the_bounds(place: Place) -> None:
+    one_lane = replace(asks(place), limits={"max_running_turns": 1})
+    async with asked(one_lane, escalating(place), streaming=False) as (_, client, seen):
+        assert (await client.ask("hello", "elsewhere")).state == COMPLETED
+        assert (await client.answer(seen, text("no"))).state == COMPLETED
+
+
+@pytest.mark.parametrize("victim", ["codex", "agent", "stopped"])
+async def test_a_question_that_died_with_its_process_is_asked_again(place: Place, victim: str) -> None:
+    strict = asks(place)
+    # The script begins anew with the message that tells the agent to go on; the model is a scripted one.
+    async with asked(strict, escalating(place), streaming=False) as (agent, client, seen):
+        if victim == "codex":
+            agent.codex().kill()
+            assert (await client.finished(seen.task_id)).state == COMPLETED
+            return
+        if victim == "agent":
+            agent.process.kill()
+            await agent.ended()
+        else:
+            assert await agent.stop() == 0
+    async with running_agent(strict) as agent, peer(agent.url) as client:
+        done = await client.finished(seen.task_id)
+        assert done.state == COMPLETED
+        history = await client.history(seen.task_id)
+        assert VOID in history
+        assert not outside(place).exists()
+
+
+async def test_a_task_whose_question_was_answered_goes_on_after_its_agent_was_killed(place: Place) -> None:
+    message = script(
+        {"run": f"echo made > {outside(place)}", "escalate": True}, {"run": "sleep 86425"}, {"say": "done"}
+    )
+    async with asked(asks(place), message, streaming=False) as (agent, client, seen):
+
+        async def answer() -> None:
+            with suppress(A2AClientError, httpx.HTTPError):
+                await client.answer(seen, text("Yes, please."))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer)
+            with anyio.fail_after(10):
+                while not agent.commands("86425"):
+                    await anyio.sleep(0.02)
+            agent.process.kill()
+            await agent.ended()
+    async with running_agent(asks(place)) as agent, peer(agent.url) as client:
+        assert (await client.finished(seen.task_id)).state == COMPLETED
