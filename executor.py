@@ -48,6 +48,7 @@ class CodexAppServerExecutor(AgentExecutor):
         scrub: takes secrets out of a text that goes to a peer.
         admission: how many turns may run.
         question_timeout_s: how long a question waits for an answer before it counts as declined.
+        asks_people: whether anybody is asked at all; else all questions are declined at once.
     """
 
     def __init__(
@@ -60,12 +61,15 @@ class CodexAppServerExecutor(AgentExecutor):
         scrub: Callable[[str], str] = str,
         admission: Admission | None = None,
         question_timeout_s: float = 3600.0,
+        *,
+        asks_people: bool = True,
     ) -> None:
         self.conversations = conversations
         self.deliveries = deliveries
         self.admission = admission or Admission()
         self.policy = policy
         self.question_timeout_s = question_timeout_s
+        self.asks_people = asks_people
         self.scrub = scrub
         self._tasks = tasks
         self._orders = orders

@@ -42,6 +42,13 @@ READY_TIMEOUT_S: Final = 3.0
 """A probe waits this long for codex; starting it takes 50 to 250 ms."""
 
 
+ASKING: Final[Mapping[str, str]] = {
+    "features.request_permissions_tool": "true",
+    "features.default_mode_request_user_input": "true",
+}
+"""What lets the model ask for permissions, and ask questions of its own; of use only where somebody answers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Agent:
     """A running agent, without a server around it."""
@@ -106,7 +113,15 @@ async def _agent(settings: Settings, provider: ChosenProvider, launch: Launch, s
         async with plain_task_group() as tasks:
             patience_s = settings.config.codex.question_timeout_s
             executor = CodexAppServerExecutor(
-                tasks, conversations, store.deliveries, orders, policy, scrub, admission, patience_s
+                tasks,
+                conversations,
+                store.deliveries,
+                orders,
+                policy,
+                scrub,
+                admission,
+                patience_s,
+                asks_people=_asks_people(settings),
             )
             try:
                 yield Agent(executor, store, codex, admission)
@@ -166,7 +181,12 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
         credential=credential,
         secrets=secrets_of(settings, provider),
         family=_family(settings.state_dir),
+        overrides=ASKING if _asks_people(settings) else {},
     )
+
+
+def _asks_people(settings: Settings) -> bool:
+    return settings.config.codex.approval_policy != "never"
 
 
 def _family(state: Path) -> str:

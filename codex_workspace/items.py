@@ -20,16 +20,24 @@ class OpenItems:
 
     def __init__(self) -> None:
         self._open: dict[str, Opening] = {}
+        self._ended: set[str] = set()
 
-    def see(self, event: TurnEvent) -> None:
-        """Take note of an item's beginning or end."""
+    def see(self, event: TurnEvent) -> bool:
+        """Take note of an item's beginning or end; False for an end that came before.
+
+        A command that is interrupted may end twice: once as its tool call's, once as the process's that is cleaned up.
+        """
         match event:
             case CommandStarted() | FilesChanging() | ToolStarted():
                 self._open[event.item_id] = event
             case CommandFinished() | FilesChanged() | ToolFinished():
+                if event.item_id in self._ended:
+                    return False
+                self._ended.add(event.item_id)
                 self._open.pop(event.item_id, None)
             case _:
                 pass
+        return True
 
     def changes(self, item_id: str) -> tuple[Change, ...]:
         """Return what an open change of files would do; nothing for any other item."""

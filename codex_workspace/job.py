@@ -90,6 +90,7 @@ class Desk(Protocol):
     admission: Admission
     policy: RecoveryPolicy
     question_timeout_s: float
+    asks_people: bool
     scrub: Callable[[str], str]
 
     async def read(self, message: Message, task_id: str) -> Order:
@@ -359,6 +360,8 @@ class Job:
                 result, out = await self._desk.serve(asked.about, self._reply, cwd)
                 turn.answer(asked, result)
                 await self._send(out)
+            elif not self._desk.asks_people:
+                turn.answer(asked, result_of(asked.about, Declined()))
             elif self._question is None:
                 await self._ask(asked, prompt_of(asked.about))
             else:

@@ -349,7 +349,8 @@ class Turn:
                 before = self._used_before = self._used_before or total.minus(last)
                 self.thread_usage, self.usage = total, total.minus(before)
             case _:
-                self._open_items.see(event)
+                if not self._open_items.see(event):
+                    return []
         self._silence_ends = anyio.current_time() + self._limits.inactivity_s
         return [event]
 

@@ -38,3 +38,11 @@ def test_what_has_ended_is_not_open() -> None:
     items.see(CommandFinished("c", "true", "/w", "", 0, ItemStatus.COMPLETED, 3))
     items.see(CommandFinished("unheard of", "true", "/w", "", 0, ItemStatus.COMPLETED, 3))
     assert items.close() == []
+
+
+def test_an_end_that_comes_twice_is_told_once() -> None:
+    items = OpenItems()
+    items.see(CommandStarted("c", "sleep 9", "/w"))
+    stopped = CommandFinished("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None)
+    assert [items.see(stopped), items.see(stopped)] == [True, False]
+    assert items.see(CommandFinished("d", "true", "/w", "", 0, ItemStatus.COMPLETED, 3))

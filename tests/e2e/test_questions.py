@@ -14,7 +14,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from codex_workspace.job import VOID
-from codex_workspace.scripted_model import Message, ScriptedModel
+from codex_workspace.scripted_model import Message, Output, ScriptedModel
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
 
@@ -202,3 +202,59 @@ async def test_a_task_whose_question_was_answered_goes_on_after_its_agent_was_ki
             await agent.ended()
     async with running_agent(asks(place)) as agent, peer(agent.url) as client:
         assert (await client.finished(seen.task_id)).state == COMPLETED
+
+
+# --- Other kinds of questions ---
+
+PICK = {
+    "name": "request_user_input",
+    "arguments": {
+        "questions": [
+            {
+                "id": "colour",
+                "header": "Colour",
+                "question": "Which colour?",
+                "options": [
+                    {"label": "Red", "description": "like a rose"},
+                    {"label": "Blue", "description": "like the sky"},
+                ],
+            }
+        ]
+    },
+}
+NETWORK = {
+    "name": "request_permissions",
+    "arguments": {"reason": "to look it up", "permissions": {"network": {"enabled": True}}},
+}
+
+
+@pytest.mark.parametrize("answer", [text("2"), text("Blue"), data(answers={"colour": "Blue"})], ids=str)
+async def test_the_model_s_own_question_is_answered(place: Place, model: ScriptedModel, answer: Part) -> None:
+    async with asked(asks(place), script({"tool": PICK}, {"say": "So be it."}), streaming=False) as (_, client, seen):
+        assert seen.question["kind"] == "question"
+        assert all(word in seen.sentence for word in ("Which colour?", "Red", "Blue", "like the sky"))
+        assert "nder-development" not in await client.history(seen.task_id)
+        done = await client.answer(seen, answer)
+        assert (done.state, done.answer) == (COMPLETED, "So be it.")
+        told = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
+        assert any("Blue" in each and "Red" not in each for each in told), told
+
+
+@pytest.mark.parametrize("word", ["yes", "no"])
+async def test_permissions_are_granted_as_far_as_they_are_approved(
+    place: Place, model: ScriptedModel, word: str
+) -> None:
+    async with asked(asks(place), script({"tool": NETWORK}, {"say": "Well."}), streaming=False) as (_, client, seen):
+        assert seen.question["kind"] == "permission"
+        assert "to look it up" in seen.sentence
+        done = await client.answer(seen, text(word))
+        assert (done.state, done.answer) == (COMPLETED, "Well.")
+        (told,) = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
+        assert ('"enabled":true' in told.replace(" ", "")) == (word == "yes"), told
+
+
+async def test_under_never_nobody_is_asked(place: Place, model: ScriptedModel) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        with anyio.fail_after(10):
+            seen = await client.ask(script({"tool": [PICK, NETWORK]}, {"say": "Alone."}), "ctx")
+        assert (seen.state, seen.answer) == (COMPLETED, "Alone.")
