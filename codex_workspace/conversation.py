@@ -33,7 +33,7 @@ from codex_workspace.events import (
 )
 from codex_workspace.history import Trace, recorded, remembered, rollout_of
 from codex_workspace.mailbox import Mailbox
-from codex_workspace.turn import Codex, Input, Turn, TurnLimits, ask
+from codex_workspace.turn import Codex, Input, Turn, TurnLimits, ask, last_turns
 from codex_workspace.wire import JsonObject, JsonValue
 
 logger = logging.getLogger(__name__)
@@ -198,14 +198,13 @@ class Conversation:
     async def _read_record(self, mark: str, said: Input) -> TurnEnded | Trace:
         async with self._connect() as codex:
             loaded, _ = await self._load_thread(codex)
-            params: JsonObject = {"threadId": loaded.thread_id, "includeTurns": True}
             try:
-                read = await ask(codex, "thread/read", params, self._limits.request_s)
+                read = await last_turns(codex, loaded.thread_id, self._limits.request_s)
             except CodexRefused as refusal:
                 # A thread without a turn cannot be read with its turns.
                 logger.info("no record of %s: %s", mark, refusal.message)
                 return Trace.NONE
-        found, rollout = recorded(read, mark), rollout_of(read)
+        found, rollout = recorded(read, mark), loaded.rollout
         text = next((text for item in said if isinstance(text := item.get("text"), str)), None)
         if found is Trace.NONE and rollout is not None and text is not None:
             return await anyio.to_thread.run_sync(_trace_in, rollout, text)
@@ -275,7 +274,7 @@ class Conversation:
         note = None
         if known is not None:
             try:
-                await self._resume(codex, known)
+                rollout = await self._resume(codex, known)
             except CodexRefused as refusal:
                 if not LOST_THREAD.search(refusal.message):
                     raise
@@ -284,33 +283,34 @@ class Conversation:
                 if known != self._never_used:
                     note = f"The earlier conversation cannot be resumed ({refusal.message}); a new one begins."
             else:
-                self._loaded = _Loaded(codex, known, None)
+                self._loaded = _Loaded(codex, known, None, rollout)
                 return self._loaded, None
-        thread_id = await self._start(codex)
+        thread_id, rollout = await self._start(codex)
         await self._memory.save(thread_id)
         self._never_used = thread_id
-        self._loaded = _Loaded(codex, thread_id, TokenCount())
+        self._loaded = _Loaded(codex, thread_id, TokenCount(), rollout)
         return self._loaded, note
 
-    async def _start(self, codex: Codex) -> str:
+    async def _start(self, codex: Codex) -> tuple[str, Path | None]:
         tools: JsonObject = {"dynamicTools": list(self._options.tools)} if self._options.tools else {}
         params: JsonObject = {**self._options.params(), **tools}
         started = await ask(codex, "thread/start", params, self._limits.request_s)
         self._check_echo(started)
-        return _id_of(started, "thread")
+        return _id_of(started, "thread"), rollout_of(started)
 
-    async def _resume(self, codex: Codex, thread_id: str) -> None:
+    async def _resume(self, codex: Codex, thread_id: str) -> Path | None:
         params: JsonObject = {"threadId": thread_id, "excludeTurns": True, **self._options.params()}
         give_up = anyio.current_time() + OTHER_WRITER_GRACE_S
         while True:
             try:
-                self._check_echo(await ask(codex, "thread/resume", params, self._limits.request_s))
+                resumed = await ask(codex, "thread/resume", params, self._limits.request_s)
             except CodexRefused as refusal:
                 if "active writer" not in refusal.message or anyio.current_time() >= give_up:
                     raise
                 await anyio.sleep(0.2)
             else:
-                return
+                self._check_echo(resumed)
+                return rollout_of(resumed)
 
     def _check_echo(self, answer: JsonValue) -> None:
         """Compare what codex says it runs with to what it was told: a looser sandbox would go unnoticed."""
@@ -375,12 +375,14 @@ class Conversations:
 class _Loaded:
     """A thread that a codex holds in memory.
 
-    used: its tokens so far, where that is known. usual: what every turn has to be told since one had it its own way.
+    used: its tokens so far, where that is known. rollout: the file that codex keeps it in.
+    usual: what every turn has to be told since one had it its own way.
     """
 
     codex: Codex
     thread_id: str
     used: TokenCount | None
+    rollout: Path | None
     usual: JsonObject = field(default_factory=dict)
 
 

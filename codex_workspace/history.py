@@ -10,7 +10,7 @@ from codex_workspace.wire import JsonObject, JsonValue
 
 
 def ended_in(read: JsonValue, turn_id: str) -> TurnEnded | None:
-    """Return how the turn ended, by the answer to `thread/read` with turns; None while it is in progress.
+    """Return how the turn ended, by codex's record (`turn.last_turns`); None while it is in progress.
 
     A turn that the record does not hold counts as failed. Codex 0.130 records failed turns as completed, so a failure
     that was heard of weighs more than what is found here. Shape: recordings 0.130 to 0.169, `turns_list`, `persist_1`.
@@ -45,7 +45,7 @@ class Trace(Enum):
 def recorded(read: JsonValue, mark: str) -> TurnEnded | Trace:
     """Return what became of the turns whose messages were sent with a client id that begins with `mark`: the last one.
 
-    By the answer to `thread/read` with turns, of a codex that has taken over from the one that ran them. Codex records
+    By the record (`turn.last_turns`) of a codex that has taken over from the one that ran them. Codex records
     a turn that died with its process as interrupted, and within the first milliseconds without its message: such a
     turn has left nothing in the thread's memory. 0.130 records failed turns as completed, so one without a message of
     the agent's counts as cut off too.
@@ -60,7 +60,7 @@ def recorded(read: JsonValue, mark: str) -> TurnEnded | Trace:
 
 
 def rollout_of(read: JsonValue) -> Path | None:
-    """Return the file that codex keeps the thread in, by the answer to `thread/read`."""
+    """Return the file that codex keeps a thread in, by any answer that tells of the thread."""
     thread = read.get("thread") if isinstance(read, dict) else None
     path = thread.get("path") if isinstance(thread, dict) else None
     return Path(path) if isinstance(path, str) else None

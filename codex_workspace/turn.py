@@ -48,6 +48,9 @@ INTERRUPT_AGAIN_S: Final = 0.05
 PAUSED_S: Final = 1.0
 """A deadline that is met this late was slept through: the process was suspended, or its machine was."""
 
+LAST_TURNS: Final = 3
+"""So many turns are looked at for one that may have ended; turns of a thread come one after the other."""
+
 RESOLVED: Final = "serverRequest/resolved"
 """Codex has its answer, or wants none any more."""
 
@@ -120,6 +123,27 @@ async def ask(codex: Codex, method: str, params: JsonObject, timeout_s: float) -
     except CodexTimeout as silence:
         codex.kill()
         raise CodexGone(f"codex did not answer {method} within {timeout_s:g} s and was ended") from silence
+
+
+async def last_turns(codex: Codex, thread_id: str, timeout_s: float) -> JsonValue:
+    """Return codex's record of a thread's last turns, in the shape of `thread/read`.
+
+    The whole of a long thread is more than one line may hold: every image, and every command's output, is in it.
+
+    Raises:
+        CodexRefused: there is no record; a thread without a turn has none.
+        CodexGone: codex died, or did not answer.
+    """
+    newest_first: JsonObject = {"threadId": thread_id, "limit": LAST_TURNS, "itemsView": "full"}
+    try:
+        listed = await ask(codex, "thread/turns/list", newest_first, timeout_s)
+    except CodexRefused as refusal:
+        if "unknown variant" not in refusal.message:
+            raise
+        # Codex before 0.163.
+        return await ask(codex, "thread/read", {"threadId": thread_id, "includeTurns": True}, timeout_s)
+    turns = listed.get("data") if isinstance(listed, dict) else None
+    return {"thread": {"turns": turns[::-1] if isinstance(turns, list) else []}}
 
 
 class _Wish(Enum):
@@ -398,9 +422,8 @@ class Turn:
         self._quiet_ends = None
         if self._erred is not None:
             return [TurnEnded("failed", self._erred, None)]
-        params: JsonObject = {"threadId": self.thread_id, "includeTurns": True}
         try:
-            read = await ask(self._codex, "thread/read", params, self._limits.request_s)
+            read = await last_turns(self._codex, self.thread_id, self._limits.request_s)
         except CodexRefused as refusal:
             sentence = f"Codex went idle and did not say how the turn ended ({refusal.message})."
             return [TurnEnded("failed", TurnFailure(sentence, "unsettled", None, None), None)]

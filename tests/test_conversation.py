@@ -35,7 +35,7 @@ from codex_workspace.events import (
     Warned,
 )
 from codex_workspace.history import Trace
-from codex_workspace.turn import INTERRUPT_AGAIN_S, QUIET_GRACE_S, STOP_GRACE_S, Codex, TurnLimits, words
+from codex_workspace.turn import INTERRUPT_AGAIN_S, LAST_TURNS, QUIET_GRACE_S, STOP_GRACE_S, Codex, TurnLimits, words
 from codex_workspace.wire import JsonObject, JsonValue
 from tests.memory_codex import MemoryCodex, in_virtual_time, memory_codex, params_of
 
@@ -509,14 +509,29 @@ async def test_idle_without_an_end_is_settled_by_what_codex_recorded() -> None:
         await end.start_thread()
         await end.start_turn()
         await end.idle()
-        params = await end.codex.answer("thread/read", recorded({"id": "turn-0"}, {"id": "turn-1", **DONE}))
-        assert params == {"threadId": "thread-1", "includeTurns": True}
+        params = await end.codex.answer("thread/turns/list", recorded({"id": "turn-0"}, {"id": "turn-1", **DONE}))
+        assert params == {"threadId": "thread-1", "limit": LAST_TURNS, "itemsView": "full"}
 
     async with scene() as now:
         began = anyio.current_time()
         said = await talk(now, far)
         assert said.ended == TurnEnded("completed", None, Said("m-9", "the whole", None))
         assert anyio.current_time() - began == pytest.approx(QUIET_GRACE_S, abs=0.1)
+
+
+@in_virtual_time
+async def test_an_older_codex_is_asked_for_the_whole_thread() -> None:
+    async def far(end: FarEnd) -> None:
+        await end.start_thread()
+        await end.start_turn()
+        await end.idle()
+        await end.codex.refuse(await end.codex.read("thread/turns/list"), -32600, "unknown variant `thread/turns/list`")
+        turns: JsonValue = [{"id": "turn-1", **DONE}]
+        params = await end.codex.answer("thread/read", {"thread": {"turns": turns}})
+        assert params == {"threadId": "thread-1", "includeTurns": True}
+
+    async with scene() as now:
+        assert (await talk(now, far)).ended.last_message == Said("m-9", "the whole", None)
 
 
 DONE: JsonObject = {
@@ -526,7 +541,8 @@ DONE: JsonObject = {
 
 
 def recorded(*turns: JsonObject) -> JsonObject:
-    return {"thread": {"id": "thread-1", "turns": list(turns)}}
+    """Return codex's record of turns; it says the newest first."""
+    return {"data": list(turns[::-1])}
 
 
 @pytest.mark.parametrize(
@@ -549,7 +565,7 @@ def test_an_idle_thread_is_settled_whatever_the_record_says(
         await end.start_thread()
         await end.start_turn()
         await end.idle()
-        request = await end.codex.read("thread/read")
+        request = await end.codex.read("thread/turns/list")
         if answer == "refused":
             await end.codex.refuse(request, -32600, "thread not loaded")
         else:
@@ -573,7 +589,7 @@ async def test_an_idle_thread_whose_turn_is_in_progress_goes_on() -> None:
         await end.start_thread()
         await end.start_turn()
         await end.idle()
-        await end.codex.answer("thread/read", recorded({"id": "turn-1", "status": "inProgress"}))
+        await end.codex.answer("thread/turns/list", recorded({"id": "turn-1", "status": "inProgress"}))
         await anyio.sleep(100)
         await end.delta("still here")
         await end.complete()
@@ -967,11 +983,11 @@ def test_a_record_is_read_again_where_codex_dies_over_it(deaths: int) -> None:
             async def far() -> None:
                 for end in now.ends[:deaths]:
                     await end.codex.answer("thread/resume", ECHO)
-                    await end.codex.read("thread/read")
+                    await end.codex.read("thread/turns/list")
                     await end.codex.exit()
                 for end in now.ends[deaths:][:1]:
                     await end.codex.answer("thread/resume", ECHO)
-                    await end.codex.answer("thread/read", recorded())
+                    await end.codex.answer("thread/turns/list", recorded())
 
             tasks.start_soon(far)
             async with now.conversation.floor() as floor:
