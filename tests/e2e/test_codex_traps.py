@@ -200,15 +200,17 @@ async def test_a_refused_request_says_why(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("policy", ["on-request", "untrusted"])
-async def test_what_codex_asks_is_declined_and_the_turn_goes_on(
+async def test_a_turn_that_is_left_while_it_asks_does_nothing_of_it_and_frees_the_thread(
     launch: Launch, options: ThreadOptions, policy: str
 ) -> None:
-    asking = ThreadOptions(options.cwd, options.model, options.model_provider, options.sandbox, policy)
+    asking = replace(options, approval_policy=policy)
     async with open_app_server(launch) as codex:
-        steps = script({"run": "touch outside", "escalate": True}, {"say": "went on"})
+        conversation = talk(codex, asking)
         with anyio.fail_after(10):
-            ended, answer = await run(talk(codex, asking), steps)
-    assert (ended.status, answer) == ("completed", "went on")
+            async with conversation.turn(words(script({"run": "touch outside", "escalate": True}))) as begun:
+                while begun.turn.asked is None:
+                    await begun.turn.receive()
+            assert (await run(conversation, "next"))[1] == "You said: next"
     assert not await anyio.Path(options.cwd, "outside").exists()
 
 
