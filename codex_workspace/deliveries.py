@@ -10,8 +10,8 @@ A delivery is known by its sender (owner) and the sender's message id. Its state
     ACCEPTED ──settle──> ACKNOWLEDGED   somebody's word on a question: the task whose question it was gives the answer
 
 Every move is one transaction. ACKNOWLEDGED comes with the task's end in the store, where the source finds the answer;
-that is the end from every state, as an executor that knows no deliveries, or a cancel, may have ended the task. What is
-ACCEPTED or STARTED when a process begins was cut off, and is settled then.
+that is the end from every state, as an executor that knows no deliveries, or a cancel, may have ended the task. What is not
+ACKNOWLEDGED when a process begins is settled then.
 """
 
 import hashlib
