@@ -10,8 +10,8 @@ A delivery is known by its sender (owner) and the sender's message id. Its state
     ACCEPTED ──settle──> ACKNOWLEDGED   somebody's word on a question: the task whose question it was gives the answer
 
 Every move is one transaction. ACKNOWLEDGED comes with the task's end in the store, where the source finds the answer;
-that is the end from every state, as an executor that knows no deliveries, or a cancel, may have ended the task. What is not
-ACKNOWLEDGED when a process begins is settled then.
+that is the end from every state, as an executor that knows no deliveries, or a cancel, may have ended the task. What
+is not ACKNOWLEDGED when a process begins is taken up then.
 """
 
 import hashlib
@@ -51,6 +51,10 @@ MAX_MESSAGE_ID_CHARS: Final = 255
 
 TAKEN_UP: Final = "codex_workspace.delivery"
 """Where the call context of a message that is taken up again holds its delivery."""
+
+
+WRITTEN_DOWN: Final = "codex_workspace.written_down"
+"""Where the call context of a new message holds its delivery once it is written down."""
 
 
 class DeliveryState(StrEnum):
@@ -159,7 +163,7 @@ class Deliveries:
         Raises:
             OtherBody: the id was used for a message with another digest.
         """
-        now = time.time()
+        now, body = time.time(), request.SerializeToString()
         row = {
             "owner": key.owner,
             "message_id": key.message_id,
@@ -167,7 +171,7 @@ class Deliveries:
             "task_id": task_id,
             "context_id": context_id,
             "state": DeliveryState.ACCEPTED,
-            "request": request.SerializeToString(),
+            "request": body,
             "accepted_at": now,
             "changed_at": now,
         }
@@ -177,7 +181,7 @@ class Deliveries:
         except IntegrityError:
             await self.find(key, digest)
             return None
-        return await self.find(key, digest)
+        return Delivery(key, task_id, context_id, DeliveryState.ACCEPTED, body, None, None, 0, b"")
 
     async def of_task(self, task_id: str) -> Delivery | None:
         """Return the newest delivery that a task answers."""

@@ -34,7 +34,7 @@ from a2a.utils.errors import (
 
 from codex_workspace.admission import Admission, Busy
 from codex_workspace.busy import busy
-from codex_workspace.deliveries import MAX_MESSAGE_ID_CHARS, TAKEN_UP, Delivery, Key, OtherBody, digest_of
+from codex_workspace.deliveries import MAX_MESSAGE_ID_CHARS, TAKEN_UP, WRITTEN_DOWN, Delivery, Key, OtherBody, digest_of
 from codex_workspace.errors import StoreUnavailable
 from codex_workspace.push import Push
 from codex_workspace.store import Store
@@ -45,9 +45,6 @@ logger = logging.getLogger(__name__)
 
 TASK_APPEARS_WITHIN_S: Final = 5.0
 """Between a message's acceptance and its task lie milliseconds."""
-
-WRITTEN_DOWN: Final = "codex_workspace.written_down"
-"""Where the call context of a message holds its key once it is written down."""
 
 LEFT_BEHIND: Final = "The agent was stopped in the middle of this task and does not know its message any more."
 
@@ -143,9 +140,9 @@ class OnceHandler(DefaultRequestHandler):
         try:
             yield
         except A2AError:
-            key = context.state.get(WRITTEN_DOWN)
-            if isinstance(key, Key):
-                await self._store.deliveries.withdraw(key)
+            written_down = context.state.get(WRITTEN_DOWN)
+            if isinstance(written_down, Delivery):
+                await self._store.deliveries.withdraw(written_down.key)
             raise
 
     async def _known(self, params: SendMessageRequest, context: ServerCallContext) -> Delivery | None:
@@ -262,8 +259,9 @@ class _Reception(SimpleRequestContextBuilder):
     ) -> None:
         key, digest = _key(params, context), digest_of(params)
         try:
-            if await self._store.deliveries.accept(key, params, digest, task_id, context_id) is not None:
-                context.state[WRITTEN_DOWN] = key
+            accepted = await self._store.deliveries.accept(key, params, digest, task_id, context_id)
+            if accepted is not None:
+                context.state[WRITTEN_DOWN] = accepted
                 return
             known = await self._store.deliveries.find(key, digest)
         except OtherBody as error:

@@ -8,7 +8,8 @@ import logging
 import math
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, assert_never
@@ -23,10 +24,11 @@ from google.protobuf.json_format import MessageToDict
 from codex_workspace.admission import Admission, Place
 from codex_workspace.answers import Unclear, understand
 from codex_workspace.conversation import Begun, Conversations, Floor, TurnOptions
-from codex_workspace.deliveries import TAKEN_UP, Deliveries, Delivery, DeliveryState, Key, digest_of
+from codex_workspace.deliveries import TAKEN_UP, WRITTEN_DOWN, Deliveries, Delivery, DeliveryState, Key, digest_of
 from codex_workspace.errors import AgentError, CodexError, CodexGone, InputRefused
 from codex_workspace.events import TurnEnded, TurnFailure, TurnText
 from codex_workspace.failures import explain
+from codex_workspace.groups import plain_task_group
 from codex_workspace.live import ITEMS, LiveItems
 from codex_workspace.midturn import Earlier, MidTurn, in_place_of
 from codex_workspace.prompts import data_of, prompt_of
@@ -219,9 +221,10 @@ class Job:
 
     async def _delivery(self) -> Delivery:
         """Return the written-down message; a host that writes none down has it done here."""
-        taken_up = self._request.call_context.state.get(TAKEN_UP)
-        if isinstance(taken_up, Delivery):
-            return taken_up
+        state = self._request.call_context.state
+        handed_in = state.get(TAKEN_UP) or state.get(WRITTEN_DOWN)
+        if isinstance(handed_in, Delivery):
+            return handed_in
         known = await self._desk.deliveries.of_task(self.task_id)
         if known is not None and known.key.message_id == self._message.message_id:
             return known
@@ -307,19 +310,40 @@ class Job:
         begun: Begun | None = None
         try:
             async with floor.turn(said, _new_mark(delivery), options) as begun:
-                await self._desk.deliveries.started(delivery.key, begun.turn.thread_id, begun.turn.turn_id)
                 self.turn = begun.turn
                 if self._stopped_as is not None:
                     begun.turn.interrupt()
                 notes = [self._reply.notice(begun.note)] if begun.note else []
-                await self._send([self._reply.working(), *notes])
-                text = await self._follow(begun.turn)
+                async with self._noted(delivery, begun.turn):
+                    await self._send([self._reply.working(), *notes])
+                    text = await self._follow(begun.turn)
         except CodexGone as gone:
             self.turn = None
             if begun is None or self._stopped_as is not None:
                 raise
             raise CutOff(gone.public) from gone
         return self._reply.ended(self._outcome(begun.turn), text.answer)
+
+    @asynccontextmanager
+    async def _noted(self, delivery: Delivery, turn: Turn) -> AsyncIterator[None]:
+        """Write down that the turn has begun, beside what is done in the block; it is down when the block is left.
+
+        Only the turn's end has to wait for it: codex's own record tells of a turn, too.
+        """
+        written = anyio.Event()
+
+        async def write() -> None:
+            await self._desk.deliveries.started(delivery.key, turn.thread_id, turn.turn_id)
+            written.set()
+
+        async with plain_task_group() as beside:
+            beside.start_soon(write)
+            try:
+                yield
+            except CodexGone:
+                # A query that is cancelled takes its connection with it.
+                await written.wait()
+                raise
 
     async def _follow(self, turn: Turn) -> TurnText:
         """Send the turn's events as they come, text at most ten times a second, until the turn has ended."""
