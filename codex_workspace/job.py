@@ -23,7 +23,7 @@ from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.admission import Admission, Place
 from codex_workspace.answers import Unclear, understand
-from codex_workspace.conversation import Begun, Conversations, Floor, TurnOptions
+from codex_workspace.conversation import Conversations, Floor, TurnOptions
 from codex_workspace.deliveries import TAKEN_UP, WRITTEN_DOWN, Deliveries, Delivery, DeliveryState, Key, digest_of
 from codex_workspace.errors import AgentError, CodexError, CodexGone, InputRefused
 from codex_workspace.events import TurnEnded, TurnFailure, TurnText
@@ -305,9 +305,8 @@ class Job:
         """Run one turn to its end.
 
         Raises:
-            CutOff: codex died in it, and nobody wanted it stopped.
+            CutOff: codex died in it, or again and again before it, and nobody wanted it stopped.
         """
-        begun: Begun | None = None
         try:
             async with floor.turn(said, _new_mark(delivery), options) as begun:
                 self.turn = begun.turn
@@ -319,7 +318,7 @@ class Job:
                     text = await self._follow(begun.turn)
         except CodexGone as gone:
             self.turn = None
-            if begun is None or self._stopped_as is not None:
+            if self._stopped_as is not None:
                 raise
             raise CutOff(gone.public) from gone
         return self._reply.ended(self._outcome(begun.turn), text.answer)
