@@ -3,6 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 
+# The JavaScript SDK's client is tested where there is a Node for it, 20 or newer.
+JAVASCRIPT := $(shell command -v npm >/dev/null && \
+	node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' && echo .node-a2a/ready)
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check lint types chaos bench lock clean
 
@@ -12,7 +16,7 @@ help:            ## show what there is
 demo: .venv/runtime      ## see the agent at work: no key, no network
 	@$(BIN)/python -m codex_workspace demo
 
-test: .venv/dev .venv-a2a-0.3/ready     ## every test
+test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT)     ## every test
 	$(BIN)/python -m pytest
 
 check: lint types test   ## what CI runs: lint, types, tests
@@ -40,7 +44,7 @@ LOCK := --quiet --upgrade --strip-extras --annotation-style=line --no-header --n
 	--no-emit-find-links --no-emit-trusted-host
 
 clean:           ## remove what was installed and cached
-	rm -rf .venv .venv-a2a-0.3 .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-a2a-0.3 .node-a2a .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("this needs Python 3.11 or newer; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
@@ -59,4 +63,10 @@ clean:           ## remove what was installed and cached
 .venv-a2a-0.3/ready: requirements-a2a-0.3.txt
 	$(PYTHON) -m venv .venv-a2a-0.3
 	.venv-a2a-0.3/bin/python -m pip --disable-pip-version-check --no-input install --quiet -r requirements-a2a-0.3.txt
+	@touch $@
+
+.node-a2a/ready: tests/matrix/javascript/package.json tests/matrix/javascript/package-lock.json
+	@mkdir -p .node-a2a
+	cp $^ .node-a2a
+	npm --prefix .node-a2a ci --ignore-scripts --no-audit --no-fund --loglevel error
 	@touch $@

@@ -1,0 +1,48 @@
+"""One agent for each client, with everything on that a client can use, and a model that does as it is told."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from codex_workspace.scripted_model import ScriptedModel, scripted_model
+from tests.e2e.agent_process import Place, running_agent
+from tests.matrix.clients import KINDS, Client, Kind
+
+
+@dataclass(frozen=True)
+class OpenPlace(Place):
+    """A place whose agent may tell webhooks on this machine."""
+
+    def prepare(self) -> dict[str, str]:
+        environment = super().prepare()
+        file = self.root / "config" / "config.yaml"
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"push": {"allow": ["127.0.0.1"]}}))
+        return environment
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A client, the agent that it talks to, and the model behind that one."""
+
+    client: Client
+    place: Place
+    model: ScriptedModel
+
+
+@pytest_asyncio.fixture(params=KINDS, ids=str, scope="module", loop_scope="module")
+async def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    """A client of every kind that is there, with an agent of its own for all rows."""
+    kind = request.param
+    assert isinstance(kind, Kind)
+    async with scripted_model() as model:
+        place = OpenPlace(
+            tmp_path_factory.mktemp("matrix"),
+            model.base_url,
+            codex={"approval_policy": "on-request"},
+            environment={"A2A_GRPC_PORT": "0"},
+        )
+        async with running_agent(place) as agent, kind.opened(agent.url) as client:
+            yield Scene(client, place, model)

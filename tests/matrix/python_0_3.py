@@ -1,0 +1,94 @@
+# mypy: ignore-errors
+"""The client of a2a-sdk 0.3.26 as `remote` wants it; runs in the environment of that SDK.
+
+Usage: python python_0_3.py URL TRANSPORT
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+
+import grpc.aio
+import httpx
+from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
+from a2a.types import AgentCard, MessageSendConfiguration, MessageSendParams, TaskIdParams, TaskQueryParams
+from pydantic import BaseModel
+
+
+class Clients:
+    """The SDK's clients of one agent; this SDK holds what a message is sent with in the client."""
+
+    def __init__(self, card: AgentCard, http: httpx.AsyncClient, transport: str) -> None:
+        self._card, self._http, self._transport = card, http, transport
+        self._channel: grpc.aio.Channel | None = None
+
+    def client(self, *, streaming: bool = False, sent_with: MessageSendConfiguration | None = None) -> Client:
+        """Return a client for one call."""
+        push = sent_with.push_notification_config if sent_with is not None else None
+        config = ClientConfig(
+            streaming=streaming,
+            polling=sent_with is not None and not sent_with.blocking,
+            httpx_client=self._http,
+            grpc_channel_factory=self._channel_to,
+            supported_transports=[self._transport],
+            push_notification_configs=[] if push is None else [push],
+        )
+        return ClientFactory(config).create(self._card)
+
+    def _channel_to(self, url: str) -> grpc.aio.Channel:
+        self._channel = self._channel or grpc.aio.insecure_channel(url)
+        return self._channel
+
+    async def aclose(self) -> None:
+        """Close what they share."""
+        if self._channel is not None:
+            await self._channel.close()
+
+
+async def main(url: str, transport: str) -> None:
+    """Answer each line with what the client makes of it."""
+    async with httpx.AsyncClient(timeout=30) as http:
+        clients = Clients(await A2ACardResolver(http, url).get_agent_card(), http, transport)
+        async with asyncio.TaskGroup() as tasks:
+            while line := await asyncio.to_thread(sys.stdin.readline):
+                tasks.create_task(answer(clients, json.loads(line)))
+        await clients.aclose()
+
+
+async def answer(clients: Clients, call: dict) -> None:
+    """Print what comes of one call."""
+    try:
+        async for event in called(clients, call["do"], call["with"]):
+            say(call, event=event.model_dump(mode="json", by_alias=True, exclude_none=True))
+    except Exception as error:
+        say(call, error=f"{type(error).__name__}: {error}")
+    else:
+        say(call, end=True)
+
+
+async def called(clients: Clients, what: str, about: dict | str) -> AsyncIterator[BaseModel]:
+    """Yield what a call brings; of what a stream brings the updates, not the task as the client keeps it."""
+    match what:
+        case "get":
+            yield await clients.client().get_task(TaskQueryParams(id=about))
+        case "cancel":
+            yield await clients.client().cancel_task(TaskIdParams(id=about))
+        case "subscribe":
+            async for task, update in clients.client(streaming=True).resubscribe(TaskIdParams(id=about)):
+                yield update or task
+        case "send" | "stream":
+            params = MessageSendParams.model_validate(about)
+            client = clients.client(streaming=what == "stream", sent_with=params.configuration)
+            async for event in client.send_message(params.message, request_metadata=params.metadata):
+                yield (event[1] or event[0]) if isinstance(event, tuple) else event
+
+
+def say(call: dict, **what: object) -> None:
+    """Print one line."""
+    sys.stdout.write(json.dumps({"id": call["id"], **what}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,206 @@
+"""Every client, over every transport, uses the agent in full: the real clients, the real codex."""
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from a2a.types import (
+    Message,
+    Part,
+    Role,
+    SendMessageConfiguration,
+    SendMessageRequest,
+    StreamResponse,
+    TaskPushNotificationConfig,
+    TaskState,
+)
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Value
+
+from codex_workspace.scripted_model import Message as Said
+from codex_workspace.scripted_model import ScriptedModel, numbered_text
+from codex_workspace.task_states import TERMINAL
+from tests.e2e.client import Seen, script
+from tests.e2e.test_content import png
+from tests.matrix.conftest import Scene
+from tests.webhook_server import webhook
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("no_hang")]
+
+COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
+ASKING = TaskState.TASK_STATE_INPUT_REQUIRED
+
+WAYS = pytest.mark.parametrize("streaming", [False, True], ids=["blocking", "streaming"])
+
+
+def message(*parts: Part | str, task_id: str = "") -> SendMessageRequest:
+    """Return a request with these parts, in a context of its own or to a task."""
+    return SendMessageRequest(
+        message=Message(
+            role=Role.ROLE_USER,
+            message_id=str(uuid.uuid4()),
+            task_id=task_id,
+            context_id="" if task_id else str(uuid.uuid4()),
+            parts=[Part(text=part) if isinstance(part, str) else part for part in parts],
+        ),
+        configuration=SendMessageConfiguration(),
+    )
+
+
+async def seen_of(events: AsyncIterator[StreamResponse], seen: Seen | None = None) -> Seen:
+    """Return what came in all."""
+    seen = seen or Seen()
+    async for event in events:
+        seen.take(event)
+    return seen
+
+
+async def answered(scene: Scene, asked: Seen, part: Part | str, *, streaming: bool) -> Seen:
+    """Answer what a task has asked, and return what comes of it."""
+    seen = Seen(asked.task_id, asked.context_id, asked.state, artifacts=dict(asked.artifacts))
+    return await seen_of(scene.client.send(message(part, task_id=asked.task_id), streaming=streaming), seen)
+
+
+async def test_blocking(scene: Scene) -> None:
+    seen = await seen_of(scene.client.send(message("hello there")))
+    assert (seen.state, seen.answer, seen.tasks) == (COMPLETED, "You said: hello there", 1)
+    kept = Seen().take_task(await scene.client.get(seen.task_id))
+    assert (kept.state, kept.answer, kept.context_id) == (seen.state, seen.answer, seen.context_id)
+
+
+async def test_streaming(scene: Scene) -> None:
+    seen = await seen_of(scene.client.send(message(script({"chunks": 100, "delay_ms": 5})), streaming=True))
+    assert (seen.state, seen.answer) == (COMPLETED, numbered_text(1000))
+    assert (seen.tasks, seen.terminals, seen.final_chunks) == (1, 1, 1)
+    assert len(seen.answer_updates) > 3
+
+
+async def test_cancel(scene: Scene) -> None:
+    seen, canceled = Seen(), Seen()
+    async for event in scene.client.send(message(script({"say": "I begin.", "stall": True})), streaming=True):
+        if seen.take(event).answer and not canceled.task_id:
+            canceled.take_task(await scene.client.cancel(seen.task_id))
+    assert seen.answer == "I begin."
+    assert seen.state == canceled.state == (await scene.client.get(seen.task_id)).status.state == CANCELED
+
+
+@contextmanager
+def signal(pipe: Path) -> Iterator[Callable[[], None]]:
+    """Make a named pipe for a command to wait at; what is yielded lets the command go on."""
+    os.mkfifo(pipe)
+    # Open for both: no side's opening waits for the other, and what is written is kept until it is read.
+    with open(os.open(pipe, os.O_RDWR), "wb", buffering=0) as end:
+
+        def go() -> None:
+            end.write(b"go\n")
+
+        yield go
+
+
+async def test_subscribe(scene: Scene) -> None:
+    with signal(scene.place.workspace / "go") as go:
+        sent = message(script({"run": "read line < go"}, {"say": "Done."}))
+        sent.configuration.return_immediately = True
+        begun = await seen_of(scene.client.send(sent))
+        assert begun.state not in TERMINAL
+        seen = Seen()
+        async for event in scene.client.subscribe(begun.task_id):
+            if event.HasField("task"):
+                go()
+            seen.take(event)
+    assert (seen.task_id, seen.state, seen.answer, seen.tasks) == (begun.task_id, COMPLETED, "Done.", 1)
+
+
+def outside(scene: Scene) -> Path:
+    """Return a new file that no sandboxed command may write."""
+    return scene.place.root / f"{uuid.uuid4()}.txt"
+
+
+def is_there(file: Path) -> bool:
+    return file.exists()
+
+
+async def asked_about(scene: Scene, file: Path, *, streaming: bool) -> Seen:
+    """Have the model ask to make a file outside of its sandbox."""
+    wish = script({"run": f"echo made > {file}", "escalate": True}, {"say": "So be it."})
+    seen = await seen_of(scene.client.send(message(wish), streaming=streaming))
+    assert seen.state == ASKING
+    assert f"echo made > {file}" in seen.sentence
+    assert seen.question["kind"] == "command"
+    assert not is_there(file)
+    return seen
+
+
+@WAYS
+async def test_approval_yes(scene: Scene, streaming: bool) -> None:
+    file = outside(scene)
+    seen = await asked_about(scene, file, streaming=streaming)
+    done = await answered(scene, seen, "Yes, please.", streaming=streaming)
+    assert (done.state, done.answer) == (COMPLETED, "So be it.")
+    assert file.read_text() == "made\n"
+
+
+@WAYS
+async def test_approval_no(scene: Scene, streaming: bool) -> None:
+    file = outside(scene)
+    seen = await asked_about(scene, file, streaming=streaming)
+    done = await answered(scene, seen, "No, leave it alone.", streaming=streaming)
+    assert (done.state, is_there(file)) == (COMPLETED, False)
+    assert any("leave it alone" in said.text for said in users_words(scene.model))
+
+
+async def test_approval_by_data(scene: Scene) -> None:
+    file = outside(scene)
+    seen = await asked_about(scene, file, streaming=False)
+    decision = {"questionId": seen.question["questionId"], "decision": "approve"}
+    done = await answered(scene, seen, Part(data=ParseDict(decision, Value())), streaming=False)
+    assert (done.state, is_there(file)) == (COMPLETED, True)
+
+
+def users_words(model: ScriptedModel) -> list[Said]:
+    """What the model was told by users in its last call."""
+    return [each for each in model.requests[-1].input if isinstance(each, Said) and each.role == "user"]
+
+
+@WAYS
+async def test_image_in(scene: Scene, streaming: bool) -> None:
+    image = Part(raw=png(), media_type="image/png", filename="dot.png")
+    seen = await seen_of(scene.client.send(message("What is this?", image), streaming=streaming))
+    assert seen.state == COMPLETED
+    said = scene.model.requests[-1].last_user_message
+    assert said is not None
+    (url,) = said.images
+    assert url.startswith("data:image/png;base64,")
+    assert "What is this?" in said.text
+
+
+@WAYS
+async def test_file_out(scene: Scene, streaming: bool) -> None:
+    (scene.place.workspace / "dot.png").write_bytes(png())
+    hand = {"name": "hand_over_file", "arguments": {"path": "dot.png", "name": "Dot.png"}}
+    wish = script({"tool": hand}, {"say": "Here it is."})
+    parts = []
+    async for event in scene.client.send(message(wish), streaming=streaming):
+        artifacts = [event.artifact_update.artifact, *event.task.artifacts]
+        parts += [part for each in artifacts if each.artifact_id == "file-1" for part in each.parts]
+    (part,) = parts
+    assert (part.raw, part.media_type, part.filename) == (png(), "image/png", "Dot.png")
+
+
+async def test_push(scene: Scene) -> None:
+    async with webhook() as hook:
+        sent = message("hello there")
+        config = TaskPushNotificationConfig(url=hook.url, token="a-secret")
+        sent.configuration.task_push_notification_config.CopyFrom(config)
+        seen = await seen_of(scene.client.send(sent))
+        told, number = Seen(), 0
+        while told.state not in TERMINAL:
+            heard = (await hook.heard(number + 1))[number]
+            number += 1
+            assert heard.headers["x-a2a-notification-token"] == "a-secret"
+            told.take(ParseDict(heard.payload, StreamResponse()))
+    assert (told.task_id, told.tasks, told.terminals) == (seen.task_id, 1, 1)
+    assert (told.state, told.answer) == (seen.state, seen.answer) == (COMPLETED, "You said: hello there")

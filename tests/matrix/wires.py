@@ -1,0 +1,37 @@
+"""What is said to clients in other processes, and by them: A2A's JSON, of 1.0 or of 0.3."""
+
+from typing import Final
+
+from a2a.compat.v0_3 import conversions
+from a2a.compat.v0_3 import types as old
+from a2a.types import SendMessageRequest, StreamResponse
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from tests.matrix.remote import Json, Wire
+
+
+def _new_request(request: SendMessageRequest) -> Json:
+    said: Json = MessageToDict(request)
+    return said
+
+
+def _new_event(event: Json) -> StreamResponse:
+    return ParseDict(event, StreamResponse())
+
+
+def _old_request(request: SendMessageRequest) -> Json:
+    params = conversions.to_compat_send_message_request(request, "").params
+    said: Json = params.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return said
+
+
+def _old_event(event: Json) -> StreamResponse:
+    whole = old.SendStreamingMessageSuccessResponse.model_validate({"id": "", "result": event})
+    return conversions.to_core_stream_response(whole)
+
+
+NEW: Final = Wire(_new_request, _new_event)
+"""`SendMessageRequest` and `StreamResponse` as 1.0 writes them."""
+
+OLD: Final = Wire(_old_request, _old_event)
+"""`MessageSendParams`, and task, message or update as 0.3 writes them."""
