@@ -89,7 +89,12 @@ class TokenBackend(AuthenticationBackend):
 
 def unauthorized(_connection: HTTPConnection, error: Exception) -> Response:
     """Answer a request that was not let in."""
-    return JSONResponse({"error": str(error)}, status_code=401, headers={"WWW-Authenticate": "Bearer"})
+    return _refusal(401, "UNAUTHENTICATED", str(error), {"WWW-Authenticate": "Bearer"})
+
+
+def _refusal(status: int, name: str, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+    # The form of HTTP+JSON's errors, also for JSON-RPC: its clients look for the sentence in an object as well.
+    return JSONResponse({"error": {"code": status, "status": name, "message": sentence}}, status, headers)
 
 
 def _digest(token: str) -> bytes:
@@ -102,6 +107,7 @@ class BodyLimit:
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._sentence = f"the body is over the limit of {max_bytes} bytes"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, counting."""
@@ -110,12 +116,9 @@ class BodyLimit:
             return
         told = dict(scope["headers"]).get(b"content-length", b"0")
         if not told.isdigit() or int(told) > self._max_bytes:
-            await self._refusal()(scope, receive, send)
+            await _refusal(413, "INVALID_ARGUMENT", self._sentence)(scope, receive, send)
             return
         await self._app(scope, self._counting(receive), send)
-
-    def _refusal(self) -> Response:
-        return JSONResponse({"error": f"the body is over the limit of {self._max_bytes} bytes"}, status_code=413)
 
     def _counting(self, receive: Receive) -> Receive:
         left = self._max_bytes
@@ -125,7 +128,7 @@ class BodyLimit:
             message = await receive()
             left -= len(message.get("body", b""))
             if left < 0:
-                raise HTTPException(413, f"the body is over the limit of {self._max_bytes} bytes")
+                raise HTTPException(413, self._sentence)
             return message
 
         return counted

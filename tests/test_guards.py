@@ -82,6 +82,9 @@ async def test_anything_else_is_refused_with_the_way_to_do_it(headers: Mapping[b
         answer = await http.post("/", headers=headers, content=b"x")
         assert answer.status_code == 401
         assert answer.headers["WWW-Authenticate"] == "Bearer"
+        error = answer.json()["error"]
+        assert (error["code"], error["status"]) == (401, "UNAUTHENTICATED")
+        assert "token" in error["message"]
         assert "t0ken" not in answer.text
 
 
@@ -138,7 +141,8 @@ async def test_a_body_up_to_the_limit_passes() -> None:
 async def test_a_body_over_the_limit_is_refused_by_its_header() -> None:
     async with client(None) as http:
         answer = await http.post("/", content=b"x" * (MAX_BYTES + 1))
-        assert (answer.status_code, answer.json()) == (413, {"error": "the body is over the limit of 100 bytes"})
+        said = {"code": 413, "status": "INVALID_ARGUMENT", "message": "the body is over the limit of 100 bytes"}
+        assert (answer.status_code, answer.json()) == (413, {"error": said})
 
 
 @pytest.mark.parametrize("length", [b"-1", b"1e3", b"abc", b"", b"99999999999999999999"])
