@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from a2a import client as sdk
 from a2a.types import (
     CancelTaskRequest,
     GetTaskRequest,
+    ListTasksRequest,
     SendMessageRequest,
     StreamResponse,
     SubscribeToTaskRequest,
@@ -48,17 +49,30 @@ class Client(Protocol):
     async def cancel(self, task_id: str) -> Task:
         """Cancel a task and return it."""
 
+    async def list(self, context_id: str) -> Sequence[Task]:
+        """Return a context's tasks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A client that is there: its SDK and its transport; `opened` connects it to the agent at a URL."""
+    """A client that is there: its SDK and its transport; `opened` connects it to the agent at a URL, with a token."""
 
     sdk: str
     transport: str
-    opened: Callable[[str], AbstractAsyncContextManager[Client]]
+    opened: Callable[[str, str], AbstractAsyncContextManager[Client]]
 
     def __str__(self) -> str:
         return f"{self.sdk} {self.transport}"
+
+
+@dataclass(frozen=True, slots=True)
+class Token(sdk.CredentialService):
+    """The same token for every scheme that a card asks for."""
+
+    token: str
+
+    async def get_credentials(self, security_scheme_name: str, context: sdk.ClientCallContext | None) -> str | None:
+        return self.token
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +94,12 @@ class OwnClient:
     async def cancel(self, task_id: str) -> Task:
         return await self.blocking.cancel_task(CancelTaskRequest(id=task_id))
 
+    async def list(self, context_id: str) -> Sequence[Task]:
+        return (await self.blocking.list_tasks(ListTasksRequest(context_id=context_id))).tasks
+
 
 @asynccontextmanager
-async def own_client(transport: str, url: str) -> AsyncIterator[OwnClient]:
+async def own_client(transport: str, url: str, token: str) -> AsyncIterator[OwnClient]:
     """Connect a2a-sdk of this process."""
     async with httpx.AsyncClient(timeout=30) as http:
         clients = [
@@ -93,7 +110,7 @@ async def own_client(transport: str, url: str) -> AsyncIterator[OwnClient]:
                     grpc_channel_factory=grpc.aio.insecure_channel,
                     supported_protocol_bindings=[transport],
                 )
-            ).create_from_url(url)
+            ).create_from_url(url, interceptors=[sdk.AuthInterceptor(Token(token))])
             for streaming in (True, False)
         ]
         async with clients[0], clients[1]:
@@ -120,8 +137,13 @@ def _kinds() -> list[Kind]:
 
 def _remote(name: str, transport: str, command: list[str], wire: Wire) -> Kind:
     environment = {"NODE_PATH": str(NODE_MODULES)}
-    return Kind(name, transport, lambda url: remote_client([*command, url, transport], environment, wire))
+    return Kind(name, transport, lambda url, token: remote_client([*command, url, transport, token], environment, wire))
 
 
 KINDS: Final = tuple(_kinds())
 """Every client that can run on this machine."""
+
+CANNOT: Final[Mapping[tuple[str, str], str]] = {
+    ("python-0.3", "list"): "'BaseClient' object has no attribute 'list_tasks'",
+}
+"""What an SDK cannot do, whatever the agent does: SDK and row, and what it says when it is asked to."""

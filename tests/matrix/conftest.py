@@ -11,6 +11,8 @@ from codex_workspace.scripted_model import ScriptedModel, scripted_model
 from tests.e2e.agent_process import Place, running_agent
 from tests.matrix.clients import KINDS, Client, Kind
 
+TOKEN = "open-sesame"
+
 
 @dataclass(frozen=True)
 class OpenPlace(Place):
@@ -25,9 +27,11 @@ class OpenPlace(Place):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A client, the agent that it talks to, and the model behind that one."""
+    """A client, the agent at `url` that it talks to, and the model behind that one."""
 
+    kind: Kind
     client: Client
+    url: str
     place: Place
     model: ScriptedModel
 
@@ -42,7 +46,7 @@ async def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             tmp_path_factory.mktemp("matrix"),
             model.base_url,
             codex={"approval_policy": "on-request"},
-            environment={"A2A_GRPC_PORT": "0"},
+            environment={"A2A_GRPC_PORT": "0", "A2A_TOKEN": TOKEN},
         )
-        async with running_agent(place) as agent, kind.opened(agent.url) as client:
-            yield Scene(client, place, model)
+        async with running_agent(place) as agent, kind.opened(agent.url, TOKEN) as client:
+            yield Scene(kind, client, agent.url, place, model)

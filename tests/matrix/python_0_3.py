@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """The client of a2a-sdk 0.3.26 as `remote` wants it; runs in the environment of that SDK.
 
-Usage: python python_0_3.py URL TRANSPORT
+Usage: python python_0_3.py URL TRANSPORT TOKEN
 """
 
 import asyncio
@@ -12,15 +12,49 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
+from a2a.client.auth.credentials import CredentialService
+from a2a.client.auth.interceptor import AuthInterceptor
+from a2a.client.middleware import ClientCallContext
 from a2a.types import AgentCard, MessageSendConfiguration, MessageSendParams, TaskIdParams, TaskQueryParams
 from pydantic import BaseModel
+
+
+class Token(CredentialService):
+    """The same token for every scheme that a card asks for."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def get_credentials(self, security_scheme_name: str, context: ClientCallContext | None) -> str:
+        return self._token
+
+
+class Bearer:
+    """Puts the token into gRPC calls, which this SDK leaves to the channel."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def with_token(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), ("authorization", f"Bearer {self._token}"))
+        return details._replace(metadata=metadata)
+
+
+class BearerCalls(Bearer, grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation, client_call_details, request):
+        return await continuation(self.with_token(client_call_details), request)
+
+
+class BearerStreams(Bearer, grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(self, continuation, client_call_details, request):
+        return await continuation(self.with_token(client_call_details), request)
 
 
 class Clients:
     """The SDK's clients of one agent; this SDK holds what a message is sent with in the client."""
 
-    def __init__(self, card: AgentCard, http: httpx.AsyncClient, transport: str) -> None:
-        self._card, self._http, self._transport = card, http, transport
+    def __init__(self, card: AgentCard, http: httpx.AsyncClient, transport: str, token: str) -> None:
+        self._card, self._http, self._transport, self._token = card, http, transport, token
         self._channel: grpc.aio.Channel | None = None
 
     def client(self, *, streaming: bool = False, sent_with: MessageSendConfiguration | None = None) -> Client:
@@ -34,10 +68,12 @@ class Clients:
             supported_transports=[self._transport],
             push_notification_configs=[] if push is None else [push],
         )
-        return ClientFactory(config).create(self._card)
+        return ClientFactory(config).create(self._card, interceptors=[AuthInterceptor(Token(self._token))])
 
     def _channel_to(self, url: str) -> grpc.aio.Channel:
-        self._channel = self._channel or grpc.aio.insecure_channel(url)
+        if self._channel is None:
+            bearers = [BearerCalls(self._token), BearerStreams(self._token)]
+            self._channel = grpc.aio.insecure_channel(url, interceptors=bearers)
         return self._channel
 
     async def aclose(self) -> None:
@@ -46,10 +82,12 @@ class Clients:
             await self._channel.close()
 
 
-async def main(url: str, transport: str) -> None:
+async def main(url: str, transport: str, token: str) -> None:
     """Answer each line with what the client makes of it."""
-    async with httpx.AsyncClient(timeout=30) as http:
-        clients = Clients(await A2ACardResolver(http, url).get_agent_card(), http, transport)
+    # Over HTTP+JSON this SDK leaves interceptors out.
+    headers = {"Authorization": f"Bearer {token}"} if transport == "HTTP+JSON" else {}
+    async with httpx.AsyncClient(timeout=30, headers=headers) as http:
+        clients = Clients(await A2ACardResolver(http, url).get_agent_card(), http, transport, token)
         async with asyncio.TaskGroup() as tasks:
             while line := await asyncio.to_thread(sys.stdin.readline):
                 tasks.create_task(answer(clients, json.loads(line)))
@@ -74,6 +112,9 @@ async def called(clients: Clients, what: str, about: dict | str) -> AsyncIterato
             yield await clients.client().get_task(TaskQueryParams(id=about))
         case "cancel":
             yield await clients.client().cancel_task(TaskIdParams(id=about))
+        case "list":
+            for task in await clients.client().list_tasks(about):
+                yield task
         case "subscribe":
             async for task, update in clients.client(streaming=True).resubscribe(TaskIdParams(id=about)):
                 yield update or task

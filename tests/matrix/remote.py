@@ -1,6 +1,7 @@
 """A client in another process: asked by lines of JSON on its stdin, heard by lines of JSON on its stdout.
 
-    → {"id": 1, "do": "send" | "stream" | "subscribe" | "get" | "cancel", "with": request or task id}
+    → {"id": 1, "do": "send" | "stream" | "subscribe" | "get" | "cancel" | "list",
+       "with": request, task id, or (to list) context id}
     ← {"id": 1, "event": task or update}   any number of them
     ← {"id": 1, "end": true}               or {"id": 1, "error": "what the client raised"}
 
@@ -58,6 +59,9 @@ class RemoteClient:
 
     async def cancel(self, task_id: str) -> Task:
         return await self._task("cancel", task_id)
+
+    async def list(self, context_id: str) -> Sequence[Task]:
+        return [event.task async for event in self._call("list", context_id)]
 
     async def _task(self, what: str, task_id: str) -> Task:
         [event] = [event async for event in self._call(what, task_id)]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from a2a.client import A2AClientError
 from a2a.types import (
     Message,
     Part,
@@ -25,7 +26,9 @@ from codex_workspace.scripted_model import ScriptedModel, numbered_text
 from codex_workspace.task_states import TERMINAL
 from tests.e2e.client import Seen, script
 from tests.e2e.test_content import png
+from tests.matrix.clients import CANNOT
 from tests.matrix.conftest import Scene
+from tests.matrix.remote import RemoteError
 from tests.webhook_server import webhook
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("no_hang")]
@@ -204,3 +207,24 @@ async def test_push(scene: Scene) -> None:
             told.take(ParseDict(heard.payload, StreamResponse()))
     assert (told.task_id, told.tasks, told.terminals) == (seen.task_id, 1, 1)
     assert (told.state, told.answer) == (seen.state, seen.answer) == (COMPLETED, "You said: hello there")
+
+
+async def test_list(scene: Scene) -> None:
+    seen = await seen_of(scene.client.send(message("hello there")))
+    if words := CANNOT.get((scene.kind.sdk, "list")):
+        with pytest.raises(RemoteError, match=words):
+            await scene.client.list(seen.context_id)
+    else:
+        (task,) = await scene.client.list(seen.context_id)
+        assert (task.id, task.status.state) == (seen.task_id, COMPLETED)
+
+
+async def test_token(scene: Scene) -> None:
+    asked = len(scene.model.requests)
+    async with scene.kind.opened(scene.url, "wrong") as stranger:
+        for streaming in (False, True):
+            with pytest.raises(
+                (A2AClientError, RemoteError), match=r"401|UNAUTHENTICATED|not one that this agent knows"
+            ):
+                await seen_of(stranger.send(message("hello there"), streaming=streaming))
+    assert len(scene.model.requests) == asked

@@ -1,9 +1,9 @@
 // The client of the JavaScript SDK as tests/matrix/remote.py wants it.
-// Usage: NODE_PATH=<folder of node_modules> node client.cjs URL TRANSPORT
+// Usage: NODE_PATH=<folder of node_modules> node client.cjs URL TRANSPORT TOKEN
 "use strict";
 
 const readline = require("node:readline");
-const { SendMessageRequest, StreamResponse, Task } = require("@a2a-js/sdk");
+const { ListTasksRequest, SendMessageRequest, StreamResponse, Task } = require("@a2a-js/sdk");
 const { ClientFactory, ClientFactoryOptions, JsonRpcTransportFactory, RestTransportFactory } = require("@a2a-js/sdk/client");
 const { GrpcTransportFactory } = require("@a2a-js/sdk/client/grpc");
 
@@ -12,6 +12,15 @@ const TRANSPORTS = {
   "HTTP+JSON": () => new RestTransportFactory(),
   GRPC: () => new GrpcTransportFactory(),
 };
+
+// Shows the token, whatever the transport.
+const bearer = (token) => ({
+  async before(args) {
+    const serviceParameters = { ...args.options?.serviceParameters, Authorization: `Bearer ${token}` };
+    args.options = { ...args.options, serviceParameters };
+  },
+  async after() {},
+});
 
 const ofTask = (task) => ({ task: Task.toJSON(task) });
 
@@ -24,6 +33,13 @@ async function* called(client, what, about) {
     case "cancel":
       yield ofTask(await client.cancelTask({ id: about, tenant: "" }));
       return;
+    case "list": {
+      const filter = { ...ListTasksRequest.fromJSON({}), contextId: about };
+      for (const task of (await client.listTasks(filter)).tasks) {
+        yield ofTask(task);
+      }
+      return;
+    }
     case "send":
       yield ofTask(await client.sendMessage(SendMessageRequest.fromJSON(about)));
       return;
@@ -53,8 +69,12 @@ async function answer(client, call) {
   }
 }
 
-async function main(url, transport) {
-  const options = { ...ClientFactoryOptions.default, transports: [TRANSPORTS[transport]()] };
+async function main(url, transport, token) {
+  const options = {
+    ...ClientFactoryOptions.default,
+    transports: [TRANSPORTS[transport]()],
+    clientConfig: { interceptors: [bearer(token)] },
+  };
   const client = await new ClientFactory(options).createFromUrl(url);
   for await (const line of readline.createInterface({ input: process.stdin })) {
     // Not awaited: several calls may be under way at once.
