@@ -17,7 +17,8 @@ demo: .venv/runtime      ## see the agent at work: no key, no network
 	@$(BIN)/python -m codex_workspace demo
 
 test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT)     ## every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not alone" --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest -m alone
 
 check: lint types test   ## what CI runs: lint, types, tests
 

@@ -5,6 +5,11 @@ from collections.abc import Iterator
 from types import FrameType
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's business: other tests run at the same time.
+settings.register_profile("beside others", deadline=None)
+settings.load_profile("beside others")
 
 HANG_S = 10.0
 

@@ -224,6 +224,7 @@ def test_a_word_beyond_the_grammar_is_never_a_yes(word: str, spoken: list[str], 
     assert not isinstance(understand(COMMAND, words, None), Approved)
 
 
+@pytest.mark.alone
 def test_long_words_are_read_quickly() -> None:
     began = time.perf_counter()
     several = UserQuestion((asked(), asked(id_="r")))

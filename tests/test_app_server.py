@@ -504,6 +504,7 @@ def left_of(folder: Path) -> list[int]:
     return marked("CODEX_HOME", str(folder))
 
 
+@pytest.mark.alone
 async def test_a_codex_that_behaves_is_greeted_and_left(tmp_path: Path) -> None:
     launch = program(
         tmp_path,
@@ -537,6 +538,7 @@ async def test_a_codex_that_behaves_is_greeted_and_left(tmp_path: Path) -> None:
     assert left_of(tmp_path) == []
 
 
+@pytest.mark.alone
 async def test_a_codex_that_ignores_everything_is_gone_within_eight_seconds(tmp_path: Path) -> None:
     signal.setitimer(signal.ITIMER_REAL, 20)
     launch = program(
@@ -564,6 +566,7 @@ async def test_commands_that_codex_leaves_behind_are_ended(tmp_path: Path) -> No
     assert left_of(tmp_path) == []
 
 
+@pytest.mark.alone
 async def test_a_death_is_noticed_although_a_grandchild_holds_the_pipes(tmp_path: Path) -> None:
     launch = program(
         tmp_path,

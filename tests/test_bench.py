@@ -97,6 +97,7 @@ def test_the_summary_counts_what_was_judged_and_names_what_was_missed() -> None:
     ]
 
 
+@pytest.mark.alone
 async def test_the_smallest_run_measures_everything(capsys: pytest.CaptureFixture[str]) -> None:
     tables = await run(SMALLEST)
     assert [table.title for table in tables] == [

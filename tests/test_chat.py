@@ -2,11 +2,12 @@
 
 import os
 import pty
+import random
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -236,8 +237,11 @@ async def test_ctrl_c_during_a_streamed_answer_cancels_it(agent: AgentProcess) -
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        return int(reserved.getsockname()[1])
+    """Return a port that nobody listens on, and that the kernel gives to nobody who asks for any."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Proxy:

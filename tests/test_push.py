@@ -450,6 +450,7 @@ async def test_a_webhook_is_told_what_becomes_of_a_task(tmp_path: Path) -> None:
     assert due_on_disk(tmp_path) == []
 
 
+@pytest.mark.alone
 async def test_a_webhook_that_takes_two_seconds_does_not_slow_the_task(tmp_path: Path) -> None:
     async with webhook(takes_s=2.0) as server, agent(tmp_path) as working:
         began = time.monotonic()

@@ -480,6 +480,7 @@ async def test_a_stall_ends_when_the_client_leaves() -> None:
         await until(lambda: asyncio.all_tasks() == before)
 
 
+@pytest.mark.alone
 async def test_fifty_thousand_deltas_cost_little() -> None:
     async with served() as (model, _):
         port = httpx.URL(model.base_url).port

@@ -9,6 +9,8 @@ import random
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.plan import make_plan
 from tests.chaos.run import run
 
@@ -16,6 +18,7 @@ MESSAGES = 30
 STRIKES = 8
 
 
+@pytest.mark.alone
 async def test_every_message_is_answered_once_whatever_dies(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     sys.stdout.write(f"make chaos SEED={seed} MESSAGES={MESSAGES} STRIKES={STRIKES}\n")

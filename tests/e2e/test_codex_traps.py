@@ -98,6 +98,7 @@ async def test_turns_on_one_thread_never_overlap(launch: Launch, options: Thread
     assert [each.status for each, _ in ended] == ["completed"] * 4
 
 
+@pytest.mark.alone
 async def test_an_interrupt_right_after_the_start_stops_the_turn(launch: Launch, options: ThreadOptions) -> None:
     """Codex refuses it until it has said `turn/started`, and would run on."""
     async with open_app_server(launch) as codex:
@@ -215,6 +216,7 @@ async def test_a_turn_that_is_left_while_it_asks_does_nothing_of_it_and_frees_th
     assert not await anyio.Path(options.cwd, "outside").exists()
 
 
+@pytest.mark.alone
 async def test_the_death_of_codex_fails_all_who_wait_at_once(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
         async with talk(codex, options).turn(words(script({"say": "At work.", "stall": True}))) as begun:

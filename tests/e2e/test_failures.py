@@ -165,6 +165,7 @@ async def test_readiness_follows_codex(place: Place) -> None:
         assert agent.codex().pid != codex.pid
 
 
+@pytest.mark.alone
 async def test_sigterm_while_codex_does_not_start_ends_the_agent_at_once(place: Place, tmp_path: Path) -> None:
     silent = _fake_codex(tmp_path, "import time; time.sleep(60)")
     environment = place.prepare() | {"CODEX_BIN": silent}

@@ -47,6 +47,7 @@ async def test_per_context_gives_every_nameless_message_a_context_of_its_own(pla
     assert "apple" not in second.answer
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("recovery", ["fail", "resume"])
 async def test_codex_killed_in_a_turn_ends_or_goes_on_and_the_context_remembers(place: Place, recovery: str) -> None:
     """Without recovery the task fails within a second and says why; with it, its watcher is told and it goes on."""

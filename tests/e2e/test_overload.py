@@ -70,6 +70,7 @@ async def crowd(agent: AgentProcess) -> list[Heard]:
     return [Heard(**json.loads(line)) for line in ended.stdout.splitlines()]
 
 
+@pytest.mark.alone
 async def test_what_is_accepted_is_answered_and_the_rest_hears_it_at_once(agent: AgentProcess) -> None:
     async with light_client(agent.url) as http:
         assert (await ask(http, call("SendMessage", "hello", "warm"))).completed

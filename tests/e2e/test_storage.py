@@ -59,6 +59,7 @@ async def reports(place: Place) -> dict[str, dict[str, str]]:
 # --- Two agents ---
 
 
+@pytest.mark.alone
 async def test_the_second_agent_refuses_to_start_and_says_who_is_first(place: Place, agent: AgentProcess) -> None:
     before = time.monotonic()
     said = await refusal(place)

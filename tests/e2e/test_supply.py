@@ -11,6 +11,7 @@ from subprocess import DEVNULL, run
 import anyio
 import httpx
 import psutil
+import pytest
 from a2a.types import TaskState
 
 from codex_workspace.settings import load_settings
@@ -61,6 +62,7 @@ async def kill(codex: psutil.Process) -> None:
 # --- Dying ---
 
 
+@pytest.mark.alone
 async def test_a_message_waits_for_a_codex_that_dies_at_once_and_is_answered_when_one_lives(place: Place) -> None:
     program, other = mortal(place)
     async with running_agent(other) as agent, peer(agent.url) as client:
@@ -75,6 +77,7 @@ async def test_a_message_waits_for_a_codex_that_dies_at_once_and_is_answered_whe
         assert 0.75 * 3.5 <= time.monotonic() - started < 8
 
 
+@pytest.mark.alone
 async def test_readiness_the_log_and_the_doctor_say_why_codex_is_broken(place: Place) -> None:
     program, other = mortal(place, max_restarts=3)
     async with running_agent(other) as agent, httpx.AsyncClient(base_url=agent.url) as http, peer(agent.url) as client:
@@ -117,6 +120,7 @@ async def test_a_message_does_not_wait_for_ever_and_hears_why(place: Place) -> N
         assert seen.sentence == "codex cannot start: it ended with exit code 1; given up after 4 failures in a row"
 
 
+@pytest.mark.alone
 async def test_a_message_that_waits_for_codex_can_be_canceled_and_holds_up_no_stop(place: Place) -> None:
     program, other = mortal(place)
     async with running_agent(other) as agent, peer(agent.url) as client:
@@ -195,6 +199,7 @@ async def test_a_codex_that_stands_still_does_not_hold_up_the_stop(agent: AgentP
 # --- Growing ---
 
 
+@pytest.mark.alone
 async def test_codex_is_replaced_when_it_holds_many_threads_and_the_pair_stays_level(place: Place) -> None:
     low = Place(place.root, place.model_url, limits={"codex_threads": 20})
     async with running_agent(low) as agent, peer(agent.url) as client:

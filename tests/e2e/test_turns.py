@@ -2,6 +2,7 @@
 
 import anyio
 import psutil
+import pytest
 from a2a.types import TaskState
 
 from codex_workspace.scripted_model import numbered_text
@@ -31,6 +32,7 @@ async def test_fifty_thousand_deltas_arrive_whole_and_once_live_and_in_the_store
     assert (await client.get(seen.task_id)).answer == seen.answer
 
 
+@pytest.mark.alone
 async def test_cancel_stops_the_command_and_keeps_the_memory(agent: AgentProcess, client: Peer) -> None:
     await client.ask("the word is apple", "ctx")
     seen = Seen()
@@ -58,6 +60,7 @@ async def test_cancel_stops_the_command_and_keeps_the_memory(agent: AgentProcess
     assert "the word is apple" in (await client.ask(script({"repeat": True}), "ctx")).answer
 
 
+@pytest.mark.alone
 async def test_cancel_at_any_moment_of_a_turns_beginning(client: Peer) -> None:
     for wait_ms in (0, 2, 5, 10, 20, 40, 80):
         begun = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
@@ -74,6 +77,7 @@ async def test_a_second_message_waits_its_turn_and_sees_the_first(client: Peer) 
     assert numbered_text(100) in second.answer
 
 
+@pytest.mark.alone
 async def test_a_waiting_message_can_be_canceled_and_the_running_one_does_not_care(client: Peer) -> None:
     running = await client.begin(script({"chunks": 10, "delay_ms": 50}), "ctx")
     waiting = await client.begin("never mind", "ctx")
@@ -83,6 +87,7 @@ async def test_a_waiting_message_can_be_canceled_and_the_running_one_does_not_ca
     assert "never mind" not in (await client.ask(script({"repeat": True}), "ctx")).answer
 
 
+@pytest.mark.alone
 async def test_eight_contexts_run_side_by_side_in_one_codex(agent: AgentProcess, client: Peer) -> None:
     codex = agent.codex().pid
     seen: dict[int, Seen] = {}
