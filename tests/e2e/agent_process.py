@@ -27,6 +27,7 @@ class Place:
     model_url: str
     codex: Mapping[str, object] = field(default_factory=dict)
     limits: Mapping[str, object] = field(default_factory=dict)
+    push: Mapping[str, object] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
 
@@ -60,6 +61,7 @@ class Place:
             ],
             "codex": dict(self.codex),
             "limits": dict(self.limits),
+            "push": dict(self.push),
         }
         (self.root / "config" / "config.yaml").write_text(yaml.safe_dump(config))
         own = {
