@@ -34,6 +34,7 @@ from codex_workspace.settings import Settings
 from codex_workspace.store import Store, open_store
 from codex_workspace.supply import Supply, SupplyBounds
 from codex_workspace.turn import TurnLimits
+from codex_workspace.webhooks import AllowList, Guard, Webhooks
 from executor import CodexAppServerExecutor
 
 logger = logging.getLogger(__name__)
@@ -209,7 +210,7 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
 
 
 def _orders(settings: Settings) -> OrderReader:
-    limits = settings.config.limits
+    limits, push = settings.config.limits, settings.config.push
     return OrderReader(
         settings.workspace_dir,
         MidTurn(settings.config.codex.mid_turn),
@@ -221,6 +222,7 @@ def _orders(settings: Settings) -> OrderReader:
             max_text_chars=limits.max_text_chars,
         ),
         HandoverBounds(file_bytes=limits.max_handed_file_bytes, left_bytes=limits.max_handed_bytes),
+        Webhooks(Guard(AllowList.of(push.allow)), push.timeout_s).fetch,
     )
 
 

@@ -47,8 +47,8 @@ def recorded(read: JsonValue, mark: str) -> TurnEnded | Trace:
 
     By the record (`turn.last_turns`) of a codex that has taken over from the one that ran them. Codex records
     a turn that died with its process as interrupted, and within the first milliseconds without its message: whether
-    that is in the thread's memory, the thread's file tells (`remembered`). 0.130 records failed turns as completed, so one without a message of
-    the agent's counts as cut off too.
+    that is in the thread's memory, the thread's file tells (`remembered`). 0.130 records failed turns as completed, so
+    one without a message of the agent's counts as cut off too.
     """
     turns = [turn for turn in _turns(read) if any(_is_sent_as(item, mark) for item in _items(turn))]
     if not turns:

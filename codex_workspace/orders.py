@@ -1,25 +1,32 @@
 """What a message wants, made ready for codex; and the tool of ours that the model may call for it."""
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
-from a2a.types import Message
+from a2a.types import Message, Part
 from google.protobuf.json_format import MessageToDict
 
 from codex_workspace import attachments, handover
+from codex_workspace.errors import InputRefused
+from codex_workspace.groups import plain_task_group
 from codex_workspace.handover import HandedFile, HandoverBounds
 from codex_workspace.job import Order
 from codex_workspace.midturn import MidTurn
-from codex_workspace.parts import PartLimits, read_parts
+from codex_workspace.parts import IMAGE_MODES, PartLimits, image_type, image_urls, read_parts
 from codex_workspace.refusals import NOBODY_TO_ASK
 from codex_workspace.replies import A2AEvent, Reply
 from codex_workspace.turn import ToolCall
+from codex_workspace.webhooks import Failed, Fetched, Refused
 from codex_workspace.wire import JsonObject
 from codex_workspace.wishes import read_wishes
 
 logger = logging.getLogger(__name__)
+
+Fetch = Callable[[str, int], Awaitable[Fetched | Failed | Refused]]
+"""Gets what stands at a URL, of at most so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +35,14 @@ class OrderReader:
 
     mid_turn: what becomes of a message that comes while a turn of its context is at work and does not say itself.
     parts: how much a message may bring. files: how much may be handed over in one task.
+    fetch: gets what stands at a URL, of at most so many bytes; without it images by URL are refused.
     """
 
     workspace: Path
     mid_turn: MidTurn = MidTurn.QUEUE
     parts: PartLimits = field(default_factory=PartLimits)
     files: HandoverBounds = field(default_factory=HandoverBounds)
+    fetch: Fetch | None = None
 
     async def read(self, message: Message, task_id: str) -> Order:
         """Return what a message wants; its larger files are in the workspace then.
@@ -43,12 +52,34 @@ class OrderReader:
             AttachmentsNotWritten: a file cannot be laid down.
         """
         wishes = read_wishes(MessageToDict(message.metadata), self.workspace, self.mid_turn)
-        said = read_parts(message.parts, self.parts)
+        said = read_parts(await self._with_images(message.parts), self.parts)
         cwd = wishes.options.cwd
         told = ""
         if said.attachments:
             told = await anyio.to_thread.run_sync(attachments.write, self.workspace, task_id, said.attachments, cwd)
         return Order(said.items(told, self.parts.max_text_chars), said.text, wishes.options, wishes.mid_turn)
+
+    async def _with_images(self, parts: Sequence[Part]) -> list[Part]:
+        """Return the parts with the bytes of the images that they only name."""
+        whole = list(parts)
+        urls = image_urls(parts[: self.parts.max_parts])
+        if self.fetch is None or not urls:
+            return whole
+        async with plain_task_group() as tasks:
+            for number, url in urls.items():
+                tasks.start_soon(self._put_image, whole, number, url, self.fetch)
+        return whole
+
+    async def _put_image(self, parts: list[Part], number: int, url: str, fetch: Fetch) -> None:
+        named = parts[number]
+        fetched = await fetch(url, self.parts.max_file_bytes)
+        if not isinstance(fetched, Fetched):
+            raise InputRefused(f"Part {number + 1} is an image by URL that cannot be fetched: {fetched.reason}.")
+        media_type = image_type(fetched.data)
+        if media_type is None:
+            taken = ", ".join(IMAGE_MODES)
+            raise InputRefused(f"Part {number + 1}: what stands at its URL is no image of a known kind ({taken}).")
+        parts[number] = Part(raw=fetched.data, media_type=media_type, filename=named.filename)
 
     async def serve(self, call: ToolCall, reply: Reply, cwd: Path | None) -> tuple[JsonObject, list[A2AEvent]]:
         """Do what the model calls a tool for: the result for codex, and what goes out."""

@@ -1,9 +1,10 @@
 """What a message's parts are to codex: text, images, and files that are laid down in the workspace.
 
-Pure: nothing is fetched, and files are written by `attachments`. Each part becomes, in the order of the parts:
+Pure: nothing is fetched here, and files are written by `attachments`. Each part becomes, in the order of the parts:
 
 * text: words of the turn; with a file name, a file;
-* an image, as bytes or as a `data:` URL: an image of the turn. Codex 0.163 refuses images by http URL;
+* an image, as bytes or as a `data:` URL: an image of the turn. Codex 0.163 refuses images by http URL: whoever can
+  fetch them (`image_urls`) puts their bytes in the part's place before;
 * a file of text, or data (shown as JSON): within the turn's words where it is small, else an attachment;
 * any other file: an attachment;
 * another URL: a link in the turn's words.
@@ -156,6 +157,20 @@ def read_parts(parts: Sequence[Part], limits: PartLimits = DEFAULT_LIMITS) -> Tu
     for number, part in enumerate(parts, 1):
         reader.read(_Place(number, part.filename), part)
     return reader.done()
+
+
+def image_urls(parts: Sequence[Part]) -> dict[int, str]:
+    """Return which parts, by their place from 0, are images that stand elsewhere, and where."""
+    return {
+        number: part.url
+        for number, part in enumerate(parts)
+        if part.WhichOneof("content") == "url" and part.url[:5].lower() != "data:" and _image_by_url(part)
+    }
+
+
+def _image_by_url(part: Part) -> bool:
+    named = media_type_by_name(clean_name(part.filename) or clean_name(re.split(r"[?#]", part.url)[0]))
+    return (media_type_of(part.media_type) or named) in IMAGE_MODES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Requests to addresses that clients have named: each goes to a checked address, and nowhere else.
+"""Requests to addresses that clients have named, webhooks and images: each goes to a checked address, and nowhere else.
 
 A name is resolved here, all its addresses are judged, and the connection is made to one that was judged: between check
-and use nothing is looked up again. Redirects are not followed, proxies not used, and of an answer only its head is
-read. Who is told what, and when again, is the business of `push`.
+and use nothing is looked up again. Redirects are not followed, proxies not used, and of a webhook's answer only its
+head is read. Who is told what, and when again, is the business of `push`.
 """
 
 import ipaddress
@@ -10,11 +10,12 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -35,6 +36,8 @@ CHECK_LOOK_UP_S: Final = 2.0
 """How long the check at registration waits for a name server; connecting checks again in any case."""
 
 USER_AGENT: Final = "codex-workspace"
+
+T = TypeVar("T")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -94,24 +97,22 @@ class Target:
 
 
 def read_target(url: str) -> Target:
-    """Take a webhook's URL apart.
+    """Take a URL apart.
 
     Raises:
         TargetRefused: it is no http or https URL, or none that a request can be sent to.
     """
     if len(url) > MAX_URL_CHARS or not re.fullmatch(r"[\x21-\x5b\x5d-\x7e]+", url):
-        raise TargetRefused(
-            f"the webhook's URL must have 1 to {MAX_URL_CHARS} printable ASCII characters and no backslash"
-        )
+        raise TargetRefused(f"the URL must have 1 to {MAX_URL_CHARS} printable ASCII characters and no backslash")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise TargetRefused("the webhook's URL cannot be read") from error
+        raise TargetRefused("the URL cannot be read") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise TargetRefused("the webhook's URL must begin with http:// or https:// and name a host")
+        raise TargetRefused("the URL must begin with http:// or https:// and name a host")
     if parts.username is not None or parts.password is not None:
-        raise TargetRefused("the webhook's URL must not hold a user or password; use the authentication field")
+        raise TargetRefused("the URL must not hold a user or password; use the authentication field")
     path = parts.path or "/"
     port = _default_port(parts.scheme) if port is None else port
     return Target(parts.scheme, host, port, f"{path}?{parts.query}" if parts.query else path)
@@ -224,9 +225,9 @@ class Guard:
             return
         # The address itself is not told: it would show a client how names resolve inside.
         if not is_public(address):
-            raise TargetRefused("the webhook's host is not a public one; the operator can list it in push.allow")
+            raise TargetRefused("its host is not a public one; the operator can list it in push.allow")
         if port < FIRST_FREE_PORT and port not in USUAL_PORTS:
-            raise TargetRefused(f"the webhook's port must be 80, 443, or {FIRST_FREE_PORT} and above")
+            raise TargetRefused(f"its port must be 80, 443, or {FIRST_FREE_PORT} and above")
 
 
 class _GuardedNetwork(httpcore.AsyncNetworkBackend):
@@ -263,8 +264,15 @@ class _GuardedNetwork(httpcore.AsyncNetworkBackend):
         await anyio.sleep(seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What stands at a URL."""
+
+    data: bytes
+
+
 class Webhooks:
-    """Sends requests to webhooks, each over a connection of its own."""
+    """Sends requests to webhooks, and fetches what clients name; each request over a connection of its own."""
 
     def __init__(self, guard: Guard, timeout_s: float) -> None:
         self.guard: Final = guard
@@ -273,9 +281,35 @@ class Webhooks:
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Send a JSON body; return what came of it, at the latest after `timeout_s` seconds."""
+
+        async def post(target: Target) -> Answer:
+            async with self._asked(target, "POST", {"Content-Type": "application/json", **headers}, body) as response:
+                head = {key.lower(): value for key, value in response.headers}
+                return _answer(response.status, head.get(b"retry-after", b"").decode("latin-1"))
+
+        return await self._tried(url, post)
+
+    async def fetch(self, url: str, max_bytes: int) -> Fetched | Failed | Refused:
+        """Return what stands at a URL, in at most `timeout_s` seconds and `max_bytes` bytes."""
+
+        async def fetch(target: Target) -> Fetched | Failed | Refused:
+            async with self._asked(target, "GET", {"Accept": "image/*"}, None) as response:
+                answer = _answer(response.status, "")
+                if not isinstance(answer, Accepted):
+                    return answer
+                data = bytearray()
+                async for piece in response.aiter_stream():
+                    data += piece
+                    if len(data) > max_bytes:
+                        return Refused(f"it has more than {max_bytes} bytes")
+                return Fetched(bytes(data))
+
+        return await self._tried(url, fetch)
+
+    async def _tried(self, url: str, request: Callable[[Target], Awaitable[T]]) -> T | Failed | Refused:
         try:
             with anyio.fail_after(self._timeout_s):
-                return await self._post(read_target(url), headers, body)
+                return await request(read_target(url))
         except TargetRefused as error:
             return Refused(str(error))
         except httpcore.LocalProtocolError as error:
@@ -285,23 +319,19 @@ class Webhooks:
         except (httpcore.NetworkError, httpcore.RemoteProtocolError, OSError) as error:
             return Failed(f"{type(error).__name__}: {error}")
 
-    async def _post(self, target: Target, headers: Mapping[str, str], body: bytes) -> Answer:
-        sent = {
-            "Host": target.authority,
-            "User-Agent": USER_AGENT,
-            "Content-Type": "application/json",
-            "Connection": "close",
-            **headers,
-        }
+    @asynccontextmanager
+    async def _asked(
+        self, target: Target, method: str, headers: Mapping[str, str], body: bytes | None
+    ) -> AsyncIterator[httpcore.Response]:
+        sent = {"Host": target.authority, "User-Agent": USER_AGENT, "Connection": "close", **headers}
         url = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
         encoded = [(key.encode(), _header_value(value)) for key, value in sent.items()]
         tls = self._tls if target.scheme == "https" else None
         async with (
             httpcore.AsyncHTTPConnection(url.origin, tls, network_backend=self._network) as connection,
-            connection.stream("POST", url, headers=encoded, content=body) as response,
+            connection.stream(method, url, headers=encoded, content=body) as response,
         ):
-            head = {key.lower(): value for key, value in response.headers}
-            return _answer(response.status, head.get(b"retry-after", b"").decode("latin-1"))
+            yield response
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:

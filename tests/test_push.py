@@ -520,7 +520,7 @@ async def test_a_private_webhook_is_refused_when_it_is_named(tmp_path: Path) -> 
     async with webhook() as server, agent(tmp_path, PushOptions()) as working:
         with pytest.raises(InvalidParamsError) as refused:
             await working.work(TaskPushNotificationConfig(id="a", url=server.url))
-        assert "the webhook's host is not a public one" in refused.value.message
+        assert "its host is not a public one" in refused.value.message
     assert not server.received
 
 
@@ -552,7 +552,7 @@ async def test_a_name_that_leads_inside_is_refused_when_connecting(
         await push.sender.send_notification("t", status(COMPLETED))
         await push.sender.rest()
     assert not server.received
-    assert "cannot be told: the webhook's host is not a public one" in caplog.text
+    assert "cannot be told: its host is not a public one" in caplog.text
 
 
 def test_the_options_are_the_keys_of_the_config_and_the_document_shows_some() -> None:

@@ -35,7 +35,7 @@ from tests.webhook_server import Answer, webhook
 pytestmark = pytest.mark.usefixtures("no_hang")
 
 LOOPBACK = AllowList.of(["127.0.0.1"])
-NOT_PUBLIC = "the webhook's host is not a public one; the operator can list it in push.allow"
+NOT_PUBLIC = "its host is not a public one; the operator can list it in push.allow"
 
 
 def resolves_to(*addresses: str) -> Resolve:
@@ -133,7 +133,7 @@ def test_a_url_taken_apart(url: str, authority: str, path: str) -> None:
     ],
 )
 def test_urls_that_are_no_webhooks(url: str) -> None:
-    with pytest.raises(TargetRefused, match=r"^the webhook's URL "):
+    with pytest.raises(TargetRefused, match=r"^the URL "):
         read_target(url)
 
 

@@ -1,6 +1,13 @@
 """What comes with a message and what is handed over: images, files, data, in and out."""
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 
 import pytest
 from a2a.types import GetTaskRequest, Part, Task, TaskState
@@ -9,8 +16,8 @@ from google.protobuf.struct_pb2 import Value
 
 from codex_workspace.scripted_model import Message as Said
 from codex_workspace.scripted_model import Output, ScriptedModel
-from tests.e2e.agent_process import AgentProcess, Place
-from tests.e2e.client import Peer, Seen, request, script
+from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.client import Peer, Seen, peer, request, script
 
 COMPLETED, REJECTED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_REJECTED
 
@@ -84,7 +91,7 @@ async def test_a_large_file_is_laid_down_where_commands_can_read_it(
     [
         (Part(raw=b"GIF89a", media_type="image/png"), "Part 1 says that it is image/png, but its bytes are image/gif"),
         (Part(raw=b"\xff\xfe", media_type="text/plain"), "its bytes are no UTF-8 text"),
-        (Part(url="http://example.com/a.png", media_type="image/png"), "is an image by URL"),
+        (Part(url="http://127.0.0.1:9/a.png"), "cannot be fetched: its host is not a public one"),
     ],
 )
 async def test_what_cannot_be_taken_is_refused_in_words(client: Peer, part: Part, words: str) -> None:
@@ -128,3 +135,37 @@ async def test_the_tool_outlives_a_restart_of_codex(client: Peer, agent: AgentPr
     hand = {"name": "hand_over_file", "arguments": {"path": "note.txt"}}
     seen = await client.ask(script({"tool": hand}, {"say": "Here."}), "ctx")
     assert any(each.artifact_id == "file-1" for each in (await task(client, seen)).artifacts)
+
+
+@pytest.mark.parametrize("name", ["dot.png", "dot?size=1"])
+async def test_an_image_by_url_is_fetched_where_the_operator_lets_it(
+    place: Place, model: ScriptedModel, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / name.partition("?")[0]).write_bytes(png())
+    with served(tmp_path / "web") as url:
+        allowing = replace(place, push={"allow": ["127.0.0.1"]})
+        async with running_agent(allowing) as agent, peer(agent.url) as client:
+            seen = await send(client, Part(text="Look:"), Part(url=f"{url}/{name}", media_type="image/png"))
+            assert seen.state == COMPLETED
+            (image,) = heard(model).images
+            assert image.startswith("data:image/png;base64,")
+            missing = await send(client, Part(url=f"{url}/none.png"))
+            assert (missing.state, "cannot be fetched: HTTP 404" in missing.sentence) == (REJECTED, True)
+            (tmp_path / "web" / "text.png").write_text("no image")
+            other = await send(client, Part(url=f"{url}/text.png"))
+            assert (other.state, "no image of a known kind" in other.sentence) == (REJECTED, True)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder over HTTP; gives its address."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
