@@ -67,15 +67,18 @@ def rollout_of(read: JsonValue) -> Path | None:
 
 
 def remembered(rollout: Iterable[str], text: str) -> bool:
-    """Tell whether the last turn of a thread's file holds `text` as a user message in the model's memory.
+    """Tell whether a thread's file ends with a turn that has `text` in the model's memory and not in the record.
 
-    Codex writes that line a millisecond or two before the one that `thread/read` shows, and may die in between. What is
-    no whole line, or of another shape, says nothing. Shape: rollouts of 0.163.
+    Codex writes a user message as two lines: what the model remembers, and a millisecond or two later what the record
+    shows; it may die in between. A message that has both is the record's to tell of. What is no whole line, or of
+    another shape, says nothing. Shape: rollouts of 0.163.
     """
     is_said = False
     for line in rollout:
         match _decoded(line):
             case {"type": "event_msg", "payload": {"type": "task_started"}}:
+                is_said = False
+            case {"type": "event_msg", "payload": {"type": "item_completed", "item": {"type": "UserMessage"}}}:
                 is_said = False
             case {"type": "response_item", "payload": {"type": "message", "role": "user", "content": list(content)}}:
                 is_said = is_said or any(isinstance(part, dict) and part.get("text") == text for part in content)
@@ -85,8 +88,8 @@ def remembered(rollout: Iterable[str], text: str) -> bool:
 
 
 def _decoded(line: str) -> JsonValue:
-    # Most lines of a long thread are neither, and long.
-    if '"task_started"' not in line and '"user"' not in line:
+    # Most lines of a long thread are none of these, and long.
+    if not any(word in line for word in ('"task_started"', '"user"', '"UserMessage"')):
         return None
     try:
         decoded: JsonValue = json.loads(line)

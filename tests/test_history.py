@@ -89,6 +89,9 @@ def test_no_record_is_a_failed_turn(read: JsonValue) -> None:
 STARTED = '{"type": "event_msg", "payload": {"type": "task_started", "turn_id": "t"}}'
 
 
+SHOWN = '{"type": "event_msg", "payload": {"type": "item_completed", "item": {"type": "UserMessage", "id": "u"}}}'
+
+
 def said(text: str, role: str = "user") -> str:
     content = [{"type": "input_text", "text": text}]
     return json.dumps({"type": "response_item", "payload": {"type": "message", "role": role, "content": content}})
@@ -104,6 +107,8 @@ def said(text: str, role: str = "user") -> str:
         ([STARTED, said("hello", "assistant")], False),
         ([STARTED, said("hello there")], False),
         ([STARTED, said("hello")[:-2]], False),
+        ([STARTED, said("hello"), SHOWN], False),
+        ([STARTED, said("first"), SHOWN, said("hello")], True),
         ([], False),
     ],
 )

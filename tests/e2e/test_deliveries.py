@@ -212,3 +212,17 @@ async def test_whoever_subscribes_across_a_restart_gets_the_end(place: Place) ->
                 seen.take(event)
         seen = await client.get(begun.task_id)
     assert seen.state == COMPLETED
+
+
+async def test_a_message_that_never_arrived_is_said_although_the_one_before_it_was_the_same(place: Place) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.ask("go on", "ctx")
+    step = "after it is accepted"
+    async with running_agent(place, module=("tests.e2e.faulty_agent", step)) as agent, peer(agent.url) as client:
+        sent = request("go on", "ctx")
+        with suppress(A2AClientError, httpx.HTTPError):
+            await send(client, sent)
+        assert await agent.ended() == -9
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        assert (await send(client, sent)).answer == "You said: go on"
+        assert (await client.ask(REPEAT, "ctx")).answer.count("user: go on") == 2
