@@ -105,8 +105,10 @@ class CodexAppServerExecutor(AgentExecutor):
 
     def _begin(self, context: RequestContext, event_queue: EventQueue) -> Job:
         job = self._jobs[ids_of(context)[0]] = Job(self, context, event_queue)
-        if self._stopping:
+        if self._stopping and self.policy is RecoveryPolicy.FAIL:
             job.stop(Outcome(TaskState.TASK_STATE_REJECTED, STOPPING))
+        elif self._stopping:
+            job.set_aside()
         self._tasks.start_soon(self._run, job)
         return job
 
@@ -133,28 +135,38 @@ class CodexAppServerExecutor(AgentExecutor):
             await job.over.wait()
 
     async def drain(self, grace_s: float) -> None:
-        """Take no new message, give running turns `grace_s` seconds, then end them as failed: the agent stops.
+        """Begin nothing any more, give running turns `grace_s` seconds, and leave the rest: the agent stops.
 
-        A task that waits for a person is left as it is; the next process takes it up.
+        What is left is taken up by the next process; where the operator wants no recovery it ends as failed. Questions
+        are left in any case.
         """
         self._stopping = True
         with anyio.move_on_after(grace_s):
-            await self._all_over()
-        for job in self._at_work():
-            sentence = STOPPED if job.turn is not None else NOT_BEGUN
-            job.stop(Outcome(TaskState.TASK_STATE_FAILED, sentence, code("agentStopped")))
+            await self._all_at_rest()
+        if self.policy is RecoveryPolicy.FAIL:
+            await self._fail_all()
+        for job in list(self._jobs.values()):
+            job.set_aside()
         with anyio.move_on_after(STOP_TIMEOUT_S):
             await self._all_over()
-        for job in self._at_work():
+        for job in self._jobs.values():
             job.kill()
         with anyio.move_on_after(STOP_TIMEOUT_S):
             await self._all_over()
 
-    async def _all_over(self) -> None:
+    async def _fail_all(self) -> None:
+        for job in self._at_work():
+            sentence = STOPPED if job.turn is not None else NOT_BEGUN
+            job.stop(Outcome(TaskState.TASK_STATE_FAILED, sentence, code("agentStopped")))
+        with anyio.move_on_after(STOP_TIMEOUT_S):
+            await self._all_at_rest()
+
+    async def _all_at_rest(self) -> None:
         while jobs := self._at_work():
             await jobs[0].at_rest()
+
+    async def _all_over(self) -> None:
         for job in list(self._jobs.values()):
-            job.set_aside()
             await job.over.wait()
 
     def _at_work(self) -> list[Job]:

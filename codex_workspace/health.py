@@ -52,12 +52,14 @@ T = TypeVar("T")
 class Health:
     """What is wrong with an engine's database, from its first error until something can be written again."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, *others: AsyncEngine) -> None:
+        """Hear the errors of the engine that is written to, and of the `others` on the same database."""
         self._engine = engine
         self._reason: str | None = None
         self._lasting = False
         self._probe_at = 0.0
-        event.listen(engine.sync_engine, "handle_error", self._hear)
+        for each in (engine, *others):
+            event.listen(each.sync_engine, "handle_error", self._hear)
 
     async def problem(self) -> str | None:
         """Return what is wrong; None where nothing is known to be, or is no more."""

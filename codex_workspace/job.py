@@ -130,7 +130,8 @@ class Job:
         self._queue = event_queue
         is_watched = ITEMS in request.call_context.requested_extensions
         live = LiveItems(self.task_id, self.context_id) if is_watched else None
-        self._reply = Reply(self.task_id, self.context_id, live)
+        before = request.current_task.artifacts if request.current_task is not None else []
+        self._reply = Reply(self.task_id, self.context_id, live, before)
         self._resting = anyio.Event()
         self._life = anyio.CancelScope()
         self._waiting = anyio.CancelScope()

@@ -13,6 +13,7 @@ What a client sees (A2A 1.0 names):
 
 import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -95,9 +96,14 @@ class Outcome:
 
 
 class Reply:
-    """The A2A side of one turn; `live` is the view of it for clients that have asked for that."""
+    """The A2A side of one task's turns.
 
-    def __init__(self, task_id: str, context_id: str, live: LiveItems | None = None) -> None:
+    `live` is the view of them for clients that have asked for that, `before` what an earlier process has made of it.
+    """
+
+    def __init__(
+        self, task_id: str, context_id: str, live: LiveItems | None = None, before: Sequence[Artifact] = ()
+    ) -> None:
         self._live = live
         self._task_id = task_id
         self._context_id = context_id
@@ -106,6 +112,8 @@ class Reply:
         self._files: list[Artifact] = []
         self._answer_shown = False
         self._patches = 0
+        for artifact in before:
+            self._keep(artifact)
 
     @property
     def due(self) -> float | None:
@@ -134,6 +142,15 @@ class Reply:
         status.status.message.parts.append(Part(data=ParseDict(_safe(about), Value())))
         status.status.message.metadata.CopyFrom(_struct({"kind": "question"}))
         return status
+
+    def _keep(self, artifact: Artifact) -> None:
+        """Go on counting where an earlier process has stopped."""
+        kind = artifact.artifact_id.partition("-")[0]
+        if artifact.artifact_id != ANSWER:
+            self._artifacts[artifact.artifact_id] = artifact
+        self._patches += kind == "patch"
+        if kind == "file":
+            self._files.append(artifact)
 
     @property
     def files(self) -> list[Artifact]:

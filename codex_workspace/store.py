@@ -75,7 +75,7 @@ class Store:
         self.tasks: Final = FrugalTaskStore(DatabaseTaskStore(engine, create_table=False))
         self.deliveries: Final = Deliveries(engine, lookups)
         self.push_configs: Final = PushConfigs(engine)
-        self._health = Health(engine)
+        self._health = Health(engine, *([lookups] if lookups not in (None, engine) else []))
 
     async def main_context(self, owner: str) -> str:
         """Return the owner's main context, made up at the first call."""

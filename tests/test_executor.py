@@ -19,6 +19,7 @@ from codex_workspace.conversation import Conversation, Conversations, ThreadOpti
 from codex_workspace.errors import CodexCannotStart
 from codex_workspace.logs import scrubber
 from codex_workspace.orders import OrderReader
+from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.replies import FAILURE, USAGE
 from codex_workspace.turn import Codex, TurnLimits
 from codex_workspace.wire import JsonObject
@@ -124,7 +125,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene() -> AsyncIterator[Scene]:
+async def scene(policy: RecoveryPolicy = RecoveryPolicy.FAIL) -> AsyncIterator[Scene]:
     async with memory_codex() as codex:
 
         @asynccontextmanager
@@ -136,11 +137,9 @@ async def scene() -> AsyncIterator[Scene]:
             return Conversation(connect, NoMemory(), OPTIONS, TurnLimits())
 
         async with anyio.create_task_group() as tasks:
-            orders = OrderReader(Path("/w"))
-            deliveries = MemoryDeliveries()
-            yield Scene(
-                CodexAppServerExecutor(tasks, Conversations(make), deliveries, orders, scrub=scrubber([SECRET])), codex
-            )
+            orders, deliveries, scrub = OrderReader(Path("/w")), MemoryDeliveries(), scrubber([SECRET])
+            executor = CodexAppServerExecutor(tasks, Conversations(make), deliveries, orders, policy, scrub)
+            yield Scene(executor, codex)
             tasks.cancel_scope.cancel()
 
 
@@ -373,6 +372,23 @@ async def test_draining_ends_what_does_not_end_by_itself() -> None:
             assert sent.metadata[FAILURE] == {"code": "agentStopped"}
             assert "stopped" in sent.sentence
         assert now.sent.answer == "half"
+        assert now.executor.running == 0
+
+
+@in_virtual_time
+async def test_draining_leaves_what_the_next_process_takes_up() -> None:
+    async with scene(RecoveryPolicy.RESUME) as now, anyio.create_task_group() as tasks:
+        waiting, late = Sent(), Sent()
+        tasks.start_soon(now.executor.execute, message("hello"), now.sent)
+        await now.start()
+        await now.delta("half")
+        tasks.start_soon(now.executor.execute, message("next"), waiting)
+        tasks.start_soon(now.obey)
+        await anyio.sleep(1)
+        await now.executor.drain(3.0)
+        await now.executor.execute(message("too late"), late)
+        for sent in (now.sent, waiting, late):
+            assert set(sent.states) <= {T.TASK_STATE_SUBMITTED, T.TASK_STATE_WORKING}
         assert now.executor.running == 0
 
 
