@@ -129,6 +129,15 @@ _deliveries = Table(
 )
 
 
+_cut_off = Table(
+    "cut_off_tasks",
+    tables,
+    Column("task_id", String(36), primary_key=True),
+    Column("restarts", Integer, nullable=False),
+)
+"""How many processes of ours have ended over a task's turn."""
+
+
 def digest_of(request: SendMessageRequest) -> bytes:
     """Return what makes two bodies the same message: all of the message, and nothing of how it is sent."""
     return hashlib.sha256(request.message.SerializeToString(deterministic=True)).digest()
@@ -233,6 +242,17 @@ class Deliveries:
             await connection.execute(update(_deliveries).where(_is(key)).values(counted))
             deaths = await connection.execute(select(_deliveries.c.deaths).where(_is(key)))
             return int(deaths.scalar_one())
+
+    @waits_for_room
+    async def restarted(self, task_id: str) -> int:
+        """Count a process of ours that ended over a task's turn; return how many that makes."""
+        row = _cut_off.c.task_id == task_id
+        async with self._engine.begin() as connection:
+            counted = await connection.execute(update(_cut_off).where(row).values(restarts=_cut_off.c.restarts + 1))
+            if counted.rowcount == 0:
+                await connection.execute(insert(_cut_off).values(task_id=task_id, restarts=1))
+            restarts = await connection.execute(select(_cut_off.c.restarts).where(row))
+            return int(restarts.scalar_one())
 
     @waits_for_room
     async def _move(self, key: Key, to: DeliveryState, values: Mapping[str, object]) -> None:

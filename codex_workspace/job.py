@@ -33,7 +33,7 @@ from codex_workspace.live import ITEMS, LiveItems
 from codex_workspace.midturn import Earlier, MidTurn, in_place_of
 from codex_workspace.prompts import data_of, prompt_of
 from codex_workspace.questions import Decision, Declined, result_of
-from codex_workspace.recovery import Ended, GiveUp, GoOn, RecoveryPolicy, SayAgain, next_step
+from codex_workspace.recovery import Deaths, Ended, GiveUp, GoOn, RecoveryPolicy, SayAgain, next_step
 from codex_workspace.replies import (
     FAILURE,
     A2AEvent,
@@ -271,8 +271,11 @@ class Job:
     async def _speak(self, delivery: Delivery, floor: Floor, order: Order, *, is_taken_up: bool) -> Task:
         """Run turns until one has come to its end, or nothing more is to be tried."""
         step: Step = SayAgain()
+        deaths = Deaths(codex=delivery.deaths)
         if is_taken_up:
-            step = await self._next_step(delivery, floor, order, delivery.deaths, AGENT_ENDED)
+            if delivery.state is DeliveryState.STARTED:
+                deaths = replace(deaths, ours=await self._desk.deliveries.restarted(delivery.task_id))
+            step = await self._next_step(delivery, floor, order, deaths, AGENT_ENDED)
         while True:
             match step:
                 case SayAgain():
@@ -289,13 +292,13 @@ class Job:
             try:
                 return await self._turn(delivery, floor, said, order.options)
             except CutOff as cut_off:
-                deaths = await self._desk.deliveries.died(delivery.key)
+                deaths = replace(deaths, codex=await self._desk.deliveries.died(delivery.key))
                 step = await self._next_step(delivery, floor, order, deaths, str(cut_off))
                 if isinstance(step, SayAgain | GoOn):
                     again = self._reply.notice(f"{cut_off}; the turn is taken up again.")
                     await self._send([*self._unasked(), *self._reply.cut_off(), again])
 
-    async def _next_step(self, delivery: Delivery, floor: Floor, order: Order, deaths: int, why: str) -> "Step":
+    async def _next_step(self, delivery: Delivery, floor: Floor, order: Order, deaths: Deaths, why: str) -> "Step":
         """Find out what became of a message's earlier turns, and how to go on."""
         found = await floor.recorded(_mark(delivery), order.said)
         step = next_step(self._desk.policy, found, deaths, why)

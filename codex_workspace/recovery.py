@@ -10,6 +10,10 @@ from codex_workspace.history import Trace
 MAX_DEATHS: Final = 2
 """A message that has taken this many codex processes with it is failed: a third one would fare no better."""
 
+MAX_RESTARTS: Final = 5
+"""A message over whose turn so many processes of ours have ended is failed: it may be what ends them. A stop in good
+order counts as well, as nobody can tell."""
+
 GO_ON: Final = (
     "Your work on the last message was cut off: the process you run in ended. Look at what is done already, then go on "
     "from there and finish it. Do not do again what is done."
@@ -26,6 +30,14 @@ class RecoveryPolicy(StrEnum):
     RESUME = "resume"
     RERUN = "rerun"
     FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Deaths:
+    """How many codex processes, and how many of ours, have ended over a message's turns."""
+
+    codex: int = 0
+    ours: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +69,21 @@ class GiveUp:
 Step = SayAgain | GoOn | Ended | GiveUp
 
 
-def next_step(policy: RecoveryPolicy, found: TurnEnded | Trace, deaths: int, why: str) -> Step:
+def next_step(policy: RecoveryPolicy, found: TurnEnded | Trace, deaths: Deaths, why: str) -> Step:
     """Return how to go on with a message whose turn was cut off.
 
     Args:
         policy: the operator's word.
         found: the turn's end by codex's own record, or what else that knows.
-        deaths: how many codex processes ended while they worked on it.
+        deaths: what has ended while it worked on it.
         why: what cut the turn off.
     """
     if isinstance(found, TurnEnded):
         return Ended(found)
-    if deaths >= MAX_DEATHS:
-        return GiveUp(f"Codex ended {deaths} times while it worked on this message, the last time so: {why}.")
+    if deaths.codex >= MAX_DEATHS:
+        return GiveUp(f"Codex ended {deaths.codex} times while it worked on this message, the last time so: {why}.")
+    if deaths.ours >= MAX_RESTARTS:
+        return GiveUp(f"The agent ended {deaths.ours} times while it worked on this message; it is not tried again.")
     if found is Trace.NONE:
         return SayAgain()
     match policy:

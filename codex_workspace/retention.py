@@ -108,7 +108,8 @@ def _ended() -> ColumnElement[bool]:
 async def _forget(connection: AsyncConnection, task_ids: Sequence[str]) -> None:
     """Take tasks away with their deliveries, in the caller's transaction."""
     if task_ids:
-        deliveries = tables.tables["deliveries"]
         await connection.execute(delete(TaskModel).where(TaskModel.id.in_(task_ids)))
-        await connection.execute(delete(deliveries).where(deliveries.c.task_id.in_(task_ids)))
+        for name in ("deliveries", "cut_off_tasks"):
+            table = tables.tables[name]
+            await connection.execute(delete(table).where(table.c.task_id.in_(task_ids)))
         await forget_configs(connection, task_ids)

@@ -36,6 +36,10 @@ class MemoryDeliveries(Deliveries):
         self._to(key, DeliveryState.ANSWERED)
         self.kept[key.message_id] = replace(self.kept[key.message_id], ending=ending)
 
+    async def restarted(self, task_id: str) -> int:
+        del task_id
+        return 1
+
     async def died(self, key: Key) -> int:
         known = self.kept[key.message_id]
         self.kept[key.message_id] = replace(known, deaths=known.deaths + 1)

@@ -534,3 +534,9 @@ async def test_any_sequence_moves_by_the_table_or_is_refused(
         assert found.deaths == before.deaths + (act is die)
         assert found.ending == (b"the end" if act is answer and found != before else before.ending)
         before = found
+
+
+async def test_the_ends_of_our_own_processes_are_counted_by_task(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        assert [await store.deliveries.restarted("one") for _ in range(3)] == [1, 2, 3]
+        assert await store.deliveries.restarted("other") == 1

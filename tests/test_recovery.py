@@ -6,7 +6,19 @@ from hypothesis import strategies as st
 
 from codex_workspace.events import Said, TurnEnded, TurnFailure
 from codex_workspace.history import Trace
-from codex_workspace.recovery import GO_ON, MAX_DEATHS, Ended, GiveUp, GoOn, RecoveryPolicy, SayAgain, Step, next_step
+from codex_workspace.recovery import (
+    GO_ON,
+    MAX_DEATHS,
+    MAX_RESTARTS,
+    Deaths,
+    Ended,
+    GiveUp,
+    GoOn,
+    RecoveryPolicy,
+    SayAgain,
+    Step,
+    next_step,
+)
 
 WHY = "codex exited with code 137"
 RESUME, RERUN, FAIL = RecoveryPolicy.RESUME, RecoveryPolicy.RERUN, RecoveryPolicy.FAIL
@@ -40,7 +52,7 @@ def test_the_table_is_whole() -> None:
 def test_a_turn_without_an_end_goes_on_as_the_operator_wants(
     policy: RecoveryPolicy, found: Trace, step: Step, deaths: int
 ) -> None:
-    assert next_step(policy, found, deaths, WHY) == step
+    assert next_step(policy, found, Deaths(deaths), WHY) == step
 
 
 @pytest.mark.parametrize("deaths", ONE_TOO_MANY)
@@ -50,7 +62,7 @@ def test_a_message_that_takes_codex_after_codex_with_it_is_given_up(
     policy: RecoveryPolicy, found: Trace, deaths: int
 ) -> None:
     sentence = f"Codex ended {deaths} times while it worked on this message, the last time so: {WHY}."
-    assert next_step(policy, found, deaths, WHY) == GiveUp(sentence)
+    assert next_step(policy, found, Deaths(deaths), WHY) == GiveUp(sentence)
 
 
 @pytest.mark.parametrize("deaths", [*FEW, *ONE_TOO_MANY])
@@ -59,13 +71,23 @@ def test_a_message_that_takes_codex_after_codex_with_it_is_given_up(
 def test_an_end_that_codex_has_recorded_stands_whatever_else_there_is(
     policy: RecoveryPolicy, end: TurnEnded, deaths: int
 ) -> None:
-    assert next_step(policy, end, deaths, WHY) == Ended(end)
+    assert next_step(policy, end, Deaths(deaths), WHY) == Ended(end)
 
 
 @given(st.sampled_from(RecoveryPolicy), st.lists(st.sampled_from(Trace), min_size=MAX_DEATHS, max_size=MAX_DEATHS + 5))
 def test_no_message_is_tried_for_ever(policy: RecoveryPolicy, traces: list[Trace]) -> None:
     """Whatever codex remembers after each of its deaths, the last step is to give up."""
-    steps = [next_step(policy, trace, deaths, WHY) for deaths, trace in enumerate(traces, start=1)]
+    steps = [next_step(policy, trace, Deaths(deaths), WHY) for deaths, trace in enumerate(traces, start=1)]
     tries = [step for step in steps if isinstance(step, SayAgain | GoOn)]
     assert len(tries) < MAX_DEATHS
     assert isinstance(steps[-1], GiveUp)
+
+
+@pytest.mark.parametrize("policy", RecoveryPolicy)
+@pytest.mark.parametrize("found", Trace)
+def test_a_message_that_ends_the_agent_again_and_again_is_given_up(policy: RecoveryPolicy, found: Trace) -> None:
+    before = next_step(policy, found, Deaths(ours=MAX_RESTARTS - 1), WHY)
+    assert before == next_step(policy, found, Deaths(), WHY)
+    given_up = next_step(policy, found, Deaths(ours=MAX_RESTARTS), WHY)
+    assert isinstance(given_up, GiveUp)
+    assert f"The agent ended {MAX_RESTARTS} times" in given_up.sentence

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
-from a2a.types import Message, Part, Role, Task, TaskArtifactUpdateEvent, TaskState, TaskStatusUpdateEvent
+from a2a.types import Artifact, Message, Part, Role, Task, TaskArtifactUpdateEvent, TaskState, TaskStatusUpdateEvent
 from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -450,3 +450,17 @@ def test_usage_is_told_for_the_turn_and_the_thread() -> None:
     assert usage_metadata(count, None) == {USAGE: turn}
     assert usage_metadata(None, count) == {USAGE: {"thread": turn}}
     assert usage_metadata(count, count) == {USAGE: {**turn, "thread": turn}}
+
+
+def test_an_answer_that_is_taken_up_goes_on_counting_where_the_earlier_process_stopped() -> None:
+    before = [
+        Artifact(artifact_id=name, name=name, parts=[Part(text=name)]) for name in ("answer", "patch-1", "file-1")
+    ]
+    reply = Reply("task", "context", before=before)
+    changed = FilesChanged("item", (Change("/w/new.txt", "add", "one\n"),), ItemStatus.COMPLETED)
+    (update,) = reply.apply(changed, 0.0)
+    assert isinstance(update, TaskArtifactUpdateEvent)
+    assert update.artifact.artifact_id == "patch-2"
+    assert len(reply.files) == 1
+    ended = reply.ended(Outcome(TaskState.TASK_STATE_COMPLETED))
+    assert [each.artifact_id for each in ended.artifacts] == ["patch-1", "file-1", "patch-2"]
