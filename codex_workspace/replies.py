@@ -62,10 +62,8 @@ from codex_workspace.events import (
     WebSearched,
 )
 from codex_workspace.live import LiveItems
+from codex_workspace.task_states import ANSWER
 from codex_workspace.wire import JsonObject, JsonValue, safe_text
-
-ANSWER: Final = "answer"
-"""Id and name of the artifact that holds what the agent says."""
 
 USAGE: Final = "urn:codex-workspace:usage"
 """Metadata key of the terminal status: the turn's tokens, and the thread's."""

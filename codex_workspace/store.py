@@ -35,7 +35,7 @@ from codex_workspace.push_configs import PushConfigs
 from codex_workspace.retention import Retention
 from codex_workspace.soundness import require_sound, sqlite_file
 from codex_workspace.tables import MAX_CONTEXT_ID_CHARS, tables
-from codex_workspace.task_states import AT_WORK, TERMINAL, names_of
+from codex_workspace.task_states import ANSWER, AT_WORK, TERMINAL, names_of
 
 logger = logging.getLogger(__name__)
 
@@ -210,8 +210,9 @@ class NewTaskIds:
 class FrugalTaskStore(TaskStore):
     """The SDK's task store, spared the rewriting of a whole task for every delta of its answer.
 
-    The SDK saves a task after each event. A save that changes the state is written at once, one that only adds to a
-    working task at most every `SAVE_INTERVAL_S`; readers get the newest either way.
+    The SDK saves a task after each event. A save that changes the state, or brings a file or a patch, is written at
+    once, one that only adds to a working task's answer or notes at most every `SAVE_INTERVAL_S`; readers get the newest
+    either way.
     """
 
     def __init__(self, written: DatabaseTaskStore, interval_s: float = SAVE_INTERVAL_S) -> None:
@@ -228,7 +229,8 @@ class FrugalTaskStore(TaskStore):
         """Take the task over; it is on disk on return if its state has changed."""
         key = (resolve_user_scope(context), task.id)
         known, now = self._working.get(key), time.monotonic()
-        if known is not None and task.status.state == known.state and now - known.written_at < self._interval_s:
+        is_fresh = known is not None and now - known.written_at < self._interval_s
+        if known is not None and task.status.state == known.state and is_fresh and not known.lacks_some_of(task):
             known.task, known.clean = task, False
             return
         if task.status.state == TaskState.TASK_STATE_WORKING and known is None and task.id not in self.new_ids:
@@ -236,7 +238,7 @@ class FrugalTaskStore(TaskStore):
             self._working[key] = _Working(task, context, task.status.state, now)
             return
         if known is not None and task.status.state == known.state:
-            known.task, known.written_at = task, now
+            known.task, known.written_at, known.written = task, now, _whole(task)
             await self._write_growth(known)
             return
         if known is not None:
@@ -244,7 +246,7 @@ class FrugalTaskStore(TaskStore):
             known.superseded = True
         await self._write(task, context, is_known=known is not None)
         if task.status.state == TaskState.TASK_STATE_WORKING:
-            self._working[key] = _Working(task, context, task.status.state, now, clean=True)
+            self._working[key] = _Working(task, context, task.status.state, now, clean=True, written=_whole(task))
         else:
             self._working.pop(key, None)
 
@@ -320,7 +322,7 @@ async def _acknowledge(connection: AsyncConnection, task: Task) -> None:
 
 @dataclass(slots=True)
 class _Working:
-    """A task at work: its newest state, and when it was last written."""
+    """A task at work: its newest state, when it was last written, and with how many whole artifacts."""
 
     task: Task
     context: ServerCallContext
@@ -328,6 +330,16 @@ class _Working:
     written_at: float
     clean: bool = False
     superseded: bool = False
+    written: int = 0
+
+    def lacks_some_of(self, task: Task) -> bool:
+        """Tell whether an artifact came whole, such as a patch, and is not on disk: it must outlive this process."""
+        return _whole(task) > self.written
+
+
+def _whole(task: Task) -> int:
+    """Return how many artifacts a task has beside the one that grows."""
+    return sum(artifact.artifact_id != ANSWER for artifact in task.artifacts)
 
 
 @asynccontextmanager
@@ -366,16 +378,23 @@ async def open_store(url: str) -> AsyncIterator[Store]:
 
 def _engine(url: str) -> AsyncEngine:
     if not make_url(url).drivername.startswith("sqlite"):
-        return create_async_engine(url, pool_pre_ping=True)
+        return create_async_engine(url, pool_pre_ping=True, hide_parameters=True)
     # One connection: SQLite has one writer, and waiting in our queue is fairer than its busy loop.
-    engine = create_async_engine(url, pool_size=1, max_overflow=0, connect_args={"timeout": BUSY_TIMEOUT_S})
+    engine = _sqlite_engine(url)
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     return engine
 
 
 def _lookups(url: str) -> AsyncEngine:
     """Return a connection for what stands between a request and its refusal: no commit is waited for."""
-    return create_async_engine(url, pool_size=1, max_overflow=0, connect_args={"timeout": BUSY_TIMEOUT_S})
+    return _sqlite_engine(url)
+
+
+def _sqlite_engine(url: str) -> AsyncEngine:
+    # Parameters are what people say: an error that is logged must not show them.
+    return create_async_engine(
+        url, pool_size=1, max_overflow=0, connect_args={"timeout": BUSY_TIMEOUT_S}, hide_parameters=True
+    )
 
 
 def _prepare_sqlite(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:

@@ -1,8 +1,11 @@
-"""A2A's task states by what may still come: work, an answer of somebody's, or nothing."""
+"""A2A's task states by what may still come: work, an answer of somebody's, or nothing; and the artifact that grows."""
 
 from typing import Final
 
 from a2a.types import TaskState
+
+ANSWER: Final = "answer"
+"""Id and name of the artifact that holds what the agent says; all others come whole."""
 
 TERMINAL: Final = frozenset(
     {

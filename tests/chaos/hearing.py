@@ -4,7 +4,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Final
 
-from codex_workspace.replies import ANSWER, FAILURE
+from codex_workspace.replies import FAILURE
+from codex_workspace.task_states import ANSWER
 from codex_workspace.wire import JsonObject, JsonValue
 
 TERMINAL: Final = frozenset({"completed", "failed", "canceled", "rejected"})
