@@ -74,7 +74,7 @@ class Place:
             "HOME": str(self.root / "home"),
             "PYTHONPATH": str(REPOSITORY),
         }
-        passed = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        passed = {name: os.environ[name] for name in ("PATH", "LANG", "CODEX_BIN") if name in os.environ}
         return passed | own | dict(self.environment)
 
 
