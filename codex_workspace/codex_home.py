@@ -21,9 +21,8 @@ import tomlkit
 from codex_workspace.errors import ConfigError
 from codex_workspace.providers import ChosenProvider
 from codex_workspace.settings import Codex, Settings
-from codex_workspace.toml_text import Comment, Header, KeyPath, Pair, Piece, scan
+from codex_workspace.toml_text import Comment, Header, KeyPath, Pair, Piece, TomlValue, scan
 
-TomlValue = str | int | bool
 Managed = Mapping[KeyPath, TomlValue]
 """Our keys by full path, with their values."""
 
@@ -87,7 +86,7 @@ def managed_config(settings: Settings, provider: ChosenProvider) -> Managed:
         ("shell_environment_policy", "inherit"): "core",
         ("shell_environment_policy", "ignore_default_excludes"): False,
     }
-    return values | _optional(codex) | _provider_table(provider)
+    return values | _optional(codex) | _provider_table(provider) | settings.mcp.managed
 
 
 def _optional(codex: Codex) -> dict[KeyPath, TomlValue]:

@@ -1,7 +1,8 @@
 """Checks plain values (YAML's) against dataclasses; what differs is one sentence with file, key and what is allowed.
 
 A field's name is its key, its type what is allowed, `Annotated` rules narrow it, a default makes it optional. Types:
-str, bool, int, float, `Literal` of texts, `tuple[X, ...]`, other dataclasses, and `X | None`. Which keys there are is
+str, bool, int, float, `Literal` of texts, `tuple[X, ...]`, `Mapping[X, Y]` of texts, other dataclasses, and
+`X | None`. Which keys there are is
 the business of `settings`.
 """
 
@@ -126,9 +127,25 @@ def read_value(kind: object, value: object, place: Place) -> object:
         if not isinstance(value, list):
             raise place.error(_must(kind, value))
         return tuple(read_value(typing.get_args(base)[0], item, place.item(index)) for index, item in enumerate(value))
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise place.error(_must(kind, value))
+        return _read_mapping(typing.get_args(base), value, place)
     if isinstance(base, type) and dataclasses.is_dataclass(base):
         return read_section(base, value, place)
     return _read_scalar(kind, value, place)
+
+
+def _read_mapping(kinds: tuple[object, ...], value: dict[object, object], place: Place) -> dict[object, object]:
+    of_key, of_value = kinds
+    read: dict[object, object] = {}
+    for key, item in value.items():
+        try:
+            name = read_value(of_key, key, place)
+        except ConfigError:
+            raise place.error(f"holds the key {shown(str(key))}, but a key must be {_allowed(of_key)}") from None
+        read[name] = read_value(of_value, item, place.at(str(name)))
+    return read
 
 
 def _read_choice(kind: object, value: object, rules: tuple[object, ...], place: Place) -> object:
@@ -189,6 +206,8 @@ def _allowed(kind: object) -> str:
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     if origin is tuple:
         return f"a list, each item {_allowed(typing.get_args(base)[0])}"
+    if origin is Mapping:
+        return f"a mapping, each value {_allowed(typing.get_args(base)[1])}"
     for rule in rules:
         match rule:
             case Range(low, high):

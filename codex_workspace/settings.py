@@ -22,6 +22,7 @@ from codex_workspace.environment import (
     read_header_secret_file,
 )
 from codex_workspace.guards import PRINCIPAL
+from codex_workspace.mcp_servers import McpServerEntry, McpServers, resolve
 from codex_workspace.schema import (
     EnvName,
     HttpUrl,
@@ -240,6 +241,7 @@ class Config:
     principals: tuple[PrincipalEntry, ...] = ()
     providers: tuple[ProviderEntry, ...] = ()
     codex: Codex = field(default_factory=Codex)
+    mcp_servers: tuple[McpServerEntry, ...] = ()
     limits: Limits = field(default_factory=Limits)
     storage: Storage = field(default_factory=Storage)
     push: Push = field(default_factory=Push)
@@ -292,6 +294,7 @@ class Settings:
     codex_bin: codex's native binary, or None where none was found (whoever starts codex says so).
     database_url: of SQLAlchemy's form, with an async driver; a secret as it may hold a password.
     platform: None where this agent runs without one.
+    mcp: `mcp_servers` of config.yaml, their variables filled in.
     model, model_source: the model as the operator names it, and the variable or key it was taken from.
     """
 
@@ -307,6 +310,7 @@ class Settings:
     platform: Platform | None
     model: str
     model_source: str
+    mcp: McpServers = field(default_factory=McpServers)
 
 
 _LOG_FORMATS: Mapping[str, Literal["text", "json"]] = {"text": "text", "json": "json"}
@@ -350,6 +354,7 @@ def load_settings(
         platform=_platform(variables),
         model=model,
         model_source=source,
+        mcp=resolve(config.mcp_servers, env, Place(str(file)).at("mcp_servers")),
     )
 
 

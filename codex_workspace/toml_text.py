@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 KeyPath = tuple[str, ...]
+TomlValue = str | int | float | bool | list[str]
 
 
 @dataclass(frozen=True, slots=True)
