@@ -3,6 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
+import anyio
 from a2a.server.agent_execution import AgentExecutor
 
 from codex_workspace.agent import Agent, open_agent
@@ -55,16 +56,24 @@ class CodexAdapter(BaseAdapter):
         self._open = lambda: open_agent(settings, provider, env)
 
     async def create_executor(self, config: AdapterConfig) -> AgentExecutor:
-        """Return the executor; codex is started with the first message, or by whoever asks for readiness.
+        """Return the executor, with a codex that has started and can run commands.
 
         Raises:
             ConfigError: CODEX_HOME's config.toml or the database cannot be used.
+            CodexCannotStart: codex is missing or too old, or its sandbox cannot work here.
         """
         if self._open is None:
             await self.setup(config)
         assert self._open is not None
         self._agent = Owner(self._open, usable=lambda _agent: True)
-        self._executor = (await self._agent.get()).executor
+        agent = await self._agent.get()
+        try:
+            await agent.codex.start()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.close()
+            raise
+        self._executor = agent.executor
         return self._executor
 
     async def close(self) -> None:

@@ -30,6 +30,7 @@ from codex_workspace.owner import Owner
 from codex_workspace.parts import PartLimits
 from codex_workspace.providers import ChosenProvider
 from codex_workspace.recovery import RecoveryPolicy
+from codex_workspace.sandbox import refuse_blocked
 from codex_workspace.settings import Settings
 from codex_workspace.store import Store, open_store
 from codex_workspace.supply import Supply, SupplyBounds
@@ -104,7 +105,7 @@ async def open_agent(
 
 @asynccontextmanager
 async def _agent(settings: Settings, provider: ChosenProvider, launch: Launch, store: Store) -> AsyncIterator[Agent]:
-    codex = Supply(_opener(launch), _supply_bounds(settings), Owner[Connection])
+    codex = Supply(_opener(launch, settings), _supply_bounds(settings), Owner[Connection])
     try:
         conversations = Conversations(_maker(settings, provider, store, codex))
         scrub = scrubber(secrets_of(settings, provider))
@@ -241,8 +242,14 @@ def _supply_bounds(settings: Settings) -> SupplyBounds:
     )
 
 
-def _opener(launch: Launch) -> Callable[[], AbstractAsyncContextManager[Connection]]:
-    return lambda: open_app_server(launch)
+def _opener(launch: Launch, settings: Settings) -> Callable[[], AbstractAsyncContextManager[Connection]]:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Connection]:
+        async with open_app_server(launch) as codex:
+            await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir)
+            yield codex
+
+    return opened
 
 
 def _maker(

@@ -22,10 +22,10 @@ LAYERS = [
     {"handler", "recovery", "streams", "supply", "turn"},
     {"push"},
     # Translation.
-    {"failures", "handover", "history", "items", "midturn", "replies"},
+    {"failures", "handover", "history", "items", "midturn", "replies", "sandbox"},
     {"answers", "live", "prompts"},
     {"questions"},
-    {"diffs", "forms", "mailbox", "parts", "refusals"},
+    {"diffs", "forms", "mailbox", "mcp_startup", "parts", "refusals"},
     {"events"},
     {"events_v1"},
     {"fields"},
@@ -36,13 +36,26 @@ LAYERS = [
     {"attachments", "codex_home", "health"},
     {"providers"},
     {"settings"},
+    {"mcp_servers"},
     # Ground.
     {"callers"},
     {"dialect", "edges"},
     {"busy"},
     {"admission", "environment", "guards", "rates", "readers", "webhooks", "wire", "lock"},
     {"schema"},
-    {"contract", "errors", "groups", "logs", "owner", "pipes", "processes", "toml_text", "tables", "task_states"},
+    {
+        "contract",
+        "errors",
+        "groups",
+        "logs",
+        "mcp_launcher",
+        "owner",
+        "pipes",
+        "processes",
+        "toml_text",
+        "tables",
+        "task_states",
+    },
 ]
 """Every module, by its floor; it may import from the floors below its own."""
 

@@ -1,0 +1,67 @@
+"""Run a Python module with the system calls that Docker's default seccomp profile allows to a container's programs.
+
+`python -m tests.e2e.as_in_docker codex_workspace serve`: no engine is needed, the kernel's filter is the same. What is
+refused here is what stands between codex and a sandbox of its own: namespaces and mounts.
+"""
+
+import ctypes
+import os
+import platform
+import struct
+import sys
+from typing import Final
+
+PR_SET_NO_NEW_PRIVS: Final = 38
+PR_SET_SECCOMP: Final = 22
+SECCOMP_MODE_FILTER: Final = 2
+
+LOAD_WORD: Final = 0x20
+JUMP_IF_EQUAL: Final = 0x15
+JUMP_IF_ANY_BIT: Final = 0x45
+RETURN: Final = 0x06
+
+ALLOW: Final = 0x7FFF0000
+REFUSE: Final = 0x00050000 | 1
+"""EPERM."""
+NOT_THERE: Final = 0x00050000 | 38
+"""ENOSYS, as Docker answers clone3: its flags are in memory, where no filter can look."""
+
+NEW_NAMESPACES: Final = 0x7E020000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+
+# clone, clone3, and what is refused whole: unshare, setns, mount, umount2, pivot_root, the mount calls of Linux 5.2.
+CALLS: Final = {
+    "x86_64": (56, 435, (272, 308, 165, 166, 155, 428, 429, 430, 431, 432, 442)),
+    "aarch64": (220, 435, (97, 268, 40, 39, 41, 428, 429, 430, 431, 432, 442)),
+}
+"""Numbers of system calls. Source: the kernel's tables of each machine."""
+
+
+def refuse_namespaces() -> None:
+    """Put the filter on this process and all that it starts, for good."""
+    clone, clone3, refused = CALLS[platform.machine()]
+    program = [_step(LOAD_WORD, 0)]
+    for number in refused:
+        program += [_step(JUMP_IF_EQUAL, number, 0, 1), _step(RETURN, REFUSE)]
+    program += [_step(JUMP_IF_EQUAL, clone3, 0, 1), _step(RETURN, NOT_THERE)]
+    program += [_step(JUMP_IF_EQUAL, clone, 0, 3)]
+    # The lower half of the first argument, on machines that store it first.
+    program += [_step(LOAD_WORD, 16), _step(JUMP_IF_ANY_BIT, NEW_NAMESPACES, 0, 1), _step(RETURN, REFUSE)]
+    program += [_step(RETURN, ALLOW)]
+    steps = ctypes.create_string_buffer(b"".join(program))
+    # struct sock_fprog: a 16 bit count, padding, a pointer.
+    filter_ = struct.pack("HxxxxxxP", len(program), ctypes.addressof(steps))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for what, value, pointer in ((PR_SET_NO_NEW_PRIVS, 1, None), (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter_)):
+        if libc.prctl(what, value, pointer, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """Return one instruction, a struct sock_filter."""
+    return struct.pack("HBBI", code, if_true, if_false, operand)
+
+
+if __name__ == "__main__":
+    refuse_namespaces()
+    os.execv(sys.executable, [sys.executable, "-m", *sys.argv[1:]])
