@@ -26,7 +26,7 @@ from codex_workspace.codex_home import (
 from codex_workspace.errors import ConfigError
 from codex_workspace.providers import ChosenProvider, choose_provider
 from codex_workspace.settings import Settings, load_settings
-from codex_workspace.toml_text import KeyPath, Pair, scan, TomlValue
+from codex_workspace.toml_text import KeyPath, Pair, TomlValue, scan
 
 ENV = {"OPENAI_API_KEY": "sk-secret-1"}
 
