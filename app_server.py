@@ -24,6 +24,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 from codex_workspace.errors import CodexCannotStart, CodexGone, CodexRefused, CodexTimeout, InputRefused
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mailbox import Asking, Mailbox
+from codex_workspace.mcp_startup import STARTUP, Startups
 from codex_workspace.pipes import PipeReader, PipeWriter
 from codex_workspace.processes import sweep
 from codex_workspace.refusals import refuse
@@ -108,7 +109,8 @@ DRAIN_S: Final = 0.25
 class Launch:
     """How to start codex.
 
-    `credential` is the one secret that codex is given, as (environment variable, value). `secrets` are taken out of
+    `credential` is the one secret that codex is given, as (environment variable, value); `handed` are variables that it
+    hands on to MCP servers by its config.toml. `secrets` are taken out of
     whatever is quoted of codex's stderr. `overrides` are `-c` settings beside `LAUNCH_OVERRIDES`, as TOML literals.
     `start_timeout_s` is how long codex may take to answer `initialize`. `family` names whose codex it is, whatever
     process of theirs starts it; `end_leftovers` finds it by that.
@@ -124,17 +126,19 @@ class Launch:
     max_line_bytes: int = MAX_LINE_BYTES
     start_timeout_s: float = START_TIMEOUT_S
     family: str = "none"
+    handed: Mapping[str, str] = field(default_factory=dict)
 
 
 def child_environment(launch: Launch, mark: str) -> dict[str, str]:
-    """Return the whole environment that codex gets: an allow-list of ours, its home, and its one credential."""
+    """Return the whole environment that codex gets: an allow-list of ours, its home, its one credential, and
+    what it hands on to MCP servers."""
     passed = {
         name: value
         for name, value in launch.environment.items()
         if name in PASSED_ENVIRONMENT or name.startswith("LC_")
     }
     credential = dict([launch.credential]) if launch.credential else {}
-    return passed | credential | {"CODEX_HOME": str(launch.codex_home), MARK: mark}
+    return passed | credential | dict(launch.handed) | {"CODEX_HOME": str(launch.codex_home), MARK: mark}
 
 
 MARK: Final = "CODEX_WORKSPACE_RUN"
@@ -162,6 +166,7 @@ class Connection:
         self.version: tuple[int, int, int] = (0, 0, 0)
         self.proved = False
         self.skipped_lines = 0
+        self.servers: Final = Startups()
         self._splitter = LineSplitter(max_line_bytes)
         self._numbers = count(1)
         self._in_flight = anyio.CapacityLimiter(MAX_IN_FLIGHT)
@@ -248,6 +253,7 @@ class Connection:
             waiter.answered.set()
         for mailbox in self._mailboxes.values():
             mailbox.end(error)
+        self.servers.end()
 
     async def run(self, send: ByteSendStream, receive: ByteReceiveStream) -> None:
         """Carry messages both ways until codex closes its end."""
@@ -325,6 +331,9 @@ class Connection:
                 assert_never(message)
 
     def _deliver(self, notification: Notification, size: int) -> None:
+        if notification.method == STARTUP:
+            # It comes before anybody can listen to the thread, and from older codexes without a thread.
+            self.servers.take(notification.params)
         thread_id = notification.params.get("threadId")
         mailbox = self._mailboxes.get(thread_id) if isinstance(thread_id, str) else None
         if mailbox is not None:

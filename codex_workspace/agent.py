@@ -18,12 +18,13 @@ from sqlalchemy.engine import make_url
 from app_server import Connection, Launch, end_leftovers, open_app_server
 from codex_workspace.admission import Admission, Bounds
 from codex_workspace.codex_home import prepare_codex_home
-from codex_workspace.conversation import Conversation, Conversations, ThreadOptions
+from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, prove_servers
 from codex_workspace.errors import CodexCannotStart, ConfigError
 from codex_workspace.groups import plain_task_group
 from codex_workspace.handover import HandoverBounds, tool_spec
 from codex_workspace.lock import folder_held
 from codex_workspace.logs import scrubber
+from codex_workspace.mcp_startup import Expected
 from codex_workspace.midturn import MidTurn
 from codex_workspace.orders import OrderReader
 from codex_workspace.owner import Owner
@@ -74,6 +75,7 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
         *settings.listen.tokens.values(),
         settings.platform.token if settings.platform else None,
         provider.credential if provider else None,
+        *settings.mcp.secrets,
     ]
     return [secret.reveal() for secret in held if secret is not None]
 
@@ -105,7 +107,9 @@ async def open_agent(
 
 @asynccontextmanager
 async def _agent(settings: Settings, provider: ChosenProvider, launch: Launch, store: Store) -> AsyncIterator[Agent]:
-    codex = Supply(_opener(launch, settings), _supply_bounds(settings), Owner[Connection])
+    codex = Supply(
+        _opener(launch, settings, thread_options(settings, provider)), _supply_bounds(settings), Owner[Connection]
+    )
     try:
         conversations = Conversations(_maker(settings, provider, store, codex))
         scrub = scrubber(secrets_of(settings, provider))
@@ -181,6 +185,7 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
         cwd=settings.workspace_dir,
         environment=env,
         credential=credential,
+        handed=settings.mcp.environment,
         secrets=secrets_of(settings, provider),
         family=_family(settings.state_dir),
         overrides=ASKING if _asks_people(settings) else {},
@@ -207,6 +212,9 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
         approval_policy=codex.approval_policy,
         effort=codex.reasoning_effort,
         tools=(tool_spec(),),
+        servers=Expected(
+            tuple(server.name for server in settings.mcp.servers), settings.mcp.patience_s, settings.mcp.left_out
+        ),
     )
 
 
@@ -242,11 +250,16 @@ def _supply_bounds(settings: Settings) -> SupplyBounds:
     )
 
 
-def _opener(launch: Launch, settings: Settings) -> Callable[[], AbstractAsyncContextManager[Connection]]:
+def _opener(
+    launch: Launch, settings: Settings, options: ThreadOptions
+) -> Callable[[], AbstractAsyncContextManager[Connection]]:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Connection]:
         async with open_app_server(launch) as codex:
             await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir)
+            if settings.mcp.required:
+                request_s = settings.config.codex.request_timeout_s
+                await prove_servers(codex, options, request_s + options.servers.within_s)
             yield codex
 
     return opened

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 import anyio
 
 from codex_workspace.errors import (
+    CodexCannotStart,
     CodexGone,
     CodexRefused,
     InputRefused,
@@ -33,6 +34,7 @@ from codex_workspace.events import (
 )
 from codex_workspace.history import Trace, recorded, remembered, rollout_of
 from codex_workspace.mailbox import Mailbox
+from codex_workspace.mcp_startup import RELOAD, REQUIRED_FAILED, RETRY_S, Expected, troubles
 from codex_workspace.turn import Codex, Input, Turn, TurnLimits, ask, last_turns
 from codex_workspace.wire import JsonObject, JsonValue
 
@@ -87,6 +89,7 @@ class ThreadOptions:
     effort: str | None = None
     developer_instructions: str | None = None
     tools: tuple[JsonObject, ...] = ()
+    servers: Expected = field(default_factory=Expected)
 
     def params(self) -> JsonObject:
         """Return the fields of `thread/start` and `thread/resume`."""
@@ -114,6 +117,25 @@ class TurnOptions:
         cwd = None if self.cwd is None else str(self.cwd)
         own: JsonObject = {"model": self.model, "effort": self.effort, "cwd": cwd, "outputSchema": self.output_schema}
         return {name: value for name, value in own.items() if value is not None}
+
+
+async def prove_servers(codex: Codex, options: ThreadOptions, timeout_s: float) -> None:
+    """Start a thread that nobody will use, and so all MCP servers: codex refuses it where a required one fails.
+
+    Raises:
+        CodexCannotStart: a required server does not start; with codex's own words.
+        CodexGone: codex died, or did not answer within `timeout_s` seconds.
+    """
+    try:
+        started = await ask(codex, "thread/start", options.params(), timeout_s)
+    except CodexRefused as refusal:
+        said = refusal.message.rpartition(REQUIRED_FAILED)[2].removeprefix(" to initialize: ")
+        raise CodexCannotStart(
+            f"a required MCP server does not start (mcp_servers of config.yaml): {said}"
+        ) from refusal
+    # Codex before 0.163 cannot forget it, and keeps it and its servers in memory.
+    with suppress(CodexRefused):
+        await ask(codex, "thread/delete", {"threadId": _id_of(started, "thread")}, timeout_s)
 
 
 class Conversation:
@@ -225,9 +247,13 @@ class Conversation:
 
     async def _try_to_begin(self, start: JsonObject, held: AsyncExitStack, attempt: "_Attempt") -> "Begun":
         codex = await held.enter_async_context(self._connect())
-        # A cancelled start would leave a turn behind that nobody knows.
+        # A cancelled start would leave a thread behind that nobody knows.
         with anyio.CancelScope(shield=True):
             loaded, note = await self._load_thread(codex)
+        missed = await self._missed_servers(codex, loaded)
+        note = "\n".join(said for said in (note, *missed) if said is not None) or None
+        # Nor is a turn left behind.
+        with anyio.CancelScope(shield=True):
             # Listen before asking: the turn's first notification can come ahead of the answer.
             mailbox = attempt.mailbox = held.enter_context(codex.listen(loaded.thread_id))
             params: JsonObject = {**loaded.usual, "threadId": loaded.thread_id, **start}
@@ -237,6 +263,22 @@ class Conversation:
             turn = Turn(codex, mailbox, reader, self._limits, loaded.used)
             self._never_used = None
         return Begun(turn, note)
+
+    async def _missed_servers(self, codex: Codex, loaded: "_Loaded") -> list[str]:
+        """Wait for the thread's MCP servers, and return what has to be said of them and was not yet."""
+        expected, now = self._options.servers, anyio.current_time()
+        if loaded.servers_tried_at is None:
+            await codex.servers.settled(loaded.thread_id, expected.names, expected.within_s)
+            loaded.servers_tried_at = now
+        elif loaded.servers_missed.keys() - expected.left_out.keys() and now >= loaded.servers_tried_at + RETRY_S:
+            # Nobody waits for them again: whichever comes up is there from then on.
+            loaded.servers_tried_at = now
+            with suppress(CodexRefused):
+                await ask(codex, RELOAD, {}, self._limits.request_s)
+        missed = troubles(expected, codex.servers.of(loaded.thread_id))
+        new = [sentence for name, sentence in missed.items() if name not in loaded.servers_missed]
+        loaded.servers_missed = missed
+        return new
 
     async def _usual(self, codex: Codex, start: JsonObject, usual: JsonObject) -> JsonObject:
         """Return what later turns have to be told, as codex keeps what one turn had its own way."""
@@ -276,7 +318,7 @@ class Conversation:
             try:
                 rollout = await self._resume(codex, known)
             except CodexRefused as refusal:
-                if not LOST_THREAD.search(refusal.message):
+                if REQUIRED_FAILED in refusal.message or not LOST_THREAD.search(refusal.message):
                     raise
                 logger.warning("thread %s cannot be resumed: %s", known, refusal.message)
                 # A thread that was started here and has had no turn takes nothing with it.
@@ -294,7 +336,7 @@ class Conversation:
     async def _start(self, codex: Codex) -> tuple[str, Path | None]:
         tools: JsonObject = {"dynamicTools": list(self._options.tools)} if self._options.tools else {}
         params: JsonObject = {**self._options.params(), **tools}
-        started = await ask(codex, "thread/start", params, self._limits.request_s)
+        started = await ask(codex, "thread/start", params, self._loading_s)
         self._check_echo(started)
         return _id_of(started, "thread"), rollout_of(started)
 
@@ -303,7 +345,7 @@ class Conversation:
         give_up = anyio.current_time() + OTHER_WRITER_GRACE_S
         while True:
             try:
-                resumed = await ask(codex, "thread/resume", params, self._limits.request_s)
+                resumed = await ask(codex, "thread/resume", params, self._loading_s)
             except CodexRefused as refusal:
                 if "active writer" not in refusal.message or anyio.current_time() >= give_up:
                     raise
@@ -311,6 +353,11 @@ class Conversation:
             else:
                 self._check_echo(resumed)
                 return rollout_of(resumed)
+
+    @property
+    def _loading_s(self) -> float:
+        """How long codex may take to load a thread: it answers when the required MCP servers have started."""
+        return self._limits.request_s + self._options.servers.within_s
 
     def _check_echo(self, answer: JsonValue) -> None:
         """Compare what codex says it runs with to what it was told: a looser sandbox would go unnoticed."""
@@ -377,6 +424,8 @@ class _Loaded:
 
     used: its tokens so far, where that is known. rollout: the file that codex keeps it in.
     usual: what every turn has to be told since one had it its own way.
+    servers_tried_at: when its MCP servers were last started; None where they were not waited for yet.
+    servers_missed: those that are not there, with the sentence that was said of it.
     """
 
     codex: Codex
@@ -384,6 +433,8 @@ class _Loaded:
     used: TokenCount | None
     rollout: Path | None
     usual: JsonObject = field(default_factory=dict)
+    servers_tried_at: float | None = None
+    servers_missed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from codex_workspace.events import (
     Erred,
     ThreadIdle,
     TokenCount,
+    ToolFinished,
     TurnEnded,
     TurnEvent,
     TurnFailure,
@@ -31,6 +32,7 @@ from codex_workspace.events import (
 from codex_workspace.history import ended_in
 from codex_workspace.items import OpenItems
 from codex_workspace.mailbox import Asking, Mailbox
+from codex_workspace.mcp_startup import CLOSED, MAX_REVIVALS, RELOAD, Startups
 from codex_workspace.questions import Question, read_question
 from codex_workspace.wire import MAX_INPUT_CHARS, JsonObject, JsonValue, Notification, Request
 
@@ -60,6 +62,10 @@ class Codex(Protocol):
 
     proved: bool
     """Set once a turn has come to its end on it."""
+
+    @property
+    def servers(self) -> Startups:
+        """What it has said of MCP servers."""
 
     @property
     def gone(self) -> CodexGone | None:
@@ -178,6 +184,8 @@ class Turn:
         self._wish = _Wish.NONE
         self._erred: TurnFailure | None = None
         self._broken = False
+        self._revivals = 0
+        self._server_ended = False
         now = anyio.current_time()
         self._budget_ends = now + limits.total_s
         self._silence_ends = now + limits.inactivity_s
@@ -241,6 +249,8 @@ class Turn:
                 events = [event for read in await self._next(by) for event in self._follow(read)]
                 if self._wish is _Wish.WANTED and self.ended is None and self._may_interrupt():
                     await self._send_interrupt()
+                if self._server_ended:
+                    await self._revive_servers()
             except CodexGone:
                 self._broken = True
                 raise
@@ -348,6 +358,7 @@ class Turn:
 
     def _follow(self, event: TurnEvent) -> list[TurnEvent]:
         """Take note of what an event says of the turn's life; return what the reader gets."""
+        self._server_ended = self._server_ended or _tells_of_an_end(event)
         match event:
             case TurnEnded():
                 closed = self._open_items.close()
@@ -392,6 +403,20 @@ class Turn:
         self._wish, self._ask_again = _Wish.SENT, None
         await self._stop_commands()
 
+    async def _revive_servers(self) -> None:
+        """Have MCP servers started whose process has ended: codex does not do so by itself."""
+        self._server_ended = False
+        if self._revivals >= MAX_REVIVALS:
+            return
+        self._revivals += 1
+        try:
+            await ask(self._codex, RELOAD, {}, self._limits.request_s)
+        except CodexRefused as refusal:
+            logger.warning("an MCP server that has ended is not started again: %s", refusal)
+        except CodexGone:
+            if self.ended is None:
+                raise
+
     async def _stop_commands(self) -> None:
         """End the commands of the thread: an interrupt leaves them running."""
         try:
@@ -429,6 +454,11 @@ class Turn:
             return [TurnEnded("failed", TurnFailure(sentence, "unsettled", None, None), None)]
         ended = ended_in(read, self.turn_id)
         return [ended] if ended is not None else []
+
+
+def _tells_of_an_end(event: TurnEvent) -> bool:
+    """Tell whether a call failed because its MCP server's process has ended."""
+    return isinstance(event, ToolFinished) and event.is_error and CLOSED in event.result
 
 
 def _tool_call(request: Request) -> ToolCall | None:
