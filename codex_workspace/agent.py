@@ -95,6 +95,8 @@ async def open_agent(
     prepare_state(settings)
     async with folder_held(settings.state_dir, url):
         prepare_codex_home(settings, provider)
+        for name, why in settings.mcp.left_out.items():
+            logger.warning("the MCP server %s is left out: %s", name, why)
         launch = launch_of(settings, provider, env)
         await end_leftovers(launch.family)
         async with (
@@ -169,22 +171,19 @@ def prepare_state(settings: Settings) -> None:
 
 
 def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, str]) -> Launch:
-    """Return how codex is started: the binary, its home, and the one credential it gets.
+    """Return how codex is started: the binary, its home, and the API key it gets.
 
     Raises:
         CodexCannotStart: there is no codex binary.
     """
     if settings.codex_bin is None:
         raise CodexCannotStart("codex is not installed: install openai-codex-cli-bin, or name the binary in CODEX_BIN")
-    credential = None
-    if provider.env_key is not None and provider.credential is not None:
-        credential = provider.env_key, provider.credential.reveal()
     return Launch(
         binary=settings.codex_bin,
         codex_home=settings.codex_home,
         cwd=settings.workspace_dir,
         environment=env,
-        credential=credential,
+        api_key=provider.credential.reveal() if provider.credential is not None else None,
         handed=settings.mcp.environment,
         secrets=secrets_of(settings, provider),
         family=_family(settings.state_dir),

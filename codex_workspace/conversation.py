@@ -267,17 +267,20 @@ class Conversation:
     async def _missed_servers(self, codex: Codex, loaded: "_Loaded") -> list[str]:
         """Wait for the thread's MCP servers, and return what has to be said of them and was not yet."""
         expected, now = self._options.servers, anyio.current_time()
+        # One that is known not to be there is not waited for; one that was started again after its end is.
+        awaited = [name for name in expected.names if name not in loaded.servers_missed]
+        await codex.servers.settled(loaded.thread_id, awaited, expected.within_s)
         if loaded.servers_tried_at is None:
-            await codex.servers.settled(loaded.thread_id, expected.names, expected.within_s)
             loaded.servers_tried_at = now
         elif loaded.servers_missed.keys() - expected.left_out.keys() and now >= loaded.servers_tried_at + RETRY_S:
-            # Nobody waits for them again: whichever comes up is there from then on.
             loaded.servers_tried_at = now
             with suppress(CodexRefused):
                 await ask(codex, RELOAD, {}, self._limits.request_s)
         missed = troubles(expected, codex.servers.of(loaded.thread_id))
         new = [sentence for name, sentence in missed.items() if name not in loaded.servers_missed]
         loaded.servers_missed = missed
+        for sentence in new:
+            logger.warning("%s", sentence)
         return new
 
     async def _usual(self, codex: Codex, start: JsonObject, usual: JsonObject) -> JsonObject:

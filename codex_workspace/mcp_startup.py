@@ -5,6 +5,7 @@ before, until all of them have started or failed). Codex before 0.163 does not s
 it says then counts for every thread. Which servers there are is the business of `mcp_servers`.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -123,6 +124,9 @@ def troubles(expected: Expected, known: Mapping[str, Startup]) -> dict[str, str]
     return found
 
 
+_AROUND: Final = re.compile(r"^MCP client for `[^`]*` (failed to start: )?(MCP startup failed: )?|\. Add or adjust .*$")
+
+
 def _state(word: str) -> State:
     try:
         return State(word)
@@ -131,5 +135,7 @@ def _state(word: str) -> State:
 
 
 def _words(error: JsonValue) -> str:
-    """Return codex's sentence on one line, without its full stop."""
-    return " ".join(error.split()).removesuffix(".") if isinstance(error, str) else ""
+    """Return codex's sentence on one line: without the server's name, a full stop, and advice on config.toml."""
+    if not isinstance(error, str):
+        return ""
+    return _AROUND.sub("", " ".join(error.split())).removesuffix(".")

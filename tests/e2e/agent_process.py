@@ -21,13 +21,17 @@ READY: Final = re.compile(r"A2A at (\S+)")
 
 @dataclass(frozen=True)
 class Place:
-    """The folders of one agent; they outlive its processes. `port` 0 takes a free one at each start."""
+    """The folders of one agent; they outlive its processes.
+
+    config: further sections of config.yaml. port: 0 takes a free one at each start.
+    """
 
     root: Path
     model_url: str
     codex: Mapping[str, object] = field(default_factory=dict)
     limits: Mapping[str, object] = field(default_factory=dict)
     push: Mapping[str, object] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
 
@@ -62,6 +66,7 @@ class Place:
             "codex": dict(self.codex),
             "limits": dict(self.limits),
             "push": dict(self.push),
+            **self.config,
         }
         (self.root / "config" / "config.yaml").write_text(yaml.safe_dump(config))
         own = {

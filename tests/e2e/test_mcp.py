@@ -1,0 +1,203 @@
+"""MCP servers of config.yaml: the real codex, a real MCP server, and a model that calls its tools."""
+
+import hashlib
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import anyio
+import httpx
+import psutil
+from a2a.types import TaskState
+
+from codex_workspace.scripted_model import Output, ScriptedModel
+from codex_workspace.settings import load_settings
+from tests.e2e.agent_process import REPOSITORY, Place, running_agent, spawn
+from tests.e2e.client import Peer, Seen, peer, script
+
+COMPLETED: Final = TaskState.TASK_STATE_COMPLETED
+SERVER: Final = Path(__file__).with_name("mcp_server.py")
+TOKEN: Final = "mcp-token-0123456789"
+PARTNER: Final = "partner-0123456789"
+
+
+def stdio(name: str, *arguments: str, **keys: object) -> Mapping[str, object]:
+    """Return an entry of `mcp_servers` for the server over stdio."""
+    return {"name": name, "command": sys.executable, "args": [str(SERVER), *arguments], **keys}
+
+
+def with_servers(place: Place, *servers: Mapping[str, object], **environment: str) -> Place:
+    return replace(place, config={"mcp_servers": list(servers)}, environment=environment)
+
+
+@cache
+def separator(binary: Path) -> str:
+    """Return how codex ends the namespace of a server's tools."""
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", said)
+    assert found is not None
+    return "__" if (int(found[1]), int(found[2])) < (0, 163) else ""
+
+
+def call(place: Place, server: str, tool: str, **arguments: object) -> dict[str, object]:
+    """Return the step of a script that calls a tool."""
+    binary = load_settings(place.prepare()).codex_bin
+    assert binary is not None
+    return {"tool": {"name": tool, "namespace": f"mcp__{server}{separator(binary)}", "arguments": arguments}}
+
+
+def told(model: ScriptedModel) -> list[str]:
+    """What the model heard of its last calls, the newest last."""
+    return [item.text for item in model.requests[-1].input if isinstance(item, Output)]
+
+
+def notices(seen: Seen) -> list[str]:
+    return [part.text for note in seen.notes for part in note.status.message.parts if "MCP server" in part.text]
+
+
+@asynccontextmanager
+async def agent_with(place: Place) -> AsyncIterator[Peer]:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        yield client
+
+
+async def test_a_trusted_server_works_and_its_secret_is_its_own(place: Place, model: ScriptedModel) -> None:
+    trusted = stdio(
+        "trusted",
+        trusted=True,
+        disabled_tools=["crash"],
+        env={"API_TOKEN": "Bearer ${MY_TOKEN}", "PLAIN": "in the open"},
+    )
+    place = with_servers(place, trusted, stdio("other"), MY_TOKEN=TOKEN)
+    steps: list[dict[str, object]] = [
+        call(place, "trusted", "echo", text="hello"),
+        call(place, "trusted", "digest_of", variable="API_TOKEN"),
+        call(place, "trusted", "digest_of", variable="PLAIN"),
+        call(place, "trusted", "digest_of", variable="SCRIPTED_KEY"),
+        call(place, "trusted", "crash"),
+        call(place, "other", "echo", text="hello"),
+        call(place, "other", "digest_of", variable="API_TOKEN"),
+        {"run": "env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'"},
+    ]
+    async with agent_with(place) as client:
+        assert (await client.ask(script(*steps, {"say": "Done."}))).answer == "Done."
+    echoed, token, plain, key, disabled, refused, none, seen = told(model)
+    assert "echo hello" in echoed
+    assert hashlib.sha256(f"Bearer {TOKEN}".encode()).hexdigest() in token
+    assert hashlib.sha256(b"in the open").hexdigest() in plain
+    assert "none" in key
+    assert "echo" not in disabled
+    assert "crash" in disabled or "unsupported" in disabled
+    assert "echo hello" not in refused
+    assert "none" in none
+    assert TOKEN not in seen
+    assert TOKEN not in (place.root / "state" / "codex" / "config.toml").read_text()
+    assert TOKEN not in place.log.read_text()
+
+
+async def test_a_token_is_seen_by_the_server_over_http_and_by_nobody_else(
+    place: Place, model: ScriptedModel, tmp_path: Path
+) -> None:
+    seen = tmp_path / "headers.txt"
+    async with over_http(seen) as url:
+        server = {
+            "name": "web",
+            "url": url,
+            "bearer_token_env": "MY_TOKEN",
+            "headers": {"X-Partner": "id ${PARTNER}", "X-Plain": "agent"},
+        }
+        place = with_servers(place, server, MY_TOKEN=TOKEN, PARTNER=PARTNER)
+        look: dict[str, object] = {"run": "env; cat /proc/*/environ | tr '\\0' '\\n'"}
+        async with agent_with(place) as client:
+            answer = await client.ask(script(call(place, "web", "remember_headers"), look, {"say": "Done."}))
+        assert answer.answer == "Done."
+    headers = seen.read_text().splitlines()
+    assert {f"authorization: Bearer {TOKEN}", f"x-partner: id {PARTNER}", "x-plain: agent"} <= set(headers)
+    kept = (place.root / "state" / "codex" / "config.toml").read_text()
+    for text in (told(model)[-1], kept, place.log.read_text()):
+        assert TOKEN not in text
+        assert PARTNER not in text
+
+
+async def test_a_slow_server_is_there_before_the_first_call_of_the_model(place: Place, model: ScriptedModel) -> None:
+    place = with_servers(place, stdio("slow", "--delay-s", "3", trusted=True))
+    async with agent_with(place) as client:
+        seen = await client.ask(script(call(place, "slow", "echo", text="late"), {"say": "Done."}))
+    assert (seen.answer, notices(seen)) == ("Done.", [])
+    assert "echo late" in told(model)[-1]
+
+
+async def test_a_server_that_has_ended_comes_back(place: Place, model: ScriptedModel) -> None:
+    place = with_servers(place, stdio("frail", trusted=True), stdio("steady", trusted=True, required=True))
+    steady = call(place, "steady", "echo", text="one")
+    crash = script(steady, call(place, "frail", "crash"), {"say": "Oh."})
+    async with agent_with(place) as client:
+        assert (await client.ask(crash, "ctx")).answer == "Oh."
+        first, ended = told(model)
+        assert "Transport closed" in ended
+        seen = await client.ask(script(call(place, "frail", "echo", text="two"), steady, {"say": "Back."}), "ctx")
+    assert (seen.answer, notices(seen)) == ("Back.", [])
+    _, _, back, still = told(model)
+    assert "echo two" in back
+    assert still.splitlines()[-1] == first.splitlines()[-1]
+
+
+async def test_a_server_that_is_not_there_is_said_once_and_the_turn_goes_on(place: Place) -> None:
+    left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
+    place = with_servers(
+        place, stdio("broken", "--fail"), left_out, stdio("late", "--delay-s", "30", startup_timeout_s=1)
+    )
+    async with agent_with(place) as client:
+        seen = await client.ask("hello", "ctx")
+        assert seen.state == COMPLETED
+        keyless, *others = notices(seen)[0].splitlines()
+        broken, late = sorted(others)
+        assert keyless.endswith("not set; set it (or NOBODY_SET_THIS_FILE).")
+        assert broken.startswith("The MCP server broken is not there: handshaking with MCP server failed")
+        assert late == "The MCP server late is not there: timed out after 1 seconds."
+        again = await client.ask("hello again", "ctx")
+        assert (again.state, notices(again)) == (COMPLETED, [])
+    assert "the MCP server keyless is left out: mcp_servers[1].bearer_token_env names" in place.log.read_text()
+
+
+async def test_without_a_required_server_the_agent_does_not_start(place: Place) -> None:
+    place = with_servers(place, stdio("needed", "--fail", required=True))
+    process = spawn(place)
+    with anyio.fail_after(20):
+        assert await anyio.to_thread.run_sync(process.wait) == 3
+    said = place.log.read_text().splitlines()[-1]
+    assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in said
+
+
+@asynccontextmanager
+async def over_http(headers: Path) -> AsyncIterator[str]:
+    """Run the server over HTTP; gives its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, str(SERVER), "--http", str(port), "--headers", str(headers)]
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=REPOSITORY)
+    url = f"http://127.0.0.1:{port}/mcp"
+    try:
+        async with httpx.AsyncClient() as http:
+            with anyio.fail_after(20):
+                while not await answers(http, url):
+                    await anyio.sleep(0.05)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def answers(http: httpx.AsyncClient, url: str) -> bool:
+    try:
+        await http.get(url)
+    except httpx.ConnectError:
+        return False
+    return True
