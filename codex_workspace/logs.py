@@ -1,19 +1,44 @@
-"""How the log is written: one line a record, for people or as JSON, with every known secret taken out."""
+"""How the log is written: one line a record, for people or as JSON, with every known secret taken out.
+
+A line says what work it is of: `identified` puts the ids of a task, its context, codex's thread and turn, and the
+trace under every line that is written in its block, whichever module writes it.
+"""
 
 import json
 import logging
+import re
 import sys
 import time
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, Literal, TypeAlias
 
 MASK: Final = "***"
+
+IdName: TypeAlias = Literal["task", "context", "thread", "turn", "trace"]
+
+_PLAIN: Final = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
+"""What of an id a line for people can show as it is; clients make up some of them."""
 
 _QUIET: Final = ("httpx", "httpcore", "aiosqlite", "asyncio", "sse_starlette", "uvicorn", "a2a")
 """Libraries whose ordinary talk is of no use to an operator: from them, warnings and worse."""
 
 
 _PEERS_MISTAKES: Final = ("Failed to validate base JSON-RPC request", "Failed to parse request params")
+
+
+_ids: ContextVar[Mapping[IdName, str] | None] = ContextVar("ids", default=None)
+
+
+@contextmanager
+def identified(ids: Mapping[IdName, str]) -> Iterator[None]:
+    """Put these ids, and those of the blocks around, under every line that is logged in the block and its tasks."""
+    token = _ids.set({**(_ids.get() or {}), **ids})
+    try:
+        yield
+    finally:
+        _ids.reset(token)
 
 
 def scrubber(secrets: Iterable[str]) -> Callable[[str], str]:
@@ -35,6 +60,7 @@ def set_up_logging(*, as_json: bool, level: str, scrub: Callable[[str], str]) ->
     handler.setFormatter(_Json(scrub) if as_json else _Text(scrub))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     handler.addFilter(_without_peers_mistakes)
+    handler.addFilter(_with_ids)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))
 
@@ -47,8 +73,19 @@ def _without_peers_mistakes(record: logging.LogRecord) -> bool:
     return not (isinstance(record.msg, str) and record.msg.startswith(_PEERS_MISTAKES))
 
 
+def _with_ids(record: logging.LogRecord) -> bool:
+    """Give a record what it is of; the handler is called where the line is written, so in its context."""
+    record.ids = _ids.get() or {}
+    return True
+
+
+def _ids_of(record: logging.LogRecord) -> Mapping[IdName, str]:
+    ids: Mapping[IdName, str] = getattr(record, "ids", {})
+    return ids
+
+
 class _Text(logging.Formatter):
-    """For people."""
+    """For people: time, level, logger, message, then what the line is of as `name=id`."""
 
     def __init__(self, scrub: Callable[[str], str]) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
@@ -57,9 +94,19 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return self._scrub(super().format(record))
 
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the first line, which a traceback follows."""
+        return " ".join(
+            [super().formatMessage(record), *(f"{name}={_plain(i)}" for name, i in _ids_of(record).items())]
+        )
+
+
+def _plain(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
 
 class _Json(logging.Formatter):
-    """For machines: time (RFC 3339, UTC), level, logger, message and, where there is one, the traceback."""
+    """For machines: time (RFC 3339, UTC), level, logger, message, ids and, where there is one, the traceback."""
 
     def __init__(self, scrub: Callable[[str], str]) -> None:
         super().__init__()
@@ -67,11 +114,12 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = {
+        line: dict[str, str] = {
             "time": f"{when}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": self._scrub(record.getMessage()),
+            **{name: self._scrub(each) for name, each in _ids_of(record).items()},
         }
         if record.exc_info:
             line["traceback"] = self._scrub(self.formatException(record.exc_info))

@@ -86,3 +86,61 @@ def test_a_secret_is_found_in_the_forms_that_json_and_repr_give_it() -> None:
     scrub = scrubber([secret])
     for shown in (secret, json.dumps(secret), repr(secret), json.dumps({"key": secret})):
         assert "quo" not in scrub(shown)
+
+
+OF_WORK = """
+import anyio, logging
+from codex_workspace.logs import identified, scrubber, set_up_logging
+
+set_up_logging(as_json={as_json}, level="INFO", scrub=scrubber(["sk-secret"]))
+logger = logging.getLogger("deep.below")
+
+async def deep(number):
+    with identified({{"thread": f"thread-{{number}}"}}):
+        await anyio.to_thread.run_sync(logger.info, "from a worker thread")
+
+async def work(number):
+    with identified({{"task": f"task-{{number}}", "context": {context!r}}}):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(deep, number)
+        logger.info("back")
+
+async def main():
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work, 1)
+        tasks.start_soon(work, 2)
+    logger.info("nobody's")
+
+anyio.run(main)
+"""
+
+
+def log_of_work(*, as_json: bool, context: str = "ctx") -> str:
+    """Return what two pieces of work side by side write on stderr."""
+    program = OF_WORK.format(as_json=as_json, context=context)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=20)
+    return done.stderr
+
+
+def test_a_line_tells_whose_work_it_is_of_however_deep_it_is_written() -> None:
+    lines = [json.loads(line) for line in log_of_work(as_json=True).splitlines()]
+    for number in (1, 2):
+        own = [line for line in lines if line.get("task") == f"task-{number}"]
+        assert [(line["message"], line.get("thread"), line["context"]) for line in own] == [
+            ("from a worker thread", f"thread-{number}", "ctx"),
+            ("back", None, "ctx"),
+        ]
+    assert not {"task", "context", "thread"} & set(lines[-1])
+
+
+def test_people_read_the_ids_behind_the_message() -> None:
+    log = log_of_work(as_json=False)
+    assert "INFO    deep.below: from a worker thread task=task-secret context=ctx thread=thread-1\n" in log
+    assert log.endswith("deep.below: nobody's\n")
+
+
+def test_an_id_that_a_client_made_up_cannot_look_like_another_line_or_hold_a_secret() -> None:
+    log = log_of_work(as_json=False, context="a\n12:00:00 ERROR sk-secret")
+    assert len(log.splitlines()) == 5
+    assert 'context="a\\n12:00:00 ERROR ***"' in log
+    assert "sk-secret" not in log_of_work(as_json=True, context="a sk-secret")
