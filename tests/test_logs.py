@@ -135,7 +135,7 @@ def test_a_line_tells_whose_work_it_is_of_however_deep_it_is_written() -> None:
 
 def test_people_read_the_ids_behind_the_message() -> None:
     log = log_of_work(as_json=False)
-    assert "INFO    deep.below: from a worker thread task=task-secret context=ctx thread=thread-1\n" in log
+    assert "INFO    deep.below: from a worker thread task=task-1 context=ctx thread=thread-1\n" in log
     assert log.endswith("deep.below: nobody's\n")
 
 
