@@ -109,9 +109,9 @@ DRAIN_S: Final = 0.25
 class Launch:
     """How to start codex.
 
-    `credential` is the one secret that codex is given, as (environment variable, value); `handed` are variables that it
-    hands on to MCP servers by its config.toml. `secrets` are taken out of
-    whatever is quoted of codex's stderr. `overrides` are `-c` settings beside `LAUNCH_OVERRIDES`, as TOML literals.
+    `api_key` is said to codex over the pipe, as nobody can read it there; `handed` are variables that codex hands on to
+    MCP servers by its config.toml. `secrets` are taken out of whatever is quoted of codex's stderr. `overrides` are
+    `-c` settings beside `LAUNCH_OVERRIDES`, as TOML literals.
     `start_timeout_s` is how long codex may take to answer `initialize`. `family` names whose codex it is, whatever
     process of theirs starts it; `end_leftovers` finds it by that.
     """
@@ -120,7 +120,7 @@ class Launch:
     codex_home: Path
     cwd: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    credential: tuple[str, str] | None = None
+    api_key: str | None = None
     secrets: Sequence[str] = ()
     overrides: Mapping[str, str] = field(default_factory=dict)
     max_line_bytes: int = MAX_LINE_BYTES
@@ -130,15 +130,14 @@ class Launch:
 
 
 def child_environment(launch: Launch, mark: str) -> dict[str, str]:
-    """Return the whole environment that codex gets: an allow-list of ours, its home, its one credential, and
-    what it hands on to MCP servers."""
+    """Return the whole environment that codex gets: an allow-list of ours, its home, and what it hands on to MCP
+    servers. Commands outside of a sandbox may read it."""
     passed = {
         name: value
         for name, value in launch.environment.items()
         if name in PASSED_ENVIRONMENT or name.startswith("LC_")
     }
-    credential = dict([launch.credential]) if launch.credential else {}
-    return passed | credential | dict(launch.handed) | {"CODEX_HOME": str(launch.codex_home), MARK: mark}
+    return passed | dict(launch.handed) | {"CODEX_HOME": str(launch.codex_home), MARK: mark}
 
 
 MARK: Final = "CODEX_WORKSPACE_RUN"
@@ -469,7 +468,7 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
             tasks.start_soon(process.drain_stderr, stderr)
             tasks.start_soon(_carry, connection, process, stdin, stdout, mark)
             try:
-                await _greet(connection, process, launch.start_timeout_s)
+                await _greet(connection, process, launch)
                 yield connection
             finally:
                 with anyio.CancelScope(shield=True):
@@ -511,7 +510,7 @@ def _spawn(launch: Launch, mark: str) -> tuple[_Process, PipeWriter, PipeReader,
         raise CodexCannotStart(
             f"codex cannot be started: {error.filename or launch.binary}: {error.strerror}"
         ) from error
-    secrets = {*launch.secrets, *([launch.credential[1]] if launch.credential else [])}
+    secrets = {*launch.secrets, *([launch.api_key] if launch.api_key else [])}
     longest_first = sorted((os.fsencode(secret) for secret in secrets if secret), key=len, reverse=True)
     process = _Process(popen, os.pidfd_open(popen.pid), longest_first)
     assert popen.stdin is not None
@@ -545,7 +544,7 @@ async def _carry(connection: Connection, process: _Process, stdin: PipeWriter, s
     await sweep(MARK, mark)
 
 
-async def _greet(connection: Connection, process: _Process, timeout_s: float) -> None:
+async def _greet(connection: Connection, process: _Process, launch: Launch) -> None:
     hello: JsonObject = {
         "clientInfo": {"name": CLIENT_NAME, "title": "Codex workspace agent", "version": "0.1.0"},
         "capabilities": {
@@ -554,13 +553,20 @@ async def _greet(connection: Connection, process: _Process, timeout_s: float) ->
         },
     }
     try:
-        result = await connection.call("initialize", hello, timeout_s=timeout_s)
+        result = await connection.call("initialize", hello, timeout_s=launch.start_timeout_s)
         await connection.notify("initialized")
+        _refuse_too_old(connection, result)
+        if launch.api_key is not None:
+            login: JsonObject = {"type": "apiKey", "apiKey": launch.api_key}
+            await connection.call("account/login/start", login, timeout_s=launch.start_timeout_s)
     except CodexGone as error:
         raise CodexCannotStart(f"codex cannot start: it {process.how_it_ended()}", error.tail) from error
     except (CodexRefused, CodexTimeout) as error:
         raise CodexCannotStart(f"codex cannot start: {error}", process.last_lines()) from error
-    connection.version = read_version(result)
+
+
+def _refuse_too_old(connection: Connection, initialized: JsonValue) -> None:
+    connection.version = read_version(initialized)
     if connection.version < MINIMUM_VERSION:
         raise CodexCannotStart(
             f"codex {_dotted(connection.version)} is too old: this agent needs {_dotted(MINIMUM_VERSION)} or newer"

@@ -1,7 +1,6 @@
 """The processes of a run: the scripted model, our agent, and the bare driver, each one alone in its process."""
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -104,11 +103,13 @@ async def open_bare(place: Place, root: Path) -> AsyncIterator[BareDriver]:
     home, cwd = root / "codex", root / "workspace"
     for folder in (home, cwd):
         folder.mkdir(parents=True)
-    shutil.copy(place.root / "state" / "codex" / "config.toml", home)
+    # The bare driver does not log in.
+    config = (place.root / "state" / "codex" / "config.toml").read_text()
+    (home / "config.toml").write_text(config.replace("requires_openai_auth = true", 'env_key = "SCRIPTED_KEY"'))
     environment = place.prepare()
     settings = load_settings(environment)
     assert settings.codex_bin is not None
-    launch = Launch(settings.codex_bin, home, cwd, environment, ("SCRIPTED_KEY", SECRET))
+    launch = Launch(settings.codex_bin, home, cwd, environment, handed={"SCRIPTED_KEY": SECRET})
     codex = settings.config.codex
     threads = ThreadOptions(cwd, "gpt-5.5", "scripted", codex.sandbox, codex.approval_policy)
     hello: JsonObject = {

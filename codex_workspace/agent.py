@@ -258,7 +258,7 @@ def _opener(
             await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir)
             if settings.mcp.required:
                 request_s = settings.config.codex.request_timeout_s
-                await prove_servers(codex, options, request_s + options.servers.within_s)
+                await prove_servers(codex, options, request_s)
             yield codex
 
     return opened

@@ -71,7 +71,7 @@ class Record:
 
 
 def managed_config(settings: Settings, provider: ChosenProvider) -> Managed:
-    """Our keys of config.toml. Holds no secret: `env_key` names the variable that codex finds the credential in.
+    """Our keys of config.toml. Holds no secret: codex is told the API key over its pipe.
 
     What this agent's promises rest on (no turns of codex's own making, no endless reconnects) is not left to a file:
     it goes on codex's command line.
@@ -82,7 +82,7 @@ def managed_config(settings: Settings, provider: ChosenProvider) -> Managed:
         ("model_provider",): provider.slug,
         ("sandbox_mode",): "danger-full-access" if codex.sandbox == "container" else codex.sandbox,
         ("web_search",): "disabled",
-        # Without these, commands see every variable that codex has, the credential included.
+        # Without these, commands see every variable that codex has, those for MCP servers included.
         ("shell_environment_policy", "inherit"): "core",
         ("shell_environment_policy", "ignore_default_excludes"): False,
     }
@@ -103,8 +103,9 @@ def _optional(codex: Codex) -> dict[KeyPath, TomlValue]:
 
 def _provider_table(provider: ChosenProvider) -> dict[KeyPath, TomlValue]:
     table: dict[str, TomlValue] = {"name": provider.name, "base_url": provider.base_url, "wire_api": "responses"}
-    if provider.env_key is not None:
-        table["env_key"] = provider.env_key
+    if provider.credential is not None:
+        # So a provider uses what codex was told by `account/login/start`, whoever's key it is.
+        table["requires_openai_auth"] = True
     table |= {"request_max_retries": REQUEST_MAX_RETRIES, "stream_max_retries": STREAM_MAX_RETRIES}
     return {("model_providers", provider.slug, key): value for key, value in table.items()}
 

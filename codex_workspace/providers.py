@@ -1,8 +1,8 @@
 """Which provider answers, with which credential and model, and why: decided from settings and environment alone.
 
 Codex reads no API key from the environment by itself (docs/codex-protocol.md), so every provider that takes a key is
-rendered as a custom one that names the variable: what a `ChosenProvider` holds is what `codex_home` writes and what
-codex's environment needs.
+rendered as a custom one that uses the key which codex is told at its start: what a `ChosenProvider` holds is what
+`codex_home` writes and what is told.
 """
 
 import difflib
@@ -45,7 +45,7 @@ class Provider:
 class ChosenProvider:
     """The provider that codex is set to.
 
-    slug: its name in config.toml. env_key, credential: the variable that codex has to find the key in, and the key;
+    slug: its name in config.toml. env_key, credential: the variable of ours that the key was found in, and the key;
     both None where none is needed. model: the id for the wire. reason: one sentence for log and doctor.
     """
 

@@ -425,8 +425,8 @@ def test_the_environment_is_an_allow_list() -> None:
     passed = {"PATH", "HOME", "LC_ALL", "LANG", "https_proxy", "SSL_CERT_FILE"}
     expected = {name: ours[name] for name in passed} | {"CODEX_HOME": "/home/codex", MARK: "m"}
     assert child_environment(launch, "m") == expected
-    chosen = Launch(Path("/codex"), Path("/home/codex"), Path("/w"), ours, ("MY_KEY", "k"))
-    assert child_environment(chosen, "m") == expected | {"MY_KEY": "k"}
+    chosen = Launch(Path("/codex"), Path("/home/codex"), Path("/w"), ours, "k", handed={"FOR_A_SERVER": "s"})
+    assert child_environment(chosen, "m") == expected | {"FOR_A_SERVER": "s"}
 
 
 def test_the_command_line_holds_the_launch_recipe() -> None:
@@ -476,6 +476,15 @@ def answer(message, result):
 def greet(version="0.163.0"):
     answer(read(), {"userAgent": f"codex_workspace/{version} (test)"})
     read()
+    return log_in()
+
+def log_in():
+    login = read()
+    if login is None:
+        return None
+    assert login["method"] == "account/login/start", login
+    answer(login, {"type": "apiKey"})
+    return login["params"]["apiKey"]
 
 def child(code):
     # In a session of its own, with our pipes in its hands: as codex's commands are.
@@ -493,7 +502,7 @@ def program(folder: Path, code: str, start_timeout_s: float = 20.0) -> Launch:
         folder,
         folder,
         {"PATH": os.environ["PATH"]},
-        ("MY_KEY", "sk-very-secret"),
+        "sk-very-secret",
         ["other-secret"],
         start_timeout_s=start_timeout_s,
     )
@@ -512,8 +521,9 @@ async def test_a_codex_that_behaves_is_greeted_and_left(tmp_path: Path) -> None:
         hello = read()
         answer(hello, {"userAgent": "codex_workspace/0.163.0 (test)"})
         initialized = read()
+        key = log_in()
         question = read()
-        answer(question, [hello, initialized, os.environ.get("MY_KEY"), os.environ.get("A2A_TOKEN"), os.getcwd()])
+        answer(question, [hello, initialized, key, os.environ.get("A2A_TOKEN"), os.getcwd()])
         read()
         """,
     )

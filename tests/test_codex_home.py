@@ -445,7 +445,8 @@ def test_a_damaged_record_is_named_with_the_remedy(tmp_path: Path, notes: str) -
         (", approval_policy: untrusted", ("approval_policy",), None),
         ("", ("model_reasoning_effort",), None),
         (", reasoning_effort: high", ("model_reasoning_effort",), "high"),
-        ("", ("model_providers", "openai_api", "env_key"), "OPENAI_API_KEY"),
+        ("", ("model_providers", "openai_api", "requires_openai_auth"), True),
+        ("", ("model_providers", "openai_api", "env_key"), None),
         ("", ("shell_environment_policy", "inherit"), "core"),
     ],
 )
@@ -454,10 +455,10 @@ def test_settings_become_codex_s_keys(tmp_path: Path, codex: str, key: KeyPath, 
     assert managed_config(settings, choose(settings)).get(key) == value
 
 
-def test_a_provider_without_credential_has_no_env_key(tmp_path: Path) -> None:
+def test_a_provider_without_credential_asks_for_none(tmp_path: Path) -> None:
     settings = make_settings(tmp_path)
     provider = replace(choose(settings), env_key=None, credential=None)
-    assert ("model_providers", "openai_api", "env_key") not in managed_config(settings, provider)
+    assert ("model_providers", "openai_api", "requires_openai_auth") not in managed_config(settings, provider)
 
 
 def ask_codex(settings: Settings) -> list[dict[str, object]]:

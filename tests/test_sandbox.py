@@ -20,16 +20,21 @@ from tests.memory_codex import memory_codex, params_of
 pytestmark = pytest.mark.usefixtures("no_hang")
 
 
+def ran(exit_code: int, said: str = "") -> JsonValue:
+    """Return what codex answers when a command has ended."""
+    return {"exitCode": exit_code, "stdout": "", "stderr": said}
+
+
 async def test_a_sandbox_in_which_a_command_ends_well_is_fine() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
-        tasks.start_soon(codex.answer, "command/exec", {"exitCode": 0, "stdout": "", "stderr": ""})
+        tasks.start_soon(codex.answer, "command/exec", ran(0))
         await refuse_blocked(codex.connection, "workspace-write", Path("/somewhere"))
 
 
 async def test_a_sandbox_in_which_a_command_fails_is_refused_with_the_ways_out() -> None:
     said = "\nbwrap: No permissions to create a new namespace.\nand more\n"
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
-        tasks.start_soon(codex.answer, "command/exec", {"exitCode": 1, "stdout": "", "stderr": said})
+        tasks.start_soon(codex.answer, "command/exec", ran(1, said))
         with pytest.raises(CodexCannotStart) as raised:
             await refuse_blocked(codex.connection, "workspace-write", Path("/somewhere"))
     sentence = str(raised.value)

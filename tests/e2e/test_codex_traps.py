@@ -267,8 +267,8 @@ async def test_another_writer_is_waited_for(launch: Launch, options: ThreadOptio
 async def test_an_api_key_stays_off_the_disk(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
         await run(talk(codex, options), "hello")
-    assert launch.credential is not None
-    secret = launch.credential[1].encode()
+    assert launch.api_key is not None
+    secret = launch.api_key.encode()
     for file in [file for file in launch.codex_home.rglob("*") if file.is_file()]:
         assert secret not in file.read_bytes(), file
 
