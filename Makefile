@@ -25,7 +25,8 @@ check: lint types test   ## what CI runs: lint, types, tests
 lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/shellcheck start.sh .ci/run
+	$(BIN)/shellcheck start.sh .ci/run image/builder-pip image/slim
+	$(BIN)/hadolint Dockerfile
 
 types: .venv/dev
 	$(BIN)/mypy
@@ -39,6 +40,8 @@ bench: .venv/dev         ## the benchmark tables
 
 lock: .venv/dev          ## pin anew what pyproject.toml asks for
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.txt pyproject.toml
+	@echo '# molecule-ai-workspace-runtime is installed beside these where the image is built with RUNTIME_VERSION' \
+		>> requirements.txt
 	$(BIN)/pip-compile $(LOCK) --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml
 
 LOCK := --quiet --upgrade --strip-extras --annotation-style=line --no-header --no-emit-options --no-emit-index-url \
