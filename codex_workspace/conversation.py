@@ -22,6 +22,7 @@ import anyio
 
 from codex_workspace.errors import (
     CodexCannotStart,
+    CodexError,
     CodexGone,
     CodexRefused,
     InputRefused,
@@ -34,7 +35,7 @@ from codex_workspace.events import (
 )
 from codex_workspace.history import Trace, recorded, remembered, rollout_of
 from codex_workspace.mailbox import Mailbox
-from codex_workspace.mcp_startup import RELOAD, REQUIRED_FAILED, RETRY_S, Expected, troubles
+from codex_workspace.mcp_startup import RELOAD, REQUIRED_FAILED, RETRY_S, Expected, Found, look_at, troubles
 from codex_workspace.turn import Codex, Input, Turn, TurnLimits, ask, last_turns
 from codex_workspace.wire import JsonObject, JsonValue
 
@@ -119,23 +120,27 @@ class TurnOptions:
         return {name: value for name, value in own.items() if value is not None}
 
 
-async def prove_servers(codex: Codex, options: ThreadOptions, timeout_s: float) -> None:
-    """Start a thread that nobody will use, and so all MCP servers: codex refuses it where a required one fails.
+async def prove_servers(codex: Codex, options: ThreadOptions, timeout_s: float) -> Found:
+    """Start a thread that nobody will use, and so all MCP servers; return what they are.
 
     Raises:
         CodexCannotStart: a required server does not start; with codex's own words.
-        CodexGone: codex died, or did not answer within `timeout_s` seconds.
+        CodexGone: codex died, or did not answer within `timeout_s` seconds beside the servers' own time.
     """
     try:
-        started = await ask(codex, "thread/start", options.params(), timeout_s)
+        started = await ask(codex, "thread/start", options.params(), timeout_s + options.servers.within_s)
     except CodexRefused as refusal:
         said = refusal.message.rpartition(REQUIRED_FAILED)[2].removeprefix(" to initialize: ")
         raise CodexCannotStart(
             f"a required MCP server does not start (mcp_servers of config.yaml): {said}"
         ) from refusal
-    # Codex before 0.163 cannot forget it, and keeps it and its servers in memory.
-    with suppress(CodexRefused):
-        await ask(codex, "thread/delete", {"threadId": _id_of(started, "thread")}, timeout_s)
+    thread_id = _id_of(started, "thread")
+    try:
+        return await look_at(codex, thread_id, options.servers, timeout_s)
+    finally:
+        # Codex before 0.163 cannot forget it, and keeps it and its servers in memory.
+        with suppress(CodexError):
+            await ask(codex, "thread/delete", {"threadId": thread_id}, timeout_s)
 
 
 class Conversation:

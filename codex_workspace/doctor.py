@@ -26,11 +26,13 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app_server import MINIMUM_VERSION, open_app_server
-from codex_workspace.agent import launch_of, secrets_of
+from codex_workspace.agent import launch_of, secrets_of, thread_options
 from codex_workspace.codex_home import prepare_codex_home
+from codex_workspace.conversation import prove_servers
 from codex_workspace.errors import CodexCannotStart, CodexError, ConfigError
 from codex_workspace.lock import folder_held, holder_of
 from codex_workspace.logs import scrubber
+from codex_workspace.mcp_startup import Found
 from codex_workspace.migrations import NEWEST, refuse_newer
 from codex_workspace.providers import ChosenProvider, choose_provider
 from codex_workspace.server import bind
@@ -434,9 +436,9 @@ def check_handshake(facts: Facts) -> Finding:
     return Finding("ok", f"codex {_dotted(version)} answered initialize in {milliseconds:.0f} ms")
 
 
-def _at_another_home(facts: Facts, home: Path) -> Settings:
-    """Return settings with a copy of codex's configuration, so that the doctor leaves no trace in the real one."""
-    settings = replace(facts.settings, codex_home=home)
+def _at_another_home(facts: Facts, home: Path, settings: Settings | None = None) -> Settings:
+    """Return the settings, or others, with a copy of codex's configuration: no trace is left in the real one."""
+    settings = replace(settings or facts.settings, codex_home=home)
     own = facts.settings.codex_home / "config.toml"
     if own.is_file():
         shutil.copyfile(own, home / "config.toml")
@@ -448,6 +450,33 @@ async def _greet(settings: Settings, facts: Facts) -> tuple[float, tuple[int, in
     started = time.perf_counter()
     async with open_app_server(launch_of(settings, facts.provider, facts.env)) as codex:
         return (time.perf_counter() - started) * 1000, codex.version
+
+
+def check_mcp(facts: Facts) -> Finding:
+    """Whether the MCP servers start, and which tools they have; all of them are started for this."""
+    servers = facts.settings.mcp
+    if not servers.servers and not servers.left_out:
+        return Finding("ok", "none is configured")
+    try:
+        with tempfile.TemporaryDirectory(prefix="codex-workspace-doctor-") as home:
+            # Where one is required, codex says of it alone that it does not start.
+            settings = replace(facts.settings, mcp=servers.optional)
+            found = anyio.run(_try_servers, _at_another_home(facts, Path(home), settings), facts)
+    except (CodexError, ConfigError, OSError) as error:
+        return Finding("failed", f"they cannot be tried: {_of(error)}", "see what is said of the handshake")
+    tools = [f"{name}: {len(each)} tools ({', '.join(each)})" for name, each in found.tools.items()]
+    said = "\n".join((*found.missed.values(), *tools))
+    if not found.missed:
+        return Finding("ok", said)
+    required = {server.name for server in servers.servers if server.required}
+    remedy = "correct mcp_servers in config.yaml; run the command of such a server by hand, or ask for its address"
+    return Finding("failed" if found.missed.keys() & required else "warning", said, remedy)
+
+
+async def _try_servers(settings: Settings, facts: Facts) -> Found:
+    options = thread_options(settings, facts.provider)
+    async with open_app_server(launch_of(settings, facts.provider, facts.env)) as codex:
+        return await prove_servers(codex, options, settings.config.codex.request_timeout_s)
 
 
 def _password(settings: Settings) -> list[str]:
@@ -482,5 +511,6 @@ CHECKS: Final = (
     Check("database", check_database, needs=("config", "schema")),
     Check("port", check_port, needs=("config",)),
     Check("handshake", check_handshake, needs=("provider", "codex"), exit_code=EXIT_CODEX),
+    Check("mcp servers", check_mcp, needs=("handshake",), exit_code=EXIT_CODEX),
 )
 """In the order in which they are run and shown."""

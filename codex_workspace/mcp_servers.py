@@ -8,7 +8,7 @@ config.toml names. How far codex has come with starting them is the business of 
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -37,6 +37,7 @@ _PLAIN: Final = frozenset(
 )
 """Variables that hold no secret; their values stay readable in the log."""
 
+_REQUIRED: Final = ("required",)
 _REFERENCE: Final = re.compile(r"\$(\$\{)|\$\{([^}]*)\}?")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -123,6 +124,17 @@ class McpServers:
     def required(self) -> bool:
         """Whether there is one without which nothing is answered."""
         return any(server.required for server in self.servers)
+
+    @property
+    def optional(self) -> "McpServers":
+        """The same, none of them required."""
+        servers = [
+            replace(
+                server, required=False, table={path: server.table[path] for path in server.table if path != _REQUIRED}
+            )
+            for server in self.servers
+        ]
+        return McpServers(tuple(servers), self.left_out)
 
     @property
     def patience_s(self) -> float:
@@ -216,7 +228,7 @@ class _Reader:
         if entry.disabled_tools:
             table["disabled_tools",] = list(entry.disabled_tools)
         if entry.required:
-            table["required",] = True
+            table[_REQUIRED] = True
         if entry.trusted:
             # Without it, codex 0.163 refuses under `never`, in a sandbox, every tool that is not said to be read-only.
             table["default_tools_approval_mode",] = "approve"

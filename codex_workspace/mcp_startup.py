@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 
@@ -110,6 +110,53 @@ class Startups:
 
     def _wake(self) -> None:
         self._changed.set()
+
+
+class Codex(Protocol):
+    """What is needed of the connection to codex."""
+
+    @property
+    def servers(self) -> Startups:
+        """What it has said of MCP servers."""
+
+    async def call(self, method: str, params: JsonObject, *, timeout_s: float = ...) -> JsonValue:
+        """Send a request and return its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A thread's servers: the names of the tools of those that have started, and a sentence on each of the others."""
+
+    tools: Mapping[str, list[str]]
+    missed: Mapping[str, str]
+
+
+async def look_at(codex: Codex, thread_id: str, expected: Expected, timeout_s: float) -> Found:
+    """Wait for a thread's servers, and return what they are.
+
+    Raises:
+        CodexRefused, CodexGone, CodexTimeout: as `Codex.call`.
+    """
+    known = await codex.servers.settled(thread_id, expected.names, expected.within_s)
+    tools: dict[str, list[str]] = {}
+    for name, startup in known.items():
+        if startup.state is State.READY:
+            # With its name, codex asks the server that runs; without it, it starts all of them once more.
+            params: JsonObject = {"threadId": thread_id, "serverName": name, "detail": "toolsAndAuthOnly"}
+            listed = await codex.call("mcpServerStatus/list", params, timeout_s=timeout_s + expected.within_s)
+            tools[name] = _tools_in(listed, name)
+    return Found(tools, troubles(expected, known))
+
+
+def _tools_in(listed: JsonValue, name: str) -> list[str]:
+    data = listed.get("data") if isinstance(listed, dict) else None
+    for server in data if isinstance(data, list) else []:
+        match server:
+            case {"name": str(found), "tools": dict(tools)} if found == name:
+                return sorted(tools)
+            case _:
+                pass
+    return []
 
 
 def troubles(expected: Expected, known: Mapping[str, Startup]) -> dict[str, str]:

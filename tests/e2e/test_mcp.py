@@ -1,6 +1,7 @@
 """MCP servers of config.yaml: the real codex, a real MCP server, and a model that calls its tools."""
 
 import hashlib
+import json
 import re
 import socket
 import subprocess
@@ -48,9 +49,15 @@ def separator(binary: Path) -> str:
 
 def call(place: Place, server: str, tool: str, **arguments: object) -> dict[str, object]:
     """Return the step of a script that calls a tool."""
+    namespace = f"mcp__{server}{separator(binary_of(place))}"
+    return {"tool": {"name": tool, "namespace": namespace, "arguments": arguments}}
+
+
+def binary_of(place: Place) -> Path:
+    """Return the codex that the agent of a place runs."""
     binary = load_settings(place.prepare()).codex_bin
     assert binary is not None
-    return {"tool": {"name": tool, "namespace": f"mcp__{server}{separator(binary)}", "arguments": arguments}}
+    return binary
 
 
 def told(model: ScriptedModel) -> list[str]:
@@ -146,7 +153,9 @@ async def test_a_server_that_has_ended_comes_back(place: Place, model: ScriptedM
     assert (seen.answer, notices(seen)) == ("Back.", [])
     _, _, back, still = told(model)
     assert "echo two" in back
-    assert still.splitlines()[-1] == first.splitlines()[-1]
+    assert "echo one" in still
+    # Codex before 0.163 starts all servers of the thread anew, later ones those that are down.
+    assert (still.splitlines()[-1] == first.splitlines()[-1]) is (separator(binary_of(place)) == "")
 
 
 async def test_a_server_that_is_not_there_is_said_once_and_the_turn_goes_on(place: Place) -> None:
@@ -174,6 +183,29 @@ async def test_without_a_required_server_the_agent_does_not_start(place: Place) 
         assert await anyio.to_thread.run_sync(process.wait) == 3
     said = place.log.read_text().splitlines()[-1]
     assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in said
+
+
+def test_the_doctor_tells_what_each_server_is_like(place: Place) -> None:
+    left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
+    fine = stdio("fine", required=True, disabled_tools=["crash"])
+    finding = diagnosis(with_servers(place, fine, stdio("broken", "--fail"), left_out))
+    assert (finding["status"], "mcp_servers in config.yaml" in finding["remedy"]) == ("warning", True)
+    keyless, broken, tools = finding["finding"].splitlines()
+    assert "NOBODY_SET_THIS, which is not set" in keyless
+    assert broken.startswith("The MCP server broken is not there: ")
+    assert tools == "fine: 3 tools (digest_of, echo, remember_headers)"
+    finding = diagnosis(with_servers(place, stdio("needed", "--fail", required=True)))
+    assert (finding["status"], "needed is not there" in finding["finding"]) == ("failed", True)
+
+
+def diagnosis(place: Place) -> dict[str, str]:
+    """Return what the doctor says of the MCP servers."""
+    command = [sys.executable, "-m", "codex_workspace", "doctor", "--json"]
+    done = subprocess.run(command, env=place.prepare(), cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    (finding,) = [each for each in json.loads(done.stdout) if each["check"] == "mcp servers"]
+    assert isinstance(finding, dict)
+    return finding
 
 
 @asynccontextmanager
