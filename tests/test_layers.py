@@ -51,6 +51,7 @@ LAYERS = [
         "mcp_launcher",
         "owner",
         "pipes",
+        "probe",
         "processes",
         "toml_text",
         "tables",
