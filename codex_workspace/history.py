@@ -71,12 +71,12 @@ def remembered(rollout: Iterable[str], text: str) -> bool:
 
     Codex writes a user message as two lines: what the model remembers, and a millisecond or two later what the record
     shows; it may die in between. A message that has both is the record's to tell of. What is no whole line, or of
-    another shape, says nothing. Shape: rollouts of 0.163.
+    another shape, says nothing. Shape: rollouts of 0.136 and 0.149 (`user_message`), 0.153 and 0.163 (`item_completed`).
     """
     is_said = False
     for line in rollout:
         match _decoded(line):
-            case {"type": "event_msg", "payload": {"type": "task_started"}}:
+            case {"type": "event_msg", "payload": {"type": "task_started" | "user_message"}}:
                 is_said = False
             case {"type": "event_msg", "payload": {"type": "item_completed", "item": {"type": "UserMessage"}}}:
                 is_said = False
@@ -89,7 +89,7 @@ def remembered(rollout: Iterable[str], text: str) -> bool:
 
 def _decoded(line: str) -> JsonValue:
     # Most lines of a long thread are none of these, and long.
-    if not any(word in line for word in ('"task_started"', '"user"', '"UserMessage"')):
+    if not any(word in line for word in ('"task_started"', '"user"', '"user_message"', '"UserMessage"')):
         return None
     try:
         decoded: JsonValue = json.loads(line)

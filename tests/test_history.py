@@ -90,6 +90,7 @@ STARTED = '{"type": "event_msg", "payload": {"type": "task_started", "turn_id": 
 
 
 SHOWN = '{"type": "event_msg", "payload": {"type": "item_completed", "item": {"type": "UserMessage", "id": "u"}}}'
+SHOWN_BEFORE_0_153 = '{"type": "event_msg", "payload": {"type": "user_message", "client_id": "u", "message": "hello"}}'
 
 
 def said(text: str, role: str = "user") -> str:
@@ -108,6 +109,7 @@ def said(text: str, role: str = "user") -> str:
         ([STARTED, said("hello there")], False),
         ([STARTED, said("hello")[:-2]], False),
         ([STARTED, said("hello"), SHOWN], False),
+        ([STARTED, said("hello"), SHOWN_BEFORE_0_153], False),
         ([STARTED, said("first"), SHOWN, said("hello")], True),
         ([], False),
     ],
