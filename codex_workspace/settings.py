@@ -22,6 +22,7 @@ from codex_workspace.environment import (
     read_header_secret_file,
 )
 from codex_workspace.guards import PRINCIPAL
+from codex_workspace.instructions import Instructions, read_instructions
 from codex_workspace.mcp_servers import McpServerEntry, McpServers, resolve
 from codex_workspace.schema import (
     EnvName,
@@ -37,6 +38,7 @@ from codex_workspace.schema import (
     read_section,
     shown,
 )
+from codex_workspace.skills import Skill, SkillFolder, read_skills
 from codex_workspace.wire import MAX_INPUT_CHARS
 
 CONFIG_NAME = "config.yaml"
@@ -207,7 +209,12 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole of config.yaml. `IGNORED`: the platform's keys that are legal there and mean nothing to this agent."""
+    """The whole of config.yaml.
+
+    IGNORED: the platform's keys that are legal there and mean nothing to this agent.
+    skills: folders below `skills` beside config.yaml, each with a SKILL.md.
+    prompt_files: seen from config.yaml's folder, and in it.
+    """
 
     IGNORED: ClassVar[frozenset[str]] = frozenset(
         {
@@ -235,7 +242,7 @@ class Config:
     tier: Annotated[int, Range(0, 99)] | None = None
     model: Text | None = None
     runtime_config: RuntimeConfig = field(default_factory=RuntimeConfig)
-    skills: tuple[Text, ...] = ()
+    skills: tuple[SkillFolder, ...] = ()
     prompt_files: tuple[Text, ...] = ()
     a2a: A2A = field(default_factory=A2A)
     principals: tuple[PrincipalEntry, ...] = ()
@@ -295,6 +302,7 @@ class Settings:
     database_url: of SQLAlchemy's form, with an async driver; a secret as it may hold a password.
     platform: None where this agent runs without one.
     mcp: `mcp_servers` of config.yaml, their variables filled in.
+    instructions, skills: what the files say that `prompt_files` and `skills` of config.yaml name.
     model, model_source: the model as the operator names it, and the variable or key it was taken from.
     """
 
@@ -311,6 +319,8 @@ class Settings:
     model: str
     model_source: str
     mcp: McpServers = field(default_factory=McpServers)
+    instructions: Instructions = field(default_factory=Instructions)
+    skills: tuple[Skill, ...] = ()
 
 
 _LOG_FORMATS: Mapping[str, Literal["text", "json"]] = {"text": "text", "json": "json"}
@@ -325,7 +335,8 @@ _LOG_LEVELS: Mapping[str, Literal["DEBUG", "INFO", "WARNING", "ERROR"]] = {
 def load_settings(
     env: Mapping[str, str], *, config_path: Path | None = None, cwd: Path | None = None, root: Path = Path("/")
 ) -> Settings:
-    """The settings of this process. Reads config.yaml and files named by `…_FILE`; makes and changes nothing.
+    """The settings of this process. Reads config.yaml and the files that it or a `…_FILE` names; makes and
+    changes nothing.
 
     config_path: folder of config.yaml; wins over WORKSPACE_CONFIG_PATH.
     cwd: stands for the current folder.
@@ -341,12 +352,13 @@ def load_settings(
     _check_versions(config.a2a, Place(str(file)).at("a2a"))
     state = _state_dir(variables, here, root)
     model, source = _model(variables, config, file)
+    workspace, home = _workspace_dir(variables, here, root), variables.path("CODEX_HOME", here) or state / "codex"
     return Settings(
         config=config,
         config_file=file,
         state_dir=state,
-        workspace_dir=_workspace_dir(variables, here, root),
-        codex_home=variables.path("CODEX_HOME", here) or state / "codex",
+        workspace_dir=workspace,
+        codex_home=home,
         codex_bin=_codex_bin(variables, here),
         listen=_listen(variables, config, file),
         database_url=_database_url(variables, state),
@@ -355,6 +367,10 @@ def load_settings(
         model=model,
         model_source=source,
         mcp=resolve(config.mcp_servers, env, Place(str(file)).at("mcp_servers")),
+        instructions=read_instructions(
+            config.prompt_files, file.parent, Place(str(file)).at("prompt_files"), (workspace, home)
+        ),
+        skills=read_skills(config.skills, file.parent, Place(str(file)).at("skills")),
     )
 
 

@@ -36,7 +36,8 @@ LAYERS = [
     {"attachments", "codex_home", "health"},
     {"providers"},
     {"settings"},
-    {"mcp_servers"},
+    {"mcp_servers", "skills"},
+    {"instructions"},
     # Ground.
     {"callers"},
     {"dialect", "edges"},
