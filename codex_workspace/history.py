@@ -71,7 +71,7 @@ def remembered(rollout: Iterable[str], text: str) -> bool:
 
     Codex writes a user message as two lines: what the model remembers, and a millisecond or two later what the record
     shows; it may die in between. A message that has both is the record's to tell of. What is no whole line, or of
-    another shape, says nothing. Shape: rollouts of 0.136 and 0.149 (`user_message`), 0.153 and 0.163 (`item_completed`).
+    another shape, says nothing. Shape: rollouts of 0.136, 0.149 (`user_message`), 0.153, 0.163 (`item_completed`).
     """
     is_said = False
     for line in rollout:
