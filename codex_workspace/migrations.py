@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from a2a.server.models import TaskModel
-from sqlalchemy import Column, Connection, Float, Integer, Table, func, insert, inspect, select
+from sqlalchemy import Column, Connection, Float, Integer, Table, func, insert, inspect, select, text
 
 from codex_workspace.errors import ConfigError
 from codex_workspace.tables import tables
@@ -32,9 +32,10 @@ versions: Final = Table(
 TABLES: Final[Mapping[int, tuple[str, ...]]] = {
     1: ("tasks", "contexts", "main_contexts"),
     2: ("schema_version", "deliveries", "write_probe"),
-    3: ("push_notification_configs", "push_due", "cut_off_tasks"),
+    3: ("push_notification_configs", "push_due"),
+    4: ("cut_off_tasks",),
 }
-"""The tables that each version has brought."""
+"""The tables that each version has brought; version 5 brought a column."""
 
 _OF_THE_SDK: Final = frozenset({"tasks", "push_notification_configs"})
 
@@ -47,7 +48,12 @@ def _make_tables(version: int) -> Step:
     return step
 
 
-STEPS: Final[Mapping[int, Step]] = {version: _make_tables(version) for version in TABLES}
+def _add_instructions(connection: Connection) -> None:
+    if "instructions" not in {column["name"] for column in inspect(connection).get_columns("contexts")}:
+        connection.execute(text("ALTER TABLE contexts ADD COLUMN instructions VARCHAR(64)"))
+
+
+STEPS: Final[Mapping[int, Step]] = {version: _make_tables(version) for version in TABLES} | {5: _add_instructions}
 """What leads to each version from the one before; 0 is an empty database."""
 
 NEWEST: Final = max(STEPS)

@@ -57,6 +57,7 @@ _contexts = Table(
     Column("context_id", String(MAX_CONTEXT_ID_CHARS), primary_key=True),
     Column("thread_id", String(64), nullable=True),
     Column("created_at", Float, nullable=False),
+    Column("instructions", String(64), nullable=True),
 )
 _main_contexts = Table(
     "main_contexts",
@@ -155,7 +156,7 @@ def _failed(task_id: str, context_id: str, sentence: str) -> TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class ContextMemory:
-    """The thread id of one context of one owner."""
+    """The thread of one context of one owner, and which instructions it was told last."""
 
     engine: AsyncEngine
     owner: str
@@ -168,14 +169,22 @@ class ContextMemory:
             thread_id: str | None = found.scalar_one_or_none()
             return thread_id
 
+    async def instructions(self) -> str | None:
+        """Return the digest of the instructions that the thread was told last, None where it was told none."""
+        async with self.engine.connect() as connection:
+            found = await connection.execute(select(_contexts.c.instructions).where(self._key()))
+            digest: str | None = found.scalar_one_or_none()
+            return digest
+
     @waits_for_room
-    async def save(self, thread_id: str) -> None:
-        """Keep the thread id; it is committed on return."""
+    async def save(self, thread_id: str, instructions: str | None = None) -> None:
+        """Keep the thread id and the digest of the instructions that it was told; both are committed on return."""
+        kept = {"thread_id": thread_id, "instructions": instructions}
         async with self.engine.begin() as connection:
-            changed = await connection.execute(update(_contexts).where(self._key()).values(thread_id=thread_id))
+            changed = await connection.execute(update(_contexts).where(self._key()).values(kept))
             if changed.rowcount == 0:
                 row = {"owner": self.owner, "context_id": self.context_id, "created_at": time.time()}
-                await connection.execute(insert(_contexts).values(thread_id=thread_id, **row))
+                await connection.execute(insert(_contexts).values(kept | row))
 
     def _key(self) -> ColumnElement[bool]:
         return and_(_contexts.c.owner == self.owner, _contexts.c.context_id == self.context_id)

@@ -108,6 +108,19 @@ async def test_a_contexts_thread_is_its_owners_alone(tmp_path: Path) -> None:
         ]
 
 
+async def test_what_a_thread_was_told_is_kept_with_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        mine = store.memory("me", "context-1")
+        assert await mine.instructions() is None
+        await mine.save("thread-1", "a" * 64)
+        await store.memory("you", "context-1").save("thread-2")
+    async with opened(tmp_path) as store:
+        assert await store.memory("me", "context-1").instructions() == "a" * 64
+        assert await store.memory("you", "context-1").instructions() is None
+        await store.memory("me", "context-1").save("thread-1")
+        assert await store.memory("me", "context-1").instructions() is None
+
+
 async def test_a_thread_is_known_to_the_next_process(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await store.memory("me", "context-1").save("thread-1")
