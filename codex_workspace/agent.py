@@ -33,6 +33,7 @@ from codex_workspace.providers import ChosenProvider
 from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.sandbox import refuse_blocked
 from codex_workspace.settings import Settings
+from codex_workspace.skills import link_skills
 from codex_workspace.store import Store, open_store
 from codex_workspace.supply import Supply, SupplyBounds
 from codex_workspace.turn import TurnLimits
@@ -95,6 +96,7 @@ async def open_agent(
     prepare_state(settings)
     async with folder_held(settings.state_dir, url):
         prepare_codex_home(settings, provider)
+        link_skills(settings.codex_home, settings.skills)
         for name, why in settings.mcp.left_out.items():
             logger.warning("the MCP server %s is left out: %s", name, why)
         launch = launch_of(settings, provider, env)
@@ -210,6 +212,7 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
         sandbox="danger-full-access" if codex.sandbox == "container" else codex.sandbox,
         approval_policy=codex.approval_policy,
         effort=codex.reasoning_effort,
+        instructions=settings.instructions,
         tools=(tool_spec(),),
         servers=Expected(
             tuple(server.name for server in settings.mcp.servers), settings.mcp.patience_s, settings.mcp.left_out

@@ -34,9 +34,10 @@ from codex_workspace.events import (
     TurnReader,
 )
 from codex_workspace.history import Trace, recorded, remembered, rollout_of
+from codex_workspace.instructions import Instructions
 from codex_workspace.mailbox import Mailbox
-from codex_workspace.mcp_startup import RELOAD, REQUIRED_FAILED, RETRY_S, Expected, Found, look_at, troubles
-from codex_workspace.turn import Codex, Input, Turn, TurnLimits, ask, last_turns
+from codex_workspace.mcp_startup import REQUIRED_FAILED, RETRY_S, Expected, Found, look_at, troubles
+from codex_workspace.turn import Codex, Input, Turn, TurnLimits, ask, last_turns, revive_servers
 from codex_workspace.wire import JsonObject, JsonValue
 
 logger = logging.getLogger(__name__)
@@ -74,8 +75,11 @@ class ThreadMemory(Protocol):
     async def load(self) -> str | None:
         """Return the context's thread id, None where it has none yet."""
 
-    async def save(self, thread_id: str) -> None:
-        """Keep the context's thread id; it is durable on return."""
+    async def instructions(self) -> str | None:
+        """Return the digest of the instructions that the thread was told last, None where it was told none."""
+
+    async def save(self, thread_id: str, instructions: str | None = None) -> None:
+        """Keep the context's thread id, and the digest of what it was told; both are durable on return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class ThreadOptions:
     sandbox: str
     approval_policy: str
     effort: str | None = None
-    developer_instructions: str | None = None
+    instructions: Instructions = field(default_factory=Instructions)
     tools: tuple[JsonObject, ...] = ()
     servers: Expected = field(default_factory=Expected)
 
@@ -100,7 +104,8 @@ class ThreadOptions:
             "modelProvider": self.model_provider,
             "sandbox": self.sandbox,
             "approvalPolicy": self.approval_policy,
-            "developerInstructions": self.developer_instructions,
+            "developerInstructions": self.instructions.text or None,
+            **({"config": config} if (config := self.servers.config()) else {}),
         }
 
 
@@ -279,8 +284,7 @@ class Conversation:
             loaded.servers_tried_at = now
         elif loaded.servers_missed.keys() - expected.left_out.keys() and now >= loaded.servers_tried_at + RETRY_S:
             loaded.servers_tried_at = now
-            with suppress(CodexRefused):
-                await ask(codex, RELOAD, {}, self._limits.request_s)
+            await revive_servers(codex, self._limits.request_s)
         missed = troubles(expected, codex.servers.of(loaded.thread_id))
         new = [sentence for name, sentence in missed.items() if name not in loaded.servers_missed]
         loaded.servers_missed = missed
@@ -333,13 +337,29 @@ class Conversation:
                 if known != self._never_used:
                     note = f"The earlier conversation cannot be resumed ({refusal.message}); a new one begins."
             else:
+                await self._tell_changed_instructions(codex, known)
                 self._loaded = _Loaded(codex, known, None, rollout)
                 return self._loaded, None
         thread_id, rollout = await self._start(codex)
-        await self._memory.save(thread_id)
+        await self._memory.save(thread_id, self._options.instructions.digest)
         self._never_used = thread_id
         self._loaded = _Loaded(codex, thread_id, TokenCount(), rollout)
         return self._loaded, note
+
+    async def _tell_changed_instructions(self, codex: Codex, thread_id: str) -> None:
+        """Tell a resumed thread its instructions where it was told others: codex keeps those that it began with.
+
+        What is told here is in the thread's record from then on, until codex compacts it; what takes its place then
+        begins with the instructions that `thread/resume` named. A death ahead of `save` has it told twice.
+        """
+        instructions = self._options.instructions
+        if await self._memory.instructions() == instructions.digest:
+            return
+        logger.info("thread %s is told the instructions, which have changed", thread_id)
+        content: JsonObject = {"type": "input_text", "text": instructions.amendment}
+        said: JsonObject = {"type": "message", "role": "developer", "content": [content]}
+        await ask(codex, "thread/inject_items", {"threadId": thread_id, "items": [said]}, self._limits.request_s)
+        await self._memory.save(thread_id, instructions.digest)
 
     async def _start(self, codex: Codex) -> tuple[str, Path | None]:
         tools: JsonObject = {"dynamicTools": list(self._options.tools)} if self._options.tools else {}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
@@ -35,6 +35,7 @@ from codex_workspace.events import (
     Warned,
 )
 from codex_workspace.history import Trace
+from codex_workspace.instructions import Instructions
 from codex_workspace.turn import INTERRUPT_AGAIN_S, LAST_TURNS, QUIET_GRACE_S, STOP_GRACE_S, Codex, TurnLimits, words
 from codex_workspace.wire import JsonObject, JsonValue
 from tests.memory_codex import MemoryCodex, in_virtual_time, memory_codex, params_of
@@ -48,16 +49,21 @@ ECHO: JsonObject = {"sandbox": {"type": "workspaceWrite", "networkAccess": False
 
 @dataclass(slots=True)
 class Memory:
-    """The context's thread id, in memory."""
+    """The context's thread id, in memory, and what the thread was told."""
 
     thread_id: str | None = None
     saved: list[str] = field(default_factory=list)
+    told: str | None = None
 
     async def load(self) -> str | None:
         return self.thread_id
 
-    async def save(self, thread_id: str) -> None:
+    async def instructions(self) -> str | None:
+        return self.told
+
+    async def save(self, thread_id: str, instructions: str | None = None) -> None:
         self.thread_id = thread_id
+        self.told = instructions
         self.saved.append(thread_id)
 
 
@@ -917,7 +923,7 @@ async def test_other_refusals_are_the_callers() -> None:
 @in_virtual_time
 async def test_a_thread_id_that_cannot_be_kept_starts_no_turn() -> None:
     class Broken(Memory):
-        async def save(self, thread_id: str) -> None:
+        async def save(self, thread_id: str, instructions: str | None = None) -> None:
             raise OSError("disk full")
 
     async def far(end: FarEnd) -> None:
@@ -929,6 +935,88 @@ async def test_a_thread_id_that_cannot_be_kept_starts_no_turn() -> None:
             with pytest.raises(ExceptionGroup) as raised:
                 await talk(now, far)
             assert raised.group_contains(OSError, match="disk full")
+
+
+# --- Instructions ---
+
+OLD = Instructions("Be polite.")
+BRIEF = replace(OPTIONS, instructions=Instructions("Be brief."))
+
+
+@in_virtual_time
+async def test_a_new_thread_begins_with_the_instructions() -> None:
+    async def far(end: FarEnd) -> None:
+        assert (await end.start_thread())["developerInstructions"] == "Be brief."
+        await end.start_turn()
+        await end.complete()
+
+    async with scene(options=BRIEF) as now:
+        await talk(now, far)
+        assert now.memory.told == BRIEF.instructions.digest
+
+
+@in_virtual_time
+async def test_a_thread_that_was_told_the_same_is_told_nothing() -> None:
+    async def far(end: FarEnd) -> None:
+        assert (await end.codex.answer("thread/resume", ECHO))["developerInstructions"] == "Be brief."
+        await end.start_turn()
+        await end.complete()
+
+    async with scene(known="thread-1", options=BRIEF) as now:
+        now.memory.told = BRIEF.instructions.digest
+        await talk(now, far)
+        assert now.memory.saved == []
+
+
+@pytest.mark.parametrize(
+    ("told", "options", "expected"),
+    [(OLD, BRIEF, "Be brief."), (Instructions(), BRIEF, "Be brief."), (OLD, OPTIONS, "no longer in force")],
+)
+def test_a_thread_that_was_told_others_is_told_once(told: Instructions, options: ThreadOptions, expected: str) -> None:
+    async def far(end: FarEnd) -> None:
+        await end.codex.answer("thread/resume", ECHO)
+        request = await end.codex.read("thread/inject_items")
+        assert end.memory.saved == [], "what codex has not taken was not told"
+        await end.codex.reply(request, {})
+        match params_of(request):
+            case {"threadId": "thread-1", "items": [{"role": "developer", "content": [{"text": str(text)}]}]}:
+                assert expected in text
+            case other:
+                pytest.fail(f"told {other}")
+        await end.start_turn()
+        await end.complete()
+
+    async def again(end: FarEnd) -> None:
+        await end.start_turn("turn-2")
+        await end.complete("turn-2")
+
+    @in_virtual_time
+    async def test() -> None:
+        async with scene(known="thread-1", options=options) as now:
+            now.memory.told = told.digest
+            await talk(now, far)
+            assert now.memory.told == options.instructions.digest
+            await talk(now, again)
+
+    test()
+
+
+@in_virtual_time
+async def test_a_codex_that_dies_over_the_instructions_is_told_again() -> None:
+    async with scene(codexes=2, known="thread-1", options=BRIEF) as now:
+        first, second = now.ends
+
+        async def far(_end: FarEnd) -> None:
+            await first.codex.answer("thread/resume", ECHO)
+            await first.codex.read("thread/inject_items")
+            await first.codex.exit()
+            await second.codex.answer("thread/resume", ECHO)
+            await second.codex.answer("thread/inject_items", {})
+            await second.start_turn()
+            await second.complete()
+
+        assert (await talk(now, far)).ended.status == "completed"
+        assert now.memory.told == BRIEF.instructions.digest
 
 
 # --- Codex's death ---

@@ -40,7 +40,10 @@ class NoMemory:
     async def load(self) -> str | None:
         return None
 
-    async def save(self, thread_id: str) -> None:
+    async def instructions(self) -> str | None:
+        return None
+
+    async def save(self, thread_id: str, instructions: str | None = None) -> None:
         pass
 
 

@@ -32,7 +32,10 @@ class Remembered:
     async def load(self) -> str | None:
         return self.thread_id
 
-    async def save(self, thread_id: str) -> None:
+    async def instructions(self) -> str | None:
+        return None
+
+    async def save(self, thread_id: str, instructions: str | None = None) -> None:
         self.thread_id = thread_id
 
 
