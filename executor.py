@@ -6,7 +6,6 @@ Where messages come from is left to the hosts, how one is answered to `codex_wor
 """
 
 import logging
-from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Final
@@ -24,6 +23,7 @@ from codex_workspace.job import NOT_BEGUN, STOPPED, STOPPING, Job, Order, cancel
 from codex_workspace.orders import OrderReader
 from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.replies import A2AEvent, Outcome, Reply, closing
+from codex_workspace.scrubbing import Scrubber
 from codex_workspace.turn import ToolCall
 from codex_workspace.wire import JsonObject
 
@@ -45,7 +45,7 @@ class CodexAppServerExecutor(AgentExecutor):
         deliveries: where messages are written down.
         orders: reads what a message wants, and does what the model calls our tools for.
         policy: what happens to turns that are cut off.
-        scrub: takes secrets out of a text that goes to a peer.
+        scrub: takes secrets out of what goes to a peer.
         admission: how many turns may run.
         question_timeout_s: how long a question waits for an answer before it counts as declined.
         asks_people: whether anybody is asked at all; else all questions are declined at once.
@@ -58,7 +58,7 @@ class CodexAppServerExecutor(AgentExecutor):
         deliveries: Deliveries,
         orders: OrderReader,
         policy: RecoveryPolicy = RecoveryPolicy.RESUME,
-        scrub: Callable[[str], str] = str,
+        scrub: Scrubber | None = None,
         admission: Admission | None = None,
         question_timeout_s: float = 3600.0,
         *,
@@ -70,7 +70,7 @@ class CodexAppServerExecutor(AgentExecutor):
         self.policy = policy
         self.question_timeout_s = question_timeout_s
         self.asks_people = asks_people
-        self.scrub = scrub
+        self.scrub = scrub or Scrubber()
         self._tasks = tasks
         self._orders = orders
         self._jobs: dict[str, Job] = {}

@@ -4,6 +4,7 @@ Both hosts use this: our own (`python -m codex_workspace serve`) and the platfor
 """
 
 import hashlib
+import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,6 +15,7 @@ from typing import Final
 
 import anyio
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from app_server import Connection, Launch, end_leftovers, open_app_server
 from codex_workspace.admission import Admission, Bounds
@@ -23,7 +25,6 @@ from codex_workspace.errors import CodexCannotStart, ConfigError
 from codex_workspace.groups import plain_task_group
 from codex_workspace.handover import HandoverBounds, tool_spec
 from codex_workspace.lock import folder_held
-from codex_workspace.logs import scrubber
 from codex_workspace.mcp_startup import Expected
 from codex_workspace.midturn import MidTurn
 from codex_workspace.orders import OrderReader
@@ -32,6 +33,7 @@ from codex_workspace.parts import PartLimits
 from codex_workspace.providers import ChosenProvider
 from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.sandbox import refuse_blocked
+from codex_workspace.scrubbing import Scrubber
 from codex_workspace.settings import Settings
 from codex_workspace.skills import link_skills
 from codex_workspace.store import Store, open_store
@@ -41,6 +43,12 @@ from codex_workspace.webhooks import AllowList, Guard, Webhooks
 from executor import CodexAppServerExecutor
 
 logger = logging.getLogger(__name__)
+
+SHORTEST_TOKEN: Final = 20
+"""Shorter texts in a credential are its kind, an account's number, a date."""
+
+SHORTEST_SECRET: Final = 6
+"""Shorter secrets are kept out of the log, and not looked for in what the model says: they stand in too many words."""
 
 READY_TIMEOUT_S: Final = 3.0
 """A probe waits this long for codex; starting it takes 50 to 250 ms."""
@@ -78,7 +86,37 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
         provider.credential if provider else None,
         *settings.mcp.secrets,
     ]
-    return [secret.reveal() for secret in held if secret is not None]
+    known = [secret.reveal() for secret in held if secret is not None]
+    return [*known, *(part for secret in known for part in _tokens_in(secret)), *_database_secrets(settings)]
+
+
+def _tokens_in(credential: str) -> list[str]:
+    """Return the tokens in a credential that is JSON, as a subscription's is."""
+    try:
+        parts = [json.loads(credential)] if credential.lstrip().startswith("{") else []
+    except ValueError:
+        return []
+    found: list[str] = []
+    while parts:
+        match parts.pop():
+            case dict() as members:
+                parts += members.values()
+            case list() as members:
+                parts += members
+            case str(text) if len(text) >= SHORTEST_TOKEN:
+                found.append(text)
+            case _:
+                pass
+    return found
+
+
+def _database_secrets(settings: Settings) -> list[str]:
+    given = settings.database_url.reveal()
+    try:
+        password = make_url(given).password
+    except ArgumentError:
+        return [given]
+    return [given, password] if password else []
 
 
 @asynccontextmanager
@@ -116,10 +154,10 @@ async def _agent(settings: Settings, provider: ChosenProvider, launch: Launch, s
     )
     try:
         conversations = Conversations(_maker(settings, provider, store, codex))
-        scrub = scrubber(secrets_of(settings, provider))
+        scrub = Scrubber(each for each in secrets_of(settings, provider) if len(each) >= SHORTEST_SECRET)
         policy = RecoveryPolicy(settings.config.codex.recovery)
         admission = Admission(_bounds(settings))
-        orders = _orders(settings)
+        orders = _orders(settings, scrub)
         async with plain_task_group() as tasks:
             patience_s = settings.config.codex.question_timeout_s
             executor = CodexAppServerExecutor(
@@ -220,7 +258,7 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
     )
 
 
-def _orders(settings: Settings) -> OrderReader:
+def _orders(settings: Settings, scrub: Scrubber) -> OrderReader:
     limits, push = settings.config.limits, settings.config.push
     return OrderReader(
         settings.workspace_dir,
@@ -234,6 +272,7 @@ def _orders(settings: Settings) -> OrderReader:
         ),
         HandoverBounds(file_bytes=limits.max_handed_file_bytes, left_bytes=limits.max_handed_bytes),
         Webhooks(Guard(AllowList.of(push.allow)), push.timeout_s).fetch,
+        scrub,
     )
 
 

@@ -31,10 +31,10 @@ from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import prove_servers
 from codex_workspace.errors import CodexCannotStart, CodexError, ConfigError
 from codex_workspace.lock import folder_held, holder_of
-from codex_workspace.logs import scrubber
 from codex_workspace.mcp_startup import Found
 from codex_workspace.migrations import NEWEST, refuse_newer
 from codex_workspace.providers import ChosenProvider, choose_provider
+from codex_workspace.scrubbing import Scrubber
 from codex_workspace.server import bind
 from codex_workspace.settings import Settings, is_loopback, load_settings
 from codex_workspace.soundness import file_version, set_aside, sqlite_file, what_is_wrong
@@ -113,7 +113,7 @@ class Facts:
         if self._settings is None:
             return clean(text)
         known = secrets_of(self._settings, self._provider)
-        return clean(scrubber([*known, *_password(self._settings)])(text))
+        return clean(Scrubber([*known, *_password(self._settings)])(text))
 
 
 @dataclass(frozen=True, slots=True)

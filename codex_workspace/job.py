@@ -8,7 +8,7 @@ import logging
 import math
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from codex_workspace.midturn import Earlier, MidTurn, in_place_of
 from codex_workspace.prompts import data_of, prompt_of
 from codex_workspace.questions import Decision, Declined, result_of
 from codex_workspace.recovery import Deaths, Ended, GiveUp, GoOn, RecoveryPolicy, SayAgain, next_step
+from codex_workspace.redaction import Redactor, redacted
 from codex_workspace.replies import (
     FAILURE,
     A2AEvent,
@@ -44,6 +45,7 @@ from codex_workspace.replies import (
     replayed,
     usage_metadata,
 )
+from codex_workspace.scrubbing import Scrubber
 from codex_workspace.task_states import ASKING
 from codex_workspace.turn import Asked, Input, ToolCall, Turn, words
 from codex_workspace.wire import JsonObject
@@ -93,7 +95,7 @@ class Desk(Protocol):
     policy: RecoveryPolicy
     question_timeout_s: float
     asks_people: bool
-    scrub: Callable[[str], str]
+    scrub: Scrubber
 
     async def read(self, message: Message, task_id: str) -> Order:
         """Return what a message wants; raises InputRefused where it cannot be had."""
@@ -283,7 +285,7 @@ class Job:
                 case GoOn(text):
                     said = words(text)
                 case Ended(end):
-                    last = end.last_message.text if end.last_message is not None else None
+                    last = self._desk.scrub(end.last_message.text) if end.last_message is not None else None
                     return self._reply.ended(self._ended(end), last)
                 case GiveUp(sentence):
                     return self._reply.ended(self._failed(sentence, "cutOff"))
@@ -316,7 +318,7 @@ class Job:
                 self.turn = begun.turn
                 if self._stopped_as is not None:
                     begun.turn.interrupt()
-                notes = [self._reply.notice(begun.note)] if begun.note else []
+                notes = [self._reply.notice(self._desk.scrub(begun.note))] if begun.note else []
                 async with self._noted(delivery, begun.turn):
                     await self._send([self._reply.working(), *notes])
                     text = await self._follow(begun.turn)
@@ -350,12 +352,13 @@ class Job:
 
     async def _follow(self, turn: Turn) -> TurnText:
         """Send the turn's events as they come, text at most ten times a second, until the turn has ended."""
-        text, reply = TurnText(), self._reply
+        text, reply, redactor = TurnText(), self._reply, Redactor(self._desk.scrub)
         while turn.ended is None:
             out: list[A2AEvent] = []
             for event in await turn.receive(by=self._next_look()):
-                text.apply(event)
-                out += reply.apply(event, anyio.current_time())
+                for told in redactor.take(event):
+                    text.apply(told)
+                    out += reply.apply(told, anyio.current_time())
             if self._question is not None:
                 self._question.held += out
             else:
@@ -406,7 +409,7 @@ class Job:
         now = anyio.current_time()
         if self._question is None:
             self._question = _Open(asked, now + self._desk.question_timeout_s)
-        about: JsonObject = {"questionId": asked.id, **data_of(asked.about)}
+        about: JsonObject = {"questionId": asked.id, **redacted(data_of(asked.about), self._desk.scrub)}
         await self._send([*self._reply.flush(now), self._reply.asking(self._desk.scrub(prompt), about)])
         if self._place is not None:
             self._desk.admission.step_aside(self._place)

@@ -9,12 +9,10 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Literal, TypeAlias
-
-MASK: Final = "***"
 
 IdName: TypeAlias = Literal["task", "context", "thread", "turn", "trace"]
 
@@ -39,19 +37,6 @@ def identified(ids: Mapping[IdName, str]) -> Iterator[None]:
         yield
     finally:
         _ids.reset(token)
-
-
-def scrubber(secrets: Iterable[str]) -> Callable[[str], str]:
-    """Return a function that replaces every one of `secrets` in a text by `***`, quoted or not; the longest first."""
-    forms = {form for secret in secrets if secret for form in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1])}
-    known = sorted(forms, key=len, reverse=True)
-
-    def scrub(text: str) -> str:
-        for secret in known:
-            text = text.replace(secret, MASK)
-        return text
-
-    return scrub
 
 
 def set_up_logging(*, as_json: bool, level: str, scrub: Callable[[str], str]) -> None:

@@ -18,12 +18,15 @@ from codex_workspace.midturn import MidTurn
 from codex_workspace.parts import IMAGE_MODES, PartLimits, image_type, image_urls, read_parts
 from codex_workspace.refusals import NOBODY_TO_ASK
 from codex_workspace.replies import A2AEvent, Reply
+from codex_workspace.scrubbing import Scrubber
 from codex_workspace.turn import ToolCall
 from codex_workspace.webhooks import Failed, Fetched, Refused
 from codex_workspace.wire import JsonObject
 from codex_workspace.wishes import read_wishes
 
 logger = logging.getLogger(__name__)
+
+HOLDS_A_SECRET = "The file holds a credential of this agent's own, which is handed over to nobody; take it out first."
 
 Fetch = Callable[[str, int], Awaitable[Fetched | Failed | Refused]]
 """Gets what stands at a URL, of at most so many bytes."""
@@ -36,6 +39,7 @@ class OrderReader:
     mid_turn: what becomes of a message that comes while a turn of its context is at work and does not say itself.
     parts: how much a message may bring. files: how much may be handed over in one task.
     fetch: gets what stands at a URL, of at most so many bytes; without it images by URL are refused.
+    scrub: knows the secrets that no file which is handed over may hold.
     """
 
     workspace: Path
@@ -43,6 +47,7 @@ class OrderReader:
     parts: PartLimits = field(default_factory=PartLimits)
     files: HandoverBounds = field(default_factory=HandoverBounds)
     fetch: Fetch | None = None
+    scrub: Scrubber = field(default_factory=Scrubber)
 
     async def read(self, message: Message, task_id: str) -> Order:
         """Return what a message wants; its larger files are in the workspace then.
@@ -92,6 +97,8 @@ class OrderReader:
             left_files=self.files.left_files - len(handed),
         )
         outcome = await anyio.to_thread.run_sync(handover.take, call.arguments, self.workspace, left, cwd)
+        if isinstance(outcome, HandedFile) and self.scrub.is_in(outcome.data):
+            outcome = handover.NotHanded(HOLDS_A_SECRET)
         if not isinstance(outcome, HandedFile):
             logger.info("a file was not handed over: %s", outcome.sentence)
             return handover.result(outcome), []

@@ -21,11 +21,12 @@ from codex_workspace.groups import plain_task_group
 from codex_workspace.grpc_server import GrpcListener, grpc_bound
 from codex_workspace.live import ITEMS
 from codex_workspace.lock import folder_held
-from codex_workspace.logs import scrubber, set_up_logging
+from codex_workspace.logs import set_up_logging
 from codex_workspace.parts import INPUT_MODES
 from codex_workspace.providers import ChosenProvider, choose_provider
 from codex_workspace.push import Push, PushOptions, open_push
 from codex_workspace.replies import USAGE
+from codex_workspace.scrubbing import Scrubber
 from codex_workspace.server import Application, Readiness, ServerOptions, bind, build_app, serving
 from codex_workspace.settings import Settings
 from codex_workspace.store import Store, open_store
@@ -46,10 +47,11 @@ EXTENSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the cards tell of who answers: media types, extensions, and what only those who were let in may know."""
+    """What the cards tell of who answers: media types, extensions, skills, and what only those let in may know."""
 
     input_modes: tuple[str, ...] = ("text/plain",)
     extensions: tuple[AgentExtension, ...] = ()
+    skills: tuple[Skill, ...] = ()
     setup: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -96,7 +98,7 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
             executor = agent.executor
             yield Hosted(executor, agent.store, agent.not_ready, agent.admission, begin, executor.drain)
 
-    await _serve(settings, About(INPUT_MODES, EXTENSIONS, setup_of(settings, provider)), opened)
+    await _serve(settings, About(INPUT_MODES, EXTENSIONS, settings.skills, setup_of(settings, provider)), opened)
 
 
 async def serve_other(settings: Settings, name: str) -> None:
@@ -170,7 +172,7 @@ async def _begin(hosted: Hosted, app: Application) -> str:
 
 
 def _set_up_log(settings: Settings, secrets: Sequence[str]) -> None:
-    set_up_logging(as_json=settings.log.format == "json", level=settings.log.level, scrub=scrubber(secrets))
+    set_up_logging(as_json=settings.log.format == "json", level=settings.log.level, scrub=Scrubber(secrets))
 
 
 async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:
@@ -246,6 +248,7 @@ def server_options(
         streaming=config.a2a.streaming,
         input_modes=about.input_modes,
         extensions=about.extensions,
+        skills=about.skills,
         setup=about.setup,
         requests_per_minute=limits.requests_per_minute,
         streams=StreamBounds(limits.max_streams_per_principal, limits.max_streams, limits.stream_idle_s),

@@ -17,10 +17,10 @@ from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions
 from codex_workspace.errors import CodexCannotStart
-from codex_workspace.logs import scrubber
 from codex_workspace.orders import OrderReader
 from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.replies import FAILURE, USAGE
+from codex_workspace.scrubbing import Scrubber
 from codex_workspace.turn import Codex, TurnLimits
 from codex_workspace.wire import JsonObject
 from executor import CodexAppServerExecutor
@@ -140,7 +140,7 @@ async def scene(policy: RecoveryPolicy = RecoveryPolicy.FAIL) -> AsyncIterator[S
             return Conversation(connect, NoMemory(), OPTIONS, TurnLimits())
 
         async with anyio.create_task_group() as tasks:
-            orders, deliveries, scrub = OrderReader(Path("/w")), MemoryDeliveries(), scrubber([SECRET])
+            orders, deliveries, scrub = OrderReader(Path("/w")), MemoryDeliveries(), Scrubber([SECRET])
             executor = CodexAppServerExecutor(tasks, Conversations(make), deliveries, orders, policy, scrub)
             yield Scene(executor, codex)
             tasks.cancel_scope.cancel()
