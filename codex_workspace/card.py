@@ -18,6 +18,7 @@ from a2a.types import (
 )
 
 from codex_workspace.guards import API_KEY_HEADER
+from codex_workspace.skills import Skill
 
 Version = Literal["1.0", "0.3"]
 
@@ -34,6 +35,7 @@ class CardFacts:
     url, grpc_url: where clients reach the agent; `grpc_url` is host:port, None where gRPC is off.
     versions: of A2A, the preferred one first.
     secured: whether a token has to be shown.
+    skills: the operator's, beside what every agent of this kind does.
     setup: what the extended card tells of model, workspace and rules; empty: there is no extended card.
     """
 
@@ -48,6 +50,7 @@ class CardFacts:
     push_notifications: bool = False
     input_modes: tuple[str, ...] = ("text/plain",)
     extensions: tuple[AgentExtension, ...] = ()
+    skills: tuple[Skill, ...] = ()
     setup: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -71,7 +74,7 @@ def agent_card(facts: CardFacts) -> AgentCard:
         default_input_modes=facts.input_modes,
         default_output_modes=OUTPUT_MODES,
         supported_interfaces=_interfaces(facts),
-        skills=_skills(facts.input_modes),
+        skills=_skills(facts),
     )
     if facts.secured:
         _secure(card)
@@ -100,7 +103,27 @@ def _interfaces(facts: CardFacts) -> list[AgentInterface]:
     ]
 
 
-def _skills(input_modes: Sequence[str]) -> list[AgentSkill]:
+def _skills(facts: CardFacts) -> list[AgentSkill]:
+    """Return what the agent can do; an operator's skill takes the place of ours of the same id."""
+    own = [_own_skill(skill, facts.input_modes) for skill in facts.skills]
+    taken = {skill.id for skill in own}
+    return [*(skill for skill in _usual_skills(facts.input_modes) if skill.id not in taken), *own]
+
+
+def _own_skill(skill: Skill, input_modes: Sequence[str]) -> AgentSkill:
+    return AgentSkill(
+        id=skill.folder.name,
+        name=skill.name,
+        description=skill.description,
+        tags=["skill"],
+        # Codex gives the whole skill to a turn whose message names it so.
+        examples=[f"Use ${skill.name}."],
+        input_modes=input_modes,
+        output_modes=OUTPUT_MODES,
+    )
+
+
+def _usual_skills(input_modes: Sequence[str]) -> list[AgentSkill]:
     return [
         AgentSkill(
             id="code",

@@ -38,6 +38,7 @@ from codex_workspace.handler import OnceHandler
 from codex_workspace.push import Push
 from codex_workspace.rates import Rates
 from codex_workspace.readers import impatient
+from codex_workspace.skills import Skill
 from codex_workspace.store import Store
 from codex_workspace.streams import Bounded, StreamBounds
 
@@ -72,6 +73,7 @@ class ServerOptions:
     url, grpc_url: where clients reach it; `grpc_url` is host:port, None where gRPC is off.
     tokens: the principals' tokens by their names; without any, everybody is let in.
     one_main_context: whether messages that name no context go to their sender's main one, instead of a new one each.
+    skills: the operator's, for the card.
     setup: what the extended card tells to those who were let in.
     sign: puts a signature under the card; only where `versions` is 1.0 alone, as 0.3 adds what is not signed.
     """
@@ -89,6 +91,7 @@ class ServerOptions:
     push_notifications: bool = False
     input_modes: tuple[str, ...] = ("text/plain",)
     extensions: tuple[AgentExtension, ...] = ()
+    skills: tuple[Skill, ...] = ()
     setup: Mapping[str, str] = field(default_factory=dict)
     sign: Callable[[AgentCard], AgentCard] | None = None
     requests_per_minute: int = 60_000
@@ -184,6 +187,7 @@ def card_facts(options: ServerOptions) -> CardFacts:
         push_notifications=options.push_notifications,
         input_modes=options.input_modes,
         extensions=options.extensions,
+        skills=options.skills,
         setup=options.setup,
     )
 

@@ -38,6 +38,7 @@ from codex_workspace.card import agent_card
 from codex_workspace.errors import ConfigError
 from codex_workspace.handler import OnceHandler
 from codex_workspace.server import ServerOptions, bind, build_app, card_facts, serving
+from codex_workspace.skills import Skill
 from codex_workspace.store import Store, open_store
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -260,6 +261,18 @@ async def test_the_card_says_where_and_how(tmp_path: Path) -> None:
         }
         assert card["url"] == now.url, "what old clients look for"
         assert "securitySchemes" not in card
+
+
+async def test_the_card_lists_the_operator_s_skills(tmp_path: Path) -> None:
+    mine = (Skill(Path("/c/skills/notes"), "release notes", "Writes them"), Skill(Path("/c/skills/review"), "r", "Mine"))
+    card = agent_card(card_facts(replace(OPTIONS, skills=mine)))
+    assert [(each.id, each.name) for each in card.skills] == [
+        ("code", "Work on the code"),
+        ("explain", "Explain the code"),
+        ("notes", "release notes"),
+        ("review", "r"),
+    ]
+    assert list(card.skills[2].examples) == ["Use $release notes."]
 
 
 async def test_the_card_may_be_kept_for_a_while(tmp_path: Path) -> None:
