@@ -109,8 +109,8 @@ DRAIN_S: Final = 0.25
 class Launch:
     """How to start codex.
 
-    `api_key` is said to codex over the pipe, as nobody can read it there; `handed` are variables that codex hands on to
-    MCP servers by its config.toml. `secrets` are taken out of whatever is quoted of codex's stderr. `overrides` are
+    `api_key` is said to codex over the pipe, as nobody can read it there; `handed` are further variables of its
+    environment. `secrets` are taken out of whatever is quoted of codex's stderr. `overrides` are
     `-c` settings beside `LAUNCH_OVERRIDES`, as TOML literals.
     `start_timeout_s` is how long codex may take to answer `initialize`. `family` names whose codex it is, whatever
     process of theirs starts it; `end_leftovers` finds it by that.
@@ -130,8 +130,10 @@ class Launch:
 
 
 def child_environment(launch: Launch, mark: str) -> dict[str, str]:
-    """Return the whole environment that codex gets: an allow-list of ours, its home, and what it hands on to MCP
-    servers. Commands outside of a sandbox may read it."""
+    """Return the whole environment that codex gets: an allow-list of ours, its home, and what it is handed.
+
+    Commands outside of a sandbox may read it.
+    """
     passed = {
         name: value
         for name, value in launch.environment.items()
@@ -164,6 +166,7 @@ class Connection:
         self.pid: Final = pid
         self.version: tuple[int, int, int] = (0, 0, 0)
         self.proved = False
+        self.worn: str | None = None
         self.skipped_lines = 0
         self.servers: Final = Startups()
         self._splitter = LineSplitter(max_line_bytes)

@@ -224,7 +224,6 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
         cwd=settings.workspace_dir,
         environment=env,
         api_key=provider.credential.reveal() if provider.credential is not None else None,
-        handed=settings.mcp.environment,
         secrets=secrets_of(settings, provider),
         family=_family(settings.state_dir),
         overrides=ASKING if _asks_people(settings) else {},
@@ -253,7 +252,10 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
         instructions=settings.instructions,
         tools=(tool_spec(),),
         servers=Expected(
-            tuple(server.name for server in settings.mcp.servers), settings.mcp.patience_s, settings.mcp.left_out
+            tuple(server.name for server in settings.mcp.servers),
+            settings.mcp.patience_s,
+            settings.mcp.left_out,
+            settings.mcp.private,
         ),
     )
 

@@ -1,18 +1,15 @@
-"""The MCP servers of config.yaml: what of them stands in codex's config.toml, and what only in its environment.
+"""The MCP servers of config.yaml: what of them stands in codex's config.toml, and what codex is told with each thread.
 
 Codex starts the servers itself, one set of them for each thread, outside of its sandbox. A `${NAME}` of config.yaml is
-filled in here, from the agent's environment; its value travels in codex's environment under a name of ours, which
-config.toml names. How far codex has come with starting them is the business of `mcp_startup`.
+filled in here, from the agent's environment, and told to codex over its pipe: its environment and its files can be read
+by commands that run without a sandbox. How far codex has come with starting them is the business of `mcp_startup`.
 """
 
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Final
 
-from codex_workspace import mcp_launcher
 from codex_workspace.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret, read_secret
 from codex_workspace.schema import EnvName, Matches, Place, Seconds, Slug, Text
 from codex_workspace.toml_text import KeyPath, TomlValue
@@ -22,9 +19,6 @@ McpUrl = Annotated[
     Matches(r"https?://[^\s/?#@\\]+(/[^\s#\\]*)?", "an http:// or https:// URL without user name and fragment"),
 ]
 HeaderName = Annotated[str, Matches(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", "the name of an HTTP header")]
-
-OURS: Final = "CODEX_WORKSPACE_MCP"
-"""The names under which codex's environment holds the values begin so."""
 
 SHORTEST_SECRET: Final = 8
 """Values with fewer characters are not looked for in logs and answers: they stand in too many words."""
@@ -81,13 +75,13 @@ class McpServer:
     """A server that codex is told of.
 
     table: its keys of config.toml, below `mcp_servers.<name>`; no secret is in them.
-    handed: variables of codex's environment that the table names, with their values.
-    secrets: those of the values that must not show up anywhere.
+    private: further keys of that table, by table and key, such as `env` and a variable's name; never in a file.
+    secrets: what in them must not show up anywhere.
     """
 
     name: str
     table: Mapping[KeyPath, TomlValue]
-    handed: Mapping[str, Secret]
+    private: Mapping[tuple[str, str], Secret]
     secrets: tuple[Secret, ...]
     startup_timeout_s: float
     required: bool
@@ -111,9 +105,9 @@ class McpServers:
         }
 
     @property
-    def environment(self) -> dict[str, str]:
-        """Their part of codex's environment."""
-        return {name: value.reveal() for server in self.servers for name, value in server.handed.items()}
+    def private(self) -> dict[str, Mapping[tuple[str, str], Secret]]:
+        """What codex is told of them with each thread, by their names."""
+        return {server.name: server.private for server in self.servers if server.private}
 
     @property
     def secrets(self) -> list[Secret]:
@@ -171,7 +165,7 @@ def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], place: Pl
             raise here.at("name").error(f"must differ from the other servers', but is {entry.name} again")
         _check(entry, here)
         try:
-            found[entry.name] = _Reader(entry, index, env, here).server()
+            found[entry.name] = _Reader(entry, env, here).server()
         except _Missing as missing:
             if entry.required:
                 raise missing.place.error(missing.problem) from None
@@ -196,12 +190,11 @@ def _check(entry: McpServerEntry, here: Place) -> None:
 class _Reader:
     """Makes a `McpServer` of one entry."""
 
-    def __init__(self, entry: McpServerEntry, index: int, env: Mapping[str, str], here: Place) -> None:
+    def __init__(self, entry: McpServerEntry, env: Mapping[str, str], here: Place) -> None:
         self._entry = entry
-        self._prefix = f"{OURS}_{index}"
         self._env = env
         self._here = here
-        self._handed: dict[str, Secret] = {}
+        self._private: dict[tuple[str, str], Secret] = {}
         self._secrets: list[Secret] = []
 
     def server(self) -> McpServer:
@@ -210,7 +203,7 @@ class _Reader:
         return McpServer(
             entry.name,
             own | self._common(),
-            self._handed,
+            self._private,
             tuple(self._secrets),
             entry.startup_timeout_s,
             entry.required,
@@ -235,25 +228,16 @@ class _Reader:
         return table
 
     def _program(self, command: str) -> dict[KeyPath, TomlValue]:
-        plain: dict[str, str] = {}
-        renamed: dict[str, str] = {}
+        table: dict[KeyPath, TomlValue] = {("command",): command, ("args",): list(self._entry.args)}
+        if self._entry.cwd is not None:
+            table["cwd",] = self._entry.cwd
         for name, text in self._entry.env.items():
             value = self._filled(text, self._here.at("env").at(name))
             if value is None:
-                plain[name] = text.replace("$${", "${")
+                table["env", name] = text.replace("$${", "${")
             else:
-                renamed[name] = self._hand_over(name, value)
-        args = list(self._entry.args)
-        if renamed:
-            pairs = [f"{name}={ours}" for name, ours in renamed.items()]
-            args = ["-I", "-S", "-B", str(Path(mcp_launcher.__file__).resolve()), *pairs, "--", command, *args]
-            command = sys.executable
-        table: dict[KeyPath, TomlValue] = {("command",): command, ("args",): args}
-        if renamed:
-            table["env_vars",] = list(renamed.values())
-        if self._entry.cwd is not None:
-            table["cwd",] = self._entry.cwd
-        return table | {("env", name): value for name, value in plain.items()}
+                self._private["env", name] = value
+        return table
 
     def _address(self, url: str) -> dict[KeyPath, TomlValue]:
         table: dict[KeyPath, TomlValue] = {("url",): url}
@@ -263,8 +247,8 @@ class _Reader:
             if token is None:
                 raise _Missing(name, self._here.at("bearer_token_env"))
             self._secrets.append(token)
-            table["bearer_token_env_var",] = self._hand_over("BEARER", token)
-        for index, (header, text) in enumerate(self._entry.headers.items()):
+            self._private["http_headers", "Authorization"] = Secret(f"Bearer {token.reveal()}")
+        for header, text in self._entry.headers.items():
             place = self._here.at("headers").at(header)
             value = self._filled(text, place)
             if not re.fullmatch(r"[\x20-\x7e]*", text if value is None else value.reveal()):
@@ -272,13 +256,8 @@ class _Reader:
             if value is None:
                 table["http_headers", header] = text.replace("$${", "${")
             else:
-                table["env_http_headers", header] = self._hand_over(f"HEADER_{index}", value)
+                self._private["http_headers", header] = value
         return table
-
-    def _hand_over(self, what: str, value: Secret) -> str:
-        ours = f"{self._prefix}_{what}"
-        self._handed[ours] = value
-        return ours
 
     def _filled(self, text: str, place: Place) -> Secret | None:
         """`text` with every `${NAME}` filled in; None where there is none in it."""

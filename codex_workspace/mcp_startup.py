@@ -13,13 +13,17 @@ from typing import Final, Protocol
 
 import anyio
 
+from codex_workspace.environment import Secret
 from codex_workspace.wire import JsonObject, JsonValue
 
 STARTUP: Final = "mcpServer/startupStatus/updated"
 """Codex's notification of a server's start."""
 
 RELOAD: Final = "config/mcpServer/reload"
-"""The request that has codex start those anew that are down: 0.163 at once, 0.133 before the thread's next turn."""
+"""The request that has codex start those anew that are down."""
+
+RELOADS: Final = (0, 163, 0)
+"""Older codexes write all of the servers' configuration, secrets included, into a log of theirs when they reload."""
 
 CLOSED: Final = "Transport closed"
 """How a call of a tool ends whose server's process has ended. Codex comes back to one over HTTP by itself."""
@@ -61,11 +65,27 @@ class Expected:
     """The servers that a thread ought to have.
 
     within_s: how long their start is waited for. left_out: why one is not even tried, by its name.
+    private: what codex is told of one over its pipe only, by its name: table and key of its configuration, and value.
     """
 
     names: tuple[str, ...] = ()
     within_s: float = 0.0
     left_out: Mapping[str, str] = field(default_factory=dict)
+    private: Mapping[str, Mapping[tuple[str, str], Secret]] = field(default_factory=dict)
+
+    def config(self) -> JsonObject:
+        """Return what codex is told of them beside its config.toml, in the shape of `thread/start.config`."""
+        tables: dict[str, JsonValue] = {}
+        for name, values in self.private.items():
+            server: dict[str, JsonValue] = {}
+            for (table, key), value in values.items():
+                server[table] = {**_object(server.get(table)), key: value.reveal()}
+            tables[name] = server
+        return {"mcp_servers": tables} if tables else {}
+
+
+def _object(value: JsonValue) -> JsonObject:
+    return value if isinstance(value, dict) else {}
 
 
 class Startups:

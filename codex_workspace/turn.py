@@ -32,7 +32,7 @@ from codex_workspace.events import (
 from codex_workspace.history import ended_in
 from codex_workspace.items import OpenItems
 from codex_workspace.mailbox import Asking, Mailbox
-from codex_workspace.mcp_startup import CLOSED, MAX_REVIVALS, RELOAD, Startups
+from codex_workspace.mcp_startup import CLOSED, MAX_REVIVALS, RELOAD, RELOADS, Startups
 from codex_workspace.questions import Question, read_question
 from codex_workspace.wire import MAX_INPUT_CHARS, JsonObject, JsonValue, Notification, Request
 
@@ -62,6 +62,12 @@ class Codex(Protocol):
 
     proved: bool
     """Set once a turn has come to its end on it."""
+
+    worn: str | None
+    """Why it is to be replaced between turns, as half a sentence."""
+
+    version: tuple[int, int, int]
+    """Its version."""
 
     @property
     def servers(self) -> Startups:
@@ -129,6 +135,21 @@ async def ask(codex: Codex, method: str, params: JsonObject, timeout_s: float) -
     except CodexTimeout as silence:
         codex.kill()
         raise CodexGone(f"codex did not answer {method} within {timeout_s:g} s and was ended") from silence
+
+
+async def revive_servers(codex: Codex, timeout_s: float) -> None:
+    """Have MCP servers started that are down: at once, or by another codex that takes this one's place between turns.
+
+    Raises:
+        CodexGone: codex died, or did not answer within `timeout_s` seconds.
+    """
+    if codex.version < RELOADS:
+        codex.worn = "has lost an MCP server"
+        return
+    try:
+        await ask(codex, RELOAD, {}, timeout_s)
+    except CodexRefused as refusal:
+        logger.warning("an MCP server that has ended is not started again: %s", refusal)
 
 
 async def last_turns(codex: Codex, thread_id: str, timeout_s: float) -> JsonValue:
@@ -410,9 +431,7 @@ class Turn:
             return
         self._revivals += 1
         try:
-            await ask(self._codex, RELOAD, {}, self._limits.request_s)
-        except CodexRefused as refusal:
-            logger.warning("an MCP server that has ended is not started again: %s", refusal)
+            await revive_servers(self._codex, self._limits.request_s)
         except CodexGone:
             if self.ended is None:
                 raise

@@ -40,6 +40,7 @@ class Child:
     number: int
     threads: int = 0
     proved: bool = False
+    worn: str | None = None
     gone: CodexGone | None = None
     pid: int | None = None
     stands_still: bool = False
