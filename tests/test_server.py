@@ -264,7 +264,10 @@ async def test_the_card_says_where_and_how(tmp_path: Path) -> None:
 
 
 async def test_the_card_lists_the_operator_s_skills(tmp_path: Path) -> None:
-    mine = (Skill(Path("/c/skills/notes"), "release notes", "Writes them"), Skill(Path("/c/skills/review"), "r", "Mine"))
+    mine = (
+        Skill(Path("/c/skills/notes"), "release notes", "Writes them"),
+        Skill(Path("/c/skills/review"), "r", "Mine"),
+    )
     card = agent_card(card_facts(replace(OPTIONS, skills=mine)))
     assert [(each.id, each.name) for each in card.skills] == [
         ("code", "Work on the code"),
