@@ -21,11 +21,12 @@ from codex_workspace.groups import plain_task_group
 from codex_workspace.grpc_server import GrpcListener, grpc_bound
 from codex_workspace.live import ITEMS
 from codex_workspace.lock import folder_held
-from codex_workspace.logs import scrubber, set_up_logging
+from codex_workspace.logs import set_up_logging
 from codex_workspace.parts import INPUT_MODES
 from codex_workspace.providers import ChosenProvider, choose_provider
 from codex_workspace.push import Push, PushOptions, open_push
 from codex_workspace.replies import USAGE
+from codex_workspace.scrubbing import Scrubber
 from codex_workspace.server import Application, Readiness, ServerOptions, bind, build_app, serving
 from codex_workspace.settings import Settings
 from codex_workspace.skills import Skill
@@ -172,7 +173,7 @@ async def _begin(hosted: Hosted, app: Application) -> str:
 
 
 def _set_up_log(settings: Settings, secrets: Sequence[str]) -> None:
-    set_up_logging(as_json=settings.log.format == "json", level=settings.log.level, scrub=scrubber(secrets))
+    set_up_logging(as_json=settings.log.format == "json", level=settings.log.level, scrub=Scrubber(secrets))
 
 
 async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:
