@@ -24,7 +24,16 @@ from google.protobuf.json_format import MessageToDict
 from codex_workspace.admission import Admission, Place
 from codex_workspace.answers import Unclear, understand
 from codex_workspace.conversation import Conversations, Floor, TurnOptions
-from codex_workspace.deliveries import TAKEN_UP, WRITTEN_DOWN, Deliveries, Delivery, DeliveryState, Key, digest_of
+from codex_workspace.deliveries import (
+    TAKEN_UP,
+    WRITTEN_DOWN,
+    Deliveries,
+    Delivery,
+    DeliveryState,
+    Key,
+    WrittenDown,
+    digest_of,
+)
 from codex_workspace.errors import AgentError, CodexError, CodexGone, InputRefused
 from codex_workspace.events import TurnEnded, TurnFailure, TurnText
 from codex_workspace.failures import explain
@@ -221,11 +230,13 @@ class Job:
         await self._send([*self._unasked(), *closing(ended)])
 
     async def _delivery(self) -> Delivery:
-        """Return the written-down message; a host that writes none down has it done here."""
+        """Return the written-down message; a host that writes none down, or elsewhere, has it done here."""
         state = self._request.call_context.state
-        handed_in = state.get(TAKEN_UP) or state.get(WRITTEN_DOWN)
-        if isinstance(handed_in, Delivery):
-            return handed_in
+        match state.get(TAKEN_UP) or state.get(WRITTEN_DOWN):
+            case Delivery() as taken_up:
+                return taken_up
+            case WrittenDown(delivery, by) if by is self._desk.deliveries:
+                return delivery
         known = await self._desk.deliveries.of_task(self.task_id)
         if known is not None and known.key.message_id == self._message.message_id:
             return known

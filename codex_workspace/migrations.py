@@ -32,7 +32,8 @@ versions: Final = Table(
 TABLES: Final[Mapping[int, tuple[str, ...]]] = {
     1: ("tasks", "contexts", "main_contexts"),
     2: ("schema_version", "deliveries", "write_probe"),
-    3: ("push_notification_configs", "push_due", "cut_off_tasks"),
+    3: ("push_notification_configs", "push_due"),
+    4: ("cut_off_tasks",),
 }
 """The tables that each version has brought."""
 
