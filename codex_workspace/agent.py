@@ -6,6 +6,7 @@ Both hosts use this: our own (`python -m codex_workspace serve`) and the platfor
 import hashlib
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from typing import Final
 
 import anyio
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
 
 from app_server import Connection, Launch, end_leftovers, open_app_server
+from codex_workspace import attachments
 from codex_workspace.admission import Admission, Bounds
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions
-from codex_workspace.errors import CodexCannotStart, ConfigError
+from codex_workspace.errors import CodexCannotStart, ConfigError, StoreUnavailable
 from codex_workspace.groups import plain_task_group
 from codex_workspace.handover import HandoverBounds, tool_spec
 from codex_workspace.lock import folder_held
@@ -30,6 +33,7 @@ from codex_workspace.owner import Owner
 from codex_workspace.parts import PartLimits
 from codex_workspace.providers import ChosenProvider
 from codex_workspace.recovery import RecoveryPolicy
+from codex_workspace.retention import INTERVAL_S
 from codex_workspace.settings import Settings
 from codex_workspace.store import Store, open_store
 from codex_workspace.supply import Supply, SupplyBounds
@@ -42,6 +46,8 @@ logger = logging.getLogger(__name__)
 READY_TIMEOUT_S: Final = 3.0
 """A probe waits this long for codex; starting it takes 50 to 250 ms."""
 
+
+SECONDS_PER_DAY: Final = 86400.0
 
 ASKING: Final[Mapping[str, str]] = {
     "features.request_permissions_tool": "true",
@@ -138,10 +144,23 @@ async def _pruning(settings: Settings, store: Store) -> AsyncIterator[None]:
     storage = settings.config.storage
     async with plain_task_group() as tasks:
         tasks.start_soon(store.retention(storage.keep_days, storage.keep_tasks).run)
+        tasks.start_soon(_forget_files, settings.workspace_dir, store, storage.keep_days)
         try:
             yield
         finally:
             tasks.cancel_scope.cancel()
+
+
+async def _forget_files(workspace: Path, store: Store, keep_days: float) -> None:
+    """Remove what old messages have brought into the workspace, now and then every `INTERVAL_S`, until cancelled."""
+    while True:
+        before = time.time() - keep_days * SECONDS_PER_DAY
+        try:
+            keep = [delivery.task_id for delivery in await store.deliveries.unfinished()]
+            await anyio.to_thread.run_sync(attachments.prune, workspace, before, keep)
+        except (StoreUnavailable, SQLAlchemyError, OSError) as error:
+            logger.warning("old files of messages could not be removed: %s", error)
+        await anyio.sleep(INTERVAL_S)
 
 
 def prepare_state(settings: Settings) -> None:
@@ -151,7 +170,7 @@ def prepare_state(settings: Settings) -> None:
         ConfigError: they cannot be made.
     """
     url = make_url(settings.database_url.reveal())
-    file = url.database if url.get_backend_name() == "sqlite" else None
+    file = url.database if url.drivername == "sqlite+aiosqlite" else None
     try:
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         if file and file != ":memory:" and not Path(file).is_dir():

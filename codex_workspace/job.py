@@ -69,6 +69,10 @@ SUPERSEDED: Final = "A newer message in this context took its place."
 VOID: Final = "The agent was restarted while it waited for an answer. It goes on, and may ask again."
 TOO_LATE: Final = "That came too late: nothing is asked any more."
 
+NO_FILES: Final = Unclear(
+    "A file cannot be an answer. Send words or a data part, and the file in a message of its own."
+)
+
 NOBODY: Final = Declined()
 """What is decided when nobody has decided anything in time."""
 
@@ -427,7 +431,10 @@ class Job:
         """Return what was decided, None while nothing is."""
         assert not isinstance(question.asked.about, ToolCall)
         if self._heard:
-            text, data = words_of(self._heard.popleft())
+            said = self._heard.popleft()
+            if any(part.HasField("raw") or part.HasField("url") for part in said.parts):
+                return NO_FILES
+            text, data = words_of(said)
             if data is not None and data.pop("questionId", question.asked.id) != question.asked.id:
                 return Unclear("That was the answer to another question.")
             return understand(question.asked.about, text, data)
