@@ -167,19 +167,30 @@ def prepare_state(settings: Settings) -> None:
     """Make the state folder and a SQLite file in it where they are missing, for this user's eyes only.
 
     Raises:
-        ConfigError: they cannot be made.
+        ConfigError: they cannot be made, or the file has lost what it held.
     """
     url = make_url(settings.database_url.reveal())
     file = url.database if url.drivername == "sqlite+aiosqlite" else None
     try:
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         if file and file != ":memory:" and not Path(file).is_dir():
+            _refuse_emptied(Path(file), settings.codex_home)
             # SQLite gives its side files the rights of this one.
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
         raise ConfigError(
             f"WORKSPACE_STATE_DIR: {error.filename} cannot be made or written: {error.strerror}; name another folder"
         ) from error
+
+
+def _refuse_emptied(file: Path, codex_home: Path) -> None:
+    """Let every file pass but an empty one beside conversations: their tasks and messages were in it."""
+    sessions = codex_home / "sessions"
+    if file.exists() and file.stat().st_size == 0 and sessions.is_dir() and any(sessions.iterdir()):
+        raise ConfigError(
+            f"DATABASE_URL: {file} is empty, although {sessions} holds conversations; put a copy of it back "
+            "(one from before an upgrade ends in .bak), or remove the empty file to begin anew"
+        )
 
 
 def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, str]) -> Launch:
