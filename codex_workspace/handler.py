@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nu
 from typing import Final
 
 import anyio
-from a2a.auth.user import User
 from a2a.server.agent_execution import AgentExecutor, RequestContext, SimpleRequestContextBuilder
 from a2a.server.agent_execution.active_task import ActiveTask
 from a2a.server.context import ServerCallContext
@@ -34,6 +33,7 @@ from a2a.utils.errors import (
 
 from codex_workspace.admission import Admission, Busy
 from codex_workspace.busy import busy
+from codex_workspace.callers import Caller
 from codex_workspace.deliveries import (
     MAX_MESSAGE_ID_CHARS,
     TAKEN_UP,
@@ -134,7 +134,7 @@ class OnceHandler(DefaultRequestHandler):
         """Set everything to work that an earlier process left unfinished, in the order it came; return how much."""
         taken_up: list[str] = []
         for delivery in await self._store.deliveries.unfinished():
-            user = _Sender(delivery.key.owner)
+            user = Caller(delivery.key.owner)
             context = ServerCallContext(user=user, state={TAKEN_UP: delivery})
             task = await self._store.tasks.get(delivery.task_id, context)
             if task is not None and task.status.state in TERMINAL:
@@ -316,23 +316,6 @@ class _ThisId(IDGenerator):
         """Return it."""
         del context
         return self._task_id
-
-
-class _Sender(User):
-    """The sender of a message that is taken up again."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    @property
-    def is_authenticated(self) -> bool:
-        """It was, when the message came."""
-        return True
-
-    @property
-    def user_name(self) -> str:
-        """The owner of the task."""
-        return self._name
 
 
 def _key(params: SendMessageRequest, context: ServerCallContext) -> Key:
