@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ from typing import Final
 
 import anyio
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from app_server import Connection, Launch, end_leftovers, open_app_server
+from codex_workspace import attachments
 from codex_workspace.admission import Admission, Bounds
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, prove_servers
-from codex_workspace.errors import CodexCannotStart, ConfigError
+from codex_workspace.errors import CodexCannotStart, ConfigError, StoreUnavailable
 from codex_workspace.groups import plain_task_group
 from codex_workspace.handover import HandoverBounds, tool_spec
 from codex_workspace.lock import folder_held
@@ -32,6 +34,7 @@ from codex_workspace.owner import Owner
 from codex_workspace.parts import PartLimits
 from codex_workspace.providers import ChosenProvider
 from codex_workspace.recovery import RecoveryPolicy
+from codex_workspace.retention import INTERVAL_S
 from codex_workspace.sandbox import refuse_blocked
 from codex_workspace.scrubbing import Scrubber
 from codex_workspace.settings import Settings
@@ -53,6 +56,8 @@ SHORTEST_SECRET: Final = 6
 READY_TIMEOUT_S: Final = 3.0
 """A probe waits this long for codex; starting it takes 50 to 250 ms."""
 
+
+SECONDS_PER_DAY: Final = 86400.0
 
 ASKING: Final[Mapping[str, str]] = {
     "features.request_permissions_tool": "true",
@@ -185,29 +190,53 @@ async def _pruning(settings: Settings, store: Store) -> AsyncIterator[None]:
     storage = settings.config.storage
     async with plain_task_group() as tasks:
         tasks.start_soon(store.retention(storage.keep_days, storage.keep_tasks).run)
+        tasks.start_soon(_forget_files, settings.workspace_dir, store, storage.keep_days)
         try:
             yield
         finally:
             tasks.cancel_scope.cancel()
 
 
+async def _forget_files(workspace: Path, store: Store, keep_days: float) -> None:
+    """Remove what old messages have brought into the workspace, now and then every `INTERVAL_S`, until cancelled."""
+    while True:
+        before = time.time() - keep_days * SECONDS_PER_DAY
+        try:
+            keep = [delivery.task_id for delivery in await store.deliveries.unfinished()]
+            await anyio.to_thread.run_sync(attachments.prune, workspace, before, keep)
+        except (StoreUnavailable, SQLAlchemyError, OSError) as error:
+            logger.warning("old files of messages could not be removed: %s", error)
+        await anyio.sleep(INTERVAL_S)
+
+
 def prepare_state(settings: Settings) -> None:
     """Make the state folder and a SQLite file in it where they are missing, for this user's eyes only.
 
     Raises:
-        ConfigError: they cannot be made.
+        ConfigError: they cannot be made, or the file has lost what it held.
     """
     url = make_url(settings.database_url.reveal())
-    file = url.database if url.get_backend_name() == "sqlite" else None
+    file = url.database if url.drivername == "sqlite+aiosqlite" else None
     try:
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         if file and file != ":memory:" and not Path(file).is_dir():
+            _refuse_emptied(Path(file), settings.codex_home)
             # SQLite gives its side files the rights of this one.
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
         raise ConfigError(
             f"WORKSPACE_STATE_DIR: {error.filename} cannot be made or written: {error.strerror}; name another folder"
         ) from error
+
+
+def _refuse_emptied(file: Path, codex_home: Path) -> None:
+    """Let every file pass but an empty one beside conversations: their tasks and messages were in it."""
+    sessions = codex_home / "sessions"
+    if file.exists() and file.stat().st_size == 0 and sessions.is_dir() and any(sessions.iterdir()):
+        raise ConfigError(
+            f"DATABASE_URL: {file} is empty, although {sessions} holds conversations; put a copy of it back "
+            "(one from before an upgrade ends in .bak), or remove the empty file to begin anew"
+        )
 
 
 def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, str]) -> Launch:

@@ -53,6 +53,14 @@ class Caller(User):
         return self._name
 
 
+def is_of_0_3(context: ServerCallContext) -> bool:
+    """Tell whether a call came in A2A 0.3, which is what is spoken where no version is named."""
+    headers = context.state.get(HEADERS)
+    if not isinstance(headers, dict):
+        return False
+    return serves_major(0)(str(headers.get(VERSION_HEADER.lower()) or PROTOCOL_VERSION_0_3))
+
+
 @dataclass(frozen=True, slots=True)
 class Extensions:
     """What the agent's card says of extensions."""

@@ -25,7 +25,7 @@ Version = Literal["1.0", "0.3"]
 SETUP: Final = "urn:codex-workspace:setup"
 """The extension of the extended card that tells how the agent is set up; it has nothing to ask for."""
 
-OUTPUT_MODES: Final = ("text/plain", "application/json", "text/x-diff")
+OUTPUT_MODES: Final = ("text/plain", "application/json", "text/x-diff", "application/octet-stream")
 
 
 @dataclass(frozen=True, slots=True)

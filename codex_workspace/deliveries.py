@@ -54,7 +54,7 @@ TAKEN_UP: Final = "codex_workspace.delivery"
 
 
 WRITTEN_DOWN: Final = "codex_workspace.written_down"
-"""Where the call context of a new message holds its delivery once it is written down."""
+"""Where the call context of a new message holds the `WrittenDown` of it."""
 
 
 class DeliveryState(StrEnum):
@@ -108,6 +108,14 @@ class Delivery:
     turn_id: str | None
     deaths: int
     ending: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenDown:
+    """What a host has written down of a new message, and where: its store need not be the one that answers."""
+
+    delivery: Delivery
+    by: "Deliveries"
 
 
 _deliveries = Table(

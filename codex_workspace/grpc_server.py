@@ -36,13 +36,23 @@ class GrpcListener:
 
 
 @asynccontextmanager
-async def grpc_bound(host: str, port: int, max_message_bytes: int) -> AsyncIterator[GrpcListener]:
+async def grpc_bound(host: str, port: int, max_message_bytes: int, dead_after_s: float) -> AsyncIterator[GrpcListener]:
     """Take a port for gRPC, 0 for any free one; leaving gives it back.
+
+    A client that does not even answer pings is asked after `dead_after_s` seconds, and given up after as many again.
 
     Raises:
         ConfigError: the address is taken, or is none of this machine's.
     """
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_message_bytes)])
+    patience_ms = int(dead_after_s * 1000)
+    server = grpc.aio.server(
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.keepalive_time_ms", patience_ms),
+            ("grpc.http2.ping_timeout_ms", patience_ms),
+        ]
+    )
     try:
         taken = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except RuntimeError as error:

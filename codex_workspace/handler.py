@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nu
 from typing import Final
 
 import anyio
-from a2a.auth.user import User
 from a2a.server.agent_execution import AgentExecutor, RequestContext, SimpleRequestContextBuilder
 from a2a.server.agent_execution.active_task import ActiveTask
 from a2a.server.context import ServerCallContext
@@ -34,9 +33,20 @@ from a2a.utils.errors import (
 
 from codex_workspace.admission import Admission, Busy
 from codex_workspace.busy import busy
-from codex_workspace.deliveries import MAX_MESSAGE_ID_CHARS, TAKEN_UP, WRITTEN_DOWN, Delivery, Key, OtherBody, digest_of
+from codex_workspace.callers import Caller
+from codex_workspace.deliveries import (
+    MAX_MESSAGE_ID_CHARS,
+    TAKEN_UP,
+    WRITTEN_DOWN,
+    Delivery,
+    Key,
+    OtherBody,
+    WrittenDown,
+    digest_of,
+)
 from codex_workspace.errors import StoreUnavailable
 from codex_workspace.push import Push
+from codex_workspace.snapshots import Snapshot
 from codex_workspace.store import Store
 from codex_workspace.tables import MAX_CONTEXT_ID_CHARS
 from codex_workspace.task_states import AT_WORK, TERMINAL
@@ -106,11 +116,25 @@ class OnceHandler(DefaultRequestHandler):
             async for event in self._join(known, context):
                 yield event
 
+    async def on_subscribe_to_task(
+        self, params: SubscribeToTaskRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        """Stream the task as it is, then what comes after that."""
+        known: Snapshot | None = None
+        events: AsyncGenerator[Event, None] = super().on_subscribe_to_task(params, context)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Task):
+                    known = Snapshot(event)
+                elif known is not None and known.holds(event):
+                    continue
+                yield event
+
     async def take_up(self) -> int:
         """Set everything to work that an earlier process left unfinished, in the order it came; return how much."""
         taken_up: list[str] = []
         for delivery in await self._store.deliveries.unfinished():
-            user = _Sender(delivery.key.owner)
+            user = Caller(delivery.key.owner)
             context = ServerCallContext(user=user, state={TAKEN_UP: delivery})
             task = await self._store.tasks.get(delivery.task_id, context)
             if task is not None and task.status.state in TERMINAL:
@@ -141,8 +165,8 @@ class OnceHandler(DefaultRequestHandler):
             yield
         except A2AError:
             written_down = context.state.get(WRITTEN_DOWN)
-            if isinstance(written_down, Delivery):
-                await self._store.deliveries.withdraw(written_down.key)
+            if isinstance(written_down, WrittenDown):
+                await written_down.by.withdraw(written_down.delivery.key)
             raise
 
     async def _known(self, params: SendMessageRequest, context: ServerCallContext) -> Delivery | None:
@@ -166,17 +190,14 @@ class OnceHandler(DefaultRequestHandler):
             # Where the task ends in the very moment of joining, the SDK refuses, ends the stream without the end, or
             # tells the end twice: in the task it begins with, and as the event that was on its way.
             with suppress(UnsupportedOperationError):
-                async with aclosing(self._events_of(task.id, context)) as events:
+                request = SubscribeToTaskRequest(id=task.id)
+                async with aclosing(self.on_subscribe_to_task(request, context)) as events:
                     async for event in events:
                         yield event
                         if isinstance(event, Task | TaskStatusUpdateEvent) and event.status.state not in AT_WORK:
                             return
             task = await self._task(delivery, context)
         yield task
-
-    def _events_of(self, task_id: str, context: ServerCallContext) -> AsyncGenerator[Event, None]:
-        events: AsyncGenerator[Event, None] = self.on_subscribe_to_task(SubscribeToTaskRequest(id=task_id), context)
-        return events
 
     async def _task(self, delivery: Delivery, context: ServerCallContext) -> Task:
         with anyio.move_on_after(TASK_APPEARS_WITHIN_S):
@@ -257,13 +278,13 @@ class _Reception(SimpleRequestContextBuilder):
     async def _write_down(
         self, params: SendMessageRequest, context: ServerCallContext, task_id: str, context_id: str
     ) -> None:
-        key, digest = _key(params, context), digest_of(params)
+        key, digest, deliveries = _key(params, context), digest_of(params), self._store.deliveries
         try:
-            accepted = await self._store.deliveries.accept(key, params, digest, task_id, context_id)
+            accepted = await deliveries.accept(key, params, digest, task_id, context_id)
             if accepted is not None:
-                context.state[WRITTEN_DOWN] = accepted
+                context.state[WRITTEN_DOWN] = WrittenDown(accepted, deliveries)
                 return
-            known = await self._store.deliveries.find(key, digest)
+            known = await deliveries.find(key, digest)
         except OtherBody as error:
             raise InvalidParamsError(message=str(error)) from error
         assert known is not None
@@ -295,23 +316,6 @@ class _ThisId(IDGenerator):
         """Return it."""
         del context
         return self._task_id
-
-
-class _Sender(User):
-    """The sender of a message that is taken up again."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    @property
-    def is_authenticated(self) -> bool:
-        """It was, when the message came."""
-        return True
-
-    @property
-    def user_name(self) -> str:
-        """The owner of the task."""
-        return self._name
 
 
 def _key(params: SendMessageRequest, context: ServerCallContext) -> Key:

@@ -24,7 +24,16 @@ from google.protobuf.json_format import MessageToDict
 from codex_workspace.admission import Admission, Place
 from codex_workspace.answers import Unclear, understand
 from codex_workspace.conversation import Conversations, Floor, TurnOptions
-from codex_workspace.deliveries import TAKEN_UP, WRITTEN_DOWN, Deliveries, Delivery, DeliveryState, Key, digest_of
+from codex_workspace.deliveries import (
+    TAKEN_UP,
+    WRITTEN_DOWN,
+    Deliveries,
+    Delivery,
+    DeliveryState,
+    Key,
+    WrittenDown,
+    digest_of,
+)
 from codex_workspace.errors import AgentError, CodexError, CodexGone, InputRefused
 from codex_workspace.events import TurnEnded, TurnFailure, TurnText
 from codex_workspace.failures import explain
@@ -61,6 +70,10 @@ STOPPING: Final = "The agent is stopping and takes no new messages."
 SUPERSEDED: Final = "A newer message in this context took its place."
 VOID: Final = "The agent was restarted while it waited for an answer. It goes on, and may ask again."
 TOO_LATE: Final = "That came too late: nothing is asked any more."
+
+NO_FILES: Final = Unclear(
+    "A file cannot be an answer. Send words or a data part, and the file in a message of its own."
+)
 
 NOBODY: Final = Declined()
 """What is decided when nobody has decided anything in time."""
@@ -223,11 +236,13 @@ class Job:
         await self._send([*self._unasked(), *closing(ended)])
 
     async def _delivery(self) -> Delivery:
-        """Return the written-down message; a host that writes none down has it done here."""
+        """Return the written-down message; a host that writes none down, or elsewhere, has it done here."""
         state = self._request.call_context.state
-        handed_in = state.get(TAKEN_UP) or state.get(WRITTEN_DOWN)
-        if isinstance(handed_in, Delivery):
-            return handed_in
+        match state.get(TAKEN_UP) or state.get(WRITTEN_DOWN):
+            case Delivery() as taken_up:
+                return taken_up
+            case WrittenDown(delivery, by) if by is self._desk.deliveries:
+                return delivery
         known = await self._desk.deliveries.of_task(self.task_id)
         if known is not None and known.key.message_id == self._message.message_id:
             return known
@@ -419,7 +434,10 @@ class Job:
         """Return what was decided, None while nothing is."""
         assert not isinstance(question.asked.about, ToolCall)
         if self._heard:
-            text, data = words_of(self._heard.popleft())
+            said = self._heard.popleft()
+            if any(part.HasField("raw") or part.HasField("url") for part in said.parts):
+                return NO_FILES
+            text, data = words_of(said)
             if data is not None and data.pop("questionId", question.asked.id) != question.asked.id:
                 return Unclear("That was the answer to another question.")
             return understand(question.asked.about, text, data)

@@ -33,7 +33,7 @@ TABLES: Final[Mapping[int, tuple[str, ...]]] = {
     1: ("tasks", "contexts", "main_contexts"),
     2: ("schema_version", "deliveries", "write_probe"),
     3: ("push_notification_configs", "push_due"),
-    4: ("cut_off_tasks",),
+    4: ("cut_off_tasks", "push_to_old_clients"),
 }
 """The tables that each version has brought; version 5 brought a column."""
 

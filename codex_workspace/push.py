@@ -19,6 +19,7 @@ from typing import Final, Protocol, assert_never
 from weakref import WeakValueDictionary
 
 import anyio
+from a2a.compat.v0_3.conversions import to_compat_task
 from a2a.server.tasks import PushNotificationEvent, PushNotificationSender
 from a2a.types import (
     StreamResponse,
@@ -92,6 +93,12 @@ class Subscriptions(Protocol):
 
     async def settled(self, task_id: str, config_id: str) -> None:
         """Take note that nothing is owed any more."""
+
+    def wants_tasks(self, task_id: str, config_id: str) -> bool:
+        """Tell whether a webhook was named in A2A 0.3, which has it told the whole task."""
+
+    async def task_for(self, task_id: str, config_id: str) -> Task | None:
+        """Return the task as it is now; None where it, or the configuration, is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +179,10 @@ class QueuedSender(PushNotificationSender):
         if self._is_news(task_id, event):
             notification = Notification.of(event)
             for config_id in configs:
-                self._put(Webhook(task_id, config_id), notification)
+                if not (
+                    isinstance(event, TaskArtifactUpdateEvent) and self._subscriptions.wants_tasks(task_id, config_id)
+                ):
+                    self._put(Webhook(task_id, config_id), notification)
 
     def owe(self, due: EndDue) -> None:
         """Queue the end of a task that an earlier process has not told."""
@@ -248,7 +258,7 @@ class QueuedSender(PushNotificationSender):
     async def _tell(self, webhook: Webhook, notification: Notification) -> None:
         """Send a notification until it is taken, refused, out of time, or not wanted any more."""
         until = anyio.current_time() + self._options.retry_for_s
-        body = notification.body()
+        body = await self._body(webhook, notification)
         for tries in itertools.count():
             config = self._subscriptions.of(webhook.task_id).get(webhook.config_id)
             if config is None:
@@ -280,6 +290,13 @@ class QueuedSender(PushNotificationSender):
                     assert_never(answer)
         if notification.is_end:
             await self._subscriptions.settled(webhook.task_id, webhook.config_id)
+
+    async def _body(self, webhook: Webhook, notification: Notification) -> bytes:
+        if self._subscriptions.wants_tasks(webhook.task_id, webhook.config_id):
+            task = await self._subscriptions.task_for(webhook.task_id, webhook.config_id)
+            if task is not None:
+                return to_compat_task(task).model_dump_json(by_alias=True, exclude_none=True).encode()
+        return notification.body()
 
     def _pause_after(self, tries: int, retry_after_s: float | None) -> float:
         pause = pause_after(tries) * self._jitter()

@@ -16,9 +16,11 @@ from typing import Final
 import anyio
 from a2a.server.context import ServerCallContext
 from a2a.server.models import PushNotificationConfigModel, TaskModel
+from a2a.server.owner_resolver import resolve_user_scope
 from a2a.server.tasks import DatabasePushNotificationConfigStore
 from a2a.server.tasks.push_notification_config_store import normalize_push_notification_config
-from a2a.types import TaskPushNotificationConfig, TaskStatus, TaskStatusUpdateEvent
+from a2a.server.tasks.task_store import TaskStore
+from a2a.types import Task, TaskPushNotificationConfig, TaskStatus, TaskStatusUpdateEvent
 from a2a.utils.errors import InternalError, InvalidParamsError
 from google.protobuf.json_format import ParseDict
 from sqlalchemy import Column, ColumnElement, Float, String, Table, and_, delete, insert, select
@@ -26,6 +28,7 @@ from sqlalchemy.engine import Row
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from codex_workspace.callers import Caller, is_of_0_3
 from codex_workspace.errors import StoreUnavailable
 from codex_workspace.health import waits_for_room
 from codex_workspace.tables import tables
@@ -61,15 +64,27 @@ class EndDue:
     event: TaskStatusUpdateEvent
 
 
+_old_clients = Table(
+    "push_to_old_clients",
+    tables,
+    Column("task_id", String(36), primary_key=True),
+    Column("config_id", String(MAX_CONFIG_ID_CHARS), primary_key=True),
+    Column("owner", String(255), nullable=False),
+)
+"""The webhooks that were named in A2A 0.3, and by whom."""
+
+
 class PushConfigs(DatabasePushNotificationConfigStore):
     """The push configurations of all tasks. Rows belong to a principal; `of` is for the sender, which serves all.
 
     Tokens and credentials lie in the database as they came: whoever reads the file has whole conversations too.
     """
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, tasks: TaskStore) -> None:
         super().__init__(engine, create_table=False)
+        self._tasks = tasks
         self._watching: dict[str, dict[str, TaskPushNotificationConfig]] = {}
+        self._old_clients: dict[tuple[str, str], str] = {}
 
     async def load(self) -> None:
         """Read what is due from the database; before anything else is asked."""
@@ -77,10 +92,27 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         is_due = and_(_due.c.task_id == model.task_id, _due.c.config_id == model.config_id)
         for config in await self._select_configs(select(_due.c.task_id).where(is_due).exists()):
             self._watching.setdefault(config.task_id, {})[config.id] = config
+        async with self.engine.connect() as connection:
+            rows = await connection.execute(select(_old_clients))
+            self._old_clients = {(row.task_id, row.config_id): row.owner for row in rows}
 
     def of(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
         """Return the configurations that are due for a task, by their ids; without a look at the database."""
         return self._watching.get(task_id, _NOBODY)
+
+    def wants_tasks(self, task_id: str, config_id: str) -> bool:
+        """Tell whether a webhook was named in A2A 0.3, which has it told the whole task."""
+        return (task_id, config_id) in self._old_clients
+
+    async def task_for(self, task_id: str, config_id: str) -> Task | None:
+        """Return the task as it is now; None where it, or the configuration, is gone."""
+        owner = self._old_clients.get((task_id, config_id))
+        if owner is None:
+            return None
+        # A query that is cancelled takes its connection with it.
+        with anyio.CancelScope(shield=True):
+            task: Task | None = await self._tasks.get(task_id, ServerCallContext(user=Caller(owner)))
+        return task
 
     async def set_info(
         self, task_id: str, notification_config: TaskPushNotificationConfig, context: ServerCallContext
@@ -106,6 +138,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
             # A query that is cancelled takes its connection with it.
             with anyio.CancelScope(shield=True):
                 is_due = await self._note(config)
+                await self._note_dialect(config, resolve_user_scope(context) if is_of_0_3(context) else None)
                 stored: TaskPushNotificationConfig = await super().set_info(task_id, config, context)
             stays = is_due
         except StoreUnavailable as error:
@@ -132,11 +165,14 @@ class PushConfigs(DatabasePushNotificationConfigStore):
             with anyio.CancelScope(shield=True):
                 await super().delete_info(task_id, context, config_id)
                 async with self.engine.begin() as connection:
-                    await connection.execute(delete(_due).where(_due.c.task_id == task_id, _due.c.config_id.in_(gone)))
+                    for table in (_due, _old_clients):
+                        of_these = and_(table.c.task_id == task_id, table.c.config_id.in_(gone))
+                        await connection.execute(delete(table).where(of_these))
         except StoreUnavailable as error:
             raise InternalError(message=error.public) from error
         for each in gone:
             self._watch(task_id, each, None)
+            self._old_clients.pop((task_id, each), None)
 
     async def settled(self, task_id: str, config_id: str) -> None:
         """Take note that nothing is owed any more. Where that fails, the end is told again after the next start."""
@@ -181,6 +217,22 @@ class PushConfigs(DatabasePushNotificationConfigStore):
             logger.debug("the same configuration was registered twice at once")
         return True
 
+    async def _note_dialect(self, config: TaskPushNotificationConfig, owner: str | None) -> None:
+        """Write down who has named a webhook in A2A 0.3; None: it was named in a newer version."""
+        key = config.task_id, config.id
+        if self._old_clients.get(key) == owner:
+            return
+        async with self.engine.begin() as connection:
+            is_this = and_(_old_clients.c.task_id == config.task_id, _old_clients.c.config_id == config.id)
+            await connection.execute(delete(_old_clients).where(is_this))
+            if owner is not None:
+                row = {"task_id": config.task_id, "config_id": config.id, "owner": owner}
+                await connection.execute(insert(_old_clients).values(row))
+        if owner is None:
+            self._old_clients.pop(key, None)
+        else:
+            self._old_clients[key] = owner
+
     @waits_for_room
     async def _settle(self, task_id: str, config_id: str) -> None:
         with anyio.CancelScope(shield=True):
@@ -192,7 +244,8 @@ async def forget_configs(connection: AsyncConnection, task_ids: Sequence[str]) -
     """Take the configurations of tasks away, in the caller's transaction."""
     model = PushNotificationConfigModel
     await connection.execute(delete(model).where(model.task_id.in_(task_ids)))
-    await connection.execute(delete(_due).where(_due.c.task_id.in_(task_ids)))
+    for table in (_due, _old_clients):
+        await connection.execute(delete(table).where(table.c.task_id.in_(task_ids)))
 
 
 async def forget_stray_configs(connection: AsyncConnection, before: float) -> None:

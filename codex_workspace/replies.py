@@ -62,7 +62,7 @@ from codex_workspace.events import (
     WebSearched,
 )
 from codex_workspace.live import LiveItems
-from codex_workspace.task_states import ANSWER
+from codex_workspace.task_states import ANSWER, OFFSET
 from codex_workspace.wire import JsonObject, JsonValue, safe_text
 
 USAGE: Final = "urn:codex-workspace:usage"
@@ -235,11 +235,14 @@ class Reply:
     def flush(self, now: float) -> list[A2AEvent]:
         """Return what waits, whether or not its time has come."""
         live = self._live.flush(now) if self._live is not None else []
-        waiting, append = self._answer.take(now)
+        waiting, offset = self._answer.take(now)
         if not waiting:
             return list(live)
         self._answer_shown = True
-        return [*live, self._artifact(ANSWER, [_text_part(waiting)], append=append)]
+        update = self._artifact(ANSWER, [_text_part(waiting)], append=offset is not None)
+        if offset is not None:
+            update.metadata[OFFSET] = offset
+        return [*live, update]
 
     def ended(self, outcome: Outcome, final: str | None = None) -> Task:
         """Return the whole of what the task has come to, to be kept and handed out again.
@@ -403,16 +406,16 @@ class _Answer:
         self._whole = text
         return text[len(streamed) :] if text.startswith(streamed) else ""
 
-    def take(self, now: float) -> tuple[str, bool]:
-        """Return the waiting text and whether it continues what went out; it counts as sent then."""
+    def take(self, now: float) -> tuple[str, int | None]:
+        """Return the waiting text, and after how many characters it goes on, None: it begins; it is sent now."""
         if self.due is None:
-            return "", False
-        waiting, append = "".join(self._waiting), self.was_sent
+            return "", None
+        waiting, offset = "".join(self._waiting), self._sent_chars if self.was_sent else None
         self._sent.append(waiting)
         self._sent_chars += len(waiting)
         self._waiting.clear()
         self.was_sent, self.last_update = True, now
-        return waiting, append
+        return waiting, offset
 
 
 def closing(ended: Task) -> list[A2AEvent]:

@@ -162,7 +162,8 @@ def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListen
     listen = settings.listen
     if listen.grpc_port is None:
         return nullcontext()
-    return grpc_bound(listen.host, listen.grpc_port, settings.config.limits.max_message_bytes)
+    limits = settings.config.limits
+    return grpc_bound(listen.host, listen.grpc_port, limits.max_message_bytes, limits.slow_reader_s)
 
 
 async def _begin(hosted: Hosted, app: Application) -> str:

@@ -161,7 +161,7 @@ class Limits:
     slow_reader_s: a client that does not take what it is sent for this long is cut off.
     """
 
-    max_message_bytes: Annotated[int, Range(1024, 1 << 30)] = 8 << 20
+    max_message_bytes: Annotated[int, Range(1024, 1 << 30)] = 12 << 20
     max_text_chars: Annotated[int, Range(1, MAX_INPUT_CHARS)] = MAX_INPUT_CHARS
     max_parts: Annotated[int, Range(1, 10_000)] = 100
     max_file_bytes: Annotated[int, Range(1024, 24 << 20)] = 5 << 20

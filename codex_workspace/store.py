@@ -75,7 +75,7 @@ class Store:
         self._lookups = lookups or engine
         self.tasks: Final = FrugalTaskStore(DatabaseTaskStore(engine, create_table=False))
         self.deliveries: Final = Deliveries(engine, lookups)
-        self.push_configs: Final = PushConfigs(engine)
+        self.push_configs: Final = PushConfigs(engine, self.tasks)
         self._health = Health(engine, *([lookups] if lookups not in (None, engine) else []))
 
     async def main_context(self, owner: str) -> str:

@@ -7,6 +7,9 @@ from a2a.types import TaskState
 ANSWER: Final = "answer"
 """Id and name of the artifact that holds what the agent says; all others come whole."""
 
+OFFSET: Final = "offset"
+"""In the metadata of an update with `append`: how many characters the artifact holds before it."""
+
 TERMINAL: Final = frozenset(
     {
         TaskState.TASK_STATE_COMPLETED,

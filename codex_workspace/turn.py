@@ -267,7 +267,7 @@ class Turn:
         """
         while self.ended is None:
             try:
-                events = [event for read in await self._next(by) for event in self._follow(read)]
+                events = await self._next(by)
                 if self._wish is _Wish.WANTED and self.ended is None and self._may_interrupt():
                     await self._send_interrupt()
                 if self._server_ended:
@@ -308,17 +308,18 @@ class Turn:
         with anyio.CancelScope(deadline=due):
             heard = await self._mailbox.take()
         if heard is None:
-            return await self._on_time(due)
+            return self._follow_all(await self._on_time(due))
+        # One after the other: what is asked in one message may be about what the one before it has told.
         return [event for each in heard for event in self._hear(each)]
 
-    def _hear(self, said: Notification | Asking) -> Sequence[TurnEvent]:
+    def _hear(self, said: Notification | Asking) -> list[TurnEvent]:
         if isinstance(said, Asking):
             self._take_question(said)
-            return ()
+            return []
         if said.method == RESOLVED:
             self._resolved(said.params.get("requestId"))
-            return ()
-        return self._reader.read(said)
+            return []
+        return self._follow_all(self._reader.read(said))
 
     def _take_question(self, asking: Asking) -> None:
         request = asking.request
@@ -376,6 +377,9 @@ class Turn:
         if now >= self._silence_ends:
             return await self._time_out(f"The turn was silent for {self._limits.inactivity_s:g} s and was stopped.")
         return []
+
+    def _follow_all(self, events: Sequence[TurnEvent]) -> list[TurnEvent]:
+        return [followed for event in events for followed in self._follow(event)]
 
     def _follow(self, event: TurnEvent) -> list[TurnEvent]:
         """Take note of what an event says of the turn's life; return what the reader gets."""

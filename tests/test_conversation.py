@@ -36,6 +36,7 @@ from codex_workspace.events import (
 )
 from codex_workspace.history import Trace
 from codex_workspace.instructions import Instructions
+from codex_workspace.questions import PatchQuestion
 from codex_workspace.turn import INTERRUPT_AGAIN_S, LAST_TURNS, QUIET_GRACE_S, STOP_GRACE_S, Codex, TurnLimits, words
 from codex_workspace.wire import JsonObject, JsonValue
 from tests.memory_codex import MemoryCodex, in_virtual_time, memory_codex, params_of
@@ -1268,6 +1269,38 @@ async def test_a_turn_s_clocks_stand_still_while_somebody_is_asked() -> None:
             events = await follow(begun)
         assert isinstance(events[-1], TurnEnded)
         assert events[-1].status == "completed"
+
+
+@in_virtual_time
+async def test_a_question_about_a_patch_tells_its_changes_though_both_come_at_once() -> None:
+    item: JsonObject = {
+        "type": "fileChange",
+        "id": "p",
+        "changes": [{"path": "a.txt", "kind": {"type": "add"}, "diff": "a"}],
+    }
+    of_turn: JsonObject = {"threadId": "thread-1", "turnId": "turn-1"}
+
+    async with scene() as now, anyio.create_task_group() as tasks:
+
+        async def far() -> None:
+            await now.end.start_thread()
+            await now.end.start_turn()
+            await now.end.codex.write(
+                {"method": "item/started", "params": {**of_turn, "item": item}},
+                {"id": 0, "method": "item/fileChange/requestApproval", "params": {**of_turn, "itemId": "p"}},
+            )
+            await now.end.codex.read()
+            await now.end.complete()
+
+        tasks.start_soon(far)
+        async with now.conversation.turn(words("hello")) as begun:
+            while begun.turn.asked is None:
+                await begun.turn.receive()
+            asked = begun.turn.asked
+            assert isinstance(asked.about, PatchQuestion)
+            assert [change.path for change in asked.about.changes] == ["a.txt"]
+            begun.turn.answer(asked, {"decision": "accept"})
+            await follow(begun)
 
 
 @in_virtual_time

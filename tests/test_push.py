@@ -12,7 +12,9 @@ from pathlib import Path
 import anyio
 import pytest
 import yaml
+from a2a.compat.v0_3 import types as old_types
 from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
 from a2a.server.events import EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.types import (
@@ -37,6 +39,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace import settings
+from codex_workspace.callers import HEADERS
 from codex_workspace.push import (
     LONGEST_PAUSE_S,
     LONGEST_RETRY_AFTER_S,
@@ -99,6 +102,12 @@ class Peers:
     async def settled(self, task_id: str, config_id: str) -> None:
         self.settled_ends.append((task_id, config_id))
         del self.configs[task_id][config_id]
+
+    def wants_tasks(self, task_id: str, config_id: str) -> bool:
+        return False
+
+    async def task_for(self, task_id: str, config_id: str) -> Task | None:
+        raise AssertionError
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
         assert headers["X-A2A-Notification-Token"] == "secret-token"
@@ -375,11 +384,11 @@ class Agent:
     push: Push
     store: Store
 
-    async def work(self, config: TaskPushNotificationConfig) -> Task:
+    async def work(self, config: TaskPushNotificationConfig, caller: ServerCallContext = ME) -> Task:
         message = Message(message_id="m", role=Role.ROLE_USER, parts=[Part(text="Six by seven?")])
         configuration = SendMessageConfiguration(task_push_notification_config=config)
         answer = await self.handler.on_message_send(
-            SendMessageRequest(message=message, configuration=configuration), ME
+            SendMessageRequest(message=message, configuration=configuration), caller
         )
         assert isinstance(answer, Task)
         assert answer.status.state == COMPLETED
@@ -448,6 +457,38 @@ async def test_a_webhook_is_told_what_becomes_of_a_task(tmp_path: Path) -> None:
             "lastChunk": True,
         }
     assert due_on_disk(tmp_path) == []
+
+
+async def test_a_webhook_of_a_client_of_0_3_is_told_whole_tasks_as_0_3_has_them(tmp_path: Path) -> None:
+    old = ServerCallContext(user=ME.user, state={HEADERS: {"host": "agent"}})
+    config = TaskPushNotificationConfig(id="a", url="", token="known")
+    async with webhook() as server:
+        config.url = server.url
+        async with agent(tmp_path) as working:
+            task = await working.work(config, old)
+            await server.heard(3)
+        told = [old_types.Task.model_validate_json(request.body) for request in server.received]
+        assert len(told) == 3
+        assert {each.id for each in told} == {task.id}
+        assert told[-1].status.state == old_types.TaskState.completed
+        assert [artifact.artifact_id for artifact in told[-1].artifacts or []] == ["answer"]
+        assert all(b'"kind":"task"' in request.body for request in server.received)
+
+
+async def test_a_webhook_that_is_named_anew_in_1_0_hears_1_0_and_both_are_known_after_a_restart(tmp_path: Path) -> None:
+    old = ServerCallContext(user=ME.user, state={HEADERS: {"a2a-version": "0.3"}})
+    new = ServerCallContext(user=ME.user, state={HEADERS: {"a2a-version": "1.0"}})
+    config = TaskPushNotificationConfig(url="https://hooks.example.com")
+    async with opened(tmp_path) as store:
+        for config.id, contexts in {"stays": [old], "changes": [old, new]}.items():
+            for context in contexts:
+                await store.push_configs.set_info("t", config, context)
+    async with opened(tmp_path) as store:
+        await store.push_configs.load()
+        assert store.push_configs.wants_tasks("t", "stays")
+        assert not store.push_configs.wants_tasks("t", "changes")
+        await store.push_configs.delete_info("t", old, "stays")
+        assert not store.push_configs.wants_tasks("t", "stays")
 
 
 @pytest.mark.alone

@@ -1,10 +1,14 @@
 """Every transport over real sockets, with the SDK's own client: what they have in common, and what tells them apart."""
 
 import json
+import signal
+import sys
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import anyio
 import grpc.aio
@@ -82,7 +86,7 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    folder: Path, options: ServerOptions = OPTIONS, other: AgentExecutor | None = None
+    folder: Path, options: ServerOptions = OPTIONS, other: AgentExecutor | None = None, dead_after_s: float = 15
 ) -> AsyncIterator[Served]:
     """Serve an echo, or another executor."""
 
@@ -90,7 +94,7 @@ async def served(
         return None
 
     with bind("127.0.0.1", 0) as listener:
-        async with grpc_bound("127.0.0.1", 0, options.max_body_bytes) as grpc_listener:
+        async with grpc_bound("127.0.0.1", 0, options.max_body_bytes, dead_after_s) as grpc_listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
             options = replace(options, url=url, grpc_url=f"127.0.0.1:{grpc_listener.port}")
             executor = Echo()
@@ -517,8 +521,50 @@ async def test_a_grpc_port_that_is_taken_is_one_sentence() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=f"A2A_HOST/A2A_GRPC_PORT: cannot listen on 127.0.0.1 port {port}; "):
-            async with grpc_bound("127.0.0.1", port, 1000):
+            async with grpc_bound("127.0.0.1", port, 1000, 15):
                 pass
+
+
+STUCK: Final = """
+import sys, grpc
+from a2a.types import Message, Part, SendMessageRequest
+from a2a.types.a2a_pb2_grpc import A2AServiceStub
+message = Message(message_id="m-1", role="ROLE_USER", parts=[Part(text="wait")])
+call = A2AServiceStub(grpc.insecure_channel(sys.argv[1])).SendStreamingMessage(
+    SendMessageRequest(message=message), metadata=(("a2a-version", "1.0"),))
+next(call)
+print("open", flush=True)
+next(call)
+"""
+"""A client that takes one event, and waits for the next."""
+
+
+async def test_a_grpc_client_that_is_gone_without_a_word_gives_its_place_back(tmp_path: Path) -> None:
+    options = replace(OPTIONS, streams=StreamBounds(in_all=1))
+    async with (
+        served(tmp_path, options, dead_after_s=1) as now,
+        await anyio.open_process([sys.executable, "-c", STUCK, str(now.options.grpc_url)]) as client,
+    ):
+        assert client.stdout is not None
+        assert b"open" in await client.stdout.receive()
+        assert await is_refused(now)
+        client.send_signal(signal.SIGSTOP)
+        while await is_refused(now):
+            await anyio.sleep(0.1)
+        client.kill()
+
+
+async def is_refused(now: Served) -> bool:
+    """Whether there is no place for one more stream."""
+    call = now.grpc.SendStreamingMessage(request(str(uuid.uuid4())), metadata=(("a2a-version", "1.0"),))
+    try:
+        await call.read()
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise
+        return True
+    call.cancel()
+    return False
 
 
 async def test_grpc_stops_although_a_stream_is_open(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What comes with a message and what is handed over: images, files, data, in and out."""
 
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +10,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import anyio
 import pytest
 from a2a.types import GetTaskRequest, Part, Task, TaskState
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
+from codex_workspace.attachments import FOLDER, Attachment, write
 from codex_workspace.scripted_model import Message as Said
 from codex_workspace.scripted_model import Output, ScriptedModel
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
@@ -169,3 +172,16 @@ def served(folder: Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+async def test_files_of_old_messages_are_removed_from_the_workspace(place: Place) -> None:
+    place.prepare()
+    write(place.workspace, "long-ago", [Attachment("a.txt", "text/plain", b"a")])
+    write(place.workspace, "today", [Attachment("a.txt", "text/plain", b"a")])
+    folder = place.workspace / FOLDER
+    os.utime(folder / "long-ago", (0, 0))
+    async with running_agent(place):
+        with anyio.fail_after(5):
+            while (folder / "long-ago").exists():
+                await anyio.sleep(0.01)
+        assert (folder / "today").exists()

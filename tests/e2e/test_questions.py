@@ -83,6 +83,13 @@ async def test_a_refusal_with_words_reaches_the_model(place: Place, model: Scrip
         assert model_heard(model, "write it to the workspace instead")
 
 
+async def test_a_file_is_no_answer(place: Place) -> None:
+    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+        again = await client.answer(seen, Part(raw=b"yes", media_type="text/plain", filename="answer.txt"))
+        assert (again.state, "A file cannot be an answer" in again.sentence) == (ASKING, True)
+        assert (await client.answer(again, text("no"))).state == COMPLETED
+
+
 async def test_a_program_answers_with_data(place: Place) -> None:
     async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
         wrong = await client.answer(seen, data(decision="approve", questionId="another"))

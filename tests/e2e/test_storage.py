@@ -248,3 +248,17 @@ async def test_a_repeated_message_finds_its_answer_and_old_ones_are_forgotten_at
                 await anyio.sleep(0.05)
         assert rows(place, "select task_id from deliveries") == [(new.task_id,)]
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+
+
+async def test_a_database_that_has_lost_everything_is_not_taken_for_a_new_one(place: Place) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.ask_blocking("hello")
+    for name in ("workspace.sqlite3-wal", "workspace.sqlite3-shm"):
+        (place.root / "state" / name).unlink(missing_ok=True)
+    database(place).write_bytes(b"")
+    sentence = await refusal(place)
+    assert f"{database(place)} is empty, although" in sentence
+    assert "remove the empty file to begin anew" in sentence
+    database(place).unlink()
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        assert (await client.ask_blocking("hello")).state == COMPLETED

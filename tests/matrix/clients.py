@@ -61,6 +61,11 @@ class Kind:
     transport: str
     opened: Callable[[str, str], AbstractAsyncContextManager[Client]]
 
+    @property
+    def is_old(self) -> bool:
+        """Whether it speaks A2A 0.3."""
+        return self.sdk == "python-0.3"
+
     def __str__(self) -> str:
         return f"{self.sdk} {self.transport}"
 
