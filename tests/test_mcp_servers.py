@@ -11,7 +11,8 @@ from codex_workspace.codex_home import managed_config, merge
 from codex_workspace.errors import ConfigError
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.providers import choose_provider
-from codex_workspace.settings import Settings, load_settings
+from codex_workspace.settings import TEMPLATE_DIR, Settings, load_settings
+from tests.test_docs import README, the_snippet
 
 TOKEN = "token-0123456789"
 PROGRAM = {"name": "srv", "command": "serve"}
@@ -122,6 +123,25 @@ def test_where_none_is_required_nothing_else_is_different(tmp_path: Path) -> Non
     same = load(tmp_path, PROGRAM, {**ADDRESS, "name": "other"})
     assert settings.mcp.optional == same.mcp
     assert settings.mcp.required
+
+
+def examples() -> list[object]:
+    """What README and config.yaml show of the servers."""
+    commented = (TEMPLATE_DIR / "config.yaml").read_text().partition("\n# mcp_servers:\n")[2].partition("\n\n")[0]
+    shown = "\n".join(["mcp_servers:", *(line.removeprefix("# ") for line in commented.splitlines())])
+    return [yaml.safe_load(text)["mcp_servers"] for text in (the_snippet(README, "mcp_servers"), shown)]
+
+
+@pytest.mark.parametrize("servers", examples(), ids=["README", "config.yaml"])
+def test_what_the_documents_show_is_taken(tmp_path: Path, servers: list[object]) -> None:
+    settings = load(tmp_path, *servers, TICKETS_TOKEN=TOKEN, DOCS_TOKEN="d", TEAM="t")
+    assert [server.name for server in settings.mcp.servers] == ["tickets", "docs"]
+    assert told(settings) == {
+        "mcp_servers": {
+            "tickets": {"env": {"TICKETS_TOKEN": TOKEN}},
+            "docs": {"http_headers": {"Authorization": "Bearer d", "X-Team": "t"}},
+        }
+    }
 
 
 @pytest.mark.parametrize(

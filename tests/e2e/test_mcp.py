@@ -1,7 +1,6 @@
 """MCP servers of config.yaml: the real codex, a real MCP server, and a model that calls its tools."""
 
 import hashlib
-import json
 import re
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import httpx
 import psutil
 from a2a.types import TaskState
 
+from codex_workspace.doctor import Facts, Finding, check_mcp
 from codex_workspace.scripted_model import Output, ScriptedModel
 from codex_workspace.settings import load_settings
 from tests.e2e.agent_process import REPOSITORY, Place, running_agent, spawn
@@ -135,7 +135,7 @@ async def test_a_token_is_seen_by_the_server_over_http_and_by_nobody_else(
     assert {f"authorization: Bearer {TOKEN}", f"x-partner: id {PARTNER}", "x-plain: agent"} <= set(headers)
     for secret in (TOKEN, PARTNER):
         assert secret not in told(model)[-1]
-        assert files_with(place, secret) == []
+        assert files_with(place, secret) == [seen]
 
 
 async def test_a_slow_server_is_there_before_the_first_call_of_the_model(place: Place, model: ScriptedModel) -> None:
@@ -196,23 +196,21 @@ def test_the_doctor_tells_what_each_server_is_like(place: Place) -> None:
     left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
     fine = stdio("fine", required=True, disabled_tools=["crash"])
     finding = diagnosis(with_servers(place, fine, stdio("broken", "--fail"), left_out))
-    assert (finding["status"], "mcp_servers in config.yaml" in finding["remedy"]) == ("warning", True)
-    keyless, broken, tools = finding["finding"].splitlines()
+    assert (finding.status, "mcp_servers in config.yaml" in finding.remedy) == ("warning", True)
+    keyless, broken, tools = finding.finding.splitlines()
     assert "NOBODY_SET_THIS, which is not set" in keyless
     assert broken.startswith("The MCP server broken is not there: ")
     assert tools == "fine: 3 tools (digest_of, echo, remember_headers)"
     finding = diagnosis(with_servers(place, stdio("needed", "--fail", required=True)))
-    assert (finding["status"], "needed is not there" in finding["finding"]) == ("failed", True)
+    assert (finding.status, "needed is not there" in finding.finding) == ("failed", True)
 
 
-def diagnosis(place: Place) -> dict[str, str]:
+def diagnosis(place: Place) -> Finding:
     """Return what the doctor says of the MCP servers."""
-    command = [sys.executable, "-m", "codex_workspace", "doctor", "--json"]
-    done = subprocess.run(command, env=place.prepare(), cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    (finding,) = [each for each in json.loads(done.stdout) if each["check"] == "mcp servers"]
-    assert isinstance(finding, dict)
-    return finding
+    facts = Facts(place.prepare())
+    facts.learn_settings()
+    facts.learn_provider()
+    return check_mcp(facts)
 
 
 @asynccontextmanager
