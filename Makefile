@@ -7,8 +7,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 JAVASCRIPT := $(shell command -v npm >/dev/null && \
 	node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' && echo .node-a2a/ready)
 
+# The ends of the supported range; in the middle is the pinned codex. The newest has no wheel.
+OLDEST := .venv-codex-oldest
+NEWEST := .venv-codex-newest
+CODEX_NEWEST := 0.169.0
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types chaos bench lock clean
+.PHONY: help demo test test-versions check lint types chaos bench lock clean
 
 help:            ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -16,9 +21,16 @@ help:            ## show what there is
 demo: .venv/runtime      ## see the agent at work: no key, no network
 	@$(BIN)/python -m codex_workspace demo
 
-test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT)     ## every test
+test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready     ## every test
 	$(BIN)/python -m pytest -m "not alone" --numprocesses 3 --dist worksteal
+	CODEX_BIN=$(CURDIR)/$(OLDEST)/codex_cli_bin/bin/codex $(BIN)/python -m pytest -m versions --numprocesses 3
 	$(BIN)/python -m pytest -m alone
+
+test-versions: .venv/dev .venv-a2a-0.3/ready $(OLDEST)/ready $(NEWEST)/ready  ## every end-to-end test with the oldest and the newest codex (needs npm)
+	@for codex in $(OLDEST)/codex_cli_bin/bin/codex $(NEWEST)/bin/codex; do \
+		CODEX_BIN=$(CURDIR)/$$codex $(BIN)/python -m pytest tests/e2e -m "not alone" --numprocesses 2 && \
+		CODEX_BIN=$(CURDIR)/$$codex $(BIN)/python -m pytest tests/e2e -m alone || exit; \
+	done
 
 check: lint types test   ## what CI runs: lint, types, tests
 
@@ -38,6 +50,14 @@ chaos: .venv/dev         ## strike everything down for minutes, and see that not
 bench: .venv/dev         ## the benchmark tables
 	@$(BIN)/python -m bench
 
+image:           ## build the container image with docker, podman or buildah (TAG= ENGINE= RUNTIME_VERSION=)
+	@$(PYTHON) -m image build $(if $(TAG),--tag $(TAG)) $(if $(ENGINE),--engine $(ENGINE)) \
+		$(if $(RUNTIME_VERSION),--runtime-version $(RUNTIME_VERSION))
+
+image-test: .venv/dev    ## build it and hold it to its contract, in real containers
+	$(BIN)/python -m image build --tag codex-workspace:test
+	$(BIN)/python -m pytest image --numprocesses 2
+
 lock: .venv/dev          ## pin anew what pyproject.toml asks for
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.txt pyproject.toml
 	@echo '# molecule-ai-workspace-runtime is installed beside these where the image is built with RUNTIME_VERSION' \
@@ -48,7 +68,7 @@ LOCK := --quiet --upgrade --strip-extras --annotation-style=line --no-header --n
 	--no-emit-find-links --no-emit-trusted-host
 
 clean:           ## remove what was installed and cached
-	rm -rf .venv .venv-a2a-0.3 .node-a2a .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-a2a-0.3 $(OLDEST) $(NEWEST) .node-a2a .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("this needs Python 3.11 or newer; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
@@ -67,6 +87,19 @@ clean:           ## remove what was installed and cached
 .venv-a2a-0.3/ready: requirements-a2a-0.3.txt
 	$(PYTHON) -m venv .venv-a2a-0.3
 	.venv-a2a-0.3/bin/python -m pip --disable-pip-version-check --no-input install --quiet -r requirements-a2a-0.3.txt
+	@touch $@
+
+$(OLDEST)/ready: requirements-codex-oldest.txt .venv/bin/python
+	rm -rf $(OLDEST)
+	$(PIP) --no-deps --target $(OLDEST) -r requirements-codex-oldest.txt
+	@touch $@
+
+$(NEWEST)/ready: Makefile
+	rm -rf $(NEWEST)
+	mkdir $(NEWEST)
+	cd $(NEWEST) && npm pack --silent @openai/codex@$(CODEX_NEWEST)-linux-$(if $(filter aarch64,$(shell uname -m)),arm64,x64)
+	tar xzf $(NEWEST)/*.tgz -C $(NEWEST) --strip-components=3 --exclude=voice package/vendor
+	rm $(NEWEST)/*.tgz
 	@touch $@
 
 .node-a2a/ready: tests/matrix/javascript/package.json tests/matrix/javascript/package-lock.json

@@ -49,8 +49,8 @@ from codex_workspace.wire import (
 
 logger = logging.getLogger(__name__)
 
-MINIMUM_VERSION: Final = (0, 130, 0)
-"""Older codexes cannot read a thread back or steer, and hang on an interrupt without a turn."""
+MINIMUM_VERSION: Final = (0, 136, 0)
+"""Older codexes do not keep a message's id in their record, so nobody can tell which of two like messages was lost."""
 
 CLIENT_NAME: Final = "codex_workspace"
 """Our name in `initialize`; codex makes an HTTP header of it, so it is plain ASCII."""

@@ -145,8 +145,10 @@ async def test_an_agent_that_serves_there_already_is_no_fault(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("said", "status", "finding"),
     [
-        ("codex-cli 0.129.9", "failed", "codex 0.129.9 at {binary} is too old"),
-        ("codex-cli 0.130.0", "ok", "codex 0.130.0 at {binary}"),
+        ("codex-cli 0.135.9", "failed", "codex 0.135.9 at {binary} is too old"),
+        ("codex-cli 0.136.0", "warning", "codex 0.136.0 at {binary} was not tested with this agent"),
+        ("codex-cli 0.157.1", "warning", "codex 0.157.1 at {binary} was not tested with this agent"),
+        ("codex-cli 0.158.0", "ok", "codex 0.158.0 at {binary}"),
         ("codex-cli 0.169.7", "ok", "codex 0.169.7 at {binary}"),
         ("codex-cli 0.170.0", "warning", "codex 0.170.0 at {binary} was not tested with this agent"),
         ("codex-cli 1.0.0", "warning", "codex 1.0.0 at {binary} was not tested with this agent"),
@@ -162,9 +164,10 @@ def test_a_codex_is_judged_by_its_version(
     assert (found.remedy == "") == (status == "ok")
 
 
-def test_the_tested_versions_are_those_of_the_recordings() -> None:
-    recorded = sorted(path.name for path in (REPOSITORY / "tests" / "recordings").iterdir() if path.is_dir())
-    assert {f"{major}.{minor}.{patch}" for major, minor, patch in TESTED_VERSIONS} <= set(recorded)
+def test_the_tested_versions_are_those_that_make_test_and_make_test_versions_run() -> None:
+    oldest, newest = (".".join(map(str, version)) for version in TESTED_VERSIONS)
+    assert f"openai-codex-cli-bin=={oldest}\n" in (REPOSITORY / "requirements-codex-oldest.txt").read_text()
+    assert f"\nCODEX_NEWEST := {newest}\n" in (REPOSITORY / "Makefile").read_text()
 
 
 @pytest.mark.parametrize(
