@@ -30,6 +30,7 @@ from codex_workspace.agent import launch_of, secrets_of, thread_options
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import prove_servers
 from codex_workspace.errors import CodexCannotStart, CodexError, ConfigError
+from codex_workspace.instructions import CODEX_READS_BYTES, MEMORY
 from codex_workspace.lock import folder_held, holder_of
 from codex_workspace.mcp_startup import Found
 from codex_workspace.migrations import NEWEST, refuse_newer
@@ -187,6 +188,22 @@ def check_provider(facts: Facts) -> Finding:
     except ConfigError as error:
         return Finding("failed", str(error), "set the credential, or name another provider in config.yaml")
     return Finding("ok", f"{provider.reason}; {provider.base_url}")
+
+
+def check_instructions(facts: Facts) -> Finding:
+    """What the agent is told of its work, and whether codex reads all of the workspace's AGENTS.md."""
+    told, skills = facts.settings.instructions, [skill.name for skill in facts.settings.skills]
+    files = f"{len(told.text)} characters of {', '.join(map(str, told.files))}" if told.files else "none"
+    finding = f"{files}; skills: {', '.join(skills)}" if skills else files
+    project = facts.settings.workspace_dir / MEMORY
+    size = project.stat().st_size if project.is_file() else 0
+    if size <= CODEX_READS_BYTES:
+        return Finding("ok", finding)
+    return Finding(
+        "warning",
+        f"{finding}\n{project} has {size} bytes, of which codex reads {CODEX_READS_BYTES}",
+        f"shorten it, or raise project_doc_max_bytes in {facts.settings.codex_home / 'config.toml'}",
+    )
 
 
 def check_access(facts: Facts) -> Finding:
@@ -501,6 +518,7 @@ def _dotted(version: tuple[int, int, int]) -> str:
 CHECKS: Final = (
     Check("config", check_config, exit_code=EXIT_CONFIG),
     Check("provider", check_provider, needs=("config",), exit_code=EXIT_CONFIG),
+    Check("instructions", check_instructions, needs=("config",)),
     Check("access", check_access, needs=("config",)),
     Check("codex", check_codex, needs=("config",), exit_code=EXIT_CODEX),
     Check("state", check_state, needs=("config",)),

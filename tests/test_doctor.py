@@ -9,7 +9,16 @@ from subprocess import DEVNULL, PIPE, CompletedProcess, Popen, run
 
 import pytest
 
-from codex_workspace.doctor import CHECKS, TESTED_VERSIONS, Facts, check_codex, check_database, check_workspace
+from codex_workspace.doctor import (
+    CHECKS,
+    TESTED_VERSIONS,
+    Facts,
+    Finding,
+    check_codex,
+    check_database,
+    check_instructions,
+    check_workspace,
+)
 from codex_workspace.server import bind
 from tests.e2e.agent_process import REPOSITORY, SECRET, Place, running_agent
 
@@ -60,6 +69,19 @@ def test_nothing_is_wrong(env: dict[str, str], tmp_path: Path) -> None:
     assert "answered initialize in " in done.stdout
     assert SECRET not in done.stdout
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_what_the_agent_is_told_is_shown(env: dict[str, str], tmp_path: Path) -> None:
+    prompt = Path(env["WORKSPACE_CONFIG_PATH"]) / "system-prompt.md"
+    prompt.write_text("Be brief.")
+    facts = Facts(env)
+    facts.learn_settings()
+    assert check_instructions(facts) == Finding("ok", f"9 characters of {prompt}")
+    (tmp_path / "workspace" / "AGENTS.md").write_text("x" * 32769)
+    found = check_instructions(facts)
+    assert found.status == "warning"
+    assert "AGENTS.md has 32769 bytes, of which codex reads 32768" in found.finding
+    assert "project_doc_max_bytes" in found.remedy
 
 
 def test_a_reader_that_leaves_early_is_no_traceback(env: dict[str, str]) -> None:
