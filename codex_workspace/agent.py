@@ -318,7 +318,7 @@ def _supply_bounds(settings: Settings) -> SupplyBounds:
         restart_wait_s=codex.restart_wait_s,
         max_restarts=codex.max_restarts,
         memory_mb=limits.codex_memory_mb,
-        threads=limits.codex_threads,
+        threads=settings.mcp.threads_within(limits.mcp_processes, limits.codex_threads),
     )
 
 

@@ -114,6 +114,11 @@ class McpServers:
         """What must not show up in a log or an answer."""
         return [secret for server in self.servers for secret in server.secrets]
 
+    def threads_within(self, processes: int, threads: int) -> int:
+        """How many threads, `threads` at the most, have `processes` of them together: each thread has its own."""
+        programs = sum(("command",) in server.table for server in self.servers)
+        return min(threads, max(1, processes // programs)) if programs else threads
+
     @property
     def required(self) -> bool:
         """Whether there is one without which nothing is answered."""

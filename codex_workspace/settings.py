@@ -154,6 +154,7 @@ class Limits:
     max_handed_file_bytes, max_handed_bytes: of one file that codex hands over, and of all files of a task.
     max_waiting_per_context, max_waiting: messages that wait for their turn; one more hears when to come back.
     codex_memory_mb (MiB), codex_threads: a codex that holds so much is replaced between turns.
+    mcp_processes: and so is one whose threads hold so many processes of MCP servers.
     max_running_turns: turns that run side by side, each in a context of its own; further ones wait.
     requests_per_minute: of one principal; a tenth of a minute's worth may come at once.
     max_streams_per_principal, max_streams: streams that are open at once.
@@ -179,6 +180,7 @@ class Limits:
     slow_reader_s: Annotated[float, Range(1, 3600)] = 15.0
     codex_memory_mb: Annotated[int, Range(64, 1 << 20)] = 1024
     codex_threads: Annotated[int, Range(1, 100_000)] = 400
+    mcp_processes: Annotated[int, Range(1, 100_000)] = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,12 @@ def test_where_none_is_required_nothing_else_is_different(tmp_path: Path) -> Non
     assert settings.mcp.required
 
 
+def test_processes_of_all_threads_are_bounded(tmp_path: Path) -> None:
+    two = load(tmp_path, PROGRAM, {**PROGRAM, "name": "other"}, {**ADDRESS, "name": "web"}).mcp
+    assert [two.threads_within(processes, 400) for processes in (1, 3, 64, 1000)] == [1, 1, 32, 400]
+    assert load(tmp_path, ADDRESS).mcp.threads_within(1, 400) == 400
+
+
 def examples() -> list[object]:
     """What README and config.yaml show of the servers."""
     commented = (TEMPLATE_DIR / "config.yaml").read_text().partition("\n# mcp_servers:\n")[2].partition("\n\n")[0]
