@@ -22,7 +22,7 @@ MEMORY: Final = "AGENTS.md"
 name in its own home and in the workspace only."""
 
 CODEX_READS_BYTES: Final = 32 << 10
-"""Of the workspace's files of that name; older codexes leave out the rest without a word. CODEX_HOME's is read whole."""
+"""Of the workspace's files of that name, where codex is not told otherwise; older ones drop the rest in silence."""
 
 MAX_BYTES: Final = 128 << 10
 """Of all of them. They go out with every model call: this is about 30,000 tokens, a tenth of what a model takes."""
