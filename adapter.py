@@ -11,6 +11,8 @@ from codex_workspace.contract import AdapterConfig, BaseAdapter
 from codex_workspace.owner import Owner
 from codex_workspace.providers import choose_provider
 from codex_workspace.settings import load_settings
+from codex_workspace.transcript import LINES, answer
+from codex_workspace.wire import JsonObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +77,16 @@ class CodexAdapter(BaseAdapter):
             raise
         self._executor = agent.executor
         return self._executor
+
+    async def transcript_lines(self, since: int = 0, limit: int = LINES) -> JsonObject:
+        """Return what codex does, after the first `since` lines of its record of the thread that was last at work.
+
+        `{runtime, supported, lines, cursor, more, source}`, as `Transcripts.lines` gives them.
+        """
+        agent = self._agent.current if self._agent is not None else None
+        if agent is None:
+            return answer(since=since)
+        return await agent.transcripts.lines(max(0, since), max(1, limit))
 
     async def close(self) -> None:
         """End codex and close the store."""

@@ -24,6 +24,7 @@ from codex_workspace.orders import OrderReader
 from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.replies import A2AEvent, Outcome, Reply, closing
 from codex_workspace.scrubbing import Scrubber
+from codex_workspace.telemetry import Telemetry
 from codex_workspace.turn import ToolCall
 from codex_workspace.wire import JsonObject
 
@@ -49,6 +50,7 @@ class CodexAppServerExecutor(AgentExecutor):
         admission: how many turns may run.
         question_timeout_s: how long a question waits for an answer before it counts as declined.
         asks_people: whether anybody is asked at all; else all questions are declined at once.
+        telemetry: is told of messages on their way.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class CodexAppServerExecutor(AgentExecutor):
         question_timeout_s: float = 3600.0,
         *,
         asks_people: bool = True,
+        telemetry: Telemetry | None = None,
     ) -> None:
+        self.telemetry = telemetry or Telemetry()
         self.conversations = conversations
         self.deliveries = deliveries
         self.admission = admission or Admission()

@@ -101,6 +101,11 @@ class Admission:
         """How many turns run."""
         return sum(place.phase is _Phase.RUNNING for place in self._places.values())
 
+    @property
+    def asking(self) -> int:
+        """How many turns wait for a person."""
+        return sum(place.phase is _Phase.ASKING for place in self._places.values())
+
     @contextmanager
     def enter(self, owner: str, context_id: str, message: str) -> Iterator[None]:
         """Promise a place to a new message; an error inside of the block takes the promise back.

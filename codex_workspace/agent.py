@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,6 +41,9 @@ from codex_workspace.settings import Settings
 from codex_workspace.skills import link_skills
 from codex_workspace.store import Store, open_store
 from codex_workspace.supply import Supply, SupplyBounds
+from codex_workspace.telemetry import Telemetry
+from codex_workspace.tracing import NO_TRACER, Tracer, open_tracing
+from codex_workspace.transcript import Transcripts
 from codex_workspace.turn import TurnLimits
 from codex_workspace.webhooks import AllowList, Guard, Webhooks
 from executor import CodexAppServerExecutor
@@ -74,6 +77,8 @@ class Agent:
     store: Store
     codex: Supply[Connection]
     admission: Admission
+    telemetry: Telemetry
+    transcripts: Transcripts
 
     async def not_ready(self) -> str | None:
         """Return why no message can be answered; None when it can. A codex that has died is started again by asking."""
@@ -90,6 +95,7 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
         settings.platform.token if settings.platform else None,
         provider.credential if provider else None,
         *settings.mcp.secrets,
+        *settings.observing.secrets,
     ]
     known = [secret.reveal() for secret in held if secret is not None]
     return [*known, *(part for secret in known for part in _tokens_in(secret)), *_database_secrets(settings)]
@@ -144,22 +150,38 @@ async def open_agent(
             logger.warning("the MCP server %s is left out: %s", name, why)
         launch = launch_of(settings, provider, env)
         await end_leftovers(launch.family)
+        scrub = Scrubber(each for each in secrets_of(settings, provider) if len(each) >= SHORTEST_SECRET)
         async with (
+            tracing(settings, scrub) as tracer,
             open_store(settings.database_url.reveal()) as store,
             _pruning(settings, store),
-            _agent(settings, provider, launch, store) as agent,
+            _agent(settings, provider, launch, store, Telemetry(tracer=tracer), scrub) as agent,
         ):
             yield agent
 
 
+def tracing(settings: Settings, scrub: Callable[[str], str]) -> AbstractAsyncContextManager[Tracer]:
+    """Return the block in which spans are exported, where the operator wants that."""
+    if not settings.observing.traces:
+        return nullcontext(NO_TRACER)
+    headers = settings.observing.trace_headers
+    return open_tracing(settings.config.name, None if headers is None else headers.reveal(), scrub)
+
+
 @asynccontextmanager
-async def _agent(settings: Settings, provider: ChosenProvider, launch: Launch, store: Store) -> AsyncIterator[Agent]:
+async def _agent(
+    settings: Settings,
+    provider: ChosenProvider,
+    launch: Launch,
+    store: Store,
+    telemetry: Telemetry,
+    scrub: Scrubber,
+) -> AsyncIterator[Agent]:
     codex = Supply(
         _opener(launch, settings, thread_options(settings, provider)), _supply_bounds(settings), Owner[Connection]
     )
     try:
         conversations = Conversations(_maker(settings, provider, store, codex))
-        scrub = Scrubber(each for each in secrets_of(settings, provider) if len(each) >= SHORTEST_SECRET)
         policy = RecoveryPolicy(settings.config.codex.recovery)
         admission = Admission(_bounds(settings))
         orders = _orders(settings, scrub)
@@ -175,9 +197,11 @@ async def _agent(settings: Settings, provider: ChosenProvider, launch: Launch, s
                 admission,
                 patience_s,
                 asks_people=_asks_people(settings),
+                telemetry=telemetry,
             )
+            transcripts = Transcripts(settings.codex_home, store.deliveries.newest_thread, scrub)
             try:
-                yield Agent(executor, store, codex, admission)
+                yield Agent(executor, store, codex, admission, telemetry, transcripts)
             finally:
                 tasks.cancel_scope.cancel()
     finally:

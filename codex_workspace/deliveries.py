@@ -15,6 +15,7 @@ is not ACKNOWLEDGED when a process begins is taken up then.
 """
 
 import hashlib
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,17 +34,20 @@ from sqlalchemy import (
     Update,
     and_,
     delete,
+    func,
     insert,
     select,
     update,
 )
 from sqlalchemy.engine import Row
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from codex_workspace.errors import AgentError
 from codex_workspace.health import waits_for_room
 from codex_workspace.tables import MAX_CONTEXT_ID_CHARS, tables
+
+logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_ID_CHARS: Final = 255
 """What the key's column holds; a UUID has 36."""
@@ -206,6 +210,28 @@ class Deliveries:
         async with self._engine.connect() as connection:
             row = (await connection.execute(newest.limit(1))).one_or_none()
         return None if row is None else _delivery(row)
+
+    async def counts(self) -> Mapping[str, int] | None:
+        """Return how many messages are kept in each state; None where the database does not say."""
+        counted = select(_deliveries.c.state, func.count()).group_by(_deliveries.c.state)
+        try:
+            async with self._lookups.connect() as connection:
+                rows = (await connection.execute(counted)).all()
+        except SQLAlchemyError as error:
+            logger.debug("the messages cannot be counted: %s", error)
+            return None
+        found = {row[0]: int(row[1]) for row in rows}
+        return {str(state): found.get(state, 0) for state in DeliveryState}
+
+    async def newest_thread(self, context_id: str | None = None) -> str | None:
+        """Return the codex thread that was last at work, of everybody's or of one context; None where there is none."""
+        known = select(_deliveries.c.thread_id).where(_deliveries.c.thread_id.is_not(None))
+        if context_id is not None:
+            known = known.where(_deliveries.c.context_id == context_id)
+        async with self._lookups.connect() as connection:
+            newest = await connection.execute(known.order_by(_deliveries.c.changed_at.desc()).limit(1))
+            thread_id: str | None = newest.scalar_one_or_none()
+            return thread_id
 
     async def unfinished(self) -> list[Delivery]:
         """Return what has no answer, or an answer whose source does not know of it, in the order of acceptance."""

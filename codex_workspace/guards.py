@@ -68,11 +68,14 @@ class Doorkeeper:
 
 
 class TokenBackend(AuthenticationBackend):
-    """Lets requests of principals pass, and all requests for public paths."""
+    """Lets requests of principals pass, and all requests for public paths; `doors` has paths with their own keeper."""
 
-    def __init__(self, doorkeeper: Doorkeeper, public_paths: frozenset[str]) -> None:
+    def __init__(
+        self, doorkeeper: Doorkeeper, public_paths: frozenset[str], doors: Mapping[str, Doorkeeper] | None = None
+    ) -> None:
         self._doorkeeper = doorkeeper
         self._public_paths = public_paths
+        self._doors = doors or {}
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
         """Return who it is; None for a public path.
@@ -80,10 +83,11 @@ class TokenBackend(AuthenticationBackend):
         Raises:
             AuthenticationError: with the sentence for the client.
         """
-        if conn.url.path in self._public_paths:
+        path = conn.url.path
+        if path in self._public_paths:
             return None
-        headers = conn.headers
-        principal = self._doorkeeper.admit(headers.get("authorization", ""), headers.get(API_KEY_HEADER, ""))
+        headers, doorkeeper = conn.headers, self._doors.get(path, self._doorkeeper)
+        principal = doorkeeper.admit(headers.get("authorization", ""), headers.get(API_KEY_HEADER, ""))
         return AuthCredentials(["authenticated"]), principal
 
 

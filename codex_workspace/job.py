@@ -9,7 +9,7 @@ import math
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, assert_never
@@ -39,6 +39,7 @@ from codex_workspace.events import TurnEnded, TurnFailure, TurnText
 from codex_workspace.failures import explain
 from codex_workspace.groups import plain_task_group
 from codex_workspace.live import ITEMS, LiveItems
+from codex_workspace.metrics import TaskOutcome
 from codex_workspace.midturn import Earlier, MidTurn, in_place_of
 from codex_workspace.prompts import data_of, prompt_of
 from codex_workspace.questions import Decision, Declined, result_of
@@ -56,6 +57,7 @@ from codex_workspace.replies import (
 )
 from codex_workspace.scrubbing import Scrubber
 from codex_workspace.task_states import ASKING
+from codex_workspace.telemetry import MessageWatch, Telemetry, TurnWatch
 from codex_workspace.turn import Asked, Input, ToolCall, Turn, words
 from codex_workspace.wire import JsonObject
 
@@ -82,6 +84,15 @@ MAX_LOGGED_CHARS: Final = 2000
 """Of what a model endpoint says of its failure; some send whole pages."""
 
 
+ENDS: Final = {
+    TaskState.TASK_STATE_COMPLETED: TaskOutcome.COMPLETED,
+    TaskState.TASK_STATE_FAILED: TaskOutcome.FAILED,
+    TaskState.TASK_STATE_CANCELED: TaskOutcome.CANCELED,
+    TaskState.TASK_STATE_REJECTED: TaskOutcome.REJECTED,
+}
+"""How a task's last state is counted."""
+
+
 class CutOff(CodexError):
     """A turn ended with its codex, against everybody's wish."""
 
@@ -102,6 +113,7 @@ class Order:
 class Desk(Protocol):
     """What jobs need of the agent that is the same for all."""
 
+    telemetry: Telemetry
     conversations: Conversations
     deliveries: Deliveries
     admission: Admission
@@ -204,9 +216,11 @@ class Job:
     async def run(self) -> None:
         """Answer the message: a Task first, a terminal status last, and no exception in between."""
         name = self._message.message_id or self.task_id
+        watched = self._desk.telemetry.message(self.task_id, self.context_id, self._request.call_context.state)
         try:
-            with self._life, self._desk.admission.claim(self.owner, self.context_id, name) as self._place:
-                await self._work()
+            with watched as watch, self._life, self._desk.admission.claim(self.owner, self.context_id, name) as place:
+                self._place = place
+                await self._work(watch)
         except Exception as error:
             # Whoever waits for the task gets it; nobody else is hurt.
             logger.log(logging.INFO if isinstance(error, UnsupportedOperationError) else logging.ERROR, "%s", error)
@@ -221,7 +235,7 @@ class Job:
         assert message is not None
         return message
 
-    async def _work(self) -> None:
+    async def _work(self, watch: MessageWatch) -> None:
         if self._request.current_task is None:
             await self._send([self._reply.opened(self._message)])
         delivery = await self._delivery()
@@ -229,10 +243,11 @@ class Job:
             self.ended = Task.FromString(delivery.ending)
             await self._send(replayed(self.ended))
             return
-        ended = await self._answer(delivery)
+        ended = await self._answer(delivery, watch)
         # Down on disk first: from here on, the answer is only handed out.
         await self._desk.deliveries.answered(delivery.key, ended.SerializeToString())
         self.ended = ended
+        watch.ended(ENDS[ended.status.state])
         await self._send([*self._unasked(), *closing(ended)])
 
     async def _delivery(self) -> Delivery:
@@ -253,12 +268,12 @@ class Job:
             raise UnsupportedOperationError(message=f"message {key.message_id} is answered by another task")
         return accepted
 
-    async def _answer(self, delivery: Delivery) -> Task:
+    async def _answer(self, delivery: Delivery, watch: MessageWatch) -> Task:
         """Run the turn, send what comes of it, and return what the task has come to."""
         reply = self._reply
         try:
             with self._waiting:
-                return await self._run(delivery)
+                return await self._run(delivery, watch)
         except InputRefused as error:
             return reply.ended(Outcome(TaskState.TASK_STATE_REJECTED, str(error), code("inputRefused")))
         except AgentError as error:
@@ -269,7 +284,7 @@ class Job:
             return reply.ended(self._failed("The agent made a mistake of its own; its log says more.", "internal"))
         return reply.ended(self._stopped_as or canceled())
 
-    async def _run(self, delivery: Delivery) -> Task:
+    async def _run(self, delivery: Delivery, watch: MessageWatch) -> Task:
         desk, is_taken_up = self._desk, was_taken_up(self._request)
         order = self.order = await desk.read(self._message, self.task_id)
         conversation = desk.conversations.of(self.owner, self.context_id)
@@ -281,11 +296,17 @@ class Job:
         if is_taken_up and self._request.current_task and self._request.current_task.status.state in ASKING:
             await self._send([self._reply.notice(VOID)])
         assert self._place is not None
-        # First this context's turn, then the agent's: whoever waits for the former keeps nobody from the latter.
-        async with conversation.floor() as floor, desk.admission.turn(self._place):
-            return await self._speak(delivery, floor, order, is_taken_up=is_taken_up)
+        async with AsyncExitStack() as held:
+            with watch.waiting():
+                # First this context's turn, then the agent's: whoever waits for the former keeps nobody from the
+                # latter.
+                floor = await held.enter_async_context(conversation.floor())
+                await held.enter_async_context(desk.admission.turn(self._place))
+            return await self._speak(delivery, floor, order, watch, is_taken_up=is_taken_up)
 
-    async def _speak(self, delivery: Delivery, floor: Floor, order: Order, *, is_taken_up: bool) -> Task:
+    async def _speak(
+        self, delivery: Delivery, floor: Floor, order: Order, watch: MessageWatch, *, is_taken_up: bool
+    ) -> Task:
         """Run turns until one has come to its end, or nothing more is to be tried."""
         step: Step = SayAgain()
         deaths = Deaths(codex=delivery.deaths)
@@ -307,7 +328,8 @@ class Job:
                 case _:
                     assert_never(step)
             try:
-                return await self._turn(delivery, floor, said, order.options)
+                with watch.turn() as turn:
+                    return await self._turn(delivery, floor, said, order.options, turn)
             except CutOff as cut_off:
                 deaths = replace(deaths, codex=await self._desk.deliveries.died(delivery.key))
                 step = await self._next_step(delivery, floor, order, deaths, str(cut_off))
@@ -322,7 +344,9 @@ class Job:
         logger.info("task %s is taken up: %s, so %s", self.task_id, found, type(step).__name__)
         return step
 
-    async def _turn(self, delivery: Delivery, floor: Floor, said: Input, options: TurnOptions) -> Task:
+    async def _turn(
+        self, delivery: Delivery, floor: Floor, said: Input, options: TurnOptions, watch: TurnWatch
+    ) -> Task:
         """Run one turn to its end.
 
         Raises:
@@ -334,9 +358,10 @@ class Job:
                 if self._stopped_as is not None:
                     begun.turn.interrupt()
                 notes = [self._reply.notice(self._desk.scrub(begun.note))] if begun.note else []
-                async with self._noted(delivery, begun.turn):
-                    await self._send([self._reply.working(), *notes])
-                    text = await self._follow(begun.turn)
+                with watch.running(begun.turn):
+                    async with self._noted(delivery, begun.turn):
+                        await self._send([self._reply.working(), *notes])
+                        text = await self._follow(begun.turn, watch)
         except CodexGone as gone:
             self.turn = None
             if self._stopped_as is not None:
@@ -365,12 +390,13 @@ class Job:
                 await written.wait()
                 raise
 
-    async def _follow(self, turn: Turn) -> TurnText:
+    async def _follow(self, turn: Turn, watch: TurnWatch) -> TurnText:
         """Send the turn's events as they come, text at most ten times a second, until the turn has ended."""
         text, reply, redactor = TurnText(), self._reply, Redactor(self._desk.scrub)
         while turn.ended is None:
             out: list[A2AEvent] = []
             for event in await turn.receive(by=self._next_look()):
+                watch.see(event)
                 for told in redactor.take(event):
                     text.apply(told)
                     out += reply.apply(told, anyio.current_time())

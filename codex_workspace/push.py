@@ -170,6 +170,11 @@ class QueuedSender(PushNotificationSender):
         self._busy = 0
         self._at_rest = anyio.Event()
 
+    @property
+    def waiting(self) -> int:
+        """How many notifications are not told yet."""
+        return self._count
+
     async def send_notification(self, task_id: str, event: PushNotificationEvent) -> None:
         """Queue an event for whoever wants to hear of the task; waits for nothing."""
         configs = self._subscriptions.of(task_id)

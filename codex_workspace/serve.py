@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -15,10 +16,11 @@ from a2a.types import AgentExtension
 from anyio.abc import TaskStatus
 
 from codex_workspace.admission import Admission
-from codex_workspace.agent import open_agent, prepare_state, secrets_of
+from codex_workspace.agent import open_agent, prepare_state, secrets_of, tracing
 from codex_workspace.executors import load_executor
 from codex_workspace.groups import plain_task_group
 from codex_workspace.grpc_server import GrpcListener, grpc_bound
+from codex_workspace.levels import LevelReader
 from codex_workspace.live import ITEMS
 from codex_workspace.lock import folder_held
 from codex_workspace.logs import set_up_logging
@@ -31,7 +33,11 @@ from codex_workspace.server import Application, Readiness, ServerOptions, bind, 
 from codex_workspace.settings import Settings
 from codex_workspace.skills import Skill
 from codex_workspace.store import Store, open_store
-from codex_workspace.streams import StreamBounds
+from codex_workspace.streams import Bounded, StreamBounds
+from codex_workspace.supply import SupplyFigures
+from codex_workspace.telemetry import Telemetry
+from codex_workspace.transcript import Transcripts
+from codex_workspace.views import View, metrics_view, transcript_view
 from codex_workspace.wishes import TURN
 
 logger = logging.getLogger(__name__)
@@ -62,6 +68,8 @@ class Hosted:
 
     begin: called when everything is there; gives what the log says of who answers.
     drain: ends what is running, with so many seconds of patience.
+    telemetry: is told of messages on their way.
+    codex, transcripts: tell of the codex behind it, where there is one.
     """
 
     executor: AgentExecutor
@@ -70,6 +78,9 @@ class Hosted:
     admission: Admission | None
     begin: Callable[[], Awaitable[str]]
     drain: Callable[[float], Awaitable[None]]
+    telemetry: Telemetry
+    codex: Callable[[], SupplyFigures] | None = None
+    transcripts: Transcripts | None = None
 
 
 Opening = Callable[[str], AbstractAsyncContextManager[Hosted]]
@@ -96,8 +107,17 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
                 number = ".".join(str(each) for each in codex.version)
                 return f"codex {number}, model {provider.model}"
 
-            executor = agent.executor
-            yield Hosted(executor, agent.store, agent.not_ready, agent.admission, begin, executor.drain)
+            yield Hosted(
+                agent.executor,
+                agent.store,
+                agent.not_ready,
+                agent.admission,
+                begin,
+                agent.executor.drain,
+                agent.telemetry,
+                agent.codex.figures,
+                agent.transcripts,
+            )
 
     await _serve(settings, About(INPUT_MODES, EXTENSIONS, settings.skills, setup_of(settings, provider)), opened)
 
@@ -114,12 +134,17 @@ async def serve_other(settings: Settings, name: str) -> None:
     @asynccontextmanager
     async def opened(url: str) -> AsyncIterator[Hosted]:
         prepare_state(settings)
-        async with folder_held(settings.state_dir, url), open_store(settings.database_url.reveal()) as store:
+        async with (
+            folder_held(settings.state_dir, url),
+            tracing(settings, Scrubber(secrets_of(settings, None))) as tracer,
+            open_store(settings.database_url.reveal()) as store,
+        ):
 
             async def begin() -> str:
                 return name
 
-            yield Hosted(executor, store, store.problem, None, begin, _nothing_runs)
+            telemetry = Telemetry(tracer=tracer)
+            yield Hosted(executor, store, store.problem, None, begin, _nothing_runs, telemetry)
 
     await _serve(settings, About(), opened)
 
@@ -136,7 +161,16 @@ async def _serve(settings: Settings, about: About, opening: Opening) -> None:
             async with (
                 opening(options.url) as hosted,
                 _push(settings, hosted.store) as push,
-                build_app(options, hosted.executor, hosted.store, hosted.ready, hosted.admission, push) as app,
+                build_app(
+                    options,
+                    hosted.executor,
+                    hosted.store,
+                    hosted.ready,
+                    hosted.admission,
+                    push,
+                    views=partial(_views, settings, hosted, push),
+                    tracer=hosted.telemetry.tracer,
+                ) as app,
             ):
                 who = await _unless(stop, lambda: _begin(hosted, app))
                 if who is not None:
@@ -150,6 +184,27 @@ async def _serve(settings: Settings, about: About, opening: Opening) -> None:
                         await hosted.drain(settings.config.codex.shutdown_grace_s)
             tasks.cancel_scope.cancel()
     logger.info("stopped")
+
+
+def _views(settings: Settings, hosted: Hosted, push: Push | None, front: Bounded) -> list[View]:
+    """Return what those who run the agent can look at."""
+    reader = LevelReader(
+        hosted.store.deliveries,
+        lambda: front.open_streams,
+        hosted.admission,
+        hosted.codex,
+        None if push is None else lambda: push.sender.waiting,
+    )
+
+    async def scrape() -> bytes:
+        return hosted.telemetry.metrics.scrape(await reader.read())
+
+    metrics_token, platform = settings.observing.metrics_token, settings.platform
+    views = [metrics_view(scrape, None if metrics_token is None else metrics_token.reveal())]
+    if hosted.transcripts is not None:
+        token = platform.token.reveal() if platform is not None and platform.token is not None else None
+        views.append(transcript_view(hosted.transcripts.lines, token))
+    return views
 
 
 def _push(settings: Settings, store: Store) -> AbstractAsyncContextManager[Push | None]:

@@ -1,12 +1,12 @@
 """The A2A server: an application around any `AgentExecutor`, and the loop that serves it.
 
 JSON-RPC at `/`, HTTP+JSON beside it, gRPC on a port of its own, for A2A 1.0 and 0.3; the agent card, `/healthz` and
-`/readyz`. Nothing here knows codex.
+`/readyz`, and the views of those who run the agent. Nothing here knows codex.
 """
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
@@ -41,6 +41,9 @@ from codex_workspace.readers import impatient
 from codex_workspace.skills import Skill
 from codex_workspace.store import Store
 from codex_workspace.streams import Bounded, StreamBounds
+from codex_workspace.tracing import NO_TRACER, Tracer
+from codex_workspace.views import View, doors
+from codex_workspace.views import routes as view_routes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,28 +138,35 @@ async def build_app(
     ready: Readiness,
     admission: Admission | None = None,
     push: Push | None = None,
+    *,
+    views: Callable[[Bounded], Sequence[View]] = lambda _front: (),
+    tracer: Tracer = NO_TRACER,
 ) -> AsyncIterator[Application]:
     """Make the application around an executor; leaving ends the tasks that still run in it.
 
     `admission` says which messages are taken; the executor must claim their places in it. None: all are. `push` tells
-    webhooks of tasks; None: nobody does.
+    webhooks of tasks; None: nobody does. `views` makes what is to be looked at, told what
+    counts the streams; `tracer` gets the requests' spans.
     """
     options = replace(options, push_notifications=push is not None)
     facts = card_facts(options)
     card = agent_card(facts)
     handler = OnceHandler(executor, store, admission, card, one_main_context=options.one_main_context, push=push)
-    front = Bounded(handler, options.streams, card, extended_card(facts))
+    front = Bounded(handler, options.streams, card, extended_card(facts), tracer)
     doorkeeper, rates = Doorkeeper(options.tokens), Rates(options.requests_per_minute)
+    seen = views(front)
     extensions = Extensions(options.extensions)
+    backend = TokenBackend(doorkeeper, PUBLIC_PATHS, doors(seen, options.tokens))
     routes = [
         Route("/healthz", _healthz),
         Route("/readyz", _readyz(ready)),
+        *view_routes(seen, options.tokens),
         *_card_routes(card if options.sign is None else options.sign(card)),
         *_a2a_routes(front, extensions, has_old="0.3" in options.versions),
     ]
     middleware = [
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
-        Middleware(AuthenticationMiddleware, backend=TokenBackend(doorkeeper, PUBLIC_PATHS), on_error=unauthorized),
+        Middleware(AuthenticationMiddleware, backend=backend, on_error=unauthorized),
         Middleware(RateLimit, rates=rates),
         Middleware(JsonOnly),
         Middleware(ActiveExtensions, known=extensions.uris),

@@ -12,7 +12,8 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
+from urllib.parse import unquote
 
 from codex_workspace.environment import (
     IN_ENVIRONMENT,
@@ -286,6 +287,30 @@ class Log:
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
+SHORTEST_HEADER_SECRET: Final = 8
+"""A shorter value of a header, such as a tenant's number, is no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observing:
+    """What those who run the agent look at.
+
+    metrics_token: opens /metrics and nothing else. traces: whether spans are exported; `trace_headers` are shown then.
+    """
+
+    metrics_token: Secret | None = None
+    traces: bool = False
+    trace_headers: Secret | None = None
+
+    @property
+    def secrets(self) -> list[Secret]:
+        """Return what must not show up: the token, and the values of the headers."""
+        told = self.trace_headers.reveal().split(",") if self.trace_headers is not None else []
+        values = [unquote(pair.partition("=")[2].strip()) for pair in told]
+        shown = [Secret(value) for value in values if len(value) >= SHORTEST_HEADER_SECRET]
+        return [*shown, *([self.metrics_token] if self.metrics_token is not None else [])]
+
+
 @dataclass(frozen=True, slots=True)
 class Platform:
     """The platform to register with, and who we are there. Without a token, registering has to mint one."""
@@ -323,6 +348,7 @@ class Settings:
     mcp: McpServers = field(default_factory=McpServers)
     instructions: Instructions = field(default_factory=Instructions)
     skills: tuple[Skill, ...] = ()
+    observing: Observing = field(default_factory=Observing)
 
 
 _LOG_FORMATS: Mapping[str, Literal["text", "json"]] = {"text": "text", "json": "json"}
@@ -355,6 +381,7 @@ def load_settings(
     state = _state_dir(variables, here, root)
     model, source = _model(variables, config, file)
     workspace, home = _workspace_dir(variables, here, root), variables.path("CODEX_HOME", here) or state / "codex"
+    listen = _listen(variables, config, file)
     return Settings(
         config=config,
         config_file=file,
@@ -362,7 +389,7 @@ def load_settings(
         workspace_dir=workspace,
         codex_home=home,
         codex_bin=_codex_bin(variables, here),
-        listen=_listen(variables, config, file),
+        listen=listen,
         database_url=_database_url(variables, state),
         log=_log(variables),
         platform=_platform(variables),
@@ -373,6 +400,7 @@ def load_settings(
             config.prompt_files, file.parent, Place(str(file)).at("prompt_files"), (workspace, home)
         ),
         skills=read_skills(config.skills, file.parent, Place(str(file)).at("skills")),
+        observing=_observing(variables, listen),
     )
 
 
@@ -530,6 +558,21 @@ def _database_url(variables: Variables, state: Path) -> Secret:
 
 def _log(variables: Variables) -> Log:
     return Log(variables.choice("LOG_FORMAT", _LOG_FORMATS, "text"), variables.choice("LOG_LEVEL", _LOG_LEVELS, "info"))
+
+
+def _observing(variables: Variables, listen: Listen) -> Observing:
+    token = read_header_secret(variables.env, "METRICS_TOKEN")
+    if token is not None and token in listen.tokens.values():
+        raise IN_ENVIRONMENT.at("METRICS_TOKEN").error("is another token as well; it is to open /metrics and no more")
+    endpoints = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    named = [name for name in endpoints if variables.checked(name, HttpUrl) is not None]
+    is_on = variables.choice("OTEL_TRACES_EXPORTER", {"otlp": True, "none": False}, "otlp")
+    variables.choice("OTEL_EXPORTER_OTLP_PROTOCOL", {"http/protobuf": None}, "http/protobuf")
+    return Observing(
+        metrics_token=token,
+        traces=bool(named) and is_on and not variables.flag("OTEL_SDK_DISABLED"),
+        trace_headers=variables.secret("OTEL_EXPORTER_OTLP_HEADERS"),
+    )
 
 
 def _platform(variables: Variables) -> Platform | None:

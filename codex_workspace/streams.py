@@ -32,7 +32,9 @@ from a2a.utils.errors import A2AError, InternalError
 from a2a.utils.input_mode_validator import validate_input_modes
 
 from codex_workspace.busy import busy
+from codex_workspace.callers import HEADERS
 from codex_workspace.rates import RETRY_STREAM_S, Places, TooMany
+from codex_workspace.tracing import NO_TRACER, REQUEST_SPAN, Kind, Span, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +56,19 @@ class Bounded(RequestHandler):
     """Hands requests on to a handler, within bounds.
 
     `card` names the media types that are taken; `extended` is what is told to those who were let in, None: no more.
+    `tracer` gets a span of each request, which joins the caller's trace.
     """
 
     def __init__(
-        self, handler: RequestHandler, bounds: StreamBounds, card: AgentCard, extended: AgentCard | None = None
+        self,
+        handler: RequestHandler,
+        bounds: StreamBounds,
+        card: AgentCard,
+        extended: AgentCard | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._handler = handler
+        self._tracer = tracer
         self._card = card
         self._extended = extended
         self._places = Places(bounds.per_principal, bounds.in_all)
@@ -73,55 +82,71 @@ class Bounded(RequestHandler):
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task | Message:
         """Answer a message."""
         validate_input_modes(params.message, self._card)
-        return await _safe(self._handler.on_message_send(params, context))
+        return await self._answer("SendMessage", context, self._handler.on_message_send(params, context))
 
     def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
         """Stream a message's answer."""
-        return self._stream(self._answered(params, context), context)
+        return self._stream("SendStreamingMessage", self._answered(params, context), context)
 
     def on_subscribe_to_task(
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
         """Stream what comes of a task."""
-        return self._stream(self._handler.on_subscribe_to_task(params, context), context)
+        return self._stream("SubscribeToTask", self._handler.on_subscribe_to_task(params, context), context)
 
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task | None:
         """Return a task."""
-        return await _safe(self._handler.on_get_task(params, context))
+        return await self._answer("GetTask", context, self._handler.on_get_task(params, context))
 
     async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         """Return a page of tasks."""
-        return await _safe(self._handler.on_list_tasks(params, context))
+        return await self._answer("ListTasks", context, self._handler.on_list_tasks(params, context))
 
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task | None:
         """Cancel a task."""
-        return await _safe(self._handler.on_cancel_task(params, context))
+        return await self._answer("CancelTask", context, self._handler.on_cancel_task(params, context))
 
     async def on_create_task_push_notification_config(
         self, params: TaskPushNotificationConfig, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
         """Keep where a task's events are pushed to."""
-        return await _safe(self._handler.on_create_task_push_notification_config(params, context))
+        return await self._answer(
+            "CreateTaskPushNotificationConfig",
+            context,
+            self._handler.on_create_task_push_notification_config(params, context),
+        )
 
     async def on_get_task_push_notification_config(
         self, params: GetTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
         """Return where a task's events are pushed to."""
-        return await _safe(self._handler.on_get_task_push_notification_config(params, context))
+        return await self._answer(
+            "GetTaskPushNotificationConfig",
+            context,
+            self._handler.on_get_task_push_notification_config(params, context),
+        )
 
     async def on_list_task_push_notification_configs(
         self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
     ) -> ListTaskPushNotificationConfigsResponse:
         """Return all the places that a task's events are pushed to."""
-        return await _safe(self._handler.on_list_task_push_notification_configs(params, context))
+        return await self._answer(
+            "ListTaskPushNotificationConfigs",
+            context,
+            self._handler.on_list_task_push_notification_configs(params, context),
+        )
 
     async def on_delete_task_push_notification_config(
         self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
         """Forget where a task's events are pushed to."""
-        await _safe(self._handler.on_delete_task_push_notification_config(params, context))
+        await self._answer(
+            "DeleteTaskPushNotificationConfig",
+            context,
+            self._handler.on_delete_task_push_notification_config(params, context),
+        )
 
     async def on_get_extended_agent_card(
         self, params: GetExtendedAgentCardRequest, context: ServerCallContext
@@ -129,7 +154,9 @@ class Bounded(RequestHandler):
         """Return the card for those who were let in."""
         if self._extended is not None:
             return self._extended
-        return await _safe(self._handler.on_get_extended_agent_card(params, context))
+        return await self._answer(
+            "GetExtendedAgentCard", context, self._handler.on_get_extended_agent_card(params, context)
+        )
 
     async def _answered(self, params: SendMessageRequest, context: ServerCallContext) -> AsyncGenerator[Event, None]:
         validate_input_modes(params.message, self._card)
@@ -137,11 +164,23 @@ class Bounded(RequestHandler):
             async for event in events:
                 yield event
 
+    async def _answer(self, method: str, context: ServerCallContext, answer: Awaitable[T]) -> T:
+        with self._request(method, context), _unforeseen():
+            return await answer
+
+    def _request(self, method: str, context: ServerCallContext) -> Span:
+        """Begin the span of a request, where the job that it begins finds it."""
+        about = {"rpc.system": "a2a", "rpc.method": method, "a2a.principal": _name(context)}
+        headers = context.state.get(HEADERS)
+        span = self._tracer.begin(method, Kind.SERVER, about, headers if isinstance(headers, dict) else None)
+        context.state[REQUEST_SPAN] = span
+        return span
+
     async def _stream(
-        self, events: AsyncGenerator[Event, None], context: ServerCallContext
+        self, method: str, events: AsyncGenerator[Event, None], context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
         """Yield the events, until there is none for so long that the reader may as well come again."""
-        with self._place(context):
+        with self._request(method, context), self._place(context):
             async with aclosing(events):
                 while True:
                     event: Event | None = None
@@ -161,11 +200,6 @@ class Bounded(RequestHandler):
                 yield
         except TooMany as full:
             raise busy(context, str(full), RETRY_STREAM_S) from full
-
-
-async def _safe(answer: Awaitable[T]) -> T:
-    with _unforeseen():
-        return await answer
 
 
 @contextmanager

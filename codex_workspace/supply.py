@@ -94,6 +94,18 @@ Hold = Callable[[Callable[[], AbstractAsyncContextManager[T]], Callable[[T], boo
 
 
 @dataclass(frozen=True, slots=True)
+class SupplyFigures:
+    """What there is of codex: how many were started, and how many of them ended by themselves; and of the one that
+    runs, if any, its threads and the bytes of memory that it holds."""
+
+    starts: int
+    deaths: int
+    is_up: bool
+    threads: int
+    resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class SupplyBounds:
     """What the operator allows: how long somebody waits for a codex that does not start, after how many failures in a
     row it counts as broken, and how much memory (MiB) and how many threads one codex may hold."""
@@ -141,9 +153,20 @@ class Supply(Generic[T]):
         self._holder = hold(self._opened, lambda codex: codex.gone is None)
         self._one_tries = anyio.Lock()
         self._charge: _Charge[T] | None = None
+        self._starts = 0
+        self._deaths = 0
         self._failures = 0
         self._last_failure: CodexEnded | None = None
         self._next_try = 0.0
+
+    def figures(self) -> SupplyFigures:
+        """Return what there is of codex at this moment."""
+        self._take_note()
+        codex = self._holder.current
+        if codex is None:
+            return SupplyFigures(self._starts, self._deaths, False, 0, 0)
+        resident = resident_bytes(codex.pid) if codex.pid is not None else 0
+        return SupplyFigures(self._starts, self._deaths, True, codex.threads, resident)
 
     async def close(self) -> None:
         """End codex; nothing is given out any more."""
@@ -254,6 +277,7 @@ class Supply(Generic[T]):
             async with self._open_it() as codex:
                 self._take_note()
                 charge = self._charge = _Charge(codex, anyio.current_time())
+                self._starts += 1
                 yield codex
         except CodexEnded as error:
             if charge is None:
@@ -295,6 +319,7 @@ class Supply(Generic[T]):
         if charge is None or gone is None or charge.over.is_set():
             return
         charge.over.set()
+        self._deaths += 1
         if charge.codex.proved and charge.age() >= STEADY_S:
             logger.warning("%s; another one is started when it is needed", gone)
         else:

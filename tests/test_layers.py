@@ -14,9 +14,9 @@ LAYERS = [
     {"agent", "chat"},
     # Who brings messages in, and the edges.
     {"app_server", "executor", "scripted_model", "server", "terminal"},
-    {"card", "executors", "grpc_server", "signing"},
+    {"card", "executors", "grpc_server", "signing", "views"},
     # Coordination.
-    {"orders"},
+    {"levels", "orders"},
     {"job", "wishes"},
     {"conversation"},
     {"handler", "recovery", "streams", "supply", "turn"},
@@ -25,7 +25,7 @@ LAYERS = [
     {"failures", "handover", "history", "items", "midturn", "replies", "sandbox", "snapshots"},
     {"answers", "live", "prompts", "redaction"},
     {"questions"},
-    {"diffs", "forms", "mailbox", "mcp_startup", "parts", "refusals"},
+    {"diffs", "forms", "mailbox", "mcp_startup", "parts", "refusals", "telemetry"},
     {"events"},
     {"events_v1"},
     {"fields"},
@@ -33,7 +33,7 @@ LAYERS = [
     {"store"},
     {"retention", "soundness"},
     {"deliveries", "migrations", "push_configs"},
-    {"attachments", "codex_home", "health"},
+    {"attachments", "codex_home", "health", "transcript"},
     {"providers"},
     {"settings"},
     {"mcp_servers", "skills"},
@@ -49,6 +49,7 @@ LAYERS = [
         "errors",
         "groups",
         "logs",
+        "metrics",
         "owner",
         "pipes",
         "probe",
@@ -57,6 +58,7 @@ LAYERS = [
         "toml_text",
         "tables",
         "task_states",
+        "tracing",
     },
 ]
 """Every module, by its floor; it may import from the floors below its own."""
@@ -124,9 +126,11 @@ KNOWS = {
         *("agent", "deliveries", "doctor", "health", "migrations", "push_configs", "retention", "soundness", "store"),
         "tables",
     },
-    "starlette": {"callers", "dialect", "edges", "guards", "server"},
+    "starlette": {"callers", "dialect", "edges", "guards", "server", "views"},
     "grpc": {"callers", "grpc_server"},
     "cryptography": {"signing"},
+    "opentelemetry": {"tracing"},
+    "prometheus_client": {"metrics"},
     "tomlkit": {"codex_home", "toml_text"},
 }
 """Who may know an outside party."""

@@ -205,6 +205,11 @@ BAD_ENVIRONMENT = [
     ({"A2A_PORT": "65536"}, "A2A_PORT", "must be a whole number from 0 to 65535"),
     ({"A2A_GRPC_PORT": "-1"}, "A2A_GRPC_PORT", "must be a whole number from 0 to 65535"),
     ({"A2A_PORT": "8001", "A2A_GRPC_PORT": "8001"}, "A2A_GRPC_PORT", "must differ from A2A_PORT, but both are 8001"),
+    ({"METRICS_TOKEN": "t", "A2A_TOKEN": "t"}, "METRICS_TOKEN", "is another token as well"),
+    ({"METRICS_TOKEN": "a b"}, "METRICS_TOKEN", "must be printable ASCII without blanks"),
+    ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT", "must be"),
+    ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL", "must be one of http/protobuf"),
+    ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER", "must be one of otlp, none"),
     ({"A2A_HOST": "0.0.0.0"}, "A2A_TOKEN", "is missing, and A2A_HOST '0.0.0.0' is beyond loopback"),
     ({"A2A_HOST": "::"}, "A2A_TOKEN", "set A2A_TOKEN or A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1"),
     ({"A2A_HOST": "agent.internal"}, "A2A_TOKEN", "is beyond loopback"),
@@ -438,11 +443,39 @@ def test_a_secret_s_file_loses_one_line_break(tmp_path: Path, raw: bytes, secret
 
 
 def test_every_secret_can_come_from_a_file(machine: Machine) -> None:
-    (machine.root / "s").write_text("x://sk-1\n")
-    env = {f"{variable.name}_FILE": str(machine.root / "s") for variable in ENVIRONMENT if variable.secret}
+    env = {f"{variable.name}_FILE": str(machine.root / variable.name) for variable in ENVIRONMENT if variable.secret}
+    for name in env:
+        variable = name.removesuffix("_FILE")
+        (machine.root / variable).write_text(f"x://{variable}\n")
     settings = machine.load(GOOD, **env, PLATFORM_URL="http://p", WORKSPACE_ID="w")
     assert settings.platform is not None
-    assert settings.listen.token == settings.database_url == settings.platform.token == Secret("x://sk-1")
+    held = settings.listen.token, settings.database_url, settings.platform.token, settings.observing.metrics_token
+    names = "A2A_TOKEN", "DATABASE_URL", "MOLECULE_WORKSPACE_TOKEN", "METRICS_TOKEN"
+    assert held == tuple(Secret(f"x://{name}") for name in names)
+    assert settings.observing.trace_headers == Secret("x://OTEL_EXPORTER_OTLP_HEADERS")
+
+
+@pytest.mark.parametrize(
+    ("env", "is_on"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://collector/v1/traces"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318", "OTEL_TRACES_EXPORTER": "none"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318", "OTEL_SDK_DISABLED": "true"}, False),
+    ],
+)
+def test_traces_are_exported_where_there_is_somewhere_to_send_them(
+    machine: Machine, env: dict[str, str], is_on: bool
+) -> None:
+    assert machine.load(GOOD, **env).observing.traces is is_on
+
+
+def test_what_an_exporter_shows_is_a_secret_where_it_is_long_enough(machine: Machine) -> None:
+    told = machine.load(
+        GOOD, OTEL_EXPORTER_OTLP_HEADERS="Authorization=Bearer%20k-123456,x-tenant=7", METRICS_TOKEN="t"
+    )
+    assert told.observing.secrets == [Secret("Bearer k-123456"), Secret("t")]
 
 
 def test_a_secret_is_never_shown(machine: Machine) -> None:

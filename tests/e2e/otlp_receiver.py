@@ -1,0 +1,109 @@
+"""What an OpenTelemetry collector is to its senders: takes spans by OTLP over HTTP, and keeps them."""
+
+import http.server
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+PATH: Final = "/v1/traces"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A span as it arrived; ids in hexadecimal digits, `parent` empty for none."""
+
+    name: str
+    trace: str
+    id: str
+    parent: str
+    is_server: bool
+    error: str | None
+    about: dict[str, object]
+    service: str
+    seconds: float
+
+
+@dataclass
+class Receiver:
+    """A running receiver."""
+
+    url: str = ""
+    spans: list[Exported] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    def named(self, name: str) -> list[Exported]:
+        return [span for span in self.spans if span.name == name]
+
+    async def of(self, name: str, number: int = 1, within_s: float = 10.0) -> list[Exported]:
+        """Wait until so many spans of a name have arrived, and return them."""
+        with anyio.fail_after(within_s):
+            while len(self.named(name)) < number:
+                await anyio.sleep(0.02)
+        return self.named(name)
+
+
+@contextmanager
+def otlp_receiver(*, stands_still: bool = False) -> Iterator[Receiver]:
+    """Receive while the block is open; one that stands still takes connections and answers nothing."""
+    receiver, released = Receiver(), threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if stands_still:
+                released.wait()
+                return
+            if self.path == PATH:
+                receiver.headers.append({name.lower(): value for name, value in self.headers.items()})
+                receiver.spans += _spans_in(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200 if self.path == PATH else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            del format, args
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        receiver.url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield receiver
+        finally:
+            released.set()
+            server.shutdown()
+            thread.join()
+
+
+def _spans_in(request: ExportTraceServiceRequest) -> Iterator[Exported]:
+    for resource in request.resource_spans:
+        service = str(_plain(resource.resource.attributes).get("service.name"))
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                yield Exported(
+                    name=span.name,
+                    trace=span.trace_id.hex(),
+                    id=span.span_id.hex(),
+                    parent=span.parent_span_id.hex(),
+                    is_server=span.kind == Span.SpanKind.SPAN_KIND_SERVER,
+                    error=span.status.message if span.status.code == Status.StatusCode.STATUS_CODE_ERROR else None,
+                    about=_plain(span.attributes),
+                    service=service,
+                    seconds=(span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
+                )
+
+
+def _plain(attributes: Iterable[KeyValue]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for pair in attributes:
+        kind = pair.value.WhichOneof("value")
+        found[pair.key] = getattr(pair.value, kind) if kind else None
+    return found
