@@ -9,6 +9,7 @@ from a2a.server.agent_execution import AgentExecutor
 from codex_workspace.agent import Agent, open_agent
 from codex_workspace.contract import AdapterConfig, BaseAdapter
 from codex_workspace.owner import Owner
+from codex_workspace.processes import hide_from_others
 from codex_workspace.providers import choose_provider
 from codex_workspace.settings import load_settings
 from codex_workspace.transcript import LINES, answer
@@ -47,11 +48,12 @@ class CodexAdapter(BaseAdapter):
         return "AGENTS.md"
 
     async def setup(self, config: AdapterConfig) -> None:
-        """Read and check the configuration.
+        """Read and check the configuration; from now on no other process can read this one's environment.
 
         Raises:
             ConfigError: a RuntimeError, as the runtime expects, that names file, key and remedy.
         """
+        hide_from_others()
         env = {**os.environ, "WORKSPACE_CONFIG_PATH": str(config.config_path)}
         settings = load_settings(env)
         provider = choose_provider(settings, env)

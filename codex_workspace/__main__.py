@@ -40,9 +40,11 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
     # Imported by the command that needs it: `serve` is to be ready within a second.
     match chosen.command:
         case "serve":
+            from codex_workspace.processes import hide_from_others
             from codex_workspace.serve import serve, serve_other
             from codex_workspace.settings import load_settings
 
+            hide_from_others()
             if chosen.executor is not None:
                 anyio.run(serve_other, load_settings(env), chosen.executor)
             else:
@@ -58,7 +60,9 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             return 0
         case "doctor":
             from codex_workspace.doctor import doctor, set_database_aside
+            from codex_workspace.processes import hide_from_others
 
+            hide_from_others()
             if chosen.set_aside:
                 return set_database_aside(env)
             return doctor(env, as_json=chosen.json)

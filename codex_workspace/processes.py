@@ -1,5 +1,6 @@
-"""Find and end processes that outlived the one that started them."""
+"""What the kernel shows of processes: keep our own to ourselves, find and end those that outlived who started them."""
 
+import ctypes
 import os
 import signal
 from contextlib import suppress
@@ -9,25 +10,51 @@ from typing import Final
 
 import anyio
 
+_PR_SET_DUMPABLE: Final = 4
+
 SWEEP_ROUNDS: Final = 3
 """A process may fork while it is being ended; what is left after this many rounds does nothing but fork."""
+
+
+def hide_from_others() -> None:
+    """Let no process of the same user read this one's environment or memory; one with CAP_SYS_PTRACE still may.
+
+    Commands that the model runs are of the same user. What is started from here is not covered, nor is a program that
+    takes this one's place. Debuggers and core dumps of this process are lost with it.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def marked(name: str, value: str, *, or_longer: bool = False) -> list[int]:
     """Return the ids of all processes whose environment holds `name=value`, zombies left out. Source: /proc.
 
+    Where the environment cannot be read, as of a program whose file cannot be, an argument `….name="value"` counts.
+
     or_longer: also those whose value only begins so.
     """
-    wanted = f"{name}={value}".encode()
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             # Gone meanwhile, or another user's: neither is ours.
             with suppress(OSError):
-                variables = (folder / "environ").read_bytes().split(b"\0")
-                if any(each == wanted or (or_longer and each.startswith(wanted)) for each in variables):
+                if _has_mark(folder, name, value, or_longer=or_longer):
                     found.append(int(folder.name))
     return found
+
+
+def _has_mark(process: Path, name: str, value: str, *, or_longer: bool) -> bool:
+    wanted = f"{name}={value}".encode()
+    try:
+        variables = (process / "environ").read_bytes().split(b"\0")
+    except PermissionError:
+        quoted = f'.{name}="{value}' + ("" if or_longer else '"')
+        return any(quoted.encode() in argument for argument in (process / "cmdline").read_bytes().split(b"\0"))
+    return any(each == wanted or (or_longer and each.startswith(wanted)) for each in variables)
 
 
 def resident_bytes(process_id: int) -> int:

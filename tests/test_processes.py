@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from codex_workspace.processes import marked, resident_bytes, sweep
+from tests.e2e.agent_process import REPOSITORY
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -66,3 +67,29 @@ def test_the_memory_of_a_process_is_that_of_the_kernel_and_nothing_of_one_that_i
         assert 1 << 20 < resident_bytes(process.pid) < 1 << 30
     process.wait()
     assert resident_bytes(process.pid) == 0
+
+
+HIDE = "import sys; from codex_workspace.processes import hide_from_others; hide_from_others(); print(flush=True)"
+
+# As root, this test could read everything; so who looks has no capabilities.
+LOOK = """
+import os, sys
+from tests.e2e.without_capabilities import drop_all
+drop_all()
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+
+
+def test_a_program_that_cannot_be_read_is_found_by_its_arguments() -> None:
+    mark = uuid.uuid4().hex
+    arguments = [sys.executable, "-c", f"{HIDE}; sys.stdin.read()", f'a.{NAME}="{mark}"']
+    wanted = (f"{mark!r}", f"{mark[:9]!r}", f"{mark[:9]!r}, or_longer=True")
+    calls = ", ".join(f"marked({NAME!r}, {each})" for each in wanted)
+    look = f"from codex_workspace.processes import marked; print({calls})"
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        looked = [sys.executable, "-c", LOOK, look]
+        said = subprocess.run(looked, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout
+        process.communicate()
+    assert said == f"[{process.pid}] [] [{process.pid}]\n"

@@ -1,0 +1,203 @@
+"""What the model could find out: its commands look everywhere, and it says what it has found in every way it can."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from a2a.types import TaskState
+
+from codex_workspace.scripted_model import scripted_model
+from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent
+from tests.e2e.client import peer, script
+
+WITHOUT_CAPABILITIES = ("tests.e2e.without_capabilities", "codex_workspace", "serve")
+
+TOKEN = "token-of-the-operator-0123"
+ADA = "token-of-ada-0123456789"
+PLATFORM = "token-for-the-platform-0123"
+SECRETS = (SECRET, TOKEN, ADA, PLATFORM)
+
+LOOK = r"""
+import glob, os
+for file in sorted(glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/task/*/environ")):
+    try:
+        print(file, open(file, "rb").read())
+    except OSError as error:
+        print(file, error.strerror)
+for file in glob.glob("/proc/[0-9]*/cmdline"):
+    try:
+        print(file, open(file, "rb").read())
+    except OSError as error:
+        print(file, error.strerror)
+print(dict(os.environ))
+"""
+
+MEMORY = r"""
+import os, re
+found = set()
+for process in filter(str.isdigit, os.listdir("/proc")):
+    if int(process) == os.getpid():
+        continue
+    try:
+        maps, memory = open(f"/proc/{process}/maps").read(), open(f"/proc/{process}/mem", "rb", 0)
+    except OSError:
+        continue
+    for line in maps.splitlines():
+        begin, end, rights = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+)", line).groups()
+        if rights.startswith("rw") and int(end, 16) - int(begin, 16) < 1 << 28:
+            try:
+                memory.seek(int(begin, 16))
+                data = memory.read(int(end, 16) - int(begin, 16))
+            except (OSError, ValueError, OverflowError):
+                continue
+            # In two pieces, as this program is in codex's memory itself.
+            if b"sk-scr" + b"ipted-0123456789" in data:
+                found.add(process)
+print("found in", *sorted(found))
+"""
+"""Looks for the provider's key in the memory of every process that it may look into."""
+
+
+@pytest.fixture
+def guarded(place: Place) -> Place:
+    """An agent with every kind of secret that there is."""
+    (place.root / "platform.token").write_text(f"{PLATFORM}\n")
+    return replace(
+        place,
+        environment={
+            "A2A_TOKEN": TOKEN,
+            "ADA_TOKEN": ADA,
+            "MOLECULE_WORKSPACE_TOKEN_FILE": str(place.root / "platform.token"),
+            "PLATFORM_URL": "http://127.0.0.1:1/",
+            "WORKSPACE_ID": "me",
+            "DATABASE_URL": f"sqlite+aiosqlite:///{place.root}/tasks.sqlite3",
+            "LOG_LEVEL": "DEBUG",
+        },
+        config={"principals": [{"name": "ada", "token_env": "ADA_TOKEN"}]},
+    )
+
+
+@pytest.fixture
+def unreadable_codex(tmp_path: Path) -> Path:
+    """A codex whose file may be run and not be read, as in the image; its helpers are where it looks for them."""
+    spec = importlib.util.find_spec("codex_cli_bin")
+    assert spec is not None
+    assert spec.origin is not None
+    original = Path(os.environ.get("CODEX_BIN") or Path(spec.origin).parent / "bin" / "codex")
+
+    def put(source: str, target: str) -> None:
+        if Path(source) == original:
+            shutil.copyfile(source, target)
+        else:
+            Path(target).symlink_to(source)
+
+    copied = tmp_path / "codex-package"
+    shutil.copytree(original.parent.parent, copied, copy_function=put)
+    binary = copied / "bin" / "codex"
+    binary.chmod(0o111)
+    return binary
+
+
+async def looked(place: Place, agent: AgentProcess, program: str) -> str:
+    """Let the model run a Python program in its workspace, and return what that printed."""
+    (place.workspace / "look.py").write_text(program)
+    async with peer(agent.url, TOKEN) as client:
+        seen = await client.ask(script({"run": f"{sys.executable} look.py > found 2>&1"}, {"say": "Looked."}))
+    assert seen.answer == "Looked."
+    return (place.workspace / "found").read_text(errors="replace")
+
+
+def environ_of(pid: int, found: str) -> str:
+    """Return the line that says what the program saw of a process's environment."""
+    (line,) = [line for line in found.splitlines() if line.startswith(f"/proc/{pid}/environ ")]
+    return line
+
+
+@pytest.mark.parametrize("sandbox", ["workspace-write", "container"])
+async def test_no_command_sees_a_secret(guarded: Place, sandbox: str) -> None:
+    place = replace(guarded, codex={"sandbox": sandbox})
+    async with running_agent(place, WITHOUT_CAPABILITIES) as agent:
+        found = await looked(place, agent, LOOK)
+        in_memory = (await looked(place, agent, MEMORY)).strip()
+        agent_pid, codex_pid = agent.process.pid, agent.codex().pid
+    for secret in (*SECRETS, "DATABASE_URL", "tasks.sqlite3"):
+        assert secret not in found
+    if sandbox == "container":
+        assert environ_of(agent_pid, found).endswith("Permission denied")
+        assert "CODEX_HOME=" in environ_of(codex_pid, found), "nothing was seen at all"
+        assert in_memory == f"found in {codex_pid}", "the README says so"
+    else:
+        assert f"/proc/{codex_pid}/" not in found, "a sandbox has processes of its own"
+
+
+async def test_where_codex_s_file_cannot_be_read_its_memory_cannot_either(
+    guarded: Place, unreadable_codex: Path
+) -> None:
+    place = replace(
+        guarded, codex={"sandbox": "container"}, environment={**guarded.environment, "CODEX_BIN": str(unreadable_codex)}
+    )
+    async with running_agent(place, WITHOUT_CAPABILITIES) as agent:
+        assert (await looked(place, agent, MEMORY)).strip() == "found in"
+        found = await looked(place, agent, LOOK)
+        assert environ_of(agent.codex().pid, found).endswith("Permission denied")
+
+
+async def test_a_codex_that_cannot_be_read_has_its_sandbox_too(guarded: Place, unreadable_codex: Path) -> None:
+    place = replace(guarded, environment={**guarded.environment, "CODEX_BIN": str(unreadable_codex)})
+    async with running_agent(place, WITHOUT_CAPABILITIES) as agent:
+        found = await looked(place, agent, LOOK)
+        assert f"/proc/{agent.codex().pid}/" not in found
+
+
+PATCH = f"*** Begin Patch\n*** Add File: keys\n+key={SECRET}\n*** End Patch"
+
+SAYS = [
+    {
+        "match": "tell",
+        "steps": [
+            {
+                "say": f"I found {SECRET} here.",
+                "chunk_chars": 7,
+                "phase": "commentary",
+                "run": f"echo {SECRET[:9]}''{SECRET[9:]}",
+            },
+            {"reason": f"It must be {TOKEN} or {ADA}.", "patch": PATCH},
+            {"tool": {"name": "hand_over_file", "arguments": {"path": "keys"}}},
+            {"say": f"The keys are {SECRET}, {TOKEN} and {PLATFORM}", "chunk_chars": 5},
+        ],
+    },
+    {"match": "ask", "steps": [{"run": f"echo {SECRET}", "escalate": True}, {"say": "done"}]},
+    {"match": "fail", "steps": [{"fail": 400, "message": f"bad key {SECRET}"}]},
+]
+
+
+async def test_what_the_model_says_of_secrets_reaches_nobody(guarded: Place, tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(yaml.safe_dump(SAYS))
+    async with scripted_model(scenario=scenario) as model:
+        place = replace(guarded, model_url=model.base_url, codex={"approval_policy": "on-request"})
+        async with running_agent(place) as agent, peer(agent.url, TOKEN) as client:
+            heard = ""
+            async for event in client.stream("tell"):
+                heard += str(event)
+            told = await client.ask("tell")
+            assert "credential of this agent" in str(model.requests[-1].input)
+            failed = await client.ask("fail")
+            # Last, for it waits for somebody's word.
+            asked = await client.ask("ask")
+            heard += str(told) + str(asked) + str(failed)
+            heard += str([await client.get(each.task_id) for each in (told, asked, failed)])
+            heard += await client.history(told.task_id)
+        kept = (place.root / "tasks.sqlite3").read_bytes()
+    assert told.answer == "The keys are ***, *** and ***"
+    assert "echo ***" in str(asked.question)
+    assert failed.state == TaskState.TASK_STATE_FAILED
+    for secret in SECRETS:
+        assert secret not in heard
+        assert secret.encode() not in kept
+        assert secret not in place.log.read_text()
