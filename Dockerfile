@@ -31,6 +31,7 @@ RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
 # Compiled here, as the image's file system may be read-only; readable for all, whatever the checkout's rights are.
 COPY adapter.py executor.py app_server.py config.yaml manifest.json start.sh /app/
 COPY codex_workspace /app/codex_workspace
+COPY deploy/seccomp.json /app/deploy/
 RUN chmod -R u=rwX,go=rX /app && chmod 755 /app/start.sh \
     && /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /app
 
