@@ -1,0 +1,71 @@
+"""The codexes at both ends of the supported range: the one that is asked for runs, and the other can take over."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from a2a.types import TaskState
+from codex_cli_bin import bundled_codex_path  # type: ignore[import-untyped]
+
+from codex_workspace.recovery import GO_ON
+from tests.e2e.agent_process import REPOSITORY, Place, running_agent
+from tests.e2e.client import peer, script
+
+OLDEST = REPOSITORY / ".venv-codex-oldest" / "codex_cli_bin" / "bin" / "codex"
+"""Put there by `make .venv-codex-oldest/ready`."""
+
+PINNED = Path(bundled_codex_path())
+BOTH_WAYS = pytest.mark.parametrize(
+    ("first", "then"), [(OLDEST, PINNED), (PINNED, OLDEST)], ids=["upgrade", "rollback"]
+)
+REPEAT = script({"repeat": True})
+
+
+def with_codex(place: Place, codex: Path) -> Place:
+    """Return the same folders with another codex."""
+    return replace(place, environment={**place.environment, "CODEX_BIN": str(codex)})
+
+
+@pytest.mark.parametrize("codex", [OLDEST, PINNED], ids=["oldest", "pinned"])
+async def test_the_codex_that_is_named_is_the_one_that_runs(place: Place, codex: Path) -> None:
+    version = (await anyio.run_process([codex, "--version"])).stdout.decode().split()[-1]
+    named = with_codex(place, codex)
+    async with running_agent(named) as agent, peer(agent.url) as client:
+        assert (await client.ask("hello")).state == TaskState.TASK_STATE_COMPLETED
+        assert agent.codex().exe() == str(codex)
+    command = [sys.executable, "-m", "codex_workspace", "doctor", "--json"]
+    done = await anyio.run_process(command, env=named.prepare(), cwd=place.root, check=False)
+    (line,) = [check for check in json.loads(done.stdout) if check["check"] == "codex"]
+    assert (line["status"], line["finding"]) == ("ok", f"codex {version} at {codex}; tested are 0.158.0 to 0.169.0")
+
+
+@BOTH_WAYS
+async def test_a_conversation_goes_on_with_the_other_version(place: Place, first: Path, then: Path) -> None:
+    async with running_agent(with_codex(place, first)) as agent, peer(agent.url) as client:
+        await client.ask(script({"run": "echo pear > fruit.txt"}, {"say": "the word is apple"}), "ctx")
+    async with running_agent(with_codex(place, then)) as agent, peer(agent.url) as client:
+        seen = await client.ask(REPEAT, "ctx")
+        assert "the word is apple" in seen.answer
+        assert "notice" not in seen.kinds()
+        assert (await client.ask(script({"run": "cat fruit.txt"}, {"say": "read"}), "ctx")).answer == "read"
+    async with running_agent(with_codex(place, first)) as agent, peer(agent.url) as client:
+        answer = (await client.ask(REPEAT, "ctx")).answer
+        assert ("the word is apple" in answer, "assistant: read" in answer) == (True, True)
+
+
+@BOTH_WAYS
+async def test_a_turn_that_is_cut_off_is_gone_on_with_by_the_other_version(
+    place: Place, first: Path, then: Path
+) -> None:
+    async with running_agent(with_codex(place, first)) as agent, peer(agent.url) as client:
+        begun = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
+        while not (await client.get(begun.task_id)).answer:
+            await anyio.sleep(0.02)
+        agent.process.kill()
+        await agent.ended()
+    async with running_agent(with_codex(place, then)) as agent, peer(agent.url) as client:
+        ended = await client.finished(begun.task_id)
+        assert (ended.state, ended.answer) == (TaskState.TASK_STATE_COMPLETED, f"You said: {GO_ON}")
