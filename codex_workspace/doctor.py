@@ -1,7 +1,7 @@
 """Say what is wrong with this agent's setting, and how to mend it: `python -m codex_workspace doctor`.
 
 Each check is a small function that finds one thing; the table `CHECKS` says in which order, and what each depends on.
-Nothing is changed: files are only tried where they are, and codex is started on a copy of its configuration.
+Nothing stays changed: files are only tried where they are, and codex is started on a copy of its configuration.
 """
 
 import json
@@ -35,6 +35,7 @@ from codex_workspace.lock import folder_held, holder_of
 from codex_workspace.mcp_startup import Found
 from codex_workspace.migrations import NEWEST, refuse_newer
 from codex_workspace.providers import ChosenProvider, choose_provider
+from codex_workspace.sandbox import Sight, look_around, refuse_blocked
 from codex_workspace.scrubbing import Scrubber
 from codex_workspace.server import bind
 from codex_workspace.settings import Settings, is_loopback, load_settings
@@ -49,8 +50,13 @@ FEW_BYTES: Final = 1 << 30
 TOO_FEW_BYTES: Final = 100 << 20
 """Below the one a warning, below the other a failure: codex keeps every conversation, and a full disk loses them."""
 
+FEW_CHARS: Final = 16
+"""A token of fewer characters can be guessed, given time."""
+
 VERSION_TIMEOUT_S: Final = 15.0
 HEALTH_TIMEOUT_S: Final = 2.0
+MODEL_TIMEOUT_S: Final = 15.0
+SERVER_ERRORS: Final = 500
 PROBE_TIMEOUT_S: Final = 5.0
 """For `/readyz`, which itself waits up to 3 s for codex, and for a database."""
 
@@ -114,8 +120,7 @@ class Facts:
         """Return `text` without any secret that is known, and without what a terminal would obey."""
         if self._settings is None:
             return clean(text)
-        known = secrets_of(self._settings, self._provider)
-        return clean(Scrubber([*known, *_password(self._settings)])(text))
+        return clean(Scrubber(secrets_of(self._settings, self._provider))(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,13 @@ class Check:
     exit_code: int = EXIT_OTHER
 
 
-def doctor(env: Mapping[str, str], *, as_json: bool) -> int:
+def doctor(env: Mapping[str, str], *, as_json: bool, online: bool = False) -> int:
     """Run all checks and print what they find, line by line or as a JSON list.
+
+    Args:
+        env: the agent's environment.
+        as_json: for programs.
+        online: also those that ask the model's provider, with the credential.
 
     Returns:
         The exit code: 0 nothing failed, 2 the configuration did, 3 codex cannot start, 1 something else failed.
@@ -138,7 +148,7 @@ def doctor(env: Mapping[str, str], *, as_json: bool) -> int:
     logging.basicConfig(handlers=[logging.NullHandler()])
     reports: list[Report] = []
     facts = Facts(env)
-    for check in CHECKS:
+    for check in (*CHECKS, *(ONLINE if online else ())):
         report = _report(check, facts, reports)
         reports.append(report)
         if not as_json:
@@ -167,7 +177,7 @@ def _show(report: Report) -> None:
 
 
 def _exit_code(reports: Sequence[Report]) -> int:
-    codes = {check.name: check.exit_code for check in CHECKS}
+    codes = {check.name: check.exit_code for check in (*CHECKS, *ONLINE)}
     failed = {codes[report.check] for report in reports if report.status == "failed"}
     return next((code for code in (EXIT_CONFIG, EXIT_CODEX, EXIT_OTHER) if code in failed), 0)
 
@@ -209,8 +219,16 @@ def check_instructions(facts: Facts) -> Finding:
 def check_access(facts: Facts) -> Finding:
     """Who may send messages."""
     listen = facts.settings.listen
-    if listen.token is not None:
-        return Finding("ok", "callers need the bearer token")
+    if listen.tokens:
+        named = ", ".join(listen.tokens)
+        short = [name for name, token in listen.tokens.items() if len(token.reveal()) < FEW_CHARS]
+        if not short:
+            return Finding("ok", f"callers need a bearer token; there is one for {named}")
+        return Finding(
+            "warning",
+            f"callers need a bearer token; there is one for {named}, and that of {', '.join(short)} can be guessed",
+            f"use a token of {FEW_CHARS} random characters or more",
+        )
     if is_loopback(listen.host):
         return Finding("ok", f"no token is set; only programs on this machine reach {listen.host}")
     return Finding(
@@ -239,13 +257,13 @@ def check_codex(facts: Facts) -> Finding:
 
 def _judge_version(version: tuple[int, int, int], binary: Path) -> Finding:
     oldest, newest = TESTED_VERSIONS
+    tested = f"tested are {_dotted(oldest)} to {_dotted(newest)}"
     shown = f"codex {_dotted(version)} at {binary}"
     if version < MINIMUM_VERSION:
         return Finding("failed", f"{shown} is too old", f"install {_dotted(MINIMUM_VERSION)} or newer")
     if not oldest[:2] <= version[:2] <= newest[:2]:
-        tested = f"{_dotted(oldest)} to {_dotted(newest)}"
-        return Finding("warning", f"{shown} was not tested with this agent", f"tested are {tested}")
-    return Finding("ok", shown)
+        return Finding("warning", f"{shown} was not tested with this agent", tested)
+    return Finding("ok", f"{shown}; {tested}")
 
 
 def _ask_version(binary: Path, env: Mapping[str, str]) -> str:
@@ -470,6 +488,112 @@ async def _greet(settings: Settings, facts: Facts) -> tuple[float, tuple[int, in
         return (time.perf_counter() - started) * 1000, codex.version
 
 
+def check_sandbox(facts: Facts) -> Finding:
+    """What the model's commands may do: one is run as codex runs them, and tries."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="codex-workspace-doctor-") as home:
+            sight = anyio.run(_look_around, _at_another_home(facts, Path(home)), facts)
+    except CodexCannotStart as error:
+        return Finding("failed", str(error), "the README's part on the sandbox says more")
+    except (CodexError, ConfigError, OSError) as error:
+        return Finding("failed", f"no command could be tried: {_of(error)}", "see what is said of the handshake")
+    said = f"{facts.settings.config.codex.sandbox}: a command {_abilities(sight, _folders(facts))}"
+    holders = sight.holders_of(secrets_of(facts.settings, facts.provider))
+    if not holders:
+        return Finding("ok", f"{said}; saw no credential")
+    shown = ", ".join(f"{process} ({_program(process)})" for process in holders[:5])
+    return Finding(
+        "warning",
+        f"{said}; saw the agent's credentials in the environment of the processes {shown}",
+        "start the agent as a user of its own, who is not root, from a process that has no credentials",
+    )
+
+
+def _abilities(sight: Sight, named: Mapping[str, Path]) -> str:
+    """Return what a command could do, as verbs with their objects."""
+    writable = [name for name, folder in named.items() if folder in sight.writable]
+    only_readable = [name for name, folder in named.items() if folder in sight.readable - sight.writable]
+    closed = [name for name, folder in named.items() if folder not in sight.readable | sight.writable]
+    verbs = [("can write", writable), ("can only read", only_readable), ("cannot see", closed)]
+    network = "reaches this machine's network" if sight.reaches_network else "reaches no network"
+    return "; ".join([*(f"{verb} {', '.join(names)}" for verb, names in verbs if names), network])
+
+
+def _folders(facts: Facts) -> dict[str, Path]:
+    """Return the folders that are of interest to whom a command obeys, by what people call them."""
+    settings = facts.settings
+    home = facts.env.get("HOME")
+    named = {
+        "the workspace": settings.workspace_dir,
+        "config.yaml's folder": settings.config_file.parent,
+        "the state folder": settings.state_dir,
+        "CODEX_HOME": settings.codex_home,
+        **({"HOME": Path(home)} if home else {}),
+        "/tmp": Path("/tmp"),
+    }
+    return {name: folder for name, folder in named.items() if folder.is_dir()}
+
+
+def _program(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    except OSError:
+        return "gone"
+
+
+async def _look_around(settings: Settings, facts: Facts) -> Sight:
+    async with open_app_server(launch_of(settings, facts.provider, facts.env)) as codex:
+        await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir)
+        return await look_around(codex, settings.workspace_dir, _folders(facts).values())
+
+
+def check_platform(facts: Facts) -> Finding:
+    """Whether the platform answers at all."""
+    platform = facts.settings.platform
+    if platform is None:
+        return Finding("ok", "none is configured")
+    try:
+        with httpx.Client(timeout=PROBE_TIMEOUT_S) as http:
+            status = http.get(platform.url).status_code
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        remedy = "correct PLATFORM_URL, or see why this machine does not reach it"
+        return Finding("failed", f"{platform.url} does not answer: {_of(error)}", remedy)
+    if status >= SERVER_ERRORS:
+        return Finding("warning", f"{platform.url} answers HTTP {status}", "see what is wrong with the platform")
+    return Finding("ok", f"{platform.url} answers; this agent is {platform.workspace_id} there")
+
+
+def check_model(facts: Facts) -> Finding:
+    """Whether the model's provider answers, takes the credential and has the model. Costs no tokens."""
+    provider = facts.provider
+    if provider.auth_mode == "chatgpt_subscription":
+        return Finding("not run", "a subscription is used up by asking; send the agent a message instead")
+    headers = {"Authorization": f"Bearer {provider.credential.reveal()}"} if provider.credential else {}
+    try:
+        with httpx.Client(timeout=MODEL_TIMEOUT_S) as http:
+            answer = http.get(f"{provider.base_url.rstrip('/')}/models", headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        remedy = "correct base_url (or OPENAI_BASE_URL), or see why this machine does not reach it"
+        return Finding("failed", f"{provider.base_url} does not answer: {_of(error)}", remedy)
+    return _judge_models(answer, provider)
+
+
+def _judge_models(answer: httpx.Response, provider: ChosenProvider) -> Finding:
+    at = provider.base_url
+    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        return Finding("failed", f"{at} refuses the credential (HTTP {answer.status_code})", "renew the credential")
+    try:
+        names = {entry["id"] for entry in answer.json()["data"]} if answer.is_success else None
+    except (ValueError, KeyError, TypeError):
+        names = None
+    if names is None:
+        said = f"{at} answers HTTP {answer.status_code} and does not tell its models"
+        return Finding("warning", said, "send the agent a message to see whether it can work with it")
+    if provider.model not in names:
+        return Finding("warning", f"{at} answers, and does not name the model {provider.model}", "name another model")
+    return Finding("ok", f"{at} answers, takes the credential and has the model {provider.model}")
+
+
 def check_mcp(facts: Facts) -> Finding:
     """Whether the MCP servers start, and which tools they have; all of them are started for this."""
     servers = facts.settings.mcp
@@ -497,14 +621,6 @@ async def _try_servers(settings: Settings, facts: Facts) -> Found:
         return await prove_servers(codex, options, settings.config.codex.request_timeout_s)
 
 
-def _password(settings: Settings) -> list[str]:
-    try:
-        password = make_url(settings.database_url.reveal()).password
-    except ArgumentError:
-        return [settings.database_url.reveal()]
-    return [password] if password else []
-
-
 def _of(error: Exception) -> str:
     """Return the first line of what an error says; its name where it says nothing."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -530,6 +646,11 @@ CHECKS: Final = (
     Check("database", check_database, needs=("config", "schema")),
     Check("port", check_port, needs=("config",)),
     Check("handshake", check_handshake, needs=("provider", "codex"), exit_code=EXIT_CODEX),
+    Check("sandbox", check_sandbox, needs=("handshake",), exit_code=EXIT_CODEX),
     Check("mcp servers", check_mcp, needs=("handshake",), exit_code=EXIT_CODEX),
+    Check("platform", check_platform, needs=("config",)),
 )
 """In the order in which they are run and shown."""
+
+ONLINE: Final = (Check("model", check_model, needs=("provider",)),)
+"""Those that are run only when asked for."""

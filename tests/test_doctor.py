@@ -3,26 +3,35 @@
 import json
 import signal
 import sys
+import uuid
 from contextlib import closing
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, CompletedProcess, Popen, run
 
+import anyio
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from codex_workspace.doctor import (
     CHECKS,
     TESTED_VERSIONS,
     Facts,
     Finding,
+    check_access,
     check_codex,
     check_database,
     check_instructions,
+    check_model,
+    check_platform,
     check_workspace,
 )
-from codex_workspace.server import bind
+from codex_workspace.scripted_model import scripted_model
+from codex_workspace.server import bind, serving
 from tests.e2e.agent_process import REPOSITORY, SECRET, Place, running_agent
 
 COMMAND = (sys.executable, "-m", "codex_workspace", "doctor")
+WITHOUT_CAPABILITIES = (sys.executable, "-m", "tests.e2e.without_capabilities", "codex_workspace", "doctor")
 
 
 @pytest.fixture
@@ -31,9 +40,9 @@ def env(tmp_path: Path) -> dict[str, str]:
     return Place(tmp_path, "http://127.0.0.1:1/v1").prepare()
 
 
-def doctor(env: dict[str, str], *arguments: str) -> CompletedProcess[str]:
+def doctor(env: dict[str, str], *arguments: str, command: tuple[str, ...] = COMMAND) -> CompletedProcess[str]:
     return run(
-        [*COMMAND, *arguments],
+        [*command, *arguments],
         env=env,
         cwd=REPOSITORY,
         capture_output=True,
@@ -44,8 +53,8 @@ def doctor(env: dict[str, str], *arguments: str) -> CompletedProcess[str]:
     )
 
 
-def reports(env: dict[str, str]) -> tuple[int, dict[str, dict[str, str]]]:
-    done = doctor(env, "--json")
+def reports(env: dict[str, str], command: tuple[str, ...] = COMMAND) -> tuple[int, dict[str, dict[str, str]]]:
+    done = doctor(env, "--json", command=command)
     assert done.stderr == ""
     found = json.loads(done.stdout)
     assert [report["check"] for report in found] == [check.name for check in CHECKS]
@@ -68,7 +77,10 @@ def test_nothing_is_wrong(env: dict[str, str], tmp_path: Path) -> None:
     assert "credential: SCRIPTED_KEY" in done.stdout
     assert "answered initialize in " in done.stdout
     assert SECRET not in done.stdout
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    # Codex makes a place to mount something in its working folder, and takes it away.
+    workspace = tmp_path / "workspace"
+    assert after | {workspace: before[workspace]} == before
 
 
 def test_what_the_agent_is_told_is_shown(env: dict[str, str], tmp_path: Path) -> None:
@@ -170,8 +182,8 @@ async def test_an_agent_that_serves_there_already_is_no_fault(tmp_path: Path) ->
         ("codex-cli 0.135.9", "failed", "codex 0.135.9 at {binary} is too old"),
         ("codex-cli 0.136.0", "warning", "codex 0.136.0 at {binary} was not tested with this agent"),
         ("codex-cli 0.157.1", "warning", "codex 0.157.1 at {binary} was not tested with this agent"),
-        ("codex-cli 0.158.0", "ok", "codex 0.158.0 at {binary}"),
-        ("codex-cli 0.169.7", "ok", "codex 0.169.7 at {binary}"),
+        ("codex-cli 0.158.0", "ok", "codex 0.158.0 at {binary}; tested are 0.158.0 to 0.169.0"),
+        ("codex-cli 0.169.7", "ok", "codex 0.169.7 at {binary}; tested are 0.158.0 to 0.169.0"),
         ("codex-cli 0.170.0", "warning", "codex 0.170.0 at {binary} was not tested with this agent"),
         ("codex-cli 1.0.0", "warning", "codex 1.0.0 at {binary} was not tested with this agent"),
         ("hello", "failed", "{binary} does not tell a version, it is not codex"),
@@ -215,6 +227,117 @@ def test_a_database_is_tried_and_its_password_not_shown(
 def test_a_workspace_that_cannot_be_written_is_a_warning(env: dict[str, str]) -> None:
     # Not even root can make files there.
     assert check_workspace(facts(env | {"WORKSPACE_DIR": "/proc"})).status == "warning"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "status", "finding"),
+    [
+        ({}, "ok", "no token is set"),
+        ({"A2A_TOKEN": "0123456789abcdef"}, "ok", "there is one for operator"),
+        ({"ADA_TOKEN": "0123456789abcdef"}, "ok", "there is one for ada"),
+        ({"A2A_TOKEN": "0123456789abcdef", "ADA_TOKEN": "0123"}, "warning", "that of ada can be guessed"),
+    ],
+)
+def test_who_may_send_messages(tmp_path: Path, tokens: dict[str, str], status: str, finding: str) -> None:
+    principals = [{"name": "ada", "token_env": "ADA_TOKEN"}] if "ADA_TOKEN" in tokens else []
+    place = Place(tmp_path, "http://127.0.0.1:1/v1", config={"principals": principals}, environment=tokens)
+    found = check_access(facts(place.prepare()))
+    assert found.status == status
+    assert finding in found.finding
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "said"),
+    [
+        ("workspace-write", ("can write the workspace", "; reaches no network; saw no credential")),
+        ("read-only", ("can only read the workspace, config.yaml's folder", "; reaches no network; saw no credential")),
+        (
+            "container",
+            ("can write the workspace, config.yaml's folder", "; reaches this machine's network; saw no cred"),
+        ),
+    ],
+)
+def test_what_a_command_may_do_is_tried(tmp_path: Path, sandbox: str, said: tuple[str, str]) -> None:
+    env = Place(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": sandbox}).prepare()
+    # Of this machine's other agents, root would see the key that all tests use.
+    code, found = reports(env | {"SCRIPTED_KEY": uuid.uuid4().hex}, WITHOUT_CAPABILITIES)
+    assert (code, found["sandbox"]["status"]) == (0, "ok")
+    assert found["sandbox"]["finding"].startswith(f"{sandbox}: a command {said[0]}")
+    assert said[1] in found["sandbox"]["finding"]
+
+
+def test_a_credential_that_a_command_could_read_is_a_warning(tmp_path: Path) -> None:
+    env = Place(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": "container"}).prepare()
+    secret = uuid.uuid4().hex
+    # As the shell is that has set the variables.
+    with Popen([sys.executable, "-c", "input()"], env=env | {"SOME_KEY": secret}, stdin=PIPE) as shell:
+        code, found = reports(env | {"SCRIPTED_KEY": secret}, WITHOUT_CAPABILITIES)
+        shell.communicate(b"\n")
+    assert (code, found["sandbox"]["status"]) == (0, "warning")
+    assert f"in the environment of the processes {shell.pid} (python" in found["sandbox"]["finding"]
+    assert secret not in str(found)
+
+
+def test_a_sandbox_that_cannot_work_leaves_with_3(env: dict[str, str]) -> None:
+    code, found = reports(env, (sys.executable, "-m", "tests.e2e.as_in_docker", "codex_workspace", "doctor"))
+    assert code == 3
+    assert found["handshake"]["status"] == "ok"
+    assert found["sandbox"]["status"] == "failed"
+    assert "codex.sandbox to container" in found["sandbox"]["finding"]
+
+
+# --- Online ---
+
+
+def test_a_platform_that_does_not_answer_leaves_with_1(env: dict[str, str]) -> None:
+    platform = {"PLATFORM_URL": "http://127.0.0.1:1", "WORKSPACE_ID": "me"}
+    found = check_platform(facts(env | platform))
+    assert (found.status, found.finding[:40]) == ("failed", "http://127.0.0.1:1 does not answer: [Err")
+    assert check_platform(facts(env)) == Finding("ok", "none is configured")
+
+
+async def test_the_model_is_asked_only_online(tmp_path: Path) -> None:
+    async with scripted_model(model="gpt-5.5") as model:
+        env = Place(tmp_path, model.base_url).prepare()
+
+        def asked(**more: str) -> Finding:
+            known = facts(env | more)
+            known.learn_provider()
+            return check_model(known)
+
+        found = await anyio.to_thread.run_sync(asked)
+        assert found.status == "ok"
+        assert "has the model gpt-5.5" in found.finding
+        other = await anyio.to_thread.run_sync(lambda: asked(MODEL="gpt-other"))
+        assert (other.status, "does not name the model gpt-other" in other.finding) == ("warning", True)
+
+
+@pytest.mark.parametrize(("answer", "status"), [(401, "failed"), (403, "failed"), (404, "warning"), (500, "warning")])
+async def test_what_a_provider_says_is_judged(tmp_path: Path, answer: int, status: str) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert dict(scope["headers"])[b"authorization"] == f"Bearer {SECRET}".encode()
+        assert scope["path"] == "/v1/models"
+        await PlainTextResponse("no", answer)(scope, receive, send)
+
+    with bind("127.0.0.1", 0) as listener:
+        env = Place(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}/v1/").prepare()
+        known = facts(env)
+        known.learn_provider()
+        async with serving(app, listener):
+            found = await anyio.to_thread.run_sync(check_model, known)
+    assert found.status == status
+    assert SECRET not in str(found)
+
+
+def test_a_provider_that_nobody_serves_fails_online_only(env: dict[str, str]) -> None:
+    done = doctor(env, "--json", "--online")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)[-1] == {
+        "check": "model",
+        "status": "failed",
+        "finding": "http://127.0.0.1:1/v1 does not answer: [Errno 111] Connection refused",
+        "remedy": "correct base_url (or OPENAI_BASE_URL), or see why this machine does not reach it",
+    }
 
 
 def facts(env: dict[str, str]) -> Facts:
