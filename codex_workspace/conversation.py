@@ -143,7 +143,7 @@ async def prove_servers(codex: Codex, options: ThreadOptions, timeout_s: float) 
     try:
         return await look_at(codex, thread_id, options.servers, timeout_s)
     finally:
-        # Codex before 0.163 cannot forget it, and keeps it and its servers in memory.
+        # Older codexes (seen: 0.133) cannot forget it, and keep it and its servers in memory.
         with suppress(CodexError):
             await ask(codex, "thread/delete", {"threadId": thread_id}, timeout_s)
 
