@@ -7,14 +7,18 @@ SHELL ["/bin/sh", "-euc"]
 
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends binutils && rm -rf /var/lib/apt/lists/* \
-    && python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/venv
+    && python3 -m venv /opt/pip && python3 -m venv --without-pip --copies /opt/venv \
+    && chmod 711 /opt/venv/bin/python && ln -sf python /opt/venv/bin/python3 && ln -sf python /opt/venv/bin/python3.11
 
 # The builder's own pip settings and CA bundle, where they are given as secrets, serve these steps and are not kept.
 COPY --chmod=755 image/builder-pip image/slim /usr/local/bin/
 
+# Whatever runs a program that it cannot read is closed to other processes of its user, from its first moment on: so no
+# command of the model's reads a credential in the environment of the agent, of codex, of tini or of the health check.
 COPY requirements-codex.txt /tmp/
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
-    builder-pip install --target /opt/codex --no-deps -r /tmp/requirements-codex.txt
+    builder-pip install --target /opt/codex --no-deps -r /tmp/requirements-codex.txt \
+    && chmod 711 /opt/codex/codex_cli_bin/bin/codex
 
 COPY requirements.txt /tmp/
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
@@ -49,7 +53,7 @@ RUN dpkg-deb --build /tmp/no-perl /tmp/no-perl.deb && dpkg --install /tmp/no-per
     && apt-get install --yes --no-install-recommends ca-certificates git tini \
     && rm -rf /tmp/no-perl /tmp/no-perl.deb /var/lib/apt/lists/* /var/cache/apt/* /var/cache/ldconfig/aux-cache \
         /var/log/apt /var/log/dpkg.log /var/log/alternatives.log \
-    && ln -sf /usr/bin/git /usr/lib/git-core/git \
+    && ln -sf /usr/bin/git /usr/lib/git-core/git && chmod 711 /usr/bin/tini \
     && git config --system --add safe.directory '*'
 
 # Group 0 may write: that is the group of any user whose number `--user` names.

@@ -56,7 +56,8 @@ image:           ## build the container image with docker, podman or buildah (TA
 
 image-test: .venv/dev    ## build it and hold it to its contract, in real containers
 	$(BIN)/python -m image build --tag codex-workspace:test
-	$(BIN)/python -m pytest image --numprocesses 2
+	$(BIN)/python -m pytest image -m "not alone" --numprocesses 2
+	$(BIN)/python -m pytest image -m alone
 
 lock: .venv/dev          ## pin anew what pyproject.toml asks for
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.txt pyproject.toml

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
@@ -110,6 +111,7 @@ def builder(wanted: str | None = None) -> Engine:
     raise NoEngine(f"{which} works here; as root on Debian `python3 -m image install` installs what is needed")
 
 
+@cache
 def runner() -> Engine:
     """Return what runs containers here, docker or podman, with settings under which the base image does.
 

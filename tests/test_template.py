@@ -62,6 +62,12 @@ def test_the_entry_point_is_a_script_that_starts_the_platforms_runtime() -> None
     assert (ROOT / "start.sh").stat().st_mode & 0o111
 
 
+def test_the_entry_point_takes_a_command_too() -> None:
+    asked = subprocess.run([str(ROOT / "start.sh"), "doctor", "--help"], capture_output=True, text=True, cwd="/")
+    assert asked.returncode == 0, asked.stderr
+    assert "--json" in asked.stdout
+
+
 def test_the_requirements_name_the_platforms_runtime() -> None:
     assert RUNTIME_PACKAGE in (ROOT / "requirements.txt").read_text()
 
