@@ -65,7 +65,7 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             hide_from_others()
             if chosen.set_aside:
                 return set_database_aside(env)
-            return doctor(env, as_json=chosen.json)
+            return doctor(env, as_json=chosen.json, online=chosen.online)
         case "demo":
             from codex_workspace.demo import demo
 
@@ -87,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("demo", help="see the whole thing at work, without a key")
     doctor = commands.add_parser("doctor", help="say what is wrong, and how to mend it")
     doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.add_argument("--online", action="store_true", help="also ask the model's provider")
     doctor.add_argument("--set-aside", action="store_true", help="rename a damaged database, so that a new one is made")
     chat = commands.add_parser("chat", help="talk to an A2A agent")
     chat.add_argument(

@@ -25,7 +25,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from app_server import MINIMUM_VERSION, open_app_server
+from app_server import MINIMUM_VERSION, Connection, open_app_server
 from codex_workspace.agent import launch_of, secrets_of, thread_options
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import prove_servers
@@ -93,6 +93,7 @@ class Facts:
         self.env = env
         self._settings: Settings | None = None
         self._provider: ChosenProvider | None = None
+        self.sight: Sight | CodexError | None = None
 
     @property
     def settings(self) -> Settings:
@@ -485,18 +486,20 @@ def _at_another_home(facts: Facts, home: Path, settings: Settings | None = None)
 async def _greet(settings: Settings, facts: Facts) -> tuple[float, tuple[int, int, int]]:
     started = time.perf_counter()
     async with open_app_server(launch_of(settings, facts.provider, facts.env)) as codex:
-        return (time.perf_counter() - started) * 1000, codex.version
+        milliseconds = (time.perf_counter() - started) * 1000
+        facts.sight = await _look_around(codex, facts)
+        return milliseconds, codex.version
 
 
 def check_sandbox(facts: Facts) -> Finding:
     """What the model's commands may do: one is run as codex runs them, and tries."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="codex-workspace-doctor-") as home:
-            sight = anyio.run(_look_around, _at_another_home(facts, Path(home)), facts)
-    except CodexCannotStart as error:
-        return Finding("failed", str(error), "the README's part on the sandbox says more")
-    except (CodexError, ConfigError, OSError) as error:
-        return Finding("failed", f"no command could be tried: {_of(error)}", "see what is said of the handshake")
+    match facts.sight:
+        case Sight() as sight:
+            pass
+        case CodexCannotStart() as error:
+            return Finding("failed", str(error), "the README's part on the sandbox says more")
+        case error:
+            return Finding("failed", f"no command could be tried: {error}", "see what is said of the handshake")
     said = f"{facts.settings.config.codex.sandbox}: a command {_abilities(sight, _folders(facts))}"
     holders = sight.holders_of(secrets_of(facts.settings, facts.provider))
     if not holders:
@@ -541,10 +544,13 @@ def _program(process: int) -> str:
         return "gone"
 
 
-async def _look_around(settings: Settings, facts: Facts) -> Sight:
-    async with open_app_server(launch_of(settings, facts.provider, facts.env)) as codex:
+async def _look_around(codex: Connection, facts: Facts) -> Sight | CodexError:
+    settings = facts.settings
+    try:
         await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir)
         return await look_around(codex, settings.workspace_dir, _folders(facts).values())
+    except CodexError as error:
+        return error
 
 
 def check_platform(facts: Facts) -> Finding:

@@ -10,8 +10,7 @@ from subprocess import DEVNULL, PIPE, CompletedProcess, Popen, run
 
 import anyio
 import pytest
-from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from anyio.abc import SocketAttribute, SocketStream
 
 from codex_workspace.doctor import (
     CHECKS,
@@ -27,7 +26,7 @@ from codex_workspace.doctor import (
     check_workspace,
 )
 from codex_workspace.scripted_model import scripted_model
-from codex_workspace.server import bind, serving
+from codex_workspace.server import bind
 from tests.e2e.agent_process import REPOSITORY, SECRET, Place, running_agent
 
 COMMAND = (sys.executable, "-m", "codex_workspace", "doctor")
@@ -270,9 +269,12 @@ def test_a_credential_that_a_command_could_read_is_a_warning(tmp_path: Path) -> 
     env = Place(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": "container"}).prepare()
     secret = uuid.uuid4().hex
     # As the shell is that has set the variables.
-    with Popen([sys.executable, "-c", "input()"], env=env | {"SOME_KEY": secret}, stdin=PIPE) as shell:
+    command = [sys.executable, "-m", "tests.e2e.without_capabilities", "code"]
+    with Popen(command, env=env | {"SOME_KEY": secret}, cwd=REPOSITORY, stdin=PIPE, stdout=PIPE, stderr=PIPE) as shell:
+        assert shell.stderr is not None
+        assert shell.stderr.readline().startswith(b"Python")
         code, found = reports(env | {"SCRIPTED_KEY": secret}, WITHOUT_CAPABILITIES)
-        shell.communicate(b"\n")
+        shell.communicate(b"exit()\n")
     assert (code, found["sandbox"]["status"]) == (0, "warning")
     assert f"in the environment of the processes {shell.pid} (python" in found["sandbox"]["finding"]
     assert secret not in str(found)
@@ -312,21 +314,26 @@ async def test_the_model_is_asked_only_online(tmp_path: Path) -> None:
         assert (other.status, "does not name the model gpt-other" in other.finding) == ("warning", True)
 
 
-@pytest.mark.parametrize(("answer", "status"), [(401, "failed"), (403, "failed"), (404, "warning"), (500, "warning")])
-async def test_what_a_provider_says_is_judged(tmp_path: Path, answer: int, status: str) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert dict(scope["headers"])[b"authorization"] == f"Bearer {SECRET}".encode()
-        assert scope["path"] == "/v1/models"
-        await PlainTextResponse("no", answer)(scope, receive, send)
+@pytest.mark.parametrize(("status", "judged"), [(401, "failed"), (403, "failed"), (404, "warning"), (500, "warning")])
+async def test_what_a_provider_says_is_judged(tmp_path: Path, status: int, judged: str) -> None:
+    asked: list[bytes] = []
 
-    with bind("127.0.0.1", 0) as listener:
-        env = Place(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}/v1/").prepare()
-        known = facts(env)
+    async def answer(stream: SocketStream) -> None:
+        async with stream:
+            asked.append(await stream.receive())
+            await stream.send(f"HTTP/1.1 {status} No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, answer)
+        port = listener.extra(SocketAttribute.local_port)
+        known = facts(Place(tmp_path, f"http://127.0.0.1:{port}/v1/").prepare())
         known.learn_provider()
-        async with serving(app, listener):
-            found = await anyio.to_thread.run_sync(check_model, known)
-    assert found.status == status
+        found = await anyio.to_thread.run_sync(check_model, known)
+        tasks.cancel_scope.cancel()
+    assert found.status == judged
     assert SECRET not in str(found)
+    assert asked[0].startswith(b"GET /v1/models ")
+    assert f"Bearer {SECRET}".encode() in asked[0]
 
 
 def test_a_provider_that_nobody_serves_fails_online_only(env: dict[str, str]) -> None:
