@@ -168,6 +168,28 @@ async def test_a_turn_waits_for_the_servers_of_its_thread() -> None:
 
 
 @in_virtual_time
+async def test_who_leaves_while_servers_start_leaves_no_turn_behind() -> None:
+    async with with_servers() as now:
+
+        async def leave() -> None:
+            with anyio.move_on_after(5):
+                await Talk()(now.conversation)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(leave)
+            await now.end.start_thread()
+        assert now.end.codex.unread == []
+
+        async def far(end: FarEnd) -> None:
+            for name in TWO.names:
+                await end.codex.tell(STARTUP, **status(name, "ready", "thread-1"))
+            await end.start_turn()
+            await end.complete()
+
+        assert note_of(await talk(now, far)) is None
+
+
+@in_virtual_time
 async def test_who_is_missed_is_said_once_and_tried_again_later() -> None:
     async with with_servers() as now:
 

@@ -14,7 +14,7 @@ import anyio
 import httpx
 import psutil
 import pytest
-from a2a.types import TaskState
+from a2a.types import Part, TaskState
 
 from codex_workspace.doctor import Facts, Finding, check_mcp
 from codex_workspace.scripted_model import Output, ScriptedModel
@@ -95,6 +95,15 @@ async def test_a_trusted_server_works_and_its_secret_is_its_own(place: Place, mo
     assert "none" in none
     assert TOKEN not in seen
     assert files_with(place, TOKEN) == []
+
+
+async def test_one_that_is_not_trusted_is_asked_for_where_somebody_answers(place: Place, model: ScriptedModel) -> None:
+    place = replace(with_servers(place, stdio("other")), codex={"approval_policy": "on-request"})
+    async with agent_with(place) as client:
+        asked = await client.ask(script(call("other", "echo", text="hello"), {"say": "Done."}))
+        assert 'Allow the other MCP server to run tool "echo"?' in asked.sentence
+        assert (await client.answer(asked, Part(text="yes"))).answer == "Done."
+    assert "echo hello" in told(model)[-1]
 
 
 async def test_a_token_is_seen_by_the_server_over_http_and_by_nobody_else(
