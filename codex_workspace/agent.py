@@ -368,7 +368,7 @@ def _maker(
     config = settings.config.codex
     limits = TurnLimits(
         inactivity_s=config.turn_inactivity_timeout_s,
-        total_s=config.turn_timeout_s,
+        total_s=settings.turn_timeout_s,
         request_s=config.request_timeout_s,
         max_text_chars=settings.config.limits.max_text_chars,
     )

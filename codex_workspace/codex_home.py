@@ -20,7 +20,7 @@ import tomlkit
 
 from codex_workspace.errors import ConfigError
 from codex_workspace.providers import ChosenProvider
-from codex_workspace.settings import Codex, Settings
+from codex_workspace.settings import Settings
 from codex_workspace.toml_text import Comment, Header, KeyPath, Pair, Piece, TomlValue, scan
 
 Managed = Mapping[KeyPath, TomlValue]
@@ -81,15 +81,16 @@ def managed_config(settings: Settings, provider: ChosenProvider) -> Managed:
         ("model",): provider.model,
         ("model_provider",): provider.slug,
         ("sandbox_mode",): "danger-full-access" if codex.sandbox == "container" else codex.sandbox,
-        ("web_search",): "disabled",
+        ("web_search",): codex.web_search,
         # Without these, commands see every variable that codex has, those for MCP servers included.
         ("shell_environment_policy", "inherit"): "core",
         ("shell_environment_policy", "ignore_default_excludes"): False,
     }
-    return values | _optional(codex) | _provider_table(provider) | settings.mcp.managed
+    return values | _optional(settings) | _provider_table(provider) | settings.mcp.managed
 
 
-def _optional(codex: Codex) -> dict[KeyPath, TomlValue]:
+def _optional(settings: Settings) -> dict[KeyPath, TomlValue]:
+    codex = settings.config.codex
     values: dict[KeyPath, TomlValue] = {}
     # Codex 0.163 does not start with a file that says untrusted, and takes it for a thread, where it is said too.
     if codex.approval_policy != "untrusted":
@@ -98,6 +99,8 @@ def _optional(codex: Codex) -> dict[KeyPath, TomlValue]:
         values["model_reasoning_effort",] = codex.reasoning_effort
     if codex.sandbox == "workspace-write":
         values["sandbox_workspace_write", "network_access"] = codex.network_access
+    if settings.writable_folders:
+        values["sandbox_workspace_write", "writable_roots"] = [str(folder) for folder in settings.writable_folders]
     return values
 
 

@@ -126,6 +126,7 @@ def choose_provider(settings: Settings, env: Mapping[str, str]) -> ChosenProvide
             )
             return _chosen(settings, env, provider, found, why)
     names = [name for provider in usable for name in provider.auth_env]
+    _refuse_missing(settings, env, providers)
     raise IN_ENVIRONMENT.error(f"no provider has a credential; set {_one_of(names)} (each also as …_FILE)")
 
 
@@ -195,6 +196,15 @@ def _explicit(settings: Settings, env: Mapping[str, str], providers: Sequence[Pr
 def _matching(model: str, providers: Iterable[Provider]) -> list[tuple[Provider, str]]:
     """The providers that the model's name points to, with how; best first: aliases, then longer prefixes."""
     ranked: list[tuple[int, Provider, str]] = []
+def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider]) -> None:
+    """Refuse what `required_env` names and nobody has set; a provider's own variables are asked for by the choice."""
+    credentials = {name for provider in providers for name in provider.auth_env}
+    place = Place(str(settings.config_file)).at("runtime_config.required_env")
+    for index, name in enumerate(settings.config.runtime_config.required_env):
+        if name not in credentials and not (env.get(name) or env.get(f"{name}_FILE")):
+            raise place.item(index).error(f"names the variable {name}, which is not set; set it (or {name}_FILE)")
+
+
     for provider in providers:
         prefixes = [prefix for prefix in provider.model_prefixes if model.startswith(prefix)]
         if model in provider.model_aliases:

@@ -497,12 +497,16 @@ InputItem = Message | Call | Output | Thought | Other
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool that the request lets the model call. `kind`: `function`, `custom`, `local_shell` or a hosted tool's."""
+    """A tool that the request lets the model call. `kind`: `function`, `custom`, `local_shell` or a hosted tool's.
+
+    `live` is said of a search in the web: whether it is today's, and not what is kept of it.
+    """
 
     kind: str
     name: str
     namespace: str | None = None
     properties: frozenset[str] = frozenset()
+    live: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -597,7 +601,9 @@ def _read_offered(tool: Json, namespace: str | None = None) -> Iterator[OfferedT
         case {"type": str(kind), **rest}:
             name, parameters = rest.get("name", kind), rest.get("parameters")
             properties = parameters.get("properties") if isinstance(parameters, dict) else None
-            yield OfferedTool(kind, str(name), namespace, frozenset(properties if isinstance(properties, dict) else ()))
+            known = frozenset(properties if isinstance(properties, dict) else ())
+            live = rest.get("external_web_access")
+            yield OfferedTool(kind, str(name), namespace, known, live if isinstance(live, bool) else None)
         case _:
             pass
 

@@ -44,6 +44,9 @@ from codex_workspace.wire import MAX_INPUT_CHARS
 
 CONFIG_NAME = "config.yaml"
 
+TURN_TIMEOUT_S = 3600.0
+"""A turn's budget where nobody named one."""
+
 TEMPLATE_DIR = Path(__file__).resolve().parent.parent
 """The folder that holds the config.yaml which this template brings along."""
 
@@ -53,16 +56,24 @@ PLATFORM_DEFAULT_MODEL = "anthropic:claude-opus-4-7"
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConfig:
-    """`runtime_config:`, the platform's section; `model` here wins over the top-level one."""
+    """`runtime_config:`, the platform's section; `model` here wins over the top-level one.
+
+    provider: the name of the one to use.
+    providers: names that the platform offers for choice.
+    required_env: variables without which the agent does not start, but for those of providers: a provider that is not
+        chosen needs none.
+    timeout: the whole turn's budget in seconds, where codex.turn_timeout_s is not given; 0 = not given.
+    """
 
     IGNORED: ClassVar[frozenset[str]] = frozenset(
-        {"auth_token_env", "auth_token_file", "args", "command", "models", "provision_timeout_seconds", "timeout"}
+        {"auth_token_env", "auth_token_file", "args", "command", "models", "provision_timeout_seconds"}
     )
 
     model: Text | None = None
     provider: Text | None = None
     providers: tuple[Text, ...] = ()
     required_env: tuple[EnvName, ...] = ()
+    timeout: Annotated[float, Range(0, 604_800)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +128,11 @@ class Codex:
     question_timeout_s: how long such a question waits; without an answer it counts as declined.
     mid_turn: a message that comes while a turn of its context runs waits (queue), joins it (steer) or takes its place.
     turn_inactivity_timeout_s: without any event of the turn for this long, it is interrupted and fails.
-    turn_timeout_s: the whole turn's budget.
+    turn_timeout_s: the whole turn's budget; null = runtime_config.timeout, else an hour.
+    writable_folders: where commands may write, beside the workspace and the folders for temporary files; seen from the
+        workspace. For the workspace-write sandbox.
+    web_search: whether the model may search the web: in what OpenAI keeps of it (cached, or the larger indexed), or in
+        the web of today (live). The search is the provider's, network_access is not asked.
     recovery: a turn that a death cut off is told to go on (resume), run again (rerun), or fails (fail).
     shutdown_grace_s: how long running turns may go on after SIGTERM; short, as Docker kills after 10 s.
     request_timeout_s: how long codex may take to answer one request.
@@ -134,8 +149,10 @@ class Codex:
         Literal["app-server", "exec"], Refused({"exec": "is not available in this version; use app-server"})
     ] = "app-server"
     turn_inactivity_timeout_s: Seconds = 300.0
-    turn_timeout_s: Seconds = 3600.0
+    turn_timeout_s: Seconds | None = None
     network_access: bool = False
+    writable_folders: tuple[Text, ...] = ()
+    web_search: Literal["disabled", "cached", "indexed", "live"] = "disabled"
     reasoning_effort: Annotated[str, Matches(r"[a-z]{1,32}", "a word such as low, medium or high")] | None = None
     shutdown_grace_s: Annotated[float, Range(0, 60)] = 3.0
     recovery: Literal["resume", "rerun", "fail"] = "resume"
@@ -350,6 +367,16 @@ class Settings:
     skills: tuple[Skill, ...] = ()
     observing: Observing = field(default_factory=Observing)
 
+    @property
+    def turn_timeout_s(self) -> float:
+        """The whole turn's budget."""
+        return self.config.codex.turn_timeout_s or self.config.runtime_config.timeout or TURN_TIMEOUT_S
+
+    @property
+    def writable_folders(self) -> tuple[Path, ...]:
+        """Where commands in the workspace-write sandbox may write, beside the workspace; absolute."""
+        return tuple((self.workspace_dir / folder).resolve() for folder in self.config.codex.writable_folders)
+
 
 _LOG_FORMATS: Mapping[str, Literal["text", "json"]] = {"text": "text", "json": "json"}
 _LOG_LEVELS: Mapping[str, Literal["DEBUG", "INFO", "WARNING", "ERROR"]] = {
@@ -382,6 +409,8 @@ def load_settings(
     model, source = _model(variables, config, file)
     workspace, home = _workspace_dir(variables, here, root), variables.path("CODEX_HOME", here) or state / "codex"
     listen = _listen(variables, config, file)
+    own = {"the state folder": state, "CODEX_HOME": home, "config.yaml": file, "the skills": file.parent / "skills"}
+    _check_folders(config.codex, workspace, own, Place(str(file)).at("codex.writable_folders"))
     return Settings(
         config=config,
         config_file=file,
@@ -446,6 +475,22 @@ def _workspace_dir(variables: Variables, cwd: Path, root: Path) -> Path:
     if not folder.is_dir():
         raise IN_ENVIRONMENT.at("WORKSPACE_DIR").error(f"must be a folder that exists, but {folder} is not")
     return folder
+
+
+def _check_folders(codex: Codex, workspace: Path, own: Mapping[str, Path], place: Place) -> None:
+    """Refuse writable folders that are not there, or that hold what is the agent's `own`, by what it is called."""
+    if codex.writable_folders and codex.sandbox != "workspace-write":
+        raise place.error(f"is for sandbox workspace-write, but the sandbox is {codex.sandbox}; leave one of them out")
+    for index, name in enumerate(codex.writable_folders):
+        folder = (workspace / name).resolve()
+        # Codex takes any name, and its sandbox then fails at the first command.
+        if not folder.is_dir():
+            raise place.item(index).error(f"must be a folder that exists, but {folder} is not")
+        for called, kept in own.items():
+            if folder.is_relative_to(kept.resolve()) or kept.resolve().is_relative_to(folder):
+                raise place.item(index).error(
+                    f"must be apart from {called} ({kept}), as commands could change the agent there, but is {folder}"
+                )
 
 
 def _codex_bin(variables: Variables, cwd: Path) -> Path | None:

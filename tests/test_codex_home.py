@@ -448,11 +448,25 @@ def test_a_damaged_record_is_named_with_the_remedy(tmp_path: Path, notes: str) -
         ("", ("model_providers", "openai_api", "requires_openai_auth"), True),
         ("", ("model_providers", "openai_api", "env_key"), None),
         ("", ("shell_environment_policy", "inherit"), "core"),
+        ("", ("web_search",), "disabled"),
+        (", web_search: live", ("web_search",), "live"),
+        ("", ("sandbox_workspace_write", "writable_roots"), None),
     ],
 )
 def test_settings_become_codex_s_keys(tmp_path: Path, codex: str, key: KeyPath, value: TomlValue | None) -> None:
     settings = make_settings(tmp_path, codex)
     assert managed_config(settings, choose(settings)).get(key) == value
+
+
+def test_writable_folders_reach_the_real_codex_and_leave_with_their_key(tmp_path: Path) -> None:
+    for name in ("root", "build", 'odd "na\\me'):
+        (tmp_path / name).mkdir()
+    for folders in (["build", 'odd "na\\me'], []):
+        settings = make_settings(tmp_path, f", writable_folders: {json.dumps(folders)}")
+        prepare_codex_home(settings, choose(settings))
+        result = ask_codex(settings)[-1]["result"]
+        assert isinstance(result, dict)
+        assert result["sandbox"]["writableRoots"] == [str(tmp_path / folder) for folder in folders]
 
 
 def test_a_provider_without_credential_asks_for_none(tmp_path: Path) -> None:

@@ -133,15 +133,22 @@ BAD = [
         "gpt-5.5",
         "chatgpt",
         (),
-        {"CODEX_AUTH_JSON": "{}"},
-        "(auth_mode chatgpt_subscription) is not available in this version",
+        {},
+        "runtime_config.provider: chatgpt has no credential; set CODEX_AUTH_JSON or CODEX_CHATGPT_AUTH_JSON",
     ),
     (
         "gpt-5.5",
-        "sub",
-        ("name: sub, auth_mode: chatgpt_subscription",),
+        None,
+        (),
+        {"CODEX_AUTH_JSON": "{}", "OPENAI_API_KEY": "a"},
+        "CODEX_AUTH_JSON: has no tokens; run `codex login`",
+    ),
+    (
+        "gpt-5.5",
+        "openai",
+        ("name: openai, auth_mode: openai_api, base_url: 'http://127.0.0.1:9'",),
         {},
-        "sub (auth_mode chatgpt_subscription) is not available",
+        "providers[0].base_url: is not for auth_mode openai_api; OPENAI_BASE_URL moves it",
     ),
     (
         "openai",
@@ -213,3 +220,31 @@ def test_a_provider_s_name_given_as_model_by_the_environment_names_that_variable
     settings = load_settings(env, config_path=tmp_path, cwd=tmp_path, root=tmp_path)
     with pytest.raises(ConfigError, match="environment: MODEL: openai is a provider, not a model"):
         choose_provider(settings, env)
+
+
+@pytest.mark.parametrize(
+    ("names", "env", "missing"),
+    [
+        ("[OPENAI_API_KEY, CODEX_API_KEY]", {"OPENAI_API_KEY": "a"}, None),  # of providers, and one has its credential
+        ("[TICKETS]", {"TICKETS": "t"}, None),
+        ("[TICKETS]", {"TICKETS_FILE": "/run/secrets/tickets"}, None),
+        ("[TICKETS]", {}, "[0]"),
+        ("[HOME_URL, TICKETS]", {"HOME_URL": "h", "TICKETS": ""}, "[1]"),
+    ],
+)
+def test_a_required_variable_that_is_not_a_provider_s_must_be_set(
+    tmp_path: Path, names: str, env: dict[str, str], missing: str | None
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"name: agent\nruntime: codex\nruntime_config: {{model: gpt-5.5, required_env: {names}}}\n")
+    settings = load_settings({"HOME": str(tmp_path)}, config_path=tmp_path, cwd=tmp_path, root=tmp_path)
+    env = {"OPENAI_API_KEY": "a"} | env
+    if missing is None:
+        assert choose_provider(settings, env).name == "openai"
+        return
+    with pytest.raises(ConfigError) as caught:
+        choose_provider(settings, env)
+    assert str(caught.value) == (
+        f"{file}: runtime_config.required_env{missing}: names the variable TICKETS, which is not set; "
+        "set it (or TICKETS_FILE)"
+    )

@@ -349,6 +349,61 @@ def test_the_platform_s_own_keys_are_let_through(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
+    ("runtime", "codex", "seconds"),
+    [
+        ("", "", 3600),
+        ("runtime_config: {timeout: 600}\n", "", 600),
+        ("runtime_config: {timeout: 0}\n", "", 3600),
+        ("runtime_config: {timeout: 600}\n", "codex: {turn_timeout_s: 900}\n", 900),
+        ("runtime_config: {timeout: 600}\n", "codex: {turn_timeout_s: null}\n", 600),
+    ],
+)
+def test_our_own_key_for_a_turn_s_budget_wins_over_the_platform_s(
+    machine: Machine, runtime: str, codex: str, seconds: float
+) -> None:
+    assert machine.load(GOOD + runtime + codex).turn_timeout_s == seconds
+
+
+def test_writable_folders_are_seen_from_the_workspace(machine: Machine) -> None:
+    for name in ("workspace", "workspace/build", "cache", "other"):
+        (machine.root / name).mkdir()
+    (machine.root / "link").symlink_to(machine.root / "other")
+    settings = machine.load(f"{GOOD}codex: {{writable_folders: [build, ../cache, {machine.root}/link]}}\n")
+    workspace = machine.root / "workspace"
+    assert settings.writable_folders == (workspace / "build", machine.root / "cache", machine.root / "other")
+
+
+@pytest.mark.parametrize(
+    ("codex", "key", "words"),
+    [
+        ("writable_folders: [nowhere]", "[0]", "must be a folder that exists, but {root}/nowhere is not"),
+        ("writable_folders: [cache, configs/config.yaml]", "[1]", "must be a folder that exists"),
+        ("writable_folders: [cache], sandbox: container", "", "is for sandbox workspace-write, but the sandbox is"),
+        ("writable_folders: [cache], sandbox: read-only", "", "but the sandbox is read-only"),
+        ("writable_folders: [configs]", "[0]", "must be apart from the state folder"),
+        ("writable_folders: [state]", "[0]", "must be apart from the state folder"),
+        ("writable_folders: [to-config]", "[0]", "must be apart from config.yaml ("),
+        ("writable_folders: [to-config/skills/one]", "[0]", "must be apart from the skills"),
+        ("writable_folders: [to-home]", "[0]", "must be apart from CODEX_HOME"),
+        ("writable_folders: ['.']", "[0]", "must be apart from"),
+        ("writable_folders: [/]", "[0]", "must be apart from"),
+        ("writable_folders: cache", "", "must be a list"),
+    ],
+)
+def test_folders_that_commands_must_not_write_are_refused(machine: Machine, codex: str, key: str, words: str) -> None:
+    for name in ("cache", "state", "home"):
+        (machine.root / name).mkdir()
+    (machine.root / "configs" / "skills" / "one").mkdir(parents=True)
+    (machine.root / "to-home").symlink_to(machine.root / "home")
+    (machine.root / "to-config").symlink_to(machine.root / "configs")
+    places = {"CODEX_HOME": "home"} | ({} if "[configs]" in codex else {"WORKSPACE_STATE_DIR": "state"})
+    sentence = refusal(machine, f"{GOOD}codex: {{{codex}}}\n", **places)
+    assert sentence.startswith(f"{machine.file}: codex.writable_folders{key}: ")
+    assert words.format(root=machine.root) in sentence
+    assert_is_one_sentence(sentence)
+
+
+@pytest.mark.parametrize(
     ("yaml_model", "runtime_model", "env", "expected"),
     [
         ("a", None, {}, "a"),

@@ -1,0 +1,67 @@
+"""Keys of config.yaml that are codex's own: each is seen at work, in the real codex."""
+
+from dataclasses import replace
+
+import pytest
+from a2a.types import TaskState
+
+from codex_workspace.scripted_model import ScriptedModel
+from tests.e2e.agent_process import Place, running_agent, spawn
+from tests.e2e.client import peer, script
+
+# The folders of a test are below /tmp, where commands may write unless the operator forbids it.
+NOT_IN_TMP = "[sandbox_workspace_write] # mine\nexclude_slash_tmp = true\nexclude_tmpdir_env_var = true\n"
+
+
+def with_runtime(place: Place, **keys: object) -> Place:
+    """Return the place with further keys in `runtime_config`."""
+    return replace(place, config={"runtime_config": {"model": "gpt-5.5", "provider": "scripted", **keys}})
+
+
+async def test_commands_write_in_writable_folders_and_nowhere_else(place: Place) -> None:
+    place.prepare()
+    for name in ("cache", "other"):
+        (place.root / name).mkdir()
+    home = place.root / "state" / "codex"
+    home.mkdir()
+    (home / "config.toml").write_text(NOT_IN_TMP)
+    place = replace(place, codex={"writable_folders": ["../cache"]})
+    tries = f"for at in . ../cache {place.root}/other; do echo hello > $at/file; done"
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        assert (await client.ask(script({"run": tries}, {"say": "Tried."}))).answer == "Tried."
+    written = [name for name in ("workspace", "cache", "other") if (place.root / name / "file").exists()]
+    assert written == ["workspace", "cache"]
+    assert NOT_IN_TMP.splitlines()[0] in (home / "config.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("codex", "live"),
+    [
+        ({}, []),
+        ({"web_search": "cached"}, [False]),
+        ({"web_search": "indexed"}, [True]),
+        ({"web_search": "live"}, [True]),
+    ],
+)
+async def test_the_model_is_offered_the_search_that_the_operator_allows(
+    place: Place, model: ScriptedModel, codex: dict[str, object], live: list[bool]
+) -> None:
+    async with running_agent(replace(place, codex=codex)) as agent, peer(agent.url) as client:
+        assert (await client.ask("hello")).answer == "You said: hello"
+    assert [tool.live for tool in model.requests[-1].tools if tool.kind == "web_search"] == live
+
+
+async def test_the_platform_s_timeout_is_a_turn_s_budget(place: Place) -> None:
+    async with running_agent(with_runtime(place, timeout=1)) as agent, peer(agent.url) as client:
+        seen = await client.ask(script({"chunks": 1000, "delay_ms": 20}))
+    assert seen.state == TaskState.TASK_STATE_FAILED
+    assert "longer than 1 s" in seen.sentence
+
+
+async def test_without_a_required_variable_the_agent_does_not_start(place: Place) -> None:
+    place = with_runtime(place, required_env=["SCRIPTED_KEY", "OPENAI_API_KEY", "TICKETS"])
+    assert spawn(place).wait(20) == 2
+    said = place.log.read_text()
+    assert "config.yaml: runtime_config.required_env[2]: names the variable TICKETS, which is not set" in said
+    async with running_agent(replace(place, environment={"TICKETS": "t"})) as agent, peer(agent.url) as client:
+        assert (await client.ask("hello")).answer == "You said: hello"
