@@ -38,6 +38,7 @@ async def test_an_immediate_return_is_polled_to_its_end(client: Peer) -> None:
     assert (seen.state, seen.answer) == (COMPLETED, numbered_text(50))
 
 
+@pytest.mark.versions
 async def test_the_stream_is_one_task_a_growing_answer_and_one_end(client: Peer) -> None:
     seen = await client.ask(script({"chunks": 200, "delay_ms": 5}))
     assert (seen.tasks, seen.terminals, seen.final_chunks) == (1, 1, 1)
@@ -58,6 +59,7 @@ async def test_the_first_words_come_while_the_model_still_speaks(client: Peer) -
     await client.cancel(before_the_end.task_id)
 
 
+@pytest.mark.versions
 async def test_commands_files_reasoning_and_usage_are_shown(client: Peer, place: Place) -> None:
     patch = "*** Begin Patch\n*** Add File: made.txt\n+made\n*** End Patch"
     seen = await client.ask(
@@ -159,6 +161,7 @@ async def test_a_token_is_asked_for_and_the_card_and_probes_are_not_behind_it(pl
         assert "open-sesame" not in agent.log.read_text()
 
 
+@pytest.mark.versions
 async def test_secrets_reach_neither_commands_nor_log_nor_tasks(place: Place) -> None:
     canaries = {
         "ANTHROPIC_API_KEY": "canary-anthropic",

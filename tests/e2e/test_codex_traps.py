@@ -86,6 +86,7 @@ async def test_one_codex_lives_and_leaves_nothing(launch: Launch, options: Threa
     assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.versions
 async def test_turns_on_one_thread_never_overlap(launch: Launch, options: ThreadOptions) -> None:
     """A second `turn/start` would never complete on its own."""
     async with open_app_server(launch) as codex:
@@ -115,6 +116,7 @@ async def test_an_interrupt_right_after_the_start_stops_the_turn(launch: Launch,
             assert begun.turn.ended == TurnEnded("interrupted", None, begun.turn.ended.last_message)
 
 
+@pytest.mark.versions
 async def test_an_interrupted_command_is_gone_and_closed(launch: Launch, options: ThreadOptions) -> None:
     """Codex leaves it running, and its item open."""
     async with open_app_server(launch) as codex:
@@ -150,6 +152,7 @@ def _called(word: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.versions
 async def test_leaving_a_turn_early_frees_the_thread(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
         conversation = talk(codex, options)
@@ -158,6 +161,7 @@ async def test_leaving_a_turn_early_frees_the_thread(launch: Launch, options: Th
         assert (await run(conversation, "next"))[1] == "You said: next"
 
 
+@pytest.mark.versions
 async def test_self_started_turns_and_sub_agents_are_off(
     launch: Launch, options: ThreadOptions, model: ScriptedModel
 ) -> None:
@@ -183,6 +187,7 @@ async def test_a_burst_of_requests_loses_none(launch: Launch, options: ThreadOpt
     assert answered == 500
 
 
+@pytest.mark.versions
 async def test_a_lone_surrogate_is_answered(launch: Launch, options: ThreadOptions) -> None:
     """Written as it is, codex would drop the whole request."""
     async with open_app_server(launch) as codex:
@@ -250,6 +255,7 @@ async def test_a_thread_goes_on_in_another_codex(launch: Launch, options: Thread
     assert "pear" in answer
 
 
+@pytest.mark.versions
 async def test_another_writer_is_waited_for(launch: Launch, options: ThreadOptions) -> None:
     """The codex of an agent that was killed may hold its threads for some seconds."""
     memory = Remembered()
@@ -267,6 +273,7 @@ async def test_another_writer_is_waited_for(launch: Launch, options: ThreadOptio
     assert "apple" in answer
 
 
+@pytest.mark.versions
 async def test_an_api_key_stays_off_the_disk(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
         await run(talk(codex, options), "hello")

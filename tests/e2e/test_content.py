@@ -57,6 +57,7 @@ async def task(client: Peer, seen: Seen) -> Task:
     return await client.blocking.get_task(GetTaskRequest(id=seen.task_id))
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("declared", ["image/png", ""])
 async def test_an_image_reaches_the_model(client: Peer, model: ScriptedModel, declared: str) -> None:
     seen = await send(client, Part(text="What is this?"), Part(raw=png(), media_type=declared, filename="dot.png"))
@@ -102,6 +103,7 @@ async def test_what_cannot_be_taken_is_refused_in_words(client: Peer, part: Part
     assert (seen.state, words in seen.sentence) == (REJECTED, True), seen.sentence
 
 
+@pytest.mark.versions
 async def test_a_file_that_is_asked_for_comes_out_as_an_artifact(client: Peer, place: Place) -> None:
     hand = {"name": "hand_over_file", "arguments": {"path": "out/report.txt", "name": "Report.txt"}}
     steps = script({"run": "mkdir out && printf 'all well' > out/report.txt"}, {"tool": hand}, {"say": "Here it is."})
@@ -131,6 +133,7 @@ async def test_a_file_outside_of_the_workspace_is_not_handed_over(
     assert [each.artifact_id for each in (await task(client, seen)).artifacts] == ["answer"]
 
 
+@pytest.mark.versions
 async def test_the_tool_outlives_a_restart_of_codex(client: Peer, agent: AgentProcess, place: Place) -> None:
     (place.workspace / "note.txt").write_text("kept")
     await client.ask("hello", "ctx")

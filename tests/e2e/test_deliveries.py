@@ -130,6 +130,7 @@ async def unfinished(place: Place) -> int:
     return int(row[0])
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("policy", "state", "words"),
     [
@@ -219,6 +220,7 @@ async def test_whoever_subscribes_across_a_restart_gets_the_end(place: Place) ->
     assert seen.state == COMPLETED
 
 
+@pytest.mark.versions
 async def test_a_message_that_never_arrived_is_said_although_the_one_before_it_was_the_same(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.ask("go on", "ctx")
@@ -233,6 +235,7 @@ async def test_a_message_that_never_arrived_is_said_although_the_one_before_it_w
         assert (await client.ask(REPEAT, "ctx")).answer.count("user: go on") == 2
 
 
+@pytest.mark.versions
 async def test_what_a_task_has_shown_is_still_there_when_it_was_taken_up(place: Place) -> None:
     patch = "*** Begin Patch\n*** Add File: {}.txt\n+made\n*** End Patch"
     first: dict[str, object] = {"patch": patch.format("one.txt")}

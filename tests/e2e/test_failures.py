@@ -132,6 +132,7 @@ async def test_what_the_model_does_wrong_is_a_failed_task_with_a_true_sentence(
     assert (await client.ask("go on", "ctx")).answer == "You said: go on"
 
 
+@pytest.mark.versions
 async def test_a_stream_that_is_cut_and_comes_back_is_not_doubled(client: Peer) -> None:
     seen = await client.ask(script({"say": "one two three four", "cut": True, "times": 1}))
     assert (seen.state, seen.answer) == (TaskState.TASK_STATE_COMPLETED, "one two three four")

@@ -20,6 +20,7 @@ COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
 REPEAT = script({"repeat": True})
 
 
+@pytest.mark.versions
 async def test_a_second_message_sees_the_first_and_a_third_sees_both_after_a_restart(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
@@ -80,6 +81,7 @@ async def test_codex_killed_in_a_turn_ends_or_goes_on_and_the_context_remembers(
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
 
+@pytest.mark.versions
 async def test_codex_killed_between_turns_is_not_noticed(agent: AgentProcess, client: Peer) -> None:
     await client.ask("the word is apple", "ctx")
     for _ in range(3):
@@ -118,6 +120,7 @@ async def test_sigterm_gives_a_running_turn_its_grace_and_then_fails_or_leaves_i
         assert (await client.ask("go on", "long")).state == COMPLETED
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("damage", ["emptied", "removed"])
 async def test_a_thread_that_is_lost_is_said_plainly_and_replaced(place: Place, damage: str) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
@@ -140,6 +143,7 @@ def _damage(rollout: Path, how: str) -> None:
         rollout.unlink()
 
 
+@pytest.mark.versions
 async def test_nothing_is_left_over_when_the_agent_stops(place: Place, model: ScriptedModel) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.begin(script({"run": "sleep 86422"}), "ctx")

@@ -45,6 +45,7 @@ async def begun(client: Peer, text: str) -> Seen:
     return seen
 
 
+@pytest.mark.versions
 async def test_a_message_that_steers_joins_the_turn_and_both_get_its_answer(place: Place, model: ScriptedModel) -> None:
     steering = replace(place, codex={"mid_turn": "steer"})
     async with running_agent(steering) as agent, peer(agent.url) as client:
@@ -57,6 +58,7 @@ async def test_a_message_that_steers_joins_the_turn_and_both_get_its_answer(plac
         assert history.count("look here") == 2
 
 
+@pytest.mark.versions
 async def test_a_message_that_interrupts_takes_the_turns_place_and_loses_nothing(place: Place) -> None:
     interrupting = replace(place, codex={"mid_turn": "interrupt"})
     async with running_agent(interrupting) as agent, peer(agent.url) as client:
@@ -97,6 +99,7 @@ async def test_without_a_turn_at_work_all_are_the_same(client: Peer) -> None:
         assert (seen.state, seen.answer) == (COMPLETED, "You said: hello")
 
 
+@pytest.mark.versions
 async def test_one_turn_may_have_its_own_way(place: Place, model: ScriptedModel) -> None:
     (place.root / "workspace" / "services").mkdir(parents=True)
     schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3}}, "additionalProperties": False}

@@ -62,6 +62,7 @@ async def asked(place: Place, message: str, *, streaming: bool) -> AsyncIterator
         yield agent, client, seen
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_a_command_that_is_approved_runs_outside_of_the_sandbox(place: Place, streaming: bool) -> None:
     async with asked(asks(place), escalating(place), streaming=streaming) as (_, client, seen):
@@ -74,6 +75,7 @@ async def test_a_command_that_is_approved_runs_outside_of_the_sandbox(place: Pla
         assert outside(place).read_text() == "made\n"
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_a_refusal_with_words_reaches_the_model(place: Place, model: ScriptedModel, streaming: bool) -> None:
     async with asked(asks(place), escalating(place), streaming=streaming) as (_, client, seen):
@@ -127,6 +129,7 @@ async def test_a_task_that_asks_can_be_canceled_and_its_context_goes_on(place: P
 PATCH = "*** Begin Patch\n*** Add File: new.txt\n+made by a patch\n*** End Patch"
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("word", ["approve", "decline"])
 async def test_a_patch_is_shown_and_made_only_if_it_is_approved(place: Place, word: str) -> None:
     strict = asks(place, approval_policy="untrusted")
@@ -235,6 +238,7 @@ NETWORK = {
 }
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("answer", [text("2"), text("Blue"), data(answers={"colour": "Blue"})], ids=str)
 async def test_the_model_s_own_question_is_answered(place: Place, model: ScriptedModel, answer: Part) -> None:
     async with asked(asks(place), script({"tool": PICK}, {"say": "So be it."}), streaming=False) as (_, client, seen):
@@ -247,6 +251,7 @@ async def test_the_model_s_own_question_is_answered(place: Place, model: Scripte
         assert any("Blue" in each and "Red" not in each for each in told), told
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("word", ["yes", "no"])
 async def test_permissions_are_granted_as_far_as_they_are_approved(
     place: Place, model: ScriptedModel, word: str
@@ -260,6 +265,7 @@ async def test_permissions_are_granted_as_far_as_they_are_approved(
         assert ('"enabled":true' in told.replace(" ", "")) == (word == "yes"), told
 
 
+@pytest.mark.versions
 async def test_under_never_nobody_is_asked(place: Place, model: ScriptedModel) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         with anyio.fail_after(10):

@@ -18,6 +18,7 @@ async def test_an_answer_of_a_megabyte_is_whole(client: Peer) -> None:
     assert (await client.get(seen.task_id)).answer == seen.answer
 
 
+@pytest.mark.versions
 async def test_a_command_that_prints_two_megabytes_in_one_line(client: Peer) -> None:
     seen = await client.ask(script({"run": "head -c 2000000 /dev/zero | tr '\\0' x"}, {"say": "printed"}))
     assert (seen.state, seen.answer) == (COMPLETED, "printed")
@@ -105,6 +106,7 @@ async def test_eight_contexts_run_side_by_side_in_one_codex(agent: AgentProcess,
     assert agent.codex().pid == codex
 
 
+@pytest.mark.versions
 async def test_a_silent_turn_is_stopped_and_the_next_one_starts_clean(place: Place) -> None:
     impatient = Place(place.root, place.model_url, codex={"turn_inactivity_timeout_s": 1})
     async with running_agent(impatient) as agent, peer(agent.url) as client:
