@@ -358,10 +358,10 @@ class Job:
                 if self._stopped_as is not None:
                     begun.turn.interrupt()
                 notes = [self._reply.notice(self._desk.scrub(begun.note))] if begun.note else []
-                with watch.running(begun.turn):
-                    async with self._noted(delivery, begun.turn):
-                        await self._send([self._reply.working(), *notes])
-                        text = await self._follow(begun.turn, watch)
+                watch.began(begun.turn)
+                async with self._noted(delivery, begun.turn):
+                    await self._send([self._reply.working(), *notes])
+                    text = await self._follow(begun.turn, watch)
         except CodexGone as gone:
             self.turn = None
             if self._stopped_as is not None:

@@ -4,7 +4,7 @@ A `Job` says what happens, in blocks; what each of the three makes of it is deci
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -96,8 +96,9 @@ class MessageWatch:
     @contextmanager
     def turn(self) -> Iterator["TurnWatch"]:
         """A turn is begun for it, and over when the block is left."""
-        with self._span.child("turn", {"gen_ai.operation.name": "invoke_agent"}) as span:
-            watch = TurnWatch(self._telemetry, span)
+        about: Attributes = {"gen_ai.operation.name": "invoke_agent"}
+        with self._span.child("turn", about) as span, ExitStack() as ids:
+            watch = TurnWatch(self._telemetry, span, ids)
             try:
                 yield watch
             finally:
@@ -110,23 +111,22 @@ class MessageWatch:
 
 
 class TurnWatch:
-    """A turn that is watched, from before codex takes it on."""
+    """A turn that is watched, from before codex takes it on; `ids` ends when nobody follows it any more."""
 
-    def __init__(self, telemetry: Telemetry, span: Span) -> None:
+    def __init__(self, telemetry: Telemetry, span: Span, ids: ExitStack) -> None:
         self._telemetry = telemetry
         self._span = span
+        self._ids = ids
         self._since = telemetry.clock()
         self._turn: Turn | None = None
         self._has_text = False
         self._items: dict[str, Span] = {}
 
-    @contextmanager
-    def running(self, turn: Turn) -> Iterator[None]:
-        """Codex works on it while the block is open."""
+    def began(self, turn: Turn) -> None:
+        """Codex has taken it on."""
         self._turn = turn
         self._span.set({"gen_ai.conversation.id": turn.thread_id, "codex.turn.id": turn.turn_id})
-        with identified({"thread": turn.thread_id, "turn": turn.turn_id}):
-            yield
+        self._ids.enter_context(identified({"thread": turn.thread_id, "turn": turn.turn_id}))
 
     def see(self, event: TurnEvent) -> None:
         """Take note of what happens in it; called for every delta, so the most frequent comes first."""

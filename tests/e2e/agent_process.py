@@ -16,7 +16,7 @@ import yaml
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 SECRET: Final = "sk-scripted-0123456789"
-READY: Final = re.compile(r"A2A at (\S+)")
+READY: Final = re.compile(r"A2A at ([^\s\"]+)")
 
 
 @dataclass(frozen=True)
