@@ -54,6 +54,7 @@ async def test_the_command_line_serves_it_without_codex_and_stops_when_asked(tmp
         "A2A_PORT": "0",
         "A2A_GRPC_PORT": "0",
         "ADA": "a-token",
+        "METRICS_TOKEN": "m-token",
     }
     command = [sys.executable, "-m", "codex_workspace", "serve", "--executor", "tests.conformance.sut:executor"]
     log = tmp_path / "log"
@@ -71,6 +72,10 @@ async def test_the_command_line_serves_it_without_codex_and_stops_when_asked(tmp
             known = {"Authorization": "Bearer a-token"}
             task = (await http.post("/message:send", json={"message": message}, headers=known)).json()["task"]
             assert task["artifacts"][0]["parts"][0]["text"] == "Generated text content"
+            assert (await http.get("/metrics", headers=known)).status_code == 403
+            numbers = (await http.get("/metrics", headers={"Authorization": "Bearer m-token"})).text
+            assert 'deliveries{state="accepted"}' in numbers
+            assert "codex_workspace_codex_" not in numbers
     finally:
         process.send_signal(signal.SIGTERM)
         with anyio.CancelScope(shield=True):

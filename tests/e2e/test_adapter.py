@@ -1,5 +1,6 @@
 """The adapter under a host that is not ours: setup, create_executor, a message, and the end."""
 
+import json
 import os
 from pathlib import Path
 
@@ -22,7 +23,10 @@ async def test_a_foreign_host_gets_an_executor_that_answers(
     adapter = Adapter()
     config = AdapterConfig(model="gpt-5.5", config_path=os.environ["WORKSPACE_CONFIG_PATH"])
     await adapter.setup(config)
+    nothing = {"runtime": "codex", "supported": True, "lines": [], "cursor": 0, "more": False, "source": None}
+    assert await adapter.transcript_lines() == nothing
     executor = await adapter.create_executor(config)
+    assert await adapter.transcript_lines() == nothing
 
     async def ready() -> None:
         return None
@@ -38,6 +42,10 @@ async def test_a_foreign_host_gets_an_executor_that_answers(
                 peer(url) as client,
             ):
                 assert (await client.ask("hello")).answer == "You said: hello"
+                first = await adapter.transcript_lines(since=0, limit=2)
+                assert (first["cursor"], first["more"]) == (2, True)
+                rest = await adapter.transcript_lines(since=2)
+                assert "You said: hello" in json.dumps(rest["lines"])
     finally:
         await adapter.close()
 
