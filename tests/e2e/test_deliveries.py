@@ -130,7 +130,6 @@ async def unfinished(place: Place) -> int:
     return int(row[0])
 
 
-@pytest.mark.versions
 @pytest.mark.parametrize(
     ("policy", "state", "words"),
     [
@@ -139,7 +138,7 @@ async def unfinished(place: Place) -> int:
         ("fail", FAILED, ["cut off"]),
     ],
 )
-@pytest.mark.parametrize("victims", ["codex", "agent", "both"])
+@pytest.mark.parametrize("victims", [pytest.param("codex", marks=pytest.mark.versions), "agent", "both"])
 async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
     place: Place, victims: str, policy: str, state: int, words: Sequence[str]
 ) -> None:
