@@ -32,7 +32,7 @@ from codex_workspace.midturn import MidTurn
 from codex_workspace.orders import OrderReader
 from codex_workspace.owner import Owner
 from codex_workspace.parts import PartLimits
-from codex_workspace.providers import ChosenProvider
+from codex_workspace.providers import SUBSCRIPTION, ChosenProvider
 from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.retention import INTERVAL_S
 from codex_workspace.sandbox import refuse_blocked
@@ -40,6 +40,7 @@ from codex_workspace.scrubbing import Scrubber
 from codex_workspace.settings import Settings
 from codex_workspace.skills import link_skills
 from codex_workspace.store import Store, open_store
+from codex_workspace.subscription import settle
 from codex_workspace.supply import Supply, SupplyBounds
 from codex_workspace.telemetry import Telemetry
 from codex_workspace.tracing import NO_TRACER, Tracer, open_tracing
@@ -67,6 +68,10 @@ ASKING: Final[Mapping[str, str]] = {
     "features.default_mode_request_user_input": "true",
 }
 """What lets the model ask for permissions, and ask questions of its own; of use only where somebody answers."""
+
+
+LOGIN_ON_DISK: Final[Mapping[str, str]] = {"cli_auth_credentials_store": '"file"'}
+"""What lets codex find a subscription's login, and keep it as it refreshes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,8 @@ async def open_agent(
     prepare_state(settings)
     async with folder_held(settings.state_dir, url):
         prepare_codex_home(settings, provider)
+        if provider.auth_mode == SUBSCRIPTION and provider.credential is not None:
+            settle(settings.codex_home, provider.credential)
         link_skills(settings.codex_home, settings.skills)
         for name, why in settings.mcp.left_out.items():
             logger.warning("the MCP server %s is left out: %s", name, why)
@@ -271,15 +278,16 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
     """
     if settings.codex_bin is None:
         raise CodexCannotStart("codex is not installed: install openai-codex-cli-bin, or name the binary in CODEX_BIN")
+    is_login = provider.auth_mode == SUBSCRIPTION
     return Launch(
         binary=settings.codex_bin,
         codex_home=settings.codex_home,
         cwd=settings.workspace_dir,
         environment=env,
-        api_key=provider.credential.reveal() if provider.credential is not None else None,
+        api_key=provider.credential.reveal() if provider.credential is not None and not is_login else None,
         secrets=secrets_of(settings, provider),
         family=_family(settings.state_dir),
-        overrides=ASKING if _asks_people(settings) else {},
+        overrides={**(ASKING if _asks_people(settings) else {}), **(LOGIN_ON_DISK if is_login else {})},
     )
 
 

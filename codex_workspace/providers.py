@@ -9,17 +9,24 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from codex_workspace.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret
 from codex_workspace.errors import ConfigError
 from codex_workspace.schema import HttpUrl, Place, read_value
 from codex_workspace.settings import ProviderEntry, Settings
+from codex_workspace.subscription import AUTH_NAME, handed_in, left_in
 
 AuthMode = Literal["openai_api", "openai_compat_responses", "chatgpt_subscription"]
 
+SUBSCRIPTION: Final = "chatgpt_subscription"
+"""The mode whose credential is a login that codex keeps and refreshes itself."""
+
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 """Where `openai_api` goes unless the environment variable of this name says otherwise."""
+
+CHATGPT_BASE_URL = "https://chatgpt.com/backend-api/codex"
+"""Where `chatgpt_subscription` goes."""
 
 RESERVED_SLUGS = frozenset({"openai", "ollama", "ollama-chat", "lmstudio", "amazon-bedrock"})
 """Codex's built-in providers; a config.toml that defines one of them is refused as a whole (0.163)."""
@@ -29,7 +36,7 @@ _NOT_CREDENTIALS = frozenset(variable.name for variable in ENVIRONMENT)
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """One entry of the registry. `auth_env` empty = needs no credential; `base_url` None = OpenAI's own."""
+    """One entry of the registry. `auth_env` empty = needs no credential; `base_url` None = the one of its mode."""
 
     name: str
     auth_mode: AuthMode
@@ -45,8 +52,8 @@ class Provider:
 class ChosenProvider:
     """The provider that codex is set to.
 
-    slug: its name in config.toml. env_key, credential: the variable of ours that the key was found in, and the key;
-    both None where none is needed. model: the id for the wire. reason: one sentence for log and doctor.
+    slug: its name in config.toml. env_key, credential: where the key or login was found, a variable of ours for one,
+    and what it is; both None where none is needed. model: the id for the wire. reason: one sentence for log and doctor.
     """
 
     name: str
@@ -104,7 +111,13 @@ def registry(settings: Settings) -> tuple[Provider, ...]:
 
 
 def choose_provider(settings: Settings, env: Mapping[str, str]) -> ChosenProvider:
-    """The provider to use: the one named, else by the model's name, else the first that has its credential.
+    """The provider to use, and why. In this order:
+
+    1. the one that `runtime_config.provider` names,
+    2. a subscription whose login is handed in,
+    3. the one that the model's name points to, if it has its credential,
+    4. the first that has its credential,
+    5. a subscription whose login is in CODEX_HOME still.
 
     Reads, beside `env`, the files that a credential's `…_FILE` names.
 
@@ -113,9 +126,14 @@ def choose_provider(settings: Settings, env: Mapping[str, str]) -> ChosenProvide
     """
     providers = registry(settings)
     _refuse_provider_as_model(settings, providers)
+    _refuse_missing(settings, env, providers)
     if name := settings.config.runtime_config.provider:
         return _explicit(settings, env, providers, name)
-    usable = [provider for provider in providers if provider.auth_mode != "chatgpt_subscription"]
+    subscriptions = [provider for provider in providers if provider.auth_mode == SUBSCRIPTION]
+    usable = [provider for provider in providers if provider.auth_mode != SUBSCRIPTION]
+    for provider in subscriptions:
+        if found := _find_credential(provider, env):
+            return _chosen(settings, env, provider, found, "a subscription's login is handed in")
     for provider, match in _matching(settings.model, usable):
         if found := _find_credential(provider, env):
             return _chosen(settings, env, provider, found, f"the model {settings.model} matches its {match}")
@@ -125,8 +143,11 @@ def choose_provider(settings: Settings, env: Mapping[str, str]) -> ChosenProvide
                 f"no provider that matches the model {settings.model} has a credential, and this is the first that has"
             )
             return _chosen(settings, env, provider, found, why)
-    names = [name for provider in usable for name in provider.auth_env]
-    _refuse_missing(settings, env, providers)
+    for provider in subscriptions:
+        if found := _left_login(settings):
+            why = "no provider has a credential, and CODEX_HOME holds a subscription's login still"
+            return _chosen(settings, env, provider, found, why)
+    names = [name for provider in (*usable, *subscriptions) for name in provider.auth_env]
     raise IN_ENVIRONMENT.error(f"no provider has a credential; set {_one_of(names)} (each also as …_FILE)")
 
 
@@ -134,10 +155,8 @@ def _provider(entry: ProviderEntry, place: Place) -> Provider:
     compat = entry.auth_mode == "openai_compat_responses"
     if compat and entry.base_url is None:
         raise place.at("base_url").error("is missing; auth_mode openai_compat_responses needs an http(s) URL")
-    if not compat and entry.base_url is not None:
-        raise place.at("base_url").error(
-            "is only for auth_mode openai_compat_responses; OPENAI_BASE_URL moves openai_api"
-        )
+    if entry.auth_mode == "openai_api" and entry.base_url is not None:
+        raise place.at("base_url").error("is not for auth_mode openai_api; OPENAI_BASE_URL moves it")
     for index, name in enumerate(entry.auth_env):
         if name in _NOT_CREDENTIALS:
             raise (
@@ -177,25 +196,6 @@ def _refuse_provider_as_model(settings: Settings, providers: Sequence[Provider])
         )
 
 
-def _explicit(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider], name: str) -> ChosenProvider:
-    place = Place(str(settings.config_file)).at("runtime_config.provider")
-    provider = next((each for each in providers if each.name == name), None)
-    if provider is None:
-        names = [each.name for each in providers]
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise place.error(f"must be one of {', '.join(names)}, but is {name!r}{hint}")
-    if provider.auth_mode == "chatgpt_subscription":
-        raise place.error(f"{name} (auth_mode chatgpt_subscription) is not available in this version; use an API key")
-    found = _find_credential(provider, env)
-    if found is None:
-        raise place.error(f"{name} has no credential; set {_one_of(provider.auth_env)} (each also as …_FILE)")
-    return _chosen(settings, env, provider, found, "runtime_config.provider names it")
-
-
-def _matching(model: str, providers: Iterable[Provider]) -> list[tuple[Provider, str]]:
-    """The providers that the model's name points to, with how; best first: aliases, then longer prefixes."""
-    ranked: list[tuple[int, Provider, str]] = []
 def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider]) -> None:
     """Refuse what `required_env` names and nobody has set; a provider's own variables are asked for by the choice."""
     credentials = {name for provider in providers for name in provider.auth_env}
@@ -205,6 +205,25 @@ def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Seque
             raise place.item(index).error(f"names the variable {name}, which is not set; set it (or {name}_FILE)")
 
 
+def _explicit(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider], name: str) -> ChosenProvider:
+    place = Place(str(settings.config_file)).at("runtime_config.provider")
+    provider = next((each for each in providers if each.name == name), None)
+    if provider is None:
+        names = [each.name for each in providers]
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise place.error(f"must be one of {', '.join(names)}, but is {name!r}{hint}")
+    found = _find_credential(provider, env)
+    if found is None and provider.auth_mode == SUBSCRIPTION:
+        found = _left_login(settings)
+    if found is None:
+        raise place.error(f"{name} has no credential; set {_one_of(provider.auth_env)} (each also as …_FILE)")
+    return _chosen(settings, env, provider, found, "runtime_config.provider names it")
+
+
+def _matching(model: str, providers: Iterable[Provider]) -> list[tuple[Provider, str]]:
+    """The providers that the model's name points to, with how; best first: aliases, then longer prefixes."""
+    ranked: list[tuple[int, Provider, str]] = []
     for provider in providers:
         prefixes = [prefix for prefix in provider.model_prefixes if model.startswith(prefix)]
         if model in provider.model_aliases:
@@ -217,6 +236,9 @@ def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Seque
 
 def _find_credential(provider: Provider, env: Mapping[str, str]) -> _Found | None:
     """The first of the provider's variables that is set; None where it needs one and has none."""
+    if provider.auth_mode == SUBSCRIPTION:
+        login = handed_in(env, provider.auth_env)
+        return None if login is None else _Found(*login)
     if not provider.auth_env:
         return _Found(None, None)
     for name in provider.auth_env:
@@ -226,12 +248,18 @@ def _find_credential(provider: Provider, env: Mapping[str, str]) -> _Found | Non
     return None
 
 
+def _left_login(settings: Settings) -> _Found | None:
+    login = left_in(settings.codex_home)
+    return None if login is None else _Found(f"{AUTH_NAME} in CODEX_HOME", login)
+
+
 def _chosen(settings: Settings, env: Mapping[str, str], provider: Provider, found: _Found, why: str) -> ChosenProvider:
     return ChosenProvider(
         name=provider.name,
         auth_mode=provider.auth_mode,
         slug=provider.slug,
-        base_url=provider.base_url or _openai_base_url(env),
+        base_url=provider.base_url
+        or (CHATGPT_BASE_URL if provider.auth_mode == SUBSCRIPTION else _openai_base_url(env)),
         env_key=found.env_key,
         credential=found.credential,
         model=provider.model_id_override or settings.model,

@@ -513,6 +513,7 @@ class OfferedTool:
 class Request:
     """What codex sent. `conversation` is codex's thread id, `time` seconds since the epoch, `size` the body's bytes.
 
+    `account` is the subscription's, None where codex goes by an API key.
     `effort` is the reasoning effort, `output_schema` what the answer has to obey; None where codex asked for none.
     """
 
@@ -526,6 +527,7 @@ class Request:
     size: int = 0
     effort: str | None = None
     output_schema: Json = None
+    account: str | None = None
 
     @property
     def last_user_message(self) -> Message | None:
@@ -630,7 +632,8 @@ def read_request(path: str, headers: dict[str, str], body: bytes) -> Request:
     Raises:
         ScriptError: the body is no JSON object with `model` and a list `input`.
     """
-    request = Request(path, headers.get("authorization"), time.time(), size=len(body))
+    account = headers.get("chatgpt-account-id")
+    request = Request(path, headers.get("authorization"), time.time(), size=len(body), account=account)
     if not body:
         return request
     try:
@@ -644,6 +647,7 @@ def read_request(path: str, headers: dict[str, str], body: bytes) -> Request:
                 path=path,
                 authorization=request.authorization,
                 time=request.time,
+                account=account,
                 model=model,
                 conversation=key if isinstance(key, str) else headers.get("session_id", ""),
                 input=tuple(_read_item(item) for item in items),

@@ -35,7 +35,7 @@ LAYERS = [
     {"deliveries", "migrations", "push_configs"},
     {"attachments", "codex_home", "health", "transcript"},
     {"providers"},
-    {"settings"},
+    {"settings", "subscription"},
     {"mcp_servers", "skills"},
     {"instructions"},
     # Ground.

@@ -1,12 +1,13 @@
 """Which provider is chosen, by what precedence, and what is refused with which remedy."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from codex_workspace.environment import Secret
 from codex_workspace.errors import ConfigError
-from codex_workspace.providers import ChosenProvider, choose_provider
+from codex_workspace.providers import CHATGPT_BASE_URL, SUBSCRIPTION, ChosenProvider, choose_provider
 from codex_workspace.settings import load_settings
 
 COMPAT = "auth_mode: openai_compat_responses, base_url: 'http://127.0.0.1:9/v1'"
@@ -86,6 +87,36 @@ def test_precedence(tmp_path: Path, model: str, env: dict[str, str], expected: s
     assert choose(tmp_path, env, model=model, entries=entries).name == expected
 
 
+LOGIN = json.dumps({"tokens": {"id_token": "i", "access_token": "secret-access", "refresh_token": "r"}})
+
+
+def test_a_login_that_is_handed_in_wins_over_models_and_keys_but_not_over_an_explicit_choice(tmp_path: Path) -> None:
+    env = {"OPENAI_API_KEY": "a", "CODEX_CHATGPT_AUTH_JSON": LOGIN}
+    chosen = choose(tmp_path, env)
+    assert (chosen.name, chosen.auth_mode, chosen.env_key) == ("chatgpt", SUBSCRIPTION, "CODEX_CHATGPT_AUTH_JSON")
+    assert chosen.base_url == CHATGPT_BASE_URL
+    assert chosen.reason == "provider chatgpt: a subscription's login is handed in; credential: CODEX_CHATGPT_AUTH_JSON"
+    assert "secret-access" not in repr(chosen)
+    assert choose(tmp_path, env, provider="openai").name == "openai"
+
+
+def test_a_login_that_codex_holds_still_comes_last(tmp_path: Path) -> None:
+    settings = load_settings({"HOME": str(tmp_path)}, config_path=_config(tmp_path), cwd=tmp_path, root=tmp_path)
+    settings.codex_home.mkdir(parents=True)
+    (settings.codex_home / "auth.json").write_text(LOGIN)
+    assert choose_provider(settings, {"OPENAI_API_KEY": "a"}).name == "openai"
+    chosen = choose_provider(settings, {})
+    assert (chosen.name, chosen.env_key) == ("chatgpt", "auth.json in CODEX_HOME")
+    assert choose(tmp_path, {}, provider="chatgpt").reason.startswith(
+        "provider chatgpt: runtime_config.provider names it"
+    )
+
+
+def _config(folder: Path) -> Path:
+    (folder / "config.yaml").write_text("name: agent\nruntime: codex\nruntime_config: {model: gpt-5.5}")
+    return folder
+
+
 def test_among_equal_matches_the_operator_s_entry_wins(tmp_path: Path) -> None:
     entry = f"name: mine, {COMPAT}, auth_env: [M], model_prefixes: [gpt-]"
     assert choose(tmp_path, {"OPENAI_API_KEY": "a", "M": "m"}, entries=(entry,)).name == "mine"
@@ -144,13 +175,6 @@ BAD = [
         "CODEX_AUTH_JSON: has no tokens; run `codex login`",
     ),
     (
-        "gpt-5.5",
-        "openai",
-        ("name: openai, auth_mode: openai_api, base_url: 'http://127.0.0.1:9'",),
-        {},
-        "providers[0].base_url: is not for auth_mode openai_api; OPENAI_BASE_URL moves it",
-    ),
-    (
         "openai",
         None,
         (),
@@ -164,7 +188,7 @@ BAD = [
         None,
         ("name: g, auth_mode: openai_api, base_url: 'http://h'",),
         {},
-        "providers[0].base_url: is only for auth_mode",
+        "providers[0].base_url: is not for auth_mode openai_api; OPENAI_BASE_URL moves it",
     ),
     ("m", None, (f"name: g, {COMPAT}", f"name: g, {COMPAT}"), {}, "providers[1].name: must differ from the other"),
     ("m", None, (f"name: g 1, {COMPAT}", f"name: g_1, {COMPAT}"), {}, "providers[1].model_provider_slug: must differ"),

@@ -1,0 +1,187 @@
+"""The login of a ChatGPT subscription: codex's auth.json, handed in once by the operator and refreshed by codex.
+
+A refresh makes the tokens before it worthless. So codex's own copy stays, whatever is handed in again at each start,
+until something newer is handed in, or the login of another account.
+"""
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from codex_workspace.environment import IN_ENVIRONMENT, Secret, read_secret
+from codex_workspace.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+AUTH_NAME: Final = "auth.json"
+"""Of the login in CODEX_HOME; the name is codex's."""
+
+RECORD_NAME: Final = ".codex-workspace-login"
+"""Holds the SHA-256 of what was handed in last, so that the same is not taken for news."""
+
+MAX_BYTES: Final = 64 * 1024
+"""A login has about 5 KB."""
+
+_CLAIMS: Final = "https://api.openai.com/auth"
+_TOKENS: Final = ("id_token", "access_token", "refresh_token")
+_HOW: Final = "run `codex login` where there is a browser, and hand in the content of its auth.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What tells one login from another. `account`: ChatGPT's id of it; None: it does not say."""
+
+    account: str | None
+    refreshed_at: datetime | None
+
+
+def read_login(content: str) -> Login:
+    """Read the content of an auth.json.
+
+    Raises:
+        ValueError: it is no subscription's login; the rest of a sentence that says why, without the content.
+    """
+    if len(content.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise ValueError(f"must have at most {MAX_BYTES} bytes")
+    try:
+        held = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("is not JSON") from error
+    match held:
+        case {"tokens": dict(tokens)}:
+            missing = [name for name in _TOKENS if not isinstance(tokens.get(name), str) or not tokens[name]]
+            if missing:
+                raise ValueError(f"has no tokens.{missing[0]}")
+            return Login(_account(tokens), _time(held.get("last_refresh")))
+        case {"OPENAI_API_KEY": str()}:
+            raise ValueError("holds an API key and no subscription's login; set OPENAI_API_KEY instead")
+        case _:
+            raise ValueError("has no tokens")
+
+
+def handed_in(env: Mapping[str, str], names: Sequence[str]) -> tuple[str, Secret] | None:
+    """Return the first of the variables (or of their files, `…_FILE`) that is set, with its content.
+
+    Raises:
+        ConfigError: it holds no login.
+    """
+    for name in names:
+        content = read_secret(env, name)
+        if content is not None:
+            try:
+                read_login(content.reveal())
+            except ValueError as error:
+                raise IN_ENVIRONMENT.at(name).error(f"{error}; {_HOW}") from error
+            return name, content
+    return None
+
+
+def left_in(codex_home: Path) -> Secret | None:
+    """Return the login that CODEX_HOME holds, None where it holds none that can be read."""
+    try:
+        with (codex_home / AUTH_NAME).open("rb") as file:
+            content = file.read(MAX_BYTES + 1).decode()
+        read_login(content)
+    except (OSError, ValueError):
+        return None
+    return Secret(content)
+
+
+def settle(codex_home: Path, handed: Secret) -> None:
+    """Bring CODEX_HOME's login up to date: write what was handed in, unless codex has the same or a newer one.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    content = handed.reveal()
+    mark = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+    held = left_in(codex_home)
+    if held is not None and held.reveal() == content:
+        return
+    if held is not None and (_last_mark(codex_home) == mark or _is_newer(held, handed)):
+        logger.info("codex's own login in %s stays: it is newer than the one that was handed in", codex_home)
+        return
+    try:
+        _write(codex_home / AUTH_NAME, content)
+        _write(codex_home / RECORD_NAME, mark)
+    except OSError as error:
+        raise ConfigError(
+            f"CODEX_HOME: the login cannot be written to {codex_home}: {error.strerror}; "
+            "make room, or give this user the right to write there"
+        ) from error
+    logger.info("the subscription's login was written to %s", codex_home / AUTH_NAME)
+
+
+def _is_newer(held: Secret, handed: Secret) -> bool:
+    """Tell whether one login is of the same account as another, and was refreshed no earlier."""
+    mine, other = read_login(held.reveal()), read_login(handed.reveal())
+    if mine.account != other.account or mine.refreshed_at is None or other.refreshed_at is None:
+        return False
+    return mine.refreshed_at >= other.refreshed_at
+
+
+def _account(tokens: Mapping[str, object]) -> str | None:
+    match tokens:
+        case {"account_id": str(account)} if account:
+            return account
+        case {"id_token": str(token)}:
+            match _claims(token).get(_CLAIMS):
+                case {"chatgpt_account_id": str(told)}:
+                    return told
+                case _:
+                    return None
+        case _:
+            return None
+
+
+def _claims(token: str) -> Mapping[str, object]:
+    """Return what a JWT says, unchecked; nothing where it is none."""
+    _, _, rest = token.partition(".")
+    payload, _, _ = rest.partition(".")
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    except (ValueError, binascii.Error, RecursionError):
+        return {}
+    return claims if isinstance(claims, dict) else {}
+
+
+def _time(value: object) -> datetime | None:
+    if not isinstance(value, str):
+        return None
+    try:
+        told = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return told if told.tzinfo is not None else None
+
+
+def _last_mark(codex_home: Path) -> str | None:
+    try:
+        return (codex_home / RECORD_NAME).read_text()
+    except (OSError, ValueError):
+        return None
+
+
+def _write(file: Path, text: str) -> None:
+    """Replace a file in one step, for this user's eyes only."""
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(name, file)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,94 @@
+"""A ChatGPT subscription, with the scripted model in its place: the login goes in once, and codex keeps it."""
+
+import base64
+import json
+import stat
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from a2a.types import TaskState
+
+from codex_workspace.scripted_model import ScriptedModel
+from tests.e2e.agent_process import Place, running_agent
+from tests.e2e.client import Seen, peer
+
+COMPLETED: Final = TaskState.TASK_STATE_COMPLETED
+
+
+def token(account: str, mark: str) -> str:
+    """Return a token of codex's form that holds for a day; nobody has signed it."""
+
+    def part(content: dict[str, object]) -> str:
+        return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+
+    until = (datetime.now(UTC) + timedelta(days=1)).timestamp()
+    claims = {"chatgpt_account_id": account, "chatgpt_plan_type": "pro", "chatgpt_user_id": "user-1"}
+    said = {"exp": int(until), "email": "a@example.com", "jti": mark, "https://api.openai.com/auth": claims}
+    return f"{part({'alg': 'none', 'typ': 'JWT'})}.{part(said)}.c2lnbmVk"
+
+
+def login(account: str = "account-1", mark: str = "first", at: datetime | None = None) -> str:
+    """Return the content of an auth.json."""
+    tokens = {
+        "id_token": token(account, f"id-{mark}"),
+        "access_token": token(account, f"access-{mark}"),
+        "refresh_token": f"refresh-{account}-{mark}-0123456789",
+        "account_id": account,
+    }
+    refreshed = (at or datetime.now(UTC)).isoformat()
+    return json.dumps({"auth_mode": "chatgpt", "OPENAI_API_KEY": None, "tokens": tokens, "last_refresh": refreshed})
+
+
+def access_token(content: str) -> str:
+    return str(json.loads(content)["tokens"]["access_token"])
+
+
+def subscribed(place: Place, content: str) -> Place:
+    """Return the place of an agent whose subscription is answered by the scripted model."""
+    entry = {"name": "chatgpt", "auth_mode": "chatgpt_subscription", "base_url": place.model_url}
+    config = {"runtime_config": {"model": "gpt-5.5"}, "providers": [entry]}
+    return replace(place, config=config, environment={"CODEX_AUTH_JSON": content, "SCRIPTED_KEY": ""})
+
+
+def auth_file(place: Place) -> Path:
+    return place.root / "state" / "codex" / "auth.json"
+
+
+async def asked(place: Place, text: str = "hello") -> Seen:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        return await client.ask_blocking(text, "ctx")
+
+
+async def test_a_subscription_answers_on_a_clean_state_and_on_the_one_before(
+    place: Place, model: ScriptedModel
+) -> None:
+    content = login()
+    for _ in range(2):
+        seen = await asked(subscribed(place, content))
+        assert (seen.state, seen.answer) == (COMPLETED, "You said: hello")
+        sent = model.requests[-1]
+        assert (sent.authorization, sent.account) == (f"Bearer {access_token(content)}", "account-1")
+    assert stat.S_IMODE(auth_file(place).stat().st_mode) == 0o600
+    log = place.log.read_text()
+    assert "provider chatgpt: a subscription's login is handed in; credential: CODEX_AUTH_JSON" in log
+    assert access_token(content) not in log
+
+
+async def test_codex_s_own_refreshed_login_stays_until_a_newer_one_or_another_account_comes(
+    place: Place, model: ScriptedModel
+) -> None:
+    now = datetime.now(UTC)
+    first = login(at=now - timedelta(hours=2))
+    refreshed = login(mark="refreshed", at=now - timedelta(hours=1))
+    await asked(subscribed(place, first))
+    auth_file(place).write_text(refreshed)
+    for handed, used in {
+        first: refreshed,
+        login(mark="older", at=now - timedelta(hours=3)): refreshed,
+        (newer := login(mark="newer", at=now)): newer,
+        (other := login("account-2", at=now - timedelta(hours=4))): other,
+    }.items():
+        assert (await asked(subscribed(place, handed))).state == COMPLETED
+        assert model.requests[-1].authorization == f"Bearer {access_token(used)}"

@@ -1,0 +1,96 @@
+"""A subscription's login: what is one, and which of two stays."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from codex_workspace.environment import Secret
+from codex_workspace.errors import ConfigError
+from codex_workspace.subscription import AUTH_NAME, MAX_BYTES, handed_in, left_in, read_login, settle
+from tests.e2e.test_subscription import login, token
+
+TOKENS = {"id_token": "i", "access_token": "a", "refresh_token": "r"}
+
+
+def made(mark: str, at: str | None, account: str | None = "one") -> str:
+    tokens = {**TOKENS, "access_token": mark} | ({"account_id": account} if account else {})
+    return json.dumps({"tokens": tokens} | ({"last_refresh": at} if at else {}))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is not JSON"),
+        ("[" * 100_000, "must have at most"),
+        ("[" * 60_000, "is not JSON"),
+        ("[]", "has no tokens"),
+        ("{}", "has no tokens"),
+        ('{"tokens": null}', "has no tokens"),
+        ('{"OPENAI_API_KEY": "sk-secret"}', "holds an API key"),
+        (json.dumps({"tokens": {**TOKENS, "refresh_token": ""}}), "has no tokens.refresh_token"),
+        (json.dumps({"tokens": {**TOKENS, "access_token": 7}}), "has no tokens.access_token"),
+        (made("x" * MAX_BYTES, None), "must have at most"),
+    ],
+)
+def test_what_is_no_login_is_named_and_not_shown(content: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as refused:
+        read_login(content)
+    assert "sk-secret" not in str(refused.value)
+    with (
+        pytest.raises(ConfigError, match=f"CODEX_AUTH_JSON: {words}.*; run `codex login`")
+        if content
+        else (pytest.raises(AssertionError))
+    ):
+        assert handed_in({"CODEX_AUTH_JSON": content}, ["CODEX_AUTH_JSON"]) is not None
+
+
+def test_whose_a_login_is_and_of_when() -> None:
+    told = read_login(login("one"))
+    assert told.account == "one"
+    assert told.refreshed_at is not None
+    by_token = json.dumps({"tokens": {**TOKENS, "id_token": token("two", "x")}, "last_refresh": "yesterday"})
+    assert (read_login(by_token).account, read_login(by_token).refreshed_at) == ("two", None)
+    assert read_login(made("a", "2026-01-01T00:00:00", None)).refreshed_at is None, "no zone: no time"
+    for odd in ("", "a", "a.b", "a.!!.c", "a.W10.c", "a.bnVsbA.c"):
+        assert read_login(json.dumps({"tokens": {**TOKENS, "id_token": odd or "-"}})).account is None
+
+
+EARLY, LATE = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00.123456789Z"
+
+
+@pytest.mark.parametrize(
+    ("first", "held", "then", "stays"),
+    [
+        (made("f", EARLY), made("codex", LATE), made("f", EARLY), "codex"),  # the same again
+        (made("f", EARLY), made("codex", LATE), made("t", EARLY), "codex"),  # another, but older
+        (made("f", EARLY), made("codex", EARLY), made("t", LATE), "t"),
+        (made("f", EARLY), made("codex", LATE), made("t", EARLY, "two"), "t"),
+        (made("f", None), made("codex", LATE), made("f", None), "codex"),
+        (made("f", None), made("codex", LATE), made("t", None), "t"),  # nobody knows: the operator's word counts
+        (made("f", EARLY), "damaged", made("f", EARLY), "f"),
+        (made("f", EARLY), '{"OPENAI_API_KEY": "sk"}', made("t", EARLY), "t"),
+    ],
+)
+def test_the_newer_login_stays(tmp_path: Path, first: str, held: str, then: str, stays: str) -> None:
+    settle(tmp_path, Secret(first))
+    (tmp_path / AUTH_NAME).write_text(held)
+    settle(tmp_path, Secret(then))
+    kept = left_in(tmp_path)
+    assert kept is not None
+    assert json.loads(kept.reveal())["tokens"]["access_token"] == stays
+
+
+def test_a_login_is_written_for_this_user_only_and_once(tmp_path: Path) -> None:
+    settle(tmp_path, Secret(made("f", EARLY)))
+    files = sorted(tmp_path.iterdir())
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
+    before = [file.stat().st_ino for file in files]
+    settle(tmp_path, Secret(made("f", EARLY)))
+    assert [file.stat().st_ino for file in sorted(tmp_path.iterdir())] == before
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"CODEX_HOME: the login cannot be written to .*gone"):
+        settle(tmp_path / "gone", Secret(made("f", EARLY)))
