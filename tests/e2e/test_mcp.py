@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -204,11 +204,36 @@ def diagnosis(place: Place) -> Finding:
     return check_mcp(facts)
 
 
-@asynccontextmanager
-async def over_http(headers: Path) -> AsyncIterator[str]:
-    """Run the server over HTTP; gives its address."""
+async def test_a_server_over_http_that_was_started_anew_is_found_again(
+    place: Place, model: ScriptedModel, tmp_path: Path
+) -> None:
+    port = free_port()
+    place = with_servers(place, {"name": "web", "url": f"http://127.0.0.1:{port}/mcp", "trusted": True})
+    echo = script(call("web", "echo", text="hello"), {"say": "Done."})
+    async with over_http(tmp_path / "headers.txt", port), AsyncExitStack() as held:
+        client = await held.enter_async_context(agent_with(place))
+        assert (await client.ask(echo, "ctx")).answer == "Done."
+        ran = held.pop_all()
+    async with ran:
+        assert (await client.ask(echo, "ctx")).answer == "Done."
+        async with over_http(tmp_path / "headers.txt", port):
+            assert (await client.ask(echo, "ctx")).answer == "Done."
+    first, down, again = told(model)
+    assert ["echo hello" in each for each in (first, down, again)] == [True, False, True]
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on at this moment."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    assert isinstance(port, int)
+    return port
+
+
+@asynccontextmanager
+async def over_http(headers: Path, port: int | None = None) -> AsyncIterator[str]:
+    """Run the server over HTTP; gives its address."""
+    port = port or free_port()
     command = [sys.executable, str(SERVER), "--http", str(port), "--headers", str(headers)]
     process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=REPOSITORY)
     url = f"http://127.0.0.1:{port}/mcp"
