@@ -197,7 +197,7 @@ def test_there_are_messages_to_look_up() -> None:
 
 def test_the_packages_in_the_documents_are_the_pinned_ones() -> None:
     pinned = (ROOT / "requirements-codex.txt").read_text().rpartition("==")[2].strip()
-    assert f"is {pinned};" in README.read_text()
+    assert f"Pinned is {pinned}," in README.read_text()
     assert f"({pinned} pinned" in (ROOT / "CHANGELOG.md").read_text()
 
 

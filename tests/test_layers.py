@@ -20,9 +20,9 @@ LAYERS = [
     {"job", "wishes"},
     {"conversation"},
     {"handler", "recovery", "streams", "supply", "turn"},
-    {"push"},
+    {"push", "sandbox"},
     # Translation.
-    {"failures", "handover", "history", "items", "midturn", "replies", "sandbox", "snapshots"},
+    {"failures", "handover", "history", "items", "midturn", "replies", "snapshots"},
     {"answers", "live", "prompts", "redaction"},
     {"questions"},
     {"diffs", "forms", "mailbox", "mcp_startup", "parts", "refusals", "telemetry"},
