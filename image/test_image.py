@@ -24,6 +24,7 @@ from typing import Final
 import anyio
 import psutil
 import pytest
+import yaml
 from a2a.types import TaskState
 
 from codex_workspace.scripted_model import ScriptedModel, scripted_model
@@ -400,6 +401,31 @@ async def test_a_blocked_sandbox_is_refused_and_can_be_done_without_by_an_explic
         # Each of them, as long as it lives: the files of a process that nobody may look into are root's.
         for process in await container.processes():
             assert (Path("/proc") / str(process.pid) / "environ").stat().st_uid == 0, process
+
+
+async def test_it_starts_as_kubernetes_is_told_to_start_it(tmp_path: Path, model: ScriptedModel, blocking: str) -> None:
+    told = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "agent.yaml").read_text())
+    resources = {each["kind"]: each for each in told}
+    (pod,) = resources["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    settings = tmp_path / "settings"
+    settings.mkdir()
+    (settings / "config.yaml").write_text(resources["ConfigMap"]["data"]["config.yaml"])
+    places = {"config": f"{settings}:{{}}:ro", "tmp": None}
+    for name in ("state", "workspace"):
+        folder = tmp_path / name
+        folder.mkdir()
+        os.chown(folder, 1000, 1000)
+        places[name] = f"{folder}:{{}}"
+    mounts = [(places[each["name"]], str(each["mountPath"])) for each in pod["volumeMounts"]]
+    volumes = [word for place, where in mounts if place for word in ("--volume", place.format(where))]
+    environment = {each["name"]: each["value"] for each in pod["env"] if "value" in each}
+    environment |= {"OPENAI_API_KEY": SECRET, "OPENAI_BASE_URL": model.base_url, "LOG_FORMAT": "text"}
+    environment.pop("A2A_PUBLIC_URL")
+    # Under RuntimeDefault an engine's own profile is in force.
+    async with started([*HARDENED, "--security-opt", blocking, *volumes], environment) as container:
+        await container.ready()
+        assert "it works" in output(await said(container, command("echo it works > ok.txt; cat ok.txt")))
+    assert (tmp_path / "state" / ".codex-workspace" / "workspace.sqlite3").exists()
 
 
 # --- Health, death and stopping ---
