@@ -4,6 +4,8 @@ import json
 import os
 import stat
 import subprocess
+import sys
+import tempfile
 import threading
 import tomllib
 from dataclasses import replace
@@ -29,6 +31,7 @@ from codex_workspace.settings import Settings, load_settings
 from codex_workspace.toml_text import KeyPath, Pair, TomlValue, scan
 
 ENV = {"OPENAI_API_KEY": "sk-secret-1"}
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def make_settings(folder: Path, codex: str = "", model: str = "gpt-5.5") -> Settings:
@@ -52,6 +55,7 @@ MANAGED: Managed = {
     ("model_providers", "gw", "name"): 'a "quoted" name',
     ("model_providers", "gw", "base_url"): "http://127.0.0.1:9/v1",
     ("model_providers", "gw", "request_max_retries"): 2,
+    ("sandbox_workspace_write", "writable_roots"): ["/a b", '/q"\\[x] # no comment'],
 }
 
 
@@ -135,7 +139,7 @@ def test_merge_holds_our_values_and_unmerge_gives_the_same_bytes(text: str) -> N
 
 
 KEYS = st.sampled_from(["features", "model", "model_providers", "gw", "goals", "name", "mine", "a b", 'q"', "é", ""])
-COMMENTS = st.sampled_from(["", "", " # why", "# [x] = '", "\t"])
+COMMENTS = st.sampled_from(["", "", " # why", "# [x] = '", "\t", "# é \U0001f600"])
 BREAKS = st.sampled_from(["\n", "\n", "\r\n"])
 SCALARS = st.sampled_from(
     [
@@ -251,6 +255,25 @@ def test_what_is_written_between_merge_and_unmerge_stays(text: str, edit: str, d
     assert solid(parse(left)) == solid(parse(text))
     if edit.startswith("#"):
         assert left.rstrip("\r\n") == text.rstrip("\r\n")
+
+
+@given(operators_files())
+@examples(60)
+def test_any_operators_file_is_left_alone_by_a_second_start_and_whole_again_without_us(text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        (home / "config.toml").write_bytes(text.encode())
+        before = state(home)
+        try:
+            update_config(home, MANAGED)
+        except ConfigError:
+            assert state(home) == before
+            return
+        first = state(home)
+        update_config(home, MANAGED)
+        assert state(home) == first
+        update_config(home, {})
+        assert (home / "config.toml").read_bytes() == text.encode()
 
 
 def solid(value: object) -> object:
@@ -397,6 +420,61 @@ def test_a_start_that_was_cut_between_its_writes_leaves_nothing_behind(tmp_path:
         (tmp_path / "config.toml").write_bytes(old_text)
     update_config(tmp_path, {})
     assert (tmp_path / "config.toml").read_text() == theirs
+
+
+def test_whoever_reads_meanwhile_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("# mine\n" * 500)
+    update_config(tmp_path, MANAGED)
+    whole = {file.read_bytes()}
+    update_config(tmp_path, {})
+    whole.add(file.read_bytes())
+    seen: set[bytes] = set()
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            seen.add(file.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(10):
+            update_config(tmp_path, MANAGED)
+            update_config(tmp_path, {})
+    finally:
+        over.set()
+        reader.join()
+    assert seen <= whole
+    assert {each.name for each in tmp_path.iterdir()} == {"config.toml", ".codex-workspace.json"}
+
+
+UPDATE_WITHOUT_ROOM = """
+import resource, signal, sys
+from pathlib import Path
+from codex_workspace.codex_home import update_config
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+try:
+    update_config(Path(sys.argv[1]), {("model",): "m"})
+except RuntimeError as error:
+    print(error)
+"""
+"""Files of this process end at 3000 bytes, as on a full disk."""
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("# mine\n" * 1000)
+    before = file.read_bytes()
+    ran = subprocess.run(
+        [sys.executable, "-c", UPDATE_WITHOUT_ROOM, str(tmp_path)], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert "cannot be used as part of CODEX_HOME (File too large)" in ran.stdout
+    assert file.read_bytes() == before
+    assert {each.name for each in tmp_path.iterdir()} == {"config.toml", ".codex-workspace.json"}
+    update_config(tmp_path, {})
+    assert file.read_bytes() == before
 
 
 def test_a_link_stays_a_link_and_the_mode_stays(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from a2a.types import TaskState
 
+from codex_workspace.codex_home import update_config
 from codex_workspace.scripted_model import ScriptedModel
 from tests.e2e.agent_process import Place, running_agent, spawn
 from tests.e2e.client import peer, script
@@ -65,3 +66,33 @@ async def test_without_a_required_variable_the_agent_does_not_start(place: Place
     assert "config.yaml: runtime_config.required_env[2]: names the variable TICKETS, which is not set" in said
     async with running_agent(replace(place, environment={"TICKETS": "t"})) as agent, peer(agent.url) as client:
         assert (await client.ask("hello")).answer == "You said: hello"
+
+
+async def test_a_second_start_changes_nothing_in_the_operator_s_file(place: Place) -> None:
+    place.prepare()
+    home = place.root / "state" / "codex"
+    home.mkdir()
+    theirs = b"\xef\xbb\xbf# mine\r\nmodel_verbosity = 'low' # why\r\n[tools]\r\nview_image = true"
+    (home / "config.toml").write_bytes(theirs)
+    seen = []
+    for _ in range(2):
+        async with running_agent(place) as agent, peer(agent.url) as client:
+            assert (await client.ask("hello")).answer == "You said: hello"
+        file = home / "config.toml"
+        seen.append((file.read_bytes(), file.stat().st_mtime_ns, file.stat().st_ino))
+    assert seen[0] == seen[1]
+    assert theirs.removeprefix(b"\xef\xbb\xbf") in seen[0][0]
+    update_config(home, {})
+    assert (home / "config.toml").read_bytes() == theirs
+
+
+async def test_a_broken_file_of_the_operator_s_is_named_and_left_alone(place: Place) -> None:
+    place.prepare()
+    file = place.root / "state" / "codex" / "config.toml"
+    file.parent.mkdir()
+    file.write_text("[tools]\nview_image = maybe\n")
+    assert spawn(place).wait(20) == 2
+    assert (
+        f"configuration: {file}: line 2, column 14: Invalid value; the file is left as it is" in place.log.read_text()
+    )
+    assert file.read_text() == "[tools]\nview_image = maybe\n"
