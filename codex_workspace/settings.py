@@ -58,6 +58,7 @@ PLATFORM_DEFAULT_MODEL = "anthropic:claude-opus-4-7"
 class RuntimeConfig:
     """`runtime_config:`, the platform's section; `model` here wins over the top-level one.
 
+    model: the model, by the provider's name for it; `MOLECULE_MODEL` and `MODEL` win over it.
     provider: the name of the one to use.
     providers: names that the platform offers for choice.
     required_env: variables without which the agent does not start, but for those of providers: a provider that is not
@@ -78,7 +79,17 @@ class RuntimeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProviderEntry:
-    """One entry of `providers:`; what its fields mean together is checked in `providers`."""
+    """One entry of `providers:`; what its fields mean together is checked in `providers`.
+
+    name: how runtime_config.provider names it; a built-in one's takes its place.
+    auth_mode: OpenAI by API key, any endpoint that speaks the Responses API, or a ChatGPT subscription.
+    base_url: where the endpoint is; not for openai_api, which follows `OPENAI_BASE_URL`.
+    auth_env: variables of the credential, the first that is set wins; none named = none needed.
+    wire_api: what the endpoint speaks.
+    model_prefixes, model_aliases: models that this provider is for, by how their names begin or by whole name.
+    model_provider_slug: its name in codex's config.toml; made of `name` where it is not given.
+    model_id_override: the model's name on the wire.
+    """
 
     name: Text
     auth_mode: Literal["openai_api", "openai_compat_responses", "chatgpt_subscription"]
@@ -95,8 +106,11 @@ class ProviderEntry:
 
 @dataclass(frozen=True, slots=True)
 class A2A:
-    """`a2a:`, the platform's section. `A2A_PORT` wins over `port`.
+    """`a2a:`, the platform's section.
 
+    port: where to listen, 0 = any free one; `A2A_PORT` wins over it.
+    streaming: whether streams are offered.
+    push_notifications: whether webhooks are told of tasks.
     protocol_versions: what is spoken, and said in the card.
     signing_key_file: PEM file with a private key (ES256) that signs the card, where only 1.0 is spoken.
     grpc_url: what the card says of gRPC, as host:port, where that differs from the address it listens on.
@@ -112,7 +126,12 @@ class A2A:
 
 @dataclass(frozen=True, slots=True)
 class PrincipalEntry:
-    """One entry of `principals:`, somebody with a token of their own: in a variable (or its `…_FILE`), or in a file."""
+    """One entry of `principals:`, somebody with a token of their own: in a variable or in a file.
+
+    name: whose contexts and tasks those are that come with the token.
+    token_env: the variable that holds it (or `…_FILE` the file).
+    token_file: the file that holds it, seen from config.yaml's folder.
+    """
 
     name: Slug
     token_env: EnvName | None = None
@@ -126,9 +145,13 @@ class Codex:
     sandbox: `container` says that the container is the sandbox, codex's own is off.
     approval_policy: under on-request and untrusted, what codex asks becomes a question to the task's sender.
     question_timeout_s: how long such a question waits; without an answer it counts as declined.
+    conversations: where a message without a context goes: the sender's main one, or one of its own.
+    backend: how codex is run.
     mid_turn: a message that comes while a turn of its context runs waits (queue), joins it (steer) or takes its place.
     turn_inactivity_timeout_s: without any event of the turn for this long, it is interrupted and fails.
     turn_timeout_s: the whole turn's budget; null = runtime_config.timeout, else an hour.
+    network_access: may commands in the workspace-write sandbox reach the network.
+    reasoning_effort: a word that the model takes, such as low, medium or high.
     writable_folders: where commands may write, beside the workspace and the folders for temporary files; seen from the
         workspace. For the workspace-write sandbox.
     web_search: whether the model may search the web: in what OpenAI keeps of it (cached, or the larger indexed), or in
@@ -163,8 +186,10 @@ class Codex:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`limits:`, what a caller may send: bytes of an HTTP body, characters of a turn's text; how many may wait.
+    """`limits:`, what a caller may send, how much may wait, and how much codex may hold.
 
+    max_message_bytes: of an HTTP body; files in it are a third larger than they are.
+    max_text_chars: of a turn's text; codex takes no more.
     max_parts: of one message.
     max_file_bytes, max_files_bytes: of one file or image of a message, and of all of them, decoded. Codex says images
         back in one line, which has to stay below `wire.MAX_LINE_BYTES`.
@@ -203,7 +228,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """`storage:`, how much of what has ended is kept: days, and tasks of all contexts; unfinished ones always are."""
+    """`storage:`, how much of what has ended is kept; unfinished tasks always are.
+
+    keep_days: tasks that ended longer ago are forgotten.
+    keep_tasks: and so are those beyond this many, of all contexts.
+    """
 
     keep_days: Annotated[float, Range(0, 36_500)] = 30.0
     keep_tasks: Annotated[int, Range(0, 10_000_000)] = 10_000
@@ -232,6 +261,11 @@ class Config:
     """The whole of config.yaml.
 
     IGNORED: the platform's keys that are legal there and mean nothing to this agent.
+    name, description, version: the agent's, on its card.
+    role, tier: the platform's.
+    runtime: which template the platform starts.
+    template_schema_version: of this file.
+    model: where runtime_config.model is not given; the platform's default counts as not given.
     skills: folders below `skills` beside config.yaml, each with a SKILL.md.
     prompt_files: seen from config.yaml's folder, and in it.
     """
