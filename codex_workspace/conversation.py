@@ -409,7 +409,7 @@ class Floor:
 
         Args:
             said: what is said.
-            mark: the message's id in codex's record (0.163 and later keep it), for `recorded`.
+            mark: the message's id in codex's record (0.136 and later keep it), for `recorded`.
             options: what this turn has its own way.
         """
         own = {} if options is None else options.params()

@@ -162,13 +162,7 @@ async def last_turns(codex: Codex, thread_id: str, timeout_s: float) -> JsonValu
         CodexGone: codex died, or did not answer.
     """
     newest_first: JsonObject = {"threadId": thread_id, "limit": LAST_TURNS, "itemsView": "full"}
-    try:
-        listed = await ask(codex, "thread/turns/list", newest_first, timeout_s)
-    except CodexRefused as refusal:
-        if "unknown variant" not in refusal.message:
-            raise
-        # Codex before 0.163.
-        return await ask(codex, "thread/read", {"threadId": thread_id, "includeTurns": True}, timeout_s)
+    listed = await ask(codex, "thread/turns/list", newest_first, timeout_s)
     turns = listed.get("data") if isinstance(listed, dict) else None
     return {"thread": {"turns": turns[::-1] if isinstance(turns, list) else []}}
 

@@ -526,21 +526,6 @@ async def test_idle_without_an_end_is_settled_by_what_codex_recorded() -> None:
         assert anyio.current_time() - began == pytest.approx(QUIET_GRACE_S, abs=0.1)
 
 
-@in_virtual_time
-async def test_an_older_codex_is_asked_for_the_whole_thread() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.start_turn()
-        await end.idle()
-        await end.codex.refuse(await end.codex.read("thread/turns/list"), -32600, "unknown variant `thread/turns/list`")
-        turns: JsonValue = [{"id": "turn-1", **DONE}]
-        params = await end.codex.answer("thread/read", {"thread": {"turns": turns}})
-        assert params == {"threadId": "thread-1", "includeTurns": True}
-
-    async with scene() as now:
-        assert (await talk(now, far)).ended.last_message == Said("m-9", "the whole", None)
-
-
 DONE: JsonObject = {
     "status": "completed",
     "items": [{"type": "agentMessage", "id": "m-9", "text": "the whole"}, {"type": "reasoning", "id": "r"}],
