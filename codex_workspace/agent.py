@@ -66,8 +66,10 @@ SECONDS_PER_DAY: Final = 86400.0
 ASKING: Final[Mapping[str, str]] = {
     "features.request_permissions_tool": "true",
     "features.default_mode_request_user_input": "true",
+    "suppress_unstable_features_warning": "true",
 }
-"""What lets the model ask for permissions, and ask questions of its own; of use only where somebody answers."""
+"""What lets the model ask for permissions, and ask questions of its own; of use only where somebody answers. Codex warns
+of both, which would be a note in whichever task is the first to hear of it."""
 
 
 LOGIN_ON_DISK: Final[Mapping[str, str]] = {"cli_auth_credentials_store": '"file"'}
