@@ -68,8 +68,10 @@ ASKING: Final[Mapping[str, str]] = {
     "features.default_mode_request_user_input": "true",
     "suppress_unstable_features_warning": "true",
 }
-"""What lets the model ask for permissions, and ask questions of its own; of use only where somebody answers. Codex warns
-of both, which would be a note in whichever task is the first to hear of it."""
+"""What lets the model ask for permissions, and ask questions of its own; of use only where somebody answers.
+
+Codex warns of both, which would be a note in whichever task is the first to hear of it.
+"""
 
 
 LOGIN_ON_DISK: Final[Mapping[str, str]] = {"cli_auth_credentials_store": '"file"'}
