@@ -6,7 +6,7 @@ Where messages come from is left to the hosts, how one is answered to `codex_wor
 """
 
 import logging
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from codex_workspace.admission import Admission
 from codex_workspace.conversation import Conversations
-from codex_workspace.deliveries import TAKEN_UP, Deliveries, Delivery, Key
+from codex_workspace.deliveries import SAID_TO, TAKEN_UP, Deliveries, Delivery, Key
 from codex_workspace.job import NOT_BEGUN, STOPPED, STOPPING, Job, Order, canceled, code, ids_of
 from codex_workspace.orders import OrderReader
 from codex_workspace.recovery import RecoveryPolicy
@@ -96,15 +96,16 @@ class CodexAppServerExecutor(AgentExecutor):
         job = self._jobs.get(task_id)
         message = context.message
         assert message is not None
-        if _is_lost_word(context):
-            # The question that it answers ended with its process; the task's own message is taken up.
+        prompt_id = context.call_context.state.get(SAID_TO)
+        if _is_lost_word(context) or (job is None and prompt_id is not None):
+            # The question that it answers ended with its process, whose own message is taken up; or with its task.
             await self._settle(context, message)
             return
         if job is None:
             job = self._begin(context, event_queue)
         else:
             await self._settle(context, message)
-            job.hear(message, event_queue)
+            job.hear(message, event_queue, prompt_id)
         await job.rested()
 
     def _begin(self, context: RequestContext, event_queue: EventQueue) -> Job:
@@ -188,9 +189,15 @@ class CodexAppServerExecutor(AgentExecutor):
 
     def before(self, job: Job) -> list[Job]:
         """Return the jobs of the same context that were there first and are not over, in their order."""
-        first = takewhile(lambda each: each is not job, self._jobs.values())
-        same = [each for each in first if (each.owner, each.context_id) == (job.owner, job.context_id)]
-        return [each for each in same if not each.over.is_set()]
+        return list(takewhile(lambda each: each is not job, self._beside(job)))
+
+    def behind(self, job: Job) -> list[Job]:
+        """Return the jobs of the same context that came after it and are not over, in their order."""
+        return list(dropwhile(lambda each: each is not job, self._beside(job)))[1:]
+
+    def _beside(self, job: Job) -> list[Job]:
+        same = [each for each in self._jobs.values() if (each.owner, each.context_id) == (job.owner, job.context_id)]
+        return [each for each in same if each is job or not each.over.is_set()]
 
 
 def _is_lost_word(context: RequestContext) -> bool:

@@ -61,6 +61,10 @@ WRITTEN_DOWN: Final = "codex_workspace.written_down"
 """Where the call context of a new message holds the `WrittenDown` of it."""
 
 
+SAID_TO: Final = "codex_workspace.said_to"
+"""Where the call context of a person's word holds the id of the message that had asked for it."""
+
+
 class DeliveryState(StrEnum):
     """How far a message has come."""
 

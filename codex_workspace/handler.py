@@ -12,6 +12,7 @@ from a2a.server.agent_execution import AgentExecutor, RequestContext, SimpleRequ
 from a2a.server.agent_execution.active_task import ActiveTask
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event
+from a2a.server.events.event_queue import QueueShutDown  # type: ignore[attr-defined]
 from a2a.server.id_generator import IDGenerator, IDGeneratorContext
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.types import (
@@ -20,6 +21,7 @@ from a2a.types import (
     SendMessageRequest,
     SubscribeToTaskRequest,
     Task,
+    TaskStatus,
     TaskStatusUpdateEvent,
 )
 from a2a.utils.errors import (
@@ -32,10 +34,12 @@ from a2a.utils.errors import (
 )
 
 from codex_workspace.admission import Admission, Busy
+from codex_workspace.answered import Answered
 from codex_workspace.busy import busy
 from codex_workspace.callers import Caller
 from codex_workspace.deliveries import (
     MAX_MESSAGE_ID_CHARS,
+    SAID_TO,
     TAKEN_UP,
     WRITTEN_DOWN,
     Delivery,
@@ -72,7 +76,10 @@ class OnceHandler(DefaultRequestHandler):
         one_main_context: bool,
         push: Push | None = None,
     ) -> None:
-        chooser = _Reception(store, admission, one_main_context=one_main_context, takes_push=push is not None)
+        self._answered = Answered()
+        chooser = _Reception(
+            store, admission, self._answered, one_main_context=one_main_context, takes_push=push is not None
+        )
         super().__init__(
             executor,
             store.tasks,
@@ -163,10 +170,16 @@ class OnceHandler(DefaultRequestHandler):
         """
         try:
             yield
-        except A2AError:
+        except (A2AError, QueueShutDown) as error:
             written_down = context.state.get(WRITTEN_DOWN)
             if isinstance(written_down, WrittenDown):
-                await written_down.by.withdraw(written_down.delivery.key)
+                delivery = written_down.delivery
+                self._answered.give_back(delivery.task_id, delivery.key.message_id)
+                await written_down.by.withdraw(delivery.key)
+            if isinstance(error, QueueShutDown):
+                raise UnsupportedOperationError(
+                    message="the task has ended meanwhile; the message was not used"
+                ) from error
             raise
 
     async def _known(self, params: SendMessageRequest, context: ServerCallContext) -> Delivery | None:
@@ -186,7 +199,7 @@ class OnceHandler(DefaultRequestHandler):
     async def _join(self, delivery: Delivery, context: ServerCallContext) -> AsyncGenerator[Event, None]:
         """Yield the task as it is, then what comes of it."""
         task = await self._task(delivery, context)
-        if task.status.state in AT_WORK:
+        if not self._is_at_rest(task.id, task.status):
             # Where the task ends in the very moment of joining, the SDK refuses, ends the stream without the end, or
             # tells the end twice: in the task it begins with, and as the event that was on its way.
             with suppress(UnsupportedOperationError):
@@ -194,10 +207,13 @@ class OnceHandler(DefaultRequestHandler):
                 async with aclosing(self.on_subscribe_to_task(request, context)) as events:
                     async for event in events:
                         yield event
-                        if isinstance(event, Task | TaskStatusUpdateEvent) and event.status.state not in AT_WORK:
+                        if isinstance(event, Task | TaskStatusUpdateEvent) and self._is_at_rest(task.id, event.status):
                             return
             task = await self._task(delivery, context)
         yield task
+
+    def _is_at_rest(self, task_id: str, status: TaskStatus) -> bool:
+        return status.state not in AT_WORK and not self._answered.holds(task_id, status)
 
     async def _task(self, delivery: Delivery, context: ServerCallContext) -> Task:
         with anyio.move_on_after(TASK_APPEARS_WITHIN_S):
@@ -220,8 +236,17 @@ class _AcceptedMeanwhile(Exception):
 class _Reception(SimpleRequestContextBuilder):
     """Finds the context and the task of a message, writes it down, and refuses what could only be lost."""
 
-    def __init__(self, store: Store, admission: Admission | None, *, one_main_context: bool, takes_push: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        admission: Admission | None,
+        answered: Answered,
+        *,
+        one_main_context: bool,
+        takes_push: bool,
+    ) -> None:
         super().__init__()
+        self._answered = answered
         self._takes_push = takes_push
         self._store = store
         self._admission = admission
@@ -240,7 +265,7 @@ class _Reception(SimpleRequestContextBuilder):
         Raises:
             InvalidParamsError: the context id is too long, or the message id was used for another message.
             TaskNotFoundError: the message is for a task that is not there.
-            UnsupportedOperationError: the message is for a task that is at work, or has ended.
+            UnsupportedOperationError: the message is for a task that is at work, has ended, or was answered already.
             BusyError: too many messages wait.
             InternalError: the message cannot be written down, so it is not accepted.
         """
@@ -254,7 +279,7 @@ class _Reception(SimpleRequestContextBuilder):
         if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:
             raise InvalidParamsError(message=f"contextId: at most {MAX_CONTEXT_ID_CHARS} characters")
         if task_id is not None:
-            context_id = await self._context_of(task_id, context)
+            context_id = await self._asking(task_id, params.message.message_id, context)
         try:
             if task_id is None and context_id is None and self._one_main_context:
                 context_id = await self._store.main_context(context.user.user_name)
@@ -264,10 +289,14 @@ class _Reception(SimpleRequestContextBuilder):
             with self._place(context, context_id, params.message.message_id or task_id) if is_new else nullcontext():
                 if params.message.message_id:
                     await self._write_down(params, context, task_id, context_id)
+        except (A2AError, StoreUnavailable) as refused:
+            if task_id is not None:
+                self._answered.give_back(task_id, params.message.message_id)
+            if isinstance(refused, StoreUnavailable):
+                raise InternalError(message=refused.public) from refused
+            raise
         except Busy as full:
             raise busy(context, str(full), full.retry_after_s) from full
-        except StoreUnavailable as error:
-            raise InternalError(message=error.public) from error
         return _request_context(context, params, task_id, context_id)
 
     def _place(self, context: ServerCallContext, context_id: str, message: str) -> AbstractContextManager[None]:
@@ -290,19 +319,26 @@ class _Reception(SimpleRequestContextBuilder):
         assert known is not None
         raise _AcceptedMeanwhile(known)
 
-    async def _context_of(self, task_id: str, context: ServerCallContext) -> str:
+    async def _asking(self, task_id: str, message_id: str, context: ServerCallContext) -> str:
+        """Take a message for the answer to what a task asks; return the task's context."""
         # The SDK would queue the message behind the running one and then drop it with a success.
         known = await self._store.tasks.get(task_id, context)
         if known is None:
             raise TaskNotFoundError
         if known.status.state in AT_WORK:
             raise UnsupportedOperationError(
-                message=f"task {task_id} is at work; send the message without taskId, with contextId {known.context_id}"
+                message=f"task {task_id} is at work and asks nothing; "
+                f"wait for its end or its next question, or send a new message with contextId {known.context_id} alone"
             )
         if known.status.state in TERMINAL:
             raise UnsupportedOperationError(
                 message=f"task {task_id} has ended; send the message without taskId, with contextId {known.context_id}"
             )
+        if not self._answered.claim(known, message_id):
+            raise UnsupportedOperationError(
+                message=f"what task {task_id} asks has been answered; wait for its end or its next question"
+            )
+        context.state[SAID_TO] = known.status.message.message_id
         return known.context_id
 
 

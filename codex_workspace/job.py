@@ -71,8 +71,12 @@ NOT_BEGUN: Final = "The agent stopped before it came to this message; send it ag
 STOPPING: Final = "The agent is stopping and takes no new messages."
 SUPERSEDED: Final = "A newer message in this context took its place."
 VOID: Final = "The agent was restarted while it waited for an answer. It goes on, and may ask again."
+HELD_UP: Final = (
+    "Task {task_id} of this conversation asks something first. To answer it, send a message with taskId {task_id}."
+)
 TOO_LATE: Final = "That came too late: nothing is asked any more."
 
+OLD_WORD: Final = Unclear("That was said to a question that is not open any more.")
 NO_FILES: Final = Unclear(
     "A file cannot be an answer. Send words or a data part, and the file in a message of its own."
 )
@@ -131,6 +135,9 @@ class Desk(Protocol):
     def before(self, job: "Job") -> list["Job"]:
         """Return the jobs of the same context that were there first and are not over, in their order."""
 
+    def behind(self, job: "Job") -> list["Job"]:
+        """Return the jobs of the same context that came after it and are not over, in their order."""
+
 
 @dataclass(slots=True)
 class _Open:
@@ -138,7 +145,16 @@ class _Open:
 
     asked: Asked
     deadline: float
+    prompt_id: str = ""
     held: list[A2AEvent] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """What a person has said, and to which message of ours."""
+
+    message: Message
+    prompt_id: str | None
 
 
 class Job:
@@ -164,8 +180,9 @@ class Job:
         self._waiting = anyio.CancelScope()
         self._stopped_as: Outcome | None = None
         self._question: _Open | None = None
-        self._heard: deque[Message] = deque()
+        self._heard: deque[_Word] = deque()
         self._place: Place | None = None
+        self._joined: Job | None = None
 
     @property
     def is_asking(self) -> bool:
@@ -186,15 +203,23 @@ class Job:
         """Wait until the job is over, or a person has the word."""
         await self._resting.wait()
 
-    def hear(self, message: Message, event_queue: EventQueue) -> None:
-        """Take what a person says to the question; what comes of it goes to `event_queue`."""
-        self._heard.append(message)
+    def hear(self, message: Message, event_queue: EventQueue, prompt_id: str | None = None) -> None:
+        """Take what a person says to a question; what comes of it goes to `event_queue`.
+
+        `prompt_id`: the id of the message that had asked when the person spoke; None: not known.
+        """
+        self._heard.append(_Word(message, prompt_id))
         self._queue = event_queue
         self._resting = anyio.Event()
         if self.over.is_set():
             self._resting.set()
         elif self.turn is not None:
             self.turn.wake()
+
+    async def held_up_by(self, asking: "Job") -> None:
+        """Say that nothing goes on here before somebody has answered what another task asks."""
+        say = self._reply.waits if self._joined is None else self._reply.notice
+        await self._send([say(HELD_UP.format(task_id=asking.task_id))])
 
     def stop(self, outcome: Outcome) -> None:
         """Have the task end with `outcome`: leave the queue, or interrupt the turn."""
@@ -282,7 +307,14 @@ class Job:
         except Exception:
             logger.exception("task %s failed for a reason that nobody foresaw", self.task_id)
             return reply.ended(self._failed("The agent made a mistake of its own; its log says more.", "internal"))
-        return reply.ended(self._stopped_as or canceled())
+        return reply.ended(self._canceled())
+
+    def _canceled(self) -> Outcome:
+        outcome = self._stopped_as or canceled()
+        if self._joined is None:
+            return outcome
+        given = f"What it said was already given to task {self._joined.task_id}."
+        return replace(outcome, sentence=f"{outcome.sentence} {given}".strip())
 
     async def _run(self, delivery: Delivery, watch: MessageWatch) -> Task:
         desk, is_taken_up = self._desk, was_taken_up(self._request)
@@ -295,6 +327,9 @@ class Job:
             order = await self._take_the_place_of_others(order)
         if is_taken_up and self._request.current_task and self._request.current_task.status.state in ASKING:
             await self._send([self._reply.notice(VOID)])
+        for other in desk.before(self):
+            if other.is_asking:
+                await self.held_up_by(other)
         assert self._place is not None
         async with AsyncExitStack() as held:
             with watch.waiting():
@@ -451,7 +486,11 @@ class Job:
         if self._question is None:
             self._question = _Open(asked, now + self._desk.question_timeout_s)
         about: JsonObject = {"questionId": asked.id, **redacted(data_of(asked.about), self._desk.scrub)}
-        await self._send([*self._reply.flush(now), self._reply.asking(self._desk.scrub(prompt), about)])
+        asking = self._reply.asking(self._desk.scrub(prompt), about)
+        self._question.prompt_id = asking.status.message.message_id
+        await self._send([*self._reply.flush(now), asking])
+        for other in self._desk.behind(self):
+            await other.held_up_by(self)
         if self._place is not None:
             self._desk.admission.step_aside(self._place)
         self._resting.set()
@@ -460,7 +499,10 @@ class Job:
         """Return what was decided, None while nothing is."""
         assert not isinstance(question.asked.about, ToolCall)
         if self._heard:
-            said = self._heard.popleft()
+            word = self._heard.popleft()
+            said = word.message
+            if word.prompt_id not in (None, question.prompt_id):
+                return OLD_WORD
             if any(part.HasField("raw") or part.HasField("url") for part in said.parts):
                 return NO_FILES
             text, data = words_of(said)
@@ -504,6 +546,7 @@ class Job:
             return None
         await self._desk.deliveries.started(delivery.key, turn.thread_id, turn.turn_id)
         note = f"This message joined the running turn of task {other.task_id}, whose answer is for both."
+        self._joined = other
         await self._send([self._reply.working(), self._reply.notice(note)])
         await other.over.wait()
         if other.ended is None:

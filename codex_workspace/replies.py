@@ -134,6 +134,12 @@ class Reply:
         """Return a status that tells people something about the agent itself."""
         return self._note("notice", text)
 
+    def waits(self, text: str) -> TaskStatusUpdateEvent:
+        """Return a status that tells people why nothing has begun yet."""
+        status = self._status(TaskState.TASK_STATE_SUBMITTED, text)
+        status.status.message.metadata.CopyFrom(_struct({"kind": "notice"}))
+        return status
+
     def asking(self, prompt: str, about: JsonObject) -> TaskStatusUpdateEvent:
         """Return the status that asks a person: `prompt` to be read, `about` for programs."""
         status = self._status(TaskState.TASK_STATE_INPUT_REQUIRED, prompt)

@@ -23,7 +23,7 @@ LAYERS = [
     {"push", "sandbox"},
     # Translation.
     {"failures", "handover", "history", "items", "midturn", "replies", "snapshots"},
-    {"answers", "live", "prompts", "redaction"},
+    {"answered", "answers", "live", "prompts", "redaction"},
     {"questions"},
     {"diffs", "forms", "mailbox", "mcp_startup", "parts", "refusals", "telemetry"},
     {"events"},

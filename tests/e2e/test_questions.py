@@ -10,13 +10,14 @@ import httpx
 import pytest
 from a2a.client import A2AClientError
 from a2a.types import Part, TaskState
+from a2a.utils.errors import A2AError
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from codex_workspace.job import VOID
 from codex_workspace.scripted_model import Message, Output, ScriptedModel
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
-from tests.e2e.client import Peer, Seen, peer, script
+from tests.e2e.client import Peer, Seen, peer, request, script
 
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
 ASKING, WORKING = TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_WORKING
@@ -271,3 +272,125 @@ async def test_under_never_nobody_is_asked(place: Place, model: ScriptedModel) -
         with anyio.fail_after(10):
             seen = await client.ask(script({"tool": [PICK, NETWORK]}, {"say": "Alone."}), "ctx")
         assert (seen.state, seen.answer) == (COMPLETED, "Alone.")
+
+
+# --- Two voices ---
+
+
+def twice(place: Place) -> str:
+    """Return a message on which the model wants to leave its sandbox two times, one after the other."""
+    first, second = (place.root / name for name in ("first", "second"))
+    touch = [{"run": f"touch {file}", "escalate": True} for file in (first, second)]
+    return script(*touch, {"say": "Both are there."})
+
+
+def said_in(seen: Seen) -> list[str]:
+    """Return what the notes of a task say."""
+    return ["".join(part.text for part in note.status.message.parts) for note in seen.notes]
+
+
+async def heard(client: Peer, seen: Seen, words: str, answers: list[Seen | A2AError]) -> None:
+    try:
+        answers.append(await client.answer(seen, text(words)))
+    except A2AError as error:
+        answers.append(error)
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.02])
+async def test_a_second_yes_does_not_answer_a_question_that_nobody_has_seen(place: Place, pause_s: float) -> None:
+    async with asked(asks(place), twice(place), streaming=False) as (_, client, seen):
+        answers: list[Seen | A2AError] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(heard, client, seen, "yes", answers)
+            await anyio.sleep(pause_s)
+            tasks.start_soon(heard, client, seen, "yes", answers)
+        (refused,) = [each for each in answers if isinstance(each, A2AError)]
+        (again,) = [each for each in answers if isinstance(each, Seen)]
+        assert "has been answered" in str(refused)
+        assert (again.state, (place.root / "first").exists(), (place.root / "second").exists()) == (ASKING, True, False)
+        done = await client.answer(again, text("yes"))
+        assert (done.state, done.answer) == (COMPLETED, "Both are there.")
+
+
+async def test_two_words_on_the_last_question_leave_the_task_completed(place: Place) -> None:
+    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+        answers: list[Seen | A2AError] = []
+        async with anyio.create_task_group() as tasks:
+            for words in ("yes", "no"):
+                tasks.start_soon(heard, client, seen, words, answers)
+        assert [each.state for each in answers if isinstance(each, Seen)] == [COMPLETED]
+        assert (await client.get(seen.task_id)).state == COMPLETED
+
+
+async def test_the_same_answer_again_gets_what_comes_of_it(place: Place) -> None:
+    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+        word = request("yes")
+        word.message.task_id = seen.task_id
+        states: list[int] = []
+
+        async def say() -> None:
+            states.extend([Seen().take(event).state async for event in client.blocking.send_message(word)])
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(say)
+            tasks.start_soon(say)
+        assert states == [COMPLETED, COMPLETED]
+
+
+async def test_an_answer_that_meets_a_cancel_is_refused_in_words(place: Place) -> None:
+    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+        answers: list[Seen | A2AError] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.cancel, seen.task_id)
+            tasks.start_soon(heard, client, seen, "yes", answers)
+        (answer,) = answers
+        assert "mistake of its own" not in str(answer)
+        assert (await client.get(seen.task_id)).state in (CANCELED, COMPLETED)
+
+
+async def test_who_waits_behind_a_question_is_told_of_it(place: Place) -> None:
+    async with (
+        asked(asks(place), escalating(place), streaming=False) as (agent, client, seen),
+        peer(agent.url) as other,
+    ):
+        behind = Seen()
+        async with anyio.create_task_group() as tasks:
+
+            async def wait() -> None:
+                async for event in other.streaming.send_message(request("yes", "ctx")):
+                    behind.take(event)
+
+            tasks.start_soon(wait)
+            with anyio.fail_after(5):
+                while not behind.notes:
+                    await anyio.sleep(0.01)
+            assert f"taskId {seen.task_id}" in said_in(behind)[-1]
+            assert behind.state == TaskState.TASK_STATE_SUBMITTED
+            assert (await client.answer(seen, text("no"))).state == COMPLETED
+        assert (behind.state, behind.answer) == (COMPLETED, "You said: yes")
+
+
+async def test_who_has_joined_a_turn_is_told_when_it_asks(place: Place) -> None:
+    steering = asks(place, mid_turn="steer")
+    async with running_agent(steering) as agent, peer(agent.url) as client, peer(agent.url) as other:
+        first, joined = Seen(), Seen()
+        wish = script({"run": "sleep 1"}, {"say": "Not this."})
+        more = script({"run": f"touch {outside(place)}", "escalate": True}, {"say": "Done."})
+
+        async def follow(of: Peer, words: str, seen: Seen) -> None:
+            async for event in of.streaming.send_message(request(words, "ctx")):
+                seen.take(event)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, client, wish, first)
+            with anyio.fail_after(10):
+                while not first.notes:
+                    await anyio.sleep(0.01)
+                tasks.start_soon(follow, other, more, joined)
+                while first.state != ASKING or len(joined.notes) < 2:
+                    await anyio.sleep(0.01)
+            assert "joined" in said_in(joined)[0]
+            assert f"taskId {first.task_id}" in said_in(joined)[1]
+            assert joined.state == WORKING
+            await client.answer(first, text("yes"))
+        assert (joined.state, joined.answer) == (COMPLETED, "Done.")

@@ -1,0 +1,47 @@
+"""One answer to one question, whoever is quicker."""
+
+from a2a.types import Message, Task, TaskState, TaskStatus
+
+from codex_workspace.answered import MAX_TASKS, Answered
+
+ASKS = TaskState.TASK_STATE_INPUT_REQUIRED
+
+
+def asking(prompt: str, task_id: str = "task") -> Task:
+    return Task(id=task_id, status=TaskStatus(state=ASKS, message=Message(message_id=prompt)))
+
+
+def test_the_first_word_is_the_answer_until_something_else_is_asked() -> None:
+    answered = Answered()
+    assert answered.claim(asking("first"), "yes-1")
+    assert not answered.claim(asking("first"), "yes-2")
+    assert answered.claim(asking("first"), "yes-1"), "the same message again"
+    assert answered.claim(asking("second"), "yes-2")
+    assert not answered.claim(asking("second"), "yes-1")
+
+
+def test_a_question_that_was_answered_is_no_rest() -> None:
+    answered = Answered()
+    answered.claim(asking("first"), "yes")
+    assert answered.holds("task", asking("first").status)
+    assert not answered.holds("task", asking("second").status)
+    assert not answered.holds("another", asking("first").status)
+    working = TaskStatus(state=TaskState.TASK_STATE_WORKING, message=Message(message_id="first"))
+    assert not answered.holds("task", working)
+
+
+def test_a_message_that_was_refused_is_no_answer() -> None:
+    answered = Answered()
+    answered.claim(asking("first"), "refused")
+    answered.give_back("task", "another")
+    assert not answered.claim(asking("first"), "next")
+    answered.give_back("task", "refused")
+    assert answered.claim(asking("first"), "next")
+
+
+def test_only_so_many_tasks_are_remembered() -> None:
+    answered = Answered()
+    for number in range(MAX_TASKS + 1):
+        assert answered.claim(asking("q", str(number)), "m")
+    assert answered.claim(asking("q", "0"), "other"), "forgotten"
+    assert not answered.claim(asking("q", str(MAX_TASKS)), "other")
