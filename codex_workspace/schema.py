@@ -117,10 +117,10 @@ def read_value(kind: object, value: object, place: Place) -> object:
     Raises:
         ConfigError: it is not of that type, or outside its rule.
     """
-    base, rules = _unfold(kind)
+    base, rules = unfold(kind)
     origin = typing.get_origin(base)
     if origin in (types.UnionType, typing.Union):
-        return None if value is None else read_value(_without_none(base), value, place)
+        return None if value is None else read_value(without_none(base), value, place)
     if origin is Literal:
         return _read_choice(kind, value, rules, place)
     if origin is tuple:
@@ -149,9 +149,9 @@ def _read_mapping(kinds: tuple[object, ...], value: dict[object, object], place:
 
 
 def _read_choice(kind: object, value: object, rules: tuple[object, ...], place: Place) -> object:
-    base, _ = _unfold(kind)
+    base, _ = unfold(kind)
     if not isinstance(value, str) or value not in typing.get_args(base):
-        raise place.error(f"{_must(kind, value)}{_meant(str(value), set(_choices(kind)))}")
+        raise place.error(f"{_must(kind, value)}{_meant(str(value), set(choices(kind)))}")
     for rule in rules:
         if isinstance(rule, Refused) and value in rule.reasons:
             raise place.error(f"{value} {rule.reasons[value]}")
@@ -159,7 +159,7 @@ def _read_choice(kind: object, value: object, rules: tuple[object, ...], place: 
 
 
 def _read_scalar(kind: object, value: object, place: Place) -> object:
-    base, rules = _unfold(kind)
+    base, rules = unfold(kind)
     if base is float and type(value) is int:
         value = float(value) if abs(value) < 1 << 53 else math.inf
     if type(value) is not base:
@@ -175,7 +175,7 @@ def _read_scalar(kind: object, value: object, place: Place) -> object:
     return value
 
 
-def _unfold(kind: object) -> tuple[object, tuple[object, ...]]:
+def unfold(kind: object) -> tuple[object, tuple[object, ...]]:
     """The plain type of `kind` and its rules."""
     if typing.get_origin(kind) is Annotated:
         base, *rules = typing.get_args(kind)
@@ -183,27 +183,28 @@ def _unfold(kind: object) -> tuple[object, tuple[object, ...]]:
     return kind, ()
 
 
-def _without_none(union: object) -> object:
+def without_none(union: object) -> object:
+    """The `X` of `X | None`."""
     [kind] = [each for each in typing.get_args(union) if each is not types.NoneType]
     return kind
 
 
-def _choices(kind: object) -> list[str]:
+def choices(kind: object) -> list[str]:
     """The values of a `Literal` that this version takes."""
-    base, rules = _unfold(kind)
+    base, rules = unfold(kind)
     refused = {value for rule in rules if isinstance(rule, Refused) for value in rule.reasons}
     return [str(value) for value in typing.get_args(base) if value not in refused]
 
 
 def _allowed(kind: object) -> str:
     """What may stand there, to finish the sentence "must be …"."""
-    base, rules = _unfold(kind)
+    base, rules = unfold(kind)
     origin = typing.get_origin(base)
     if origin in (types.UnionType, typing.Union):
-        return f"{_allowed(_without_none(base))} or null"
+        return f"{_allowed(without_none(base))} or null"
     if origin is Literal:
-        choices = _choices(kind)
-        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+        taken = choices(kind)
+        return taken[0] if len(taken) == 1 else f"one of {', '.join(taken)}"
     if origin is tuple:
         return f"a list, each item {_allowed(typing.get_args(base)[0])}"
     if origin is Mapping:
@@ -223,9 +224,9 @@ def _allowed(kind: object) -> str:
 
 
 def _must(kind: object, value: object) -> str:
-    quotes = "; put it in quotes" if _unfold(kind)[0] is str and isinstance(value, (bool, int, float)) else ""
+    quotes = "; put it in quotes" if unfold(kind)[0] is str and isinstance(value, (bool, int, float)) else ""
     # Shown only where the schema lists what is allowed: elsewhere it may be a secret in the wrong place.
-    listed = typing.get_origin(_unfold(kind)[0]) is Literal and isinstance(value, str)
+    listed = typing.get_origin(unfold(kind)[0]) is Literal and isinstance(value, str)
     return f"must be {_allowed(kind)}, but is {shown(str(value)) if listed else _kind_of(value)}{quotes}"
 
 

@@ -315,7 +315,8 @@ def server_options(
     # Imported by those who sign: it takes 30 ms.
     from codex_workspace.signing import card_signer
 
-    return replace(options, sign=card_signer(settings.config_file.parent / config.a2a.signing_key_file))
+    file, place = settings.config_file, Place(str(settings.config_file)).at("a2a.signing_key_file")
+    return replace(options, sign=card_signer(file.parent / config.a2a.signing_key_file, place))
 
 
 def setup_of(settings: Settings, provider: ChosenProvider) -> Mapping[str, str]:

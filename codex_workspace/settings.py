@@ -84,7 +84,8 @@ class ProviderEntry:
     name: how runtime_config.provider names it; a built-in one's takes its place.
     auth_mode: OpenAI by API key, any endpoint that speaks the Responses API, or a ChatGPT subscription.
     base_url: where the endpoint is; not for openai_api, which follows `OPENAI_BASE_URL`.
-    auth_env: variables of the credential, the first that is set wins; none named = none needed.
+    auth_env: variables of the credential, the first that is set wins; none named = those of the built-in provider with
+        this auth_mode, for another endpoint none.
     wire_api: what the endpoint speaks.
     model_prefixes, model_aliases: models that this provider is for, by how their names begin or by whole name.
     model_provider_slug: its name in codex's config.toml; made of `name` where it is not given.
@@ -439,6 +440,7 @@ def load_settings(
     file = _config_file(variables, config_path, here, root)
     config = read_section(Config, load_yaml(file), Place(str(file)))
     _check_versions(config.a2a, Place(str(file)).at("a2a"))
+    _check_allowed(config.push, Place(str(file)).at("push.allow"))
     state = _state_dir(variables, here, root)
     model, source = _model(variables, config, file)
     workspace, home = _workspace_dir(variables, here, root), variables.path("CODEX_HOME", here) or state / "codex"
@@ -474,6 +476,14 @@ def _check_versions(a2a: A2A, place: Place) -> None:
         raise place.at("signing_key_file").error(
             'needs protocol_versions: ["1.0"]; what a card adds for 0.3 clients is not covered by its signature'
         )
+
+
+def _check_allowed(push: Push, place: Place) -> None:
+    if push.allow:
+        # Imported by those who name some: with its HTTP client it takes 100 ms.
+        from codex_workspace.webhooks import AllowList
+
+        AllowList.of(push.allow, place)
 
 
 def _config_file(variables: Variables, given: Path | None, cwd: Path, root: Path) -> Path:

@@ -10,11 +10,11 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from codex_workspace.errors import ConfigError
+from codex_workspace.schema import Place
 
 
-def card_signer(file: Path) -> Callable[[AgentCard], AgentCard]:
-    """Return what puts a signature under a card, with the private key that a PEM file holds.
+def card_signer(file: Path, place: Place) -> Callable[[AgentCard], AgentCard]:
+    """Return what puts a signature under a card, with the private key that a PEM file holds; `place` names the file.
 
     The signature's `kid` is the start of the SHA-256 of the public key (DER, SubjectPublicKeyInfo).
 
@@ -24,12 +24,13 @@ def card_signer(file: Path) -> Callable[[AgentCard], AgentCard]:
     try:
         pem = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"a2a.signing_key_file: {file} cannot be read: {error.strerror}") from error
+        raise place.error(
+            f"names {file}, which cannot be read ({error.strerror}); it must be a PEM file that this user may read"
+        ) from error
     key = _es256(pem)
     if key is None:
-        raise ConfigError(
-            f"a2a.signing_key_file: {file} holds no private key for ES256; "
-            "make one with `openssl ecparam -name prime256v1 -genkey -noout`"
+        raise place.error(
+            f"names {file}, which holds no private key for ES256; make one with `openssl ecparam -name prime256v1 -genkey -noout`"
         )
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     # jku is left out, as it would have to name an HTTPS address with the key; a null would be no URL.

@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 import anyio
 import httpcore
 
-from codex_workspace.errors import AgentError, ConfigError
+from codex_workspace.errors import AgentError
+from codex_workspace.schema import Place, shown
 
 MAX_URL_CHARS: Final = 2048
 
@@ -148,21 +149,21 @@ class AllowList:
     networks: tuple[Network, ...] = ()
 
     @classmethod
-    def of(cls, entries: Iterable[str]) -> "AllowList":
-        """Read the entries of `push.allow`.
+    def of(cls, entries: Iterable[str], place: Place = Place("push.allow")) -> "AllowList":
+        """Read the entries of `push.allow`, which stand at `place`.
 
         Raises:
             ConfigError: one is neither a host name nor an address or network.
         """
         hosts, networks = set[str](), list[Network]()
-        for entry in entries:
+        for index, entry in enumerate(entries):
             try:
                 networks.append(ipaddress.ip_network(entry.strip("[]"), strict=False))
             except ValueError as error:
                 # Four numbers, or a slash, are a network that was misspelt.
                 if not re.fullmatch(r"(?![0-9.]+$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", entry):
-                    raise ConfigError(
-                        f"push.allow: {entry!r} must be a host name, an address, or a network such as 10.0.0.0/8"
+                    raise place.item(index).error(
+                        f"must be a host name, an address, or a network such as 10.0.0.0/8, but is {shown(entry)}"
                     ) from error
                 hosts.add(entry.lower())
         return cls(frozenset(hosts), tuple(networks))
