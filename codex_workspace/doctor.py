@@ -26,6 +26,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app_server import MINIMUM_VERSION, Connection, open_app_server
+from codex_workspace import hiding
 from codex_workspace.agent import launch_of, secrets_of, thread_options
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import prove_servers
@@ -485,7 +486,10 @@ def _at_another_home(facts: Facts, home: Path, settings: Settings | None = None)
 
 async def _greet(settings: Settings, facts: Facts) -> tuple[float, tuple[int, int, int]]:
     started = time.perf_counter()
-    async with open_app_server(launch_of(settings, facts.provider, facts.env)) as codex:
+    launch = launch_of(settings, facts.provider, facts.env)
+    # What is hidden is the agent's own, not that of the copy.
+    launch = replace(launch, overrides={**launch.overrides, **hiding.definition(facts.settings, facts.env)})
+    async with open_app_server(launch) as codex:
         milliseconds = (time.perf_counter() - started) * 1000
         facts.sight = await _look_around(codex, facts)
         return milliseconds, codex.version
@@ -523,7 +527,7 @@ def _abilities(sight: Sight, named: Mapping[str, Path]) -> str:
 
 
 def _folders(facts: Facts) -> dict[str, Path]:
-    """Return the folders that are of interest to whom a command obeys, by what people call them."""
+    """Return the folders and files that are of interest to whom a command obeys, by what people call them."""
     settings = facts.settings
     home = facts.env.get("HOME")
     named = {
@@ -534,7 +538,11 @@ def _folders(facts: Facts) -> dict[str, Path]:
         **({"HOME": Path(home)} if home else {}),
         "/tmp": Path("/tmp"),
     }
-    return {name: folder for name, folder in named.items() if folder.is_dir()}
+    database = sqlite_file(settings.database_url.reveal())
+    files = {str(file): file for file in hiding.secret_files(settings, facts.env) if file.is_file()}
+    if database is not None and database.is_file():
+        files["the database"] = database
+    return {name: folder for name, folder in named.items() if folder.is_dir()} | files
 
 
 def _program(process: int) -> str:
@@ -547,8 +555,10 @@ def _program(process: int) -> str:
 async def _look_around(codex: Connection, facts: Facts) -> Sight | CodexError:
     settings = facts.settings
     try:
-        await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir)
-        return await look_around(codex, settings.workspace_dir, _folders(facts).values())
+        hiding.refuse_older(settings, codex.version)
+        profile = hiding.profile_of(settings)
+        await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir, profile)
+        return await look_around(codex, settings.workspace_dir, _folders(facts).values(), profile)
     except CodexError as error:
         return error
 

@@ -155,6 +155,7 @@ class Codex:
     reasoning_effort: a word that the model takes, such as low, medium or high.
     writable_folders: where commands may write, beside the workspace and the folders for temporary files; seen from the
         workspace. For the workspace-write sandbox.
+    hide_secrets: whether codex's sandbox keeps commands from reading the agent's secrets and conversations.
     web_search: whether the model may search the web: in what OpenAI keeps of it (cached, or the larger indexed), or in
         the web of today (live). The search is the provider's, network_access is not asked.
     recovery: a turn that a death cut off is told to go on (resume), run again (rerun), or fails (fail).
@@ -176,6 +177,7 @@ class Codex:
     turn_timeout_s: Seconds | None = None
     network_access: bool = False
     writable_folders: tuple[Text, ...] = ()
+    hide_secrets: bool = False
     web_search: Literal["disabled", "cached", "indexed", "live"] = "disabled"
     reasoning_effort: Annotated[str, Matches(r"[a-z]{1,32}", "a word such as low, medium or high")] | None = None
     shutdown_grace_s: Annotated[float, Range(0, 60)] = 3.0
@@ -446,6 +448,12 @@ def load_settings(
     workspace, home = _workspace_dir(variables, here, root), variables.path("CODEX_HOME", here) or state / "codex"
     listen = _listen(variables, config, file)
     own = {"the state folder": state, "CODEX_HOME": home, "config.yaml": file, "the skills": file.parent / "skills"}
+    if config.codex.hide_secrets and config.codex.sandbox not in ("read-only", "workspace-write"):
+        raise (
+            Place(str(file))
+            .at("codex.hide_secrets")
+            .error(f"is for codex's own sandbox, but the sandbox is {config.codex.sandbox}; leave it out")
+        )
     _check_folders(config.codex, workspace, own, Place(str(file)).at("codex.writable_folders"))
     return Settings(
         config=config,

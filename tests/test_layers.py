@@ -30,7 +30,7 @@ LAYERS = [
     {"events_v1"},
     {"fields"},
     # What is kept.
-    {"store"},
+    {"hiding", "store"},
     {"retention", "soundness"},
     {"deliveries", "migrations", "push_configs"},
     {"attachments", "codex_home", "health", "transcript"},
@@ -131,7 +131,7 @@ KNOWS = {
     "cryptography": {"signing"},
     "opentelemetry": {"tracing"},
     "prometheus_client": {"metrics"},
-    "tomlkit": {"codex_home", "toml_text"},
+    "tomlkit": {"codex_home", "hiding", "toml_text"},
 }
 """Who may know an outside party."""
 
