@@ -28,6 +28,7 @@ from codex_workspace.parts import INPUT_MODES
 from codex_workspace.providers import ChosenProvider, choose_provider
 from codex_workspace.push import Push, PushOptions, open_push
 from codex_workspace.replies import USAGE
+from codex_workspace.schema import Place
 from codex_workspace.scrubbing import Scrubber
 from codex_workspace.server import Application, Readiness, ServerOptions, bind, build_app, serving
 from codex_workspace.settings import Settings
