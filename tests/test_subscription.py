@@ -9,7 +9,7 @@ import pytest
 from codex_workspace.environment import Secret
 from codex_workspace.errors import ConfigError
 from codex_workspace.subscription import AUTH_NAME, MAX_BYTES, handed_in, left_in, read_login, settle
-from tests.e2e.test_subscription import login, token
+from tests.e2e.test_providers import login, token
 
 TOKENS = {"id_token": "i", "access_token": "a", "refresh_token": "r"}
 
