@@ -104,7 +104,19 @@ def test_imports_point_downwards(module: str) -> None:
 
 KNOWS = {
     "a2a": {
-        *("adapter", "busy", "callers", "card", "chat", "contract", "deliveries", "demo", "executor", "executors"),
+        *(
+            "adapter",
+            "answered",
+            "busy",
+            "callers",
+            "card",
+            "chat",
+            "contract",
+            "deliveries",
+            "demo",
+            "executor",
+            "executors",
+        ),
         *("grpc_server", "handler", "handover", "job", "live", "migrations", "orders", "push", "push_configs"),
         *(
             "parts",
