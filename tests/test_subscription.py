@@ -87,8 +87,10 @@ def test_a_login_is_written_for_this_user_only_and_once(tmp_path: Path) -> None:
     files = sorted(tmp_path.iterdir())
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
     before = [file.stat().st_ino for file in files]
+    (tmp_path / AUTH_NAME).chmod(0o644)
     settle(tmp_path, Secret(made("f", EARLY)))
     assert [file.stat().st_ino for file in sorted(tmp_path.iterdir())] == before
+    assert stat.S_IMODE((tmp_path / AUTH_NAME).stat().st_mode) == 0o600
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
