@@ -58,6 +58,11 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             settings = load_settings(env)
             prepare_codex_home(settings, choose_provider(settings, env))
             return 0
+        case "doctor" if chosen.schema:
+            from codex_workspace.config_schema import as_text
+
+            print(as_text(), end="")
+            return 0
         case "doctor":
             from codex_workspace.doctor import doctor, set_database_aside
             from codex_workspace.processes import hide_from_others
@@ -88,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what is wrong, and how to mend it")
     doctor.add_argument("--json", action="store_true", help="for programs")
     doctor.add_argument("--online", action="store_true", help="also ask the model's provider")
+    doctor.add_argument("--schema", action="store_true", help="print the JSON Schema of config.yaml, and nothing else")
     doctor.add_argument("--set-aside", action="store_true", help="rename a damaged database, so that a new one is made")
     chat = commands.add_parser("chat", help="talk to an A2A agent")
     chat.add_argument(

@@ -11,8 +11,6 @@ GOOD: Final = "name: agent\nruntime: codex\nmodel: gpt-5.5\n"
 CREDENTIAL: Final = "sk-secret-1"
 """Stands in the table where a secret may stand; no sentence shows it."""
 
-Says = Literal["no", "yes", "cannot"]
-
 
 @dataclass(frozen=True, slots=True)
 class Bad:
@@ -21,7 +19,7 @@ class Bad:
     place: the file (or `environment`) and the key, as the sentence begins; `{root}` stands for the machine's root.
     words: part of the rest of it.
     env, files: variables, and files below the root, that are there as well.
-    schema: whether config.schema.json refuses it too; "cannot": what is wrong is nothing that a schema could see.
+    schema: whether config.schema.json refuses it too; it cannot where it takes more than the file to see what is wrong.
     command: which one finds it; `serve` opens the database and answers people, beside what `prepare` does.
     """
 
@@ -30,7 +28,7 @@ class Bad:
     words: str
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str | bytes] = field(default_factory=dict)
-    schema: Says = "yes"
+    schema: bool = True
     command: Literal["prepare", "serve"] = "prepare"
 
 
@@ -38,19 +36,19 @@ CONFIG: Final = "{root}/configs/config.yaml: "
 
 
 def _not_yaml(text: str, where: str, words: str) -> Bad:
-    return Bad(text, f"{CONFIG}{where}", words, schema="cannot")
+    return Bad(text, f"{CONFIG}{where}", words, schema=False)
 
 
-def _key(text: str, key: str, words: str, schema: Says = "yes", **env: str) -> Bad:
+def _key(text: str, key: str, words: str, schema: bool = True, **env: str) -> Bad:
     return Bad(GOOD + text, f"{CONFIG}{key}: ", words, env=env, schema=schema)
 
 
 def _variable(name: str, words: str, **env: str) -> Bad:
-    return Bad(GOOD, f"environment: {name}: ", words, env=env, schema="cannot")
+    return Bad(GOOD, f"environment: {name}: ", words, env=env, schema=False)
 
 
 def _file(path: str, content: str | bytes, place: str, words: str) -> Bad:
-    return Bad(GOOD, f"{{root}}/{path}: {place}", words, files={path: content}, schema="cannot")
+    return Bad(GOOD, f"{{root}}/{path}: {place}", words, files={path: content}, schema=False)
 
 
 COMPAT: Final = "auth_mode: openai_compat_responses, base_url: 'http://127.0.0.1:9/v1'"
@@ -76,7 +74,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "line 6, column 3: ",
         "the key sandbox is there twice",
     ),
-    "a number as key": _not_yaml(GOOD + "1: x\n", "line 4, column 1: ", "a key must be text"),
+    "a number as key": Bad(GOOD + "1: x\n", CONFIG + "line 4, column 1: ", "a key must be text"),
     "a list as key": _not_yaml(GOOD + "? [a]\n: x\n", "line 4, column 3: ", "a key must be text"),
     # --- keys that must be there, and keys that nobody knows
     "no name": Bad("runtime: codex\nmodel: x\n", CONFIG + "name: ", "is missing; it must be one line of text"),
@@ -88,13 +86,13 @@ BAD: Final[Mapping[str, Bad]] = {
         "name: a\nruntime: codex\n",
         CONFIG + "runtime_config.model: ",
         "is missing; it must be a model such as gpt-5.5 (or set MODEL)",
-        schema="cannot",
+        schema=False,
     ),
     "the platform's default model": Bad(
         f"name: a\nruntime: codex\nmodel: {PLATFORM_DEFAULT_MODEL}\n",
         CONFIG + "runtime_config.model: ",
         "is missing; it must be",
-        schema="cannot",
+        schema=False,
     ),
     "a schema version to come": _key("template_schema_version: 2\n", "template_schema_version", "number 1, but is 2"),
     "a schema version that is true": _key(
@@ -141,7 +139,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a port in quotes": _key("a2a: {port: '8000'}\n", "a2a.port", "must be a whole number from 0 to 65535, but is"),
     "a broken port": _key("a2a: {port: 80.5}\n", "a2a.port", "must be a whole number from 0 to 65535, but is a number"),
     "a whole number with a point": _key(
-        "a2a: {port: 8000.0}\n", "a2a.port", "must be a whole number from 0 to 65535, but is a number", schema="no"
+        "a2a: {port: 8000.0}\n", "a2a.port", "must be a whole number from 0 to 65535, but is a number", schema=False
     ),
     "a mapping for a list": _key(
         "providers: {a: b}\n", "providers", "must be a list, each item a mapping of keys, but is a mapping"
@@ -152,7 +150,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "codex:\n  turn_timeout_s: 0\n", "codex.turn_timeout_s", "must be a number from 0.1 to 604800"
     ),
     "a time that is no number": _key(
-        "codex:\n  turn_timeout_s: .nan\n", "codex.turn_timeout_s", "but is nan", schema="cannot"
+        "codex:\n  turn_timeout_s: .nan\n", "codex.turn_timeout_s", "but is nan", schema=False
     ),
     "a time before now": _key(
         "codex:\n  turn_inactivity_timeout_s: -1\n", "codex.turn_inactivity_timeout_s", "must be a number from 0.1"
@@ -193,13 +191,13 @@ BAD: Final[Mapping[str, Bad]] = {
         "codex: {writable_folders: [nowhere]}\n",
         "codex.writable_folders[0]",
         "must be a folder that exists",
-        schema="cannot",
+        schema=False,
     ),
     "a writable folder of the agent's": _key(
         "codex: {writable_folders: [../state]}\n",
         "codex.writable_folders[0]",
         "must be apart from the state folder",
-        schema="cannot",
+        schema=False,
     ),
     "writable folders without a sandbox": _key(
         "codex: {writable_folders: [.], sandbox: container}\n",
@@ -233,7 +231,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "principals: [{name: ada, token_env: ADA}]\n",
         "principals[0].token_env",
         "names the variable ADA, which is not set",
-        schema="cannot",
+        schema=False,
     ),
     "a principal with the operator's name": _key(
         "principals: [{name: operator, token_env: ADA}]\n",
@@ -245,7 +243,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "principals: [{name: ada, token_env: ADA}, {name: ada, token_env: BOB}]\n",
         "principals[1].name",
         "is there twice: 'ada'",
-        schema="cannot",
+        schema=False,
         ADA="a",
         BOB="b",
     ),
@@ -253,14 +251,14 @@ BAD: Final[Mapping[str, Bad]] = {
         "principals: [{name: ada, token_env: ADA}, {name: bob, token_env: ADA}]\n",
         "principals[1]",
         "has the token of another principal; everybody needs their own",
-        schema="cannot",
+        schema=False,
         ADA=CREDENTIAL,
     ),
     "a webhook's network that is none": _key(
         "push: {allow: [internal, 10.0.0.0/33]}\n",
         "push.allow[1]",
         "must be a host name, an address, or a network such as 10.0.0.0/8, but is '10.0.0.0/33'",
-        schema="cannot",
+        schema=False,
     ),
     # --- providers and their credentials
     "a provider without a mode": _key(
@@ -325,38 +323,38 @@ BAD: Final[Mapping[str, Bad]] = {
         f"providers: [{{name: a, {COMPAT}}}, {{name: a, {COMPAT}}}]\n",
         "providers[1].name",
         "must differ from the other providers'",
-        schema="cannot",
+        schema=False,
     ),
     "a provider that is not there": _key(
         "runtime_config: {provider: opnai}\n",
         "runtime_config.provider",
         "must be one of openai, chatgpt, but is 'opnai' (did you mean openai?)",
-        schema="cannot",
+        schema=False,
     ),
     "a provider without its credential": _key(
         "runtime_config: {provider: chatgpt}\n",
         "runtime_config.provider",
         "chatgpt has no credential; set CODEX_AUTH_JSON or CODEX_CHATGPT_AUTH_JSON",
-        schema="cannot",
+        schema=False,
     ),
     "a provider as model": Bad(
         "name: a\nruntime: codex\nmodel: openai\n",
         CONFIG + "model: ",
         "openai is a provider, not a model; name it as runtime_config.provider",
-        schema="cannot",
+        schema=False,
     ),
     "no credential at all": Bad(
         GOOD,
         "environment: ",
         "no provider has a credential; set OPENAI_API_KEY or CODEX_API_KEY",
         env={"OPENAI_API_KEY": ""},
-        schema="cannot",
+        schema=False,
     ),
     "a required variable that is not set": _key(
         "runtime_config: {required_env: [TICKETS]}\n",
         "runtime_config.required_env[0]",
         "names the variable TICKETS, which is not set; set it (or TICKETS_FILE)",
-        schema="cannot",
+        schema=False,
     ),
     # --- MCP servers
     "a server without a program": _key(
@@ -400,42 +398,40 @@ BAD: Final[Mapping[str, Bad]] = {
         "mcp_servers: [{name: a, command: x, env: {X: '${A}'}, required: true}]\n",
         "mcp_servers[0].env.X",
         "names the variable A, which is not set; set it (or A_FILE)",
-        schema="cannot",
+        schema=False,
     ),
     "two servers of one name": _key(
         "mcp_servers: [{name: a, command: x}, {name: a, command: y}]\n",
         "mcp_servers[1].name",
         "must differ from the other servers', but is a again",
-        schema="cannot",
+        schema=False,
     ),
     # --- prompt files and skills
     "a prompt file that is not there": _key(
         "prompt_files: [how.md]\n",
         "prompt_files[0]",
         "which is not there; write it, or take the entry away",
-        schema="cannot",
+        schema=False,
     ),
     "a prompt file of somebody else's": _key(
-        "prompt_files: [../state/auth.json]\n", "prompt_files[0]", "which is not there", schema="cannot"
+        "prompt_files: [../state/auth.json]\n", "prompt_files[0]", "which is not there", schema=False
     ),
-    "a prompt file outside": _key("prompt_files: [/etc/passwd]\n", "prompt_files[0]", "is outside of", schema="cannot"),
-    "a skill that is not there": _key(
-        "skills: [notes]\n", "skills[0]", "which is not there; write it", schema="cannot"
-    ),
+    "a prompt file outside": _key("prompt_files: [/etc/passwd]\n", "prompt_files[0]", "is outside of", schema=False),
+    "a skill that is not there": _key("skills: [notes]\n", "skills[0]", "which is not there; write it", schema=False),
     "a skill that is a path": _key("skills: [../notes]\n", "skills[0]", "must be the name of a folder"),
     "a skill without a head": Bad(
         GOOD + "skills: [notes]\n",
         CONFIG + "skills[0]: ",
         "which must begin with a line ---, keys, and another line ---",
         files={"configs/skills/notes/SKILL.md": "Write them.\n"},
-        schema="cannot",
+        schema=False,
     ),
     "a skill without a description": Bad(
         GOOD + "skills: [notes]\n",
         "{root}/configs/skills/notes/SKILL.md: description: ",
         "is missing; it must be a text of 1 to 1024 characters",
         files={"configs/skills/notes/SKILL.md": "---\nname: notes\n---\n"},
-        schema="cannot",
+        schema=False,
     ),
     # --- codex's own files
     "a config.toml that is none": _file(
@@ -527,14 +523,14 @@ BAD: Final[Mapping[str, Bad]] = {
         "{root}/workspace/config.yaml: ",
         "cannot be read (No such file or directory)",
         env={"WORKSPACE_CONFIG_PATH": "{root}/workspace"},
-        schema="cannot",
+        schema=False,
     ),
     # --- what only `serve` finds
     "a signing key that is not there": Bad(
         GOOD + 'a2a: {protocol_versions: ["1.0"], signing_key_file: key.pem}\n',
         CONFIG + "a2a.signing_key_file: ",
         "which cannot be read (No such file or directory); it must be a PEM file that this user may read",
-        schema="cannot",
+        schema=False,
         command="serve",
     ),
     "a database that is none": Bad(
@@ -542,7 +538,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "DATABASE_URL: {root}/state/workspace.sqlite3 ",
         "is no SQLite database; it is left as it is: put a copy of the right one in its place",
         files={"state/workspace.sqlite3": "a letter"},
-        schema="cannot",
+        schema=False,
         command="serve",
     ),
     "a database driver that is not there": Bad(
@@ -550,7 +546,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "DATABASE_URL: ",
         "name an asynchronous driver and install it",
         env={"DATABASE_URL": f"mysql+nothing://u:{CREDENTIAL}@h/d"},
-        schema="cannot",
+        schema=False,
         command="serve",
     ),
 }

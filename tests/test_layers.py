@@ -33,7 +33,7 @@ LAYERS = [
     {"store"},
     {"retention", "soundness"},
     {"deliveries", "migrations", "push_configs"},
-    {"attachments", "codex_home", "health", "transcript"},
+    {"attachments", "codex_home", "config_schema", "health", "transcript"},
     {"providers"},
     {"settings", "subscription"},
     {"mcp_servers", "skills"},
