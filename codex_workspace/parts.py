@@ -255,7 +255,7 @@ class _Reader:
         return said
 
     def text(self, place: _Place, declared: str, text: str) -> None:
-        if declared and not _is_of_text(declared) and declared not in AMBIGUOUS_MODES:
+        if declared and not is_text_type(declared) and declared not in AMBIGUOUS_MODES:
             place.refuse(f"is text, but says that it is {declared}; send that as raw.")
         if place.given_name:
             data = text.encode()
@@ -269,7 +269,7 @@ class _Reader:
             self.image(place, media_type, data)
         elif media_type in AMBIGUOUS_MODES and _is_text(data):
             self.text_file(place, media_type, data)
-        elif _is_of_text(media_type):
+        elif is_text_type(media_type):
             if not _is_text(data):
                 place.refuse(
                     f"says that it is {media_type}, but its bytes are no UTF-8 text; "
@@ -360,10 +360,11 @@ def media_type_of(given: str) -> str:
 
 def is_taken(media_type: str) -> bool:
     """Tell whether a part may be of a media type, in the form of `media_type_of`."""
-    return media_type in INPUT_MODES or _is_of_text(media_type)
+    return media_type in INPUT_MODES or is_text_type(media_type)
 
 
-def _is_of_text(media_type: str) -> bool:
+def is_text_type(media_type: str) -> bool:
+    """Tell whether files of a media type, in the form of `media_type_of`, are text."""
     return media_type in TEXT_MODES or _TEXT.fullmatch(media_type) is not None
 
 
@@ -404,7 +405,7 @@ def guess_media_type(name: str, data: bytes) -> str:
     named = media_type_by_name(name)
     if named is None or named in IMAGE_MODES:
         return "text/plain" if is_text else "application/octet-stream"
-    if _is_of_text(named) and not is_text:
+    if is_text_type(named) and not is_text:
         return "application/octet-stream"
     return named
 

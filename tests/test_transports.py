@@ -44,13 +44,15 @@ from a2a.utils.errors import (
     TaskNotFoundError,
     UnsupportedOperationError,
 )
+from google.protobuf.json_format import ParseDict
 
 from codex_workspace.card import agent_card
 from codex_workspace.errors import ConfigError
 from codex_workspace.grpc_server import grpc_bound
 from codex_workspace.server import ServerOptions, bind, build_app, card_facts, serving
 from codex_workspace.store import open_store
-from codex_workspace.streams import StreamBounds
+from codex_workspace.streams import MAX_NESTING, StreamBounds
+from codex_workspace.wire import JsonObject, JsonValue
 from tests.test_server import Echo
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -212,6 +214,102 @@ async def test_a_media_type_that_the_card_does_not_name_is_refused(
         with pytest.raises(ContentTypeNotSupportedError, match="application/x-nothing is not supported"):
             await sent(now.client(transport, streaming=streaming), asked)
         assert now.executor.owners == []
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_media_type_is_taken_whatever_its_parameters_and_capitals(
+    tmp_path: Path, transport: str, streaming: bool
+) -> None:
+    async with served(tmp_path, replace(OPTIONS, input_modes=("text/plain", "application/json", "image/jpeg"))) as now:
+        for given in ("TEXT/PLAIN", "application/json; charset=utf-8", "image/jpg", "text/x-csrc", "text/x-log;a=b"):
+            asked = request(given)
+            asked.message.parts.append(Part(raw=b"x", media_type=given))
+            assert await sent(now.client(transport, streaming=streaming), asked)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_text_of_any_kind_is_not_taken_where_text_is_not(tmp_path: Path, transport: str) -> None:
+    async with served(tmp_path, replace(OPTIONS, input_modes=("application/json",))) as now:
+        asked = request("m-1")
+        asked.message.parts.append(Part(raw=b"x", media_type="text/x-csrc"))
+        with pytest.raises(ContentTypeNotSupportedError, match="text/x-csrc is not supported"):
+            await sent(now.client(transport), asked)
+
+
+NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
+
+
+def holding(place: str, value: JsonValue) -> SendMessageRequest:
+    """Return a message with a value somewhere in its JSON."""
+    asked = request(str(uuid.uuid4()))
+    match place:
+        case "data":
+            ParseDict({"a": [value]}, asked.message.parts.add().data)
+        case "a part's metadata":
+            ParseDict({"a": value}, asked.message.parts[0].metadata)
+        case "metadata":
+            ParseDict({"a": {"b": value}}, asked.message.metadata)
+        case _:
+            ParseDict({"a": value}, asked.metadata)
+    return asked
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("place", ["data", "a part's metadata", "metadata", "the request's metadata"])
+async def test_a_number_that_json_does_not_have_is_refused_before_it_is_written_down(
+    tmp_path: Path, place: str, streaming: bool
+) -> None:
+    """Once written down, it could not be given out any more, and be taken up at every start."""
+    async with served(tmp_path) as now:
+        for number in NOT_FINITE:
+            asked = holding(place, number)
+            with pytest.raises(InvalidParamsError, match="a number that JSON does not have"):
+                await sent(now.client("GRPC", streaming=streaming), asked)
+            asked.message.parts[0].text = "another message under the id"
+            for value in (asked.message.parts[-1].data, asked.message.metadata, asked.metadata):
+                value.Clear()
+            asked.message.parts[0].metadata.Clear()
+            del asked.message.parts[1:]
+            assert (await sent(now.client("GRPC"), asked)).id, "nothing was kept of it"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_a_number_that_only_python_reads_is_refused_over_http(tmp_path: Path, number: str) -> None:
+    new: JsonObject = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"data": {"a": "NUMBER"}}]}
+    old: JsonObject = new | {"kind": "message", "role": "user", "parts": [{"kind": "data", "data": {"a": "NUMBER"}}]}
+    calls: tuple[tuple[str, JsonObject, dict[str, str]], ...] = (
+        ("/", {"jsonrpc": "2.0", "id": 7, "method": "SendMessage", "params": {"message": new}}, NEW),
+        ("/", {"jsonrpc": "2.0", "id": 7, "method": "message/send", "params": {"message": old}}, {}),
+        ("/message:send", {"message": new}, NEW),
+    )
+    async with served(tmp_path) as now:
+        for path, body, headers in calls:
+            content = json.dumps(body).replace('"NUMBER"', number)
+            answer = await now.http.post(path, content=content, headers={**headers, "Content-Type": "application/json"})
+            error = answer.json()["error"]
+            assert error["code"] in (-32602, 400), (path, error)
+            assert "a number that JSON does not have" in error["message"]
+        assert now.executor.owners == []
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS[:2])
+@pytest.mark.parametrize("place", ["data", "a part's metadata", "metadata", "the request's metadata"])
+async def test_what_is_nested_deeper_than_can_be_read_again_is_refused(
+    tmp_path: Path, transport: str, place: str
+) -> None:
+    """Over gRPC such a message cannot be read at all, nor a task with it in its history."""
+    async with served(tmp_path) as now:
+        task = await sent(now.client(transport), holding(place, nested(MAX_NESTING - 2)))
+        assert (await now.client("GRPC").get_task(GetTaskRequest(id=task.id))).id == task.id
+        asked = holding(place, nested(MAX_NESTING + 1))
+        with pytest.raises(InvalidParamsError, match=f"at most {MAX_NESTING} within one another"):
+            await sent(now.client(transport), asked)
+
+
+def nested(depth: int) -> JsonValue:
+    """Return so many objects within one another."""
+    return {"a": nested(depth - 1)} if depth else "x"
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
