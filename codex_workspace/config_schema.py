@@ -94,7 +94,8 @@ def _of(kind: object) -> JsonObject:
     base, rules = unfold(kind)
     origin = typing.get_origin(base)
     if origin in (types.UnionType, typing.Union):
-        return _or_null(_of(without_none(base)))
+        schema = _of(without_none(base))
+        return {**schema, "type": [schema["type"], "null"]}
     if origin is Literal:
         return {"type": "string", "enum": [*choices(kind)]}
     if origin is tuple:
@@ -104,7 +105,7 @@ def _of(kind: object) -> JsonObject:
         return {"type": "object", "propertyNames": _of(of_key), "additionalProperties": _of(of_value)}
     if isinstance(base, type) and dataclasses.is_dataclass(base):
         return _section(base)
-    schema: JsonObject = {"type": _TYPES[base]}
+    schema = {"type": _TYPES[base]}
     for rule in rules:
         match rule:
             case Range(low, high):
@@ -114,14 +115,6 @@ def _of(kind: object) -> JsonObject:
             case _:
                 raise TypeError(f"no rule of JSON Schema's: {rule!r}")
     return schema
-
-
-def _or_null(schema: JsonObject) -> JsonObject:
-    with_null: JsonObject = {**schema, "type": [schema["type"], "null"]}
-    match schema:
-        case {"enum": [*values]}:
-            with_null["enum"] = [*values, None]
-    return with_null
 
 
 def _docstring(cls: type) -> tuple[str, dict[str, str]]:
