@@ -40,6 +40,7 @@ LAYERS = [
     {"instructions"},
     # Ground.
     {"callers"},
+    {"parameters"},
     {"dialect", "edges"},
     {"busy"},
     {"admission", "environment", "guards", "rates", "readers", "webhooks", "wire", "lock"},
@@ -119,6 +120,7 @@ KNOWS = {
         ),
         *("grpc_server", "handler", "handover", "job", "live", "migrations", "orders", "push", "push_configs"),
         *(
+            "parameters",
             "parts",
             "replies",
             "retention",
@@ -138,7 +140,7 @@ KNOWS = {
         *("agent", "deliveries", "doctor", "health", "migrations", "push_configs", "retention", "soundness", "store"),
         "tables",
     },
-    "starlette": {"callers", "dialect", "edges", "guards", "server", "views"},
+    "starlette": {"callers", "dialect", "edges", "guards", "parameters", "server", "views"},
     "grpc": {"callers", "grpc_server"},
     "cryptography": {"signing"},
     "opentelemetry": {"tracing"},
