@@ -128,7 +128,7 @@ async def test_what_the_model_does_wrong_is_a_failed_task_with_a_true_sentence(
     assert seen.state == FAILED
     assert expected in seen.sentence
     assert "http://" not in seen.sentence
-    assert plain(seen.metadata[FAILURE])
+    assert (plain(seen.metadata[FAILURE])["code"] == "unauthorized") == (fault == {"fail": 401})
     assert (await client.ask("go on", "ctx")).answer == "You said: go on"
 
 
