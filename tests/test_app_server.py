@@ -479,6 +479,11 @@ def greet(version="0.163.0"):
     return log_in()
 
 def log_in():
+    config = read()
+    if config is None:
+        return None
+    assert config["method"] == "config/read", config
+    answer(config, {"config": {}})
     login = read()
     if login is None:
         return None

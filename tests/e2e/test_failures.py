@@ -64,6 +64,19 @@ async def test_codex_cannot_start(place: Place, tmp_path: Path, body: str, expec
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("setting", ['profile = "p"', "[features]\nfoo = 'bar'", "[tui]\nnotifications = 17"])
+async def test_a_config_toml_that_codex_does_not_take(place: Place, setting: str) -> None:
+    place.prepare()
+    file = place.root / "state" / "codex" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{setting}\n")
+    done = await _start(place)
+    assert done.returncode == 3
+    assert f"codex does not take {file}: " in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    assert b"ready" not in done.stderr
+
+
 async def test_the_port_is_taken(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = await _start(place, A2A_PORT=str(taken.getsockname()[1]))
