@@ -461,11 +461,13 @@ def _ask_who_serves(host: str, port: int, taken: str) -> Finding:
 
 def check_handshake(facts: Facts) -> Finding:
     """Whether codex starts with its configuration, and answers."""
+    home = ""
     try:
         with tempfile.TemporaryDirectory(prefix="codex-workspace-doctor-") as home:
             milliseconds, version = anyio.run(_greet, _at_another_home(facts, Path(home)), facts)
     except CodexCannotStart as error:
-        return Finding("failed", str(error), "read codex's own words above; check CODEX_BIN and CODEX_HOME/config.toml")
+        said = str(error).replace(home, str(facts.settings.codex_home)) if home else str(error)
+        return Finding("failed", said, "read codex's own words above; check CODEX_BIN and CODEX_HOME/config.toml")
     except ConfigError as error:
         return Finding("failed", str(error), "correct this, then ask the doctor again")
     except (CodexError, OSError) as error:
@@ -502,6 +504,9 @@ def check_sandbox(facts: Facts) -> Finding:
             return Finding("failed", f"no command could be tried: {error}", "see what is said of the handshake")
     said = f"{facts.settings.config.codex.sandbox}: a command {_abilities(sight, _folders(facts))}"
     holders = sight.holders_of(secrets_of(facts.settings, facts.provider))
+    if not holders and facts.settings.exposed:
+        changeable = " and ".join(facts.settings.exposed)
+        return Finding("warning", f"{said}; so it can change {changeable}", "name another folder in WORKSPACE_DIR")
     if not holders:
         return Finding("ok", f"{said}; saw no credential")
     shown = ", ".join(f"{process} ({_program(process)})" for process in holders[:5])

@@ -101,6 +101,10 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
     @asynccontextmanager
     async def opened(url: str) -> AsyncIterator[Hosted]:
         logger.info("provider: %s", provider.reason)
+        if settings.exposed:
+            logger.warning(
+                "WORKSPACE_DIR: commands can change %s there; name another folder", " and ".join(settings.exposed)
+            )
         async with open_agent(settings, provider, env, url) as agent:
 
             async def begin() -> str:

@@ -412,6 +412,20 @@ class Settings:
         """Where commands in the workspace-write sandbox may write, beside the workspace; absolute."""
         return tuple((self.workspace_dir / folder).resolve() for folder in self.config.codex.writable_folders)
 
+    @property
+    def exposed(self) -> Mapping[str, Path]:
+        """What of the agent's own sandboxed commands may change, as it lies in the workspace; by what it is called."""
+        if self.config.codex.sandbox != "workspace-write":
+            return {}
+        own = {
+            "config.yaml": self.config_file,
+            "the state folder": self.state_dir,
+            "CODEX_HOME": self.codex_home,
+            "the agent's program": TEMPLATE_DIR,
+        }
+        workspace = self.workspace_dir.resolve()
+        return {called: kept for called, kept in own.items() if kept.resolve().is_relative_to(workspace)}
+
 
 _LOG_FORMATS: Mapping[str, Literal["text", "json"]] = {"text": "text", "json": "json"}
 _LOG_LEVELS: Mapping[str, Literal["DEBUG", "INFO", "WARNING", "ERROR"]] = {

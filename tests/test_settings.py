@@ -448,3 +448,19 @@ def test_a_card_that_cannot_be_is_refused_in_one_sentence(machine: Machine, a2a:
 def test_a_signature_goes_with_the_newer_version_alone(machine: Machine) -> None:
     text = GOOD + 'a2a: {protocol_versions: ["1.0"], signing_key_file: key.pem}\n'
     assert machine.load(text).config.a2a.signing_key_file == "key.pem"
+
+
+def test_what_of_the_agent_s_own_commands_could_change_is_known(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: agent\nruntime: codex\nruntime_config: {model: m}\n")
+    (tmp_path / "apart").mkdir()
+
+    def exposed(workspace: Path, sandbox: str = "workspace-write") -> set[str]:
+        text = f"name: agent\nruntime: codex\nruntime_config: {{model: m}}\ncodex: {{sandbox: {sandbox}}}\n"
+        (tmp_path / "config.yaml").write_text(text)
+        env = {"WORKSPACE_DIR": str(workspace), "WORKSPACE_STATE_DIR": str(tmp_path / "state")}
+        return set(load_settings(env, config_path=tmp_path, cwd=tmp_path, root=tmp_path).exposed)
+
+    assert exposed(tmp_path / "apart") == set()
+    assert exposed(tmp_path) == {"config.yaml", "the state folder", "CODEX_HOME"}
+    assert exposed(TEMPLATE_DIR) == {"the agent's program"}
+    assert exposed(tmp_path, "read-only") == exposed(tmp_path, "container") == set()
