@@ -38,7 +38,7 @@ from codex_workspace.providers import ChosenProvider, choose_provider
 from codex_workspace.sandbox import Sight, look_around, refuse_blocked
 from codex_workspace.scrubbing import Scrubber
 from codex_workspace.server import bind
-from codex_workspace.settings import Settings, is_loopback, load_settings
+from codex_workspace.settings import MISPLACED, Settings, is_loopback, load_settings
 from codex_workspace.soundness import file_version, set_aside, sqlite_file, what_is_wrong
 from codex_workspace.terminal import clean
 
@@ -189,7 +189,11 @@ def check_config(facts: Facts) -> Finding:
         settings = facts.learn_settings()
     except ConfigError as error:
         return Finding("failed", str(error), "correct this, then ask the doctor again")
-    return Finding("ok", f"{settings.config_file}; model {settings.model} ({settings.model_source})")
+    said = f"{settings.config_file}; model {settings.model} ({settings.model_source})"
+    if settings.misplaced:
+        moves = "; ".join(f"{key} is not read, it is {MISPLACED[key]} that counts" for key in settings.misplaced)
+        return Finding("warning", f"{said}; {moves}", "move it there, or take it out")
+    return Finding("ok", said)
 
 
 def check_provider(facts: Facts) -> Finding:

@@ -1,5 +1,6 @@
 """What goes wrong ends in one clear sentence: an exit code or a failed task, no traceback, and nothing hangs."""
 
+import json
 import socket
 import stat
 import subprocess
@@ -82,6 +83,14 @@ async def test_the_port_is_taken(place: Place) -> None:
         done = await _start(place, A2A_PORT=str(taken.getsockname()[1]))
     assert done.returncode == 2
     _one_sentence(done.stderr, "A2A_PORT", "already in use")
+
+
+async def test_a_log_for_machines_ends_for_machines(place: Place, tmp_path: Path) -> None:
+    for expected, environment in {2: {"SCRIPTED_KEY": ""}, 3: {"CODEX_BIN": _fake_codex(tmp_path, "exit(7)")}}.items():
+        done = await _start(place, LOG_FORMAT="json", **environment)
+        assert done.returncode == expected
+        lines = [json.loads(line) for line in done.stderr.splitlines()]
+        assert lines[-1]["level"] == "error"
 
 
 async def test_listening_beyond_loopback_needs_a_token(place: Place) -> None:
