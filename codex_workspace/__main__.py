@@ -23,10 +23,10 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
     try:
         return _run(chosen, env)
     except ConfigError as error:
-        print(f"configuration: {error}", file=sys.stderr)
+        _say(chosen, env, f"configuration: {error}")
         return EXIT_CONFIG
     except CodexCannotStart as error:
-        print(str(error), file=sys.stderr)
+        _say(chosen, env, str(error))
         return EXIT_CODEX
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -34,6 +34,16 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
         # Whoever read our output has left, as `head` does. Python would stumble over it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNREAD
+
+
+def _say(chosen: argparse.Namespace, env: Mapping[str, str], sentence: str) -> None:
+    """Say why the program ends, in the form of its log where it keeps one."""
+    if chosen.command == "serve" and env.get("LOG_FORMAT", "").lower() == "json":
+        from codex_workspace.logs import json_line
+
+        print(json_line("error", __name__, sentence), file=sys.stderr)
+    else:
+        print(sentence, file=sys.stderr)
 
 
 def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
@@ -57,6 +67,11 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
 
             settings = load_settings(env)
             prepare_codex_home(settings, choose_provider(settings, env))
+            return 0
+        case "doctor" if chosen.schema:
+            from codex_workspace.config_schema import as_text
+
+            print(as_text(), end="")
             return 0
         case "doctor":
             from codex_workspace.doctor import doctor, set_database_aside
@@ -88,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what is wrong, and how to mend it")
     doctor.add_argument("--json", action="store_true", help="for programs")
     doctor.add_argument("--online", action="store_true", help="also ask the model's provider")
+    doctor.add_argument("--schema", action="store_true", help="print the JSON Schema of config.yaml, and nothing else")
     doctor.add_argument("--set-aside", action="store_true", help="rename a damaged database, so that a new one is made")
     chat = commands.add_parser("chat", help="talk to an A2A agent")
     chat.add_argument(

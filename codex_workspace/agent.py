@@ -103,6 +103,7 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
         *settings.listen.tokens.values(),
         settings.platform.token if settings.platform else None,
         provider.credential if provider else None,
+        *settings.unused,
         *settings.mcp.secrets,
         *settings.observing.secrets,
     ]

@@ -18,8 +18,13 @@ class Answered:
         self._last: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
     def claim(self, task: Task, message_id: str) -> bool:
-        """Take a message for the answer to what a task asks; False where another one was before it."""
+        """Take a message for the answer to what a task asks; False where another one was before it.
+
+        What is asked without a message cannot be told from what is asked next, and takes every answer.
+        """
         asked = task.status.message.message_id
+        if not asked:
+            return True
         known, by = self._last.get(task.id, ("", ""))
         if known == asked and by != message_id:
             return False
@@ -37,4 +42,4 @@ class Answered:
     def holds(self, task_id: str, status: TaskStatus) -> bool:
         """Tell whether a status asks something that was answered: the task has only not said yet that it goes on."""
         known, _ = self._last.get(task_id, ("", ""))
-        return status.state in ASKING and known == status.message.message_id
+        return status.state in ASKING and bool(known) and known == status.message.message_id

@@ -39,7 +39,7 @@ from codex_workspace.providers import ChosenProvider, choose_provider
 from codex_workspace.sandbox import Sight, look_around, refuse_blocked
 from codex_workspace.scrubbing import Scrubber
 from codex_workspace.server import bind
-from codex_workspace.settings import Settings, is_loopback, load_settings
+from codex_workspace.settings import MISPLACED, Settings, is_loopback, load_settings
 from codex_workspace.soundness import file_version, set_aside, sqlite_file, what_is_wrong
 from codex_workspace.terminal import clean
 
@@ -190,7 +190,11 @@ def check_config(facts: Facts) -> Finding:
         settings = facts.learn_settings()
     except ConfigError as error:
         return Finding("failed", str(error), "correct this, then ask the doctor again")
-    return Finding("ok", f"{settings.config_file}; model {settings.model} ({settings.model_source})")
+    said = f"{settings.config_file}; model {settings.model} ({settings.model_source})"
+    if settings.misplaced:
+        moves = "; ".join(f"{key} is not read, it is {MISPLACED[key]} that counts" for key in settings.misplaced)
+        return Finding("warning", f"{said}; {moves}", "move it there, or take it out")
+    return Finding("ok", said)
 
 
 def check_provider(facts: Facts) -> Finding:
@@ -462,11 +466,13 @@ def _ask_who_serves(host: str, port: int, taken: str) -> Finding:
 
 def check_handshake(facts: Facts) -> Finding:
     """Whether codex starts with its configuration, and answers."""
+    home = ""
     try:
         with tempfile.TemporaryDirectory(prefix="codex-workspace-doctor-") as home:
             milliseconds, version = anyio.run(_greet, _at_another_home(facts, Path(home)), facts)
     except CodexCannotStart as error:
-        return Finding("failed", str(error), "read codex's own words above; check CODEX_BIN and CODEX_HOME/config.toml")
+        said = str(error).replace(home, str(facts.settings.codex_home)) if home else str(error)
+        return Finding("failed", said, "read codex's own words above; check CODEX_BIN and CODEX_HOME/config.toml")
     except ConfigError as error:
         return Finding("failed", str(error), "correct this, then ask the doctor again")
     except (CodexError, OSError) as error:
@@ -506,6 +512,9 @@ def check_sandbox(facts: Facts) -> Finding:
             return Finding("failed", f"no command could be tried: {error}", "see what is said of the handshake")
     said = f"{facts.settings.config.codex.sandbox}: a command {_abilities(sight, _folders(facts))}"
     holders = sight.holders_of(secrets_of(facts.settings, facts.provider))
+    if not holders and facts.settings.exposed:
+        changeable = " and ".join(facts.settings.exposed)
+        return Finding("warning", f"{said}; so it can change {changeable}", "name another folder in WORKSPACE_DIR")
     if not holders:
         return Finding("ok", f"{said}; saw no credential")
     shown = ", ".join(f"{process} ({_program(process)})" for process in holders[:5])

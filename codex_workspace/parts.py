@@ -35,18 +35,49 @@ IMAGE_MODES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 TEXT_MODES: Final = (
     *("text/plain", "application/json", "text/markdown", "text/csv", "text/tab-separated-values", "text/html"),
     *("text/css", "text/javascript", "text/xml", "text/yaml", "text/x-diff", "text/x-patch", "text/x-python"),
-    *("application/javascript", "application/sql", "application/toml", "application/x-ndjson", "application/x-sh"),
-    *("application/x-yaml", "application/xml", "application/yaml", "image/svg+xml"),
+    *("text/prs.fallenstein.rst", "text/vnd.trolltech.linguist", "text/x-bibtex", "text/x-c++hdr", "text/x-c++src"),
+    *("text/x-chdr", "text/x-csh", "text/x-csrc", "text/x-dsrc", "text/x-haskell", "text/x-java"),
+    *("text/x-literate-haskell", "text/x-pascal", "text/x-perl", "text/x-scala", "text/x-sh", "text/x-tcl"),
+    *("text/x-tex", "application/javascript", "application/rls-services+xml", "application/sql", "application/toml"),
+    *("application/typescript", "application/vnd.dart", "application/x-csh", "application/x-httpd-php"),
+    *("application/x-ipynb+json", "application/x-javascript", "application/x-ndjson", "application/x-perl"),
+    *("application/x-ruby", "application/x-sh", "application/x-tcl", "application/x-tex", "application/x-yaml"),
+    *("application/xml", "application/yaml", "image/svg+xml"),
 )
-"""Files that are UTF-8 text."""
+"""Files that are UTF-8 text. Beside these every `text/*` is, as RFC 2046 (4.1.4) has it of kinds that nobody knows.
+
+Named are the types that Python's `mimetypes` and others make of the names of source files, by their own tables and by
+Debian's: there `.ts` is Qt's, and `.rs` a list of resources.
+"""
+
+AMBIGUOUS_MODES: Final = (
+    *("application/vnd.wolfram.mathematica.package", "application/x-msdos-program", "video/mp2t"),
+)
+"""What names of source files (.m, .bat, .ts) are taken for: text where it is UTF-8, else a file."""
 
 FILE_MODES: Final = (
     *("application/octet-stream", "application/pdf", "application/zip", "application/gzip", "application/x-tar"),
+    *("application/rtf", "application/vnd.oasis.opendocument.spreadsheet", "application/vnd.oasis.opendocument.text"),
+    "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+    *("image/bmp", "image/tiff"),
 )
 """Files that codex gets as files only."""
 
-INPUT_MODES: Final = (*TEXT_MODES, *IMAGE_MODES, *FILE_MODES)
-"""All that is taken, as the agent card lists it: a part of another media type is refused."""
+INPUT_MODES: Final = (*TEXT_MODES, *IMAGE_MODES, *AMBIGUOUS_MODES, *FILE_MODES)
+"""All that is taken beside the other kinds of text, as the agent card lists it."""
+
+_TEXT: Final = re.compile(r"text/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
+"""A type of text with a subtype as RFC 6838 (4.2) allows it."""
+
+_SAME: Final = {
+    "application/x-gzip": "application/gzip",
+    "application/x-zip-compressed": "application/zip",
+    "image/jpg": "image/jpeg",
+    "image/pjpeg": "image/jpeg",
+}
+"""Other names of types in use, and their registered ones."""
 
 MAX_NAME_CHARS: Final = 100
 MAX_NAME_BYTES: Final = 200
@@ -195,7 +226,7 @@ class _Reader:
 
     def read(self, place: _Place, part: Part) -> None:
         declared = media_type_of(part.media_type)
-        if declared and declared not in INPUT_MODES:
+        if declared and not is_taken(declared):
             place.refuse(f"has the media type {_shown(declared)}, which is not taken. {_taken()}")
         match part.WhichOneof("content"):
             case "text":
@@ -224,7 +255,7 @@ class _Reader:
         return said
 
     def text(self, place: _Place, declared: str, text: str) -> None:
-        if declared and declared not in TEXT_MODES:
+        if declared and not is_text_type(declared) and declared not in AMBIGUOUS_MODES:
             place.refuse(f"is text, but says that it is {declared}; send that as raw.")
         if place.given_name:
             data = text.encode()
@@ -236,7 +267,9 @@ class _Reader:
         media_type = declared or _taken_type(place.given_name, data)
         if media_type in IMAGE_MODES:
             self.image(place, media_type, data)
-        elif media_type in TEXT_MODES:
+        elif media_type in AMBIGUOUS_MODES and _is_text(data):
+            self.text_file(place, media_type, data)
+        elif is_text_type(media_type):
             if not _is_text(data):
                 place.refuse(
                     f"says that it is {media_type}, but its bytes are no UTF-8 text; "
@@ -320,8 +353,19 @@ def clean_name(given: str) -> str:
 
 
 def media_type_of(given: str) -> str:
-    """Return a media type in small letters and without its parameters."""
-    return given.partition(";")[0].strip().lower()
+    """Return a media type in small letters, without its parameters, and by its registered name."""
+    named = given.partition(";")[0].strip().lower()
+    return _SAME.get(named, named)
+
+
+def is_taken(media_type: str) -> bool:
+    """Tell whether a part may be of a media type, in the form of `media_type_of`."""
+    return media_type in INPUT_MODES or is_text_type(media_type)
+
+
+def is_text_type(media_type: str) -> bool:
+    """Tell whether files of a media type, in the form of `media_type_of`, are text."""
+    return media_type in TEXT_MODES or _TEXT.fullmatch(media_type) is not None
 
 
 def media_type_by_name(name: str) -> str | None:
@@ -361,23 +405,22 @@ def guess_media_type(name: str, data: bytes) -> str:
     named = media_type_by_name(name)
     if named is None or named in IMAGE_MODES:
         return "text/plain" if is_text else "application/octet-stream"
-    if (named.startswith("text/") or named in TEXT_MODES) and not is_text:
+    if is_text_type(named) and not is_text:
         return "application/octet-stream"
     return named
 
 
 def _taken_type(name: str, data: bytes) -> str:
-    """Return the type among `INPUT_MODES` for a part that does not say its own."""
+    """Return a type that is taken for a part that does not say its own."""
     guessed = guess_media_type(clean_name(name), data)
-    if guessed in INPUT_MODES:
+    if is_taken(guessed):
         return guessed
     return "text/plain" if _is_text(data) else "application/octet-stream"
 
 
 def _taken() -> str:
-    return (
-        f"Taken are {', '.join(INPUT_MODES)}; other text goes as text/plain, other files as application/octet-stream."
-    )
+    others = ", ".join(mode for mode in INPUT_MODES if not mode.startswith("text/"))
+    return f"Taken are every text/* in UTF-8, and {others}; other files go as application/octet-stream."
 
 
 def _is_text(data: bytes) -> bool:
@@ -394,8 +437,8 @@ def _data_of(place: _Place, url: str) -> tuple[str, bytes]:
     if not comma:
         place.refuse("has a data: URL without content.")
     flags = [flag.strip().lower() for flag in head.split(";")]
-    media_type = flags[0]
-    if media_type and media_type not in INPUT_MODES:
+    media_type = media_type_of(head)
+    if media_type and not is_taken(media_type):
         place.refuse(f"has the media type {_shown(media_type)}, which is not taken. {_taken()}")
     data = unquote_to_bytes(content)
     if flags[-1] != "base64":

@@ -30,7 +30,8 @@ def card_signer(file: Path, place: Place) -> Callable[[AgentCard], AgentCard]:
     key = _es256(pem)
     if key is None:
         raise place.error(
-            f"names {file}, which holds no private key for ES256; make one with `openssl ecparam -name prime256v1 -genkey -noout`"
+            f"names {file}, which holds no private key for ES256; "
+            "make one with `openssl ecparam -name prime256v1 -genkey -noout`"
         )
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     # jku is left out, as it would have to name an HTTPS address with the key; a null would be no URL.

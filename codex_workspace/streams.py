@@ -1,11 +1,12 @@
-"""What stands before the handler on every transport: which media types are taken, how many streams may be open, how
-long one may be silent, and that nothing of an error nobody foresaw gets out but that it happened."""
+"""What stands before the handler on every transport: which media types and values are taken, how many streams may be
+open, how long one may be silent, and that nothing of an error nobody foresaw gets out but that it happened."""
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterator
+import math
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Set
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 from a2a.server.context import ServerCallContext
@@ -27,12 +28,14 @@ from a2a.types import (
     SubscribeToTaskRequest,
     Task,
     TaskPushNotificationConfig,
+    TaskState,
 )
-from a2a.utils.errors import A2AError, InternalError
-from a2a.utils.input_mode_validator import validate_input_modes
+from a2a.utils.errors import A2AError, ContentTypeNotSupportedError, InternalError, InvalidParamsError
+from google.protobuf.struct_pb2 import Struct, Value
 
 from codex_workspace.busy import busy
 from codex_workspace.callers import HEADERS
+from codex_workspace.parts import is_text_type, media_type_of
 from codex_workspace.rates import RETRY_STREAM_S, Places, TooMany
 from codex_workspace.tracing import NO_TRACER, REQUEST_SPAN, Kind, Span, Tracer
 
@@ -41,6 +44,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MISTAKE = "The agent made a mistake of its own; its log says more."
+
+MAX_NESTING: Final = 30
+"""How many objects and lists may lie within one another in data and metadata. Protobuf reads 100 levels, and an object
+makes three of them; a task with the message in its history has to be read, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ class Bounded(RequestHandler):
     ) -> None:
         self._handler = handler
         self._tracer = tracer
-        self._card = card
+        self._modes = frozenset(card.default_input_modes).union(*(skill.input_modes for skill in card.skills))
         self._extended = extended
         self._places = Places(bounds.per_principal, bounds.in_all)
         self._idle_s = bounds.idle_s
@@ -81,7 +88,7 @@ class Bounded(RequestHandler):
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task | Message:
         """Answer a message."""
-        validate_input_modes(params.message, self._card)
+        _check_message(params, self._modes)
         return await self._answer("SendMessage", context, self._handler.on_message_send(params, context))
 
     def on_message_send_stream(
@@ -102,6 +109,8 @@ class Bounded(RequestHandler):
 
     async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         """Return a page of tasks."""
+        if params.status not in TaskState.values():
+            raise InvalidParamsError(message=f"status: {params.status} is none of the states of a task")
         return await self._answer("ListTasks", context, self._handler.on_list_tasks(params, context))
 
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task | None:
@@ -159,7 +168,7 @@ class Bounded(RequestHandler):
         )
 
     async def _answered(self, params: SendMessageRequest, context: ServerCallContext) -> AsyncGenerator[Event, None]:
-        validate_input_modes(params.message, self._card)
+        _check_message(params, self._modes)
         async with aclosing(self._handler.on_message_send_stream(params, context)) as events:
             async for event in events:
                 yield event
@@ -200,6 +209,48 @@ class Bounded(RequestHandler):
                 yield
         except TooMany as full:
             raise busy(context, str(full), RETRY_STREAM_S) from full
+
+
+def _check_message(params: SendMessageRequest, modes: Set[str]) -> None:
+    """Refuse what could not be taken, or not be given out again once it is written down.
+
+    `modes` are the media types that are taken. Where plain text is, so is every other kind of text.
+    """
+    for part in params.message.parts:
+        mode = media_type_of(part.media_type)
+        if mode and mode not in modes and not ("text/plain" in modes and is_text_type(mode)):
+            raise ContentTypeNotSupportedError(
+                message=f"Media type {mode} is not supported. Supported input modes: {', '.join(sorted(modes))}"
+            )
+        _check_value("a data part", part.data)
+        _check_struct("a part's metadata", part.metadata)
+    _check_struct("the message's metadata", params.message.metadata)
+    _check_struct("the request's metadata", params.metadata)
+
+
+def _check_value(place: str, value: Value, depth: int = 0) -> None:
+    match value.WhichOneof("kind"):
+        case "number_value" if not math.isfinite(value.number_value):
+            raise InvalidParamsError(message=f"{place} holds a number that JSON does not have: {value.number_value}")
+        case "struct_value":
+            _check_struct(place, value.struct_value, depth)
+        case "list_value":
+            _check_depth(place, depth + 1)
+            for each in value.list_value.values:
+                _check_value(place, each, depth + 1)
+        case _:
+            pass
+
+
+def _check_struct(place: str, struct: Struct, depth: int = 0) -> None:
+    _check_depth(place, depth + 1)
+    for each in struct.fields.values():
+        _check_value(place, each, depth + 1)
+
+
+def _check_depth(place: str, depth: int) -> None:
+    if depth > MAX_NESTING:
+        raise InvalidParamsError(message=f"{place} is nested too deeply: at most {MAX_NESTING} within one another")
 
 
 @contextmanager

@@ -100,9 +100,22 @@ def left_in(codex_home: Path) -> Secret | None:
 def settle(codex_home: Path, handed: Secret) -> None:
     """Bring CODEX_HOME's login up to date: write what was handed in, unless codex has the same or a newer one.
 
+    It is for this user's eyes only afterwards, whoever has made the file.
+
     Raises:
         ConfigError: it cannot be written.
     """
+    try:
+        _settle(codex_home, handed)
+        (codex_home / AUTH_NAME).chmod(0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"CODEX_HOME: the login cannot be written to {codex_home}: {error.strerror}; "
+            "make room, or give this user the right to write there"
+        ) from error
+
+
+def _settle(codex_home: Path, handed: Secret) -> None:
     content = handed.reveal()
     mark = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
     held = left_in(codex_home)
@@ -111,14 +124,8 @@ def settle(codex_home: Path, handed: Secret) -> None:
     if held is not None and (_last_mark(codex_home) == mark or _is_newer(held, handed)):
         logger.info("codex's own login in %s stays: it is newer than the one that was handed in", codex_home)
         return
-    try:
-        _write(codex_home / AUTH_NAME, content)
-        _write(codex_home / RECORD_NAME, mark)
-    except OSError as error:
-        raise ConfigError(
-            f"CODEX_HOME: the login cannot be written to {codex_home}: {error.strerror}; "
-            "make room, or give this user the right to write there"
-        ) from error
+    _write(codex_home / AUTH_NAME, content)
+    _write(codex_home / RECORD_NAME, mark)
     logger.info("the subscription's login was written to %s", codex_home / AUTH_NAME)
 
 

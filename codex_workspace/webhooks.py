@@ -38,6 +38,9 @@ CHECK_LOOK_UP_S: Final = 2.0
 
 USER_AGENT: Final = "codex-workspace"
 
+ALLOW: Final = Place("push.allow")
+"""The key that says what is let through, where its file is not known."""
+
 T = TypeVar("T")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -149,7 +152,7 @@ class AllowList:
     networks: tuple[Network, ...] = ()
 
     @classmethod
-    def of(cls, entries: Iterable[str], place: Place = Place("push.allow")) -> "AllowList":
+    def of(cls, entries: Iterable[str], place: Place = ALLOW) -> "AllowList":
         """Read the entries of `push.allow`, which stand at `place`.
 
         Raises:

@@ -30,6 +30,14 @@ def test_a_question_that_was_answered_is_no_rest() -> None:
     assert not answered.holds("task", working)
 
 
+def test_what_is_asked_without_a_message_takes_every_answer() -> None:
+    answered = Answered()
+    wordless = Task(id="task", status=TaskStatus(state=ASKS))
+    assert answered.claim(wordless, "yes-1")
+    assert answered.claim(wordless, "yes-2")
+    assert not answered.holds("task", wordless.status)
+
+
 def test_a_message_that_was_refused_is_no_answer() -> None:
     answered = Answered()
     answered.claim(asking("first"), "refused")

@@ -33,13 +33,14 @@ LAYERS = [
     {"hiding", "store"},
     {"retention", "soundness"},
     {"deliveries", "migrations", "push_configs"},
-    {"attachments", "codex_home", "health", "transcript"},
+    {"attachments", "codex_home", "config_schema", "health", "transcript"},
     {"providers"},
     {"settings", "subscription"},
     {"mcp_servers", "skills"},
     {"instructions"},
     # Ground.
     {"callers"},
+    {"parameters"},
     {"dialect", "edges"},
     {"busy"},
     {"admission", "environment", "guards", "rates", "readers", "webhooks", "wire", "lock"},
@@ -104,9 +105,22 @@ def test_imports_point_downwards(module: str) -> None:
 
 KNOWS = {
     "a2a": {
-        *("adapter", "busy", "callers", "card", "chat", "contract", "deliveries", "demo", "executor", "executors"),
+        *(
+            "adapter",
+            "answered",
+            "busy",
+            "callers",
+            "card",
+            "chat",
+            "contract",
+            "deliveries",
+            "demo",
+            "executor",
+            "executors",
+        ),
         *("grpc_server", "handler", "handover", "job", "live", "migrations", "orders", "push", "push_configs"),
         *(
+            "parameters",
             "parts",
             "replies",
             "retention",
@@ -126,7 +140,7 @@ KNOWS = {
         *("agent", "deliveries", "doctor", "health", "migrations", "push_configs", "retention", "soundness", "store"),
         "tables",
     },
-    "starlette": {"callers", "dialect", "edges", "guards", "server", "views"},
+    "starlette": {"callers", "dialect", "edges", "guards", "parameters", "server", "views"},
     "grpc": {"callers", "grpc_server"},
     "cryptography": {"signing"},
     "opentelemetry": {"tracing"},

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import mimetypes
 import struct
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -33,6 +34,7 @@ from codex_workspace.parts import (
     guess_media_type,
     image_type,
     media_type_by_name,
+    media_type_of,
     read_parts,
 )
 from codex_workspace.providers import choose_provider
@@ -286,8 +288,85 @@ def test_a_media_type_is_read_without_case_and_parameters() -> None:
 def test_a_media_type_that_the_card_does_not_list_is_refused_with_those_it_does() -> None:
     refusal = refusal_of(Part(text="Look"), raw(b"x", "video/mp4", "clip.mp4"))
     assert refusal.startswith("Part 2 (clip.mp4) has the media type video/mp4, which is not taken. Taken are ")
-    assert all(mode in refusal for mode in INPUT_MODES)
+    assert "every text/* in UTF-8" in refusal
+    assert all(mode in refusal for mode in INPUT_MODES if not mode.startswith("text/"))
     assert "says that it is image/png" in refusal_of(Part(text="x", media_type="image/png"))
+
+
+SOURCES = {
+    "a.c": "text/plain text/x-csrc",
+    "a.h": "text/plain text/x-chdr",
+    "a.cpp": "text/x-c++src",
+    "a.hpp": "text/x-c++hdr",
+    "A.java": "text/x-java text/x-java-source",
+    "a.js": "application/javascript text/javascript application/x-javascript",
+    "a.mjs": "application/javascript text/javascript",
+    "a.ts": "text/vnd.trolltech.linguist video/mp2t application/typescript",
+    "a.py": "text/x-python",
+    "a.sh": "application/x-sh text/x-sh",
+    "a.csh": "application/x-csh text/x-csh",
+    "a.bat": "text/plain application/x-msdos-program",
+    "a.pl": "text/plain text/x-perl application/x-perl",
+    "a.rb": "application/x-ruby",
+    "a.rs": "application/rls-services+xml text/rust",
+    "a.php": "application/x-httpd-php",
+    "a.dart": "application/vnd.dart",
+    "a.hs": "text/x-haskell",
+    "a.pas": "text/x-pascal",
+    "a.scala": "text/x-scala",
+    "a.tcl": "application/x-tcl text/x-tcl",
+    "a.d": "text/x-dsrc",
+    "a.m": "application/vnd.wolfram.mathematica.package",
+    "a.sql": "application/sql",
+    "a.tex": "application/x-tex text/x-tex",
+    "a.bib": "text/x-bibtex",
+    "a.rst": "text/prs.fallenstein.rst",
+    "a.md": "text/markdown",
+    "a.ipynb": "application/x-ipynb+json",
+    "a.xml": "text/xml application/xml",
+    "a.patch": "text/x-diff",
+    "a.log": "text/x-log",
+}
+"""What clients call a source file that fill the type in from the name: by Python's table alone, by Debian's beside it,
+and by the usual table of JavaScript."""
+
+
+@pytest.mark.parametrize(("name", "media_types"), SOURCES.items(), ids=SOURCES)
+def test_source_files_are_taken_as_text_whatever_their_name_makes_of_them(name: str, media_types: str) -> None:
+    of_this_machine = mimetypes.guess_type(name)[0]
+    for media_type in filter(None, (*media_types.split(), of_this_machine)):
+        assert text_of(raw(b"x = 1\n", media_type, name)) == f"File {name} ({media_type}):\n```\nx = 1\n```"
+        assert text_of(Part(text="x = 1\n", media_type=media_type, filename=name))
+        assert media_type in INPUT_MODES or media_type in ("text/x-log", "text/rust", "text/x-java-source")
+
+
+def test_a_type_that_also_means_something_else_is_a_file_where_its_bytes_are_no_text() -> None:
+    for media_type in ("video/mp2t", "application/x-msdos-program", "application/vnd.wolfram.mathematica.package"):
+        assert read_parts([raw(b"G@\x11\x10\0", media_type, "a.ts")]).attachments[0].media_type == media_type
+
+
+def test_every_kind_of_text_is_taken_where_it_is_utf_8() -> None:
+    assert "(text/x-nobody-knows):" in text_of(raw("ü".encode(), "text/X-Nobody-knows; charset=utf-8"))
+    assert "its bytes are no UTF-8 text" in refusal_of(raw("ü".encode("latin-1"), "text/x-nobody-knows"))
+    for strange in ("text/", "text/*", "text/x y", "text/a`b", "text/a\nb", "text/" + "a" * 200):
+        assert "which is not taken" in refusal_of(raw(b"x", strange)), strange
+
+
+@pytest.mark.parametrize(
+    ("given_type", "meant"),
+    [
+        ("image/jpg", "image/jpeg"),
+        ("Image/PNG; q=1", "image/png"),
+        ("application/x-zip-compressed", "application/zip"),
+        ("application/x-gzip", "application/gzip"),
+        (" text/plain ;charset=us-ascii", "text/plain"),
+    ],
+)
+def test_one_type_has_one_name(given_type: str, meant: str) -> None:
+    assert media_type_of(given_type) == meant
+    content = IMAGES.get(meant, b"text")
+    assert read_parts([raw(content, given_type)]) == read_parts([raw(content, meant)])
+    assert read_parts([Part(url=data_url(given_type, content))]) == read_parts([raw(content, meant)])
 
 
 def test_a_part_without_content_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""config.yaml and environment: what is taken, where from, and the one sentence for each thing that is wrong."""
+"""config.yaml and environment: what is taken, and where from. What is refused is gathered in `bad_configuration`."""
 
 import dataclasses
 import json
@@ -27,8 +27,7 @@ from codex_workspace.settings import (
     is_loopback,
     load_settings,
 )
-
-GOOD = "name: agent\nruntime: codex\nmodel: gpt-5.5\n"
+from tests.bad_configuration import GOOD
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,188 +62,6 @@ def assert_is_one_sentence(sentence: str) -> None:
     assert ". " not in sentence
     assert not sentence.endswith(".")
     assert len(sentence) < 420
-
-
-BAD_CONFIG = [
-    # structure
-    ("", "", "must be a mapping of keys, but is empty"),
-    ("- a\n- b\n", "", "must be a mapping of keys, but is a list"),
-    ("just text", "", "must be a mapping of keys, but is text"),
-    ("name: [a\n", "line 2, column 1", "expected"),
-    ("name: a\n\tb: c\n", "line 2, column 1", "cannot start any token"),
-    ("a: b: c\n", "line 1, column 5", "not allowed here"),
-    ("name: a\n---\nname: b\n", "line 2, column 1", "document"),
-    ("name: !python/object:os.system x\n", "line 1, column 7", "could not determine a constructor"),
-    ("name: a\x00b\n", "", "is not YAML"),
-    ("name: *nobody\n", "line 1, column 7", "undefined alias"),
-    (GOOD + "version: 2024-99-99\n", "", "a value that YAML cannot make"),
-    ("[" * 5000, "", "nested too deeply"),
-    (GOOD + "name: other\n", "line 4, column 1", "the key name is there twice"),
-    (
-        GOOD + "codex:\n  sandbox: read-only\n  sandbox: container\n",
-        "line 6, column 3",
-        "the key sandbox is there twice",
-    ),
-    (GOOD + "1: x\n", "line 4, column 1", "a key must be text"),
-    (GOOD + "? [a]\n: x\n", "line 4, column 3", "a key must be text"),
-    # required and fixed keys
-    ("runtime: codex\nmodel: x\n", "name", "is missing; it must be one line of text"),
-    ("name: a\nmodel: x\n", "runtime", "is missing; it must be codex"),
-    ("name: a\nruntime: claude-code\nmodel: x\n", "runtime", "must be codex, but is 'claude-code'"),
-    ("name: a\nruntime: codex\n", "runtime_config.model", "is missing; it must be a model such as"),
-    (f"name: a\nruntime: codex\nmodel: {PLATFORM_DEFAULT_MODEL}\n", "runtime_config.model", "is missing"),
-    (GOOD + "template_schema_version: 2\n", "template_schema_version", "must be a whole number 1, but is 2"),
-    (GOOD + "template_schema_version: true\n", "template_schema_version", "must be a whole number 1, but is true"),
-    (GOOD + "template_schema_version: '1'\n", "template_schema_version", "but is text"),
-    # unknown keys
-    (GOOD + "modle: x\n", "modle", "is not a known key (did you mean model?)"),
-    (GOOD + "codex:\n  sandbx: x\n", "codex.sandbx", "is not a known key (did you mean sandbox?)"),
-    (GOOD + "codex:\n  turn_timeout: 5\n", "codex.turn_timeout", "did you mean turn_timeout_s?"),
-    (GOOD + "qqqq: 1\n", "qqqq", "is not a known key"),
-    (GOOD + '"two\\nlines": 1\n', "'two\\nlines'", "is not a known key"),
-    (GOOD + "initial_promt: hi\n", "initial_promt", "did you mean initial_prompt?"),
-    (GOOD + "runtime_config:\n  requird_env: []\n", "runtime_config.requird_env", "did you mean required_env?"),
-    (GOOD + "limits:\n  max_bytes: 1\n", "limits.max_bytes", "is not a known key"),
-    (GOOD + "providers:\n- name: a\n  auth_mode: openai_api\n  url: x\n", "providers[0].url", "is not a known key"),
-    # wrong types
-    (
-        "name: 5\nruntime: codex\nmodel: x\n",
-        "name",
-        "must be one line of text, not blank, but is a number; put it in quotes",
-    ),
-    ("name: no\nruntime: codex\nmodel: x\n", "name", "but is false; put it in quotes"),
-    ("name: '  '\nruntime: codex\nmodel: x\n", "name", "must be one line of text, not blank"),
-    (GOOD + "version: 1.0\n", "version", "must be text, but is a number; put it in quotes"),
-    (GOOD + "version: 2024-01-01\n", "version", "must be text, but is a date"),
-    (GOOD + "description: null\n", "description", "must be text, but is empty"),
-    (
-        GOOD + "skills: git\n",
-        "skills",
-        "must be a list, each item the name of a folder: 1 to 64 letters, digits, dots, _ or -, but is text",
-    ),
-    (GOOD + "prompt_files: [a, 3]\n", "prompt_files[1]", "must be one line of text, not blank, but is a number"),
-    (GOOD + "codex: fast\n", "codex", "must be a mapping of keys, but is text"),
-    (GOOD + "codex:\n", "codex", "must be a mapping of keys, but is empty"),
-    (GOOD + "tier: high\n", "tier", "must be a whole number from 0 to 99, but is text"),
-    (GOOD + "tier: true\n", "tier", "must be a whole number from 0 to 99, but is true"),
-    (GOOD + "codex:\n  network_access: 1\n", "codex.network_access", "must be true or false, but is a number"),
-    (
-        GOOD + "codex:\n  turn_timeout_s: 1h\n",
-        "codex.turn_timeout_s",
-        "must be a number from 0.1 to 604800, but is text",
-    ),
-    (GOOD + "a2a: {port: '8000'}\n", "a2a.port", "must be a whole number from 0 to 65535, but is text"),
-    (GOOD + "a2a: {port: 80.5}\n", "a2a.port", "must be a whole number from 0 to 65535, but is a number"),
-    (GOOD + "providers: {a: b}\n", "providers", "must be a list, each item a mapping of keys, but is a mapping"),
-    # values outside what is allowed
-    (GOOD + "a2a: {port: 70000}\n", "a2a.port", "but is 70000"),
-    (GOOD + "codex:\n  turn_timeout_s: 0\n", "codex.turn_timeout_s", "must be a number from 0.1 to 604800"),
-    (GOOD + "codex:\n  turn_timeout_s: .nan\n", "codex.turn_timeout_s", "but is nan"),
-    (GOOD + "codex:\n  turn_inactivity_timeout_s: -1\n", "codex.turn_inactivity_timeout_s", "but is -1"),
-    (GOOD + f"codex:\n  turn_timeout_s: {10**400}\n", "codex.turn_timeout_s", "but is inf"),
-    (GOOD + "codex:\n  shutdown_grace_s: 61\n", "codex.shutdown_grace_s", "from 0 to 60"),
-    (GOOD + "limits: {max_text_chars: 2000000}\n", "limits.max_text_chars", "from 1 to 1048576, but is 2000000"),
-    (GOOD + "limits: {max_message_bytes: 0}\n", "limits.max_message_bytes", "but is 0"),
-    (
-        GOOD + "codex:\n  sandbox: workspace_write\n",
-        "codex.sandbox",
-        "must be one of read-only, workspace-write, danger-full-access, container, but is 'workspace_write' "
-        "(did you mean workspace-write?)",
-    ),
-    (GOOD + "codex:\n  approval_policy: on-failure\n", "codex.approval_policy", "one of never, on-request, untrusted"),
-    (GOOD + "codex:\n  conversations: single\n", "codex.conversations", "must be one of main, per-context"),
-    (GOOD + "codex:\n  reasoning_effort: 3\n", "codex.reasoning_effort", "must be a word such as low"),
-    (GOOD + "codex:\n  mid_turn: later\n", "codex.mid_turn", "one of queue, steer, interrupt"),
-    (GOOD + "codex:\n  backend: exec\n", "codex.backend", "exec is not available in this version; use app-server"),
-    # providers' fields
-    (GOOD + "providers: [{name: a}]\n", "providers[0].auth_mode", "is missing; it must be one of openai_api"),
-    (GOOD + "providers: [{name: a, auth_mode: api}]\n", "providers[0].auth_mode", "must be one of openai_api"),
-    (
-        GOOD + "providers: [{name: a, auth_mode: openai_api, wire_api: chat}]\n",
-        "providers[0].wire_api",
-        "chat is no longer spoken by codex; use responses",
-    ),
-    (
-        GOOD + "providers: [{name: a, auth_mode: openai_api, auth_env: [sk-secret-1]}]\n",
-        "providers[0].auth_env[0]",
-        "must be the name of an environment variable, not its value",
-    ),
-    (
-        GOOD + "providers: [{name: a, auth_mode: openai_api, model_provider_slug: a.b}]\n",
-        "providers[0].model_provider_slug",
-        "must be 1 to 64 letters, digits, _ or -",
-    ),
-    *(
-        (
-            GOOD + f"providers: [{{name: a, auth_mode: openai_compat_responses, base_url: '{url}'}}]\n",
-            "providers[0].base_url",
-            "must be an http:// or https:// URL without user name, password, query or fragment",
-        )
-        for url in (
-            "ftp://host/v1",
-            "host/v1",
-            "http://me:sk-secret-1@host/v1",
-            "http://host/v1?key=sk-secret-1",
-            "http://",
-        )
-    ),
-]
-
-
-@pytest.mark.parametrize(("text", "key", "words"), BAD_CONFIG)
-def test_a_bad_config_yaml_is_one_sentence_with_file_and_key(machine: Machine, text: str, key: str, words: str) -> None:
-    sentence = refusal(machine, text)
-    assert sentence.startswith(f"{machine.file}: {key}: " if key else f"{machine.file}: ")
-    assert words in sentence
-    assert_is_one_sentence(sentence)
-    assert "sk-secret-1" not in sentence
-
-
-BAD_ENVIRONMENT = [
-    ({"A2A_PORT": "http"}, "A2A_PORT", "must be a whole number from 0 to 65535, but is 'http'"),
-    ({"A2A_PORT": "65536"}, "A2A_PORT", "must be a whole number from 0 to 65535"),
-    ({"A2A_GRPC_PORT": "-1"}, "A2A_GRPC_PORT", "must be a whole number from 0 to 65535"),
-    ({"A2A_PORT": "8001", "A2A_GRPC_PORT": "8001"}, "A2A_GRPC_PORT", "must differ from A2A_PORT, but both are 8001"),
-    ({"METRICS_TOKEN": "t", "A2A_TOKEN": "t"}, "METRICS_TOKEN", "is another token as well"),
-    ({"METRICS_TOKEN": "a b"}, "METRICS_TOKEN", "must be printable ASCII without blanks"),
-    ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT", "must be"),
-    ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL", "must be one of http/protobuf"),
-    ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER", "must be one of otlp, none"),
-    ({"A2A_HOST": "0.0.0.0"}, "A2A_TOKEN", "is missing, and A2A_HOST '0.0.0.0' is beyond loopback"),
-    ({"A2A_HOST": "::"}, "A2A_TOKEN", "set A2A_TOKEN or A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1"),
-    ({"A2A_HOST": "agent.internal"}, "A2A_TOKEN", "is beyond loopback"),
-    ({"A2A_HOST": "0.0.0.0", "A2A_TOKEN": ""}, "A2A_TOKEN", "is missing"),
-    ({"A2A_TOKEN": "two words"}, "A2A_TOKEN", "must be printable ASCII without blanks"),
-    ({"A2A_ALLOW_ANONYMOUS": "maybe"}, "A2A_ALLOW_ANONYMOUS", "must be one of 1, true, yes, on, 0, false, no, off"),
-    ({"A2A_PUBLIC_URL": "agent:80"}, "A2A_PUBLIC_URL", "must be an http:// or https:// URL"),
-    ({"MODEL": "gpt\n-5"}, "MODEL", "must be one line of text, not blank"),
-    ({"LOG_FORMAT": "xml"}, "LOG_FORMAT", "must be one of text, json, but is 'xml'"),
-    ({"LOG_LEVEL": "loud"}, "LOG_LEVEL", "must be one of debug, info, warning, error, but is 'loud'"),
-    ({"WORKSPACE_DIR": "nowhere"}, "WORKSPACE_DIR", "must be a folder that exists"),
-    ({"DATABASE_URL": "sk-secret-1"}, "DATABASE_URL", "must be a URL such as"),
-    ({"PLATFORM_URL": "http://platform"}, "WORKSPACE_ID", "is missing; PLATFORM_URL is set"),
-    ({"PLATFORM_URL": "platform", "WORKSPACE_ID": "w"}, "PLATFORM_URL", "must be an http:// or https:// URL"),
-    ({"A2A_TOKEN_FILE": "sk-secret-1"}, "A2A_TOKEN_FILE", "names a file that cannot be read (No such file"),
-    ({"A2A_TOKEN_FILE": "/"}, "A2A_TOKEN_FILE", "cannot be read (Is a directory)"),
-    ({"A2A_TOKEN_FILE": "/dev/null"}, "A2A_TOKEN_FILE", "is empty"),
-    ({"A2A_TOKEN_FILE": "/x", "A2A_TOKEN": "sk-secret-1"}, "A2A_TOKEN_FILE", "is set as well as A2A_TOKEN"),
-    (
-        {"DATABASE_URL_FILE": "/x", "DATABASE_URL": "a://sk-secret-1"},
-        "DATABASE_URL_FILE",
-        "is set as well as DATABASE_URL",
-    ),
-]
-
-
-@pytest.mark.parametrize(("env", "name", "words"), BAD_ENVIRONMENT)
-def test_a_bad_variable_is_one_sentence_with_its_name(
-    machine: Machine, env: dict[str, str], name: str, words: str
-) -> None:
-    sentence = refusal(machine, GOOD, **env)
-    assert sentence.startswith(f"environment: {name}: ")
-    assert words in sentence
-    assert_is_one_sentence(sentence)
-    assert "sk-secret-1" not in sentence
 
 
 def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
@@ -530,7 +347,7 @@ def test_what_an_exporter_shows_is_a_secret_where_it_is_long_enough(machine: Mac
     told = machine.load(
         GOOD, OTEL_EXPORTER_OTLP_HEADERS="Authorization=Bearer%20k-123456,x-tenant=7", METRICS_TOKEN="t"
     )
-    assert told.observing.secrets == [Secret("Bearer k-123456"), Secret("t")]
+    assert told.observing.secrets == [Secret("Bearer k-123456"), Secret("k-123456"), Secret("t")]
 
 
 def test_a_secret_is_never_shown(machine: Machine) -> None:
@@ -631,3 +448,31 @@ def test_a_card_that_cannot_be_is_refused_in_one_sentence(machine: Machine, a2a:
 def test_a_signature_goes_with_the_newer_version_alone(machine: Machine) -> None:
     text = GOOD + 'a2a: {protocol_versions: ["1.0"], signing_key_file: key.pem}\n'
     assert machine.load(text).config.a2a.signing_key_file == "key.pem"
+
+
+def test_what_of_the_agent_s_own_commands_could_change_is_known(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: agent\nruntime: codex\nruntime_config: {model: m}\n")
+    (tmp_path / "apart").mkdir()
+
+    def exposed(workspace: Path, sandbox: str = "workspace-write") -> set[str]:
+        text = f"name: agent\nruntime: codex\nruntime_config: {{model: m}}\ncodex: {{sandbox: {sandbox}}}\n"
+        (tmp_path / "config.yaml").write_text(text)
+        env = {"WORKSPACE_DIR": str(workspace), "WORKSPACE_STATE_DIR": str(tmp_path / "state")}
+        return set(load_settings(env, config_path=tmp_path, cwd=tmp_path, root=tmp_path).exposed)
+
+    assert exposed(tmp_path / "apart") == set()
+    assert exposed(tmp_path) == {"config.yaml", "the state folder", "CODEX_HOME"}
+    assert exposed(TEMPLATE_DIR) == {"the agent's program"}
+    assert exposed(tmp_path, "read-only") == exposed(tmp_path, "container") == set()
+
+
+def test_what_the_platform_takes_elsewhere_is_named_and_every_credential_known(tmp_path: Path) -> None:
+    text = "name: a\nruntime: codex\nruntime_config: {model: m}\nsandbox: container\neffort: high\n"
+    entry = "{name: p, auth_mode: openai_compat_responses, base_url: 'http://h', auth_env: [OTHER_KEY]}"
+    (tmp_path / "config.yaml").write_text(f"{text}providers: [{entry}]\n")
+    env = {"OPENAI_API_KEY": "sk-1", "OTHER_KEY": "k-2", "MOLECULE_WORKSPACE_TOKEN": "t-3", "HOME": str(tmp_path)}
+    env["OTEL_EXPORTER_OTLP_HEADERS"] = "Authorization=Bearer%20otel-token"
+    settings = load_settings(env, config_path=tmp_path, cwd=tmp_path, root=tmp_path)
+    assert settings.misplaced == ("sandbox", "effort")
+    assert [secret.reveal() for secret in settings.unused] == ["sk-1", "t-3", "k-2"]
+    assert [secret.reveal() for secret in settings.observing.secrets] == ["Bearer otel-token", "otel-token"]

@@ -9,7 +9,7 @@ import pytest
 from codex_workspace.environment import Secret
 from codex_workspace.errors import ConfigError
 from codex_workspace.subscription import AUTH_NAME, MAX_BYTES, handed_in, left_in, read_login, settle
-from tests.e2e.test_subscription import login, token
+from tests.e2e.test_providers import login, token
 
 TOKENS = {"id_token": "i", "access_token": "a", "refresh_token": "r"}
 
@@ -87,8 +87,10 @@ def test_a_login_is_written_for_this_user_only_and_once(tmp_path: Path) -> None:
     files = sorted(tmp_path.iterdir())
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
     before = [file.stat().st_ino for file in files]
+    (tmp_path / AUTH_NAME).chmod(0o644)
     settle(tmp_path, Secret(made("f", EARLY)))
     assert [file.stat().st_ino for file in sorted(tmp_path.iterdir())] == before
+    assert stat.S_IMODE((tmp_path / AUTH_NAME).stat().st_mode) == 0o600
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""A ChatGPT subscription, with the scripted model in its place: the login goes in once, and codex keeps it."""
+"""Each kind of provider, with the scripted model in its place, on a clean state and on the one of the start before.
+
+A custom endpoint is what all other tests use.
+"""
 
 import base64
 import json
@@ -10,8 +13,8 @@ from typing import Final
 
 from a2a.types import TaskState
 
-from codex_workspace.scripted_model import ScriptedModel
-from tests.e2e.agent_process import Place, running_agent
+from codex_workspace.scripted_model import Message, ScriptedModel
+from tests.e2e.agent_process import SECRET, Place, running_agent
 from tests.e2e.client import Seen, peer
 
 COMPLETED: Final = TaskState.TASK_STATE_COMPLETED
@@ -59,6 +62,36 @@ def auth_file(place: Place) -> Path:
 async def asked(place: Place, text: str = "hello") -> Seen:
     async with running_agent(place) as agent, peer(agent.url) as client:
         return await client.ask_blocking(text, "ctx")
+
+
+def keyed(place: Place) -> Place:
+    """Return the place of an agent with nothing but OpenAI's key and address."""
+    own = {"OPENAI_API_KEY": "sk-of-openai-0123456789", "OPENAI_BASE_URL": place.model_url, "SCRIPTED_KEY": ""}
+    return replace(place, config={"runtime_config": {"model": "gpt-5.5"}, "providers": []}, environment=own)
+
+
+async def test_an_api_key_answers_on_a_clean_state_and_on_the_one_before(place: Place, model: ScriptedModel) -> None:
+    for _ in range(2):
+        seen = await asked(keyed(place))
+        assert (seen.state, seen.answer) == (COMPLETED, "You said: hello")
+        assert model.requests[-1].authorization == "Bearer sk-of-openai-0123456789"
+    assert (
+        "provider openai: the model gpt-5.5 matches its prefix gpt-; credential: OPENAI_API_KEY"
+        in place.log.read_text()
+    )
+
+
+async def test_a_conversation_goes_on_under_another_provider(place: Place, model: ScriptedModel) -> None:
+    content = login()
+    for each, authorization in [
+        (place, f"Bearer {SECRET}"),
+        (subscribed(place, content), f"Bearer {access_token(content)}"),
+        (keyed(place), "Bearer sk-of-openai-0123456789"),
+    ]:
+        assert (await asked(each)).state == COMPLETED
+        assert model.requests[-1].authorization == authorization
+    said = [each.text for each in model.requests[-1].input if isinstance(each, Message) and each.role == "user"]
+    assert sum("hello" in text for text in said) == 3
 
 
 async def test_a_subscription_answers_on_a_clean_state_and_on_the_one_before(
