@@ -596,7 +596,7 @@ def _mcp_tool_started(item: JsonObject) -> TurnEvent:
 def _mcp_tool_finished(item: JsonObject) -> TurnEvent:
     status = _status(item)
     refusal = text_or_none(nested_or_empty(item, "error"), "message")
-    result = _content_text(objects(nested_or_empty(item, "result"), "content"))
+    result = content_text(objects(nested_or_empty(item, "result"), "content"))
     return ToolFinished(
         text(item, "id"),
         text_or_none(item, "server"),
@@ -620,14 +620,14 @@ def _dynamic_tool_finished(item: JsonObject) -> TurnEvent:
         text_or_none(item, "namespace"),
         text(item, "tool"),
         item.get("arguments"),
-        _content_text(objects(item, "contentItems")),
+        content_text(objects(item, "contentItems")),
         item.get("success") is False or status is not ItemStatus.COMPLETED,
         status,
         number_or_none(item, "durationMs"),
     )
 
 
-def _content_text(parts: list[JsonObject]) -> str:
+def content_text(parts: list[JsonObject]) -> str:
     """Return the text of a tool's content, one part a line; a part without text is named by its type."""
     return "\n".join(_part_text(part) for part in parts)
 

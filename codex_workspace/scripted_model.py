@@ -27,6 +27,7 @@ HTTP 400 with a sentence that names the key.
 | `escalate: true` | asks to run them outside the sandbox |
 | `patch: "*** Begin Patch…"` | asks for a patch, through `apply_patch` or, where that is not offered, the shell |
 | `tool: {name, namespace, arguments}` or a list | calls any function, such as an MCP server's |
+| `search: query` | says that it has searched the web for this, before it says anything |
 | `plan: [texts or {step, status}]` | calls `update_plan`, where codex offers it |
 | `fail: 401` (a status), `code`, `message`, `body` | HTTP error instead of an answer |
 | `fail: rate_limit_exceeded` (a code), `message` | `response.failed` in the stream, behind the text that was given |
@@ -178,6 +179,7 @@ class Step:
     yield_ms: int | None = None
     escalate: bool = False
     patch: str | None = None
+    search: str | None = None
     tools: tuple[ToolCall, ...] = ()
     plan: tuple[PlanItem, ...] = ()
     fault: Fault | None = None
@@ -198,7 +200,7 @@ SAY_DONE = Step(say="done.")
 # fmt: off
 STEP_KEYS = (
     "say", "chunks", "chunk_chars", "megabytes", "repeat", "delay_ms", "phase", "reason",
-    "run", "yield_ms", "escalate", "patch", "tool", "plan", "fail", "code",
+    "run", "yield_ms", "escalate", "patch", "search", "tool", "plan", "fail", "code",
     "message", "body", "cut", "stall", "times", "usage",
 )
 # fmt: on
@@ -305,6 +307,7 @@ def _read_step(value: Json, where: str) -> Step:
         yield_ms=fields.whole("yield_ms"),
         escalate=fields.flag("escalate"),
         patch=fields.text("patch"),
+        search=fields.text("search"),
         tools=tuple(_read_tool(item, f"{where}, `tool`") for item in fields.objects("tool")),
         plan=tuple(_read_plan_item(item, fields) for item in fields.objects("plan")),
         fault=_read_fault(fields),
@@ -918,6 +921,8 @@ def _answer(choice: Choice, request: Request, calls: list[dict[str, Json]], faul
         yield Pause(delay_s)
     if step.reason:
         yield from _reasoning(stream, step.reason)
+    if step.search is not None:
+        yield from _search(stream, step.search)
     text = answer_text(step, request)
     if text:
         yield from _message(stream, step, text, fault, delay_s)
@@ -956,6 +961,13 @@ def _reasoning(stream: _Stream, sections: Sequence[str]) -> Iterator[Piece]:
         yield stream.event("response.reasoning_summary_text.done", **place, text=section)
     summary: list[Json] = [{"type": "summary_text", "text": section} for section in sections]
     yield stream.item_done(item | {"summary": summary})
+
+
+def _search(stream: _Stream, query: str) -> Iterator[Piece]:
+    """A search that the model's side has done by itself: codex is only told of it."""
+    item: dict[str, Json] = {"type": "web_search_call", "id": _new_id("ws"), "status": "in_progress"}
+    yield stream.item_added(item)
+    yield stream.item_done(item | {"status": "completed", "action": {"type": "search", "query": query}})
 
 
 def _message(stream: _Stream, step: Step, text: str, fault: Fault | None, delay_s: float) -> Iterator[Piece]:

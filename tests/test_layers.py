@@ -21,13 +21,15 @@ LAYERS = [
     {"conversation"},
     {"handler", "recovery", "streams", "supply", "turn"},
     {"push", "sandbox"},
+    {"exec_lines"},
+    {"agent_stream"},
     # Translation.
     {"failures", "handover", "history", "items", "midturn", "replies", "snapshots"},
     {"answered", "answers", "live", "prompts", "redaction"},
     {"questions"},
-    {"diffs", "forms", "mailbox", "mcp_startup", "parts", "refusals", "telemetry"},
+    {"diffs", "exec_reader", "forms", "mailbox", "mcp_startup", "parts", "refusals", "telemetry"},
     {"events"},
-    {"events_v1"},
+    {"agent_events", "events_v1", "tool_names"},
     {"fields"},
     # What is kept.
     {"hiding", "store"},

@@ -51,7 +51,7 @@ from codex_workspace.wire import (
 
 FOLDER: Final = Path(__file__).parent / "recordings"
 NEEDED: Final = ("0.72.0", "0.130.0", "0.163.0", "0.169.0")
-VERSIONS: Final = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
+VERSIONS: Final = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "exec")
 RECORDINGS: Final = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.ndjson"))
 
 TRIMMED: Final = " chars]..."

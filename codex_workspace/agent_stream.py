@@ -1,0 +1,327 @@
+"""The public stream of one run, made of the events of its turn: what every backend says to the outside.
+
+A stream is balanced whatever comes in: each `ToolUse` has one `ToolResult`, and the last event is the one `Done`.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Final, assert_never
+
+from codex_workspace import events
+from codex_workspace.agent_events import (
+    AgentEvent,
+    Approval,
+    ChangedFile,
+    Done,
+    Error,
+    FileChange,
+    Other,
+    Plan,
+    PlanStep,
+    Reasoning,
+    StopReason,
+    Text,
+    Tokens,
+    ToolResult,
+    ToolUse,
+    Usage,
+)
+from codex_workspace.events import ItemStatus, TokenCount, TurnEnded, TurnEvent, TurnFailure, TurnText
+from codex_workspace.failures import told_of
+from codex_workspace.prompts import data_of
+from codex_workspace.questions import Question
+from codex_workspace.tool_names import BASH, COMMAND, FILES, SEARCH, WEB_SEARCH, name_of_change
+from codex_workspace.wire import JsonObject, JsonValue
+
+NO_RESULT: Final = "The run ended before codex said what became of this."
+"""Output of a tool that codex never said the end of; a command may run on for as long as codex does."""
+
+NO_END: Final = TurnFailure("The run ended before codex said how its turn did.", "noEnd", None, None)
+
+NONE_USED: Final = TokenCount()
+"""What a new session has used before its first run."""
+
+RETRYING: Final = "RETRYING"
+"""Code of an error after which codex asks the model again."""
+
+WARNING: Final = "WARNING"
+"""Code of an error that codex only tells of."""
+
+_WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def code_of(failure: TurnFailure) -> str:
+    """Return codex's word for a failure as the stream says it: WATCHDOG_TIMEOUT for watchdogTimeout."""
+    return _WORD.sub("_", str(told_of(failure)["code"])).upper()
+
+
+class AgentStream:
+    """Makes the public events of one run. No method raises.
+
+    Args:
+        used_before: the tokens of the session before this run; None where that is not known.
+        clock: seconds, for the run's duration, which begins now.
+    """
+
+    def __init__(self, used_before: TokenCount | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
+        self.session_id: str | None = None
+        self.session_usage: TokenCount | None = None
+        self._used_before = used_before
+        self._clock = clock
+        self._began = clock()
+        self._messages = TurnText()
+        self._said = _Pieces("")
+        self._thought = _Pieces("\n\n")
+        self._tools = _Tools()
+        self._ended: TurnEnded | None = None
+        self._erred: TurnFailure | None = None
+        self._is_done = False
+
+    @property
+    def ended(self) -> TurnEnded | None:
+        """How codex said that the turn has ended; None while it has not."""
+        return self._ended
+
+    @property
+    def erred(self) -> bool:
+        """Whether codex has said that it gave up."""
+        return self._erred is not None
+
+    def see(self, event: TurnEvent, extra: JsonObject | None = None) -> list[AgentEvent]:
+        """Return what is said of an event; `extra` are the fields of codex's that the event has no place for."""
+        if self._is_done:
+            return []
+        self._messages.apply(event)
+        return self._see(event, extra or {})
+
+    def asked(self, id_: str, question: Question) -> list[AgentEvent]:
+        """Return what is said when codex asks a person."""
+        return [] if self._is_done else [Approval(id_, data_of(question))]
+
+    def end(self, failure: TurnFailure | None = None, *, stopped: bool = False) -> list[AgentEvent]:
+        """Return the run's last events; nothing where it has ended before.
+
+        A turn that codex has completed is completed, whatever comes after it.
+
+        Args:
+            failure: why the run ended, where codex does not know.
+            stopped: whether it was stopped by its caller.
+        """
+        if self._is_done:
+            return []
+        self._is_done = True
+        reason, why = self._outcome(failure, stopped)
+        out: list[AgentEvent] = [ToolResult(id_, NO_RESULT, is_error=True) for id_ in self._tools.close()]
+        error = None
+        if why is not None:
+            error = Error(why.message, code_of(why), fatal=True)
+            out += [error] if why != self._erred else []
+        duration_ms = round((self._clock() - self._began) * 1000)
+        run = self._run_usage()
+        usage = _tokens(run) if run is not None else None
+        return [*out, Done(self._messages.answer, self.session_id, duration_ms, usage, reason, error)]
+
+    def _outcome(self, failure: TurnFailure | None, stopped: bool) -> tuple[StopReason, TurnFailure | None]:
+        ended = self._ended
+        if ended is not None and ended.status == "completed":
+            return "completed", None
+        if stopped or (failure is None and ended is not None and ended.status == "interrupted"):
+            return "interrupted", None
+        told = ended.failure if ended is not None else None
+        return "failed", failure or told or self._erred or NO_END
+
+    def _see(self, event: TurnEvent, extra: JsonObject) -> list[AgentEvent]:
+        match event:
+            case events.TextDelta(item, text):
+                more = self._said.grown(item, 0, text)
+                return [Text(item, more, extra=extra)] if more else []
+            case events.Said(item, text):
+                return self._whole(item, text, extra)
+            case events.ReasoningDelta(item, section, text):
+                more = self._thought.grown(item, section, text)
+                return [Reasoning(item, more, extra=extra)] if more else []
+            case events.Reasoned(item, sections):
+                # Where summary and raw text both came, what has been shown is not said again in other words.
+                more, _ = self._thought.completed(item, "\n\n".join(sections))
+                return [Reasoning(item, more, extra=extra)] if more else []
+            case events.CommandStarted() | events.FilesChanging() | events.ToolStarted() if not self._tools.begins(
+                event.item_id
+            ):
+                return []
+            case events.CommandStarted() | events.FilesChanging() | events.ToolStarted():
+                return [_use(event, extra)]
+            case events.CommandFinished() | events.FilesChanged() | events.ToolFinished() | events.WebSearched():
+                return self._finished(event, extra)
+            case events.Planned(steps, explanation):
+                listed = tuple(PlanStep(each.text, _step_status(each.status)) for each in steps)
+                return [Plan(listed, explanation, extra=extra)]
+            case events.Usage():
+                return [self._used(event, extra)]
+            case events.Warned(message, will_retry):
+                return [Error(message, RETRYING if will_retry else WARNING, fatal=False, extra=extra)]
+            case events.Erred(failure):
+                self._erred = failure
+                return [Error(failure.message, code_of(failure), fatal=True, extra=extra)]
+            case events.TurnEnded(last_message=last):
+                self._ended = event
+                return self._whole(last.item_id, last.text, {}) if last is not None else []
+            case events.TurnStarted():
+                self._ended = None
+                return []
+            case events.Unknown(name, payload):
+                return [Other(name, payload, extra=extra)]
+            case (
+                events.MessageStarted()
+                | events.CommandOutput()
+                | events.DiffUpdated()
+                | events.ThreadIdle()
+                | events.ThreadActive()
+                | events.Alive()
+            ):
+                return []
+            case _:
+                assert_never(event)
+
+    def _whole(self, item: str, text: str, extra: JsonObject) -> list[AgentEvent]:
+        more, replaces = self._said.completed(item, text)
+        if replaces:
+            return [Text(item, text, replaces=True, extra=extra)]
+        return [Text(item, more, extra=extra)] if more else []
+
+    def _finished(
+        self,
+        event: "events.CommandFinished | events.FilesChanged | events.ToolFinished | events.WebSearched",
+        extra: JsonObject,
+    ) -> list[AgentEvent]:
+        out: list[AgentEvent] = [_use(event, {})] if self._tools.begins(event.item_id) else []
+        return [*out, *_results(event, extra)] if self._tools.ends(event.item_id) else []
+
+    def _used(self, event: events.Usage, extra: JsonObject) -> Usage:
+        if self._used_before is None and event.last.total:
+            self._used_before = event.thread.minus(event.last)
+        self.session_usage = event.thread
+        run = self._run_usage()
+        return Usage(_tokens(run) if run is not None else None, _tokens(event.thread), extra=extra)
+
+    def _run_usage(self) -> TokenCount | None:
+        if self.session_usage is None or self._used_before is None:
+            return None
+        return self.session_usage.minus(self._used_before)
+
+
+class _Tools:
+    """Which tools are in use, and which were."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, None] = {}
+        self._seen: set[str] = set()
+
+    def begins(self, id_: str) -> bool:
+        """Note a beginning; False where it came before."""
+        if id_ in self._seen:
+            return False
+        self._seen.add(id_)
+        self._open[id_] = None
+        return True
+
+    def ends(self, id_: str) -> bool:
+        """Note an end; False where it came before."""
+        if id_ not in self._open:
+            return False
+        del self._open[id_]
+        return True
+
+    def close(self) -> list[str]:
+        """Return the ids that are open, in the order of their beginnings; they are not any more."""
+        opened, self._open = list(self._open), {}
+        return opened
+
+
+class _Pieces:
+    """What was said of each of several growing texts, whose sections are parted by `between`."""
+
+    def __init__(self, between: str) -> None:
+        self._between = between
+        self._pieces: dict[str, list[str]] = {}
+        self._sections: dict[str, int] = {}
+        self._whole: set[str] = set()
+
+    def grown(self, item: str, section: int, text: str) -> str:
+        """Return what to say of a further piece; nothing once the whole is known."""
+        if item in self._whole or not text:
+            return ""
+        more = text
+        if self._pieces.get(item) and self._sections.get(item) != section:
+            more = f"{self._between}{text}"
+        self._sections[item] = section
+        self._pieces.setdefault(item, []).append(more)
+        return more
+
+    def completed(self, item: str, text: str) -> tuple[str, bool]:
+        """Return what the whole has beyond what was said, and whether it takes the place of that."""
+        said = "".join(self._pieces.get(item, ()))
+        self._whole.add(item)
+        if not text.startswith(said):
+            self._pieces[item] = [text]
+            return "", True
+        self._pieces[item] = [text]
+        return text[len(said) :], False
+
+
+def _use(
+    event: "events.CommandStarted | events.FilesChanging | events.ToolStarted | events.CommandFinished"
+    " | events.FilesChanged | events.ToolFinished | events.WebSearched",
+    extra: JsonObject,
+) -> ToolUse:
+    match event:
+        case events.CommandStarted(item, command, cwd) | events.CommandFinished(item, command, cwd):
+            given: JsonObject = {"command": command, **({"cwd": cwd} if cwd else {})}
+            return ToolUse(item, BASH, COMMAND, given, extra=extra)
+        case events.FilesChanging(item, changes) | events.FilesChanged(item, changes):
+            listed: list[JsonValue] = [{"path": each.path, "kind": each.kind} for each in changes]
+            name = name_of_change(each.kind for each in changes)
+            return ToolUse(item, name, FILES, {"changes": listed}, extra=extra)
+        case events.ToolStarted(item, server, tool, arguments) | events.ToolFinished(item, server, tool, arguments):
+            return ToolUse(item, tool, tool, _input(arguments), server, extra=extra)
+        case events.WebSearched(item, query):
+            return ToolUse(item, WEB_SEARCH, SEARCH, {"query": query}, extra=extra)
+        case _:
+            assert_never(event)
+
+
+def _input(arguments: JsonValue) -> JsonObject:
+    """Return a tool's arguments as an object; models also give texts and lists, and nothing."""
+    if isinstance(arguments, dict):
+        return arguments
+    return {} if arguments is None else {"arguments": arguments}
+
+
+def _results(
+    event: "events.CommandFinished | events.FilesChanged | events.ToolFinished | events.WebSearched",
+    extra: JsonObject,
+) -> list[AgentEvent]:
+    match event:
+        case events.CommandFinished(item, _, _, output, exit_code, status, duration_ms):
+            is_error = exit_code != 0 or status is not ItemStatus.COMPLETED
+            return [ToolResult(item, output, is_error, exit_code, duration_ms, extra=extra)]
+        case events.FilesChanged(item, changes, ItemStatus.COMPLETED):
+            listed = tuple(ChangedFile(each.path, each.kind, each.diff) for each in changes)
+            done = "\n".join(f"{each.kind} {each.path}" for each in changes)
+            return [FileChange(item, listed), ToolResult(item, done, is_error=False, extra=extra)]
+        case events.FilesChanged(item, _, status):
+            return [ToolResult(item, f"No file was changed ({status}).", is_error=True, extra=extra)]
+        case events.ToolFinished(item, _, _, _, result, is_error, _, duration_ms):
+            return [ToolResult(item, result, is_error, None, duration_ms, extra=extra)]
+        case events.WebSearched(item):
+            return [ToolResult(item, "", is_error=False, extra=extra)]
+        case _:
+            assert_never(event)
+
+
+def _step_status(status: str) -> str:
+    return "in_progress" if status == "inProgress" else status
+
+
+def _tokens(count: TokenCount) -> Tokens:
+    return Tokens(count.input, count.cached_input, count.output, count.reasoning_output)

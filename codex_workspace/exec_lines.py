@@ -1,0 +1,74 @@
+"""The public stream of one run of `codex exec --json`, made of its lines."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from codex_workspace.agent_events import AgentEvent
+from codex_workspace.agent_stream import NONE_USED, AgentStream
+from codex_workspace.events import TokenCount, TurnEnded, TurnFailure
+from codex_workspace.exec_reader import ExecReader
+
+
+class ExecLines:
+    """Takes the lines of one run and gives its events; a further run needs another one. No method raises.
+
+    Args:
+        used_before: the `session_usage` of the session's run before; None where that is not known: codex tells the
+            tokens of the whole session.
+        clock: seconds, for the run's duration, which begins now.
+    """
+
+    def __init__(self, used_before: TokenCount | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
+        self._reader: Final = ExecReader()
+        self._stream: Final = AgentStream(used_before, clock)
+
+    @property
+    def thread_id(self) -> str | None:
+        """Codex's id of the session, by which it is resumed; None before codex says it."""
+        return self._reader.thread_id
+
+    @property
+    def session_usage(self) -> TokenCount | None:
+        """The tokens of the whole session, this run included; None before codex tells them, at a turn's end."""
+        return self._stream.session_usage
+
+    @property
+    def ended(self) -> bool:
+        """Whether codex has said that the turn is over; its process may take seconds more to end."""
+        return self._stream.ended is not None
+
+    @property
+    def noise(self) -> deque[str]:
+        """The last lines that were no events, each shortened."""
+        return self._reader.noise
+
+    def feed(self, line: bytes | str) -> list[AgentEvent]:
+        """Return the events of a line, without its newline; none where it is no event."""
+        told = self._reader.read(line)
+        self._stream.session_id = self._reader.thread_id
+        return [event for each in told for event in self._stream.see(each.event, each.extra)]
+
+    def finish(
+        self, exit_code: int | None = None, failure: TurnFailure | None = None, *, stopped: bool = False
+    ) -> list[AgentEvent]:
+        """Return the last events of the run, with its `Done`; nothing where it was finished before.
+
+        Args:
+            exit_code: codex's, None where it is not known.
+            failure: why the run was given up, such as TurnFailure("…", "watchdogTimeout", None, None).
+            stopped: whether the caller wanted no more of it.
+        """
+        if self.ended or failure is not None or stopped:
+            return self._stream.end(failure, stopped=stopped)
+        if self._stream.erred:
+            return self._stream.end()
+        if not self._reader.tells_ends and exit_code == 0:
+            return [*self._stream.see(TurnEnded("completed", None, None)), *self._stream.end()]
+        return self._stream.end(_exited(exit_code))
+
+
+def _exited(exit_code: int | None) -> TurnFailure:
+    how = "" if exit_code is None else f" with exit code {exit_code}"
+    return TurnFailure(f"codex ended{how} before its turn was over", "processExited", None, None)
