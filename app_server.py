@@ -384,7 +384,7 @@ class _Waiter:
 
 
 @dataclass(slots=True)
-class _Process:
+class Process:
     """A running codex, its pidfd, and the end of its stderr."""
 
     popen: subprocess.Popen[bytes]
@@ -392,6 +392,15 @@ class _Process:
     secrets: Sequence[bytes]
     tail: bytes = b""
     over: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, negative for a signal's number; None while it runs."""
+        return self.popen.poll()
+
+    def close(self) -> None:
+        """Give the pidfd back, once nobody watches any more."""
+        os.close(self.pidfd)
 
     async def watch(self) -> None:
         """Set `over` when the process has ended, whoever still holds its pipes."""
@@ -460,7 +469,7 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
         CodexCannotStart: no such binary, too old, or it ended or stayed silent before it answered.
     """
     mark = f"{launch.family}.{uuid.uuid4().hex}"
-    process, stdin, stdout, stderr = _spawn(launch, mark)
+    process, stdin, stdout, stderr = spawn(launch, command_line(launch, mark), mark)
     connection = Connection(
         max_line_bytes=launch.max_line_bytes,
         kill=lambda: process.signal_group(signal.SIGKILL),
@@ -483,7 +492,7 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
         for stream in (stdin, stdout, stderr):
             with anyio.CancelScope(shield=True):
                 await stream.aclose()
-        os.close(process.pidfd)
+        process.close()
         await sweep(MARK, mark)
 
 
@@ -498,10 +507,15 @@ async def end_leftovers(family: str) -> None:
         logger.warning("%d processes that an earlier agent had left behind were ended", ended)
 
 
-def _spawn(launch: Launch, mark: str) -> tuple[_Process, PipeWriter, PipeReader, PipeReader]:
+def spawn(launch: Launch, arguments: Sequence[str], mark: str) -> tuple[Process, PipeWriter, PipeReader, PipeReader]:
+    """Start codex as the leader of its own group; return it with its stdin, stdout and stderr.
+
+    Raises:
+        CodexCannotStart: it cannot be started.
+    """
     try:
         popen = subprocess.Popen(
-            command_line(launch, mark),
+            arguments,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -516,7 +530,7 @@ def _spawn(launch: Launch, mark: str) -> tuple[_Process, PipeWriter, PipeReader,
         ) from error
     secrets = {*launch.secrets, *([launch.api_key] if launch.api_key else [])}
     longest_first = sorted((os.fsencode(secret) for secret in secrets if secret), key=len, reverse=True)
-    process = _Process(popen, os.pidfd_open(popen.pid), longest_first)
+    process = Process(popen, os.pidfd_open(popen.pid), longest_first)
     assert popen.stdin is not None
     assert popen.stdout is not None
     assert popen.stderr is not None
@@ -526,7 +540,7 @@ def _spawn(launch: Launch, mark: str) -> tuple[_Process, PipeWriter, PipeReader,
     return process, PipeWriter(pipes[0]), PipeReader(pipes[1]), PipeReader(pipes[2])
 
 
-async def _carry(connection: Connection, process: _Process, stdin: PipeWriter, stdout: PipeReader, mark: str) -> None:
+async def _carry(connection: Connection, process: Process, stdin: PipeWriter, stdout: PipeReader, mark: str) -> None:
     """Run the connection until codex is gone, by its pipe or by its process, and say so to all who wait."""
     async with anyio.create_task_group() as tasks:
 
@@ -548,7 +562,7 @@ async def _carry(connection: Connection, process: _Process, stdin: PipeWriter, s
     await sweep(MARK, mark)
 
 
-async def _greet(connection: Connection, process: _Process, launch: Launch) -> None:
+async def _greet(connection: Connection, process: Process, launch: Launch) -> None:
     hello: JsonObject = {
         "clientInfo": {"name": CLIENT_NAME, "title": "Codex workspace agent", "version": "0.1.0"},
         "capabilities": {
@@ -607,7 +621,7 @@ def _dotted(version: tuple[int, int, int]) -> str:
     return ".".join(str(number) for number in version)
 
 
-async def _end(process: _Process, stdin: PipeWriter) -> None:
+async def _end(process: Process, stdin: PipeWriter) -> None:
     """Ask codex to end, then make it: end of input, SIGTERM, SIGKILL, each with its time."""
     await stdin.aclose()
     if await process.ended_within(EOF_GRACE_S):

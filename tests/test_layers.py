@@ -13,6 +13,7 @@ LAYERS = [
     {"adapter", "demo", "doctor", "serve"},
     {"agent", "chat"},
     # Who brings messages in, and the edges.
+    {"exec_process"},
     {"app_server", "executor", "scripted_model", "server", "terminal"},
     {"card", "executors", "grpc_server", "signing", "views"},
     # Coordination.
@@ -25,9 +26,10 @@ LAYERS = [
     {"agent_stream"},
     # Translation.
     {"failures", "handover", "history", "items", "midturn", "replies", "snapshots"},
+    {"presentation"},
     {"answered", "answers", "live", "prompts", "redaction"},
     {"questions"},
-    {"diffs", "exec_reader", "forms", "mailbox", "mcp_startup", "parts", "refusals", "telemetry"},
+    {"diffs", "exec_arguments", "exec_reader", "forms", "mailbox", "mcp_startup", "parts", "refusals", "telemetry"},
     {"events"},
     {"agent_events", "events_v1", "tool_names"},
     {"fields"},
@@ -147,7 +149,7 @@ KNOWS = {
     "cryptography": {"signing"},
     "opentelemetry": {"tracing"},
     "prometheus_client": {"metrics"},
-    "tomlkit": {"codex_home", "hiding", "toml_text"},
+    "tomlkit": {"codex_home", "exec_arguments", "hiding", "toml_text"},
 }
 """Who may know an outside party."""
 

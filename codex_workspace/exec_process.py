@@ -1,0 +1,466 @@
+"""`codex exec` as a process: one for each prompt, its events while they come, and its end whatever happens.
+
+Arguments are left to `exec_arguments`, the meaning of what codex writes to `exec_lines`.
+"""
+
+import json
+import logging
+import math
+import re
+import signal
+import subprocess
+import tempfile
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Self
+from weakref import WeakValueDictionary
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+from app_server import (
+    DRAIN_S,
+    KILL_GRACE_S,
+    LAUNCH_OVERRIDES,
+    MARK,
+    PASSED_ENVIRONMENT,
+    Launch,
+    Process,
+    child_environment,
+    spawn,
+)
+from codex_workspace.agent_events import AgentEvent, Error
+from codex_workspace.agent_stream import NONE_USED
+from codex_workspace.errors import CodexCannotStart, ConfigError, InputRefused
+from codex_workspace.events import TokenCount, TurnFailure
+from codex_workspace.exec_arguments import (
+    OLDEST,
+    ExecOptions,
+    LaidDown,
+    Version,
+    arguments,
+    check,
+    overrides,
+)
+from codex_workspace.exec_lines import ExecLines
+from codex_workspace.groups import plain_task_group
+from codex_workspace.mcp_servers import McpServers
+from codex_workspace.processes import sweep
+from codex_workspace.toml_text import KeyPath, TomlValue
+from codex_workspace.wire import MAX_INPUT_CHARS, LineSplitter, Skipped
+
+logger = logging.getLogger(__name__)
+
+INACTIVITY_S: Final = 300.0
+"""How long codex may write nothing. A command says nothing before it ends, so this bounds each command too."""
+
+TERM_GRACE_S: Final = 1.5
+"""How long codex may take to end after SIGTERM before it gets SIGKILL."""
+
+EXIT_GRACE_S: Final = 8.0
+"""How long codex may take to end by itself after its turn: it writes the session down, and without DNS takes 5 s."""
+
+VERSION_TIMEOUT_S: Final = 20.0
+
+MAX_SESSIONS: Final = 1000
+"""Sessions whose tokens are remembered, some hundred bytes each."""
+
+EXEC_OVERRIDES: Final[Mapping[str, str]] = LAUNCH_OVERRIDES | {
+    # The API key stands in codex's environment; commands get none of it.
+    "shell_environment_policy.inherit": '"core"',
+    "shell_environment_policy.ignore_default_excludes": "false",
+}
+"""Settings of every run, beside the app-server's."""
+
+API_KEY_NAMES: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
+"""Where codex looks for an API key: the first for what needs OpenAI's login, the other for providers that name it."""
+
+_OWN: Final = re.compile(r"CODEX_.*|OPENAI_.*|LC_.*|LD_.*")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecLimits:
+    """How long things may take, in seconds; `inactivity_s` None lets codex be silent for as long as it likes."""
+
+    inactivity_s: float | None = INACTIVITY_S
+    term_grace_s: float = TERM_GRACE_S
+    exit_grace_s: float = EXIT_GRACE_S
+
+
+AS_A_RULE: Final = ExecLimits()
+NO_SERVERS: Final = McpServers()
+NOTHING_SPECIAL: Final = ExecOptions()
+
+
+class ExecRun:
+    """The events of one run, in order, while they come; the last one is its `Done`, and no process is left then."""
+
+    def __init__(
+        self,
+        process: Process,
+        stdout: ByteReceiveStream,
+        lines: ExecLines,
+        limits: ExecLimits,
+        mark: str,
+        resumes: str | None,
+        max_line_bytes: int,
+    ) -> None:
+        self._process = process
+        self._stdout = stdout
+        self._lines = lines
+        self._limits = limits
+        self._mark = mark
+        self._resumes = resumes
+        self._splitter = LineSplitter(max_line_bytes)
+        self._events: deque[AgentEvent] = deque()
+        self._silent_from = anyio.current_time()
+        self._waiting: anyio.CancelScope | None = None
+        self._aborted = False
+        self._erred = False
+        self._is_over = False
+
+    @property
+    def session_id(self) -> str | None:
+        """Codex's id of the session, by which it is resumed; None before codex says it."""
+        return self._lines.thread_id
+
+    @property
+    def session_usage(self) -> TokenCount | None:
+        """The tokens of the whole session; None before codex tells them."""
+        return self._lines.session_usage
+
+    @property
+    def diagnostics(self) -> str:
+        """The last lines that codex wrote on stderr, without the secrets that it was started with."""
+        return self._process.last_lines()
+
+    def abort(self) -> None:
+        """Stop the run, from any task: whoever reads it gets the rest of its events, and a `Done` "interrupted"."""
+        self._aborted = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let whoever waits for codex look again at what has happened."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AgentEvent:
+        """Return the next event. One task at a time may ask."""
+        while not self._events:
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._read_more()
+        return self._events.popleft()
+
+    async def end(self) -> None:
+        """End codex and all that it started, if it runs still."""
+        with anyio.CancelScope(shield=True):
+            if self._process.exit_code is None:
+                self._process.signal_group(signal.SIGTERM)
+                if not await self._process.ended_within(self._limits.term_grace_s):
+                    self._process.signal_group(signal.SIGKILL)
+                    await self._process.ended_within(KILL_GRACE_S)
+            await sweep(MARK, self._mark)
+
+    async def _read_more(self) -> None:
+        if self._aborted:
+            await self._finish(stopped=True)
+            return
+        try:
+            data = await self._receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            await self._leave()
+            return
+        if data is None:
+            await self._finish(self._too_silent())
+            return
+        for line in self._splitter.feed(data):
+            self._take(line)
+        if self._began_another():
+            await self._finish(
+                TurnFailure(f"codex has no session {self._resumes}, and began another", "sessionNotFound", None, None)
+            )
+
+    async def _receive(self) -> bytes | None:
+        """Return what codex has written next; None if it is silent for too long.
+
+        Raises:
+            EndOfStream: nothing more will come, as its output is closed, its process over, or the run aborted.
+        """
+        while True:
+            over = self._process.over.is_set()
+            with anyio.CancelScope(deadline=self._deadline(over=over)) as self._waiting:
+                data = await self._stdout.receive()
+                self._waiting = None
+                return data
+            self._waiting = None
+            if self._aborted or over or (self._lines.ended and not self._process.over.is_set()):
+                # A descendant of codex's may hold the pipe for ever.
+                raise anyio.EndOfStream
+            if not self._process.over.is_set():
+                return None
+
+    def _deadline(self, *, over: bool) -> float:
+        if over:
+            return anyio.current_time() + DRAIN_S
+        patience_s = self._limits.exit_grace_s if self._lines.ended else self._limits.inactivity_s
+        return math.inf if patience_s is None else self._silent_from + patience_s
+
+    def _take(self, line: bytes | Skipped) -> None:
+        self._silent_from = anyio.current_time()
+        if isinstance(line, Skipped):
+            logger.error("skipped a line of %d bytes from codex: over the bound of one line", line.bytes)
+            return
+        self._keep(self._lines.feed(line))
+
+    def _keep(self, events: list[AgentEvent]) -> None:
+        self._erred = self._erred or any(isinstance(event, Error) and event.fatal for event in events)
+        self._events += events
+
+    async def _leave(self) -> None:
+        """Take the run's end as codex's own, or the caller's."""
+        for line in self._splitter.finish():
+            self._take(line)
+        with anyio.CancelScope(shield=True):
+            if not self._aborted:
+                left_s = self._silent_from + self._limits.exit_grace_s - anyio.current_time()
+                await self._process.ended_within(max(left_s, DRAIN_S))
+        await self._finish(stopped=self._aborted)
+
+    async def _finish(self, failure: TurnFailure | None = None, *, stopped: bool = False) -> None:
+        has_left = self._process.exit_code is not None
+        await self.end()
+        self._is_over = True
+        if failure is None and has_left and not stopped and not self._lines.ended and not self._erred:
+            failure = self._crash()
+        self._keep(self._lines.finish(self._process.exit_code, failure, stopped=stopped))
+
+    def _crash(self) -> TurnFailure | None:
+        """Return why codex has left, by its exit code and what it wrote last; None where it says no ends at all."""
+        if self._process.exit_code == 0:
+            return None
+        said = self.diagnostics
+        last = f": {said.splitlines()[-1]}" if said else ""
+        return TurnFailure(f"codex {self._process.how_it_ended()}{last}", "processExited", None, said or None)
+
+    def _too_silent(self) -> TurnFailure:
+        return TurnFailure(f"codex wrote nothing for {self._limits.inactivity_s:g} s", "watchdogTimeout", None, None)
+
+    def _began_another(self) -> bool:
+        known = self._lines.thread_id
+        return self._resumes is not None and known is not None and known != self._resumes.lower()
+
+
+class CodexExec:
+    """Runs prompts, each in a process of its own; may be used again, and by several tasks.
+
+    Runs of one session wait for one another. What is remembered of a session is its number of tokens.
+
+    Args:
+        launch: how to start codex: binary, home, working folder, API key. Its environment is an allow-list of
+            `launch.environment`: no other vendor's credential, no `OPENAI_API_KEY` unless it is `launch.api_key`.
+        limits: how long things may take.
+        servers: the MCP servers of every run.
+    """
+
+    def __init__(self, launch: Launch, limits: ExecLimits = AS_A_RULE, servers: McpServers = NO_SERVERS) -> None:
+        table, handed = told_of(servers)
+        keys = dict.fromkeys(API_KEY_NAMES, launch.api_key) if launch.api_key is not None else {}
+        secrets = [*launch.secrets, *(secret.reveal() for secret in servers.secrets), *handed.values()]
+        self._launch = replace(launch, handed={**launch.handed, **keys, **handed}, secrets=secrets)
+        self._limits = limits
+        self._servers = table
+        self._version: Version | None = None
+        self._asking = anyio.Lock()
+        self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._used: OrderedDict[str, TokenCount] = OrderedDict()
+
+    @asynccontextmanager
+    async def run(self, prompt: str, options: ExecOptions = NOTHING_SPECIAL) -> AsyncIterator[ExecRun]:
+        """Let codex answer `prompt`; leaving the block early stops it, and leaves no process behind.
+
+        Raises:
+            InputRefused: the prompt is empty or longer than codex takes, or an option cannot be given to it.
+            CodexCannotStart: there is no such binary, or it is none of codex's.
+        """
+        _check_prompt(prompt)
+        check(options)
+        version = await self.version()
+        with tempfile.TemporaryDirectory(prefix="codex-exec-") as folder:
+            files = await anyio.to_thread.run_sync(_lay_down, options, Path(folder))
+            async with self._session(options.resume), self._opened(prompt, options, files, version) as run:
+                yield run
+
+    async def version(self) -> Version:
+        """Return codex's version, which is asked for once.
+
+        Raises:
+            CodexCannotStart: there is no such binary, it does not say its version, or it is too old.
+        """
+        async with self._asking:
+            if self._version is None:
+                self._version = await _ask_version(self._launch)
+            return self._version
+
+    @asynccontextmanager
+    async def _session(self, session_id: str | None) -> AsyncIterator[None]:
+        """Wait for the session: two codexes that write it at once would damage it."""
+        if session_id is None:
+            yield
+            return
+        lock = self._busy.setdefault(session_id.lower(), anyio.Lock())
+        async with lock:
+            yield
+
+    @asynccontextmanager
+    async def _opened(
+        self, prompt: str, options: ExecOptions, files: LaidDown, version: Version
+    ) -> AsyncIterator[ExecRun]:
+        launch = self._launch
+        mark = f"{launch.family}.{uuid.uuid4().hex}"
+        process, stdin, stdout, stderr = spawn(launch, self._command(options, files, version, mark), mark)
+        lines = ExecLines(self._used_before(options.resume))
+        run = ExecRun(process, stdout, lines, self._limits, mark, options.resume, launch.max_line_bytes)
+        try:
+            async with plain_task_group() as tasks:
+                tasks.start_soon(_watch, process, run)
+                tasks.start_soon(process.drain_stderr, stderr)
+                tasks.start_soon(_tell, stdin, prompt)
+                try:
+                    yield run
+                finally:
+                    await run.end()
+                    tasks.cancel_scope.cancel()
+        finally:
+            self._remember(run)
+            with anyio.CancelScope(shield=True):
+                for stream in (stdin, stdout, stderr):
+                    await stream.aclose()
+            process.close()
+
+    def _command(self, options: ExecOptions, files: LaidDown, version: Version, mark: str) -> list[str]:
+        settings = {
+            **EXEC_OVERRIDES,
+            f"shell_environment_policy.set.{MARK}": f'"{mark}"',
+            **self._launch.overrides,
+        }
+        told = replace(options, config={**self._servers, **options.config})
+        return [str(self._launch.binary), "exec", *overrides(settings), *arguments(told, files, version)]
+
+    def _used_before(self, session_id: str | None) -> TokenCount | None:
+        return NONE_USED if session_id is None else self._used.get(session_id.lower())
+
+    def _remember(self, run: ExecRun) -> None:
+        if run.session_id is not None and run.session_usage is not None:
+            self._used[run.session_id] = run.session_usage
+            self._used.move_to_end(run.session_id)
+            if len(self._used) > MAX_SESSIONS:
+                self._used.popitem(last=False)
+
+
+def told_of(servers: McpServers) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:
+    """Return the settings that tell codex of MCP servers, and the variables of its environment that hold their secrets.
+
+    `codex exec` has no pipe to be told a secret by; its command line can be read by everybody on the machine, its
+    environment by the same user.
+
+    Raises:
+        ConfigError: a secret's variable would be codex's own, or two servers want one variable with two values.
+    """
+    settings = dict(servers.managed)
+    handed: dict[str, str] = {}
+    for server in servers.servers:
+        forwarded: list[str] = []
+        for number, ((table, key), secret) in enumerate(server.private.items()):
+            path = ("mcp_servers", server.name)
+            if table == "env":
+                _hand(handed, key, secret.reveal(), server.name)
+                forwarded.append(key)
+            else:
+                name = f"MCP_HEADER_{number}_{re.sub(r'[^A-Za-z0-9]', '_', server.name).upper()}"
+                _hand(handed, name, secret.reveal(), server.name)
+                settings[(*path, "env_http_headers", key)] = name
+        if forwarded:
+            settings["mcp_servers", server.name, "env_vars"] = forwarded
+    return settings, handed
+
+
+def _hand(handed: dict[str, str], name: str, value: str, server: str) -> None:
+    if name in PASSED_ENVIRONMENT or _OWN.fullmatch(name):
+        raise ConfigError(
+            f"mcp_servers: {server}: env: {name} is codex's own, and cannot hold a secret with codex exec"
+        )
+    if handed.setdefault(name, value) != value:
+        raise ConfigError(f"mcp_servers: {server}: env: {name} has another value with another server; give it one")
+
+
+def _check_prompt(prompt: str) -> None:
+    if not prompt.strip():
+        raise InputRefused("The message has no text.")
+    if len(prompt) > MAX_INPUT_CHARS:
+        raise InputRefused(f"The message has {len(prompt)} characters; codex takes at most {MAX_INPUT_CHARS}.")
+
+
+def _lay_down(options: ExecOptions, folder: Path) -> LaidDown:
+    """Write what codex reads from files. A path with a comma would be two to it, so such an image gets another."""
+    schema = None
+    if options.output_schema is not None:
+        schema = folder / "schema.json"
+        schema.write_text(json.dumps(options.output_schema))
+    return LaidDown(schema, tuple(_image(image, folder / str(at)) for at, image in enumerate(options.images)))
+
+
+def _image(image: Path, link: Path) -> Path:
+    if not image.is_file():
+        raise InputRefused(f"The image {image.name} is no file.")
+    if "," not in str(image):
+        return image.absolute()
+    link = link.with_suffix(image.suffix if "," not in image.suffix else "")
+    link.symlink_to(image.absolute())
+    return link
+
+
+async def _watch(process: Process, run: ExecRun) -> None:
+    await process.watch()
+    run.wake()
+
+
+async def _tell(stdin: ByteSendStream, prompt: str) -> None:
+    """Say the prompt; a codex that has ended says itself why."""
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        # A lone surrogate is no text, and codex takes nothing but UTF-8.
+        await stdin.send(prompt.encode("utf-8", "replace"))
+    await stdin.aclose()
+
+
+async def _ask_version(launch: Launch) -> Version:
+    try:
+        with anyio.fail_after(VERSION_TIMEOUT_S):
+            told = await anyio.run_process(
+                [str(launch.binary), "--version"],
+                stdin=subprocess.DEVNULL,
+                cwd=launch.cwd,
+                env=child_environment(launch, f"{launch.family}.version"),
+                check=False,
+                start_new_session=True,
+            )
+    except TimeoutError as error:
+        raise CodexCannotStart(f"codex did not say its version within {VERSION_TIMEOUT_S:g} s") from error
+    except OSError as error:
+        where = error.filename or launch.binary
+        raise CodexCannotStart(f"codex cannot be started: {where}: {error.strerror}") from error
+    found = re.search(rb"(\d+)\.(\d+)\.(\d+)", told.stdout)
+    if found is None:
+        raise CodexCannotStart("codex did not tell its version; is CODEX_BIN really codex?")
+    major, minor, patch = (int(number) for number in found.groups())
+    if (major, minor, patch) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise CodexCannotStart(f"codex {major}.{minor}.{patch} is too old: codex exec is used from {oldest} on")
+    return major, minor, patch

@@ -1,0 +1,404 @@
+"""`codex exec` end to end: the real binary, its commands, patches and MCP server; only the model is scripted."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import pytest
+import tomlkit
+
+from app_server import MARK, Launch
+from codex_workspace.agent_events import AgentEvent, Done, Error, FileChange, Text, ToolResult, ToolUse
+from codex_workspace.environment import Secret
+from codex_workspace.errors import CodexCannotStart, ConfigError, InputRefused
+from codex_workspace.exec_arguments import ExecOptions
+from codex_workspace.exec_process import CodexExec, ExecLimits, told_of
+from codex_workspace.mcp_servers import McpServer, McpServerEntry, McpServers, resolve
+from codex_workspace.processes import marked
+from codex_workspace.schema import Place
+from codex_workspace.scripted_model import MARKER, ScriptedModel, scripted_model
+from tests.e2e.test_content import png
+
+_T = TypeVar("_T")
+
+pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("no_hang")]
+
+KEY = "sk-scripted-0123456789"
+TOKEN = "a-token-of-the-probe"
+OTHERS = {"ANTHROPIC_API_KEY": "of-anthropic", "GEMINI_API_KEY": "of-google", "GITHUB_TOKEN": "of-github"}
+ADD = "*** Begin Patch\n*** Add File: a.txt\n+one\n*** End Patch"
+MCP_SERVER = Path(__file__).parent / "mcp_server.py"
+FREE = ExecOptions(sandbox="danger-full-access")
+
+
+def binary() -> Path:
+    """Return the codex that is tested: `CODEX_BIN`, or the pinned wheel's."""
+    wheel = importlib.util.find_spec("codex_cli_bin")
+    assert wheel is not None
+    assert wheel.origin is not None
+    return Path(os.environ.get("CODEX_BIN") or Path(wheel.origin).parent / "bin" / "codex")
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ScriptedModel]:
+    """The scripted model."""
+    async with scripted_model() as model:
+        yield model
+
+
+@pytest.fixture
+def launch(tmp_path: Path, model: ScriptedModel) -> Launch:
+    """How to start codex in folders of its own."""
+    for name in ("home", "codex", "work"):
+        (tmp_path / name).mkdir()
+    provider = {
+        "name": "scripted",
+        "base_url": model.base_url,
+        "wire_api": "responses",
+        "requires_openai_auth": True,
+        "request_max_retries": 0,
+        "stream_max_retries": 0,
+    }
+    settings = {"model": "gpt-5.5", "model_provider": "scripted", "model_providers": {"scripted": provider}}
+    (tmp_path / "codex" / "config.toml").write_text(tomlkit.dumps(settings))
+    return Launch(
+        binary=binary(),
+        codex_home=tmp_path / "codex",
+        cwd=tmp_path / "work",
+        environment={"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "OPENAI_API_KEY": "unset", **OTHERS},
+        api_key=KEY,
+        family=f"exec-{tmp_path.name}",
+    )
+
+
+def script(*steps: Mapping[str, object]) -> str:
+    """Return a prompt that makes the model do this."""
+    return f"Do this.\n{MARKER}{json.dumps(steps)}"
+
+
+async def events_of(codex: CodexExec, prompt: str, options: ExecOptions = FREE) -> list[AgentEvent]:
+    """Return all events of a run."""
+    async with codex.run(prompt, options) as run:
+        return [event async for event in run]
+
+
+def done_of(events: Sequence[AgentEvent]) -> Done:
+    """Return the last event, which is the only `Done`."""
+    *before, done = events
+    assert isinstance(done, Done)
+    assert not any(isinstance(event, Done) for event in before)
+    return done
+
+
+def only(kind: type[_T], events: Sequence[AgentEvent]) -> list[_T]:
+    """Return the events of one kind."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+def left_of(launch: Launch) -> list[int]:
+    """Return the processes of a family that are there still."""
+    return marked(MARK, f"{launch.family}.", or_longer=True)
+
+
+def environment_of(processes: Sequence[int]) -> str:
+    """Return all variables of processes."""
+    return "".join(Path(f"/proc/{process}/environ").read_text() for process in processes)
+
+
+async def test_a_session_goes_on_and_remembers(launch: Launch, model: ScriptedModel) -> None:
+    codex = CodexExec(launch)
+    first = done_of(await events_of(codex, script({"say": "The word is basalt."})))
+    assert (first.text, first.stop_reason, first.error) == ("The word is basalt.", "completed", None)
+    assert first.usage is not None
+    assert first.session_id is not None
+    events = await events_of(codex, script({"repeat": True}), replace(FREE, resume=first.session_id))
+    second = done_of(events)
+    assert "The word is basalt." in second.text
+    assert second.session_id == first.session_id
+    assert second.usage is not None
+    assert {request.authorization for request in model.requests} == {f"Bearer {KEY}"}
+    assert left_of(launch) == []
+
+
+async def test_a_session_that_there_is_not_is_no_new_one(launch: Launch) -> None:
+    gone = replace(FREE, resume="01a1fdff-8a53-70f0-a558-000000000000")
+    done = done_of(await events_of(CodexExec(launch), "go on", gone))
+    assert done.stop_reason == "failed"
+    assert done.error is not None
+    assert "no rollout" in done.error.message or "no session" in done.error.message
+
+
+@pytest.mark.parametrize("prompt", ["--help", "-", "a\0b", "é\u2028\U0001f600\udc80", "--\n-c x=y", "x" * 400_000])
+async def test_a_prompt_is_never_an_option(launch: Launch, model: ScriptedModel, prompt: str) -> None:
+    done = done_of(await events_of(CodexExec(launch), prompt))
+    assert done.stop_reason == "completed", done.error
+    said = model.requests[-1].last_user_message
+    assert said is not None
+    assert said.text.strip() == prompt.encode("utf-8", "replace").decode()
+
+
+@pytest.mark.parametrize("prompt", ["", " \n", "x" * 1_048_577])
+async def test_a_prompt_that_codex_would_refuse_starts_none(launch: Launch, prompt: str) -> None:
+    with pytest.raises(InputRefused, match="The message has"):
+        await events_of(CodexExec(replace(launch, binary=Path("/nonexistent"))), prompt)
+
+
+async def test_commands_and_files_come_as_they_happen(launch: Launch) -> None:
+    prompt = script({"say": "I look.", "run": "echo hi"}, {"run": "exit 3"}, {"patch": ADD}, {"say": "Changed."})
+    events = await events_of(CodexExec(launch), prompt)
+    uses, results = only(ToolUse, events), only(ToolResult, events)
+    assert [use.name for use in uses] == ["Bash", "Bash", "Write"]
+    assert [use.id for use in uses] == [result.id for result in results]
+    assert [(result.exit_code, result.is_error) for result in results] == [(0, False), (3, True), (None, False)]
+    assert results[0].output == "hi\n"
+    [change] = only(FileChange, events)
+    assert [(Path(each.path).name, each.kind) for each in change.changes] == [("a.txt", "add")]
+    assert (launch.cwd / "a.txt").read_text() == "one\n"
+    assert done_of(events).text == "Changed."
+    assert [event.text for event in only(Text, events)] == ["I look.", "Changed."]
+
+
+async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel, tmp_path: Path) -> None:
+    other = tmp_path / "other, with a comma"
+    other.mkdir()
+    (other / "red,dot.png").write_bytes(png())
+    options = ExecOptions(
+        model="gpt-5.4",
+        full_auto=True,
+        cwd=other,
+        web_search=True,
+        output_schema={
+            "type": "object",
+            "properties": {"x": {"type": "string"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+        images=(other / "red,dot.png",),
+        config={("model_reasoning_effort",): "low"},
+    )
+    codex = CodexExec(launch)
+    done = done_of(await events_of(codex, script({"say": '{"x": "y"}'}), options))
+    assert done.text == '{"x": "y"}', done.error
+    request = model.requests[-1]
+    assert (request.model, request.effort, request.output_schema) == ("gpt-5.4", "low", options.output_schema)
+    assert any(tool.name == "web_search" for tool in request.tools)
+    assert str(other) in str(request.input)
+    assert request.last_user_message is not None
+    assert len(request.last_user_message.images) == 1
+
+
+async def test_folders_beside_the_working_one_can_be_written(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    options = ExecOptions(sandbox="danger-full-access", writable=(tmp_path / "more",))
+    events = await events_of(CodexExec(launch), script({"run": f"touch {tmp_path}/more/x"}), options)
+    assert (tmp_path / "more" / "x").exists(), events
+
+
+async def test_a_git_repository_is_asked_for_where_wanted(launch: Launch) -> None:
+    codex = CodexExec(launch)
+    done = done_of(await events_of(codex, "hi", replace(FREE, skip_git_check=False)))
+    assert done.stop_reason == "failed"
+    assert done.error is not None
+    assert "skip-git-repo-check" in done.error.message
+
+
+async def test_a_failure_is_told_once(launch: Launch) -> None:
+    events = await events_of(CodexExec(launch), script({"fail": 401}))
+    done = done_of(events)
+    assert done.stop_reason == "failed"
+    assert done.error is not None
+    assert "401" in done.error.message
+    assert [error.fatal for error in only(Error, events)].count(True) == 1
+
+
+async def test_nothing_is_left_of_a_run_that_is_aborted_in_mid_command(launch: Launch) -> None:
+    prompt = script({"run": "setsid sleep 600 & sleep 600"})
+    async with CodexExec(launch).run(prompt, FREE) as run:
+        async for event in run:
+            if isinstance(event, ToolUse):
+                break
+        assert left_of(launch)
+        run.abort()
+        rest = [event async for event in run]
+    assert done_of(rest).stop_reason == "interrupted"
+    assert [result.is_error for result in only(ToolResult, rest)] == [True]
+    assert left_of(launch) == []
+
+
+async def test_a_run_can_be_aborted_by_another_task(launch: Launch) -> None:
+    async with CodexExec(launch).run(script({"run": "sleep 600"}), FREE) as run, anyio.create_task_group() as tasks:
+        events: list[AgentEvent] = []
+        began = anyio.Event()
+
+        async def read() -> None:
+            async for event in run:
+                events.append(event)
+                if isinstance(event, ToolUse):
+                    began.set()
+
+        tasks.start_soon(read)
+        await began.wait()
+        run.abort()
+    assert done_of(events).stop_reason == "interrupted"
+
+
+async def test_nothing_is_left_of_a_block_that_is_left(launch: Launch) -> None:
+    async with CodexExec(launch).run(script({"run": "sleep 600"}), FREE) as run:
+        async for event in run:
+            if isinstance(event, ToolUse):
+                break
+    assert left_of(launch) == []
+
+
+async def test_a_cancelled_reader_leaves_nothing(launch: Launch) -> None:
+    with anyio.move_on_after(1) as scope:
+        await events_of(CodexExec(launch), script({"run": "sleep 600"}))
+    assert scope.cancelled_caught
+    assert left_of(launch) == []
+
+
+async def test_silence_ends_a_run(launch: Launch) -> None:
+    codex = CodexExec(launch, ExecLimits(inactivity_s=1.0))
+    events = await events_of(codex, script({"run": "sleep 600"}))
+    done = done_of(events)
+    assert done.error is not None
+    assert (done.stop_reason, done.error.code) == ("failed", "WATCHDOG_TIMEOUT")
+    assert done.error.message == "codex wrote nothing for 1 s"
+    assert left_of(launch) == []
+
+
+async def test_lines_keep_a_run_alive(launch: Launch) -> None:
+    codex = CodexExec(launch, ExecLimits(inactivity_s=1.5))
+    prompt = script(*({"run": f"sleep 0.{number}"} for number in (7, 8, 9)), {"say": "Slept."})
+    assert done_of(await events_of(codex, prompt)).text == "Slept."
+
+
+async def test_one_instance_serves_several_tasks(launch: Launch) -> None:
+    codex = CodexExec(launch)
+    answers: list[str] = []
+
+    async def ask(word: str) -> None:
+        answers.append(done_of(await events_of(codex, script({"say": word}))).text)
+
+    async with anyio.create_task_group() as tasks:
+        for word in ("one", "two", "three"):
+            tasks.start_soon(ask, word)
+    assert sorted(answers) == ["one", "three", "two"]
+
+
+async def test_runs_of_one_session_wait_for_one_another(launch: Launch) -> None:
+    codex = CodexExec(launch)
+    session = done_of(await events_of(codex, script({"say": "begun"}))).session_id
+    running: list[bool] = []
+
+    async def ask() -> None:
+        async with codex.run(script({"run": "sleep 0.3"}), replace(FREE, resume=session)) as run:
+            running.append(True)
+            assert len(running) == 1
+            assert done_of([event async for event in run]).stop_reason == "completed"
+            running.pop()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        tasks.start_soon(ask)
+
+
+async def test_no_credential_but_its_own_reaches_codex(launch: Launch) -> None:
+    async with CodexExec(launch).run(script({"run": "env; sleep 600"}), FREE) as run:
+        async for event in run:
+            if isinstance(event, ToolUse):
+                break
+        found = environment_of(left_of(launch))
+    assert KEY in found
+    assert not any(name in found or value in found for name, value in OTHERS.items())
+
+
+async def test_without_a_key_there_is_none(launch: Launch, model: ScriptedModel) -> None:
+    done_of(await events_of(CodexExec(replace(launch, api_key=None)), script({"say": "x"})))
+    assert all(request.authorization is None for request in model.requests)
+
+
+async def test_commands_do_not_see_the_key(launch: Launch) -> None:
+    events = await events_of(CodexExec(launch), script({"run": "env"}))
+    [result] = only(ToolResult, events)
+    assert "PATH=" in result.output
+    assert KEY not in result.output
+
+
+def probe(env: Mapping[str, str]) -> McpServers:
+    """Return our MCP server with these variables of its own."""
+    entry = McpServerEntry("probe", sys.executable, (str(MCP_SERVER),), env, required=True, trusted=True)
+    return resolve([entry], {"PROBE_TOKEN": TOKEN}, Place("config.yaml"))
+
+
+async def test_an_mcp_server_is_there_for_a_run_and_leaves_no_trace(launch: Launch) -> None:
+    config = (launch.codex_home / "config.toml").read_bytes()
+    call = {"tool": {"name": "digest_of", "namespace": "mcp__probe", "arguments": {"variable": "TOKEN"}}}
+    codex = CodexExec(launch, servers=probe({"TOKEN": "${PROBE_TOKEN}", "PLAIN": "x"}))
+    async with codex.run(script(call, {"say": "Called."}), FREE) as run:
+        events = [event async for event in run]
+    [use], [result] = only(ToolUse, events), only(ToolResult, events)
+    assert (use.name, use.server, use.input) == ("digest_of", "probe", {"variable": "TOKEN"})
+    assert (result.output, result.is_error) == (hashlib.sha256(TOKEN.encode()).hexdigest(), False)
+    assert (launch.codex_home / "config.toml").read_bytes() == config
+
+
+def test_secrets_of_mcp_servers_are_not_on_the_command_line() -> None:
+    settings, handed = told_of(probe({"TOKEN": "${PROBE_TOKEN}"}))
+    assert TOKEN not in str(settings)
+    assert settings["mcp_servers", "probe", "env_vars"] == ["TOKEN"]
+    assert handed == {"TOKEN": TOKEN}
+
+
+def test_secrets_in_headers_are_handed_by_variables() -> None:
+    entry = McpServerEntry("far-away", url="http://localhost:1/mcp", bearer_token_env="PROBE_TOKEN")
+    settings, handed = told_of(resolve([entry], {"PROBE_TOKEN": TOKEN}, Place("config.yaml")))
+    assert settings["mcp_servers", "far-away", "env_http_headers", "Authorization"] == "MCP_HEADER_0_FAR_AWAY"
+    assert handed == {"MCP_HEADER_0_FAR_AWAY": f"Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize("name", ["PATH", "CODEX_HOME", "OPENAI_API_KEY", "LD_PRELOAD"])
+def test_a_secret_takes_no_variable_of_codex(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"env: {name} is codex's own"):
+        told_of(probe({name: "${PROBE_TOKEN}"}))
+
+
+def test_two_servers_cannot_share_a_variable_with_two_values() -> None:
+    servers = tuple(McpServer(name, {}, {("env", "TOKEN"): Secret(name)}, (), 1.0, False, False) for name in "ab")
+    with pytest.raises(ConfigError, match="b: env: TOKEN has another value"):
+        told_of(McpServers(servers))
+
+
+async def test_a_crash_is_told_with_codex_own_words(launch: Launch) -> None:
+    (launch.codex_home / "config.toml").write_text(f"model = [ # {KEY}")
+    async with CodexExec(launch).run("hi", FREE) as run:
+        done = done_of([event async for event in run])
+        said = run.diagnostics
+    assert done.error is not None
+    assert (done.stop_reason, done.error.code) == ("failed", "PROCESS_EXITED")
+    assert "config.toml" in said
+    assert KEY not in said + done.error.message
+
+
+async def test_a_codex_that_is_killed_is_a_failure(launch: Launch) -> None:
+    async with CodexExec(launch).run(script({"run": "kill -9 $PPID; sleep 600"}), FREE) as run:
+        done = done_of([event async for event in run])
+    assert done.error is not None
+    assert "SIGKILL" in done.error.message
+    assert left_of(launch) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("/nonexistent", "cannot be started"), (shutil.which("true"), "did not tell its version")]
+)
+async def test_what_is_no_codex_is_one_sentence(launch: Launch, name: str, problem: str) -> None:
+    with pytest.raises(CodexCannotStart, match=problem):
+        await events_of(CodexExec(replace(launch, binary=Path(name))), "hi")
