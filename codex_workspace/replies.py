@@ -31,6 +31,8 @@ from a2a.types import (
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Struct, Value
 
+from codex_workspace import presentation
+from codex_workspace.agent_events import ToolUse
 from codex_workspace.diffs import unified_diff
 from codex_workspace.events import (
     Alive,
@@ -190,7 +192,10 @@ class Reply:
                 return self._remark_on_the_way()
             case CommandStarted(item_id=item, command=command, cwd=cwd):
                 about: JsonObject = {"itemId": item, "command": command, "cwd": cwd, "status": "inProgress"}
-                return [*self._remark_on_the_way(), self._note("command", f"$ {command}", about)]
+                return [
+                    *self._remark_on_the_way(),
+                    self._markdown_note("command", presentation.command(command), about),
+                ]
             case CommandFinished():
                 return [self._command_finished(event)]
             case FilesChanged(changes=changes, status=ItemStatus.COMPLETED):
@@ -203,7 +208,10 @@ class Reply:
             case ToolStarted(item_id=item, tool=tool, server=server, arguments=arguments):
                 about = {"itemId": item, "tool": tool, "server": server, "status": "inProgress"}
                 about["input"] = _bounded(arguments)
-                return [*self._remark_on_the_way(), self._note("tool", f"Calling {_tool_name(server, tool)}", about)]
+                return [
+                    *self._remark_on_the_way(),
+                    self._markdown_note("tool", _tool_use(item, server, tool, arguments), about),
+                ]
             case ToolFinished():
                 return [self._tool_finished(event)]
             case WebSearched(item_id=item, query=query):
@@ -313,8 +321,9 @@ class Reply:
             "durationMs": event.duration_ms,
             "output": _shown(event.output or ""),
         }
-        how = "stopped" if event.exit_code is None else f"exit {event.exit_code}"
-        return self._note("command", f"{_shown(event.output or '').rstrip()}\n[{how}]".lstrip(), about)
+        code, failed = event.exit_code, "Stopped" if event.exit_code is None else "Failed"
+        text = presentation.result(event.output or "", is_error=code != 0, exit_code=code, failed=failed)
+        return self._markdown_note("command", text, about)
 
     def _tool_finished(self, event: ToolFinished) -> TaskStatusUpdateEvent:
         about: JsonObject = {
@@ -326,12 +335,16 @@ class Reply:
             "durationMs": event.duration_ms,
             "output": _shown(event.result),
         }
-        how = "failed" if event.is_error else "answered"
-        return self._note("tool", f"{_tool_name(event.server, event.tool)} {how}: {_shown(event.result)}", about)
+        result = presentation.result(event.result, is_error=event.is_error)
+        return self._markdown_note("tool", f"{presentation.named(event.tool, event.server)}\n\n{result}", about)
 
     def _note(self, kind: str, text: str, about: JsonObject | None = None) -> TaskStatusUpdateEvent:
-        status = self._status(TaskState.TASK_STATE_WORKING, _shown(text))
-        status.status.message.metadata.CopyFrom(_struct({"kind": kind, **(about or {})}))
+        return self._markdown_note(kind, _shown(text), about or {})
+
+    def _markdown_note(self, kind: str, text: str, about: JsonObject) -> TaskStatusUpdateEvent:
+        """Return a note whose text is Markdown, and no longer than it should be."""
+        status = self._status(TaskState.TASK_STATE_WORKING, text)
+        status.status.message.metadata.CopyFrom(_struct({"kind": kind, **about}))
         return status
 
     def _status(self, state: TaskState, text: str = "") -> TaskStatusUpdateEvent:
@@ -477,8 +490,9 @@ def _shown(text: str) -> str:
     return f"{text[:head]}\n[… {len(text) - head - tail} characters left out …]\n{text[-tail:]}"
 
 
-def _tool_name(server: str | None, tool: str) -> str:
-    return f"{server}.{tool}" if server else tool
+def _tool_use(item: str, server: str | None, tool: str, arguments: JsonValue) -> str:
+    given: JsonObject = arguments if isinstance(arguments, dict) else {}
+    return presentation.markdown(ToolUse(item, tool, tool, given, server))
 
 
 def _struct(content: JsonObject) -> Struct:

@@ -7,7 +7,6 @@ sequence in an answer must not move the cursor, set the title or answer a questi
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TextIO
@@ -26,6 +25,7 @@ from a2a.types import (
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
+from codex_workspace.presentation import unwrapped
 from codex_workspace.replies import USAGE
 from codex_workspace.wire import JsonObject, JsonValue
 
@@ -313,6 +313,8 @@ class TurnView:
                 return self._command(about, text)
             case "commentary":
                 return self._remark(text, message.message_id)
+            case "tool" if isinstance(about.get("tool"), str):
+                return self._line(self._style.dim(_tool_line(about)))
             case "reasoning":
                 return self._line(self._style.dim(f"thinking: {clean(text).strip()}"))
             case "notice":
@@ -400,17 +402,13 @@ def state_word(state: TaskState) -> str:
     return TaskState.Name(state).removeprefix("TASK_STATE_").replace("_", " ").lower()
 
 
-def unwrapped(command: str) -> str:
-    """Return what a person would have typed: codex runs `ls` as `/bin/bash -lc ls`."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        return command
-    match words:
-        case [shell, "-lc" | "-c", script] if shell.rsplit("/", 1)[-1] in ("bash", "zsh", "sh"):
-            return script
-        case _:
-            return command
+def _tool_line(about: JsonObject) -> str:
+    server = f"{about['server']}." if isinstance(about.get("server"), str) else ""
+    name = clean(f"{server}{about['tool']}").strip()
+    if about.get("status") == "inProgress":
+        return f"Calling {name}"
+    how = "failed" if about.get("isError") is True else "answered"
+    return _bounded(f"{name} {how}: {clean(str(about.get('output') or ''))}".rstrip(), MAX_OUTPUT_LINES)
 
 
 def _text(parts: Sequence[Part]) -> str:

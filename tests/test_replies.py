@@ -327,7 +327,7 @@ def test_a_command_is_shown_twice_and_its_output_cut_in_the_middle() -> None:
         "cwd": "/w",
         "status": "inProgress",
     }
-    assert seen.texts[0] == "$ make"
+    assert seen.texts[0] == "```bash\nmake\n```"
     assert len(seen.texts) == 2
     finished, text = seen.notes[1], seen.texts[1]
     assert {name: finished[name] for name in ("status", "exitCode", "durationMs")} == {
@@ -341,13 +341,14 @@ def test_a_command_is_shown_twice_and_its_output_cut_in_the_middle() -> None:
     assert shown.endswith("\nlast\n")
     assert f"[… {len(output) - MAX_SHOWN_CHARS} characters left out …]" in shown
     assert len(shown) < MAX_SHOWN_CHARS + 100
-    assert text.endswith("last\n[exit 2]")
+    assert text.startswith("**Failed** (exit code 2)\n\n```\nfirst\n")
+    assert text.endswith("last\n```")
     assert len(text) < MAX_SHOWN_CHARS + 200
 
 
 def test_a_command_that_was_stopped_has_no_exit_code() -> None:
     seen = seen_of(CommandFinished("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None))
-    assert seen.texts == ["[stopped]"]
+    assert seen.texts == ["**Stopped**"]
     assert seen.notes[0]["exitCode"] is None
 
 
@@ -386,10 +387,10 @@ def test_a_tool_is_shown_by_server_and_name_with_what_it_was_given_and_gave() ->
         ToolStarted("v", None, "much", {"text": "x" * 9000}),
     )
     assert seen.texts[:4] == [
-        "Calling srv.echo",
-        "srv.echo answered: pong",
-        "Calling look",
-        "look failed: no such thing",
+        '**echo** (srv)\n\n```json\n{\n  "x": [\n    1,\n    null\n  ]\n}\n```',
+        "**echo** (srv)\n\n```\npong\n```",
+        "**look**",
+        "**look**\n\n**Failed**\n\n```\nno such thing\n```",
     ]
     assert seen.notes[0]["input"] == {"x": [1.0, None]}
     assert seen.notes[3]["isError"] is True

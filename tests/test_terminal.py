@@ -20,8 +20,9 @@ from google.protobuf.struct_pb2 import Struct, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codex_workspace.presentation import unwrapped
 from codex_workspace.replies import USAGE
-from codex_workspace.terminal import MAX_OUTPUT_LINES, Console, Style, TurnView, clean, unwrapped
+from codex_workspace.terminal import MAX_OUTPUT_LINES, Console, Style, TurnView, clean
 from codex_workspace.wire import JsonObject
 
 COMPLETED, FAILED, CANCELED, WORKING = (
@@ -124,6 +125,9 @@ def shown(*events: StreamResponse, style: Style = Style()) -> str:  # noqa: B008
         ([note("reasoning", "**Hm**\n"), note("notice", "slow")], "thinking: **Hm**\nnote: slow\n"),
         ([note("search", "Searched the web: x"), note("tool", "Calling f")], "Searched the web: x\nCalling f\n"),
         ([status(WORKING, "a plain agent's note")], "a plain agent's note\n"),
+        ([note("tool", "**f**", {"tool": "f", "server": "s", "status": "inProgress"})], "Calling s.f\n"),
+        ([note("tool", "**f**", {"tool": "f", "isError": False, "output": "1"})], "f answered: 1\n"),
+        ([note("tool", "**f**", {"tool": "f", "isError": True, "output": "no"})], "f failed: no\n"),
         ([started("ls"), ended("ls", "a\nb\n", 0)], "$ ls\n  a\n  b\n  [exit 0]\n"),
         ([started("ls"), ended("ls", "", 3)], "$ ls\n  [exit 3]\n"),
         ([started("ls"), ended("ls", "", None)], "$ ls\n  [stopped]\n"),
