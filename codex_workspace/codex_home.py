@@ -446,14 +446,19 @@ def _read_records(file: Path) -> list[Record]:
     except FileNotFoundError:
         return []
     try:
-        return [_record(entry) for entry in json.loads(raw)["records"]]
+        return [read_record(entry) for entry in json.loads(raw)["records"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{file}: is damaged; remove it, and take what codex-workspace set out of {CONFIG_NAME}"
         ) from error
 
 
-def _record(entry: object) -> Record:
+def read_record(entry: object) -> Record:
+    """Return the record that `asdict` and JSON have made this entry of.
+
+    Raises:
+        ValueError: it is none.
+    """
     match entry:
         case {
             "inserted": [*inserted],

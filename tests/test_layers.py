@@ -34,7 +34,7 @@ LAYERS = [
     {"agent_events", "events_v1", "tool_names"},
     {"fields"},
     # What is kept.
-    {"hiding", "store"},
+    {"hiding", "shared_config", "store"},
     {"retention", "soundness"},
     {"deliveries", "migrations", "push_configs"},
     {"attachments", "codex_home", "config_schema", "health", "transcript"},
