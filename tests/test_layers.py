@@ -13,13 +13,14 @@ LAYERS = [
     {"adapter", "demo", "doctor", "serve"},
     {"agent", "chat"},
     # Who brings messages in, and the edges.
-    {"exec_process"},
+    {"runtimes"},
+    {"app_server_runs", "exec_process"},
     {"app_server", "executor", "scripted_model", "server", "terminal"},
     {"card", "executors", "grpc_server", "signing", "views"},
     # Coordination.
     {"levels", "orders"},
     {"job", "wishes"},
-    {"conversation"},
+    {"conversation", "turn_stream"},
     {"handler", "recovery", "streams", "supply", "turn"},
     {"push", "sandbox"},
     {"exec_lines"},

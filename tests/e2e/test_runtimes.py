@@ -1,0 +1,187 @@
+"""The runtimes by their names: both say the same of the same run, with the real codex."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app_server import Launch
+from codex_workspace.agent_events import AgentEvent, Done, FileChange, ToolResult, ToolUse
+from codex_workspace.errors import ConfigError
+from codex_workspace.exec_arguments import ExecOptions
+from codex_workspace.mcp_servers import McpServers
+from codex_workspace.runtimes import GROUP, Runtime, create_runtime
+from codex_workspace.scripted_model import ScriptedModel
+from tests.e2e.test_exec_process import (
+    ADD,
+    FREE,
+    KEY,
+    TOKEN,
+    done_of,
+    launch,
+    left_of,
+    model,
+    only,
+    probe,
+    script,
+)
+
+__all__ = ["launch", "model"]
+
+pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("no_hang")]
+
+NAMES = ("codex", "codex-exec")
+
+
+async def events_of(runtime: Runtime, prompt: str, options: ExecOptions = FREE) -> list[AgentEvent]:
+    """Return all events of a run."""
+    async with runtime.run(prompt, options) as run:
+        return [event async for event in run]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "Codex", "CODEX-Exec"])
+async def test_a_runtime_by_its_name_remembers_a_session(launch: Launch, name: str) -> None:
+    async with create_runtime(name, launch) as runtime:
+        first = done_of(await events_of(runtime, script({"say": "The word is basalt."})))
+        second = done_of(await events_of(runtime, script({"repeat": True}), replace(FREE, resume=first.session_id)))
+    assert (first.text, first.stop_reason) == ("The word is basalt.", "completed")
+    assert "The word is basalt." in second.text
+    assert first.session_id == second.session_id
+    assert first.usage is not None
+    assert second.usage is not None
+    assert left_of(launch) == []
+
+
+async def test_both_say_the_same(launch: Launch) -> None:
+    told: list[list[AgentEvent]] = []
+    for name in NAMES:
+        prompt = script({"say": "I look.", "run": "echo hi"}, {"run": "exit 3"}, {"patch": ADD}, {"say": "Changed."})
+        async with create_runtime(name, launch) as runtime:
+            told.append(await events_of(runtime, prompt))
+        (launch.cwd / "a.txt").unlink()
+    app_server, exec_ = told
+    assert outline(app_server) == outline(exec_)
+    assert [use.name for use in only(ToolUse, exec_)] == ["Bash", "Bash", "Write"]
+    assert done_of(app_server).usage is not None
+
+
+def outline(events: Sequence[AgentEvent]) -> list[object]:
+    """Return what does not differ from run to run."""
+    return [
+        [use.name for use in only(ToolUse, events)],
+        [(result.exit_code, result.is_error) for result in only(ToolResult, events)],
+        [[(Path(each.path).name, each.kind) for each in change.changes] for change in only(FileChange, events)],
+        done_of(events).text,
+        done_of(events).stop_reason,
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_run_is_aborted(launch: Launch, name: str) -> None:
+    async with create_runtime(name, launch) as runtime:
+        async with runtime.run(script({"run": "sleep 600"}), FREE) as run:
+            events = []
+            async for event in run:
+                events.append(event)
+                if isinstance(event, ToolUse):
+                    run.abort()
+        assert done_of(events).stop_reason == "interrupted"
+        assert done_of(await events_of(runtime, script({"say": "Again."}))).text == "Again."
+    assert left_of(launch) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_silence_ends_a_run(launch: Launch, name: str) -> None:
+    async with create_runtime(name, launch, inactivity_s=1.0) as runtime:
+        done = done_of(await events_of(runtime, script({"run": "sleep 600"})))
+    assert done.error is not None
+    assert done.error.code == "WATCHDOG_TIMEOUT"
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_failure_is_the_last_word(launch: Launch, name: str) -> None:
+    async with create_runtime(name, launch) as runtime:
+        done = done_of(await events_of(runtime, script({"fail": 401})))
+    assert done.stop_reason == "failed"
+    assert done.error is not None
+    assert "401" in done.error.message
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_mcp_servers_are_there(launch: Launch, name: str) -> None:
+    config = (launch.codex_home / "config.toml").read_bytes()
+    call = {"tool": {"name": "digest_of", "namespace": "mcp__probe", "arguments": {"variable": "TOKEN"}}}
+    async with create_runtime(name, launch, probe({"TOKEN": "${PROBE_TOKEN}"})) as runtime:
+        events = await events_of(runtime, script(call, {"say": "Called."}))
+    [result] = only(ToolResult, events)
+    assert (len(result.output), result.is_error) == (64, False), result
+    assert TOKEN not in str(events)
+    assert (launch.codex_home / "config.toml").read_bytes() == config
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel, name: str) -> None:
+    options = ExecOptions(model="gpt-5.4", sandbox="danger-full-access", config={("model_reasoning_effort",): "low"})
+    async with create_runtime(name, launch) as runtime:
+        await events_of(runtime, "hi", options)
+    assert (model.requests[-1].model, model.requests[-1].effort) == ("gpt-5.4", "low")
+    assert model.requests[-1].authorization == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize("name", ["", "codex_exec", "gemini"])
+def test_an_unknown_name_says_what_there_is(launch: Launch, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"runtime: must be one of codex, codex-exec, but is '{name}'"):
+        create_runtime(name, launch)
+
+
+class Nothing:
+    """A runtime of somebody else's."""
+
+    @asynccontextmanager
+    async def run(self, prompt: str, options: ExecOptions = FREE) -> AsyncIterator["Nothing"]:
+        yield self
+
+    def abort(self) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[AgentEvent]:
+        yield Done("nothing", None, 0, None, "completed")
+
+
+@asynccontextmanager
+async def nothing(launch: Launch, servers: McpServers, inactivity_s: float) -> AsyncIterator[Nothing]:
+    yield Nothing()
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package that brings runtimes."""
+    info = tmp_path / "site" / "of_others-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: of-others\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[{GROUP}]\nNothing = {__name__}:nothing\nbroken = no_such_module:x\nodd = {__name__}:NAMES\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+
+@pytest.mark.usefixtures("installed")
+async def test_others_bring_their_own(launch: Launch) -> None:
+    async with create_runtime("NOTHING", launch) as runtime:
+        assert done_of(await events_of(runtime, "hi")).text == "nothing"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("none", "one of codex, codex-exec, broken, nothing, odd"),
+        ("broken", "cannot be loaded"),
+        ("odd", "no function"),
+    ],
+)
+def test_what_others_bring_may_be_broken(launch: Launch, name: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        create_runtime(name, launch)
