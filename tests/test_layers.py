@@ -20,7 +20,7 @@ LAYERS = [
     # Coordination.
     {"levels", "orders"},
     {"job", "wishes"},
-    {"conversation", "turn_stream"},
+    {"conversation"},
     {"handler", "recovery", "streams", "supply", "turn"},
     {"push", "sandbox"},
     {"exec_lines"},

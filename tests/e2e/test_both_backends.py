@@ -1,0 +1,73 @@
+"""Both backends with the real codex: the same work is told by the same events."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app_server import Launch
+from codex_workspace.agent_events import AgentEvent, FileChange, Plan, ToolResult, ToolUse
+from codex_workspace.app_server_runs import open_app_server_runs
+from codex_workspace.exec_process import CodexExec
+from codex_workspace.runtimes import NO_SERVERS
+from codex_workspace.turn import TurnLimits
+from tests.e2e.test_exec_process import FREE, launch, model, script
+from tests.test_exec_lines import check_balance, done, texts_of
+
+__all__ = ["launch", "model"]
+
+LOOK = {"say": "I look first.", "reason": "hm", "run": "echo hi"}
+ADD = {"patch": "*** Begin Patch\n*** Add File: a.txt\n+one\n*** End Patch"}
+CHANGE = {"patch": "*** Begin Patch\n*** Update File: a.txt\n@@\n-one\n+two\n*** End Patch"}
+FAIL = {"run": "echo no >&2; exit 3"}
+SEARCH = {"search": "basalt", "say": "It is 3 g/cm3."}
+REFUSED = {"fail": 401}
+
+
+async def of_exec(launch: Launch, prompt: str) -> list[AgentEvent]:
+    async with CodexExec(launch).run(prompt, FREE) as run:
+        return [event async for event in run]
+
+
+async def of_app_server(launch: Launch, prompt: str) -> list[AgentEvent]:
+    async with open_app_server_runs(launch, NO_SERVERS, TurnLimits()) as runs, runs.run(prompt, FREE) as run:
+        return [event async for event in run]
+
+
+def summary(events: Sequence[AgentEvent], cwd: Path) -> str:
+    """Return what both have to say alike: all but ids, times, tokens, and what only an app-server tells."""
+    told: list[object] = []
+    results = {event.id: event for event in events if isinstance(event, ToolResult)}
+    for event in events:
+        match event:
+            case ToolUse(id=id_, name=name, tool=tool, input=given):
+                result = results[id_]
+                given = {key: value for key, value in given.items() if key != "cwd"}
+                told.append((name, tool, given, result.output, result.is_error, result.exit_code))
+            case FileChange(changes=changes):
+                told.append([(each.path, each.kind) for each in changes])
+            case Plan(steps=steps):
+                told.append([step.text for step in steps])
+            case _:
+                pass
+    end = done(events)
+    told += [list(texts_of(events).values()), end.text, end.stop_reason, end.error.code if end.error else None]
+    return json.dumps(told, indent=1).replace(str(cwd), "")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [(LOOK, ADD, CHANGE, FAIL, {"say": "Done so far."}), (SEARCH,), (REFUSED,)],
+    ids=["work", "search", "refused"],
+)
+async def test_the_same_work_is_told_alike(launch: Launch, steps: Sequence[Mapping[str, object]]) -> None:
+    told = []
+    for backend, name in ((of_exec, "one"), (of_app_server, "two")):
+        place = replace(launch, cwd=launch.cwd / name)
+        place.cwd.mkdir()
+        events = await backend(place, script(*steps))
+        check_balance(events)
+        told.append(summary(events, place.cwd))
+    assert told[0] == told[1]
