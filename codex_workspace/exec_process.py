@@ -35,6 +35,7 @@ from app_server import (
 )
 from codex_workspace.agent_events import AgentEvent, Error
 from codex_workspace.agent_stream import NONE_USED
+from codex_workspace.codex_home import CONFIG_NAME, Managed
 from codex_workspace.errors import CodexCannotStart, ConfigError, InputRefused
 from codex_workspace.events import TokenCount, TurnFailure
 from codex_workspace.exec_arguments import (
@@ -50,6 +51,7 @@ from codex_workspace.exec_lines import ExecLines
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.processes import sweep
+from codex_workspace.shared_config import borrow, give_back
 from codex_workspace.toml_text import KeyPath, TomlValue
 from codex_workspace.wire import MAX_INPUT_CHARS, LineSplitter, Skipped
 
@@ -268,15 +270,25 @@ class CodexExec:
             `launch.environment`: no other vendor's credential, no `OPENAI_API_KEY` unless it is `launch.api_key`.
         limits: how long things may take.
         servers: the MCP servers of every run.
+        lends: whether a run's settings and servers stand in codex's own config.toml while it runs, instead of on its
+            command line: for keys that no command line can say, such as one with a dot in it.
     """
 
-    def __init__(self, launch: Launch, limits: ExecLimits = AS_A_RULE, servers: McpServers = NO_SERVERS) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        limits: ExecLimits = AS_A_RULE,
+        servers: McpServers = NO_SERVERS,
+        *,
+        lends: bool = False,
+    ) -> None:
         table, handed = told_of(servers)
         keys = dict.fromkeys(API_KEY_NAMES, launch.api_key) if launch.api_key is not None else {}
         secrets = [*launch.secrets, *(secret.reveal() for secret in servers.secrets), *handed.values()]
         self._launch = replace(launch, handed={**launch.handed, **keys, **handed}, secrets=secrets)
         self._limits = limits
         self._servers = table
+        self._lends = lends
         self._version: Version | None = None
         self._asking = anyio.Lock()
         self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
@@ -289,13 +301,20 @@ class CodexExec:
         Raises:
             InputRefused: the prompt is empty or longer than codex takes, or an option cannot be given to it.
             CodexCannotStart: there is no such binary, or it is none of codex's.
+            ConfigError: settings that are lent cannot stand in config.toml.
         """
         _check_prompt(prompt)
+        lent = {**self._servers, **options.config} if self._lends else {}
+        options = replace(options, config={} if self._lends else {**self._servers, **options.config})
         check(options)
         version = await self.version()
         with tempfile.TemporaryDirectory(prefix="codex-exec-") as folder:
             files = await anyio.to_thread.run_sync(_lay_down, options, Path(folder))
-            async with self._session(options.resume), self._opened(prompt, options, files, version) as run:
+            async with (
+                self._session(options.resume),
+                _lent(self._launch.codex_home / CONFIG_NAME, lent),
+                self._opened(prompt, options, files, version) as run,
+            ):
                 yield run
 
     async def version(self) -> Version:
@@ -351,8 +370,7 @@ class CodexExec:
             f"shell_environment_policy.set.{MARK}": f'"{mark}"',
             **self._launch.overrides,
         }
-        told = replace(options, config={**self._servers, **options.config})
-        return [str(self._launch.binary), "exec", *overrides(settings), *arguments(told, files, version)]
+        return [str(self._launch.binary), "exec", *overrides(settings), *arguments(options, files, version)]
 
     def _used_before(self, session_id: str | None) -> TokenCount | None:
         return NONE_USED if session_id is None else self._used.get(session_id.lower())
@@ -425,6 +443,19 @@ def _image(image: Path, link: Path) -> Path:
     link = link.with_suffix(image.suffix if "," not in image.suffix else "")
     link.symlink_to(image.absolute())
     return link
+
+
+@asynccontextmanager
+async def _lent(file: Path, settings: Managed) -> AsyncIterator[None]:
+    if not settings:
+        yield
+        return
+    lease = await anyio.to_thread.run_sync(borrow, file, settings)
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(give_back, lease)
 
 
 async def _watch(process: Process, run: ExecRun) -> None:

@@ -351,6 +351,22 @@ async def test_an_mcp_server_is_there_for_a_run_and_leaves_no_trace(launch: Laun
     assert (launch.codex_home / "config.toml").read_bytes() == config
 
 
+async def test_settings_can_stand_in_the_shared_config_for_a_run(launch: Launch, model: ScriptedModel) -> None:
+    file = launch.codex_home / "config.toml"
+    before = file.read_bytes()
+    codex = CodexExec(launch, servers=probe({"PLAIN": "x"}), lends=True)
+    odd = replace(FREE, config={("model_reasoning_effort",): "low", ("projects", "/a.b", "trust_level"): "trusted"})
+    call = {"tool": {"name": "digest_of", "namespace": "mcp__probe", "arguments": {"variable": "PLAIN"}}}
+    async with codex.run(script(call, {"say": "Called."}), odd) as run:
+        lent = tomlkit.parse(file.read_text()).unwrap()
+        events = [event async for event in run]
+    assert lent["projects"] == {"/a.b": {"trust_level": "trusted"}}
+    assert [result.is_error for result in only(ToolResult, events)] == [False]
+    assert model.requests[-1].effort == "low"
+    assert file.read_bytes() == before
+    assert not any(each.name.endswith(".lent") for each in launch.codex_home.iterdir())
+
+
 def test_secrets_of_mcp_servers_are_not_on_the_command_line() -> None:
     settings, handed = told_of(probe({"TOKEN": "${PROBE_TOKEN}"}))
     assert TOKEN not in str(settings)
