@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 
 from bench.figures import Table, render, summary
-from bench.measure import SMALLEST, Memory, Sizes, burst, cold_start, crowd, memory, streams, warm_turns
+from bench.measure import SMALLEST, Memory, Sizes, backends, burst, cold_start, crowd, memory, streams, warm_turns
 from bench.processes import open_bench
 
 
@@ -34,6 +34,7 @@ async def run(sizes: Sizes) -> list[Table]:
             show(await crowd(bench, sizes))
             show(await streams(bench, sizes))
             show(memory(idle, Memory.now(bench)))
+            show(await backends(bench, sizes, root))
             show(await cold_start(bench, sizes, root))
     print(f"\n{summary(made)}\n{_machine()}")
     return made

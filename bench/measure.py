@@ -6,6 +6,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,7 +15,7 @@ import anyio
 import psutil
 
 from bench.figures import AtLeast, AtMostOver, AtMostTimes, Row, Table, Under, Unit, median, percentile
-from bench.processes import Bench, new_place, open_bare
+from bench.processes import Bench, new_place, open_bare, open_runtime
 from bench.sides import Side, Talk
 from codex_workspace.scripted_model import numbered_text
 from tests.e2e.agent_process import running_agent
@@ -94,6 +95,30 @@ async def warm_turns(bench: Bench, sizes: Sizes) -> list[Table]:
         Table("Warm turn", f"{sizes.turns} turns each way, as a peer with the a2a-sdk's client sees them", rows),
         Table("The same without the a2a-sdk's client", "a plain HTTP client beside it: the rest is the SDK's", plain),
     ]
+
+
+async def backends(bench: Bench, sizes: Sizes, root: Path) -> Table:
+    """Measure our two runtimes without A2A; turns of both and of the bare driver alternate, so that noise hits all."""
+    async with AsyncExitStack() as stack:
+        ways: dict[str, Side] = {
+            label: await stack.enter_async_context(open_runtime(bench.place, root / name, name))
+            for label, name in (("app-server", "codex"), ("codex exec", "codex-exec"))
+        }
+        first_s: dict[str, list[float]] = {name: [] for name in (*ways, "bare")}
+        whole_s: dict[str, list[float]] = {name: [] for name in (*ways, "bare")}
+        await _alternate(sizes.turns + 1, ways, bench.bare, first_s, whole_s)
+    rows = [
+        row
+        for name in ways
+        for row in (
+            Row(f"{name}: warm turn, median", _ms(median(whole_s[name])), _ms(median(whole_s["bare"]))),
+            Row(f"{name}: first text, median", _ms(median(first_s[name])), _ms(median(first_s["bare"]))),
+        )
+    ]
+    note = (
+        f"{sizes.turns} turns each, agent events without A2A; codex exec starts a process for each, and has no deltas"
+    )
+    return Table("The backends", note, rows)
 
 
 async def _alternate(

@@ -16,8 +16,9 @@ import psutil
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from app_server import UNWANTED_NOTIFICATIONS, Launch, child_environment, command_line
-from bench.sides import BareSide, OurSide, plain_blocking, plain_streaming, sdk_blocking, sdk_streaming
+from bench.sides import BareSide, OurSide, RuntimeSide, plain_blocking, plain_streaming, sdk_blocking, sdk_streaming
 from codex_workspace.conversation import ThreadOptions
+from codex_workspace.runtimes import create_runtime
 from codex_workspace.settings import load_settings
 from tests.e2e.agent_process import REPOSITORY, SECRET, Place, running_agent
 from tests.e2e.client import peer
@@ -100,18 +101,9 @@ async def open_bare(place: Place, root: Path) -> AsyncIterator[BareDriver]:
 
     It has a home and a working folder of its own. The agent must have been started before: it writes the settings.
     """
-    home, cwd = root / "codex", root / "workspace"
-    for folder in (home, cwd):
-        folder.mkdir(parents=True)
-    # The bare driver does not log in.
-    config = (place.root / "state" / "codex" / "config.toml").read_text()
-    (home / "config.toml").write_text(config.replace("requires_openai_auth = true", 'env_key = "SCRIPTED_KEY"'))
-    environment = place.prepare()
-    settings = load_settings(environment)
-    assert settings.codex_bin is not None
-    launch = Launch(settings.codex_bin, home, cwd, environment, handed={"SCRIPTED_KEY": SECRET})
+    settings, launch = load_settings(place.prepare()), _launch(place, root)
     codex = settings.config.codex
-    threads = ThreadOptions(cwd, "gpt-5.5", "scripted", codex.sandbox, codex.approval_policy)
+    threads = ThreadOptions(launch.cwd, "gpt-5.5", "scripted", codex.sandbox, codex.approval_policy)
     hello: JsonObject = {
         "clientInfo": {"name": "bare", "title": "Bare driver", "version": "0"},
         "capabilities": {"experimentalApi": True, "optOutNotificationMethods": list(UNWANTED_NOTIFICATIONS)},
@@ -124,6 +116,27 @@ async def open_bare(place: Place, root: Path) -> AsyncIterator[BareDriver]:
         side = BareSide(process.stdin, _stdout(process))
         await side.ready()
         yield BareDriver(side, psutil.Process(process.pid), time.perf_counter() - began)
+
+
+@asynccontextmanager
+async def open_runtime(place: Place, root: Path, name: str) -> AsyncIterator[RuntimeSide]:
+    """Open a runtime of ours with the codex and the settings of the agent at `place`, which must have been started."""
+    async with create_runtime(name, _launch(place, root)) as runtime:
+        yield RuntimeSide(runtime)
+
+
+def _launch(place: Place, root: Path) -> Launch:
+    """Return how to start the codex of the agent at `place`, with a home and a working folder of its own."""
+    home, cwd = root / "codex", root / "workspace"
+    for folder in (home, cwd):
+        folder.mkdir(parents=True)
+    # Nobody logs in here.
+    config = (place.root / "state" / "codex" / "config.toml").read_text()
+    (home / "config.toml").write_text(config.replace("requires_openai_auth = true", 'env_key = "SCRIPTED_KEY"'))
+    environment = place.prepare()
+    binary = load_settings(environment).codex_bin
+    assert binary is not None
+    return Launch(binary, home, cwd, environment, handed={"SCRIPTED_KEY": SECRET})
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import anyio
@@ -14,6 +14,9 @@ from anyio.abc import ByteSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from google.protobuf.json_format import ParseDict
 
+from codex_workspace.agent_events import Done, Text
+from codex_workspace.exec_arguments import ExecOptions
+from codex_workspace.runtimes import Runtime
 from codex_workspace.wire import JsonObject
 from tests.e2e.client import Peer, Seen
 
@@ -154,6 +157,41 @@ class BareSide:
         line = await self.outcomes.receive_until(b"\n", MAX_LINE_BYTES)
         outcome: dict[str, Any] = json.loads(line)
         return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSide:
+    """A runtime of ours without A2A, in this process; `sessions` are those of the conversations by their names."""
+
+    runtime: Runtime
+    sessions: dict[str, str] = field(default_factory=dict)
+
+    async def talk(self, conversations: Mapping[str, Sequence[str]]) -> Talk:
+        """Run the conversations; one that has begun is resumed."""
+        turns: list[Timed] = []
+
+        async def one(name: str, texts: Sequence[str]) -> None:
+            turns.extend([await self._turn(name, text) for text in texts])
+
+        began = time.perf_counter()
+        async with anyio.create_task_group() as tasks:
+            for name, texts in conversations.items():
+                tasks.start_soon(one, name, texts)
+        return Talk(time.perf_counter() - began, turns)
+
+    async def _turn(self, name: str, text: str) -> Timed:
+        began, first_s = time.perf_counter(), None
+        async with self.runtime.run(text, ExecOptions(resume=self.sessions.get(name))) as run:
+            async for event in run:
+                match event:
+                    case Text() if first_s is None:
+                        first_s = time.perf_counter() - began
+                    case Done(text=answer, session_id=str(session_id), stop_reason="completed"):
+                        self.sessions[name] = session_id
+                        return Timed(answer, first_s, time.perf_counter() - began)
+                    case Done():
+                        raise RuntimeError(f"a run ended as {event.stop_reason}: {event.error}")
+        raise RuntimeError("a run had no end")
 
 
 def _call(method: str, text: str, context_id: str) -> JsonObject:

@@ -107,6 +107,7 @@ async def test_the_smallest_run_measures_everything(capsys: pytest.CaptureFixtur
         "Parallel contexts",
         "Streams at a model's speed",
         "Memory",
+        "The backends",
         "Cold start",
     ]
     whole = [row for table in tables for row in table.rows if row.unit is Unit.COUNT]
