@@ -49,7 +49,7 @@ from codex_workspace.fields import (
     text,
     text_or_none,
 )
-from codex_workspace.wire import START_CHARS, JsonObject
+from codex_workspace.wire import START_CHARS, JsonObject, JsonValue
 
 MAX_NOISE_LINES: Final = 20
 """So many lines that are no events are kept, of each the first characters: codex and its parents print warnings."""
@@ -154,7 +154,7 @@ class ExecReader:
         kind = _OLDER_NAMES.get(kind, kind)
         if kind not in _KNOWN:
             return (Told(Unknown(kind, fields)),)
-        extra = {**_beyond(fields, "item"), **_beyond(item, "id", "item_type", *_KNOWN[kind])}
+        extra = {**_beyond(fields, "item"), **_beyond(item, "id", "item_type", *_KNOWN[kind]), **_beyond_content(item)}
         return (Told(self._read_item(stage, kind, self._id(stage, kind, item), item), extra),)
 
     def _id(self, stage: Stage, kind: str, item: JsonObject) -> str:
@@ -238,15 +238,26 @@ class ExecReader:
 
 def _object_in(line: bytes | str) -> JsonObject | None:
     try:
-        # Surrogates are kept as they are; a byte order mark or an invalid byte makes a line no event.
-        value = json.loads(line)
+        # Of a key that comes twice the last counts: codex's searches have two ids, the same ones in every line.
+        value = json.loads(line, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
+def _no_number(word: str) -> JsonValue:
+    raise ValueError(f"{word} is no JSON")
+
+
 def _beyond(fields: JsonObject, *known: str) -> JsonObject:
     return {key: value for key, value in fields.items() if key != "type" and key not in known}
+
+
+def _beyond_content(item: JsonObject) -> JsonObject:
+    """Return what an MCP tool's result has beside its content, such as the same as a structure."""
+    result = nested_or_empty(item, "result")
+    more: JsonObject = {key: value for key, value in result.items() if key != "content" and value}
+    return {"result": more} if more else {}
 
 
 _COUNTS: Final = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")

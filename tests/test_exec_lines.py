@@ -208,6 +208,7 @@ def test_tools_of_mcp_servers_have_their_own_names(version: str) -> None:
     results = [event for event in events if isinstance(event, ToolResult)]
     assert [event.is_error for event in results] == [False, True, True]
     assert results[0].output.startswith("echo hello from process")
+    assert results[0].extra == {"result": {"structured_content": {"result": results[0].output}}}
     assert "Field required" in results[1].output
     assert "Transport closed" in results[2].output
 
@@ -411,6 +412,7 @@ def test_unknown_fields_are_kept_and_unknown_types_passed_through() -> None:
         "3",
         '{"type": "turn.comp',
         "1" * 5000,
+        '{"type": "error", "message": "no", "at": NaN}',
         "null",
     ],
 )
