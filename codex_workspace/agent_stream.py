@@ -303,7 +303,8 @@ def _results(
 ) -> list[AgentEvent]:
     match event:
         case events.CommandFinished(item, _, _, output, exit_code, status, duration_ms):
-            is_error = exit_code != 0 or status is not ItemStatus.COMPLETED
+            # Codex 0.101 completes a command that runs on, without an exit code.
+            is_error = exit_code not in (0, None) or status is not ItemStatus.COMPLETED
             return [ToolResult(item, output, is_error, exit_code, duration_ms, extra=extra)]
         case events.FilesChanged(item, changes, ItemStatus.COMPLETED):
             listed = tuple(ChangedFile(each.path, each.kind, each.diff) for each in changes)

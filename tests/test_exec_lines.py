@@ -267,6 +267,11 @@ def test_a_command_that_outlives_its_turn_has_a_result_all_the_same(version: str
     assert done(events).stop_reason == "completed"
 
 
+def test_a_command_that_runs_on_is_no_error_where_codex_says_that_it_is_completed() -> None:
+    (result,) = [event for event in told("0.101.0/outlived") if isinstance(event, ToolResult)]
+    assert (result.output, result.is_error, result.exit_code) == ("", False, None)
+
+
 @pytest.mark.parametrize("version", NEWER)
 def test_a_warning_ends_nothing(version: str) -> None:
     events = told(f"{version}/unknown_model")
