@@ -1,10 +1,13 @@
 """The runtimes by their names: both say the same of the same run, with the real codex."""
 
+import ast
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
 from app_server import Launch
@@ -14,6 +17,7 @@ from codex_workspace.exec_arguments import ExecOptions
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.runtimes import GROUP, Runtime, create_runtime
 from codex_workspace.scripted_model import ScriptedModel
+from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_exec_process import (
     ADD,
     FREE,
@@ -27,6 +31,7 @@ from tests.e2e.test_exec_process import (
     probe,
     script,
 )
+from tests.test_docs import the_snippet
 
 __all__ = ["launch", "model"]
 
@@ -165,6 +170,19 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         f"[{GROUP}]\nNothing = {__name__}:nothing\nbroken = no_such_module:x\nodd = {__name__}:NAMES\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+
+async def test_the_program_in_the_document_runs(launch: Launch) -> None:
+    program = the_snippet(REPOSITORY / "docs" / "runtimes.md", "runs with CODEX_BIN")
+    ours = {"CODEX_BIN": str(launch.binary), "CODEX_HOME": str(launch.codex_home), "CODEX_API_KEY": KEY}
+    told = await anyio.run_process(
+        [sys.executable, "-c", program],
+        cwd=launch.cwd,
+        env={**launch.environment, **ours, "PYTHONPATH": str(REPOSITORY)},
+    )
+    ends = [event for line in told.stdout.decode().splitlines() if (event := ast.literal_eval(line))["type"] == "done"]
+    assert [end["text"] for end in ends] == ["You said: Hello", "You said: And again"]
+    assert len({end["session_id"] for end in ends}) == 1
 
 
 @pytest.mark.usefixtures("installed")
