@@ -57,6 +57,7 @@ def summary(events: Sequence[AgentEvent], cwd: Path) -> str:
     return json.dumps(told, indent=1).replace(str(cwd), "")
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     "steps",
     [(LOOK, ADD, CHANGE, FAIL, {"say": "Done so far."}), (SEARCH,), (REFUSED,)],
