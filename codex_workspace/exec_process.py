@@ -78,6 +78,11 @@ EXEC_OVERRIDES: Final[Mapping[str, str]] = LAUNCH_OVERRIDES | {
 }
 """Settings of every run, beside the app-server's."""
 
+TAKES_EPHEMERAL: Final[Version] = (0, 101, 0)
+"""From here on codex is known to take the setting of the name below as we say it; 0.72 does not start with it."""
+
+EPHEMERAL: Final = "cli_auth_credentials_store"
+
 API_KEY_NAMES: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
 """Where codex looks for an API key: the first for what needs OpenAI's login, the other for providers that name it."""
 
@@ -370,6 +375,8 @@ class CodexExec:
             f"shell_environment_policy.set.{MARK}": f'"{mark}"',
             **self._launch.overrides,
         }
+        if version < TAKES_EPHEMERAL:
+            del settings[EPHEMERAL]
         return [str(self._launch.binary), "exec", *overrides(settings), *arguments(options, files, version)]
 
     def _used_before(self, session_id: str | None) -> TokenCount | None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -109,8 +110,12 @@ def left_of(launch: Launch) -> list[int]:
 
 
 def environment_of(processes: Sequence[int]) -> str:
-    """Return all variables of processes."""
-    return "".join(Path(f"/proc/{process}/environ").read_text() for process in processes)
+    """Return all variables of processes, those left out that have ended meanwhile."""
+    found = ""
+    for process in processes:
+        with suppress(FileNotFoundError):
+            found += Path(f"/proc/{process}/environ").read_text()
+    return found
 
 
 async def test_a_session_goes_on_and_remembers(launch: Launch, model: ScriptedModel) -> None:
@@ -204,7 +209,7 @@ async def test_folders_beside_the_working_one_can_be_written(launch: Launch, tmp
 
 async def test_a_git_repository_is_asked_for_where_wanted(launch: Launch) -> None:
     codex = CodexExec(launch)
-    done = done_of(await events_of(codex, "hi", replace(FREE, skip_git_check=False)))
+    done = done_of(await events_of(codex, "hi", ExecOptions(sandbox="read-only", skip_git_check=False)))
     assert done.stop_reason == "failed"
     assert done.error is not None
     assert "skip-git-repo-check" in done.error.message
