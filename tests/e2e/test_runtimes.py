@@ -21,6 +21,7 @@ from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_exec_process import (
     ADD,
     FREE,
+    HANG_S,
     KEY,
     TOKEN,
     done_of,
@@ -35,15 +36,16 @@ from tests.test_docs import the_snippet
 
 __all__ = ["launch", "model"]
 
-pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("no_hang")]
+pytestmark = pytest.mark.versions
 
 NAMES = ("codex", "codex-exec")
 
 
 async def events_of(runtime: Runtime, prompt: str, options: ExecOptions = FREE) -> list[AgentEvent]:
     """Return all events of a run."""
-    async with runtime.run(prompt, options) as run:
-        return [event async for event in run]
+    with anyio.fail_after(HANG_S):
+        async with runtime.run(prompt, options) as run:
+            return [event async for event in run]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "Codex", "CODEX-Exec"])
