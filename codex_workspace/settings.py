@@ -25,6 +25,7 @@ from codex_workspace.environment import (
 from codex_workspace.guards import PRINCIPAL
 from codex_workspace.instructions import Instructions, read_instructions
 from codex_workspace.mcp_servers import McpServerEntry, McpServers, resolve
+from codex_workspace.peers import Peer, PeerEntry, resolve_peers
 from codex_workspace.schema import (
     EnvName,
     HttpUrl,
@@ -43,6 +44,9 @@ from codex_workspace.skills import Skill, SkillFolder, read_skills
 from codex_workspace.wire import MAX_INPUT_CHARS
 
 CONFIG_NAME = "config.yaml"
+
+OWN_TOOLS: Final = "agent"
+"""What codex knows the MCP server of our own tools by."""
 
 TURN_TIMEOUT_S = 3600.0
 """A turn's budget where nobody named one."""
@@ -269,6 +273,8 @@ class Config:
     model: where runtime_config.model is not given; the platform's default counts as not given.
     skills: folders below `skills` beside config.yaml, each with a SKILL.md.
     prompt_files: seen from config.yaml's folder, and in it.
+    peers: A2A agents that the model may give work to.
+    agent_tools: whether the model gets our own tools for that, with a memory; auto = where there are peers.
     """
 
     IGNORED: ClassVar[frozenset[str]] = frozenset(
@@ -304,6 +310,8 @@ class Config:
     providers: tuple[ProviderEntry, ...] = ()
     codex: Codex = field(default_factory=Codex)
     mcp_servers: tuple[McpServerEntry, ...] = ()
+    peers: tuple[PeerEntry, ...] = ()
+    agent_tools: Literal["auto", "on", "off"] = "auto"
     limits: Limits = field(default_factory=Limits)
     storage: Storage = field(default_factory=Storage)
     push: Push = field(default_factory=Push)
@@ -380,7 +388,7 @@ class Settings:
     codex_bin: codex's native binary, or None where none was found (whoever starts codex says so).
     database_url: of SQLAlchemy's form, with an async driver; a secret as it may hold a password.
     platform: None where this agent runs without one.
-    mcp: `mcp_servers` of config.yaml, their variables filled in.
+    mcp, peers: `mcp_servers` and `peers` of config.yaml, their variables filled in.
     instructions, skills: what the files say that `prompt_files` and `skills` of config.yaml name.
     model, model_source: the model as the operator names it, and the variable or key it was taken from.
     """
@@ -401,6 +409,12 @@ class Settings:
     instructions: Instructions = field(default_factory=Instructions)
     skills: tuple[Skill, ...] = ()
     observing: Observing = field(default_factory=Observing)
+    peers: tuple[Peer, ...] = ()
+
+    @property
+    def has_agent_tools(self) -> bool:
+        """Whether the model gets our own tools."""
+        return _has_agent_tools(self.config)
 
     @property
     def turn_timeout_s(self) -> float:
@@ -441,6 +455,7 @@ def load_settings(
     config = read_section(Config, load_yaml(file), Place(str(file)))
     _check_versions(config.a2a, Place(str(file)).at("a2a"))
     _check_allowed(config.push, Place(str(file)).at("push.allow"))
+    _check_names(config, Place(str(file)).at("mcp_servers"))
     state = _state_dir(variables, here, root)
     model, source = _model(variables, config, file)
     workspace, home = _workspace_dir(variables, here, root), variables.path("CODEX_HOME", here) or state / "codex"
@@ -466,6 +481,7 @@ def load_settings(
         ),
         skills=read_skills(config.skills, file.parent, Place(str(file)).at("skills")),
         observing=_observing(variables, listen),
+        peers=resolve_peers(config.peers, env, Place(str(file)).at("peers")),
     )
 
 
@@ -484,6 +500,20 @@ def _check_allowed(push: Push, place: Place) -> None:
         from codex_workspace.webhooks import AllowList
 
         AllowList.of(push.allow, place)
+
+
+def _has_agent_tools(config: Config) -> bool:
+    return config.agent_tools == "on" or (config.agent_tools == "auto" and bool(config.peers))
+
+
+def _check_names(config: Config, place: Place) -> None:
+    for index, entry in enumerate(config.mcp_servers):
+        if entry.name == OWN_TOOLS and _has_agent_tools(config):
+            raise (
+                place.item(index)
+                .at("name")
+                .error(f"must not be {OWN_TOOLS}, which is the agent's own; rename it, or set agent_tools: off")
+            )
 
 
 def _config_file(variables: Variables, given: Path | None, cwd: Path, root: Path) -> Path:

@@ -32,11 +32,11 @@ LAYERS = [
     # What is kept.
     {"store"},
     {"retention", "soundness"},
-    {"deliveries", "migrations", "push_configs"},
+    {"deliveries", "exchanges", "memories", "migrations", "push_configs"},
     {"attachments", "codex_home", "config_schema", "health", "transcript"},
     {"providers"},
     {"settings", "subscription"},
-    {"mcp_servers", "skills"},
+    {"mcp_servers", "peers", "skills"},
     {"instructions"},
     # Ground.
     {"callers"},
@@ -114,6 +114,7 @@ KNOWS = {
             "contract",
             "deliveries",
             "demo",
+            "exchanges",
             "executor",
             "executors",
         ),
@@ -136,7 +137,7 @@ KNOWS = {
     "molecule_runtime": {"contract"},
     "sqlalchemy": {
         *("agent", "deliveries", "doctor", "health", "migrations", "push_configs", "retention", "soundness", "store"),
-        "tables",
+        *("exchanges", "memories", "tables"),
     },
     "starlette": {"callers", "dialect", "edges", "guards", "server", "views"},
     "grpc": {"callers", "grpc_server"},
