@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from codex_workspace.task_states import ANSWER, TERMINAL, names_of
 
 _USER: Final = "ROLE_USER"
+_tasks: Final = TaskModel.metadata.tables["tasks"].c
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,12 @@ class Exchanges:
 
     async def newest(self, owner: str, context_id: str, limit: int) -> list[Exchange]:
         """Return the newest `limit` exchanges of an owner's context, oldest first."""
-        of_context = (TaskModel.owner == owner, TaskModel.context_id == context_id)
-        ended = TaskModel.status["state"].as_string().in_(names_of(TERMINAL))
+        of_context = (_tasks.owner == owner, _tasks.context_id == context_id)
+        ended = _tasks.status["state"].as_string().in_(names_of(TERMINAL))
         rows = (
-            select(TaskModel.status, TaskModel.artifacts, TaskModel.history, TaskModel.last_updated)
+            select(_tasks.status, _tasks.artifacts, _tasks.history, _tasks.last_updated)
             .where(*of_context, ended)
-            .order_by(TaskModel.last_updated.desc())
+            .order_by(_tasks.last_updated.desc())
             .limit(limit)
         )
         async with self._engine.connect() as connection:
