@@ -10,9 +10,9 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 from sqlalchemy.engine import make_url
@@ -33,6 +33,7 @@ from codex_workspace.orders import OrderReader
 from codex_workspace.owner import Owner
 from codex_workspace.parts import PartLimits
 from codex_workspace.providers import SUBSCRIPTION, ChosenProvider
+from codex_workspace.recollection import StoredRecollection
 from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.retention import INTERVAL_S
 from codex_workspace.sandbox import refuse_blocked
@@ -43,11 +44,15 @@ from codex_workspace.store import Store, open_store
 from codex_workspace.subscription import settle
 from codex_workspace.supply import Supply, SupplyBounds
 from codex_workspace.telemetry import Telemetry
+from codex_workspace.toolbox import Caller, Toolbox
 from codex_workspace.tracing import NO_TRACER, Tracer, open_tracing
 from codex_workspace.transcript import Transcripts
 from codex_workspace.turn import TurnLimits
 from codex_workspace.webhooks import AllowList, Guard, Webhooks
 from executor import CodexAppServerExecutor
+
+if TYPE_CHECKING:
+    from codex_workspace.agent_tools import AgentTools
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +109,7 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
         settings.platform.token if settings.platform else None,
         provider.credential if provider else None,
         *settings.mcp.secrets,
+        *(peer.token for peer in settings.peers),
         *settings.observing.secrets,
     ]
     known = [secret.reveal() for secret in held if secret is not None]
@@ -166,7 +172,8 @@ async def open_agent(
             tracing(settings, scrub) as tracer,
             open_store(settings.database_url.reveal()) as store,
             _pruning(settings, store),
-            _agent(settings, provider, launch, store, Telemetry(tracer=tracer), scrub) as agent,
+            _own_tools(settings, store, scrub) as tools,
+            _agent(settings, provider, launch, store, Telemetry(tracer=tracer), scrub, tools) as agent,
         ):
             yield agent
 
@@ -180,6 +187,23 @@ def tracing(settings: Settings, scrub: Callable[[str], str]) -> AbstractAsyncCon
 
 
 @asynccontextmanager
+async def _own_tools(settings: Settings, store: Store, scrub: Scrubber) -> AsyncIterator["AgentTools | None"]:
+    """Serve the tools that the model gets of us, where the operator wants that."""
+    if not settings.has_agent_tools:
+        yield None
+        return
+    # Imported by those who have them: the MCP package takes half a second and 23 MB.
+    from codex_workspace.agent_tools import SPARE_S, open_tools
+    from codex_workspace.peer_calls import PeerCalls
+
+    toolbox = Toolbox(PeerCalls(settings.peers), StoredRecollection(store.memories, store.exchanges))
+    # A turn that waits for a peer is silent.
+    longest_wait_s = max(0.0, settings.config.codex.turn_inactivity_timeout_s - SPARE_S)
+    async with open_tools(toolbox, scrub, longest_wait_s) as tools:
+        yield tools
+
+
+@asynccontextmanager
 async def _agent(
     settings: Settings,
     provider: ChosenProvider,
@@ -187,12 +211,13 @@ async def _agent(
     store: Store,
     telemetry: Telemetry,
     scrub: Scrubber,
+    tools: "AgentTools | None",
 ) -> AsyncIterator[Agent]:
     codex = Supply(
         _opener(launch, settings, thread_options(settings, provider)), _supply_bounds(settings), Owner[Connection]
     )
     try:
-        conversations = Conversations(_maker(settings, provider, store, codex))
+        conversations = Conversations(_maker(settings, provider, store, codex, tools))
         policy = RecoveryPolicy(settings.config.codex.recovery)
         admission = Admission(_bounds(settings))
         orders = _orders(settings, scrub)
@@ -374,7 +399,11 @@ def _opener(
 
 
 def _maker(
-    settings: Settings, provider: ChosenProvider, store: Store, codex: Supply[Connection]
+    settings: Settings,
+    provider: ChosenProvider,
+    store: Store,
+    codex: Supply[Connection],
+    tools: "AgentTools | None",
 ) -> Callable[[str, str], Conversation]:
     options = thread_options(settings, provider)
     config = settings.config.codex
@@ -386,6 +415,9 @@ def _maker(
     )
 
     def make(owner: str, context_id: str) -> Conversation:
-        return Conversation(codex.use, store.memory(owner, context_id), options, limits)
+        own = options
+        if tools is not None:
+            own = replace(options, servers=tools.added_to(options.servers, Caller(owner, context_id)))
+        return Conversation(codex.use, store.memory(owner, context_id), own, limits)
 
     return make

@@ -12,9 +12,11 @@ LAYERS = [
     {"__main__"},
     {"adapter", "demo", "doctor", "serve"},
     {"agent", "chat"},
+    {"agent_tools"},
     # Who brings messages in, and the edges.
     {"app_server", "executor", "scripted_model", "server", "terminal"},
-    {"card", "executors", "grpc_server", "signing", "views"},
+    {"card", "executors", "grpc_server", "peer_calls", "recollection", "signing", "views"},
+    {"toolbox"},
     # Coordination.
     {"levels", "orders"},
     {"job", "wishes"},
@@ -121,6 +123,7 @@ KNOWS = {
         *("grpc_server", "handler", "handover", "job", "live", "migrations", "orders", "push", "push_configs"),
         *(
             "parts",
+            "peer_calls",
             "replies",
             "retention",
             "serve",
@@ -133,13 +136,14 @@ KNOWS = {
             "terminal",
         ),
     },
-    "httpcore": {"webhooks"},
+    "httpcore": {"peer_calls", "webhooks"},
+    "mcp": {"agent_tools"},
     "molecule_runtime": {"contract"},
     "sqlalchemy": {
         *("agent", "deliveries", "doctor", "health", "migrations", "push_configs", "retention", "soundness", "store"),
         *("exchanges", "memories", "tables"),
     },
-    "starlette": {"callers", "dialect", "edges", "guards", "server", "views"},
+    "starlette": {"agent_tools", "callers", "dialect", "edges", "guards", "server", "views"},
     "grpc": {"callers", "grpc_server"},
     "cryptography": {"signing"},
     "opentelemetry": {"tracing"},
