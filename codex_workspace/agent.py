@@ -23,6 +23,7 @@ from codex_workspace import attachments
 from codex_workspace.admission import Admission, Bounds
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, prove_servers
+from codex_workspace.environment import without_proxy_for
 from codex_workspace.errors import CodexCannotStart, ConfigError, StoreUnavailable
 from codex_workspace.groups import plain_task_group
 from codex_workspace.handover import HandoverBounds, tool_spec
@@ -65,6 +66,9 @@ SHORTEST_SECRET: Final = 6
 READY_TIMEOUT_S: Final = 3.0
 """A probe waits this long for codex; starting it takes 50 to 250 ms."""
 
+
+LOOPBACK: Final = "127.0.0.1"
+"""Where codex reaches our own tools; a proxy would see their tokens."""
 
 SECONDS_PER_DAY: Final = 86400.0
 
@@ -312,7 +316,7 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
         binary=settings.codex_bin,
         codex_home=settings.codex_home,
         cwd=settings.workspace_dir,
-        environment=env,
+        environment=without_proxy_for(LOOPBACK, env) if settings.has_agent_tools else env,
         api_key=provider.credential.reveal() if provider.credential is not None and not is_login else None,
         secrets=secrets_of(settings, provider),
         family=_family(settings.state_dir),

@@ -12,7 +12,7 @@ import json
 import logging
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -340,14 +340,3 @@ def _filled(texts: Iterable[str]) -> list[str]:
 
 def _cut(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[:chars]}\n[… {len(text) - chars} characters more]"
-
-
-def without_proxy(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which a proxy for the outside world is not asked for our tools: it would see tokens."""
-    if not any(name.lower().endswith("_proxy") for name in env):
-        return dict(env)
-    return {**env, **{name: _filled_list(env.get(name, "")) for name in ("NO_PROXY", "no_proxy")}}
-
-
-def _filled_list(hosts: str) -> str:
-    return ",".join(_filled((hosts, "127.0.0.1")))

@@ -199,3 +199,11 @@ def _for_header(secret: Secret, place: Place) -> Secret:
     if not re.fullmatch(r"[\x21-\x7e]+", secret.reveal()):
         raise place.error("must be printable ASCII without blanks or line breaks")
     return secret
+
+
+def without_proxy_for(host: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment, changed so that no proxy in it is asked for `host`; as it is where it names none."""
+    if not any(name.lower() in ("http_proxy", "all_proxy") for name in env):
+        return dict(env)
+    excepted = {name: f"{env[name]},{host}" if env.get(name) else host for name in ("NO_PROXY", "no_proxy")}
+    return {**env, **excepted}

@@ -243,9 +243,11 @@ def _problem(error: Exception) -> str:
         return f"answers HTTP {status}"
     if isinstance(error, A2AClientTimeoutError) or isinstance(cause, httpx.TimeoutException):
         return "has not answered in time, and may be at work on it all the same"
+    if isinstance(cause, httpx.RemoteProtocolError):
+        return "breaks off, or answers in a way that is not taken"
     if isinstance(cause, httpx.RequestError):
         return "cannot be reached at the moment"
-    if isinstance(error, A2AError):
+    if isinstance(error, A2AError) and not isinstance(error, AgentCardResolutionError):
         return f"refuses it ({type(error).__name__})"
     return "answers what is not A2A"
 
