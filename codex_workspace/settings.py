@@ -311,7 +311,7 @@ class Config:
     codex: Codex = field(default_factory=Codex)
     mcp_servers: tuple[McpServerEntry, ...] = ()
     peers: tuple[PeerEntry, ...] = ()
-    agent_tools: Literal["auto", "on", "off"] = "auto"
+    agent_tools: Literal["auto", "always", "never"] = "auto"
     limits: Limits = field(default_factory=Limits)
     storage: Storage = field(default_factory=Storage)
     push: Push = field(default_factory=Push)
@@ -503,7 +503,7 @@ def _check_allowed(push: Push, place: Place) -> None:
 
 
 def _has_agent_tools(config: Config) -> bool:
-    return config.agent_tools == "on" or (config.agent_tools == "auto" and bool(config.peers))
+    return config.agent_tools == "always" or (config.agent_tools == "auto" and bool(config.peers))
 
 
 def _check_names(config: Config, place: Place) -> None:
@@ -512,7 +512,7 @@ def _check_names(config: Config, place: Place) -> None:
             raise (
                 place.item(index)
                 .at("name")
-                .error(f"must not be {OWN_TOOLS}, which is the agent's own; rename it, or set agent_tools: off")
+                .error(f"must not be {OWN_TOOLS}, which is the agent's own; rename it, or set agent_tools: never")
             )
 
 
