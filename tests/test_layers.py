@@ -16,7 +16,7 @@ LAYERS = [
     # Who brings messages in, and the edges.
     {"app_server", "executor", "scripted_model", "server", "terminal"},
     {"card", "executors", "grpc_server", "peer_calls", "recollection", "signing", "views"},
-    {"toolbox"},
+    {"platform_api", "toolbox"},
     # Coordination.
     {"levels", "orders"},
     {"job", "wishes"},
