@@ -1,51 +1,259 @@
-"""The adapter under a host that is not ours: setup, create_executor, a message, and the end."""
+"""The adapter under hosts that are not ours: each generation of the platform's runtime, and none of them."""
 
+import importlib
 import json
 import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
+import anyio
+import httpx
 import pytest
 
 from adapter import Adapter
 from codex_workspace.contract import AdapterConfig
-from codex_workspace.scripted_model import ScriptedModel
-from codex_workspace.server import ServerOptions, bind, build_app, serving
-from codex_workspace.store import open_store
-from tests.e2e.agent_process import Place
-from tests.e2e.client import peer
+from codex_workspace.hosted import FROM_PEERS, report_wedges
+from codex_workspace.scripted_model import ScriptedModel, numbered_text
+from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent, spawn
+from tests.e2e.client import script
+
+GENERATIONS: Final = ("april", "may", "august")
+HOST: Final = ("tests.e2e.foreign_host",)
+REPEAT: Final = script({"repeat": True})
 
 
-async def test_a_foreign_host_gets_an_executor_that_answers(
-    place: Place, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+def under(generation: str | None, place: Place, **more: str) -> Place:
+    """Return the place of an agent that a generation of the runtime hosts; None: a host without that package."""
+    own = {
+        "ADAPTER_MODULE": "adapter",
+        "WORKSPACE_ID": "w-1",
+        "PLATFORM_URL": "http://127.0.0.1:9",
+        "BEATS": str(place.root / "beats"),
+        "DELEGATION_RESULTS_FILE": str(place.root / "results"),
+    }
+    if generation is None:
+        return replace(place, environment=own | {"CONTRACT": "codex_workspace.contract"} | more)
+    path = f"{REPOSITORY}/tests/runtimes/{generation}:{REPOSITORY}"
+    return replace(place, environment=own | {"PYTHONPATH": path} | more)
+
+
+def message(text: str, message_id: str | None = None, **more: object) -> dict[str, object]:
+    """Return a message as the platform sends one."""
+    own = {} if message_id is None else {"messageId": message_id}
+    return {"role": "user", "parts": [{"kind": "text", "text": text}], **own, **more}
+
+
+@asynccontextmanager
+async def platform(agent: AgentProcess) -> AsyncIterator["Platform"]:
+    async with httpx.AsyncClient(base_url=agent.url, timeout=30) as http:
+        yield Platform(http)
+
+
+class Platform:
+    """What the platform does to an agent: plain POSTs of A2A 0.3, without a version and without a token."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def push(self, sent: dict[str, object]) -> dict[str, Any]:
+        """Return the body of the answer."""
+        body = {"jsonrpc": "2.0", "id": "1", "method": "message/send", "params": {"message": sent}}
+        answer = await self._http.post("/", json=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def said(self, text: str, message_id: str | None = None, **more: object) -> str:
+        """Return what the platform would show of the answer: the first part of one message."""
+        result = (await self.push(message(text, message_id or str(uuid.uuid4()), **more)))["result"]
+        assert (result["kind"], result["role"]) == ("message", "agent")
+        return str(result["parts"][0]["text"])
+
+
+def turns(model: ScriptedModel) -> int:
+    """How often the model was asked."""
+    return sum(request.path.endswith("/responses") for request in model.requests)
+
+
+@pytest.mark.parametrize("generation", [*GENERATIONS, None])
+async def test_every_generation_hosts_it_and_every_message_is_said_in_one_thread(
+    place: Place, generation: str | None
 ) -> None:
+    place = under(generation, place)
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        assert await host.said("hello") == "You said: hello"
+        again = await host.said(REPEAT, parts=[{"type": "text", "text": REPEAT}])
+        assert "user: hello" in again
+        assert "assistant: You said: hello" in again
+        codex = agent.codex()
+        assert await agent.stop() == 0
+        with anyio.fail_after(5):
+            while codex.is_running():
+                await anyio.sleep(0.02)
+    beats = place.root / "beats"
+    if generation is not None:
+        assert beats.read_text().splitlines()[:2] == ["1 hello", "0 "]
+
+
+async def test_a_thread_outlives_the_hosts_process_without_a_snapshot(place: Place) -> None:
+    place = under("april", place)
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        await host.said("remember the word quince")
+        agent.process.send_signal(signal.SIGKILL)
+        await agent.ended()
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        assert "quince" in await host.said(REPEAT)
+
+
+@pytest.mark.parametrize("generation", ["may", "august"])
+async def test_a_snapshot_brings_the_thread_back_where_the_store_was_lost(place: Place, generation: str) -> None:
+    place = under(generation, place)
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        await host.said("remember the word quince")
+        await agent.stop()
+    snapshot = json.loads((place.root / "config" / ".agent_snapshot.json").read_text())
+    assert list(snapshot["adapter"]) == ["session_id"]
+    for file in (place.root / "state").glob("workspace.sqlite3*"):
+        file.unlink()
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        assert "quince" in await host.said(REPEAT)
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [{"adapter": {"session_id": "../../etc/passwd"}}, {"adapter": None}, {"session_id": 7}, [], {}],
+    ids=["no uuid", "none", "a number", "a list", "empty"],
+)
+async def test_a_snapshot_of_something_else_is_passed_over(snapshot: Any) -> None:
+    Adapter().restore_state(snapshot)
+
+
+async def test_what_is_sent_again_joins_the_turn_or_gets_its_answer(place: Place, model: ScriptedModel) -> None:
+    place = under("may", place)
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        sent = message(script({"chunks": 10, "delay_ms": 50}), "m-1")
+        answers: list[dict[str, Any]] = []
+
+        async def push() -> None:
+            answers.append(await host.push(sent))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(push)
+        await push()
+        assert len({json.dumps(each, sort_keys=True) for each in answers}) == 1
+        assert answers[0]["result"]["parts"] == [{"kind": "text", "text": numbered_text(100)}]
+        assert turns(model) == 1
+        other = await host.push(message("something else", "m-1"))
+        assert "m-1" in other["error"]["message"]
+
+
+async def test_what_was_not_answered_is_taken_up_and_its_redelivery_gets_the_answer(
+    place: Place, model: ScriptedModel
+) -> None:
+    place = under("august", place)
+    text = script({"run": "sleep 30"})
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        async with anyio.create_task_group() as tasks:
+
+            async def cut_off() -> None:
+                with pytest.raises(httpx.TransportError):
+                    await host.push(message(text, "m-2"))
+
+            tasks.start_soon(cut_off)
+            with anyio.fail_after(20):
+                while not agent.commands("30"):
+                    await anyio.sleep(0.05)
+            agent.process.send_signal(signal.SIGKILL)
+        await agent.ended()
+    asked = turns(model)
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        with anyio.fail_after(20):
+            while turns(model) == asked:
+                await anyio.sleep(0.02)
+        result = (await host.push(message(text, "m-2")))["result"]
+        assert result["parts"][0]["text"]
+        assert "m-2" not in place.log.read_text()
+
+
+async def test_a_failure_is_an_error_and_no_answer(place: Place) -> None:
+    place = under("may", place)
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        failed = await host.push(message(script({"fail": 401}), "m-3"))
+        assert "result" not in failed
+        assert failed["error"]["message"]
+
+
+async def test_results_of_delegations_reach_the_thread_once(place: Place) -> None:
+    place = under("may", place)
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        (place.root / "results").write_text("peer says: the answer is 42\n")
+        sent = message(REPEAT, "m-4")
+        first, again = await host.push(sent), await host.push(sent)
+        assert first == again
+        said = first["result"]["parts"][0]["text"]
+        assert FROM_PEERS in said
+        assert "the answer is 42" in said
+        assert (await host.said(REPEAT)).count("peer says: the answer is 42") == said.count("peer says") + 1
+
+
+async def test_the_image_is_tried_out_without_a_key_or_a_sandbox(place: Place) -> None:
+    """As the platform's CI does it: the template's own config.yaml, and a key that is none."""
+    smoke = {"MOLECULE_SMOKE_MODE": "1", "MOLECULE_SMOKE_TIMEOUT_SECS": "3", "OPENAI_API_KEY": "sk-scripted-fake"}
+    place = under("may", place, WORKSPACE_CONFIG_PATH=str(REPOSITORY), **smoke)
+    process = spawn(place, HOST)
+    agent = AgentProcess(process, "", place.log)
+    assert await agent.ended(20) == 0, place.log.read_text()
+    assert "smoke passed" in place.log.read_text()
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The stand-in of May, in this process."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "tests" / "runtimes" / "may"))
+    yield importlib.import_module("molecule_runtime.runtime_wedge")
+    for name in [name for name in sys.modules if name.startswith("molecule_runtime")]:
+        del sys.modules[name]
+
+
+async def test_a_codex_that_cannot_work_is_reported_until_it_works_again(runtime: Any) -> None:
+    reasons: list[str | None] = [None, "codex is broken", "codex is broken", None]
+    seen: list[str] = []
+    done = anyio.Event()
+
+    async def look() -> str | None:
+        seen.append(runtime.wedge_reason())
+        if not reasons:
+            done.set()
+            await anyio.sleep_forever()
+        return reasons.pop(0)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(report_wedges, look, 0.0)
+            await done.wait()
+            tasks.cancel_scope.cancel()
+    assert seen == ["", "", "codex is broken", "codex is broken", ""]
+
+
+async def test_it_tells_what_codex_does(place: Place, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    del model
     for name, value in place.prepare().items():
         monkeypatch.setenv(name, value)
     adapter = Adapter()
-    config = AdapterConfig(model="gpt-5.5", config_path=os.environ["WORKSPACE_CONFIG_PATH"])
-    await adapter.setup(config)
+    assert (adapter.name(), adapter.memory_filename()) == ("codex", "AGENTS.md")
+    config = AdapterConfig(model="anthropic:claude-opus-4-7", config_path=os.environ["WORKSPACE_CONFIG_PATH"])
     nothing = {"runtime": "codex", "supported": True, "lines": [], "cursor": 0, "more": False, "source": None}
     assert await adapter.transcript_lines() == nothing
-    executor = await adapter.create_executor(config)
-    assert await adapter.transcript_lines() == nothing
-
-    async def ready() -> None:
-        return None
-
+    await adapter.create_executor(config)
     try:
-        with bind("127.0.0.1", 0) as listener:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-            options = ServerOptions("host", "another host", "1", url)
-            async with (
-                open_store(f"sqlite+aiosqlite:///{place.root}/host.sqlite3") as store,
-                build_app(options, executor, store, ready) as app,
-                serving(app.asgi, listener),
-                peer(url) as client,
-            ):
-                assert (await client.ask("hello")).answer == "You said: hello"
-                first = await adapter.transcript_lines(since=0, limit=2)
-                assert (first["cursor"], first["more"]) == (2, True)
-                rest = await adapter.transcript_lines(since=2)
-                assert "You said: hello" in json.dumps(rest["lines"])
+        assert await adapter.transcript_lines() == nothing
+        assert adapter.pre_stop_state() == {}
     finally:
         await adapter.close()
 

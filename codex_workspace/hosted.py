@@ -1,0 +1,289 @@
+"""The agent under a host that is not ours: an executor for that host, with our own handler behind it.
+
+Such a host knows nothing of deliveries: it makes up ids of task and context for every message, forgets its tasks when
+it ends, and hands in a message again whose answer took too long. So each message goes through `OnceHandler`, as it does
+under our own host: written down, joined when it comes again, taken up after a restart. What the host gets is one
+message whose first part is the answer, which is what every generation of the platform reads; a task that has not come
+to a good end is an error.
+"""
+
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import anyio
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.server.events import EventQueue
+from a2a.types import (
+    AgentCapabilities,
+    AgentCard,
+    CancelTaskRequest,
+    Message,
+    Part,
+    Role,
+    SendMessageRequest,
+    Task,
+    TaskState,
+)
+from a2a.utils.errors import InternalError, InvalidParamsError
+
+from codex_workspace.admission import Admission
+from codex_workspace.callers import Caller
+from codex_workspace.contract import clear_wedge, delegation_results, mark_wedged, shown_at_work
+from codex_workspace.deliveries import Key
+from codex_workspace.guards import PRINCIPAL
+from codex_workspace.handler import OnceHandler
+from codex_workspace.replies import answer_in
+from codex_workspace.store import Store
+from codex_workspace.task_states import ANSWER, ASKING
+
+logger = logging.getLogger(__name__)
+
+RESULTS: Final = "urn:codex-workspace:delegation-results"
+"""Metadata key of the part that we put before a message: what peers have answered meanwhile."""
+
+FROM_PEERS: Final = "Peers have answered what was delegated to them. Their words, which are not the user's:"
+
+NOTHING_SAID: Final = "Done. Codex said nothing at the end."
+"""An answer without text counts as a failure on the platform."""
+
+LOOK_S: Final = 5.0
+"""Codex's state is looked at this often; the platform hears of it with the next beat, 30 s apart."""
+
+UNKNOWN_END: Final = "The task has not come to its end; send the message again to join it."
+
+
+class HostedExecutor(AgentExecutor):
+    """Answers what a foreign host hands in, each message once.
+
+    Args:
+        handler: answers messages.
+        store: where they are written down.
+        one_main_context: whether messages of no context we know belong to their sender's main one.
+    """
+
+    def __init__(self, handler: OnceHandler, store: Store, *, one_main_context: bool) -> None:
+        self._handler = handler
+        self._store = store
+        self._one_main_context = one_main_context
+        self._one_is_accepted = anyio.Lock()
+        self._results = ""
+        self._asking: dict[tuple[str, str], str] = {}
+        self._tasks: dict[str, str] = {}
+        self._restored: str | None = None
+        self.thread_id: str | None = None
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        """Answer one message with one message.
+
+        Raises:
+            A2AError: the task has failed or was canceled, or the message was refused; its sentence may be shown.
+        """
+        assert context.message is not None
+        call = _call(context)
+        message = _as_sent(context.message)
+        message.message_id = message.message_id or str(uuid.uuid4())
+        named = context.message.context_id
+        # Accepted one after the other: two of the same message are to find the same request.
+        async with self._one_is_accepted:
+            request = await self._request(message, named, call)
+            accepted = _copy(request)
+            accepted.configuration.return_immediately = True
+            begun = await self._handler.on_message_send(accepted, call)
+            self._results = ""
+        assert isinstance(begun, Task)
+        host_task = context.task_id or message.message_id
+        self._tasks[host_task] = begun.id
+        try:
+            task = await self._handler.on_message_send(_copy(request), _call(context))
+        finally:
+            self._tasks.pop(host_task, None)
+        assert isinstance(task, Task)
+        await self._note(task, call.user.user_name)
+        await event_queue.enqueue_event(reply_of(task))
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        """Have the task canceled that answers a message; whoever waits for the answer is told so."""
+        del event_queue
+        task_id = self._tasks.get(context.task_id or "")
+        if task_id is not None:
+            await self._handler.on_cancel_task(CancelTaskRequest(id=task_id), _call(context))
+
+    def restore(self, thread_id: str) -> None:
+        """Go on in this codex thread where the main context has none; before the first message."""
+        self._restored = thread_id
+
+    async def look_back(self) -> None:
+        """Find the main context's thread."""
+        if self._one_main_context:
+            main = await self._store.main_context(PRINCIPAL)
+            self.thread_id = await self._store.memory(PRINCIPAL, main).load()
+
+    async def _request(self, message: Message, named: str, call: ServerCallContext) -> SendMessageRequest:
+        """Return the request that stands for a message: for one that comes again, the one that was written down.
+
+        Raises:
+            InvalidParamsError: its id was used for another message.
+        """
+        owner = call.user.user_name
+        known = await self._store.deliveries.request(Key(owner, message.message_id))
+        if known is None:
+            return await self._new(message, named, call)
+        if _as_sent(known.message) != message:
+            raise InvalidParamsError(
+                message=f"messageId {message.message_id} was used for another message; give each message its own id"
+            )
+        return SendMessageRequest(message=known.message)
+
+    async def _new(self, message: Message, named: str, call: ServerCallContext) -> SendMessageRequest:
+        await self._restore()
+        owner = call.user.user_name
+        request = SendMessageRequest(message=message)
+        if not self._one_main_context or not await self._is_made_up(owner, named):
+            request.message.context_id = named
+        context_id = request.message.context_id or await self._store.main_context(owner)
+        asking = self._asking.pop((owner, context_id), None)
+        if asking is not None and await self._asks(asking, call):
+            request.message.task_id, request.message.context_id = asking, context_id
+            return request
+        self._results += delegation_results()
+        if self._results.strip():
+            news = Part(text=f"{FROM_PEERS}\n\n{self._results.strip()}")
+            news.metadata[RESULTS] = True
+            request.message.parts.insert(0, news)
+        return request
+
+    async def _is_made_up(self, owner: str, context_id: str) -> bool:
+        """Tell whether the host, and not the sender, has named a context: nothing was ever said in it."""
+        if await self._store.memory(owner, context_id).load() is not None:
+            return False
+        try:
+            return uuid.UUID(context_id).version == 4
+        except ValueError:
+            return not context_id
+
+    async def _asks(self, task_id: str, call: ServerCallContext) -> bool:
+        task = await self._store.tasks.get(task_id, call)
+        return task is not None and task.status.state in ASKING
+
+    async def _restore(self) -> None:
+        thread_id, self._restored = self._restored, None
+        if thread_id is None or not self._one_main_context:
+            return
+        memory = self._store.memory(PRINCIPAL, await self._store.main_context(PRINCIPAL))
+        if await memory.load() is None:
+            await memory.save(thread_id)
+            logger.info("the main context goes on in thread %s, as the snapshot says", thread_id)
+
+    async def _note(self, task: Task, owner: str) -> None:
+        if task.status.state in ASKING:
+            self._asking[owner, task.context_id] = task.id
+        thread_id = await self._store.memory(owner, task.context_id).load()
+        self.thread_id = thread_id or self.thread_id
+
+
+@asynccontextmanager
+async def hosted(
+    executor: AgentExecutor,
+    store: Store,
+    admission: Admission | None,
+    heartbeat: object = None,
+    *,
+    one_main_context: bool = True,
+    is_smoke: bool = False,
+) -> AsyncIterator[HostedExecutor]:
+    """Give an executor for a foreign host, with what an earlier process left unanswered at work again.
+
+    Leaving ends what waits in it. In a smoke test nothing is taken up.
+    """
+    card = AgentCard(name="hosted", capabilities=AgentCapabilities(streaming=False))
+    seen = _Seen(executor, heartbeat)
+    handler = OnceHandler(seen, store, admission, card, one_main_context=one_main_context)
+    host = HostedExecutor(handler, store, one_main_context=one_main_context)
+    try:
+        await host.look_back()
+        if not is_smoke and (taken_up := await handler.take_up()):
+            logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
+        yield host
+    finally:
+        with anyio.CancelScope(shield=True):
+            await handler.aclose()
+
+
+async def report_wedges(look: Callable[[], Awaitable[str | None]], every_s: float = LOOK_S) -> None:
+    """Tell the platform's heartbeat, until cancelled, when the agent cannot work, and when it can again.
+
+    `look` gives why not, for a reason that lasts; None when it can.
+    """
+    is_wedged = False
+    while True:
+        reason = await look()
+        if reason is not None:
+            mark_wedged(reason)
+        elif is_wedged:
+            clear_wedge()
+        is_wedged = reason is not None
+        await anyio.sleep(every_s)
+
+
+def reply_of(task: Task) -> Message:
+    """Return a task's answer as the one message that the platform reads: its text first, then files.
+
+    A question is an answer too, whose own answer is the next message of its context.
+
+    Raises:
+        InternalError: the task has failed, was canceled or refused, or is not at its end.
+    """
+    said = "".join(part.text for part in task.status.message.parts)
+    if task.status.state == TaskState.TASK_STATE_COMPLETED:
+        said = answer_in(task) or NOTHING_SAID
+    elif task.status.state not in ASKING:
+        raise InternalError(message=said or UNKNOWN_END)
+    files = [part for each in task.artifacts if each.artifact_id.startswith("file-") for part in each.parts]
+    # The same answer again is the same message.
+    message_id = f"{task.id}-{ANSWER}"
+    return Message(
+        role=Role.ROLE_AGENT, message_id=message_id, context_id=task.context_id, parts=[Part(text=said), *files]
+    )
+
+
+class _Seen(AgentExecutor):
+    """An executor whose tasks the platform sees while they are at work."""
+
+    def __init__(self, executor: AgentExecutor, heartbeat: object) -> None:
+        self._executor = executor
+        self._heartbeat = heartbeat
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        """Do it, and be seen."""
+        async with shown_at_work(self._heartbeat, context.get_user_input()):
+            await self._executor.execute(context, event_queue)
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        """Do it."""
+        await self._executor.cancel(context, event_queue)
+
+
+def _call(context: RequestContext) -> ServerCallContext:
+    """Return a call of our own for what a host's request wants: its sender is nobody, where the host asks no token."""
+    return ServerCallContext(user=Caller(context.call_context.user.user_name or PRINCIPAL))
+
+
+def _as_sent(message: Message) -> Message:
+    """Return a message without what a host, or we, have put into it."""
+    sent = Message()
+    sent.CopyFrom(message)
+    sent.ClearField("task_id")
+    sent.ClearField("context_id")
+    if sent.parts and RESULTS in sent.parts[0].metadata:
+        del sent.parts[0]
+    return sent
+
+
+def _copy(request: SendMessageRequest) -> SendMessageRequest:
+    copy = SendMessageRequest()
+    copy.CopyFrom(request)
+    return copy

@@ -1,0 +1,222 @@
+"""Our own tools on the platform: peers, memory and user through its API; who may talk to whom, it decides.
+
+Work is given by the platform's delegations, which it keeps itself: a handle is good after a restart of ours. A peer
+that the platform delivers to by `poll` answers by a message of its own later; its delegation tells nothing of that.
+"""
+
+import json
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+import anyio
+
+from codex_workspace.exchanges import Exchange
+from codex_workspace.memories import Memory
+from codex_workspace.platform_api import (
+    ActivityRow,
+    Busy,
+    Delegation,
+    PlatformApi,
+    PlatformPeer,
+    Unreachable,
+    text_of_parts,
+    text_of_result,
+)
+from codex_workspace.toolbox import Caller, Handle, PeerAbout, Progress, Report, ToolRefused, Work
+from codex_workspace.wire import JsonObject, JsonValue
+
+POLL_S: Final = 1.0
+"""How often the platform is asked how far work is; it takes 600 requests a minute of a workspace."""
+
+LONGEST_POLL_S: Final = 5.0
+
+TRIES: Final = 3
+"""How often work is given where the answer is lost; the platform takes what has the same key once."""
+
+_ENDS: Final = {"completed": Progress.DONE, "failed": Progress.FAILED}
+_LATER: Final = "It has the work in its inbox; what it says to it comes as a message of its own."
+
+
+class PlatformWork:
+    """`toolbox.Work` by the platform's delegations."""
+
+    def __init__(self, api: PlatformApi) -> None:
+        self._api = api
+
+    async def peers(self) -> list[PeerAbout]:
+        """Return the agents that this one may talk to, by their ids."""
+        return [_about(peer) for peer in await self._api.peers()]
+
+    async def delegate(self, peer: str, task: str, wait_s: float, continues: Handle | None) -> Report:
+        """Have the platform give a peer work; see `toolbox.Work`."""
+        if continues is not None:
+            raise ToolRefused("On the platform nothing is continued; give the peer new work that tells all it needs.")
+        until = anyio.current_time() + wait_s
+        known = await self._known(peer)
+        handle = Handle(known.id, await self._given(known.id, task))
+        return await self._followed(handle, until, Delegation(handle.task))
+
+    async def check(self, handle: Handle, wait_s: float) -> Report:
+        """Ask the platform how far work is; see `toolbox.Work`."""
+        return await self._followed(handle, anyio.current_time() + wait_s, None)
+
+    async def _known(self, name: str) -> PlatformPeer:
+        found = [peer for peer in await self._api.peers() if name in (peer.id, peer.name)]
+        if len(found) != 1:
+            raise ToolRefused("There is no one peer of that name; list_peers tells who there is, with their ids.")
+        return found[0]
+
+    async def _given(self, target_id: str, task: str) -> str:
+        key = str(uuid.uuid4())
+        for _ in range(TRIES - 1):
+            try:
+                return await self._api.delegate(target_id, task, key)
+            except Unreachable:
+                await anyio.sleep(POLL_S)
+        return await self._api.delegate(target_id, task, key)
+
+    async def _followed(self, handle: Handle, until: float, known: Delegation | None) -> Report:
+        pause_s = POLL_S / 4
+        while True:
+            try:
+                known = await self._state_of(handle) or known
+            except (Busy, Unreachable) as error:
+                if anyio.current_time() >= until:
+                    return Report(handle.peer, Progress.UNREACHABLE, handle=handle, note=error.public)
+            else:
+                if known is None:
+                    raise ToolRefused("The platform knows no such work, or does not any more.")
+            if known is not None and known.status in _ENDS:
+                return _report(handle, known)
+            left_s = until - anyio.current_time()
+            if left_s <= 0:
+                return Report(handle.peer, Progress.WORKING, handle=handle)
+            await anyio.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * 1.5, LONGEST_POLL_S)
+
+    async def _state_of(self, handle: Handle) -> Delegation | None:
+        """Return the delegation's last word: the platform may list its beginning and its end."""
+        rows = [each for each in await self._api.delegations() if each.id == handle.task]
+        ended = [each for each in rows if each.status in _ENDS]
+        return next(iter([*ended, *rows]), None)
+
+
+class PlatformRecollection:
+    """`toolbox.Recollection` by what the platform keeps: the workspace's, whoever asks."""
+
+    def __init__(self, api: PlatformApi) -> None:
+        self._api = api
+
+    async def commit(self, caller: Caller, content: str) -> None:
+        """Have the platform keep a text."""
+        del caller
+        await self._api.commit_memory(content)
+
+    async def recall(self, caller: Caller, query: str, limit: int) -> Sequence[Memory]:
+        """Return what the platform finds, in its order."""
+        del caller
+        found = await self._api.recall_memories(query)
+        return [Memory(each.content, _seconds(each.created_at)) for each in found[:limit]]
+
+    async def history(self, caller: Caller, limit: int) -> Sequence[Exchange]:
+        """Return what came in lately, with its answers where the platform has them, and what the user was told."""
+        del caller
+        rows = [_exchange(row) for row in await self._api.chat_history(limit)]
+        return [row for row in rows if row.asked or row.answered]
+
+
+class PlatformSpeaker:
+    """`toolbox.Speaker` by the platform's notifications."""
+
+    def __init__(self, api: PlatformApi) -> None:
+        self._api = api
+
+    async def tell_user(self, caller: Caller, text: str) -> None:
+        """Show the user a message. It is not tried again where its success is unknown: it would be there twice."""
+        del caller
+        try:
+            await self._api.notify(text)
+        except Unreachable as error:
+            if error.maybe_done:
+                raise ToolRefused("It is not known whether the user got it; do not send it again.") from error
+            raise
+
+
+class BothWorks:
+    """The operator's peers by their names, and everybody else by the platform."""
+
+    def __init__(self, configured: Work, names: Sequence[str], platform: Work) -> None:
+        self._configured = configured
+        self._names = frozenset(names)
+        self._platform = platform
+
+    async def peers(self) -> list[PeerAbout]:
+        """Return the peers of both."""
+        return [*await self._configured.peers(), *await self._platform.peers()]
+
+    async def delegate(self, peer: str, task: str, wait_s: float, continues: Handle | None) -> Report:
+        """See `toolbox.Work`."""
+        return await self._of(peer).delegate(peer, task, wait_s, continues)
+
+    async def check(self, handle: Handle, wait_s: float) -> Report:
+        """See `toolbox.Work`."""
+        return await self._of(handle.peer).check(handle, wait_s)
+
+    def _of(self, peer: str) -> Work:
+        return self._configured if peer in self._names else self._platform
+
+
+def _about(peer: PlatformPeer) -> PeerAbout:
+    card = peer.card or {}
+    listed = card.get("skills")
+    skills = [_object(skill) for skill in (listed if isinstance(listed, list) else [])]
+    lines = [
+        f"name: {peer.name}, role: {peer.role}, status: {peer.status}",
+        _words(card.get("description")),
+        *(f"- {_words(skill.get('name'))}: {_words(skill.get('description'))}" for skill in skills),
+    ]
+    return PeerAbout(peer.id, says="\n".join(line for line in lines if line))
+
+
+def _report(handle: Handle, ended: Delegation) -> Report:
+    if _is_queued(ended.result):
+        return Report(handle.peer, Progress.WORKING, note=_LATER)
+    said = "\n".join(text for text in (ended.result, ended.error) if text)
+    return Report(handle.peer, _ENDS[ended.status], said)
+
+
+def _is_queued(result: str) -> bool:
+    """Tell whether a delegation's result is only the platform's word that a polling peer has it in its inbox."""
+    try:
+        said = json.loads(result)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(said, dict) and said.get("status") == "queued"
+
+
+def _exchange(row: ActivityRow) -> Exchange:
+    params = _object((row.request or {}).get("params"))
+    asked = text_of_parts(_object(params.get("message")).get("parts"))
+    answer = _object(row.response)
+    answered = text_of_result(_object(answer.get("result"))) or _words(answer.get("result"))
+    if row.method == "notify":
+        # What we have told the user stands here as a row of its own.
+        return Exchange("", answered or row.summary, row.method, row.created_at)
+    return Exchange(asked or row.summary, answered, row.method, row.created_at)
+
+
+def _seconds(time: str) -> float:
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _object(value: JsonValue) -> JsonObject:
+    return value if isinstance(value, dict) else {}
+
+
+def _words(value: JsonValue) -> str:
+    return value if isinstance(value, str) else ""
