@@ -93,6 +93,7 @@ MAX_IN_FLIGHT: Final = 32
 OVERLOADED: Final = -32001
 METHOD_NOT_FOUND: Final = -32601
 MAX_OVERLOAD_RETRIES: Final = 8
+MAX_REASON_CHARS: Final = 500
 STDERR_TAIL_BYTES: Final = 2048
 MASK: Final = b"***"
 
@@ -559,6 +560,7 @@ async def _greet(connection: Connection, process: _Process, launch: Launch) -> N
         result = await connection.call("initialize", hello, timeout_s=launch.start_timeout_s)
         await connection.notify("initialized")
         _refuse_too_old(connection, result)
+        await _refuse_broken_config(connection, launch)
         if launch.api_key is not None:
             login: JsonObject = {"type": "apiKey", "apiKey": launch.api_key}
             await connection.call("account/login/start", login, timeout_s=launch.start_timeout_s)
@@ -566,6 +568,15 @@ async def _greet(connection: Connection, process: _Process, launch: Launch) -> N
         raise CodexCannotStart(f"codex cannot start: it {process.how_it_ended()}", error.tail) from error
     except (CodexRefused, CodexTimeout) as error:
         raise CodexCannotStart(f"codex cannot start: {error}", process.last_lines()) from error
+
+
+async def _refuse_broken_config(connection: Connection, launch: Launch) -> None:
+    """Let codex say what is wrong with its config.toml: it starts without the file, and refuses every thread then."""
+    try:
+        await connection.call("config/read", {}, timeout_s=launch.start_timeout_s)
+    except CodexRefused as refusal:
+        file, why = launch.codex_home / "config.toml", " ".join(refusal.message.split())
+        raise CodexCannotStart(f"codex does not take {file}: {why[:MAX_REASON_CHARS]}; mend the file") from refusal
 
 
 def _refuse_too_old(connection: Connection, initialized: JsonValue) -> None:

@@ -23,10 +23,10 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
     try:
         return _run(chosen, env)
     except ConfigError as error:
-        print(f"configuration: {error}", file=sys.stderr)
+        _say(chosen, env, f"configuration: {error}")
         return EXIT_CONFIG
     except CodexCannotStart as error:
-        print(str(error), file=sys.stderr)
+        _say(chosen, env, str(error))
         return EXIT_CODEX
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -34,6 +34,16 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
         # Whoever read our output has left, as `head` does. Python would stumble over it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNREAD
+
+
+def _say(chosen: argparse.Namespace, env: Mapping[str, str], sentence: str) -> None:
+    """Say why the program ends, in the form of its log where it keeps one."""
+    if chosen.command == "serve" and env.get("LOG_FORMAT", "").lower() == "json":
+        from codex_workspace.logs import json_line
+
+        print(json_line("error", __name__, sentence), file=sys.stderr)
+    else:
+        print(sentence, file=sys.stderr)
 
 
 def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:

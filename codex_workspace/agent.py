@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from app_server import Connection, Launch, end_leftovers, open_app_server
-from codex_workspace import attachments
+from codex_workspace import attachments, hiding
 from codex_workspace.admission import Admission, Bounds
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, prove_servers
@@ -112,6 +112,7 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
         *settings.listen.tokens.values(),
         settings.platform.token if settings.platform else None,
         provider.credential if provider else None,
+        *settings.unused,
         *settings.mcp.secrets,
         *(peer.token for peer in settings.peers),
         *settings.observing.secrets,
@@ -166,6 +167,7 @@ async def open_agent(
         prepare_codex_home(settings, provider)
         if provider.auth_mode == SUBSCRIPTION and provider.credential is not None:
             settle(settings.codex_home, provider.credential)
+        hiding.prepare(settings)
         link_skills(settings.codex_home, settings.skills)
         for name, why in settings.mcp.left_out.items():
             logger.warning("the MCP server %s is left out: %s", name, why)
@@ -308,6 +310,7 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
 
     Raises:
         CodexCannotStart: there is no codex binary.
+        ConfigError: what is to be hidden from commands cannot be told to codex.
     """
     if settings.codex_bin is None:
         raise CodexCannotStart("codex is not installed: install openai-codex-cli-bin, or name the binary in CODEX_BIN")
@@ -320,7 +323,11 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
         api_key=provider.credential.reveal() if provider.credential is not None and not is_login else None,
         secrets=secrets_of(settings, provider),
         family=_family(settings.state_dir),
-        overrides={**(ASKING if _asks_people(settings) else {}), **(LOGIN_ON_DISK if is_login else {})},
+        overrides={
+            **(ASKING if _asks_people(settings) else {}),
+            **(LOGIN_ON_DISK if is_login else {}),
+            **hiding.definition(settings, env),
+        },
     )
 
 
@@ -351,6 +358,7 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
             settings.mcp.left_out,
             settings.mcp.private,
         ),
+        profile=hiding.profile_of(settings),
     )
 
 
@@ -393,7 +401,8 @@ def _opener(
     @asynccontextmanager
     async def opened() -> AsyncIterator[Connection]:
         async with open_app_server(launch) as codex:
-            await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir)
+            hiding.refuse_older(settings, codex.version)
+            await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir, options.profile)
             if settings.mcp.required:
                 request_s = settings.config.codex.request_timeout_s
                 await prove_servers(codex, options, request_s)

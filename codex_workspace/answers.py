@@ -51,13 +51,18 @@ _FLAGS: Final = re.ASCII | re.IGNORECASE
 """ASCII, so that no letter of another script stands for one of ours."""
 
 _GAP: Final = r"(?:\s*[,.;!]\s*|\s+)"
-_YES: Final = r"(?:yes|yeah|yep|y|ok|okay|sure|approved?|allow(?:ed)?|accept(?:ed)?|go\s+ahead|do\s+it)"
+_YES: Final = (
+    r"(?:yes|yeah|yep|y|ok|okay|sure|lgtm|allowed|accepted|confirmed|proceed|go\s+ahead|go\s+for\s+it|do\s+it|"
+    r"(?:i\s+)?(?:approve|allow|accept|confirm)|approved)"
+)
 _POLITE: Final = r"(?:please|thanks|thank\s+you)"
-_ONCE: Final = r"(?:(?:just|only)\s+)?(?:once|this\s+once|this\s+time)"
-_SESSION: Final = r"for\s+(?:this|the)\s+(?:(?:whole|entire)\s+)?session|always"
+_ONCE: Final = r"(?:(?:but\s+)?(?:just|only)\s+)?(?:once|this\s+once|this\s+time)"
+_SESSION: Final = r"for\s+(?:(?:this|the)\s+)?(?:(?:whole|entire)\s+)?session|always"
 
 _APPROVAL: Final = re.compile(
-    rf"(?:please{_GAP})?(?P<first>always\s+)?{_YES}(?:{_GAP}{_YES})*(?:{_GAP}(?:it|that|this))?(?:{_GAP}{_POLITE})?"
+    # "please confirm" asks back.
+    rf"(?:please{_GAP}(?!confirm))?(?P<first>always\s+)?{_YES}(?:{_GAP}{_YES})*"
+    rf"(?:{_GAP}(?:with\s+)?(?:it|that|this))?(?:{_GAP}{_POLITE})?"
     rf"(?:{_GAP}(?:(?P<once>{_ONCE})|(?P<session>{_SESSION})))?(?:{_GAP}{_POLITE})?\s*[.!]?",
     _FLAGS,
 )
@@ -66,7 +71,7 @@ _CODEX_APPROVAL: Final = re.compile(r"(?:approve|accept)ForSession", _FLAGS)
 _BREAK: Final = r"(?:\s*[,.;:!\u2013\u2014]+\s*|\s+-+\s+|\s+|$)"
 _REFUSAL: Final = re.compile(rf"(?:nope|no|n)(?P<gap>{_BREAK})(?P<rest>.*)", _FLAGS | re.DOTALL)
 _REFUSING: Final = re.compile(
-    rf"(?P<verb>declined?|den(?:y|ied)|reject(?:ed)?|cancel(?:led)?|stop|do\s+not|don['\u2019`]?t)"
+    rf"(?P<verb>declined?|den(?:y|ied)|reject(?:ed)?|cancel(?:led)?|abort(?:ed)?|skip|stop|do\s+not|don['\u2019`]?t)"
     rf"(?P<gap>{_BREAK})(?P<rest>.*)",
     _FLAGS | re.DOTALL,
 )
@@ -79,6 +84,12 @@ _NOT_MEANT: Final = re.compile(
 """What follows a no that may well mean yes ("no problem", "don't ask"), or nothing at all ("no idea")."""
 _SECOND_THOUGHT: Final = re.compile(r"(?:yes|yeah|yep|ok|okay|sure|approved?|allow|accept|go\s+ahead)\b", _FLAGS)
 """What makes a no doubtful when it stands right behind it."""
+
+_MARKS: Final = frozenset({'""', "''", "``", "**", "__", "\u201c\u201d", "\u2018\u2019", "\u00ab\u00bb"})
+"""What may stand around an answer, opening and closing: quotes, and Markdown's."""
+
+MAX_MARKS: Final = 6
+"""So many of them are taken off: a fence within stars, and some."""
 
 MAX_APPROVAL_CHARS: Final = 200
 """No yes is longer; it spares the pattern texts of any size."""
@@ -223,7 +234,8 @@ def _understand_words(question: Question, words: str) -> Decision | Unclear:
             return _understand_yes_or_no(question, words)
 
 
-def _understand_yes_or_no(question: Question, words: str) -> Decision | Unclear:
+def _understand_yes_or_no(question: Question, given: str) -> Decision | Unclear:
+    words = _unmarked(given)
     approval = _read_approval(words)
     if approval is not None:
         return _approved(question, for_session=approval.for_session)
@@ -231,6 +243,15 @@ def _understand_yes_or_no(question: Question, words: str) -> Decision | Unclear:
     if refusal is not None:
         return refusal
     return Unclear(f"I did not understand that as a yes or a no. {_wanted(question)}")
+
+
+def _unmarked(words: str) -> str:
+    """Return the words without quotes and Markdown around all of them."""
+    for _ in range(MAX_MARKS):
+        if len(words) < 2 or words[0] + words[-1] not in _MARKS:
+            return words
+        words = words[1:-1].strip()
+    return words
 
 
 def _wanted(question: Question) -> str:

@@ -84,7 +84,10 @@ class ThreadMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ThreadOptions:
-    """What a thread runs with. Told to codex at start and at every resume: no version remembers all of it."""
+    """What a thread runs with. Told to codex at start and at every resume: no version remembers all of it.
+
+    profile: the permission profile of codex's that makes the sandbox, which is then only compared.
+    """
 
     cwd: Path
     model: str
@@ -95,6 +98,7 @@ class ThreadOptions:
     instructions: Instructions = field(default_factory=Instructions)
     tools: tuple[JsonObject, ...] = ()
     servers: Expected = field(default_factory=Expected)
+    profile: str | None = None
 
     def params(self) -> JsonObject:
         """Return the fields of `thread/start` and `thread/resume`."""
@@ -102,7 +106,7 @@ class ThreadOptions:
             "cwd": str(self.cwd),
             "model": self.model,
             "modelProvider": self.model_provider,
-            "sandbox": self.sandbox,
+            **({"permissions": self.profile} if self.profile else {"sandbox": self.sandbox}),
             "approvalPolicy": self.approval_policy,
             "developerInstructions": self.instructions.text or None,
             **({"config": config} if (config := self.servers.config()) else {}),
@@ -394,6 +398,10 @@ class Conversation:
         wanted = SANDBOX_TYPES[self._options.sandbox]
         if echoed != wanted:
             raise ProtocolError(f"codex runs the thread with sandbox {echoed}, not {wanted} as it was told")
+        profile = answer.get("activePermissionProfile") if isinstance(answer, dict) else None
+        active = profile.get("id") if isinstance(profile, dict) else None
+        if self._options.profile is not None and active != self._options.profile:
+            raise ProtocolError(f"codex runs the thread with the profile {active}, not {self._options.profile}")
 
 
 class Floor:

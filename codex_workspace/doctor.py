@@ -26,6 +26,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app_server import MINIMUM_VERSION, Connection, open_app_server
+from codex_workspace import hiding
 from codex_workspace.agent import launch_of, secrets_of, thread_options
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import prove_servers
@@ -38,7 +39,7 @@ from codex_workspace.providers import ChosenProvider, choose_provider
 from codex_workspace.sandbox import Sight, look_around, refuse_blocked
 from codex_workspace.scrubbing import Scrubber
 from codex_workspace.server import bind
-from codex_workspace.settings import Settings, is_loopback, load_settings
+from codex_workspace.settings import MISPLACED, Settings, is_loopback, load_settings
 from codex_workspace.soundness import file_version, set_aside, sqlite_file, what_is_wrong
 from codex_workspace.terminal import clean
 
@@ -189,7 +190,11 @@ def check_config(facts: Facts) -> Finding:
         settings = facts.learn_settings()
     except ConfigError as error:
         return Finding("failed", str(error), "correct this, then ask the doctor again")
-    return Finding("ok", f"{settings.config_file}; model {settings.model} ({settings.model_source})")
+    said = f"{settings.config_file}; model {settings.model} ({settings.model_source})"
+    if settings.misplaced:
+        moves = "; ".join(f"{key} is not read, it is {MISPLACED[key]} that counts" for key in settings.misplaced)
+        return Finding("warning", f"{said}; {moves}", "move it there, or take it out")
+    return Finding("ok", said)
 
 
 def check_provider(facts: Facts) -> Finding:
@@ -461,11 +466,13 @@ def _ask_who_serves(host: str, port: int, taken: str) -> Finding:
 
 def check_handshake(facts: Facts) -> Finding:
     """Whether codex starts with its configuration, and answers."""
+    home = ""
     try:
         with tempfile.TemporaryDirectory(prefix="codex-workspace-doctor-") as home:
             milliseconds, version = anyio.run(_greet, _at_another_home(facts, Path(home)), facts)
     except CodexCannotStart as error:
-        return Finding("failed", str(error), "read codex's own words above; check CODEX_BIN and CODEX_HOME/config.toml")
+        said = str(error).replace(home, str(facts.settings.codex_home)) if home else str(error)
+        return Finding("failed", said, "read codex's own words above; check CODEX_BIN and CODEX_HOME/config.toml")
     except ConfigError as error:
         return Finding("failed", str(error), "correct this, then ask the doctor again")
     except (CodexError, OSError) as error:
@@ -485,7 +492,10 @@ def _at_another_home(facts: Facts, home: Path, settings: Settings | None = None)
 
 async def _greet(settings: Settings, facts: Facts) -> tuple[float, tuple[int, int, int]]:
     started = time.perf_counter()
-    async with open_app_server(launch_of(settings, facts.provider, facts.env)) as codex:
+    launch = launch_of(settings, facts.provider, facts.env)
+    # What is hidden is the agent's own, not that of the copy.
+    launch = replace(launch, overrides={**launch.overrides, **hiding.definition(facts.settings, facts.env)})
+    async with open_app_server(launch) as codex:
         milliseconds = (time.perf_counter() - started) * 1000
         facts.sight = await _look_around(codex, facts)
         return milliseconds, codex.version
@@ -502,6 +512,9 @@ def check_sandbox(facts: Facts) -> Finding:
             return Finding("failed", f"no command could be tried: {error}", "see what is said of the handshake")
     said = f"{facts.settings.config.codex.sandbox}: a command {_abilities(sight, _folders(facts))}"
     holders = sight.holders_of(secrets_of(facts.settings, facts.provider))
+    if not holders and facts.settings.exposed:
+        changeable = " and ".join(facts.settings.exposed)
+        return Finding("warning", f"{said}; so it can change {changeable}", "name another folder in WORKSPACE_DIR")
     if not holders:
         return Finding("ok", f"{said}; saw no credential")
     shown = ", ".join(f"{process} ({_program(process)})" for process in holders[:5])
@@ -523,7 +536,7 @@ def _abilities(sight: Sight, named: Mapping[str, Path]) -> str:
 
 
 def _folders(facts: Facts) -> dict[str, Path]:
-    """Return the folders that are of interest to whom a command obeys, by what people call them."""
+    """Return the folders and files that are of interest to whom a command obeys, by what people call them."""
     settings = facts.settings
     home = facts.env.get("HOME")
     named = {
@@ -534,7 +547,11 @@ def _folders(facts: Facts) -> dict[str, Path]:
         **({"HOME": Path(home)} if home else {}),
         "/tmp": Path("/tmp"),
     }
-    return {name: folder for name, folder in named.items() if folder.is_dir()}
+    database = sqlite_file(settings.database_url.reveal())
+    files = {str(file): file for file in hiding.secret_files(settings, facts.env) if file.is_file()}
+    if database is not None and database.is_file():
+        files["the database"] = database
+    return {name: folder for name, folder in named.items() if folder.is_dir()} | files
 
 
 def _program(process: int) -> str:
@@ -547,8 +564,10 @@ def _program(process: int) -> str:
 async def _look_around(codex: Connection, facts: Facts) -> Sight | CodexError:
     settings = facts.settings
     try:
-        await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir)
-        return await look_around(codex, settings.workspace_dir, _folders(facts).values())
+        hiding.refuse_older(settings, codex.version)
+        profile = hiding.profile_of(settings)
+        await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir, profile)
+        return await look_around(codex, settings.workspace_dir, _folders(facts).values(), profile)
     except CodexError as error:
         return error
 

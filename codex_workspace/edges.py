@@ -1,4 +1,4 @@
-"""What HTTP requests meet between the door and the SDK: how often, of what type, and which extensions are on.
+"""What HTTP requests meet between the door and the SDK: how often, of what type and version, which extensions are on.
 
 Pure ASGI. The JSON-RPC endpoint and the HTTP+JSON routes are told apart by their path, as each has errors of its own
 form.
@@ -6,7 +6,7 @@ form.
 
 from typing import TYPE_CHECKING, Final
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,6 +25,8 @@ JSON_TYPES: Final = frozenset({"application/json", "application/a2a+json"})
 
 CONTENT_TYPE_CODE: Final = -32005
 """A2A's ContentTypeNotSupportedError in JSON-RPC."""
+
+VERSION_HEADER: Final = "A2A-Version"
 
 EXTENSION_HEADERS: Final = ("A2A-Extensions", "X-A2A-Extensions")
 """Where extensions are asked for and answered: in 1.0, and in 0.3."""
@@ -74,6 +76,23 @@ class JsonOnly:
             if _has_body(headers) and told not in JSON_TYPES:
                 await _wrong_type(scope, told)(scope, receive, send)
                 return
+        await self._app(scope, receive, send)
+
+
+class VersionParameter:
+    """Takes the version of A2A from the address where no header names it, as the specification lets clients do."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, with the header."""
+        if scope["type"] == "http" and VERSION_HEADER not in Headers(scope=scope):
+            named = QueryParams(scope["query_string"]).get(VERSION_HEADER)
+            if named is not None:
+                # It ends in a log line, which a header cannot break and an address can.
+                plain = named if named.isascii() and named.isprintable() else "unreadable"
+                scope = {**scope, "headers": [*scope["headers"], (VERSION_HEADER.lower().encode(), plain.encode())]}
         await self._app(scope, receive, send)
 
 

@@ -145,6 +145,13 @@ class Variables:
         return read_secret(self.env, name)
 
 
+CREDENTIALS = (
+    *("OPENAI_API_KEY", "CODEX_API_KEY", "CODEX_AUTH_JSON", "CODEX_CHATGPT_AUTH_JSON"),
+    *("MOLECULE_WORKSPACE_TOKEN", "ADMIN_TOKEN"),
+)
+"""Variables that hold a credential wherever they are set, beside those that config.yaml names."""
+
+
 def read_secret(env: Mapping[str, str], name: str) -> Secret | None:
     """The secret in variable `name`, or in the file that `name`_FILE names (its one trailing newline taken off).
 

@@ -1,9 +1,10 @@
-"""Say in a sentence that a peer may read why a turn failed, and what helps."""
+"""Say why a turn failed, and what helps: in a sentence that a peer may read, and by a code for programs."""
 
 import re
 from typing import Final
 
 from codex_workspace.events import TurnFailure
+from codex_workspace.wire import JsonObject
 
 MAX_QUOTED_CHARS: Final = 500
 
@@ -34,7 +35,7 @@ def explain(failure: TurnFailure) -> str:
     """Return the sentence: our own words where the kind of failure is known, else codex's, without addresses."""
     if failure.kind in OURS:
         return failure.message
-    status = failure.http_status or _status_in(failure.message)
+    status = _status_of(failure)
     if failure.kind in _BY_KIND:
         return _BY_KIND[failure.kind]
     if status in _BY_STATUS:
@@ -42,6 +43,21 @@ def explain(failure: TurnFailure) -> str:
     if status is not None and status >= 500:
         return f"The model provider had an error (HTTP {status}); try again later."
     return f"The turn failed: {_quoted(failure.message)}"
+
+
+def told_of(failure: TurnFailure) -> JsonObject:
+    """Return what programs are told: a `code`, and `httpStatus` where the model's endpoint gave one.
+
+    A refused credential has one code, whichever way codex came to know of it.
+    """
+    status = _status_of(failure)
+    if status is None:
+        return {"code": failure.kind}
+    return {"code": "unauthorized" if status == 401 else failure.kind, "httpStatus": status}
+
+
+def _status_of(failure: TurnFailure) -> int | None:
+    return failure.http_status or _status_in(failure.message)
 
 
 def _status_in(message: str) -> int | None:

@@ -36,7 +36,7 @@ from codex_workspace.deliveries import (
 )
 from codex_workspace.errors import AgentError, CodexError, CodexGone, InputRefused
 from codex_workspace.events import TurnEnded, TurnFailure, TurnText
-from codex_workspace.failures import explain
+from codex_workspace.failures import explain, told_of
 from codex_workspace.groups import plain_task_group
 from codex_workspace.live import ITEMS, LiveItems
 from codex_workspace.metrics import TaskOutcome
@@ -632,8 +632,7 @@ def code(reason: str) -> JsonObject:
 
 
 def _code_of(failure: TurnFailure) -> JsonObject:
-    status: JsonObject = {} if failure.http_status is None else {"httpStatus": failure.http_status}
-    return {FAILURE: {"code": failure.kind, **status}}
+    return {FAILURE: told_of(failure)}
 
 
 def _is_due(due: float | None) -> bool:

@@ -90,6 +90,12 @@ def _plain(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
+def json_line(level: str, logger: str, message: str) -> str:
+    """Return one line of the log for machines, for when there is no log yet or any more; `message` holds no secret."""
+    record = logging.LogRecord(logger, logging.getLevelNamesMapping()[level.upper()], "", 0, message, None, None)
+    return _Json(lambda text: text).format(record)
+
+
 class _Json(logging.Formatter):
     """For machines: time (RFC 3339, UTC), level, logger, message, ids and, where there is one, the traceback."""
 

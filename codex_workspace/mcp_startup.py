@@ -193,6 +193,12 @@ def troubles(expected: Expected, known: Mapping[str, Startup]) -> dict[str, str]
     return found
 
 
+MAX_REASON_CHARS: Final = 240
+"""Of why a server is not there; codex names the whole chain of what has failed."""
+
+_TYPES: Final = re.compile(r"\s*\[[\w:<>, ()]*::[^\]]*\]\s*")
+"""Rust's name of the type that has failed, in brackets."""
+
 _AROUND: Final = re.compile(r"^MCP client for `[^`]*` (failed to start: )?(MCP startup failed: )?|\. Add or adjust .*$")
 
 
@@ -204,7 +210,12 @@ def _state(word: str) -> State:
 
 
 def _words(error: JsonValue) -> str:
-    """Return codex's sentence on one line: without the server's name, a full stop, and advice on config.toml."""
+    """Return codex's sentence on one line: without the server's name, a full stop, advice on config.toml, and types."""
     if not isinstance(error, str):
         return ""
-    return _AROUND.sub("", " ".join(error.split())).removesuffix(".")
+    said = _TYPES.sub(" ", _AROUND.sub("", " ".join(error.split()))).removesuffix(".")
+    if len(said) <= MAX_REASON_CHARS:
+        return said
+    # The beginning says what was tried, the end why it failed.
+    half = MAX_REASON_CHARS // 2
+    return f"{said[:half].rstrip()} … {said[-half:].lstrip()}"

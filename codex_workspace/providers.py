@@ -188,11 +188,17 @@ def _slug(entry: ProviderEntry, place: Place) -> str:
 
 def _refuse_provider_as_model(settings: Settings, providers: Sequence[Provider]) -> None:
     model = settings.model
+    named = [provider.name for provider in providers if re.match(rf"{re.escape(provider.name)}[:/]", model)]
     aliased = any(model in provider.model_aliases for provider in providers)
     if not aliased and any(model == provider.name for provider in providers):
         raise ConfigError(
             f"{settings.model_source}: {model} is a provider, not a model; "
             f"name it as runtime_config.provider, and a model such as gpt-5.5 here"
+        )
+    if not aliased and named and not any(_begins(model, provider) for provider in providers):
+        raise ConfigError(
+            f"{settings.model_source}: {model} begins with a provider's name; "
+            f"name {named[0]} as runtime_config.provider, and here the model alone"
         )
 
 
@@ -203,6 +209,12 @@ def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Seque
     for index, name in enumerate(settings.config.runtime_config.required_env):
         if name not in credentials and not (env.get(name) or env.get(f"{name}_FILE")):
             raise place.item(index).error(f"names the variable {name}, which is not set; set it (or {name}_FILE)")
+
+
+def _begins(model: str, provider: Provider) -> bool:
+    """Tell whether one of a provider's prefixes goes beyond the provider's name, and so is meant for such a model."""
+    long = [prefix for prefix in provider.model_prefixes if re.search("[:/]", prefix)]
+    return any(model.startswith(prefix) for prefix in long)
 
 
 def _explicit(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider], name: str) -> ChosenProvider:

@@ -190,7 +190,7 @@ class QueuedSender(PushNotificationSender):
                     self._put(Webhook(task_id, config_id), notification)
 
     def owe(self, due: EndDue) -> None:
-        """Queue the end of a task that an earlier process has not told."""
+        """Queue the end of a task that has ended before this process, or before the webhook was named."""
         webhook = Webhook(due.task_id, due.config_id)
         if webhook not in self._queues:
             self._put(webhook, Notification.of(due.event))
@@ -382,6 +382,7 @@ async def open_push(options: PushOptions, configs: PushConfigs, resolve: Resolve
     await configs.load()
     async with plain_task_group() as workers:
         sender = QueuedSender(configs, webhooks.post, options, workers)
+        configs.have_told(sender.owe)
         try:
             yield Push(configs, sender, guard)
         finally:

@@ -8,7 +8,7 @@ knows by the task's row and this which ends have still to be told.
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -74,6 +74,15 @@ _old_clients = Table(
 """The webhooks that were named in A2A 0.3, and by whom."""
 
 
+_END: Final = (TaskModel.context_id, TaskModel.status, TaskModel.task_metadata.label("task_metadata"))
+"""What `_end` reads of a task's row, beside its id."""
+
+
+def _later(due: EndDue) -> None:
+    """Leave an end to the next start, where nobody tells it now."""
+    del due
+
+
 class PushConfigs(DatabasePushNotificationConfigStore):
     """The push configurations of all tasks. Rows belong to a principal; `of` is for the sender, which serves all.
 
@@ -85,6 +94,11 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         self._tasks = tasks
         self._watching: dict[str, dict[str, TaskPushNotificationConfig]] = {}
         self._old_clients: dict[tuple[str, str], str] = {}
+        self._tell: Callable[[EndDue], None] = _later
+
+    def have_told(self, tell: Callable[[EndDue], None]) -> None:
+        """Have ends told by `tell` that are due at once: of tasks that had ended when a webhook was named."""
+        self._tell = tell
 
     async def load(self) -> None:
         """Read what is due from the database; before anything else is asked."""
@@ -119,7 +133,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
     ) -> TaskPushNotificationConfig:
         """Keep a configuration and return it as it is kept; one without an id gets the task's id.
 
-        For a task that has ended already nothing will be sent.
+        Of a task that has ended already the end is told at once.
 
         Raises:
             InvalidParamsError: it cannot be kept or sent, or the task has too many.
@@ -137,15 +151,17 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         try:
             # A query that is cancelled takes its connection with it.
             with anyio.CancelScope(shield=True):
-                is_due = await self._note(config)
+                end = await self._note(config)
                 await self._note_dialect(config, resolve_user_scope(context) if is_of_0_3(context) else None)
                 stored: TaskPushNotificationConfig = await super().set_info(task_id, config, context)
-            stays = is_due
+            stays = True
         except StoreUnavailable as error:
             raise InternalError(message=error.public) from error
         finally:
             if not stays:
                 self._watch(task_id, config.id, before)
+        if end is not None:
+            self._tell(end)
         return stored
 
     async def get_info(self, task_id: str, context: ServerCallContext) -> list[TaskPushNotificationConfig]:
@@ -185,8 +201,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
     async def ends_due(self) -> list[EndDue]:
         """Return the ends that webhooks have still to be told of, oldest first."""
         both = _due.join(TaskModel.__table__, _due.c.task_id == TaskModel.id)
-        columns = (_due, TaskModel.context_id, TaskModel.status, TaskModel.task_metadata.label("task_metadata"))
-        query = select(*columns).select_from(both).where(_has_ended()).order_by(TaskModel.last_updated)
+        query = select(_due, *_END).select_from(both).where(_has_ended()).order_by(TaskModel.last_updated)
         async with self.engine.connect() as connection:
             rows = (await connection.execute(query)).all()
         return [EndDue(row.task_id, row.config_id, _end(row)) for row in rows if row.config_id in self.of(row.task_id)]
@@ -201,21 +216,22 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         if not configs:
             self._watching.pop(task_id, None)
 
-    async def _note(self, config: TaskPushNotificationConfig) -> bool:
-        """Write down that the task's end is due; False where the task has ended, and nothing is due."""
+    async def _note(self, config: TaskPushNotificationConfig) -> EndDue | None:
+        """Write down that the task's end is due; return the end where there is one already."""
         row = {"task_id": config.task_id, "config_id": config.id}
         known = select(_due).where(_is(config.task_id, config.id))
-        ended = select(TaskModel.id).where(TaskModel.id == config.task_id, _has_ended())
+        columns = (TaskModel.id.label("task_id"), *_END)
+        ended = select(*columns).where(TaskModel.id == config.task_id, _has_ended())
+        end: EndDue | None = None
         try:
             async with self.engine.begin() as connection:
-                if (await connection.execute(known)).one_or_none() is not None:
-                    return True
-                if (await connection.execute(ended)).one_or_none() is not None:
-                    return False
-                await connection.execute(insert(_due).values(registered_at=time.time(), **row))
+                found = (await connection.execute(ended)).one_or_none()
+                end = None if found is None else EndDue(config.task_id, config.id, _end(found))
+                if (await connection.execute(known)).one_or_none() is None:
+                    await connection.execute(insert(_due).values(registered_at=time.time(), **row))
         except IntegrityError:
             logger.debug("the same configuration was registered twice at once")
-        return True
+        return end
 
     async def _note_dialect(self, config: TaskPushNotificationConfig, owner: str | None) -> None:
         """Write down who has named a webhook in A2A 0.3; None: it was named in a newer version."""

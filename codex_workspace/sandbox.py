@@ -46,7 +46,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a command could do: the folders that it could read and write, and whether it reached the agent's machine.
+    """What a command could do: which folders and files it could read and write, and whether it reached our machine.
 
     values: digests (`digest`) of every variable's value in the environments that it could read, by process id.
     """
@@ -67,8 +67,10 @@ def digest(value: str) -> str:
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-async def refuse_blocked(codex: Codex, mode: str, folder: Path) -> None:
+async def refuse_blocked(codex: Codex, mode: str, folder: Path, profile: str | None = None) -> None:
     """Have codex run a command in its sandbox, in `folder`; nothing where `mode` (of config.yaml) has none.
+
+    `profile` is codex's permission profile that threads run with, if any.
 
     Raises:
         CodexCannotStart: the sandbox cannot work here; with codex's own words, and the two ways out.
@@ -76,7 +78,7 @@ async def refuse_blocked(codex: Codex, mode: str, folder: Path) -> None:
     if mode in WITHOUT:
         return
     try:
-        ran = await run(codex, ["true"], folder)
+        ran = await run(codex, ["true"], folder, profile)
     except (CodexRefused, CodexTimeout) as error:
         raise blocked(mode, str(error)) from error
     if ran.exit_code != 0:
@@ -93,8 +95,8 @@ def blocked(mode: str, said: str) -> CodexCannotStart:
     )
 
 
-async def run(codex: Codex, command: list[str], folder: Path) -> Ran:
-    """Have codex run `command` in `folder` as it runs the model's, in the sandbox of its configuration.
+async def run(codex: Codex, command: list[str], folder: Path, profile: str | None = None) -> Ran:
+    """Have codex run `command` in `folder` as it runs the model's: in the sandbox of its configuration, or `profile`.
 
     Raises:
         CodexRefused: it cannot be run, as the program or the folder is not there.
@@ -102,6 +104,8 @@ async def run(codex: Codex, command: list[str], folder: Path) -> Ran:
         ProtocolError: codex's answer is of no known shape.
     """
     params: JsonObject = {"command": [*command], "cwd": str(folder), "timeoutMs": int(PROBE_TIMEOUT_S * 1000)}
+    if profile is not None:
+        params["permissionProfile"] = profile
     answer = await codex.call("command/exec", params, timeout_s=PROBE_TIMEOUT_S + 1)
     try:
         if not isinstance(answer, dict):
@@ -111,20 +115,21 @@ async def run(codex: Codex, command: list[str], folder: Path) -> Ran:
         raise ProtocolError(f"codex answered command/exec without {error}") from error
 
 
-async def look_around(codex: Codex, folder: Path, folders: Iterable[Path]) -> Sight:
+async def look_around(codex: Codex, folder: Path, folders: Iterable[Path], profile: str | None = None) -> Sight:
     """Have codex run a command in `folder` that tries what it may do; nothing is changed.
 
     Args:
         codex: the connection.
         folder: where the command works.
-        folders: which folders it tries to read and to write.
+        folders: which folders and files it tries to read and to write.
+        profile: codex's permission profile that threads run with, if any.
 
     Raises:
         CodexError: as `run`; or the command did not come to its end.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         asked = json.dumps({"folders": [str(each) for each in folders], "port": listener.getsockname()[1]})
-        ran = await run(codex, [sys.executable, "-I", "-c", _LOOK, asked], folder)
+        ran = await run(codex, [sys.executable, "-I", "-c", _LOOK, asked], folder, profile)
     if ran.exit_code != 0:
         raise ProtocolError(f"a command that looks around ended with {ran.exit_code}: {ran.stderr.strip()[-300:]}")
     seen = json.loads(ran.stdout)
@@ -161,7 +166,7 @@ def reaches(port):
 
 found = {file.split("/")[2]: digests(file) for file in glob.glob("/proc/[0-9]*/environ")}
 print(json.dumps({
-    "readable": [each for each in asked["folders"] if os.access(each, os.R_OK | os.X_OK)],
+    "readable": [each for each in asked["folders"] if os.access(each, os.R_OK | os.path.isdir(each) * os.X_OK)],
     "writable": [each for each in asked["folders"] if os.access(each, os.W_OK)],
     "reaches_network": reaches(asked["port"]),
     "values": {process: values for process, values in found.items() if values},

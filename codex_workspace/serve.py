@@ -31,7 +31,7 @@ from codex_workspace.replies import USAGE
 from codex_workspace.schema import Place
 from codex_workspace.scrubbing import Scrubber
 from codex_workspace.server import Application, Readiness, ServerOptions, bind, build_app, serving
-from codex_workspace.settings import Settings
+from codex_workspace.settings import MISPLACED, Settings
 from codex_workspace.skills import Skill
 from codex_workspace.store import Store, open_store
 from codex_workspace.streams import Bounded, StreamBounds
@@ -101,6 +101,12 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
     @asynccontextmanager
     async def opened(url: str) -> AsyncIterator[Hosted]:
         logger.info("provider: %s", provider.reason)
+        for key in settings.misplaced:
+            logger.warning("%s: %s is not read; it is %s that counts", settings.config_file, key, MISPLACED[key])
+        if settings.exposed:
+            logger.warning(
+                "WORKSPACE_DIR: commands can change %s there; name another folder", " and ".join(settings.exposed)
+            )
         async with open_agent(settings, provider, env, url) as agent:
 
             async def begin() -> str:

@@ -29,12 +29,13 @@ from codex_workspace.admission import Admission
 from codex_workspace.callers import Extensions, GrpcCallers, HttpCallers, serves_major
 from codex_workspace.card import CardFacts, Version, agent_card, extended_card
 from codex_workspace.dialect import mended
-from codex_workspace.edges import RPC_PATH, ActiveExtensions, JsonOnly, RateLimit, refuse_request
+from codex_workspace.edges import RPC_PATH, ActiveExtensions, JsonOnly, RateLimit, VersionParameter, refuse_request
 from codex_workspace.errors import ConfigError
 from codex_workspace.groups import plain_task_group
 from codex_workspace.grpc_server import GrpcListener, serving_grpc
 from codex_workspace.guards import BodyLimit, Doorkeeper, LastWord, TokenBackend, unauthorized
 from codex_workspace.handler import OnceHandler
+from codex_workspace.parameters import checked_rest, checked_rpc
 from codex_workspace.push import Push
 from codex_workspace.rates import Rates
 from codex_workspace.readers import impatient
@@ -169,6 +170,7 @@ async def build_app(
         Middleware(AuthenticationMiddleware, backend=backend, on_error=unauthorized),
         Middleware(RateLimit, rates=rates),
         Middleware(JsonOnly),
+        Middleware(VersionParameter),
         Middleware(ActiveExtensions, known=extensions.uris),
         Middleware(LastWord),
     ]
@@ -207,7 +209,7 @@ def _a2a_routes(front: Bounded, extensions: Extensions, *, has_old: bool) -> lis
     [rpc] = create_jsonrpc_routes(front, RPC_PATH, context_builder=callers, enable_v0_3_compat=has_old)
     # The HTTP+JSON routes end with one that takes every path.
     rest = create_rest_routes(front, context_builder=callers, enable_v0_3_compat=has_old)
-    return [Route(RPC_PATH, mended(rpc.endpoint), methods=["POST"]), *rest]
+    return [Route(RPC_PATH, checked_rpc(mended(rpc.endpoint)), methods=["POST"]), *checked_rest(rest)]
 
 
 def _card_routes(card: AgentCard) -> list[Route]:

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import unquote
 
 from codex_workspace.environment import (
+    CREDENTIALS,
     IN_ENVIRONMENT,
     Secret,
     Variables,
@@ -50,6 +51,9 @@ OWN_TOOLS: Final = "agent"
 
 TURN_TIMEOUT_S = 3600.0
 """A turn's budget where nobody named one."""
+
+MISPLACED: Mapping[str, str] = {"sandbox": "codex.sandbox", "effort": "codex.reasoning_effort"}
+"""Keys that the platform takes at the top level and this agent does not read, and where it reads the like."""
 
 TEMPLATE_DIR = Path(__file__).resolve().parent.parent
 """The folder that holds the config.yaml which this template brings along."""
@@ -159,6 +163,7 @@ class Codex:
     reasoning_effort: a word that the model takes, such as low, medium or high.
     writable_folders: where commands may write, beside the workspace and the folders for temporary files; seen from the
         workspace. For the workspace-write sandbox.
+    hide_secrets: whether codex's sandbox keeps commands from reading the agent's secrets and conversations.
     web_search: whether the model may search the web: in what OpenAI keeps of it (cached, or the larger indexed), or in
         the web of today (live). The search is the provider's, network_access is not asked.
     recovery: a turn that a death cut off is told to go on (resume), run again (rerun), or fails (fail).
@@ -180,6 +185,7 @@ class Codex:
     turn_timeout_s: Seconds | None = None
     network_access: bool = False
     writable_folders: tuple[Text, ...] = ()
+    hide_secrets: bool = False
     web_search: Literal["disabled", "cached", "indexed", "live"] = "disabled"
     reasoning_effort: Annotated[str, Matches(r"[a-z]{1,32}", "a word such as low, medium or high")] | None = None
     shutdown_grace_s: Annotated[float, Range(0, 60)] = 3.0
@@ -367,6 +373,8 @@ class Observing:
         """Return what must not show up: the token, and the values of the headers."""
         told = self.trace_headers.reveal().split(",") if self.trace_headers is not None else []
         values = [unquote(pair.partition("=")[2].strip()) for pair in told]
+        # "Bearer …": the token alone, too.
+        values += [value.rpartition(" ")[2] for value in values if " " in value]
         shown = [Secret(value) for value in values if len(value) >= SHORTEST_HEADER_SECRET]
         return [*shown, *([self.metrics_token] if self.metrics_token is not None else [])]
 
@@ -409,6 +417,8 @@ class Settings:
     instructions: Instructions = field(default_factory=Instructions)
     skills: tuple[Skill, ...] = ()
     observing: Observing = field(default_factory=Observing)
+    misplaced: tuple[str, ...] = ()
+    unused: tuple[Secret, ...] = ()
     peers: tuple[Peer, ...] = ()
 
     @property
@@ -425,6 +435,20 @@ class Settings:
     def writable_folders(self) -> tuple[Path, ...]:
         """Where commands in the workspace-write sandbox may write, beside the workspace; absolute."""
         return tuple((self.workspace_dir / folder).resolve() for folder in self.config.codex.writable_folders)
+
+    @property
+    def exposed(self) -> Mapping[str, Path]:
+        """What of the agent's own sandboxed commands may change, as it lies in the workspace; by what it is called."""
+        if self.config.codex.sandbox != "workspace-write":
+            return {}
+        own = {
+            "config.yaml": self.config_file,
+            "the state folder": self.state_dir,
+            "CODEX_HOME": self.codex_home,
+            "the agent's program": TEMPLATE_DIR,
+        }
+        workspace = self.workspace_dir.resolve()
+        return {called: kept for called, kept in own.items() if kept.resolve().is_relative_to(workspace)}
 
 
 _LOG_FORMATS: Mapping[str, Literal["text", "json"]] = {"text": "text", "json": "json"}
@@ -452,7 +476,8 @@ def load_settings(
     variables = Variables(env)
     here = (cwd or Path.cwd()).resolve()
     file = _config_file(variables, config_path, here, root)
-    config = read_section(Config, load_yaml(file), Place(str(file)))
+    content = load_yaml(file)
+    config = read_section(Config, content, Place(str(file)))
     _check_versions(config.a2a, Place(str(file)).at("a2a"))
     _check_allowed(config.push, Place(str(file)).at("push.allow"))
     _check_names(config, Place(str(file)).at("mcp_servers"))
@@ -461,6 +486,12 @@ def load_settings(
     workspace, home = _workspace_dir(variables, here, root), variables.path("CODEX_HOME", here) or state / "codex"
     listen = _listen(variables, config, file)
     own = {"the state folder": state, "CODEX_HOME": home, "config.yaml": file, "the skills": file.parent / "skills"}
+    if config.codex.hide_secrets and config.codex.sandbox not in ("read-only", "workspace-write"):
+        raise (
+            Place(str(file))
+            .at("codex.hide_secrets")
+            .error(f"is for codex's own sandbox, but the sandbox is {config.codex.sandbox}; leave it out")
+        )
     _check_folders(config.codex, workspace, own, Place(str(file)).at("codex.writable_folders"))
     return Settings(
         config=config,
@@ -481,8 +512,16 @@ def load_settings(
         ),
         skills=read_skills(config.skills, file.parent, Place(str(file)).at("skills")),
         observing=_observing(variables, listen),
+        misplaced=tuple(key for key in MISPLACED if isinstance(content, dict) and key in content),
+        unused=_credentials_in(env, config),
         peers=resolve_peers(config.peers, env, Place(str(file)).at("peers")),
     )
+
+
+def _credentials_in(env: Mapping[str, str], config: Config) -> tuple[Secret, ...]:
+    """Return every credential that the environment holds, whether or not anything uses it."""
+    names = dict.fromkeys((*CREDENTIALS, *(name for entry in config.providers for name in entry.auth_env)))
+    return tuple(Secret(env[name]) for name in names if env.get(name))
 
 
 def _check_versions(a2a: A2A, place: Place) -> None:

@@ -20,6 +20,9 @@ TURN: Final = "urn:codex-workspace:turn"
 
 MAX_SCHEMA_CHARS: Final = 65_536
 
+_TYPES: Final = ("object", "array", "string", "number", "integer", "boolean", "null")
+"""What a JSON Schema's `type` may be. Providers take different parts of all else, and say so themselves."""
+
 _MODEL: Final = re.compile(r"[A-Za-z0-9][\w.:/@-]{0,127}")
 _EFFORT: Final = re.compile(r"[a-z]{1,32}")
 
@@ -77,7 +80,14 @@ def _with_folder(wishes: Wishes, value: JsonValue, workspace: Path) -> Wishes:
 def _with_schema(wishes: Wishes, value: JsonValue, _workspace: Path) -> Wishes:
     if not isinstance(value, dict) or len(json.dumps(value)) > MAX_SCHEMA_CHARS:
         raise _refused(f"outputSchema must be a JSON Schema, an object of at most {MAX_SCHEMA_CHARS} characters")
+    if not _is_type(value.get("type", "object")):
+        raise _refused(f"outputSchema: type must be one of {', '.join(_TYPES)}")
     return replace(wishes, options=replace(wishes.options, output_schema=value))
+
+
+def _is_type(value: JsonValue) -> bool:
+    named = value if isinstance(value, list) else [value]
+    return bool(named) and all(each in _TYPES for each in named)
 
 
 def _with_mid_turn(wishes: Wishes, value: JsonValue, _workspace: Path) -> Wishes:

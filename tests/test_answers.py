@@ -61,6 +61,26 @@ def decided(words: str, question: Question = COMMAND, data: JsonObject | None = 
         *("go ahead", "do it", "yes please", "Yes, please.", "please do it", "ok, go ahead", "yes, do it", "allow it"),
         *("approve that", "yes once", "yes, just this once", "allow it once, thanks", "ok thanks!", "yes. thank you."),
         *("  yes\n", "sure, go ahead please", "Yes,\ngo  ahead", "yes,please"),
+        *("proceed", "Please proceed.", "confirm", "Confirmed", "LGTM", "go for it", "I approve", "I approve this."),
+        *(
+            "I confirm it, thanks",
+            "Yes, go ahead with it.",
+            "proceed with that",
+            "yes, but only once",
+            "ok but just once",
+        ),
+        *(
+            "`yes`",
+            '"yes"',
+            "'yes'",
+            "**yes**",
+            "*Yes.*",
+            "__yes__",
+            "\u201cyes\u201d",
+            "\u2018yes\u2019",
+            "\u00abyes\u00bb",
+        ),
+        *("```\nyes\n```", '**"Yes, go ahead."**', "`` `approve` ``"),
     ],
 )
 def test_yes(words: str) -> None:
@@ -71,6 +91,7 @@ def test_yes(words: str) -> None:
     "words",
     [
         *("yes, for this session", "approve for this session", "approve it for the session, please", "always allow"),
+        *("approve for session", "Yes, for session.", "`approve for this session`", "yes for whole session"),
         *("yes always", "always approve it", "Allow for the whole session.", "approveForSession", "acceptforsession"),
     ],
 )
@@ -101,6 +122,13 @@ def test_yes_for_the_session(words: str) -> None:
             )
         ),
         *((words, "") for words in ("declined", "reject that", "do not do that please", "cancel")),
+        *(
+            (words, "")
+            for words in ("skip", "skip it", "Skip that.", "abort", "aborted", "`no`", '"No."', "**decline**")
+        ),
+        ('"no, use make instead"', "use make instead"),
+        ("skip the tests", "skip the tests"),
+        ("abort: use make", "use make"),
         ("no, use make instead", "use make instead"),
         ("No. Use make instead.", "Use make instead."),
         ("no - use make", "use make"),
@@ -138,6 +166,20 @@ def test_no_and_what_the_model_is_told(words: str, told: str) -> None:
             "hm ok",
         ),
         *("I approve of caution", "not yes", "never approve it", "yes for this turn", "yes to the first", "👍", "да"),
+        *(
+            "continue",
+            "please confirm",
+            "please, confirm it",
+            "go on",
+            "next",
+            "I approved of it",
+            "I do",
+            "I",
+            "proceed with caution",
+            "yes, but once more",
+        ),
+        *("confirm that it is safe", "for session", "yes, but", "but only once", "go for make", "skip asking"),
+        *('"yes" or "no"', '"yes', "yes`", "`yes` or `no`", '""', "``", "** **", '"no" and "yes"', "*", "'", "(yes)"),
         *("no problem", "no worries, go ahead", "no need to ask", "no objections", "no idea", "don't ask again"),
         *(
             "don't worry, do it",
@@ -183,13 +225,24 @@ def test_what_is_doubtful_is_unclear(words: str) -> None:
 SAYS_YES: Final = frozenset(
     (
         *("yes", "yeah", "yep", "y", "ok", "okay", "sure", "approve", "approved", "allow", "allowed", "accept"),
-        *("accepted", "ahead", "do", "approveforsession", "acceptforsession"),
+        *(
+            "accepted",
+            "ahead",
+            "do",
+            "approveforsession",
+            "acceptforsession",
+            "proceed",
+            "confirm",
+            "confirmed",
+            "lgtm",
+        ),
+        "go",
     )
 )
 VOCABULARY: Final = SAYS_YES | frozenset(
     (
         *("go", "it", "that", "this", "please", "thanks", "thank", "you", "just", "only", "once", "time", "for", "the"),
-        *("whole", "entire", "session", "always"),
+        *("whole", "entire", "session", "always", "i", "with", "but"),
     )
 )
 """Every word of the grammar of yes."""
@@ -204,7 +257,7 @@ SPOKEN: Final = st.lists(
 
 def is_of_the_grammar(words: str) -> bool:
     said = words.lower()
-    for mark in ",.;!":
+    for mark in ",.;!\"'`*_\u201c\u201d\u2018\u2019\u00ab\u00bb":
         said = said.replace(mark, " ")
     return said.isascii() and set(said.split()) <= VOCABULARY and bool(set(said.split()) & SAYS_YES)
 
@@ -218,7 +271,9 @@ def test_only_words_of_a_closed_grammar_approve(words: str) -> None:
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(["no", "not", "but", "if", "never", "make", "wait", "unless", "why"]), SPOKEN, st.integers(0, 8))
+@given(
+    st.sampled_from(["no", "not", "however", "if", "never", "make", "wait", "unless", "why"]), SPOKEN, st.integers(0, 8)
+)
 def test_a_word_beyond_the_grammar_is_never_a_yes(word: str, spoken: list[str], place: int) -> None:
     words = " ".join([*spoken[:place], word, *spoken[place:]])
     assert not isinstance(understand(COMMAND, words, None), Approved)
@@ -228,7 +283,7 @@ def test_a_word_beyond_the_grammar_is_never_a_yes(word: str, spoken: list[str], 
 def test_long_words_are_read_quickly() -> None:
     began = time.perf_counter()
     several = UserQuestion((asked(), asked(id_="r")))
-    for filler in (" ", "yes ", "no, ", "1:", "yes,", "\n", "do  ", ".", "always "):
+    for filler in ('"', "*", "`", " ", "yes ", "no, ", "1:", "yes,", "\n", "do  ", ".", "always "):
         for words in (filler * 200_000 + "x", "yes" + filler * 200_000 + "x", "no" + filler * 200_000 + "x"):
             for question in (COMMAND, several, form(field("f", Number())), UserQuestion((asked(),))):
                 understand(question, words, None)

@@ -479,6 +479,11 @@ def greet(version="0.163.0"):
     return log_in()
 
 def log_in():
+    config = read()
+    if config is None:
+        return None
+    assert config["method"] == "config/read", config
+    answer(config, {"config": {}})
     login = read()
     if login is None:
         return None
@@ -645,7 +650,7 @@ async def test_a_secret_that_the_tail_cuts_through_does_not_show(tmp_path: Path,
 
 async def test_a_codex_that_is_too_old_is_named(tmp_path: Path) -> None:
     launch = program(tmp_path, "greet('0.120.0'); read()")
-    with pytest.raises(CodexCannotStart, match=r"codex 0\.120\.0 is too old: this agent needs 0\.130\.0 or newer"):
+    with pytest.raises(CodexCannotStart, match=r"codex 0\.120\.0 is too old: this agent needs 0\.136\.0 or newer"):
         async with open_app_server(launch):
             pytest.fail("it did not start")
     assert left_of(tmp_path) == []

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.events import TurnFailure
-from codex_workspace.failures import MAX_QUOTED_CHARS, explain
+from codex_workspace.failures import MAX_QUOTED_CHARS, explain, told_of
+from codex_workspace.wire import JsonObject
 
 RAW = "unexpected status {0}: Incorrect API key sk-raw, url: https://gateway.internal/v1/responses, request id: r-1"
 
@@ -37,6 +38,22 @@ def test_a_known_failure_has_a_sentence_of_ours(failure: TurnFailure, said: str)
     assert "sk-raw" not in sentence
     assert "gateway" not in sentence
     assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (TurnFailure("x", "httpConnectionFailed", 401, None), {"code": "unauthorized", "httpStatus": 401}),
+        (TurnFailure("x", "responseStreamConnectionFailed", 401, None), {"code": "unauthorized", "httpStatus": 401}),
+        (TurnFailure(RAW.format("401 Unauthorized"), "other", None, None), {"code": "unauthorized", "httpStatus": 401}),
+        (TurnFailure("x", "unauthorized", None, None), {"code": "unauthorized"}),
+        (TurnFailure("x", "httpConnectionFailed", 403, None), {"code": "httpConnectionFailed", "httpStatus": 403}),
+        (TurnFailure("x", "serverOverloaded", 503, None), {"code": "serverOverloaded", "httpStatus": 503}),
+        (TurnFailure("It was silent.", "watchdogTimeout", None, None), {"code": "watchdogTimeout"}),
+    ],
+)
+def test_programs_are_told_a_code_and_a_status(failure: TurnFailure, told: JsonObject) -> None:
+    assert told_of(failure) == told
 
 
 @pytest.mark.parametrize(

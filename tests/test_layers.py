@@ -32,7 +32,7 @@ LAYERS = [
     {"events_v1"},
     {"fields"},
     # What is kept.
-    {"store"},
+    {"hiding", "store"},
     {"retention", "soundness"},
     {"deliveries", "exchanges", "memories", "migrations", "push_configs"},
     {"attachments", "codex_home", "config_schema", "health", "transcript"},
@@ -42,6 +42,7 @@ LAYERS = [
     {"instructions"},
     # Ground.
     {"callers"},
+    {"parameters"},
     {"dialect", "edges"},
     {"busy"},
     {"admission", "environment", "guards", "rates", "readers", "webhooks", "wire", "lock"},
@@ -122,6 +123,7 @@ KNOWS = {
         ),
         *("grpc_server", "handler", "handover", "job", "live", "migrations", "orders", "push", "push_configs"),
         *(
+            "parameters",
             "parts",
             "peer_calls",
             "replies",
@@ -143,12 +145,12 @@ KNOWS = {
         *("agent", "deliveries", "doctor", "health", "migrations", "push_configs", "retention", "soundness", "store"),
         *("exchanges", "memories", "tables"),
     },
-    "starlette": {"agent_tools", "callers", "dialect", "edges", "guards", "server", "views"},
+    "starlette": {"agent_tools", "callers", "dialect", "edges", "guards", "parameters", "server", "views"},
     "grpc": {"callers", "grpc_server"},
     "cryptography": {"signing"},
     "opentelemetry": {"tracing"},
     "prometheus_client": {"metrics"},
-    "tomlkit": {"codex_home", "toml_text"},
+    "tomlkit": {"codex_home", "hiding", "toml_text"},
 }
 """Who may know an outside party."""
 

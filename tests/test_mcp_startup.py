@@ -12,6 +12,7 @@ from codex_workspace.environment import Secret
 from codex_workspace.errors import CodexCannotStart
 from codex_workspace.mcp_startup import (
     CLOSED,
+    MAX_REASON_CHARS,
     MAX_REVIVALS,
     RELOAD,
     RELOADS,
@@ -278,3 +279,19 @@ async def test_a_thread_that_was_for_trying_them_is_taken_away() -> None:
         assert asked == {"threadId": "t", "serverName": "a", "detail": "toolsAndAuthOnly"}
         await codex.answer("thread/delete", {})
     assert found == [Found({"a": ["one", "two"]}, {"b": "The MCP server b is not there: no."})]
+
+
+def test_why_a_server_is_not_there_is_a_sentence_for_people() -> None:
+    chain = (
+        "MCP client for `far` failed to start: MCP startup failed: handshaking with MCP server failed: "
+        "Send message error "
+        "Transport [rmcp::transport::worker::WorkerTransport<rmcp::transport::http::Worker<reqwest::Client>>] error: "
+        "Client error: error sending request for url (http://127.0.0.1:1/mcp), when send initialize request"
+    )
+    startups = said({"threadId": "t", "name": "far", "status": "failed", "error": chain})
+    sentence = troubles(Expected(("far",), 30.0), startups.of("t"))["far"]
+    assert "::" not in sentence
+    assert "handshaking with MCP server failed" in sentence
+    assert sentence.endswith("when send initialize request.")
+    long = said({"threadId": "t", "name": "far", "status": "failed", "error": f"began {'x' * 5000} ended"})
+    assert len(troubles(Expected(("far",), 30.0), long.of("t"))["far"]) < MAX_REASON_CHARS + 50

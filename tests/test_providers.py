@@ -134,6 +134,13 @@ def test_an_entry_named_like_a_built_in_one_takes_its_place(tmp_path: Path) -> N
     assert (chosen.env_key, chosen.slug, chosen.base_url) == ("OTHER_KEY", "openai_api", "https://api.openai.com/v1")
 
 
+def test_a_model_whose_own_name_begins_so_is_taken_where_its_provider_says_so(tmp_path: Path) -> None:
+    by_prefix = f"name: router, {COMPAT}, model_prefixes: [openai/]"
+    assert choose(tmp_path, {}, model="openai/gpt-5.5", entries=(by_prefix,)).name == "router"
+    by_alias = f"name: router, {COMPAT}, model_aliases: ['openai:gpt-5.5']"
+    assert choose(tmp_path, {}, model="openai:gpt-5.5", entries=(by_alias,)).name == "router"
+
+
 def test_an_alias_may_be_its_provider_s_name(tmp_path: Path) -> None:
     entry = f"name: llama, {COMPAT}, model_aliases: [llama]"
     assert choose(tmp_path, {}, model="llama", entries=(entry,)).model == "llama"
@@ -160,6 +167,14 @@ BAD = [
         {},
         "runtime_config.provider: must be one of openai, chatgpt, but is 'opnai' (did you mean openai?)",
     ),
+    (
+        "openai:gpt-5.5",
+        None,
+        (),
+        {"OPENAI_API_KEY": "a"},
+        "openai:gpt-5.5 begins with a provider's name; name openai as",
+    ),
+    ("openai/gpt-5.5", None, (), {"OPENAI_API_KEY": "a"}, "openai/gpt-5.5 begins with a provider's name"),
     (
         "gpt-5.5",
         "chatgpt",

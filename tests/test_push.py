@@ -546,15 +546,35 @@ async def test_the_end_of_a_task_that_a_killed_process_left_is_told(tmp_path: Pa
     assert request.headers["x-a2a-notification-token"] == "known"
 
 
-async def test_nothing_is_told_after_a_restart_to_who_came_after_the_end(tmp_path: Path) -> None:
+async def test_who_comes_after_the_end_is_told_it_at_once_and_not_again(tmp_path: Path) -> None:
+    """A task may end before its client comes to name the webhook."""
     async with webhook() as server:
         async with agent(tmp_path) as working:
             await working.store.tasks.save(task_of(COMPLETED), ME)
-            await working.push.configs.set_info("task-1", TaskPushNotificationConfig(url=server.url), ME)
-            assert await working.push.configs.get_info("task-1", ME)
+            late = TaskPushNotificationConfig(task_id="task-1", url=server.url, token="known")
+            await working.handler.on_create_task_push_notification_config(late, ME)
+            (request,) = await server.heard(1)
+            await working.push.sender.rest()
+        assert state_of(request.payload) == "COMPLETED"
+        assert request.headers["x-a2a-notification-token"] == "known"
+        assert due_on_disk(tmp_path) == []
         async with agent(tmp_path) as again:
+            assert await again.push.configs.get_info("task-1", ME)
             assert await again.push.take_up() == 0
-    assert not server.received
+    assert len(server.received) == 1
+
+
+async def test_who_comes_after_the_end_and_is_away_is_told_it_after_a_restart(tmp_path: Path) -> None:
+    async with webhook((503, {})) as server:
+        async with agent(tmp_path) as working:
+            await working.store.tasks.save(task_of(COMPLETED), ME)
+            await working.push.configs.set_info("task-1", TaskPushNotificationConfig(url=server.url), ME)
+            await server.heard(1)
+        assert due_on_disk(tmp_path) == ["task-1"]
+        async with agent(tmp_path) as again:
+            assert await again.push.take_up() == 1
+            await server.heard(2)
+    assert states_of(server) == ["COMPLETED", "COMPLETED"]
 
 
 async def test_a_private_webhook_is_refused_when_it_is_named(tmp_path: Path) -> None:

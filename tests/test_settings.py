@@ -347,7 +347,7 @@ def test_what_an_exporter_shows_is_a_secret_where_it_is_long_enough(machine: Mac
     told = machine.load(
         GOOD, OTEL_EXPORTER_OTLP_HEADERS="Authorization=Bearer%20k-123456,x-tenant=7", METRICS_TOKEN="t"
     )
-    assert told.observing.secrets == [Secret("Bearer k-123456"), Secret("t")]
+    assert told.observing.secrets == [Secret("Bearer k-123456"), Secret("k-123456"), Secret("t")]
 
 
 def test_a_secret_is_never_shown(machine: Machine) -> None:
@@ -448,3 +448,31 @@ def test_a_card_that_cannot_be_is_refused_in_one_sentence(machine: Machine, a2a:
 def test_a_signature_goes_with_the_newer_version_alone(machine: Machine) -> None:
     text = GOOD + 'a2a: {protocol_versions: ["1.0"], signing_key_file: key.pem}\n'
     assert machine.load(text).config.a2a.signing_key_file == "key.pem"
+
+
+def test_what_of_the_agent_s_own_commands_could_change_is_known(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: agent\nruntime: codex\nruntime_config: {model: m}\n")
+    (tmp_path / "apart").mkdir()
+
+    def exposed(workspace: Path, sandbox: str = "workspace-write") -> set[str]:
+        text = f"name: agent\nruntime: codex\nruntime_config: {{model: m}}\ncodex: {{sandbox: {sandbox}}}\n"
+        (tmp_path / "config.yaml").write_text(text)
+        env = {"WORKSPACE_DIR": str(workspace), "WORKSPACE_STATE_DIR": str(tmp_path / "state")}
+        return set(load_settings(env, config_path=tmp_path, cwd=tmp_path, root=tmp_path).exposed)
+
+    assert exposed(tmp_path / "apart") == set()
+    assert exposed(tmp_path) == {"config.yaml", "the state folder", "CODEX_HOME"}
+    assert exposed(TEMPLATE_DIR) == {"the agent's program"}
+    assert exposed(tmp_path, "read-only") == exposed(tmp_path, "container") == set()
+
+
+def test_what_the_platform_takes_elsewhere_is_named_and_every_credential_known(tmp_path: Path) -> None:
+    text = "name: a\nruntime: codex\nruntime_config: {model: m}\nsandbox: container\neffort: high\n"
+    entry = "{name: p, auth_mode: openai_compat_responses, base_url: 'http://h', auth_env: [OTHER_KEY]}"
+    (tmp_path / "config.yaml").write_text(f"{text}providers: [{entry}]\n")
+    env = {"OPENAI_API_KEY": "sk-1", "OTHER_KEY": "k-2", "MOLECULE_WORKSPACE_TOKEN": "t-3", "HOME": str(tmp_path)}
+    env["OTEL_EXPORTER_OTLP_HEADERS"] = "Authorization=Bearer%20otel-token"
+    settings = load_settings(env, config_path=tmp_path, cwd=tmp_path, root=tmp_path)
+    assert settings.misplaced == ("sandbox", "effort")
+    assert [secret.reveal() for secret in settings.unused] == ["sk-1", "t-3", "k-2"]
+    assert [secret.reveal() for secret in settings.observing.secrets] == ["Bearer otel-token", "otel-token"]

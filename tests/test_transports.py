@@ -456,6 +456,20 @@ async def test_a_version_that_is_not_spoken_is_refused(tmp_path: Path, version: 
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
+async def test_the_version_may_be_named_in_the_address(tmp_path: Path) -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
+    message = {"message": said({"text": "hello"})}
+    async with served(tmp_path) as now:
+        assert (await now.http.get("/tasks?A2A-Version=1.0&pageSize=3")).json()["pageSize"] == 3
+        assert (await now.http.post("/?A2A-Version=1.0", json=call)).json()["result"]["totalSize"] == 0
+        assert (await now.http.post("/message:send?A2A-Version=1.0", json=message)).json()["task"]
+        for wrong in ("99.0", "0.3", "", "1%0a.0", "%ff"):
+            answer = await now.http.get(f"/tasks?A2A-Version={wrong}")
+            assert answer.json()["error"]["details"][0]["reason"] == "VERSION_NOT_SUPPORTED"
+        header_first = await now.http.get("/tasks?A2A-Version=1.0", headers={"A2A-Version": "99.0"})
+        assert header_first.status_code == 400
+
+
 async def test_a_newer_version_of_the_same_generation_is_spoken(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         assert (await now.http.get("/tasks", headers={"A2A-Version": "1.7"})).status_code == 200
@@ -498,6 +512,14 @@ async def rpc(now: Served, method: str, params: object, **headers: str) -> dict[
     return dict(answer)
 
 
+def said(part: JsonObject, role: str = "ROLE_USER") -> JsonObject:
+    return {"messageId": "m-1", "role": role, "parts": [part]}
+
+
+def said_of_old(file: JsonObject, **more: JsonValue) -> JsonObject:
+    return {"kind": "message", "messageId": "m-1", "role": "user", "parts": [{"kind": "file", "file": file, **more}]}
+
+
 @pytest.mark.parametrize(
     ("method", "params", "code"),
     [
@@ -509,6 +531,14 @@ async def rpc(now: Served, method: str, params: object, **headers: str) -> dict[
         ("CancelTask", {"id": "x"}, -32001),
         ("ListTasks", {"pageSize": 0}, -32602),
         ("ListTasks", {"pageSize": "many"}, -32602),
+        ("ListTasks", {"status": 77}, -32602),
+        ("ListTasks", {"status": "77"}, -32602),
+        ("ListTasks", {"status": "FOO"}, -32602),
+        ("ListTasks", {"includeArtifacts": "maybe"}, -32602),
+        ("SendMessage", {"message": said({"raw": "!!!"})}, -32602),
+        ("SendMessage", {"message": said({"raw": "aGVsbG8!!!"})}, -32602),
+        ("SendStreamingMessage", {"message": said({"raw": "aGVsb"})}, -32602),
+        ("SendMessage", {"message": said({"text": "x"}, role="ROLE_NOBODY")}, -32602),
         ("NoSuchMethod", {}, -32601),
         ("CreateTaskPushNotificationConfig", {"taskId": "x", "url": "https://example.com"}, -32003),
         ("GetExtendedAgentCard", {}, -32004),
@@ -527,6 +557,9 @@ async def test_the_codes_of_json_rpc(tmp_path: Path, method: str, params: object
         ("message/send", {}, -32602),
         ("message/send", {"message": {"kind": "message"}}, -32602),
         ("message/send", "no object", -32602),
+        ("message/send", {"message": said_of_old({"bytes": "!!!"})}, -32602),
+        ("message/stream", {"message": said_of_old({"bytes": "aGVsb"})}, -32602),
+        ("message/send", {"message": said_of_old({"uri": "https://x"}, metadata=nested(60))}, -32602),
         ("tasks/get", {}, -32602),
         ("tasks/get", {"id": "x"}, -32001),
         ("tasks/nonsense", {}, -32601),
@@ -548,6 +581,12 @@ async def test_the_codes_of_json_rpc_0_3(tmp_path: Path, method: str, params: ob
         ("POST", "/message:send", [], 400, "INVALID_PARAMS"),
         ("GET", "/tasks?pageSize=0", None, 400, "INVALID_PARAMS"),
         ("GET", "/tasks?pageSize=many", None, 400, "INVALID_REQUEST"),
+        ("GET", "/tasks?status=77", None, 400, "INVALID_PARAMS"),
+        ("GET", "/tasks?status=BOGUS", None, 400, "INVALID_PARAMS"),
+        ("GET", "/tasks?includeArtifacts=maybe", None, 400, "INVALID_PARAMS"),
+        ("GET", "/a-tenant/tasks?status=BOGUS", None, 400, "INVALID_PARAMS"),
+        ("POST", "/message:send", {"message": said({"raw": "!!!"})}, 400, "INVALID_PARAMS"),
+        ("POST", "/message:stream", {"message": said({"raw": "aGVsbG8!!!"})}, 400, "INVALID_PARAMS"),
         ("GET", "/extendedAgentCard", None, 400, "UNSUPPORTED_OPERATION"),
         ("POST", "/tasks/x/pushNotificationConfigs", {"url": "https://x"}, 400, "PUSH_NOTIFICATION_NOT_SUPPORTED"),
         ("GET", "/nowhere/at/all", None, 404, None),
@@ -565,6 +604,55 @@ async def test_the_codes_of_http(
         error = answer.json()["error"]
         assert error["code"] == status
         assert reason is None or error["details"][0]["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "code"),
+    [
+        (
+            "/",
+            b'{"jsonrpc": "2.0", "id": 7, "method": "ListTasks", "params": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+            -32700,
+        ),
+        ("/", b'{"jsonrpc": "2.0", "id": 7, "method": "\xff"}', -32700),
+        ("/", b"{", -32700),
+        ("/message:send", b'{"metadata": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400),
+        ("/message:send", b'{"message": "\xff"}', 400),
+        ("/message:send", b"{", 400),
+        ("/v1/message:send", b'{"request": "\xff"}', 400),
+        ("/v1/message:send", b'{"metadata": {"a": 1e999}}', 400),
+        (
+            "/v1/message:send",
+            b'{"request": {"messageId": "m", "content": [{"file": {"fileWithBytes": "!!!"}}]}}',
+            400,
+        ),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_the_client_s_mistake(
+    tmp_path: Path, path: str, content: bytes, code: int
+) -> None:
+    async with served(tmp_path) as now:
+        version = {} if path.startswith("/v1/") else NEW
+        answer = await now.http.post(path, content=content, headers={"Content-Type": "application/json", **version})
+        assert answer.json()["error"]["code"] == code, answer.text
+        assert "mistake of its own" not in answer.text
+        assert now.executor.owners == []
+
+
+async def test_bytes_may_come_in_either_alphabet_with_or_without_filling_and_in_lines(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        for number, content in enumerate(("-_8=", "+/8", "+/8=", "", "aGVs\nbG8=\n")):
+            message = {**said({"raw": content}), "messageId": f"m-{number}"}
+            answer = await now.http.post("/message:send", json={"message": message}, headers=NEW)
+            assert answer.status_code == 200, answer.text
+
+
+async def test_a_state_that_is_none_is_refused_over_grpc_too(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        asked = ListTasksRequest()
+        asked.status = 77  # type: ignore[assignment]
+        with pytest.raises(InvalidParamsError, match="77 is none of the states"):
+            await now.client("GRPC").list_tasks(asked)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])

@@ -1,5 +1,6 @@
 """What goes wrong ends in one clear sentence: an exit code or a failed task, no traceback, and nothing hangs."""
 
+import json
 import socket
 import stat
 import subprocess
@@ -64,11 +65,32 @@ async def test_codex_cannot_start(place: Place, tmp_path: Path, body: str, expec
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("setting", ['profile = "p"', "[features]\nfoo = 'bar'", "[tui]\nnotifications = 17"])
+async def test_a_config_toml_that_codex_does_not_take(place: Place, setting: str) -> None:
+    place.prepare()
+    file = place.root / "state" / "codex" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{setting}\n")
+    done = await _start(place)
+    assert done.returncode == 3
+    assert f"codex does not take {file}: " in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    assert b"ready" not in done.stderr
+
+
 async def test_the_port_is_taken(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = await _start(place, A2A_PORT=str(taken.getsockname()[1]))
     assert done.returncode == 2
     _one_sentence(done.stderr, "A2A_PORT", "already in use")
+
+
+async def test_a_log_for_machines_ends_for_machines(place: Place, tmp_path: Path) -> None:
+    for expected, environment in {2: {"SCRIPTED_KEY": ""}, 3: {"CODEX_BIN": _fake_codex(tmp_path, "exit(7)")}}.items():
+        done = await _start(place, LOG_FORMAT="json", **environment)
+        assert done.returncode == expected
+        lines = [json.loads(line) for line in done.stderr.splitlines()]
+        assert lines[-1]["level"] == "error"
 
 
 async def test_listening_beyond_loopback_needs_a_token(place: Place) -> None:
@@ -128,7 +150,7 @@ async def test_what_the_model_does_wrong_is_a_failed_task_with_a_true_sentence(
     assert seen.state == FAILED
     assert expected in seen.sentence
     assert "http://" not in seen.sentence
-    assert plain(seen.metadata[FAILURE])
+    assert (plain(seen.metadata[FAILURE])["code"] == "unauthorized") == (fault == {"fail": 401})
     assert (await client.ask("go on", "ctx")).answer == "You said: go on"
 
 

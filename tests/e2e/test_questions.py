@@ -278,9 +278,9 @@ async def test_under_never_nobody_is_asked(place: Place, model: ScriptedModel) -
 
 
 def twice(place: Place) -> str:
-    """Return a message on which the model wants to leave its sandbox two times, one after the other."""
+    """Return a message on which the model wants to leave its sandbox two times, the second time after a second."""
     first, second = (place.root / name for name in ("first", "second"))
-    touch = [{"run": f"touch {file}", "escalate": True} for file in (first, second)]
+    touch = [{"run": f"touch {file}; sleep 1", "escalate": True} for file in (first, second)]
     return script(*touch, {"say": "Both are there."})
 
 

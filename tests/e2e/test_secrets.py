@@ -11,7 +11,7 @@ import pytest
 import yaml
 from a2a.types import TaskState
 
-from codex_workspace.scripted_model import scripted_model
+from codex_workspace.scripted_model import Output, scripted_model
 from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent
 from tests.e2e.client import peer, script
 
@@ -201,3 +201,52 @@ async def test_what_the_model_says_of_secrets_reaches_nobody(guarded: Place, tmp
         assert secret not in heard
         assert secret.encode() not in kept
         assert secret not in place.log.read_text()
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("sandbox", ["workspace-write", "read-only"])
+async def test_commands_cannot_read_what_is_hidden_and_work_as_before(place: Place, sandbox: str) -> None:
+    (place.root / "ada.token").write_text(ADA)
+    skill = place.root / "config" / "skills" / "greet"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: greet\ndescription: Greets\n---\nSay hello.\n")
+    (place.workspace / "below").mkdir(parents=True)
+    place = replace(
+        place,
+        codex={"sandbox": sandbox, "hide_secrets": True},
+        config={"principals": [{"name": "ada", "token_file": str(place.root / "ada.token")}], "skills": ["greet"]},
+        environment={"A2A_TOKEN": TOKEN},
+    )
+    home = place.root / "state" / "codex"
+    home.mkdir(parents=True)
+    (home / "auth.json").write_text("{}")
+    commands = [
+        f"cat {home}/auth.json",
+        f"cat {home}/config.toml",
+        f"ls {home}/sessions",
+        f"cat {home}/thread_history_1.sqlite",
+        f"cat {place.root}/state/workspace.sqlite3",
+        f"cat {place.root}/state/workspace.sqlite3-wal",
+        f"cat {place.root}/ada.token",
+    ]
+    closed: list[dict[str, object]] = [
+        {"run": f"{command} > /dev/null 2>&1 && echo READ || echo CLOSED"} for command in commands
+    ]
+    write = "touch made && echo WRITTEN || echo NOT"
+    async with scripted_model() as model:
+        place = replace(place, model_url=model.base_url)
+        for _ in range(2):
+            async with running_agent(place) as agent, peer(agent.url, TOKEN) as client:
+                work: list[dict[str, object]] = [
+                    *closed,
+                    {"run": f"cat {home}/skills/codex-workspace/greet/SKILL.md"},
+                    {"run": write},
+                ]
+                answered = await client.ask(script(*work, {"say": "Tried."}))
+                assert answered.answer == "Tried."
+                said = [item.text for item in model.requests[-1].input if isinstance(item, Output)][-len(work) :]
+                assert all("CLOSED" in each for each in said[: len(closed)]), said
+                assert "Say hello." in said[len(closed)]
+                assert ("WRITTEN" in said[-1]) == (sandbox == "workspace-write")
+    kept = (home / "sessions").rglob("*.jsonl")
+    assert any(file.stat().st_size for file in kept), "codex itself keeps its record"

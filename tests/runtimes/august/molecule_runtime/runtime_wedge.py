@@ -4,12 +4,12 @@ _reason: str | None = None
 
 
 def mark_wedged(reason: str) -> None:
-    global _reason  # noqa: PLW0603 - as the real one keeps it
+    global _reason
     _reason = reason
 
 
 def clear_wedge() -> None:
-    global _reason  # noqa: PLW0603
+    global _reason
     _reason = None
 
 
