@@ -14,8 +14,8 @@ LAYERS = [
     {"agent", "chat"},
     {"agent_tools"},
     # Who brings messages in, and the edges.
-    {"app_server", "executor", "scripted_model", "server", "terminal"},
-    {"card", "executors", "grpc_server", "peer_calls", "recollection", "signing", "views"},
+    {"app_server", "executor", "hosted", "scripted_model", "server", "terminal"},
+    {"card", "executors", "grpc_server", "peer_calls", "platform_tools", "recollection", "signing", "views"},
     {"platform_api", "toolbox"},
     # Coordination.
     {"levels", "orders"},
@@ -46,9 +46,8 @@ LAYERS = [
     {"dialect", "edges"},
     {"busy"},
     {"admission", "environment", "guards", "rates", "readers", "webhooks", "wire", "lock"},
-    {"schema"},
+    {"contract", "schema"},
     {
-        "contract",
         "errors",
         "groups",
         "logs",
@@ -121,7 +120,18 @@ KNOWS = {
             "executor",
             "executors",
         ),
-        *("grpc_server", "handler", "handover", "job", "live", "migrations", "orders", "push", "push_configs"),
+        *(
+            "grpc_server",
+            "handler",
+            "handover",
+            "hosted",
+            "job",
+            "live",
+            "migrations",
+            "orders",
+            "push",
+            "push_configs",
+        ),
         *(
             "parameters",
             "parts",
