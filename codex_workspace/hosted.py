@@ -20,6 +20,8 @@ from a2a.server.events import EventQueue
 from a2a.types import (
     AgentCapabilities,
     AgentCard,
+    AgentInterface,
+    AgentSkill,
     CancelTaskRequest,
     Message,
     Part,
@@ -199,9 +201,8 @@ async def hosted(
 
     Leaving ends what waits in it. In a smoke test nothing is taken up.
     """
-    card = AgentCard(name="hosted", capabilities=AgentCapabilities(streaming=False))
     seen = _Seen(executor, heartbeat)
-    handler = OnceHandler(seen, store, admission, card, one_main_context=one_main_context)
+    handler = OnceHandler(seen, store, admission, _card(), one_main_context=one_main_context)
     host = HostedExecutor(handler, store, one_main_context=one_main_context)
     try:
         await host.look_back()
@@ -265,6 +266,21 @@ class _Seen(AgentExecutor):
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Do it."""
         await self._executor.cancel(context, event_queue)
+
+
+def _card() -> AgentCard:
+    """Return a card that nobody sees: without `streaming` the SDK lets no task be followed."""
+    text = ["text/plain"]
+    return AgentCard(
+        name="hosted",
+        description="The agent behind a host's executor.",
+        version="0",
+        capabilities=AgentCapabilities(streaming=True),
+        default_input_modes=text,
+        default_output_modes=text,
+        supported_interfaces=[AgentInterface(url="urn:hosted", protocol_binding="JSONRPC", protocol_version="1.0")],
+        skills=[AgentSkill(id="answer", name="Answer", description="Answers messages.", tags=["text"])],
+    )
 
 
 def _call(context: RequestContext) -> ServerCallContext:

@@ -12,8 +12,12 @@ class HeartbeatLoop:
 async def set_current_task(heartbeat: HeartbeatLoop, task: str) -> None:
     heartbeat.active_tasks = max(0, heartbeat.active_tasks + (1 if task else -1))
     heartbeat.current_task = task
+    _beat(f"{heartbeat.active_tasks} {task}\n")
+
+
+def _beat(line: str) -> None:
     with Path(os.environ["BEATS"]).open("a") as beats:
-        beats.write(f"{heartbeat.active_tasks} {task}\n")
+        beats.write(line)
 
 
 def read_delegation_results() -> str:

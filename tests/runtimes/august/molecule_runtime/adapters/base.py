@@ -76,9 +76,11 @@ class BaseAdapter(ABC):
         if isinstance(session, str):
             self._snapshot_session_id = session
 
-    def register_tool_hook(self, name: str, fn: object) -> None: ...
+    def register_tool_hook(self, name: str, fn: object) -> None:
+        del name, fn
 
-    def register_mcp_server_hook(self, name: str, spec: object) -> None: ...
+    def register_mcp_server_hook(self, name: str, spec: object) -> None:
+        del name, spec
 
     def mcp_settings_path(self) -> str | None:
         return None
@@ -92,7 +94,8 @@ class BaseAdapter(ABC):
     def materialize_persona(self, config: AdapterConfig, text: str) -> None:
         (Path(config.config_path) / "AGENTS.md").write_text(text)
 
-    def register_subagent_hook(self, name: str, spec: object) -> None: ...
+    def register_subagent_hook(self, name: str, spec: object) -> None:
+        del name, spec
 
     @abstractmethod
     async def setup(self, config: AdapterConfig) -> None: ...

@@ -75,9 +75,11 @@ class BaseAdapter(ABC):
         if isinstance(session, str):
             self._snapshot_session_id = session
 
-    def register_tool_hook(self, name: str, fn: object) -> None: ...
+    def register_tool_hook(self, name: str, fn: object) -> None:
+        del name, fn
 
-    def register_subagent_hook(self, name: str, spec: object) -> None: ...
+    def register_subagent_hook(self, name: str, spec: object) -> None:
+        del name, spec
 
     @abstractmethod
     async def setup(self, config: AdapterConfig) -> None: ...
