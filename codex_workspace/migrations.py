@@ -35,6 +35,7 @@ TABLES: Final[Mapping[int, tuple[str, ...]]] = {
     3: ("push_notification_configs", "push_due"),
     4: ("cut_off_tasks", "push_to_old_clients"),
     6: ("memories",),
+    7: ("platform_mail", "platform_cursor"),
 }
 """The tables that each version has brought; version 5 brought a column."""
 

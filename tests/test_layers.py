@@ -34,7 +34,7 @@ LAYERS = [
     # What is kept.
     {"hiding", "store"},
     {"retention", "soundness"},
-    {"deliveries", "exchanges", "memories", "migrations", "push_configs"},
+    {"deliveries", "exchanges", "mail", "memories", "migrations", "push_configs"},
     {"attachments", "codex_home", "config_schema", "health", "transcript"},
     {"providers"},
     {"settings", "subscription"},
@@ -153,7 +153,7 @@ KNOWS = {
     "molecule_runtime": {"contract"},
     "sqlalchemy": {
         *("agent", "deliveries", "doctor", "health", "migrations", "push_configs", "retention", "soundness", "store"),
-        *("exchanges", "memories", "tables"),
+        *("exchanges", "mail", "memories", "tables"),
     },
     "starlette": {"agent_tools", "callers", "dialect", "edges", "guards", "parameters", "server", "views"},
     "grpc": {"callers", "grpc_server"},
