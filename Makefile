@@ -13,7 +13,7 @@ NEWEST := .venv-codex-newest
 CODEX_NEWEST := 0.169.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-versions check lint types chaos bench lock clean
+.PHONY: help demo test test-versions check lint types chaos bench image image-test lock clean
 
 help:            ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
