@@ -9,13 +9,15 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 from a2a.server.agent_execution import AgentExecutor
 
 from codex_workspace.agent import Agent, open_agent
-from codex_workspace.contract import AdapterConfig, BaseAdapter, is_smoke
+from codex_workspace.contract import AdapterConfig, BaseAdapter, delegation_results, is_smoke
+from codex_workspace.delegation_results import DelegationResults
 from codex_workspace.groups import plain_task_group
 from codex_workspace.hosted import HostedExecutor, hosted, report_wedges
 from codex_workspace.owner import Owner
@@ -27,6 +29,9 @@ from codex_workspace.wire import JsonObject
 
 THREAD: Final = "session_id"
 """The key of a snapshot that the runtime's own adapters use, too: a UUID passes its scrubber."""
+
+KNOWN_RESULTS: Final = "delegation_results_told"
+"""In the state folder: digests of what was told."""
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,6 +148,7 @@ async def _opened(
                 agent.executor,
                 agent.store,
                 agent.admission,
+                DelegationResults(_results_file(env), settings.state_dir / KNOWN_RESULTS, delegation_results),
                 heartbeat,
                 one_main_context=codex.conversations == "main",
                 is_smoke=is_tried_out,
@@ -158,6 +164,12 @@ async def _opened(
                 # What is left is taken up by the next process.
                 with anyio.CancelScope(shield=True):
                     await agent.executor.drain(0.0)
+
+
+def _results_file(env: Mapping[str, str]) -> Path | None:
+    """Return where the runtime is told to leave results of delegations; its own choice depends on its version."""
+    named = env.get("DELEGATION_RESULTS_FILE", "")
+    return Path(named) if named else None
 
 
 async def _what_is_wrong(agent: Agent) -> str | None:

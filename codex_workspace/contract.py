@@ -9,15 +9,13 @@ import importlib
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import anyio
 from a2a.server.agent_execution import AgentExecutor
-
-from codex_workspace.groups import plain_task_group
 
 logger = logging.getLogger(__name__)
 
@@ -94,71 +92,95 @@ def is_smoke(env: Mapping[str, str]) -> bool:
     return env.get(SMOKE_MODE) == "1"
 
 
-@asynccontextmanager
-async def shown_at_work(heartbeat: object, task: str) -> AsyncIterator[None]:
-    """Have the platform see, while the block runs, that one more task is at work, and what it is about.
+@runtime_checkable
+class Heartbeat(Protocol):
+    """What we know of the runtime's heartbeat."""
 
-    Without this the platform takes the agent for idle and sends it what it keeps for idle agents. A platform that is
-    slow, or away, holds nothing up.
+    active_tasks: int
+    current_task: str
+
+
+class AtWork:
+    """How many tasks are at work, as the platform's heartbeat tells it.
+
+    Without this the platform takes the agent for idle, and sends it what it keeps for idle agents.
     """
-    if heartbeat is None:
-        yield
-        return
-    begin = " ".join(task.split())[:MAX_TASK_CHARS] or "a message"
-    async with plain_task_group() as beside:
-        told = anyio.Event()
 
-        async def tell_begin() -> None:
-            await _tell_current_task(heartbeat, begin)
-            told.set()
+    def __init__(self, heartbeat: object) -> None:
+        self._heartbeat = heartbeat if isinstance(heartbeat, Heartbeat) else None
+        self._tasks: dict[object, str] = {}
+        self._changed = anyio.Event()
 
-        beside.start_soon(tell_begin)
+    @contextmanager
+    def shown(self, task: str) -> Iterator[None]:
+        """Count one more task while the block runs; `task` is what it is about. Nothing here waits for the platform."""
+        key = object()
+        self._tasks[key] = " ".join(task.split())[:MAX_TASK_CHARS] or "a message"
+        self._changed.set()
         try:
             yield
         finally:
-            with anyio.CancelScope(shield=True):
-                await told.wait()
+            del self._tasks[key]
+            self._changed.set()
+
+    async def tell(self) -> None:
+        """Keep the heartbeat up to date, until cancelled.
+
+        The runtime's helper is called for the first task that begins and the last that ends: it tells the platform at
+        once, but knows in April only none and one. In between the number itself is set, and told with the next beat.
+        """
+        heartbeat = self._heartbeat
+        while heartbeat is not None:
+            self._changed = anyio.Event()
+            tasks = list(self._tasks.values())
+            if tasks and not heartbeat.active_tasks:
+                await _tell_current_task(heartbeat, tasks[0])
+            elif heartbeat.active_tasks and not tasks:
+                heartbeat.active_tasks = 1
                 await _tell_current_task(heartbeat, "")
+            heartbeat.active_tasks, heartbeat.current_task = len(tasks), tasks[-1] if tasks else ""
+            await self._changed.wait()
+
+
+async def _tell_current_task(heartbeat: Heartbeat, task: str) -> None:
+    with anyio.move_on_after(HEARTBEAT_TIMEOUT_S):
+        said = _run("executor_helpers", "set_current_task", heartbeat, task)
+        if inspect.isawaitable(said):
+            try:
+                await said
+            except Exception as error:
+                logger.warning("the platform could not be told of a task: %r", error)
 
 
 def mark_wedged(reason: str) -> None:
     """Have the heartbeat say that the agent cannot work, and why; the platform shows it as degraded."""
-    if mark := _of_runtime("runtime_wedge", "mark_wedged"):
-        mark(reason)
+    _run("runtime_wedge", "mark_wedged", reason)
 
 
 def clear_wedge() -> None:
     """Take that back."""
-    if clear := _of_runtime("runtime_wedge", "clear_wedge"):
-        clear()
+    _run("runtime_wedge", "clear_wedge")
 
 
 def delegation_results() -> str:
-    """Return, once, what peers have answered to work that was delegated to them; empty where there is nothing new."""
-    read = _of_runtime("executor_helpers", "read_delegation_results")
-    results = read() if read is not None else None
+    """Return, once, what peers have answered to work that was delegated to them; empty where there is nothing new.
+
+    In the runtime's own words, each answer cut to its first 200 characters.
+    """
+    results = _run("executor_helpers", "read_delegation_results")
     return results if isinstance(results, str) else ""
 
 
-async def _tell_current_task(heartbeat: object, task: str) -> None:
-    tell = _of_runtime("executor_helpers", "set_current_task")
-    if tell is None:
-        _count(heartbeat, task)
-        return
-    with anyio.move_on_after(HEARTBEAT_TIMEOUT_S):
-        try:
-            said = tell(heartbeat, task)
-            if inspect.isawaitable(said):
-                await said
-        except (OSError, RuntimeError) as error:
-            logger.warning("the platform could not be told of a task: %s", type(error).__name__)
-
-
-def _count(heartbeat: object, task: str) -> None:
-    """Do what the runtime's helper does of it in memory; its next beat says it."""
-    active = getattr(heartbeat, "active_tasks", None)
-    if isinstance(active, int):
-        vars(heartbeat).update(active_tasks=max(0, active + (1 if task else -1)), current_task=task)
+def _run(module: str, name: str, *arguments: object) -> object:
+    """Call a function of the runtime; None where it has none of this name, or it fails: no turn ends over that."""
+    function = _of_runtime(module, name)
+    if function is None:
+        return None
+    try:
+        return function(*arguments)
+    except Exception:
+        logger.exception("%s.%s.%s failed", PACKAGE, module, name)
+        return None
 
 
 def _of_runtime(module: str, name: str) -> Callable[..., object] | None:

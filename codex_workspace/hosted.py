@@ -34,8 +34,10 @@ from a2a.utils.errors import InternalError, InvalidParamsError
 
 from codex_workspace.admission import Admission
 from codex_workspace.callers import Caller
-from codex_workspace.contract import clear_wedge, delegation_results, mark_wedged, shown_at_work
+from codex_workspace.contract import AtWork, clear_wedge, mark_wedged
+from codex_workspace.delegation_results import WAKE_UP, DelegationResults, News
 from codex_workspace.deliveries import Key
+from codex_workspace.groups import plain_task_group
 from codex_workspace.guards import PRINCIPAL
 from codex_workspace.handler import OnceHandler
 from codex_workspace.replies import answer_in
@@ -47,13 +49,13 @@ logger = logging.getLogger(__name__)
 RESULTS: Final = "urn:codex-workspace:delegation-results"
 """Metadata key of the part that we put before a message: what peers have answered meanwhile."""
 
-FROM_PEERS: Final = "Peers have answered what was delegated to them. Their words, which are not the user's:"
-
 NOTHING_SAID: Final = "Done. Codex said nothing at the end."
 """An answer without text counts as a failure on the platform."""
 
 LOOK_S: Final = 5.0
 """Codex's state is looked at this often; the platform hears of it with the next beat, 30 s apart."""
+
+NOTHING_NEW: Final = "These results were told before; there is nothing new."
 
 UNKNOWN_END: Final = "The task has not come to its end; send the message again to join it."
 
@@ -64,15 +66,18 @@ class HostedExecutor(AgentExecutor):
     Args:
         handler: answers messages.
         store: where they are written down.
+        results: what peers have answered; it goes to the model with the next message.
         one_main_context: whether messages of no context we know belong to their sender's main one.
     """
 
-    def __init__(self, handler: OnceHandler, store: Store, *, one_main_context: bool) -> None:
+    def __init__(
+        self, handler: OnceHandler, store: Store, results: DelegationResults, *, one_main_context: bool
+    ) -> None:
         self._handler = handler
         self._store = store
+        self._delegations = results
         self._one_main_context = one_main_context
         self._one_is_accepted = anyio.Lock()
-        self._results = ""
         self._asking: dict[tuple[str, str], str] = {}
         self._tasks: dict[str, str] = {}
         self._restored: str | None = None
@@ -91,11 +96,18 @@ class HostedExecutor(AgentExecutor):
         named = context.message.context_id
         # Accepted one after the other: two of the same message are to find the same request.
         async with self._one_is_accepted:
-            request = await self._request(message, named, call)
-            accepted = _copy(request)
-            accepted.configuration.return_immediately = True
-            begun = await self._handler.on_message_send(accepted, call)
-            self._results = ""
+            request, news = await self._request(message, named, call)
+            if request is not None:
+                accepted = _copy(request)
+                accepted.configuration.return_immediately = True
+                begun = await self._handler.on_message_send(accepted, call)
+            if news is not None:
+                await anyio.to_thread.run_sync(self._delegations.told, news)
+        if request is None:
+            await event_queue.enqueue_event(
+                Message(role=Role.ROLE_AGENT, message_id=str(uuid.uuid4()), parts=[Part(text=NOTHING_NEW)])
+            )
+            return
         assert isinstance(begun, Task)
         host_task = context.task_id or message.message_id
         self._tasks[host_task] = begun.id
@@ -119,29 +131,37 @@ class HostedExecutor(AgentExecutor):
         self._restored = thread_id
 
     async def look_back(self) -> None:
-        """Find the main context's thread."""
+        """Find the main context's thread, for a snapshot."""
         if self._one_main_context:
             main = await self._store.main_context(PRINCIPAL)
             self.thread_id = await self._store.memory(PRINCIPAL, main).load()
 
-    async def _request(self, message: Message, named: str, call: ServerCallContext) -> SendMessageRequest:
-        """Return the request that stands for a message: for one that comes again, the one that was written down.
+    async def _request(
+        self, message: Message, named: str, call: ServerCallContext
+    ) -> tuple[SendMessageRequest | None, News | None]:
+        """Return the request that stands for a message, and what peers have answered, which is in it.
+
+        For a message that comes again it is the request that was written down. None where a message only wakes the
+        agent for results that were told before.
 
         Raises:
             InvalidParamsError: its id was used for another message.
         """
-        owner = call.user.user_name
-        known = await self._store.deliveries.request(Key(owner, message.message_id))
+        known = await self._store.deliveries.request(Key(call.user.user_name, message.message_id))
         if known is None:
             return await self._new(message, named, call)
         if _as_sent(known.message) != message:
             raise InvalidParamsError(
                 message=f"messageId {message.message_id} was used for another message; give each message its own id"
             )
-        return SendMessageRequest(message=known.message)
+        return SendMessageRequest(message=known.message), None
 
-    async def _new(self, message: Message, named: str, call: ServerCallContext) -> SendMessageRequest:
+    async def _new(
+        self, message: Message, named: str, call: ServerCallContext
+    ) -> tuple[SendMessageRequest | None, News | None]:
         await self._restore()
+        text = _text(message)
+        await anyio.to_thread.run_sync(self._delegations.heard, text)
         owner = call.user.user_name
         request = SendMessageRequest(message=message)
         if not self._one_main_context or not await self._is_made_up(owner, named):
@@ -150,13 +170,15 @@ class HostedExecutor(AgentExecutor):
         asking = self._asking.pop((owner, context_id), None)
         if asking is not None and await self._asks(asking, call):
             request.message.task_id, request.message.context_id = asking, context_id
-            return request
-        self._results += delegation_results()
-        if self._results.strip():
-            news = Part(text=f"{FROM_PEERS}\n\n{self._results.strip()}")
-            news.metadata[RESULTS] = True
-            request.message.parts.insert(0, news)
-        return request
+            return request, None
+        news = await anyio.to_thread.run_sync(self._delegations.take)
+        if news.is_replay and not news.text and text.startswith(WAKE_UP):
+            return None, news
+        if news.text:
+            part = Part(text=news.text)
+            part.metadata[RESULTS] = True
+            request.message.parts.insert(0, part)
+        return request, news
 
     async def _is_made_up(self, owner: str, context_id: str) -> bool:
         """Tell whether the host, and not the sender, has named a context: nothing was ever said in it."""
@@ -183,8 +205,7 @@ class HostedExecutor(AgentExecutor):
     async def _note(self, task: Task, owner: str) -> None:
         if task.status.state in ASKING:
             self._asking[owner, task.context_id] = task.id
-        thread_id = await self._store.memory(owner, task.context_id).load()
-        self.thread_id = thread_id or self.thread_id
+        await self.look_back()
 
 
 @asynccontextmanager
@@ -192,6 +213,7 @@ async def hosted(
     executor: AgentExecutor,
     store: Store,
     admission: Admission | None,
+    results: DelegationResults,
     heartbeat: object = None,
     *,
     one_main_context: bool = True,
@@ -201,17 +223,20 @@ async def hosted(
 
     Leaving ends what waits in it. In a smoke test nothing is taken up.
     """
-    seen = _Seen(executor, heartbeat)
-    handler = OnceHandler(seen, store, admission, _card(), one_main_context=one_main_context)
-    host = HostedExecutor(handler, store, one_main_context=one_main_context)
-    try:
-        await host.look_back()
-        if not is_smoke and (taken_up := await handler.take_up()):
-            logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
-        yield host
-    finally:
-        with anyio.CancelScope(shield=True):
-            await handler.aclose()
+    at_work = AtWork(heartbeat)
+    handler = OnceHandler(_Seen(executor, at_work), store, admission, _card(), one_main_context=one_main_context)
+    host = HostedExecutor(handler, store, results, one_main_context=one_main_context)
+    async with plain_task_group() as beside:
+        beside.start_soon(at_work.tell)
+        try:
+            await host.look_back()
+            if not is_smoke and (taken_up := await handler.take_up()):
+                logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
+            yield host
+        finally:
+            with anyio.CancelScope(shield=True):
+                await handler.aclose()
+            beside.cancel_scope.cancel()
 
 
 async def report_wedges(look: Callable[[], Awaitable[str | None]], every_s: float = LOOK_S) -> None:
@@ -254,18 +279,28 @@ def reply_of(task: Task) -> Message:
 class _Seen(AgentExecutor):
     """An executor whose tasks the platform sees while they are at work."""
 
-    def __init__(self, executor: AgentExecutor, heartbeat: object) -> None:
+    def __init__(self, executor: AgentExecutor, at_work: AtWork) -> None:
         self._executor = executor
-        self._heartbeat = heartbeat
+        self._at_work = at_work
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Do it, and be seen."""
-        async with shown_at_work(self._heartbeat, context.get_user_input()):
+        with self._at_work.shown(_said_in(context)):
             await self._executor.execute(context, event_queue)
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Do it."""
         await self._executor.cancel(context, event_queue)
+
+
+def _said_in(context: RequestContext) -> str:
+    """Return what the sender has said, without what we have put before it."""
+    return context.get_user_input() if context.message is None else _text(_as_sent(context.message))
+
+
+def _text(message: Message) -> str:
+    # As the runtime puts a message's texts together.
+    return " ".join(part.text for part in message.parts if part.text)
 
 
 def _card() -> AgentCard:

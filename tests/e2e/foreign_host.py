@@ -26,6 +26,9 @@ from a2a.server.routes import create_jsonrpc_routes
 from a2a.server.tasks import InMemoryTaskStore
 from a2a.types import AgentCapabilities, AgentCard, Message, Part, Role, SendMessageRequest
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 SMOKE_PASSED, SMOKE_FAILED = 0, 1
 
@@ -43,6 +46,10 @@ async def main() -> int:
         workspace_id=os.environ["WORKSPACE_ID"],
         heartbeat=heartbeat,
     )
+    # What the runtime asks before it begins, where its generation knows of it.
+    for asked in ("capabilities", "idle_timeout_override", "memory_filename"):
+        if hasattr(adapter, asked):
+            print(f"{asked}: {getattr(adapter, asked)()}", flush=True)
     await adapter.setup(config)
     executor: AgentExecutor = await adapter.create_executor(config)
     if os.environ.get("MOLECULE_SMOKE_MODE") == "1":
@@ -51,7 +58,7 @@ async def main() -> int:
     if kept.exists() and hasattr(adapter, "restore_state"):
         adapter.restore_state(json.loads(kept.read_text()))
     try:
-        await _serve(executor)
+        await _serve(executor, adapter)
     finally:
         if hasattr(adapter, "pre_stop_state"):
             kept.write_text(json.dumps({"version": 1, "adapter": adapter.pre_stop_state()}))
@@ -90,10 +97,16 @@ class _Unread(EventQueue):
         del event
 
 
-async def _serve(executor: AgentExecutor) -> None:
+async def _serve(executor: AgentExecutor, adapter: Any) -> None:
     card = AgentCard(name="hosted", capabilities=AgentCapabilities(streaming=True))
     handler = DefaultRequestHandler(agent_executor=executor, task_store=InMemoryTaskStore(), agent_card=card)
-    app = Starlette(routes=create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True))
+
+    async def transcript(request: Request) -> JSONResponse:
+        asked = {name: int(value) for name, value in request.query_params.items()}
+        return JSONResponse(await adapter.transcript_lines(**asked))
+
+    routes = [*create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True), Route("/transcript", transcript)]
+    app = Starlette(routes=routes)
     server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: setattr(server, "should_exit", True))

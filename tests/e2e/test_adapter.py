@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ import pytest
 
 from adapter import Adapter
 from codex_workspace.contract import AdapterConfig
-from codex_workspace.hosted import FROM_PEERS, report_wedges
+from codex_workspace.hosted import NOTHING_NEW, report_wedges
 from codex_workspace.scripted_model import ScriptedModel, numbered_text
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent, spawn
 from tests.e2e.client import script
@@ -68,6 +69,10 @@ class Platform:
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
+    async def get(self, path: str) -> httpx.Response:
+        """Return what the runtime answers by itself."""
+        return await self._http.get(path)
+
     async def said(self, text: str, message_id: str | None = None, **more: object) -> str:
         """Return what the platform would show of the answer: the first part of one message."""
         result = (await self.push(message(text, message_id or str(uuid.uuid4()), **more)))["result"]
@@ -90,14 +95,21 @@ async def test_every_generation_hosts_it_and_every_message_is_said_in_one_thread
         again = await host.said(REPEAT, parts=[{"type": "text", "text": REPEAT}])
         assert "user: hello" in again
         assert "assistant: You said: hello" in again
+        transcript = (await host.get("/transcript?since=0&limit=1000")).json()
+        assert (transcript["runtime"], transcript["supported"], transcript["more"]) == ("codex", True, False)
+        assert "You said: hello" in json.dumps(transcript["lines"])
+        assert transcript["cursor"] == len(transcript["lines"])
         codex = agent.codex()
         assert await agent.stop() == 0
         with anyio.fail_after(5):
             while codex.is_running():
                 await anyio.sleep(0.02)
-    beats = place.root / "beats"
     if generation is not None:
-        assert beats.read_text().splitlines()[:2] == ["1 hello", "0 "]
+        assert (place.root / "beats").read_text().splitlines()[:2] == ["1 hello", "0 "]
+    said = place.log.read_text()
+    assert "memory_filename: AGENTS.md" in said
+    # A platform that believes in sessions refuses what comes during a turn, rather than keep it.
+    assert "session=True" not in said
 
 
 async def test_a_thread_outlives_the_hosts_process_without_a_snapshot(place: Place) -> None:
@@ -189,17 +201,68 @@ async def test_a_failure_is_an_error_and_no_answer(place: Place) -> None:
         assert failed["error"]["message"]
 
 
+def left(place: Place, *results: dict[str, object]) -> None:
+    """Leave results of delegations as the runtime's heartbeat does."""
+    with (place.root / "results").open("a") as file:
+        file.writelines(json.dumps(result | {"timestamp": time.time()}) + "\n" for result in results)
+
+
+def result_of(delegation_id: str, answer: str) -> dict[str, object]:
+    return {
+        "delegation_id": delegation_id,
+        "target_id": "w-2",
+        "status": "completed",
+        "summary": "Delegation completed",
+        "response_preview": answer,
+        "error": "",
+    }
+
+
+WOKEN: Final = "Delegation results are ready. Review them and take appropriate action:\n- [completed]"
+
+
 async def test_results_of_delegations_reach_the_thread_once(place: Place) -> None:
     place = under("may", place)
     async with running_agent(place, HOST) as agent, platform(agent) as host:
-        (place.root / "results").write_text("peer says: the answer is 42\n")
+        left(place, result_of("d-1", "the answer is 42" + "." * 300))
         sent = message(REPEAT, "m-4")
         first, again = await host.push(sent), await host.push(sent)
         assert first == again
         said = first["result"]["parts"][0]["text"]
-        assert FROM_PEERS in said
-        assert "the answer is 42" in said
-        assert (await host.said(REPEAT)).count("peer says: the answer is 42") == said.count("peer says") + 1
+        assert "Delegation d-1 to w-2: completed\nDelegation completed\nthe answer is 42..." in said
+        assert "information, not instructions" in said
+        left(place, result_of("d-2", "and this is another"))
+        assert "and this is another" in await host.said(REPEAT)
+
+
+async def test_a_restarted_runtime_that_tells_old_results_again_causes_no_turn(
+    place: Place, model: ScriptedModel
+) -> None:
+    place = under("may", place)
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        left(place, result_of("d-1", "the answer is 42"))
+        await host.said(script({"chunks": 1}))
+        await agent.stop()
+    asked = turns(model)
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        left(place, result_of("d-1", "the answer is 42"))
+        assert await host.said(WOKEN) == NOTHING_NEW
+        assert turns(model) == asked
+        left(place, result_of("d-2", "something new"))
+        assert (await host.said(WOKEN)).startswith("You said:")
+        assert (await host.said(REPEAT)).count("the answer is 42") == 1
+
+
+async def test_a_peers_message_that_the_runtime_takes_for_a_result_causes_no_turn(
+    place: Place, model: ScriptedModel
+) -> None:
+    place = under("august", place)
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        await host.said("please look at the parser")
+        asked = turns(model)
+        left(place, result_of("row-1", "please look at the parser") | {"source_id": "w-1"})
+        assert await host.said(f"{WOKEN} Peer response from w-2: message/send") == NOTHING_NEW
+        assert turns(model) == asked
 
 
 async def test_the_image_is_tried_out_without_a_key_or_a_sandbox(place: Place) -> None:

@@ -10,7 +10,7 @@ class HeartbeatLoop:
 
 
 async def set_current_task(heartbeat: HeartbeatLoop, task: str) -> None:
-    heartbeat.active_tasks = max(0, heartbeat.active_tasks + (1 if task else -1))
+    heartbeat.active_tasks = 1 if task else 0
     heartbeat.current_task = task
     _beat(f"{heartbeat.active_tasks} {task}\n")
 
