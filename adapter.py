@@ -149,7 +149,7 @@ async def _opened(
                 agent.store,
                 agent.admission,
                 DelegationResults(_results_file(env), settings.state_dir / KNOWN_RESULTS, delegation_results),
-                heartbeat,
+                heartbeat=heartbeat,
                 one_main_context=codex.conversations == "main",
                 is_smoke=is_tried_out,
             ) as executor,

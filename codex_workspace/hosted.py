@@ -8,10 +8,12 @@ to a good end is an error.
 """
 
 import logging
+import math
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import anyio
 from a2a.server.agent_execution import AgentExecutor, RequestContext
@@ -42,7 +44,7 @@ from codex_workspace.guards import PRINCIPAL
 from codex_workspace.handler import OnceHandler
 from codex_workspace.replies import answer_in
 from codex_workspace.store import Store
-from codex_workspace.task_states import ANSWER, ASKING
+from codex_workspace.task_states import ANSWER, ASKING, AT_WORK
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,21 @@ LOOK_S: Final = 5.0
 
 NOTHING_NEW: Final = "These results were told before; there is nothing new."
 
+STILL_AT_WORK: Final = "I am still at work on this. The answer comes as a message of its own as soon as it is there."
+"""What is said where an answer takes longer than the platform waits."""
+
 UNKNOWN_END: Final = "The task has not come to its end; send the message again to join it."
+
+
+class Later(Protocol):
+    """Where an answer goes that takes longer than its host waits."""
+
+    @property
+    def within_s(self) -> float:
+        """How long a message may stay without any answer."""
+
+    async def owe(self, message: Message, owner: str) -> None:
+        """Have the answer to a message, as it was written down, sent when it is there; durable on return."""
 
 
 class HostedExecutor(AgentExecutor):
@@ -67,18 +83,26 @@ class HostedExecutor(AgentExecutor):
         handler: answers messages.
         store: where they are written down.
         results: what peers have answered; it goes to the model with the next message.
+        later: where late answers go; None where a host waits as long as it takes.
         one_main_context: whether messages of no context we know belong to their sender's main one.
     """
 
     def __init__(
-        self, handler: OnceHandler, store: Store, results: DelegationResults, *, one_main_context: bool
+        self,
+        handler: OnceHandler,
+        store: Store,
+        results: DelegationResults,
+        later: Later | None = None,
+        *,
+        one_main_context: bool,
     ) -> None:
         self._handler = handler
         self._store = store
         self._delegations = results
+        self._later = later
         self._one_main_context = one_main_context
         self._one_is_accepted = anyio.Lock()
-        self._asking: dict[tuple[str, str], str] = {}
+        self._perhaps_asking: dict[tuple[str, str], str] = {}
         self._tasks: dict[str, str] = {}
         self._restored: str | None = None
         self.thread_id: str | None = None
@@ -89,35 +113,53 @@ class HostedExecutor(AgentExecutor):
         Raises:
             A2AError: the task has failed or was canceled, or the message was refused; its sentence may be shown.
         """
-        assert context.message is not None
-        call = _call(context)
-        message = _as_sent(context.message)
-        message.message_id = message.message_id or str(uuid.uuid4())
-        named = context.message.context_id
-        # Accepted one after the other: two of the same message are to find the same request.
-        async with self._one_is_accepted:
-            request, news = await self._request(message, named, call)
-            if request is not None:
-                accepted = _copy(request)
-                accepted.configuration.return_immediately = True
-                begun = await self._handler.on_message_send(accepted, call)
-            if news is not None:
-                await anyio.to_thread.run_sync(self._delegations.told, news)
-        if request is None:
-            await event_queue.enqueue_event(
-                Message(role=Role.ROLE_AGENT, message_id=str(uuid.uuid4()), parts=[Part(text=NOTHING_NEW)])
-            )
+        begun = await self._accept(context)
+        if begun is None:
+            nothing = Message(role=Role.ROLE_AGENT, message_id=str(uuid.uuid4()), parts=[Part(text=NOTHING_NEW)])
+            await event_queue.enqueue_event(nothing)
             return
-        assert isinstance(begun, Task)
-        host_task = context.task_id or message.message_id
-        self._tasks[host_task] = begun.id
+        host_task = context.task_id or begun.request.message.message_id
+        self._tasks[host_task] = begun.task.id
         try:
-            task = await self._handler.on_message_send(_copy(request), _call(context))
+            answer = await self._answer(begun, context)
         finally:
             self._tasks.pop(host_task, None)
+        await event_queue.enqueue_event(answer)
+
+    async def _accept(self, context: RequestContext) -> "_Begun | None":
+        """Have a message written down, if it was not before; None where there is nothing to do for it."""
+        assert context.message is not None
+        call, named = _call(context), context.message.context_id
+        message = _as_sent(context.message)
+        message.message_id = message.message_id or str(uuid.uuid4())
+        # One after the other: two of the same message are to find the same request.
+        async with self._one_is_accepted:
+            request, news = await self._request(message, named, call)
+            task: Message | Task | None = None
+            if request is not None:
+                at_once = _copy(request)
+                at_once.configuration.return_immediately = True
+                task = await self._handler.on_message_send(at_once, call)
+            if news is not None:
+                await anyio.to_thread.run_sync(self._delegations.told, news)
+        return _Begun(request, task) if request is not None and isinstance(task, Task) else None
+
+    async def _answer(self, begun: "_Begun", context: RequestContext) -> Message:
+        """Return the answer to a message that is accepted, or the word that it is sent later."""
+        call, later = _call(context), self._later
+        owner = call.user.user_name
+        task: Message | Task | None = None
+        with anyio.move_on_after(math.inf if later is None else later.within_s):
+            task = await self._handler.on_message_send(_copy(begun.request), call)
+        if task is None and later is not None:
+            await later.owe(begun.request.message, owner)
+            self._perhaps_asking[owner, begun.task.context_id] = begun.task.id
+            return _message(STILL_AT_WORK, begun.task, "at-work")
         assert isinstance(task, Task)
-        await self._note(task, call.user.user_name)
-        await event_queue.enqueue_event(reply_of(task))
+        if task.status.state in ASKING:
+            self._perhaps_asking[owner, task.context_id] = task.id
+        await self.look_back()
+        return reply_of(task)
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Have the task canceled that answers a message; whoever waits for the answer is told so."""
@@ -167,8 +209,8 @@ class HostedExecutor(AgentExecutor):
         if not self._one_main_context or not await self._is_made_up(owner, named):
             request.message.context_id = named
         context_id = request.message.context_id or await self._store.main_context(owner)
-        asking = self._asking.pop((owner, context_id), None)
-        if asking is not None and await self._asks(asking, call):
+        asking = await self._asking(owner, context_id, call)
+        if asking is not None:
             request.message.task_id, request.message.context_id = asking, context_id
             return request, None
         news = await anyio.to_thread.run_sync(self._delegations.take)
@@ -189,9 +231,15 @@ class HostedExecutor(AgentExecutor):
         except ValueError:
             return not context_id
 
-    async def _asks(self, task_id: str, call: ServerCallContext) -> bool:
+    async def _asking(self, owner: str, context_id: str, call: ServerCallContext) -> str | None:
+        """Return the task that asks something in a context: the next message there is the answer."""
+        task_id = self._perhaps_asking.get((owner, context_id))
+        if task_id is None:
+            return None
         task = await self._store.tasks.get(task_id, call)
-        return task is not None and task.status.state in ASKING
+        if task is None or task.status.state not in AT_WORK:
+            del self._perhaps_asking[owner, context_id]
+        return task_id if task is not None and task.status.state in ASKING else None
 
     async def _restore(self) -> None:
         thread_id, self._restored = self._restored, None
@@ -202,10 +250,13 @@ class HostedExecutor(AgentExecutor):
             await memory.save(thread_id)
             logger.info("the main context goes on in thread %s, as the snapshot says", thread_id)
 
-    async def _note(self, task: Task, owner: str) -> None:
-        if task.status.state in ASKING:
-            self._asking[owner, task.context_id] = task.id
-        await self.look_back()
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A message as it was written down, and the task that answers it."""
+
+    request: SendMessageRequest
+    task: Task
 
 
 @asynccontextmanager
@@ -214,6 +265,7 @@ async def hosted(
     store: Store,
     admission: Admission | None,
     results: DelegationResults,
+    later: Later | None = None,
     heartbeat: object = None,
     *,
     one_main_context: bool = True,
@@ -225,7 +277,7 @@ async def hosted(
     """
     at_work = AtWork(heartbeat)
     handler = OnceHandler(_Seen(executor, at_work), store, admission, _card(), one_main_context=one_main_context)
-    host = HostedExecutor(handler, store, results, one_main_context=one_main_context)
+    host = HostedExecutor(handler, store, results, later, one_main_context=one_main_context)
     async with plain_task_group() as beside:
         beside.start_soon(at_work.tell)
         try:
@@ -269,10 +321,14 @@ def reply_of(task: Task) -> Message:
     elif task.status.state not in ASKING:
         raise InternalError(message=said or UNKNOWN_END)
     files = [part for each in task.artifacts if each.artifact_id.startswith("file-") for part in each.parts]
-    # The same answer again is the same message.
-    message_id = f"{task.id}-{ANSWER}"
+    return _message(said, task, ANSWER, files)
+
+
+def _message(text: str, task: Task, what: str, files: Iterable[Part] = ()) -> Message:
+    # What is said of a task again is the same message.
+    message_id = f"{task.id}-{what}"
     return Message(
-        role=Role.ROLE_AGENT, message_id=message_id, context_id=task.context_id, parts=[Part(text=said), *files]
+        role=Role.ROLE_AGENT, message_id=message_id, context_id=task.context_id, parts=[Part(text=text), *files]
     )
 
 
