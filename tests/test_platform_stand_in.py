@@ -1,6 +1,8 @@
 """The stand-in of the platform, by the client that the agent has: the rules and traps of the platform."""
 
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,6 +11,7 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
+from anyio.streams.buffered import BufferedByteReceiveStream
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -29,7 +32,7 @@ from codex_workspace.platform_api import (
     open_platform_api,
     text_of_parts,
 )
-from codex_workspace.platform_stand_in import Options, StandIn, running_stand_in
+from codex_workspace.platform_stand_in import Options, StandIn, message_of, running_stand_in
 from codex_workspace.server import bind, serving
 from codex_workspace.stand_in_faults import Fault, Faults, read_faults
 from codex_workspace.stand_in_store import NewRow
@@ -37,6 +40,7 @@ from codex_workspace.wire import JsonObject
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
+ROOT = Path(__file__).resolve().parent.parent
 ADA = "11111111-1111-4111-8111-111111111111"
 BOB = "22222222-2222-4222-8222-222222222222"
 IDLE = Beat(active_tasks=0)
@@ -512,3 +516,21 @@ def _queue_id(body: object) -> str:
     queue_id = body["queue_id"]
     assert isinstance(queue_id, str)
     return queue_id
+
+
+async def test_the_command_shows_what_the_user_is_shown(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "codex_workspace", "platform", "--port", "0", "--file", str(tmp_path / "p.db")]
+    async with await anyio.open_process(
+        [*command, "--mode", "poll"], stderr=None, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    ) as process:
+        assert process.stdout is not None
+        lines = BufferedByteReceiveStream(process.stdout)
+        url = (await lines.receive_until(b"\n", 1000)).decode().removeprefix("platform at ")
+        async with open_platform_api(url, ADA, Token(tmp_path / "token")) as api, httpx.AsyncClient() as canvas:
+            assert (await api.register({"name": "ada"}, "", None)).delivery == "poll"
+            await canvas.post(f"{url}/workspaces/{ADA}/a2a", json=message_of("hello"))
+            assert [text_of(row) for row in await api.activity()] == ["hello"]
+            await api.notify("hello \x1b[31myourself")
+            assert await lines.receive_until(b"\n", 1000) == b"ada: hello yourself"
+        process.terminate()
+        assert await process.wait() == 0
