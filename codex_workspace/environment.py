@@ -82,6 +82,7 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable("PLATFORM_URL", "the platform to register with; switches the platform side on", "off"),
     Variable("WORKSPACE_ID", "who this agent is on the platform", "none"),
     Variable("MOLECULE_WORKSPACE_TOKEN", "bearer token for the platform", "minted when registering", secret=True),
+    Variable("CONFIGS_DIR", "folder with the platform's .auth_token", "config.yaml's folder"),
     Variable("MOLECULE_MODEL", "model; wins over MODEL and config.yaml", "none"),
     Variable("MODEL", "model; wins over config.yaml", "none"),
     Variable("HOME", "where the user's state folder is", "none"),

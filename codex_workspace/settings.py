@@ -9,7 +9,7 @@ import ipaddress
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
@@ -48,6 +48,12 @@ CONFIG_NAME = "config.yaml"
 
 OWN_TOOLS: Final = "agent"
 """What codex knows the MCP server of our own tools by."""
+
+PLATFORM_TOKEN: Final = "platform-token"
+"""The file in the state folder that keeps the token which the platform has minted for us."""
+
+PROVISIONED_TOKEN: Final = ".auth_token"
+"""The file beside config.yaml where the platform's provisioner puts one; a new one at each start of a container."""
 
 TURN_TIMEOUT_S = 3600.0
 """A turn's budget where nobody named one."""
@@ -280,7 +286,8 @@ class Config:
     skills: folders below `skills` beside config.yaml, each with a SKILL.md.
     prompt_files: seen from config.yaml's folder, and in it.
     peers: A2A agents that the model may give work to.
-    agent_tools: whether the model gets our own tools for that, with a memory; auto = where there are peers.
+    agent_tools: whether the model gets our own tools for that, with a memory; auto = where there are peers, or the
+        platform.
     """
 
     IGNORED: ClassVar[frozenset[str]] = frozenset(
@@ -381,11 +388,16 @@ class Observing:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The platform to register with, and who we are there. Without a token, registering has to mint one."""
+    """The platform to register with, and who we are there. Without a token, registering has to mint one.
+
+    token_file: where a minted token is kept. provisioned: files in which the platform's provisioner may have put one.
+    """
 
     url: str
     workspace_id: str
     token: Secret | None
+    token_file: Path
+    provisioned: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +436,7 @@ class Settings:
     @property
     def has_agent_tools(self) -> bool:
         """Whether the model gets our own tools."""
-        return _has_agent_tools(self.config)
+        return _has_agent_tools(self.config, self.platform)
 
     @property
     def turn_timeout_s(self) -> float:
@@ -480,8 +492,9 @@ def load_settings(
     config = read_section(Config, content, Place(str(file)))
     _check_versions(config.a2a, Place(str(file)).at("a2a"))
     _check_allowed(config.push, Place(str(file)).at("push.allow"))
-    _check_names(config, Place(str(file)).at("mcp_servers"))
     state = _state_dir(variables, here, root)
+    platform = _platform(variables, state, (variables.path("CONFIGS_DIR", here), file.parent))
+    _check_names(config, platform, Place(str(file)).at("mcp_servers"))
     model, source = _model(variables, config, file)
     workspace, home = _workspace_dir(variables, here, root), variables.path("CODEX_HOME", here) or state / "codex"
     listen = _listen(variables, config, file)
@@ -503,7 +516,7 @@ def load_settings(
         listen=listen,
         database_url=_database_url(variables, state),
         log=_log(variables),
-        platform=_platform(variables),
+        platform=platform,
         model=model,
         model_source=source,
         mcp=resolve(config.mcp_servers, env, Place(str(file)).at("mcp_servers")),
@@ -541,13 +554,14 @@ def _check_allowed(push: Push, place: Place) -> None:
         AllowList.of(push.allow, place)
 
 
-def _has_agent_tools(config: Config) -> bool:
-    return config.agent_tools == "always" or (config.agent_tools == "auto" and bool(config.peers))
+def _has_agent_tools(config: Config, platform: Platform | None) -> bool:
+    has_peers = bool(config.peers) or platform is not None
+    return config.agent_tools == "always" or (config.agent_tools == "auto" and has_peers)
 
 
-def _check_names(config: Config, place: Place) -> None:
+def _check_names(config: Config, platform: Platform | None, place: Place) -> None:
     for index, entry in enumerate(config.mcp_servers):
-        if entry.name == OWN_TOOLS and _has_agent_tools(config):
+        if entry.name == OWN_TOOLS and _has_agent_tools(config, platform):
             raise (
                 place.item(index)
                 .at("name")
@@ -733,7 +747,7 @@ def _observing(variables: Variables, listen: Listen) -> Observing:
     )
 
 
-def _platform(variables: Variables) -> Platform | None:
+def _platform(variables: Variables, state: Path, folders: Iterable[Path | None]) -> Platform | None:
     url, workspace = variables.checked("PLATFORM_URL", HttpUrl), variables.text("WORKSPACE_ID")
     token = read_header_secret(variables.env, "MOLECULE_WORKSPACE_TOKEN")
     if url is None:
@@ -742,4 +756,5 @@ def _platform(variables: Variables) -> Platform | None:
         raise IN_ENVIRONMENT.at("WORKSPACE_ID").error(
             "is missing; PLATFORM_URL is set, and the platform knows an agent by this id"
         )
-    return Platform(url.rstrip("/"), workspace, token)
+    provisioned = tuple(dict.fromkeys(folder / PROVISIONED_TOKEN for folder in folders if folder is not None))
+    return Platform(url.rstrip("/"), workspace, token, state / PLATFORM_TOKEN, provisioned)
