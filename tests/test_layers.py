@@ -11,7 +11,7 @@ LAYERS = [
     # Who puts the parts together.
     {"__main__"},
     {"adapter", "demo", "doctor", "serve"},
-    {"agent", "chat"},
+    {"agent", "chat", "staging"},
     {"agent_tools", "platform_stand_in"},
     # Who brings messages in, and the edges.
     {"app_server", "executor", "hosted", "scripted_model", "server", "terminal"},
