@@ -118,12 +118,10 @@ class HostedExecutor(AgentExecutor):
             nothing = Message(role=Role.ROLE_AGENT, message_id=str(uuid.uuid4()), parts=[Part(text=NOTHING_NEW)])
             await event_queue.enqueue_event(nothing)
             return
-        host_task = context.task_id or begun.request.message.message_id
-        self._tasks[host_task] = begun.task.id
         try:
             answer = await self._answer(begun, context)
         finally:
-            self._tasks.pop(host_task, None)
+            self._tasks.pop(context.task_id or "", None)
         await event_queue.enqueue_event(answer)
 
     async def _accept(self, context: RequestContext) -> "_Begun | None":
@@ -142,7 +140,10 @@ class HostedExecutor(AgentExecutor):
                 task = await self._handler.on_message_send(at_once, call)
             if news is not None:
                 await anyio.to_thread.run_sync(self._delegations.told, news)
-        return _Begun(request, task) if request is not None and isinstance(task, Task) else None
+            if request is None or not isinstance(task, Task):
+                return None
+            self._tasks[context.task_id or ""] = task.id
+        return _Begun(request, task)
 
     async def _answer(self, begun: "_Begun", context: RequestContext) -> Message:
         """Return the answer to a message that is accepted, or the word that it is sent later."""
@@ -151,7 +152,9 @@ class HostedExecutor(AgentExecutor):
         task: Message | Task | None = None
         with anyio.move_on_after(math.inf if later is None else later.within_s):
             task = await self._handler.on_message_send(_copy(begun.request), call)
-        if task is None and later is not None:
+        # The SDK takes a cancellation for the end of what it follows.
+        is_at_work = not isinstance(task, Task) or task.status.state in AT_WORK
+        if is_at_work and later is not None:
             await later.owe(begun.request.message, owner)
             self._perhaps_asking[owner, begun.task.context_id] = begun.task.id
             return _message(STILL_AT_WORK, begun.task, "at-work")
@@ -164,7 +167,8 @@ class HostedExecutor(AgentExecutor):
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Have the task canceled that answers a message; whoever waits for the answer is told so."""
         del event_queue
-        task_id = self._tasks.get(context.task_id or "")
+        async with self._one_is_accepted:
+            task_id = self._tasks.get(context.task_id or "")
         if task_id is not None:
             await self._handler.on_cancel_task(CancelTaskRequest(id=task_id), _call(context))
 
