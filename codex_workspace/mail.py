@@ -183,11 +183,9 @@ class Mail:
         return changed
 
     @waits_for_room
-    async def routed(self, letter: Letter, route: Route, peer: str) -> Letter:
-        """Keep where a letter's answer goes."""
-        changed = replace(letter, route=route, peer=peer)
-        await self._change(changed)
-        return changed
+    async def keep(self, letter: Letter) -> None:
+        """Keep a letter as it is now, such as where its answer goes."""
+        await self._change(letter)
 
     @waits_for_room
     async def settle(self, letter: Letter) -> None:

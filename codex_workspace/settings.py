@@ -52,6 +52,9 @@ OWN_TOOLS: Final = "agent"
 PLATFORM_TOKEN: Final = "platform-token"
 """The file in the state folder that keeps the token which the platform has minted for us."""
 
+PLATFORM_SECRET: Final = "platform-inbound-secret"
+"""The file beside it that keeps what the platform shows when it calls us."""
+
 PROVISIONED_TOKEN: Final = ".auth_token"
 """The file beside config.yaml where the platform's provisioner puts one; a new one at each start of a container."""
 
@@ -274,6 +277,22 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
+class OnPlatform:
+    """`platform:`, how the agent is on the platform, where PLATFORM_URL and WORKSPACE_ID are set.
+
+    delivery: messages are pushed to the agent, or read by it from its inbox; auto = as the platform has it, and by the
+        inbox where the platform cannot reach the agent's address.
+    heartbeat_s: the platform hears of the agent at least this often.
+    answer_within_s: a pushed message that takes longer gets the word that it is at work, and its answer later; the
+        platform itself waits 180 s, and then sends the message again.
+    """
+
+    delivery: Literal["auto", "push", "poll"] = "auto"
+    heartbeat_s: Annotated[float, Range(1, 300)] = 30.0
+    answer_within_s: Annotated[float, Range(0.1, 86_400)] = 150.0
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole of config.yaml.
 
@@ -328,6 +347,7 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     storage: Storage = field(default_factory=Storage)
     push: Push = field(default_factory=Push)
+    platform: OnPlatform = field(default_factory=OnPlatform)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +418,11 @@ class Platform:
     token: Secret | None
     token_file: Path
     provisioned: tuple[Path, ...] = ()
+
+    @property
+    def secret_file(self) -> Path:
+        """Where the platform's own secret is kept, for its calls to us."""
+        return self.token_file.with_name(PLATFORM_SECRET)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,23 @@ LAYERS = [
     # Who puts the parts together.
     {"__main__"},
     {"adapter", "demo", "doctor", "serve"},
-    {"agent", "chat", "staging"},
-    {"agent_tools", "platform_stand_in"},
+    {"agent", "chat", "platform_host", "staging"},
+    {"agent_tools", "inbox", "platform_stand_in", "punctual"},
     # Who brings messages in, and the edges.
-    {"app_server", "executor", "hosted", "scripted_model", "server", "terminal"},
+    {"app_server", "executor", "hosted", "letters", "scripted_model", "server", "terminal"},
     {
         "card",
         "executors",
         "grpc_server",
         "peer_calls",
+        "platform_replies",
         "platform_tools",
         "recollection",
         "signing",
         "stand_in_delivery",
         "views",
     },
+    {"inbox_rows"},
     {"platform_api", "toolbox"},
     # Coordination.
     {"levels", "orders"},
