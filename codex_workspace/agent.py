@@ -23,7 +23,7 @@ from codex_workspace import attachments, hiding
 from codex_workspace.admission import Admission, Bounds
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, prove_servers
-from codex_workspace.environment import without_proxy_for
+from codex_workspace.environment import Secret, without_proxy_for
 from codex_workspace.errors import CodexCannotStart, ConfigError, StoreUnavailable
 from codex_workspace.groups import plain_task_group
 from codex_workspace.handover import HandoverBounds, tool_spec
@@ -33,13 +33,14 @@ from codex_workspace.midturn import MidTurn
 from codex_workspace.orders import OrderReader
 from codex_workspace.owner import Owner
 from codex_workspace.parts import PartLimits
+from codex_workspace.platform_api import PlatformApi, Token, open_platform_api
 from codex_workspace.providers import SUBSCRIPTION, ChosenProvider
 from codex_workspace.recollection import StoredRecollection
 from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.retention import INTERVAL_S
 from codex_workspace.sandbox import refuse_blocked
 from codex_workspace.scrubbing import Scrubber
-from codex_workspace.settings import Settings
+from codex_workspace.settings import Platform, Settings
 from codex_workspace.skills import link_skills
 from codex_workspace.store import Store, open_store
 from codex_workspace.subscription import settle
@@ -89,7 +90,7 @@ LOGIN_ON_DISK: Final[Mapping[str, str]] = {"cli_auth_credentials_store": '"file"
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A running agent, without a server around it."""
+    """A running agent, without a server around it. `platform`: the calls to it, where there is one."""
 
     executor: CodexAppServerExecutor
     store: Store
@@ -97,6 +98,7 @@ class Agent:
     admission: Admission
     telemetry: Telemetry
     transcripts: Transcripts
+    platform: PlatformApi | None = None
 
     async def not_ready(self) -> str | None:
         """Return why no message can be answered; None when it can. A codex that has died is started again by asking."""
@@ -105,12 +107,16 @@ class Agent:
             return problem
         return await self.codex.not_ready(READY_TIMEOUT_S)
 
+    async def wedged(self) -> str | None:
+        """Return why nothing can be answered for a reason that lasts; None when it can."""
+        return await self.store.problem() or self.codex.broken
+
 
 def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]:
     """Return every secret that must not show up in a log or an answer."""
     held = [
         *settings.listen.tokens.values(),
-        settings.platform.token if settings.platform else None,
+        *(_token_of(settings.platform).candidates() if settings.platform else ()),
         provider.credential if provider else None,
         *settings.unused,
         *settings.mcp.secrets,
@@ -119,6 +125,10 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
     ]
     known = [secret.reveal() for secret in held if secret is not None]
     return [*known, *(part for secret in known for part in _tokens_in(secret)), *_database_secrets(settings)]
+
+
+def _token_of(platform: Platform, learned: Callable[[Secret], None] | None = None) -> Token:
+    return Token(platform.token_file, platform.provisioned, platform.token, learned)
 
 
 def _tokens_in(credential: str) -> list[str]:
@@ -178,10 +188,11 @@ async def open_agent(
             tracing(settings, scrub) as tracer,
             open_store(settings.database_url.reveal()) as store,
             _pruning(settings, store),
-            _own_tools(settings, store, scrub) as tools,
+            _platform(settings, scrub) as platform,
+            _own_tools(settings, store, scrub, platform) as tools,
             _agent(settings, provider, launch, store, Telemetry(tracer=tracer), scrub, tools) as agent,
         ):
-            yield agent
+            yield replace(agent, platform=platform)
 
 
 def tracing(settings: Settings, scrub: Callable[[str], str]) -> AbstractAsyncContextManager[Tracer]:
@@ -193,7 +204,21 @@ def tracing(settings: Settings, scrub: Callable[[str], str]) -> AbstractAsyncCon
 
 
 @asynccontextmanager
-async def _own_tools(settings: Settings, store: Store, scrub: Scrubber) -> AsyncIterator["AgentTools | None"]:
+async def _platform(settings: Settings, scrub: Scrubber) -> AsyncIterator[PlatformApi | None]:
+    """Hold ready the calls to the platform, where there is one; its tokens are secrets as soon as they are known."""
+    platform = settings.platform
+    if platform is None:
+        yield None
+        return
+    token = _token_of(platform, lambda secret: scrub.learn(secret.reveal()))
+    async with open_platform_api(platform.url, platform.workspace_id, token) as api:
+        yield api
+
+
+@asynccontextmanager
+async def _own_tools(
+    settings: Settings, store: Store, scrub: Scrubber, platform: PlatformApi | None
+) -> AsyncIterator["AgentTools | None"]:
     """Serve the tools that the model gets of us, where the operator wants that."""
     if not settings.has_agent_tools:
         yield None
@@ -203,6 +228,11 @@ async def _own_tools(settings: Settings, store: Store, scrub: Scrubber) -> Async
     from codex_workspace.peer_calls import PeerCalls
 
     toolbox = Toolbox(PeerCalls(settings.peers), StoredRecollection(store.memories, store.exchanges))
+    if platform is not None:
+        from codex_workspace.platform_tools import tools_on_the_platform
+
+        names = [peer.name for peer in settings.peers]
+        toolbox = tools_on_the_platform(toolbox, platform, names, [entry.name for entry in settings.config.principals])
     # A turn that waits for a peer is silent.
     longest_wait_s = max(0.0, settings.config.codex.turn_inactivity_timeout_s - SPARE_S)
     async with open_tools(toolbox, scrub, longest_wait_s) as tools:

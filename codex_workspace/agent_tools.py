@@ -231,7 +231,7 @@ class _Tools:
         """Give another agent work, and wait for its answer. Work that takes longer gives a handle for check_task."""
         earlier = Handle.read(continues) if continues else None
         wait_s = min(wait_s, self._longest_wait_s)
-        return _told(await self._toolbox.work.delegate(peer, task, wait_s, earlier))
+        return _told(await self._toolbox.work.delegate(peer, self._scrub(task), wait_s, earlier))
 
     async def check_task(self, handle: HandleText, wait_s: WaitS = 0.0) -> str:
         """Ask how far work is that you gave another agent; with wait_s, wait for its end."""
@@ -244,7 +244,7 @@ class _Tools:
     ) -> str:
         """Send the user a message now, ahead of your answer: for news that should not wait. The answer comes anyway."""
         assert self._toolbox.speaker is not None
-        await self._toolbox.speaker.tell_user(self._behalf(context), text)
+        await self._toolbox.speaker.tell_user(self._behalf(context), self._scrub(text))
         return "Sent."
 
     async def commit_memory(
@@ -260,7 +260,7 @@ class _Tools:
         context: mcp.Context,
     ) -> str:
         """Remember something for all later conversations: a decision, a preference, how things are done here."""
-        await self._toolbox.recollection.commit(self._behalf(context), content)
+        await self._toolbox.recollection.commit(self._behalf(context), self._scrub(content))
         return "Remembered."
 
     async def recall_memory(

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,9 +110,10 @@ class Beat:
 class ActivityRow:
     """A row of a workspace's activity.
 
-    source_id: the workspace it came from, None for the user. created_at: the platform's text, by which rows are
-    ordered. request: the whole JSON-RPC request, None where there is none that is an object. answered: the row holds
-    an answer, so it was delivered by push. seq: a number that grows, None where the platform has none.
+    source_id: the workspace it came from, None for the user; target_id: the one it is about. created_at: the
+    platform's text, by which rows are ordered. request: the whole JSON-RPC request, None where there is none that is
+    an object. answered: the row holds an answer, so it was delivered by push. seq: a number that grows, None where the
+    platform has none.
     """
 
     id: str
@@ -124,6 +125,7 @@ class ActivityRow:
     response: JsonValue = None
     answered: bool = False
     seq: int | None = None
+    target_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +174,26 @@ class PlatformMemory:
 class Token:
     """The workspace's token: kept in `file`, for this user's eyes only; read anew where the platform refuses it.
 
-    `others`: files that a provisioner writes. `given`: the environment's.
+    `others`: files that a provisioner writes. `given`: the environment's. `learned` hears of each that is used.
     """
 
-    def __init__(self, file: Path, others: Sequence[Path] = (), given: Secret | None = None) -> None:
+    def __init__(
+        self,
+        file: Path,
+        others: Sequence[Path] = (),
+        given: Secret | None = None,
+        learned: Callable[[Secret], None] | None = None,
+    ) -> None:
         self._file = file
         self._others = tuple(others)
         self._given = given
+        self._learned = learned
         self.current: Secret | None = next(self.candidates(), None)
 
     def candidates(self) -> Iterator[Secret]:
         """Give all tokens that are to be found at this moment, ours first."""
         for file in (self._file, *self._others):
-            found = _read_token(file)
+            found = read_secret(file)
             if found is not None:
                 yield found
         if self._given is not None:
@@ -192,18 +201,30 @@ class Token:
 
     def keep(self, token: Secret) -> None:
         """Write a token down; it is durable on return."""
-        new = self._file.with_name(f"{self._file.name}.new")
-        new.unlink(missing_ok=True)
-        descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, "w") as out:
-            out.write(token.reveal())
-            out.flush()
-            os.fsync(out.fileno())
-        new.replace(self._file)
+        write_secret(self._file, token)
+        self.use(token)
+
+    def use(self, token: Secret) -> None:
+        """Show this one from now on."""
         self.current = token
+        if self._learned is not None:
+            self._learned(token)
 
 
-def _read_token(file: Path) -> Secret | None:
+def write_secret(file: Path, secret: Secret) -> None:
+    """Write a secret down, for this user's eyes only; it is durable on return."""
+    new = file.with_name(f"{file.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "w") as out:
+        out.write(secret.reveal())
+        out.flush()
+        os.fsync(out.fileno())
+    new.replace(file)
+
+
+def read_secret(file: Path) -> Secret | None:
+    """Return what a file holds, None where it is not there or holds nothing that a header can."""
     try:
         with file.open("rb") as source:
             text = source.read(MAX_TOKEN_BYTES + 1).decode("ascii").strip()
@@ -246,8 +267,8 @@ class PlatformApi:
         mode: DeliveryMode = "poll" if said.get("delivery_mode") == "poll" else "push"
         return Registered(mode, Secret(inbound) if inbound else None)
 
-    async def heartbeat(self, beat: Beat) -> None:
-        """Tell how we are."""
+    async def heartbeat(self, beat: Beat) -> Secret | None:
+        """Tell how we are; return the platform's own secret for calls to us, where it tells a new one."""
         body: JsonObject = {
             "workspace_id": self.workspace_id,
             "error_rate": beat.error_rate,
@@ -259,7 +280,8 @@ class PlatformApi:
         }
         if beat.wedged:
             body["runtime_state"] = "wedged"
-        await self._call("POST", "/registry/heartbeat", body)
+        inbound = _text(_object(await self._call("POST", "/registry/heartbeat", body)), "platform_inbound_secret")
+        return Secret(inbound) if inbound else None
 
     async def is_removed(self) -> bool:
         """Ask whether the workspace was removed; False where nobody says so."""
@@ -425,7 +447,7 @@ class PlatformApi:
                 token = next((each for each in self._token.candidates() if each not in tried), None)
                 if token is None:
                     raise
-                self._token.current = token
+                self._token.use(token)
 
     async def _once(
         self,
@@ -548,6 +570,7 @@ def _row(value: JsonValue) -> ActivityRow | None:
         response=row.get("response_body"),
         answered=row.get("response_body") is not None or row.get("duration_ms") is not None,
         seq=seq if isinstance(seq, int) else None,
+        target_id=_text(row, "target_id") or None,
     )
 
 

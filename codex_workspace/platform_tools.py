@@ -5,13 +5,15 @@ that the platform delivers to by `poll` answers by a message of its own later; i
 """
 
 import json
+import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Final
 
 import anyio
 
+from codex_workspace.errors import AgentError
 from codex_workspace.exchanges import Exchange
 from codex_workspace.memories import Memory
 from codex_workspace.platform_api import (
@@ -24,7 +26,17 @@ from codex_workspace.platform_api import (
     text_of_parts,
     text_of_result,
 )
-from codex_workspace.toolbox import Caller, Handle, PeerAbout, Progress, Report, ToolRefused, Work
+from codex_workspace.toolbox import (
+    Caller,
+    Handle,
+    PeerAbout,
+    Progress,
+    Recollection,
+    Report,
+    Toolbox,
+    ToolRefused,
+    Work,
+)
 from codex_workspace.wire import JsonObject, JsonValue
 
 POLL_S: Final = 1.0
@@ -35,8 +47,33 @@ LONGEST_POLL_S: Final = 5.0
 TRIES: Final = 3
 """How often work is given where the answer is lost; the platform takes what has the same key once."""
 
+MAX_PEERS: Final = 200
+"""So many are told of, and may be given work."""
+
+MAX_SAID_CHARS: Final = 2000
+"""Of what one of them says of itself."""
+
+_PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ENDS: Final = {"completed": Progress.DONE, "failed": Progress.FAILED}
+OF_THE_PLATFORM: Final = "the platform's agents"
+"""Stands for them in the list of peers where they are not known."""
+
 _LATER: Final = "It has the work in its inbox; what it says to it comes as a message of its own."
+
+
+def tools_on_the_platform(
+    own: Toolbox, api: PlatformApi, configured: Collection[str], principals: Collection[str]
+) -> Toolbox:
+    """Return the tools of an agent that is on the platform, given those that it has without.
+
+    configured: the names of the peers of config.yaml. principals: whoever calls this agent beside the platform, by a
+    name of their own: they stay among themselves, with a memory of ours, and reach nobody's user.
+    """
+    return Toolbox(
+        BothWorks(own.work, configured, PlatformWork(api)),
+        BothRecollections(own.recollection, principals, PlatformRecollection(api)),
+        PlatformSpeaker(api, principals),
+    )
 
 
 class PlatformWork:
@@ -47,14 +84,14 @@ class PlatformWork:
 
     async def peers(self) -> list[PeerAbout]:
         """Return the agents that this one may talk to, by their ids."""
-        return [_about(peer) for peer in await self._api.peers()]
+        return [_about(peer) for peer in await self._known()]
 
     async def delegate(self, peer: str, task: str, wait_s: float, continues: Handle | None) -> Report:
         """Have the platform give a peer work; see `toolbox.Work`."""
         if continues is not None:
             raise ToolRefused("On the platform nothing is continued; give the peer new work that tells all it needs.")
         until = anyio.current_time() + wait_s
-        known = await self._known(peer)
+        known = _one_of(await self._known(), peer)
         handle = Handle(known.id, await self._given(known.id, task))
         return await self._followed(handle, until, Delegation(handle.task))
 
@@ -62,20 +99,30 @@ class PlatformWork:
         """Ask the platform how far work is; see `toolbox.Work`."""
         return await self._followed(handle, anyio.current_time() + wait_s, None)
 
-    async def _known(self, name: str) -> PlatformPeer:
-        found = [peer for peer in await self._api.peers() if name in (peer.id, peer.name)]
-        if len(found) != 1:
-            raise ToolRefused("There is no one peer of that name; list_peers tells who there is, with their ids.")
-        return found[0]
+    async def _known(self) -> list[PlatformPeer]:
+        return [peer for peer in await self._api.peers() if _PLAIN_ID.fullmatch(peer.id)][:MAX_PEERS]
 
     async def _given(self, target_id: str, task: str) -> str:
+        """Return the delegation's id.
+
+        Raises:
+            ToolRefused: it is not known whether the peer got the work.
+        """
         key = str(uuid.uuid4())
-        for _ in range(TRIES - 1):
+        for left in reversed(range(TRIES)):
             try:
-                return await self._api.delegate(target_id, task, key)
-            except Unreachable:
-                await anyio.sleep(POLL_S)
-        return await self._api.delegate(target_id, task, key)
+                given = await self._api.delegate(target_id, task, key)
+            except Unreachable as error:
+                if left:
+                    await anyio.sleep(POLL_S)
+                    continue
+                if error.maybe_done:
+                    raise ToolRefused(f"{error.public} It is not known whether the peer got the work.") from error
+                raise
+            if _PLAIN_ID.fullmatch(given):
+                return given
+            break
+        raise ToolRefused("The platform has taken the work without a word on how to ask for it.")
 
     async def _followed(self, handle: Handle, until: float, known: Delegation | None) -> Report:
         pause_s = POLL_S / 4
@@ -130,12 +177,14 @@ class PlatformRecollection:
 class PlatformSpeaker:
     """`toolbox.Speaker` by the platform's notifications."""
 
-    def __init__(self, api: PlatformApi) -> None:
+    def __init__(self, api: PlatformApi, principals: Collection[str] = ()) -> None:
         self._api = api
+        self._principals = frozenset(principals)
 
     async def tell_user(self, caller: Caller, text: str) -> None:
         """Show the user a message. It is not tried again where its success is unknown: it would be there twice."""
-        del caller
+        if caller.owner in self._principals:
+            raise ToolRefused("Whoever you talk to is not the platform's user; your answer is all that they see.")
         try:
             await self._api.notify(text)
         except Unreachable as error:
@@ -147,14 +196,18 @@ class PlatformSpeaker:
 class BothWorks:
     """The operator's peers by their names, and everybody else by the platform."""
 
-    def __init__(self, configured: Work, names: Sequence[str], platform: Work) -> None:
+    def __init__(self, configured: Work, names: Collection[str], platform: Work) -> None:
         self._configured = configured
         self._names = frozenset(names)
         self._platform = platform
 
     async def peers(self) -> list[PeerAbout]:
-        """Return the peers of both."""
-        return [*await self._configured.peers(), *await self._platform.peers()]
+        """Return the peers of both; those of one, where the platform does not answer."""
+        configured = list(await self._configured.peers())
+        try:
+            return [*configured, *await self._platform.peers()]
+        except AgentError as error:
+            return [*configured, PeerAbout(OF_THE_PLATFORM, problem=error.public)]
 
     async def delegate(self, peer: str, task: str, wait_s: float, continues: Handle | None) -> Report:
         """See `toolbox.Work`."""
@@ -168,6 +221,37 @@ class BothWorks:
         return self._configured if peer in self._names else self._platform
 
 
+class BothRecollections:
+    """What principals of a name of their own remember is kept by us, everything else by the platform."""
+
+    def __init__(self, own: Recollection, principals: Collection[str], platform: Recollection) -> None:
+        self._own = own
+        self._principals = frozenset(principals)
+        self._platform = platform
+
+    async def commit(self, caller: Caller, content: str) -> None:
+        """See `toolbox.Recollection`."""
+        await self._of(caller).commit(caller, content)
+
+    async def recall(self, caller: Caller, query: str, limit: int) -> Sequence[Memory]:
+        """See `toolbox.Recollection`."""
+        return await self._of(caller).recall(caller, query, limit)
+
+    async def history(self, caller: Caller, limit: int) -> Sequence[Exchange]:
+        """See `toolbox.Recollection`."""
+        return await self._of(caller).history(caller, limit)
+
+    def _of(self, caller: Caller) -> Recollection:
+        return self._own if caller.owner in self._principals else self._platform
+
+
+def _one_of(peers: Sequence[PlatformPeer], name: str) -> PlatformPeer:
+    found = [peer for peer in peers if name in (peer.id, peer.name)]
+    if len(found) != 1:
+        raise ToolRefused("There is no one peer of that name; list_peers tells who there is, with their ids.")
+    return found[0]
+
+
 def _about(peer: PlatformPeer) -> PeerAbout:
     card = peer.card or {}
     listed = card.get("skills")
@@ -177,7 +261,7 @@ def _about(peer: PlatformPeer) -> PeerAbout:
         _words(card.get("description")),
         *(f"- {_words(skill.get('name'))}: {_words(skill.get('description'))}" for skill in skills),
     ]
-    return PeerAbout(peer.id, says="\n".join(line for line in lines if line))
+    return PeerAbout(peer.id, says="\n".join(line for line in lines if line)[:MAX_SAID_CHARS])
 
 
 def _report(handle: Handle, ended: Delegation) -> Report:
