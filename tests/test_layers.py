@@ -146,9 +146,13 @@ KNOWS = {
             "push_configs",
         ),
         *(
+            "inbox_rows",
+            "letters",
             "parameters",
             "parts",
             "peer_calls",
+            "platform_host",
+            "punctual",
             "replies",
             "retention",
             "serve",
