@@ -11,7 +11,7 @@ import logging
 import math
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -42,6 +42,7 @@ from codex_workspace.deliveries import Key
 from codex_workspace.groups import plain_task_group
 from codex_workspace.guards import PRINCIPAL
 from codex_workspace.handler import OnceHandler
+from codex_workspace.letters import NOTHING_SAID, STILL_AT_WORK
 from codex_workspace.replies import answer_in
 from codex_workspace.store import Store
 from codex_workspace.task_states import ANSWER, ASKING, AT_WORK
@@ -51,16 +52,10 @@ logger = logging.getLogger(__name__)
 RESULTS: Final = "urn:codex-workspace:delegation-results"
 """Metadata key of the part that we put before a message: what peers have answered meanwhile."""
 
-NOTHING_SAID: Final = "Done. Codex said nothing at the end."
-"""An answer without text counts as a failure on the platform."""
-
 LOOK_S: Final = 5.0
 """Codex's state is looked at this often; the platform hears of it with the next beat, 30 s apart."""
 
 NOTHING_NEW: Final = "These results were told before; there is nothing new."
-
-STILL_AT_WORK: Final = "I am still at work on this. The answer comes as a message of its own as soon as it is there."
-"""What is said where an answer takes longer than the platform waits."""
 
 UNKNOWN_END: Final = "The task has not come to its end; send the message again to join it."
 
@@ -83,7 +78,6 @@ class HostedExecutor(AgentExecutor):
         handler: answers messages.
         store: where they are written down.
         results: what peers have answered; it goes to the model with the next message.
-        later: where late answers go; None where a host waits as long as it takes.
         one_main_context: whether messages of no context we know belong to their sender's main one.
     """
 
@@ -92,14 +86,13 @@ class HostedExecutor(AgentExecutor):
         handler: OnceHandler,
         store: Store,
         results: DelegationResults,
-        later: Later | None = None,
         *,
         one_main_context: bool,
     ) -> None:
         self._handler = handler
         self._store = store
         self._delegations = results
-        self._later = later
+        self.later: Later | None = None
         self._one_main_context = one_main_context
         self._one_is_accepted = anyio.Lock()
         self._perhaps_asking: dict[tuple[str, str], str] = {}
@@ -147,7 +140,7 @@ class HostedExecutor(AgentExecutor):
 
     async def _answer(self, begun: "_Begun", context: RequestContext) -> Message:
         """Return the answer to a message that is accepted, or the word that it is sent later."""
-        call, later = _call(context), self._later
+        call, later = _call(context), self.later
         owner = call.user.user_name
         task: Message | Task | None = None
         with anyio.move_on_after(math.inf if later is None else later.within_s):
@@ -269,26 +262,28 @@ async def hosted(
     store: Store,
     admission: Admission | None,
     results: DelegationResults,
-    later: Later | None = None,
-    heartbeat: object = None,
     *,
+    heartbeat: object = None,
+    open_later: Callable[[OnceHandler], AbstractAsyncContextManager[Later]] | None = None,
     one_main_context: bool = True,
     is_smoke: bool = False,
 ) -> AsyncIterator[HostedExecutor]:
     """Give an executor for a foreign host, with what an earlier process left unanswered at work again.
 
-    Leaving ends what waits in it. In a smoke test nothing is taken up.
+    Leaving ends what waits in it. In a smoke test nothing is taken up. `open_later` makes the block in which late
+    answers are sent; without it a host waits as long as it takes.
     """
     at_work = AtWork(heartbeat)
     handler = OnceHandler(_Seen(executor, at_work), store, admission, _card(), one_main_context=one_main_context)
-    host = HostedExecutor(handler, store, results, later, one_main_context=one_main_context)
+    host = HostedExecutor(handler, store, results, one_main_context=one_main_context)
     async with plain_task_group() as beside:
         beside.start_soon(at_work.tell)
         try:
             await host.look_back()
             if not is_smoke and (taken_up := await handler.take_up()):
                 logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
-            yield host
+            async with nullcontext() if open_later is None else open_later(handler) as host.later:
+                yield host
         finally:
             with anyio.CancelScope(shield=True):
                 await handler.aclose()

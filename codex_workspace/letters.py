@@ -14,13 +14,14 @@ from typing import Final
 import anyio
 from a2a.server.context import ServerCallContext
 from a2a.server.request_handlers import RequestHandler
-from a2a.types import GetTaskRequest, SendMessageRequest, Task, TaskState
+from a2a.types import GetTaskRequest, Message, SendMessageRequest, Task, TaskState
 from a2a.utils.errors import A2AError, InternalError, TaskNotFoundError, UnsupportedOperationError
 from anyio.abc import TaskGroup
+from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.busy import BusyError
 from codex_workspace.callers import Caller
-from codex_workspace.inbox_rows import Incoming
+from codex_workspace.inbox_rows import DELEGATION, Incoming
 from codex_workspace.mail import Letter, LetterState, Mail, Route
 from codex_workspace.platform_api import PlatformApi, PlatformError
 from codex_workspace.platform_replies import Postman, sender_of
@@ -35,6 +36,9 @@ OWNER: Final = "platform:workspace"
 
 NOTHING_SAID: Final = "Done. Codex said nothing at the end."
 """An empty answer counts as a failure on the platform."""
+
+STILL_AT_WORK: Final = "I am still at work on this. The answer comes as a message of its own as soon as it is there."
+"""What is said where an answer takes longer than the platform waits."""
 
 FORGOTTEN: Final = "The agent does not know this message any more; send it again."
 FILES: Final = "\n\n[Files that cannot be sent this way: {names}]"
@@ -82,6 +86,23 @@ def letter_of(row_id: str, created_at: str, incoming: Incoming) -> Letter:
         created_at,
         hashlib.sha256(incoming.request.SerializeToString(deterministic=True)).digest(),
         incoming.request.SerializeToString(deterministic=True),
+    )
+
+
+def letter_of_push(message: Message, owner: str) -> Letter:
+    """Return the letter that a message is which the platform has pushed, as it was written down."""
+    # The whole request: the same message finds its task again.
+    body = SendMessageRequest(message=message).SerializeToString(deterministic=True)
+    delegation_id = MessageToDict(message.metadata).get(DELEGATION)
+    return Letter(
+        id=f"push-{hashlib.sha256(f'{owner} {message.message_id}'.encode()).hexdigest()}",
+        owner=owner,
+        message_id=message.message_id,
+        route=Route.ASK,
+        said_id=message.message_id,
+        delegation_id=delegation_id if isinstance(delegation_id, str) else "",
+        digest=hashlib.sha256(body).digest(),
+        request=body,
     )
 
 

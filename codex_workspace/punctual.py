@@ -4,30 +4,23 @@ So its messages are answered by one message each, in time: with the task's answe
 and the answer comes later. That later answer is a letter, written down before the word goes out.
 """
 
-import hashlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
 
 import anyio
 from a2a.server.context import ServerCallContext
 from a2a.types import Message, Part, Role, SendMessageRequest, Task
 from a2a.utils.errors import InternalError
-from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.callers import is_of_0_3
 from codex_workspace.handler import OnceHandler
-from codex_workspace.inbox_rows import DELEGATION
-from codex_workspace.letters import OWNER, said_in
-from codex_workspace.mail import Letter, Mail, Route
+from codex_workspace.letters import OWNER, STILL_AT_WORK, letter_of_push, said_in
+from codex_workspace.mail import Letter, Mail
 from codex_workspace.task_states import ASKING, TERMINAL
 
 logger = logging.getLogger(__name__)
-
-STILL_AT_WORK: Final = "I am still at work on this. The answer comes as a message of its own as soon as it is there."
-"""What is said where an answer takes longer than the platform waits."""
 
 
 @dataclass(slots=True)
@@ -80,20 +73,7 @@ class PunctualHandler(OnceHandler):
 
     async def _owe(self, pushing: Pushing, params: SendMessageRequest, context: ServerCallContext) -> None:
         """Write down that the answer has to be sent later, and have that done; once for each message."""
-        owner, message = context.user.user_name, params.message
-        # The whole request as it was written down: the same message finds its task again.
-        body = SendMessageRequest(message=message).SerializeToString(deterministic=True)
-        delegation_id = MessageToDict(message.metadata).get(DELEGATION)
-        letter = Letter(
-            id=f"push-{hashlib.sha256(f'{owner} {message.message_id}'.encode()).hexdigest()}",
-            owner=owner,
-            message_id=message.message_id,
-            route=Route.ASK,
-            said_id=message.message_id,
-            delegation_id=delegation_id if isinstance(delegation_id, str) else "",
-            digest=hashlib.sha256(body).digest(),
-            request=body,
-        )
+        letter = letter_of_push(params.message, context.user.user_name)
         kept = await pushing.mail.take(letter)
         if kept is not None and pushing.follow is not None:
             await pushing.follow(kept)

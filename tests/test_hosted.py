@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from a2a.utils.errors import InternalError, InvalidParamsError
 
 from codex_workspace.delegation_results import DelegationResults
 from codex_workspace.guards import PRINCIPAL
-from codex_workspace.hosted import NOTHING_SAID, STILL_AT_WORK, HostedExecutor, hosted
+from codex_workspace.hosted import HostedExecutor, hosted
+from codex_workspace.letters import NOTHING_SAID, STILL_AT_WORK
 from codex_workspace.store import Store, open_store
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -140,9 +141,18 @@ async def host(
 ) -> AsyncIterator[Host]:
     worker = Worker()
     results = DelegationResults(folder / "results", folder / "told", lambda: "")
+    open_later = None if later is None else lambda _handler: nullcontext(later)
     async with (
         open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
-        hosted(worker, store, None, results, later, heartbeat, one_main_context=one_main_context) as executor,
+        hosted(
+            worker,
+            store,
+            None,
+            results,
+            heartbeat=heartbeat,
+            open_later=open_later,
+            one_main_context=one_main_context,
+        ) as executor,
     ):
         yield Host(executor, worker, store)
 

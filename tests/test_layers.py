@@ -12,9 +12,9 @@ LAYERS = [
     {"__main__"},
     {"adapter", "demo", "doctor", "serve"},
     {"agent", "chat", "platform_host", "staging"},
-    {"agent_tools", "inbox", "platform_stand_in", "punctual"},
+    {"agent_tools", "hosted", "inbox", "late_answers", "platform_stand_in", "punctual"},
     # Who brings messages in, and the edges.
-    {"app_server", "executor", "hosted", "letters", "scripted_model", "server", "terminal"},
+    {"app_server", "executor", "letters", "scripted_model", "server", "terminal"},
     {
         "card",
         "executors",
@@ -139,6 +139,7 @@ KNOWS = {
             "handover",
             "hosted",
             "job",
+            "late_answers",
             "live",
             "migrations",
             "orders",
