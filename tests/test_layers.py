@@ -11,7 +11,8 @@ LAYERS = [
     # Who puts the parts together.
     {"__main__"},
     {"adapter", "demo", "doctor", "serve"},
-    {"agent", "chat", "platform_host", "staging"},
+    {"agent", "chat", "staging"},
+    {"platform_host"},
     {"agent_tools", "hosted", "inbox", "late_answers", "platform_stand_in", "punctual"},
     # Who brings messages in, and the edges.
     {"app_server", "executor", "letters", "scripted_model", "server", "terminal"},
