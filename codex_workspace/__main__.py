@@ -82,6 +82,10 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             if chosen.set_aside:
                 return set_database_aside(env)
             return doctor(env, as_json=chosen.json, online=chosen.online)
+        case "demo" if chosen.platform:
+            from codex_workspace.demo_platform import demo_platform
+
+            return anyio.run(demo_platform, env)
         case "demo":
             from codex_workspace.demo import demo
 
@@ -104,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
         "--executor", metavar="MODULE:FACTORY", help="answer with the AgentExecutor that this makes, not with codex"
     )
     commands.add_parser("prepare", help="write codex's configuration and stop")
-    commands.add_parser("demo", help="see the whole thing at work, without a key")
+    demo = commands.add_parser("demo", help="see the whole thing at work, without a key")
+    demo.add_argument("--platform", action="store_true", help="two agents on a stand-in of the platform")
     platform = commands.add_parser("platform", help="run a stand-in of the platform, to try agents on this machine")
     platform.add_argument("--host", default="127.0.0.1", help="where it listens (default: %(default)s)")
     platform.add_argument("--port", type=int, default=8080, help="(default: %(default)s; 0 takes a free one)")

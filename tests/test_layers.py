@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     # Who puts the parts together.
     {"__main__"},
-    {"adapter", "demo", "doctor", "serve"},
+    {"adapter", "demo", "demo_platform", "doctor", "serve"},
     {"agent", "chat", "staging"},
     {"platform_host"},
     {"agent_tools", "hosted", "inbox", "late_answers", "platform_stand_in", "punctual"},

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,11 +33,12 @@ from codex_workspace.platform_api import (
     open_platform_api,
     text_of_parts,
 )
-from codex_workspace.platform_stand_in import Options, StandIn, message_of, running_stand_in
+from codex_workspace.platform_stand_in import Options, StandIn, running_stand_in
 from codex_workspace.server import bind, serving
 from codex_workspace.stand_in_faults import Fault, Faults, read_faults
 from codex_workspace.stand_in_store import NewRow
 from codex_workspace.wire import JsonObject
+from tests.test_docs import README, path_with_curl, the_snippet
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -446,6 +448,14 @@ async def test_what_a_fault_looks_like_and_whether_it_was_done(
     assert platform.faults.met[fault] == 1
 
 
+async def test_an_answer_may_be_late() -> None:
+    async with running_stand_in() as platform, workspace(platform) as api:
+        platform.faults.late_s = 0.05
+        platform.faults.next_time(Fault.LATE)
+        await api.notify("hello")
+        assert (platform.notifications(ADA), platform.faults.met[Fault.LATE]) == (["hello"], 1)
+
+
 async def test_a_token_that_is_rotated_is_in_the_provisioners_file(tmp_path: Path) -> None:
     async with running_stand_in() as platform:
         platform.add_workspace(ADA, "old", "poll", token_file=tmp_path / ".auth_token")
@@ -518,18 +528,23 @@ def _queue_id(body: object) -> str:
     return queue_id
 
 
-async def test_the_command_shows_what_the_user_is_shown(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "codex_workspace", "platform", "--port", "0", "--file", str(tmp_path / "p.db")]
-    async with await anyio.open_process(
-        [*command, "--mode", "poll"], stderr=None, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    ) as process:
+async def test_what_the_readme_says_shows_the_user_what_agents_say(tmp_path: Path) -> None:
+    here = {".venv/bin/python": sys.executable, "--port 8080": f"--port 0 --file {tmp_path / 'p.db'}"}
+    command = the_snippet(README, "platform").replace("\n", "")
+    for told, meant in here.items():
+        command = command.replace(told, meant)
+    env = os.environ | {"PATH": path_with_curl(tmp_path)}
+    async with await anyio.open_process(shlex.split(command), stderr=None, cwd=ROOT, env=env) as process:
         assert process.stdout is not None
         lines = BufferedByteReceiveStream(process.stdout)
         url = (await lines.receive_until(b"\n", 1000)).decode().removeprefix("platform at ")
-        async with open_platform_api(url, ADA, Token(tmp_path / "token")) as api, httpx.AsyncClient() as canvas:
+        canvas = the_snippet(README, "canvas").replace("http://127.0.0.1:8080", url)
+        workspace_id = canvas.partition("/workspaces/")[2].partition("/")[0]
+        async with open_platform_api(url, workspace_id, Token(tmp_path / "token")) as api:
             assert (await api.register({"name": "ada"}, "", None)).delivery == "poll"
-            await canvas.post(f"{url}/workspaces/{ADA}/a2a", json=message_of("hello"))
-            assert [text_of(row) for row in await api.activity()] == ["hello"]
+            asked = await anyio.run_process(["sh", "-ec", canvas], env=env)
+            assert json.loads(asked.stdout)["status"] == "queued"
+            assert [text_of(row) for row in await api.activity()] == ["What is in this folder?"]
             await api.notify("hello \x1b[31myourself")
             assert await lines.receive_until(b"\n", 1000) == b"ada: hello yourself"
         process.terminate()
