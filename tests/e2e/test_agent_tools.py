@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 from a2a.types import TaskState
 
+from codex_workspace.platform_stand_in import running_stand_in
 from codex_workspace.scripted_model import Output, ScriptedModel
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.client import Peer, peer, script
 
 PEER_TOKEN = "peer-token-0123456789"
+ME = "11111111-1111-1111-1111-111111111111"
+ADA = "22222222-2222-2222-2222-222222222222"
 
 
 def call(tool: str, **arguments: object) -> dict[str, object]:
@@ -80,4 +83,40 @@ async def test_codex_gives_a_peer_work_and_recalls_what_it_has_committed(tmp_pat
         assert "- The reviewer likes small changes." in recalled
         assert PEER_TOKEN not in shown
         assert "Bearer " not in shown
+    assert files_with(tmp_path, PEER_TOKEN) == []
+
+
+async def test_on_the_platform_the_tools_are_the_platforms(tmp_path: Path, model: ScriptedModel) -> None:
+    steps: list[dict[str, object]] = [
+        call("list_peers"),
+        call("delegate_task", peer="ada", task="Review it.", wait_s=20),
+        call("delegate_task", peer="../etc", task="Review it."),
+        call("commit_memory", content="Ada reviews on Mondays."),
+        call("recall_memory", query="Mondays"),
+        call("send_message_to_user", text="Ada has it."),
+        call("chat_history"),
+        {"run": "env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'"},
+    ]
+    async with running_stand_in() as platform:
+        platform.add_workspace(ME, PEER_TOKEN, "poll", name="planner")
+        platform.add_workspace(ADA, "token-of-ada-0123456789", "poll", name="ada", role="reviewer")
+        environment = {
+            "PLATFORM_URL": platform.url,
+            "WORKSPACE_ID": ME,
+            "MOLECULE_WORKSPACE_TOKEN": PEER_TOKEN,
+        }
+        place = Place(tmp_path, model.base_url, environment=environment)
+        async with running_agent(place) as agent, peer(agent.url) as client:
+            seen = await client.ask(script(*steps, {"say": "Done."}))
+        assert (seen.state, seen.answer) == (TaskState.TASK_STATE_COMPLETED, "Done.")
+        peers, work, refused, _, recalled, _, history, shown = told(model)
+        assert ADA in peers
+        assert "name: ada, role: reviewer" in peers
+        assert "It has the work in its inbox" in work
+        assert "no one peer of that name" in refused
+        assert "- Ada reviews on Mondays." in recalled
+        assert "Ada has it." in history
+        assert [(given.target_id, given.task) for given in platform.delegations] == [(ADA, "Review it.")]
+        assert "Ada has it." in platform.notifications(ME)
+        assert PEER_TOKEN not in shown
     assert files_with(tmp_path, PEER_TOKEN) == []
