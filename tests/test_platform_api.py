@@ -1,4 +1,7 @@
-"""The platform's answers as values, and what its refusals mean; against a small HTTP application."""
+"""The platform's answers as values, and what its refusals mean.
+
+Against its stand-in (more of that in `test_platform_stand_in`); odd answers are given by hand.
+"""
 
 import stat
 from collections.abc import AsyncIterator
@@ -25,6 +28,7 @@ from codex_workspace.platform_api import (
     open_platform_api,
     text_of_result,
 )
+from codex_workspace.platform_stand_in import running_stand_in
 from codex_workspace.wire import JsonObject, JsonValue
 
 ME = "11111111-1111-4111-8111-111111111111"
@@ -35,13 +39,10 @@ class Far:
     """The platform's end of the line: answers as it is told, and keeps what came."""
 
     answers: list[httpx.Response] = field(default_factory=list)
-    taken: str | None = None
     seen: list[httpx.Request] = field(default_factory=list)
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         self.seen.append(request)
-        if self.taken is not None and request.headers.get("authorization") != f"Bearer {self.taken}":
-            return httpx.Response(401, json={"error": "invalid workspace auth token"})
         return self.answers.pop(0)
 
 
@@ -57,33 +58,33 @@ def token(tmp_path: Path) -> Token:
 
 
 async def test_a_token_is_minted_once_and_for_this_users_eyes_only(tmp_path: Path, token: Token) -> None:
-    said = {"status": "registered", "delivery_mode": "poll", "auth_token": "minted-1", "platform_inbound_secret": "in"}
-    far = Far([httpx.Response(200, json=said), httpx.Response(200, json={"status": "sent"})])
-    async with api_to(far, token) as api:
-        registered = await api.register({"name": "a"}, "http://a", "poll")
-        await api.notify("hello")
-    assert (registered.delivery, registered.inbound_secret) == ("poll", Secret("in"))
-    assert "authorization" not in far.seen[0].headers
-    assert far.seen[1].headers["authorization"] == "Bearer minted-1"
+    async with running_stand_in() as platform:
+        async with open_platform_api(platform.url, ME, token) as api:
+            registered = await api.register({"name": "a"}, "http://127.0.0.1:1", "poll")
+            minted = (tmp_path / "token").read_text()
+            await api.register({"name": "a"}, "http://127.0.0.1:1", "poll")
+            await api.notify("hello")
+        assert platform.notifications(ME) == ["hello"]
+        assert (registered.delivery, registered.inbound_secret is not None) == ("poll", True)
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
-    assert Token(tmp_path / "token").current == Secret("minted-1")
-    assert "minted" not in repr(token.current)
+    assert Token(tmp_path / "token").current == Secret(minted)
+    assert minted not in repr(token.current)
 
 
 async def test_a_token_that_was_rotated_is_read_anew(tmp_path: Path) -> None:
     provisioned = tmp_path / ".auth_token"
-    provisioned.write_text("old\n")
-    token = Token(tmp_path / "token", [provisioned], Secret("of the environment"))
-    far = Far([httpx.Response(200, json={"status": "sent"})], taken="new")
-    provisioned.write_text("new\n")
-    async with api_to(far, token) as api:
-        await api.notify("hello")
-        far.taken = "nobody's"
-        with pytest.raises(Unauthorized):
+    async with running_stand_in() as platform:
+        platform.add_workspace(ME, "old", "poll", token_file=provisioned)
+        provisioned.write_text("old\n")
+        token = Token(tmp_path / "token", [provisioned], Secret("of the environment"))
+        platform.rotate_token(ME)
+        async with open_platform_api(platform.url, ME, token) as api:
             await api.notify("hello")
-    tried = [request.headers["authorization"] for request in far.seen]
-    assert tried[:2] == ["Bearer old", "Bearer new"]
-    assert len(tried) == 4, "each token is tried once"
+            assert [asked.status for asked in platform.requests] == [401, 200]
+            platform.revoke_tokens(ME)
+            with pytest.raises(Unauthorized):
+                await api.notify("hello")
+        assert [asked.status for asked in platform.requests][2:] == [401, 401], "each token is tried once"
 
 
 @pytest.mark.parametrize("content", ["", "\n", "two\nlines", "ümläut", "x" * 5000])
