@@ -7,10 +7,10 @@ than keep, what comes while a turn runs.
 
 import os
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 from a2a.server.agent_execution import AgentExecutor
@@ -19,7 +19,9 @@ from codex_workspace.agent import Agent, open_agent
 from codex_workspace.contract import AdapterConfig, BaseAdapter, delegation_results, is_smoke
 from codex_workspace.delegation_results import DelegationResults
 from codex_workspace.groups import plain_task_group
-from codex_workspace.hosted import HostedExecutor, hosted, report_wedges
+from codex_workspace.handler import OnceHandler
+from codex_workspace.hosted import HostedExecutor, Later, hosted, report_wedges
+from codex_workspace.late_answers import answering_later
 from codex_workspace.owner import Owner
 from codex_workspace.processes import hide_from_others
 from codex_workspace.providers import ChosenProvider, choose_provider
@@ -32,10 +34,6 @@ THREAD: Final = "session_id"
 
 KNOWN_RESULTS: Final = "delegation_results_told"
 """In the state folder: digests of what was told."""
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
 
 
 class CodexAdapter(BaseAdapter):
@@ -150,6 +148,7 @@ async def _opened(
                 agent.admission,
                 DelegationResults(_results_file(env), settings.state_dir / KNOWN_RESULTS, delegation_results),
                 heartbeat=heartbeat,
+                open_later=_late_answers(agent, settings) if not is_tried_out else None,
                 one_main_context=codex.conversations == "main",
                 is_smoke=is_tried_out,
             ) as executor,
@@ -166,6 +165,14 @@ async def _opened(
                     await agent.executor.drain(0.0)
 
 
+def _late_answers(
+    agent: Agent, settings: Settings
+) -> Callable[[OnceHandler], AbstractAsyncContextManager[Later]] | None:
+    """Return what opens the block in which late answers are sent; None where the platform's address is not known."""
+    api, within_s = agent.platform, settings.config.platform.answer_within_s
+    return None if api is None else lambda handler: answering_later(api, agent.store.mail, handler, within_s)
+
+
 def _results_file(env: Mapping[str, str]) -> Path | None:
     """Return where the runtime is told to leave results of delegations; its own choice depends on its version."""
     named = env.get("DELEGATION_RESULTS_FILE", "")
@@ -178,7 +185,7 @@ async def _what_is_wrong(agent: Agent) -> str | None:
     A codex that has died is started again by this.
     """
     await agent.not_ready()
-    return await agent.store.problem() or agent.codex.broken
+    return await agent.wedged()
 
 
 def _is_uuid(text: str) -> bool:
