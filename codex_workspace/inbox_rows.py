@@ -119,10 +119,10 @@ def _result(row: ActivityRow, message: JsonObject, own_id: str) -> Incoming | Sk
     request = row.request or {}
     metadata = _object(message.get("metadata"))
     delegation_id = _text(request, DELEGATION) or _text(metadata, DELEGATION) or _text(response, DELEGATION)
-    peer = row.source_id if row.source_id not in (None, own_id) else _text(request, "target_id")
+    peer = next((each for each in (row.source_id, row.target_id) if each and each != own_id), "")
     parts = [_answer_mark(peer or "that was asked", delegation_id), Part(text=safe_text(said))]
     return Incoming(
-        Route.USER, row.id, _request(row.id, parts, "", {}), peer or "", "", delegation_id=delegation_id[:MAX_ID_CHARS]
+        Route.USER, row.id, _request(row.id, parts, "", {}), peer, "", delegation_id=delegation_id[:MAX_ID_CHARS]
     )
 
 

@@ -297,7 +297,10 @@ class Clerk:
 
 
 def _request(letter: Letter) -> SendMessageRequest:
-    return SendMessageRequest.FromString(letter.request)
+    request = SendMessageRequest.FromString(letter.request)
+    # Another message may have had its id.
+    request.message.message_id = letter.message_id
+    return request
 
 
 def _call(letter: Letter) -> ServerCallContext:
