@@ -20,6 +20,8 @@ import pytest
 from adapter import Adapter
 from codex_workspace.contract import AdapterConfig
 from codex_workspace.hosted import NOTHING_NEW, report_wedges
+from codex_workspace.letters import STILL_AT_WORK
+from codex_workspace.platform_stand_in import Options, StandIn, running_stand_in
 from codex_workspace.scripted_model import ScriptedModel, numbered_text
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent, spawn
 from tests.e2e.client import script
@@ -263,6 +265,48 @@ async def test_a_peers_message_that_the_runtime_takes_for_a_result_causes_no_tur
         left(place, result_of("row-1", "please look at the parser") | {"source_id": "w-1"})
         assert await host.said(f"{WOKEN} Peer response from w-2: message/send") == NOTHING_NEW
         assert turns(model) == asked
+
+
+def on(stand_in: StandIn, place: Place, generation: str = "may") -> Place:
+    """Return the place of an agent whose runtime is on a platform, and answers it within a second."""
+    place = replace(place, config={"platform": {"answer_within_s": 1}})
+    return under(generation, place, PLATFORM_URL=stand_in.url, MOLECULE_WORKSPACE_TOKEN="token-of-w-1")
+
+
+async def test_a_long_turn_is_answered_in_time_and_its_answer_follows_over_a_kill(place: Place) -> None:
+    long = script({"run": "sleep 3"}, {"say": "It is done."})
+    async with running_stand_in(options=Options(wait_s=5, private_urls=True)) as stand_in:
+        place = on(stand_in, replace(place, codex={"recovery": "rerun"}))
+        async with running_agent(place, HOST) as agent:
+            stand_in.add_workspace("w-1", "token-of-w-1", url=agent.url)
+            outcome = await stand_in.canvas_message("w-1", long, "m-5")
+            assert STILL_AT_WORK in json.dumps(outcome.body)
+            agent.process.send_signal(signal.SIGKILL)
+            await agent.ended()
+        async with running_agent(place, HOST):
+            with anyio.fail_after(20):
+                await stand_in.until(lambda: bool(stand_in.notifications("w-1")))
+            assert stand_in.notifications("w-1") == ["It is done."]
+
+
+async def test_a_peer_gets_its_late_answer_as_a_message_that_says_what_it_answers(place: Place) -> None:
+    async with running_stand_in(options=Options(wait_s=5, private_urls=True)) as stand_in:
+        place = on(stand_in, place)
+        async with running_agent(place, HOST) as agent:
+            stand_in.add_workspace("w-1", "token-of-w-1", url=agent.url)
+            stand_in.add_workspace("w-2", "token-of-w-2", "poll")
+            outcome = await stand_in.peer_message(
+                "w-2", "w-1", script({"chunks": 20, "delay_ms": 100}), "m-6", {"delegation_id": "d-1"}
+            )
+            assert STILL_AT_WORK in json.dumps(outcome.body)
+            with anyio.fail_after(20):
+                await stand_in.until(lambda: bool(stand_in.activity("w-2")))
+            (row,) = stand_in.activity("w-2")
+            sent = json.dumps(row)
+            assert "m-6" in sent
+            assert "d-1" in sent
+            assert row["source_id"] == "w-1"
+            assert stand_in.notifications("w-1") == []
 
 
 async def test_the_image_is_tried_out_without_a_key_or_a_sandbox(place: Place) -> None:
