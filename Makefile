@@ -13,7 +13,8 @@ NEWEST := .venv-codex-newest
 CODEX_NEWEST := 0.169.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-platform test test-versions check lint types chaos bench image image-test lock clean
+.PHONY: help demo demo-platform test test-versions check lint types chaos \
+	chaos-platform bench image image-test lock clean
 
 help:            ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -49,6 +50,10 @@ types: .venv/dev
 chaos: .venv/dev         ## strike everything down for minutes, and see that nothing is lost (SEED= MESSAGES= STRIKES=)
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(MESSAGES),--messages $(MESSAGES)) \
 		$(if $(STRIKES),--strikes $(STRIKES))
+
+chaos-platform: .venv/dev    ## the same on a platform where everything goes wrong (SEED= MESSAGES= DEATHS=)
+	@$(BIN)/python -m tests.chaos.platform $(if $(SEED),--seed $(SEED)) $(if $(MESSAGES),--messages $(MESSAGES)) \
+		$(if $(DEATHS),--deaths $(DEATHS))
 
 bench: .venv/dev         ## the benchmark tables
 	@$(BIN)/python -m bench
