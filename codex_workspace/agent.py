@@ -210,7 +210,12 @@ async def _platform(settings: Settings, scrub: Scrubber) -> AsyncIterator[Platfo
     if platform is None:
         yield None
         return
-    token = _token_of(platform, lambda secret: scrub.learn(secret.reveal()))
+
+    def learn(token: Secret) -> None:
+        if len(token.reveal()) >= SHORTEST_SECRET:
+            scrub.learn(token.reveal())
+
+    token = _token_of(platform, learn)
     async with open_platform_api(platform.url, platform.workspace_id, token) as api:
         yield api
 

@@ -71,6 +71,10 @@ async def client_of(tools: AgentTools, caller: Caller = ME) -> AsyncIterator[mcp
         yield client
 
 
+def contents_of(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.iterdir())
+
+
 async def result_of(client: mcp.Client, tool: str, **arguments: object) -> tuple[str, bool]:
     """Return what a tool tells, and whether it could do it."""
     result = await client.call_tool(tool, arguments)
@@ -141,9 +145,12 @@ async def test_a_user_is_reached_where_there_is_a_way(tmp_path: Path) -> None:
         ]
     heard = Heard()
     async with tools_with(tmp_path, speaker=heard) as tools, client_of(tools, YOU) as client:
-        assert await say(client, "send_message_to_user", text="half way") == "Sent."
+        assert await say(client, "send_message_to_user", text=f"half way with {TOKEN}") == "Sent."
+        assert await say(client, "commit_memory", content=f"It is {TOKEN}.") == "Remembered."
+        assert await say(client, "recall_memory") == "- It is ***."
         said = await refusal(client, "send_message_to_user", text="refuse")
-    assert heard.texts == [("you", "half way")]
+    assert heard.texts == [("you", "half way with ***")]
+    assert TOKEN.encode() not in contents_of(tmp_path)
     assert "The user cannot be reached" in said
     assert TOKEN not in said
 

@@ -71,6 +71,20 @@ async def test_a_token_is_minted_once_and_for_this_users_eyes_only(tmp_path: Pat
     assert minted not in repr(token.current)
 
 
+async def test_tokens_are_told_of_before_they_can_show_up_anywhere(tmp_path: Path) -> None:
+    learned: list[Secret] = []
+    provisioned = tmp_path / ".auth_token"
+    async with running_stand_in() as platform:
+        platform.add_workspace(ME, None, "poll", token_file=provisioned)
+        token = Token(tmp_path / "token", [provisioned], learned=learned.append)
+        async with open_platform_api(platform.url, ME, token) as api:
+            await api.register({"name": "a"}, "http://127.0.0.1:1", "poll")
+            platform.rotate_token(ME)
+            await api.notify("hello")
+    kept = [Secret(file.read_text().strip()) for file in (tmp_path / "token", provisioned)]
+    assert learned == kept
+
+
 async def test_a_token_that_was_rotated_is_read_anew(tmp_path: Path) -> None:
     provisioned = tmp_path / ".auth_token"
     async with running_stand_in() as platform:
