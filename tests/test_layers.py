@@ -28,7 +28,7 @@ LAYERS = [
         "stand_in_delivery",
         "views",
     },
-    {"inbox_rows"},
+    {"inbox_rows", "stand_in_faults", "stand_in_store"},
     {"platform_api", "toolbox"},
     # Coordination.
     {"levels", "orders"},
@@ -48,7 +48,7 @@ LAYERS = [
     {"hiding", "store"},
     {"retention", "soundness"},
     {"deliveries", "exchanges", "mail", "memories", "migrations", "push_configs"},
-    {"attachments", "codex_home", "config_schema", "stand_in_store", "delegation_results", "health", "transcript"},
+    {"attachments", "codex_home", "config_schema", "delegation_results", "health", "transcript"},
     {"providers"},
     {"settings", "subscription"},
     {"mcp_servers", "peers", "skills"},
@@ -59,7 +59,7 @@ LAYERS = [
     {"dialect", "edges"},
     {"busy"},
     {"admission", "environment", "guards", "rates", "readers", "webhooks", "wire", "lock"},
-    {"schema", "stand_in_faults"},
+    {"schema"},
     {
         "contract",
         "errors",
