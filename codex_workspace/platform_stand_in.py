@@ -54,6 +54,10 @@ MAX_PAGE: Final = 500
 USUAL_PAGE: Final = 100
 LONGEST_SINCE_S: Final = 2_592_000
 MOST_LISTED: Final = 50
+
+MAX_PREVIEW_BYTES: Final = 300
+"""So much of the result of work is listed; the whole is in a row of the type `delegation`."""
+
 KEPT_REQUESTS: Final = 10_000
 MINUTE_S: Final = 60.0
 
@@ -66,7 +70,8 @@ SELF_REPORTED: Final = frozenset(
 class Options:
     """How the platform is.
 
-    mode: how it delivers to whoever does not say. era: see `Era`; acknowledging rows is of August. wait_s: so long an
+    mode: how it delivers to whoever does not say. era: see `Era`; of August are acknowledging rows, work that was
+    received in the list of work, and `kind` for `type` in the parts of work. wait_s: so long an
     agent's answer is waited for. rate_per_minute: of each workspace. private_urls: agents may be at private addresses.
     retry_s, result_rows, tells_secret: see `Delivery`.
     """
@@ -263,6 +268,7 @@ async def running_stand_in(
                 retry_s=options.retry_s,
                 result_rows=options.result_rows,
                 tells_secret=options.tells_secret,
+                part_name="type" if options.era == "may" else "kind",
             )
             platform = StandIn(url, store, faults, delivery, options)
             async with serving(_app(_Api(platform, delivery, options), platform, options), listener):
@@ -363,6 +369,7 @@ class _Api:
     # --- Being there ---
 
     async def register(self, request: Request) -> JsonValue:
+        # Who was removed is answered as everybody is, and minted a token that is good for nothing: as there.
         body = await _body(request)
         workspace_id, card, url = _text(body, "id"), body.get("agent_card"), _text(body, "url")
         if not workspace_id or not isinstance(card, dict):
@@ -371,8 +378,6 @@ class _Api:
         if told not in (None, "", "push", "poll"):
             raise Refusal(400, "delivery_mode must be 'push' or 'poll'")
         known = self.store.workspace(workspace_id)
-        if known is not None and known.status == "removed":
-            raise _removed(known)
         if self.store.has_token(workspace_id):
             self._require_token(request, workspace_id)
         mode: Mode = self.options.mode if known is None else known.delivery
@@ -574,7 +579,9 @@ class _Api:
 
     async def delegations(self, request: Request) -> JsonValue:
         workspace = self._own(request)
-        return [_told(given) for given in self.store.delegations(workspace.id)[:MOST_LISTED]]
+        given = self.store.delegations(workspace.id if self.options.era == "may" else None)
+        mine = [each for each in given if workspace.id in (each.source_id, each.target_id)]
+        return [_told(each, workspace.id) for each in mine[:MOST_LISTED]]
 
     async def remember(self, request: Request) -> Response:
         workspace = self._own(request)
@@ -663,17 +670,18 @@ def _listed(workspace: Workspace) -> JsonObject:
     }
 
 
-def _told(given: Given) -> JsonObject:
+def _told(given: Given, workspace_id: str) -> JsonObject:
     said: JsonObject = {
         "delegation_id": given.id,
         "source_id": given.source_id,
         "target_id": given.target_id,
+        "direction": "sent" if given.source_id == workspace_id else "received",
         "summary": given.task[:200],
         "status": given.status,
         "created_at": given.created_at,
     }
     if given.result:
-        said["response_preview"] = given.result
+        said["response_preview"] = given.result.encode()[:MAX_PREVIEW_BYTES].decode("utf-8", "ignore")
     if given.error:
         said["error"] = given.error
     return said

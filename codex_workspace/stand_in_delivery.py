@@ -9,7 +9,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import anyio
@@ -24,6 +24,8 @@ from codex_workspace.wire import JsonObject, JsonValue
 MAX_ANSWER_BYTES: Final = 10 << 20
 DIAL_S: Final = 10.0
 MAX_ATTEMPTS: Final = 5
+NOT_REACHED: Final = 502
+BUSY_RETRY_S: Final = 30
 
 ANSWER: Final = "answer"
 NOTIFICATION: Final = "notification"
@@ -31,11 +33,17 @@ NOTIFICATION: Final = "notification"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a caller is told of its message; `busy`: the agent did not answer in time, or broke off."""
+    """What a caller is told of its message.
+
+    busy: the agent did not answer in time, or broke off. failed: the message did not get an answer, whatever `status`
+    says. answer: the agent's own body, where `body` is the platform's word on it.
+    """
 
     status: int
     body: JsonValue
     busy: bool = False
+    failed: bool = False
+    answer: JsonValue = None
 
     @property
     def result(self) -> JsonObject | None:
@@ -58,7 +66,8 @@ class Push:
 class Delivery:
     """Brings messages to agents.
 
-    wait_s: so long an agent's answer is waited for. retry_s: after so long work that was not taken is given once more.
+    wait_s: so long an agent's answer is waited for. retry_s: after so long work that did not reach its agent is given
+    once more. part_name: what the key is called that says what a part of such work is.
     result_rows: whoever gave work gets a row when it is done. tells_secret: the platform shows agents who it is.
     changed: called when something was kept that somebody may wait for.
     """
@@ -70,6 +79,7 @@ class Delivery:
     changed: Callable[[], None]
     wait_s: float = 180.0
     retry_s: float = 8.0
+    part_name: str = "type"
     result_rows: bool = False
     tells_secret: bool = False
     pushes: list[Push] = field(default_factory=list)
@@ -91,7 +101,7 @@ class Delivery:
             self.write(NewRow(target.id, "a2a_receive", caller_id, target.id, method, summary, request))
             return Outcome(200, {"status": "queued", "delivery_mode": "poll", "method": method})
         if not target.url:
-            return Outcome(503, {"error": "workspace has no URL", "status": target.status})
+            return Outcome(503, {"error": "workspace has no URL", "status": target.status}, failed=True)
         body = json.dumps(request).encode()
         outcome = await self._push(caller_id, target, request, body, wait_s or self.wait_s)
         if not outcome.busy:
@@ -99,9 +109,8 @@ class Delivery:
         # Its heartbeat may have come in the meantime.
         now = self.store.workspace(target.id) or target
         if now.queues_itself:
-            return Outcome(
-                503, {"error": "workspace agent busy", "busy": True, "retry_after": 30, "native_session": True}
-            )
+            refused: JsonObject = {"error": "workspace agent busy", "busy": True, "native_session": True}
+            return Outcome(503, {**refused, "retry_after": BUSY_RETRY_S}, failed=True)
         queue_id, depth = self.store.enqueue(target.id, caller_id, message_id_of(request), body)
         self.changed()
         said: JsonObject = {
@@ -119,7 +128,7 @@ class Delivery:
             return
         request: JsonObject = json.loads(item.body)
         outcome = await self._push(item.caller_id, target, request, item.body, self.wait_s)
-        if outcome.status < 300 or outcome.busy:
+        if outcome.busy or not outcome.failed:
             # As there: busy once more means queued, queued means taken, and that it is the same message is not seen.
             self.store.settle_queued(item.id, "completed", outcome.body)
             if not outcome.busy:
@@ -140,7 +149,7 @@ class Delivery:
     def _answered_late(self, request: JsonObject, outcome: Outcome) -> None:
         delegation_id = _delegation_of(request)
         if delegation_id is not None:
-            self._settle(delegation_id, "completed", result=text_for_delegation(outcome.result))
+            self._settle(delegation_id, "completed", result=text_for_delegation(outcome.body))
 
     async def delegate(self, delegation_id: str) -> None:
         """Bring work to whom it was given, and write down what came of it."""
@@ -156,32 +165,35 @@ class Delivery:
                 "message": {
                     "role": "user",
                     "messageId": delegation_id,
-                    "parts": [{"type": "text", "text": given.task}],
+                    "parts": [{self.part_name: "text", "text": given.task}],
                     "metadata": {"delegation_id": delegation_id},
                 }
             },
         }
         self._settle(delegation_id, "in_progress")
         outcome = await self.send(given.source_id, target, request)
-        if outcome.status >= 500:
+        if outcome.status == NOT_REACHED:
             await anyio.sleep(self.retry_s)
             outcome = await self.send(given.source_id, self.store.workspace(target.id) or target, request)
-        match outcome.status:
-            case 202:
-                self._settle(delegation_id, "queued")
-            case 200 if outcome.result is None:
-                # Of an inbox it is only known that it holds the work; that word is the result.
-                self._settle(delegation_id, "completed", result=json.dumps(outcome.body))
-            case 200:
-                self._settle(delegation_id, "completed", result=text_for_delegation(outcome.result))
-            case _:
-                self._settle(delegation_id, "failed", error=_error_of(outcome))
+        if outcome.failed:
+            self._settle(delegation_id, "failed", error=_error_of(outcome))
+        elif outcome.status == 202:
+            self._settle(delegation_id, "queued")
+        else:
+            # Of an inbox it is only known that it holds the work; that word is the result.
+            self._settle(delegation_id, "completed", result=text_for_delegation(outcome.body))
 
     def _settle(self, delegation_id: str, status: str, result: str = "", error: str = "") -> None:
         self.store.settle_delegation(delegation_id, status, result, error)
         given = self.store.delegation(delegation_id)
-        if given is not None and self.result_rows and status in ("completed", "failed"):
-            self.write(result_row(given.source_id, given.target_id, delegation_id, result, error))
+        if given is not None and status in ("completed", "failed", "queued"):
+            row = result_row(given.source_id, given.target_id, delegation_id, result, error)
+            if status == "queued":
+                waits: JsonObject = {"delegation_id": delegation_id, "queued": True}
+                row = replace(row, summary="Delegation queued — target at capacity", response=waits)
+            self.write(replace(row, activity_type="delegation", request=None, status=status))
+            if self.result_rows and status != "queued":
+                self.write(row)
         self.changed()
 
     async def _push(
@@ -191,22 +203,21 @@ class Delivery:
         started = time.monotonic()
         outcome = await self._post(target, body, wait_s)
         self.pushes.append(Push(target.id, body, outcome.status, outcome.busy))
-        if outcome.status < 300 and not outcome.busy and caller_id is None:
+        if caller_id is None and not outcome.busy and not outcome.failed:
             text = text_on_canvas(outcome.result)
             if text:
                 self.store.show(target.id, ANSWER, text)
         if not outcome.busy:
-            failed = outcome.status >= 300
             method = _text(request, "method")
             self.write(
                 NewRow(
                     *(target.id, "a2a_receive", caller_id, target.id, method),
                     summary=f"{method} → {target.name}",
                     request=request,
-                    response=None if failed else outcome.body,
+                    response=outcome.answer if outcome.failed else outcome.body,
                     duration_ms=round((time.monotonic() - started) * 1000),
-                    status="error" if failed else "ok",
-                    error=_error_of(outcome) if failed else None,
+                    status="error" if outcome.failed else "ok",
+                    error=_error_of(outcome) if outcome.failed else None,
                 )
             )
         self.changed()
@@ -221,7 +232,7 @@ class Delivery:
             async with self.http.stream("POST", target.url, content=body, headers=headers, timeout=timeout) as response:
                 return await _read(response)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, httpx.UnsupportedProtocol):
-            return Outcome(502, {"error": "failed to reach workspace agent"})
+            return Outcome(NOT_REACHED, {"error": "failed to reach workspace agent"}, failed=True)
         except httpx.HTTPError:
             return Outcome(503, {"error": "workspace agent busy"}, busy=True)
 
@@ -232,27 +243,26 @@ async def _read(response: httpx.Response) -> Outcome:
         async for piece in response.aiter_bytes():
             content += piece
             if len(content) > MAX_ANSWER_BYTES:
-                return Outcome(502, {"error": "agent response too large", "delivery_confirmed": True})
+                return Outcome(502, {"error": "agent response too large", "delivery_confirmed": True}, failed=True)
     except httpx.HTTPError:
         delivered = response.status_code < 300
-        return Outcome(502, {"error": "failed to read agent response", "delivery_confirmed": delivered})
+        return Outcome(502, {"error": "failed to read agent response", "delivery_confirmed": delivered}, failed=True)
+    answer = _parsed(bytes(content))
     if response.status_code >= 300:
-        return Outcome(response.status_code, {"error": _refusal(response, bytes(content))})
-    if not content.strip():
-        return Outcome(502, {"error": "agent returned empty response body"})
-    try:
-        return Outcome(response.status_code, json.loads(content))
-    except ValueError:
-        return Outcome(response.status_code, content.decode("utf-8", "replace"))
+        error = _text(_object(answer), "error") or response.reason_phrase
+        return Outcome(response.status_code, {"error": error}, failed=True, answer=answer)
+    if not content:
+        return Outcome(response.status_code, {"error": "agent returned empty response body"}, failed=True)
+    return Outcome(response.status_code, answer)
 
 
-def _refusal(response: httpx.Response, content: bytes) -> str:
+def _parsed(content: bytes) -> JsonValue:
+    """Return an answer's JSON, or its text where it is none."""
     try:
-        said: JsonValue = json.loads(content)
-    except ValueError:
-        said = None
-    error = said.get("error") if isinstance(said, dict) else None
-    return error if isinstance(error, str) else response.reason_phrase
+        parsed: JsonValue = json.loads(content)
+    except (ValueError, RecursionError):
+        return content.decode("utf-8", "replace")
+    return parsed
 
 
 def result_row(source_id: str, target_id: str, delegation_id: str, result: str, error: str = "") -> NewRow:
@@ -281,16 +291,14 @@ def _delegation_of(request: JsonObject) -> str | None:
     return _text(_object(message.get("metadata")), "delegation_id") or None
 
 
-def text_for_delegation(result: JsonObject | None) -> str:
-    """Return what the platform takes from an answer as the result of work: the first text, else of the artifacts."""
-    if result is None:
-        return ""
+def text_for_delegation(body: JsonValue) -> str:
+    """Return what the platform takes from an answer as the result of work: the first text, else all of it as JSON."""
+    result = _object(_object(body).get("result"))
     for parts in (result.get("parts"), *_artifacts(result)):
         for part in parts if isinstance(parts, list) else []:
-            text = text_of_parts([part])
-            if text:
-                return text
-    return ""
+            if _object(part).get("kind") == "text" and _text(_object(part), "text"):
+                return _text(_object(part), "text")
+    return body if isinstance(body, str) else json.dumps(body)
 
 
 def text_on_canvas(result: JsonObject | None) -> str:

@@ -24,9 +24,6 @@ Era = Literal["may", "august"]
 
 Mode = Literal["push", "poll"]
 
-MAX_PREVIEW_CHARS: Final = 4096
-"""So much of a delegation's result is listed."""
-
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS workspaces (
     id TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, parent_id TEXT, url TEXT NOT NULL,
@@ -258,8 +255,12 @@ class StandInStore:
         return self._one("SELECT 1 FROM tokens WHERE workspace_id = ?", workspace_id) is not None
 
     def owner_of(self, token: str) -> str | None:
-        """Return whose token it is."""
-        row = self._one("SELECT workspace_id FROM tokens WHERE digest = ?", _digest(token))
+        """Return whose token it is; a removed workspace's is nobody's."""
+        row = self._one(
+            "SELECT workspace_id FROM tokens JOIN workspaces ON workspaces.id = workspace_id"
+            " WHERE digest = ? AND status != 'removed'",
+            _digest(token),
+        )
         return None if row is None else row["workspace_id"]
 
     # --- Activity ---
@@ -536,7 +537,7 @@ def _given(row: sqlite3.Row) -> Given:
         row["target_id"],
         row["task"],
         row["status"],
-        row["result"][:MAX_PREVIEW_CHARS],
+        row["result"],
         row["error"],
         _text_of_time(row["created_at"]),
     )

@@ -26,7 +26,6 @@ from codex_workspace.platform_api import (
     CursorLost,
     PlatformApi,
     Refused,
-    Removed,
     Token,
     Unauthorized,
     Unreachable,
@@ -58,7 +57,9 @@ async def workspace(platform: StandIn, workspace_id: str = ADA, token: str = "ad
 
 @asynccontextmanager
 async def api_of(platform: StandIn, workspace_id: str, token: str) -> AsyncIterator[PlatformApi]:
-    async with open_platform_api(platform.url, workspace_id, Token(Path("/none"), given=Secret(token))) as api:
+    async with open_platform_api(
+        platform.url, workspace_id, Token(Path("/dev/null/token"), given=Secret(token))
+    ) as api:
         yield api
 
 
@@ -145,15 +146,19 @@ async def test_the_mode_is_the_one_told_else_the_one_kept(tmp_path: Path) -> Non
             assert (await api.register({}, "http://127.0.0.1:1", None)).delivery == "push"
 
 
-async def test_a_workspace_that_was_removed_is_gone_for_good() -> None:
-    async with running_stand_in() as platform, workspace(platform) as api:
-        assert not await api.is_removed()
-        platform.remove(ADA)
-        assert await api.is_removed()
-        with pytest.raises(Unauthorized):
-            await api.heartbeat(IDLE)
-        with pytest.raises(Removed):
+async def test_a_workspace_that_was_removed_is_gone_though_it_seems_to_register(tmp_path: Path) -> None:
+    async with running_stand_in() as platform:
+        platform.add_workspace(ADA, "ada's", "poll")
+        async with open_platform_api(platform.url, ADA, Token(tmp_path / "token", given=Secret("ada's"))) as api:
+            assert not await api.is_removed()
+            platform.remove(ADA)
+            assert await api.is_removed()
+            with pytest.raises(Unauthorized):
+                await api.heartbeat(IDLE)
             await api.register({}, "", "poll")
+            with pytest.raises(Unauthorized):
+                await api.heartbeat(IDLE)
+        assert platform.workspace(ADA).status == "removed"
 
 
 async def test_a_heartbeat_says_how_an_agent_is() -> None:
@@ -306,7 +311,7 @@ async def test_a_pushed_message_is_a_plain_post_and_its_answer_is_shown() -> Non
 @pytest.mark.parametrize(
     ("answer", "status", "error"),
     [
-        (Response(status_code=200), 502, "agent returned empty response body"),
+        (Response(status_code=200), 200, "agent returned empty response body"),
         (JSONResponse({"error": "not configured"}, 503), 503, "not configured"),
         (JSONResponse({"error": {"code": 1}}, 503), 503, "Service Unavailable"),
     ],
@@ -316,7 +321,8 @@ async def test_what_a_caller_is_told_of_a_failure(answer: Response, status: int,
         agent.answer = answer
         platform.add_workspace(ADA, "ada's", "push", url=agent.url)
         outcome = await platform.canvas_message(ADA, "hello")
-    assert (outcome.status, outcome.body) == (status, {"error": error})
+        assert platform.shown(ADA) == []
+    assert (outcome.status, outcome.body, outcome.failed) == (status, {"error": error}, True)
 
 
 async def test_nobody_at_an_address_and_no_address() -> None:
@@ -391,6 +397,40 @@ async def test_work_goes_to_an_agent_once_and_its_result_is_listed() -> None:
     assert len(agent.bodies) == 1
     assert (row.method, row.source_id) == ("delegate_result", ADA)
     assert row.response == {"text": "done", "delegation_id": delegation_id}
+
+
+async def test_of_a_long_result_the_list_has_the_beginning_and_a_row_the_whole() -> None:
+    long = "ö" * 1000
+    async with running_stand_in() as platform, agent_at_address() as agent:
+        agent.answer = said(long)
+        platform.add_workspace(BOB, "bob's", "push", url=agent.url)
+        async with workspace(platform) as api:
+            delegation_id = await api.delegate(BOB, "review it")
+            await platform.until(lambda: platform.delegations[0].status == "completed")
+            assert (await api.delegations())[0].result == "ö" * 150
+            (row,) = await api.activity(kind="delegation")
+            assert await api.activity() == []
+    assert (row.method, row.source_id) == ("delegate_result", ADA)
+    assert row.response == {"text": long, "delegation_id": delegation_id}
+
+
+async def test_work_that_did_not_reach_its_agent_is_given_once_more_and_fails() -> None:
+    async with running_stand_in(options=Options(retry_s=0.01)) as platform, workspace(platform) as api:
+        platform.add_workspace(BOB, "bob's", "push", url="http://127.0.0.1:9/")
+        await api.delegate(BOB, "review it")
+        await platform.until(lambda: platform.delegations[0].status == "failed")
+        assert len(platform.pushes) == 2
+        assert (await api.delegations())[0].error == "failed to reach workspace agent"
+
+
+async def test_august_lists_work_that_was_received_too() -> None:
+    async with running_stand_in(options=Options(era="august")) as platform, agent_at_address() as agent:
+        platform.add_workspace(BOB, "bob's", "push", url=agent.url)
+        async with workspace(platform) as api, api_of(platform, BOB, "bob's") as of_bob:
+            delegation_id = await api.delegate(BOB, "review it")
+            await platform.until(lambda: platform.delegations[0].status == "completed")
+            assert [each.id for each in await of_bob.delegations()] == [delegation_id]
+    assert json.loads(agent.bodies[0])["params"]["message"]["parts"] == [{"kind": "text", "text": "review it"}]
 
 
 async def test_work_for_an_inbox_has_the_word_of_the_inbox_for_its_result() -> None:
