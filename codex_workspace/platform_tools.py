@@ -8,6 +8,7 @@ import json
 import re
 import uuid
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -22,6 +23,7 @@ from codex_workspace.platform_api import (
     Delegation,
     PlatformApi,
     PlatformPeer,
+    Refused,
     Unreachable,
     text_of_parts,
     text_of_result,
@@ -43,6 +45,11 @@ POLL_S: Final = 1.0
 """How often the platform is asked how far work is; it takes 600 requests a minute of a workspace."""
 
 LONGEST_POLL_S: Final = 5.0
+
+CUT_BYTES: Final = 290
+"""The platform lists 300 bytes of a result at the most, and cuts between characters."""
+
+CUT: Final = "\n[The platform tells no more of it; it may have been longer.]"
 
 TRIES: Final = 3
 """How often work is given where the answer is lost; the platform takes what has the same key once."""
@@ -136,7 +143,7 @@ class PlatformWork:
                 if known is None:
                     raise ToolRefused("The platform knows no such work, or does not any more.")
             if known is not None and known.status in _ENDS:
-                return _report(handle, known)
+                return _report(handle, replace(known, result=await self._whole(known)))
             left_s = until - anyio.current_time()
             if left_s <= 0:
                 return Report(handle.peer, Progress.WORKING, handle=handle)
@@ -148,6 +155,18 @@ class PlatformWork:
         rows = [each for each in await self._api.delegations() if each.id == handle.task]
         ended = [each for each in rows if each.status in _ENDS]
         return next(iter([*ended, *rows]), None)
+
+    async def _whole(self, ended: Delegation) -> str:
+        """Return all of a result whose beginning is listed: it is in the activity, for as long as that is kept."""
+        if len(ended.result.encode()) < CUT_BYTES:
+            return ended.result
+        try:
+            rows = await self._api.activity(kind="delegation")
+        except (Busy, Refused, Unreachable):
+            rows = []
+        results = [_object(row.response) for row in rows if row.method == "delegate_result"]
+        found = [_words(each.get("text")) for each in results if each.get("delegation_id") == ended.id]
+        return next((text for text in found if text), f"{ended.result}{CUT}")
 
 
 class PlatformRecollection:

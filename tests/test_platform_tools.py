@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,7 +17,9 @@ from codex_workspace.environment import Secret
 from codex_workspace.exchanges import Exchange
 from codex_workspace.memories import Memory
 from codex_workspace.platform_api import PlatformApi, Refused, Token, Unauthorized, open_platform_api
+from codex_workspace.platform_stand_in import running_stand_in
 from codex_workspace.platform_tools import (
+    CUT,
     OF_THE_PLATFORM,
     TRIES,
     BothWorks,
@@ -25,6 +28,7 @@ from codex_workspace.platform_tools import (
     PlatformWork,
     tools_on_the_platform,
 )
+from codex_workspace.stand_in_delivery import result_row
 from codex_workspace.toolbox import Caller, Handle, PeerAbout, Progress, Report, Toolbox, ToolRefused
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -91,6 +95,21 @@ async def test_work_is_waited_for_by_its_delegation(name: str) -> None:
     assert (report.peer, report.progress, report.said) == (ADA, Progress.DONE, "Good.")
     (sent,) = platform.bodies[f"POST /workspaces/{ME}/delegate"]
     assert (sent["target_id"], sent["task"]) == (ADA, "review it")
+
+
+async def test_a_long_answer_is_told_in_full_while_the_platform_has_it(tmp_path: Path) -> None:
+    async with running_stand_in() as platform:
+        platform.add_workspace(ME, "token-0123456789", "poll")
+        token = Token(tmp_path / "token", given=Secret("token-0123456789"))
+        async with open_platform_api(platform.url, ME, token) as api:
+            delegation_id, _ = platform.store.delegate(ME, ADA, "review it", None)
+            platform.store.settle_delegation(delegation_id, "completed", "ö" * 1000)
+            handle = Handle(ADA, delegation_id)
+            cut = await PlatformWork(api).check(handle, 0)
+            platform.write(replace(result_row(ME, ADA, delegation_id, "ö" * 1000), activity_type="delegation"))
+            whole = await PlatformWork(api).check(handle, 0)
+    assert cut.said == f"{'ö' * 150}{CUT}"
+    assert whole.said == "ö" * 1000
 
 
 async def test_a_lost_answer_does_not_give_the_work_twice() -> None:
