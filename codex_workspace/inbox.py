@@ -10,7 +10,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
@@ -64,6 +64,9 @@ CLOCKS_S: Final = 600.0
 
 FORGET_EVERY_S: Final = 3600.0
 
+EARLIER: Final = 3
+"""Rows before the place that are tried where the platform has forgotten the row there."""
+
 WORTH_TELLING: Final = 3
 """Failures in a row after which the log warns."""
 
@@ -104,6 +107,8 @@ class Inbox:
         self._kept: Cursor | None = None
         self._behind: deque[_Row] = deque()
         self._tail: dict[str, _Row] = {}
+        self._earlier: deque[_Row] = deque(maxlen=EARLIER)
+        self._back: _Back | None = None
         self._news_at = clock() - LIVELY_S
         self._acknowledges = True
         self._failures = 0
@@ -116,6 +121,8 @@ class Inbox:
         """
         self._tail.clear()
         self._behind.clear()
+        self._earlier.clear()
+        self._back = None
         self._place, self._kept = None, await self._mail.cursor(self._api.workspace_id)
         if self._kept is not None:
             self._place = _Row(self._kept.row_id, self._kept.created_at, None, self._clock())
@@ -133,19 +140,35 @@ class Inbox:
                 await self._read()
             await self._advance()
         except CursorLost:
-            logger.warning("the inbox's cursor is lost; it is read again from that time on, less what is done")
-            self._place = None
-            self._tail.clear()
-            self._behind.clear()
+            self._step_back()
         except Removed:
             raise
         except PlatformError as error:
             return self._pause_after(error)
-        if self._failures:
-            logger.info("the inbox can be read again")
-        self._failures = 0
         is_lively = self._clock() - self._news_at < LIVELY_S
         return (BUSY_POLL_S if is_lively else IDLE_POLL_S) * self._jitter()
+
+    def _step_back(self) -> None:
+        """Read from an earlier row on that may still be there; without one, from the cursor's time."""
+        self._tail.clear()
+        if self._earlier:
+            self._place = self._earlier.pop()
+            return
+        if self._place is not None:
+            logger.warning("the inbox's cursor is lost; it is read again from that time on, less what is done")
+        self._place = None
+        self._behind.clear()
+
+    async def _page(
+        self, since: "_Row | None", before: str | None, window_s: int | None, limit: int
+    ) -> list[ActivityRow]:
+        page = await self._api.activity(
+            since_id=None if since is None else since.id, since_s=window_s, before=before, limit=limit
+        )
+        if self._failures >= WORTH_TELLING:
+            logger.info("the inbox can be read again")
+        self._failures = 0
+        return page
 
     def _room(self) -> int:
         return self._at_once - len(self._desk.open)
@@ -169,24 +192,31 @@ class Inbox:
             self._behind.extend(self._seen(row) for row in first)
             for row in first:
                 self._tail.pop(row.id, None)
-        place, limit = self._place, PAGE
         tail: dict[str, _Row] = {}
         is_all = False
-        while not is_all:
-            page = await self._api.activity(since_id=place.id, limit=limit)
-            is_all = len(page) < limit
+        try:
+            is_all = await self._walk(self._place, tail)
+        finally:
+            # Where reading breaks off, what was read is not read again.
+            self._settle(tail, is_all=is_all)
+
+    async def _walk(self, place: "_Row", tail: dict[str, "_Row"]) -> bool:
+        """Have all rows after `place` taken, and put them into `tail` as they come; False where there is no room."""
+        limit = PAGE
+        while True:
+            page = await self._page(place, None, None, limit)
             has_room = await self._take(page)
             tail |= {row.id: self._tail[row.id] for row in page if row.id in self._tail}
             if not has_room:
-                is_all = False
-                break
+                return False
+            if len(page) < limit:
+                return True
             ahead = _ahead(page)
             if ahead is None and limit < MAX_PAGE:
                 # All of a page is of one moment, and so may be what follows.
                 limit = min(limit * 4, MAX_PAGE)
-            elif page:
+            else:
                 place, limit = self._seen(ahead or page[-1]), PAGE
-        self._settle(tail, is_all=is_all)
 
     async def _take(self, rows: Sequence[ActivityRow]) -> bool:
         """Have the rows worked on that are new; False where there is no room for all of them."""
@@ -213,6 +243,7 @@ class Inbox:
         """Move the place over rows that nothing can come before any more."""
         rows = list(tail.values())
         last = rows[-1] if rows else None
+        unread = {row_id: row for row_id, row in self._tail.items() if row_id not in tail}
         settled = 0
         for number, row in enumerate(rows, 1):
             # Where more was there than was taken, some of it may be of the last row's moment.
@@ -222,9 +253,10 @@ class Inbox:
                 break
             settled = number
         if settled:
+            self._earlier.extend([row for row in (self._place,) if row is not None])
             self._place = rows[settled - 1]
             self._behind.extend(rows[:settled])
-        self._tail = {row.id: row for row in rows[settled:]}
+        self._tail = {row.id: row for row in rows[settled:]} | unread
 
     async def _advance(self) -> None:
         """Move the cursor of the database behind what is done."""
@@ -241,29 +273,34 @@ class Inbox:
 
     async def _oldest(self) -> list[ActivityRow]:
         """Return the rows of the first moment that has to be looked at; there is no cursor."""
-        window_s = self._window_s()
-        first: list[ActivityRow] = []
-        before, limit = None, PAGE
+        back = self._back = self._back or _Back(self._window_s())
         while True:
-            page = await self._api.activity(since_s=window_s, before=before, limit=limit)
+            page = await self._page(None, back.before, back.window_s, back.limit)
             if page:
-                first = [row for row in page if row.created_at == page[0].created_at]
-            if len(page) < limit:
-                return first
-            moment = _just_after(page[0].created_at)
-            if moment is None:
-                return first
-            if moment == before:
-                if limit == MAX_PAGE:
-                    return first
-                limit = min(limit * 4, MAX_PAGE)
-            before = moment
+                back.first = [row for row in page if row.created_at == page[0].created_at]
+            moment = _just_after(page[0].created_at) if len(page) == back.limit else None
+            if moment is not None and moment == back.before and back.limit < MAX_PAGE:
+                back.limit = min(back.limit * 4, MAX_PAGE)
+            elif moment is None or moment == back.before:
+                self._back = None
+                return back.first
+            back.before = moment
 
     def _window_s(self) -> int:
         """Return how far back to look: to where the cursor stood, if there was one."""
         if self._kept is None or not instant(self._kept.created_at):
             return FIRST_WINDOW_S
         return int(min(max(time.time() - instant(self._kept.created_at), 0.0) + CLOCKS_S, LONGEST_WINDOW_S))
+
+
+@dataclass(slots=True)
+class _Back:
+    """How far back the inbox was looked through for its first row: a search that goes on where it broke off."""
+
+    window_s: int
+    before: str | None = None
+    limit: int = PAGE
+    first: list[ActivityRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
