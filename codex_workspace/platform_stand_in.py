@@ -16,6 +16,7 @@ What it cannot prove, as it only does what was read in the platform's sources of
 import contextlib
 import ipaddress
 import json
+import logging
 import os
 import signal
 import ssl
@@ -904,6 +905,7 @@ async def play(host: str, port: int, file: Path | None, mode: Mode, faults: str)
         ConfigError: a fault is unknown, or the port is taken.
     """
     shares = read_faults(faults)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_lost_answer)
     async with running_stand_in(
         file, host=host, port=port, options=Options(mode=mode, private_urls=True), faults=Faults(shares)
     ) as platform:
@@ -915,6 +917,11 @@ async def play(host: str, port: int, file: Path | None, mode: Mode, faults: str)
                     break
                 tasks.cancel_scope.cancel()
     return 0
+
+
+def _is_no_lost_answer(record: logging.LogRecord) -> bool:
+    """Tell whether it is worth a line; that answers are lost where they are to be lost is not."""
+    return "without completing response" not in record.getMessage()
 
 
 async def _show(platform: StandIn) -> None:
