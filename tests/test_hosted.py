@@ -1,5 +1,6 @@
 """The agent under a host that is not ours: made-up ids, redelivery, questions, and answers that take too long."""
 
+import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
@@ -25,9 +26,9 @@ from a2a.types import (
 )
 from a2a.utils.errors import InternalError, InvalidParamsError
 
-from codex_workspace.delegation_results import DelegationResults
+from codex_workspace.delegation_results import WAKE_UP, DelegationResults
 from codex_workspace.guards import PRINCIPAL
-from codex_workspace.hosted import HostedExecutor, hosted
+from codex_workspace.hosted import NOTHING_NEW, HostedExecutor, hosted
 from codex_workspace.letters import NOTHING_SAID, STILL_AT_WORK
 from codex_workspace.store import Store, open_store
 
@@ -288,6 +289,20 @@ async def test_a_snapshots_thread_is_gone_on_in_only_where_there_is_none(tmp_pat
         own.executor.restore("thread-2")
         await own.said("hello")
         assert await memory.load() == "thread-1"
+
+
+async def test_a_call_to_results_that_are_known_begins_nothing(tmp_path: Path) -> None:
+    echo = {"delegation_id": "row-1", "source_id": "w-1", "status": "completed", "response_preview": "look at it"}
+    woken = f"{WAKE_UP}. Review them and take appropriate action:"
+    async with host(tmp_path) as own:
+        await own.said("look at it")
+        (tmp_path / "results").write_text(json.dumps(echo) + "\n")
+        assert await own.said(woken) == NOTHING_NEW
+        assert len(own.worker.heard) == 1
+        # The same words without anything that was known, or with something new, are a message as any other.
+        assert (await own.said(woken)).startswith("You said: ")
+        (tmp_path / "results").write_text(json.dumps(echo) + "\n" + json.dumps({"delegation_id": "d-2"}) + "\n")
+        assert "d-2" in await own.said(woken)
 
 
 @dataclass
