@@ -906,16 +906,17 @@ async def play(host: str, port: int, file: Path | None, mode: Mode, faults: str)
     """
     shares = read_faults(faults)
     logging.getLogger("uvicorn.error").addFilter(_is_no_lost_answer)
-    async with running_stand_in(
-        file, host=host, port=port, options=Options(mode=mode, private_urls=True), faults=Faults(shares)
-    ) as platform:
-        _say(f"platform at {platform.url}")
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async with plain_task_group() as tasks:
-                tasks.start_soon(_show, platform)
-                async for _ in signals:
-                    break
-                tasks.cancel_scope.cancel()
+    options = Options(mode=mode, private_urls=True)
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with (
+            running_stand_in(file, host=host, port=port, options=options, faults=Faults(shares)) as platform,
+            plain_task_group() as tasks,
+        ):
+            _say(f"platform at {platform.url}")
+            tasks.start_soon(_show, platform)
+            async for _ in signals:
+                break
+            tasks.cancel_scope.cancel()
     return 0
 
 
