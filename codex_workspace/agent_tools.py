@@ -12,8 +12,8 @@ import json
 import logging
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Final, ParamSpec
@@ -143,6 +143,17 @@ async def open_tools(
             yield AgentTools(f"http://127.0.0.1:{port}{PATH}", wait_s + SPARE_S, key)
 
 
+@contextmanager
+def _log_left_alone() -> Iterator[None]:
+    """Keep the log as the host has it: the MCP package sets up the whole process's where it has no handler yet."""
+    root, nobody = logging.getLogger(), logging.NullHandler()
+    root.addHandler(nobody)
+    try:
+        yield
+    finally:
+        root.removeHandler(nobody)
+
+
 def token_for(caller: Caller, key: bytes) -> str:
     """Return the token that says, signed, on whose behalf a thread works."""
     said = urlsafe_b64encode(json.dumps([caller.owner, caller.context_id]).encode()).decode()
@@ -192,7 +203,8 @@ class _Tools:
 
     def server(self) -> mcp.MCPServer[None]:
         """Return an MCP server that has them."""
-        server: mcp.MCPServer[None] = mcp.MCPServer(OWN_TOOLS, instructions=INSTRUCTIONS)
+        with _log_left_alone():
+            server: mcp.MCPServer[None] = mcp.MCPServer(OWN_TOOLS, instructions=INSTRUCTIONS)
         looking, acting = ToolAnnotations(read_only_hint=True), ToolAnnotations(read_only_hint=False)
         tools: list[tuple[Callable[..., Awaitable[str]], ToolAnnotations]] = [
             (self.list_peers, looking),

@@ -1,9 +1,11 @@
 """The agent's own tools, called by a real MCP client; the peers are agents of the SDK's, and such as misbehave."""
 
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 import anyio
 import httpx2
@@ -348,3 +350,23 @@ def test_long_words_are_cut() -> None:
 )
 def test_no_proxy_is_asked_for_the_tools(env: dict[str, str], excepted: dict[str, str]) -> None:
     assert without_proxy_for("127.0.0.1", env) == {**env, **excepted}
+
+
+OPENED: Final = """
+import asyncio, logging, pathlib, sys
+from codex_workspace.scrubbing import Scrubber
+from tests.test_agent_tools import tools_with
+
+async def opened():
+    async with tools_with(pathlib.Path(sys.argv[1])):
+        root = logging.getLogger()
+        print(root.handlers, root.level == logging.WARNING)
+
+asyncio.run(opened())
+"""
+
+
+async def test_the_hosts_log_is_left_as_it_is(tmp_path: Path) -> None:
+    # In a process of its own: here the log has handlers of the tests'.
+    ended = await anyio.run_process([sys.executable, "-c", OPENED, str(tmp_path)], cwd=Path(__file__).parent.parent)
+    assert (ended.stdout.decode().strip(), ended.stderr) == ("[] True", b"")
