@@ -15,7 +15,7 @@ LAYERS = [
     {"platform_host"},
     {"agent_tools", "hosted", "inbox", "late_answers", "platform_stand_in", "punctual"},
     # Who brings messages in, and the edges.
-    {"app_server", "executor", "letters", "scripted_model", "server", "terminal"},
+    {"app_server", "executor", "letters", "scripted_model", "server", "stand_in_api", "terminal"},
     {
         "card",
         "executors",
@@ -26,6 +26,7 @@ LAYERS = [
         "recollection",
         "signing",
         "stand_in_delivery",
+        "stand_in_line",
         "views",
     },
     {"inbox_rows", "stand_in_faults", "stand_in_store"},
@@ -175,7 +176,19 @@ KNOWS = {
         *("exchanges", "mail", "memories", "tables"),
     },
     "starlette": {
-        *("agent_tools", "callers", "dialect", "edges", "guards", "parameters", "platform_stand_in", "server", "views"),
+        *(
+            "agent_tools",
+            "callers",
+            "dialect",
+            "edges",
+            "guards",
+            "parameters",
+            "platform_stand_in",
+            "server",
+            "stand_in_api",
+            "stand_in_line",
+            "views",
+        ),
     },
     "grpc": {"callers", "grpc_server"},
     "cryptography": {"signing"},
