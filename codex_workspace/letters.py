@@ -8,6 +8,7 @@ same sender is the answer to that.
 
 import hashlib
 import logging
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -131,6 +132,8 @@ class Clerk:
         self._followers = followers
         self._post = postman.post
         self._open: dict[str, Letter] = {}
+        self._lines: dict[_Line, deque[str]] = {}
+        self._to_post: dict[str, Letter] = {}
         self._asking: dict[tuple[str, str], Task] = {}
 
     @property
@@ -145,9 +148,13 @@ class Clerk:
     async def resume(self) -> None:
         """Go on with what an earlier process has left, in the order it came."""
         for letter in await self._mail.unfinished():
-            self._open[letter.id] = letter
-            if letter.state is LetterState.OWED:
+            if not letter.request:
+                # A question: whose it is waits for its answer.
+                self._open[letter.id] = letter
                 self._post(letter)
+            elif letter.state is LetterState.OWED:
+                self._begin(letter)
+                self._ready(letter)
             else:
                 await self.work_on(letter)
 
@@ -156,7 +163,7 @@ class Clerk:
 
         An agent that takes nothing at the moment is waited for.
         """
-        self._open[letter.id] = letter
+        self._begin(letter)
         letter = await self._as_word(letter)
         while True:
             try:
@@ -186,7 +193,7 @@ class Clerk:
 
     async def follow(self, letter: Letter) -> None:
         """Wait for the answer to a letter that the agent is at work on already."""
-        self._open[letter.id] = letter
+        self._begin(letter)
         self._followers.start_soon(self._follow, letter)
 
     async def _hand_over(self, letter: Letter) -> None:
@@ -267,13 +274,34 @@ class Clerk:
 
     async def _end(self, letter: Letter, said: Said | None) -> None:
         """Have an answer sent; None: there is none to be sent."""
+        line = _line(self._open[letter.id])
         if letter.route is Route.ASK:
             letter = await self._routed(letter)
         if said is None or letter.route is Route.NOBODY:
             await self._mail.settle(letter)
+            self._lines[line].remove(letter.id)
             self.sent(letter)
+            self._post_next(line)
             return
-        self._post(await self._mail.owe(letter, said.text, is_failure=not said.is_good))
+        self._ready(await self._mail.owe(letter, said.text, is_failure=not said.is_good), line)
+
+    def _begin(self, letter: Letter) -> None:
+        """Keep a letter's place in the line of its sender's conversation: in this order the answers go out."""
+        if letter.id not in self._open:
+            self._lines.setdefault(_line(letter), deque()).append(letter.id)
+        self._open[letter.id] = letter
+
+    def _ready(self, letter: Letter, line: "_Line | None" = None) -> None:
+        """Have an answer sent behind those of its line. Turns end in their order; who hears first of it is chance."""
+        self._to_post[letter.id] = letter
+        self._post_next(line or _line(letter))
+
+    def _post_next(self, line: "_Line") -> None:
+        waiting = self._lines[line]
+        while waiting and waiting[0] in self._to_post:
+            self._post(self._to_post.pop(waiting.popleft()))
+        if not waiting:
+            del self._lines[line]
 
     async def _routed(self, letter: Letter) -> Letter:
         """Find out who has sent what was pushed: the platform tells it in its rows, and in nothing else."""
@@ -294,6 +322,17 @@ class Clerk:
         letter = replace(letter, route=Route.USER)
         await self._mail.keep(letter)
         return letter
+
+
+_Line = tuple[Route, str, str]
+"""Whose conversation, and which: its messages are answered one after the other."""
+
+
+def _line(letter: Letter) -> _Line:
+    if letter.route is Route.ASK:
+        return Route.ASK, letter.id, ""
+    context_id = _request(letter).message.context_id if letter.request else ""
+    return letter.route, letter.peer, context_id
 
 
 def _request(letter: Letter) -> SendMessageRequest:

@@ -170,7 +170,7 @@ class Mail:
     @waits_for_room
     async def owe(self, letter: Letter, reply: str, *, is_failure: bool = False) -> Letter:
         """Keep a letter's answer, and return the letter with it; from now on it has only to be sent."""
-        owed = replace(letter, state=LetterState.OWED, reply=reply, is_failure=is_failure, request=b"")
+        owed = replace(letter, state=LetterState.OWED, reply=reply, is_failure=is_failure)
         await self._change(owed)
         return owed
 

@@ -44,7 +44,7 @@ FAILED: Final = "This could not be done: "
 NOT_FOUND_TRIES: Final = 10
 """A platform that was just restarted may not know the workspace until it registers again."""
 
-LOOKS: Final = 5
+LOOKS: Final = 10
 """How often the user's view is asked for, before an answer that is perhaps there is sent again."""
 
 LOOK_BACK_S: Final = 60.0
@@ -99,39 +99,41 @@ class Postman:
         """Send an answer until it is out or refused; False where the workspace is gone."""
         tries = looks = 0
         while True:
+            is_look = letter.unsure and looks < LOOKS
             try:
-                if letter.unsure and looks < LOOKS:
+                if is_look:
                     looks += 1
                     if await self._has_arrived(letter):
                         break
+                    is_look = False
+                before = letter.unsure
                 letter = await self._mail.sending(letter, unsure=True)
                 await self._send(letter)
                 break
             except Removed:
                 self._removed()
                 return False
-            except Refused as refused:
-                if letter.route is Route.USER and refused.status == 404 and tries < NOT_FOUND_TRIES:
-                    letter = await self._failed(letter, refused, tries)
-                else:
-                    logger.warning("an answer is given up: %s", refused)
+            except (Busy, Unauthorized, Unreachable, Refused) as error:
+                if isinstance(error, Refused) and not self._may_pass(letter, error, tries):
+                    logger.warning("an answer is given up: %s", error)
                     break
-            except (Busy, Unauthorized, Unreachable) as error:
-                letter = await self._failed(letter, error, tries)
+                if not is_look and not (isinstance(error, Unreachable) and error.maybe_done):
+                    # This try has done nothing; the one before may have.
+                    letter = await self._mail.sending(letter, unsure=before)
+                await self._pause(error, tries)
             tries += 1
         await self._mail.settle(letter)
         return True
 
-    async def _failed(self, letter: Letter, error: PlatformError, tries: int) -> Letter:
-        """Take note of a try that failed, and pause."""
-        if not (isinstance(error, Unreachable) and error.maybe_done):
-            letter = await self._mail.sending(letter, unsure=False)
+    def _may_pass(self, letter: Letter, refused: Refused, tries: int) -> bool:
+        return letter.route is Route.USER and refused.status == 404 and tries < NOT_FOUND_TRIES
+
+    async def _pause(self, error: PlatformError, tries: int) -> None:
         pause_s = min(FIRST_PAUSE_S * 2 ** min(tries, 16), LONGEST_PAUSE_S) * self._jitter()
         if isinstance(error, Busy):
             pause_s = max(pause_s, error.retry_after_s)
         logger.info("an answer is not out yet: %s Tried again in %.1f s", error, pause_s)
         await anyio.sleep(pause_s)
-        return letter
 
     async def _send(self, letter: Letter) -> None:
         text = words_for(letter)

@@ -223,6 +223,19 @@ async def test_an_answer_that_came_through_although_the_line_broke_is_not_sent_a
         assert platform.notifications(ME) == ["echo: hello", "echo: hello", "echo: other"]
 
 
+async def test_a_look_for_an_answer_that_fails_proves_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.faults.next_time(Fault.LOST, "/notify")
+        async with placed(place):
+            await platform.canvas_message(ME, "hello")
+            await platform.until(lambda: bool(platform.notifications(ME)))
+            # The inbox's own requests meet some of them.
+            platform.faults.next_time(Fault.UNAUTHORIZED, "/activity", times=4)
+            await platform.canvas_message(ME, "other")
+            await platform.until(lambda: "echo: other" in platform.notifications(ME))
+        assert platform.notifications(ME) == ["echo: hello", "echo: other"]
+
+
 async def test_rows_of_one_moment_are_all_read(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         platform.faults.by_chance(1.0, Fault.SAME_TIME)
