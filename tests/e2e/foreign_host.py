@@ -105,7 +105,15 @@ async def _serve(executor: AgentExecutor, adapter: Any) -> None:
         asked = {name: int(value) for name, value in request.query_params.items()}
         return JSONResponse(await adapter.transcript_lines(**asked))
 
-    routes = [*create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True), Route("/transcript", transcript)]
+    async def wedge(request: Request) -> JSONResponse:
+        del request
+        return JSONResponse(importlib.import_module("molecule_runtime.runtime_wedge").wedge_reason())
+
+    routes = [
+        *create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True),
+        Route("/transcript", transcript),
+        Route("/wedge", wedge),
+    ]
     app = Starlette(routes=routes)
     server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -23,6 +23,7 @@ from codex_workspace.hosted import NOTHING_NEW, report_wedges
 from codex_workspace.letters import STILL_AT_WORK
 from codex_workspace.platform_stand_in import Options, StandIn, running_stand_in
 from codex_workspace.scripted_model import ScriptedModel, numbered_text
+from codex_workspace.settings import load_settings
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent, spawn
 from tests.e2e.client import script
 
@@ -292,6 +293,21 @@ async def test_the_image_is_tried_out_without_a_key_or_a_sandbox(place: Place) -
     agent = AgentProcess(process, "", place.log)
     assert await agent.ended(20) == 0, place.log.read_text()
     assert "smoke passed" in place.log.read_text()
+
+
+async def test_a_codex_that_does_not_start_any_more_is_told_to_the_platform(place: Place) -> None:
+    codex = place.root / "codex"
+    codex.symlink_to(load_settings(place.prepare()).codex_bin or "")
+    place = under("august", replace(place, codex={"max_restarts": 1}), CODEX_BIN=str(codex))
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        assert (await host.get("/wedge")).json() == ""
+        codex.unlink()
+        agent.codex().kill()
+        with anyio.fail_after(15):
+            while not (said := (await host.get("/wedge")).json()):
+                await anyio.sleep(0.05)
+        assert "codex" in said
+        assert str(place.root) not in said
 
 
 @pytest.fixture
