@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import anyio
 
-from codex_workspace.inbox_rows import Skipped, read_row
+from codex_workspace.inbox_rows import RESULT, Incoming, Skipped, read_row
 from codex_workspace.letters import letter_of
 from codex_workspace.mail import KEEP_S, Cursor, Letter, LetterState, Mail
 from codex_workspace.platform_api import (
@@ -226,6 +226,8 @@ class Inbox:
             if self._room() <= 0:
                 return False
             found = read_row(row, self._api.workspace_id)
+            if row.method == RESULT and isinstance(found, Incoming) and found.delegation_id in self._api.told_by_tools:
+                found = Skipped("a result that a tool tells")
             if isinstance(found, Skipped):
                 logger.debug("a row of the inbox is passed over: %s", found.why)
             else:

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import re
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ MAX_PAGE: Final = 500
 LONGEST_RETRY_AFTER_S: Final = 300.0
 USUAL_RETRY_AFTER_S: Final = 5.0
 MAX_SAID_CHARS: Final = 200
+REMEMBERED_DELEGATIONS: Final = 1000
 
 DeliveryMode = Literal["push", "poll"]
 
@@ -234,10 +236,14 @@ def read_secret(file: Path) -> Secret | None:
 
 
 class PlatformApi:
-    """The calls of one workspace; from `open_platform_api`."""
+    """The calls of one workspace; from `open_platform_api`.
+
+    told_by_tools: the delegations whose end a tool tells the model, so that the inbox need not.
+    """
 
     def __init__(self, http: httpx.AsyncClient, workspace_id: str, token: Token) -> None:
         self.workspace_id: Final = workspace_id
+        self.told_by_tools: Final[deque[str]] = deque(maxlen=REMEMBERED_DELEGATIONS)
         self._http = http
         self._token = token
         self._self = f"/workspaces/{quote(workspace_id, safe='')}"

@@ -132,6 +132,18 @@ class PlatformWork:
         raise ToolRefused("The platform has taken the work without a word on how to ask for it.")
 
     async def _followed(self, handle: Handle, until: float, known: Delegation | None) -> Report:
+        """Wait for the end of work. Meanwhile, and once it was told here, its row in the inbox tells nothing new."""
+        told, report = self._api.told_by_tools, None
+        told.append(handle.task)
+        try:
+            report = await self._wait(handle, until, known)
+        finally:
+            is_told = report is not None and report.progress in _ENDS.values()
+            if not is_told and handle.task in told:
+                told.remove(handle.task)
+        return report
+
+    async def _wait(self, handle: Handle, until: float, known: Delegation | None) -> Report:
         pause_s = POLL_S / 4
         while True:
             try:

@@ -175,6 +175,15 @@ async def test_a_row_is_work_or_it_is_not(tmp_path: Path, row: NewRow, heard: st
         assert len([text for text in platform.notifications(ME) if text.startswith("echo")]) == expected
 
 
+async def test_a_result_that_a_tool_has_told_is_not_told_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place), placed(place) as agent:
+        agent.api.told_by_tools.append("work-1")
+        platform.write(result_row(ME, PEER, "work-1", "told"))
+        platform.write(result_row(ME, PEER, "work-2", "new"))
+        await platform.until(lambda: len(platform.notifications(ME)) == 1)
+        assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == ["new"]
+
+
 async def test_nothing_is_done_twice_after_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         for life in range(3):
