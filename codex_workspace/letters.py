@@ -54,6 +54,8 @@ TRIES: Final = 20
 """How often a task is followed anew where that fails; a stop of the agent ends it before."""
 
 ROUTE_TRIES: Final = 5
+ROW_S: Final = 0.5
+"""Who has sent a message is asked for this often, with this pause where the platform does not tell of it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +315,9 @@ class Clerk:
                 await anyio.sleep(LOOK_S * 2**tries)
                 continue
             if row is None:
-                break
+                # The platform writes it down when it has what we said at first; a short turn may be quicker.
+                await anyio.sleep(ROW_S)
+                continue
             peer = row.source_id or ""
             route = Route.USER if not peer else Route.NOBODY if peer == self._api.workspace_id else Route.PEER
             letter = replace(letter, route=route, peer=peer, created_at=row.created_at)
