@@ -12,9 +12,9 @@ What it cannot prove, as it only does what was read in the platform's sources of
   `token_file`), of liveness (nobody goes offline for silence), of budgets, and of what the canvas draws;
 - that a release of the platform, or of its runtime's package, still is as they were then.
 
-Left out: the shorter wait of August for the user's messages, the window of silence and the ceiling behind the wait for an
-answer's head, messages that expire, and that the platform keeps an address on loopback that an earlier registration has
-named. Whoever reaches the stand-in is the user; it is for loopback.
+Left out: the shorter wait of August for the user's messages, the window of silence and the ceiling behind the wait for
+an answer's head, messages that expire, and that the platform keeps an address on loopback that an earlier registration
+has named. Whoever reaches the stand-in is the user; it is for loopback.
 """
 
 import contextlib
