@@ -33,7 +33,7 @@ from codex_workspace.midturn import MidTurn
 from codex_workspace.orders import OrderReader
 from codex_workspace.owner import Owner
 from codex_workspace.parts import PartLimits
-from codex_workspace.platform_api import PlatformApi, Token, open_platform_api
+from codex_workspace.platform_api import PlatformApi, Token, open_platform_api, read_secret
 from codex_workspace.providers import SUBSCRIPTION, ChosenProvider
 from codex_workspace.recollection import StoredRecollection
 from codex_workspace.recovery import RecoveryPolicy
@@ -117,6 +117,7 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
     held = [
         *settings.listen.tokens.values(),
         *(_token_of(settings.platform).candidates() if settings.platform else ()),
+        read_secret(settings.platform.secret_file) if settings.platform else None,
         provider.credential if provider else None,
         *settings.unused,
         *settings.mcp.secrets,

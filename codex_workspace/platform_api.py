@@ -176,7 +176,8 @@ class PlatformMemory:
 class Token:
     """The workspace's token: kept in `file`, for this user's eyes only; read anew where the platform refuses it.
 
-    `others`: files that a provisioner writes. `given`: the environment's. `learned` hears of each that is used.
+    `others`: files that a provisioner writes. `given`: the environment's. `learned` hears of each that is used, and of
+    the platform's own secret.
     """
 
     def __init__(
@@ -209,8 +210,12 @@ class Token:
     def use(self, token: Secret) -> None:
         """Show this one from now on."""
         self.current = token
+        self.learn(token)
+
+    def learn(self, secret: Secret) -> None:
+        """Have a secret known as one."""
         if self._learned is not None:
-            self._learned(token)
+            self._learned(secret)
 
 
 def write_secret(file: Path, secret: Secret) -> None:
@@ -267,11 +272,11 @@ class PlatformApi:
         except Unauthorized:
             # Where all tokens were revoked, the platform mints one for whoever comes without.
             said = _object(await self._once("POST", "/registry/register", body, None, None, TIMEOUT_S))
-        minted, inbound = _text(said, "auth_token"), _text(said, "platform_inbound_secret")
+        minted = _text(said, "auth_token")
         if minted:
             self._token.keep(Secret(minted))
         mode: DeliveryMode = "poll" if said.get("delivery_mode") == "poll" else "push"
-        return Registered(mode, Secret(inbound) if inbound else None)
+        return Registered(mode, self._inbound_secret(said))
 
     async def heartbeat(self, beat: Beat) -> Secret | None:
         """Tell how we are; return the platform's own secret for calls to us, where it tells a new one."""
@@ -286,8 +291,14 @@ class PlatformApi:
         }
         if beat.wedged:
             body["runtime_state"] = "wedged"
-        inbound = _text(_object(await self._call("POST", "/registry/heartbeat", body)), "platform_inbound_secret")
-        return Secret(inbound) if inbound else None
+        return self._inbound_secret(_object(await self._call("POST", "/registry/heartbeat", body)))
+
+    def _inbound_secret(self, said: JsonObject) -> Secret | None:
+        text = _text(said, "platform_inbound_secret")
+        if not (text and text.isascii() and text.isprintable() and len(text) <= MAX_TOKEN_BYTES):
+            return None
+        self._token.learn(Secret(text))
+        return Secret(text)
 
     async def is_removed(self) -> bool:
         """Ask whether the workspace was removed; False where nobody says so."""
