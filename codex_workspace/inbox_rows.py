@@ -4,6 +4,8 @@ Shapes: the platform's sources of May and August 2026. What a peer says becomes 
 so it is marked as a peer's.
 """
 
+import logging
+from base64 import b64decode
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +16,8 @@ from codex_workspace.mail import MAX_ID_CHARS, Route
 from codex_workspace.platform_api import ActivityRow, text_of_parts, text_of_result
 from codex_workspace.tables import MAX_CONTEXT_ID_CHARS
 from codex_workspace.wire import JsonObject, JsonValue, safe_text
+
+logger = logging.getLogger(__name__)
 
 IN_REPLY_TO: Final = "in_reply_to"
 """Metadata key of an answer to a peer: the id of the message that it answers. Who finds it answers no more."""
@@ -177,11 +181,13 @@ def _file(file: JsonObject) -> Part | None:
     uri, content = _text(file, "uri"), _text(file, "bytes")
     try:
         if content:
-            return ParseDict({"raw": content, "filename": name, "mediaType": media_type}, Part())
+            return Part(
+                raw=b64decode(content, validate=True), filename=safe_text(name), media_type=safe_text(media_type)
+            )
         if uri.startswith(("http://", "https://")):
-            return ParseDict({"url": uri, "filename": name, "mediaType": media_type}, Part())
-    except (ParseError, ValueError):
-        pass
+            return Part(url=safe_text(uri), filename=safe_text(name), media_type=safe_text(media_type))
+    except ValueError:
+        logger.debug("a file of a row is not in base64")
     return Part(text=NOT_FETCHED.format(name=safe_text(name) or "without a name"))
 
 

@@ -11,8 +11,8 @@ from codex_workspace.letters import STILL_AT_WORK
 from codex_workspace.platform_stand_in import Options, StandIn, running_stand_in
 from codex_workspace.stand_in_delivery import result_row
 from codex_workspace.stand_in_faults import Fault
-from codex_workspace.stand_in_store import NewRow
 from tests.platform_place import ME, PEER, Place, placed
+from tests.test_inbox_rows import ROWS
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -107,72 +107,16 @@ async def test_two_agents_do_not_answer_each_other_for_ever(tmp_path: Path) -> N
         assert len(other.echo.heard) == 1
 
 
-ROWS = [
-    pytest.param(NewRow(ME, method="notify", summary="Agent message: hi", request={"message": "hi"}), None, id="echo"),
-    pytest.param(
-        NewRow(ME, source_id=ME, method="delegate_task", request={"task": "x"}, response={"result": "y"}),
-        None,
-        id="self-report",
-    ),
-    pytest.param(NewRow(ME, source_id=ME, request={"task": "x"}), None, id="self-report without an answer"),
-    pytest.param(
-        NewRow(ME, method="chat_upload_receive", request={"file_id": "f", "name": "a.txt"}), None, id="upload"
-    ),
-    pytest.param(
-        NewRow(
-            ME,
-            method="message/send",
-            request={"params": {"message": {"parts": [{"kind": "text", "text": "pushed"}]}}},
-            response={"result": {}},
-            duration_ms=5,
-        ),
-        None,
-        id="pushed and answered",
-    ),
-    pytest.param(
-        NewRow(
-            ME,
-            source_id=ME,
-            method="message/send",
-            request={"params": {"message": {"parts": [{"kind": "text", "text": "begin"}]}}},
-        ),
-        "begin",
-        id="prompt of its own",
-    ),
-    pytest.param(
-        NewRow(
-            ME, method="message/send", request={"params": {"message": {"parts": [{"type": "text", "text": "typed"}]}}}
-        ),
-        "typed",
-        id="type for kind",
-    ),
-    pytest.param(
-        NewRow(ME, method="message/send", request={"parts": [{"text": "bare", "kind": "text"}]}), "bare", id="bare"
-    ),
-    pytest.param(
-        NewRow(
-            ME, method="message/send", request='{"params": {"message": {"parts": [{"kind": "text", "text": "s"}]}}}'
-        ),
-        "s",
-        id="body as text",
-    ),
-    pytest.param(NewRow(ME, method="message/send", summary="only a summary"), "only a summary", id="summary"),
-    pytest.param(result_row(ME, PEER, "work-1", "it is done"), "it is done", id="result"),
-]
-
-
-@pytest.mark.parametrize(("row", "heard"), ROWS)
-async def test_a_row_is_work_or_it_is_not(tmp_path: Path, row: NewRow, heard: str | None) -> None:
-    async with world(tmp_path) as (platform, place):
-        async with placed(place):
+async def test_rows_of_all_kinds_are_work_or_they_are_not(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place), placed(place):
+        for _, row, _ in ROWS:
             platform.write(row)
-            await platform.canvas_message(ME, "and this")
-            await platform.until(lambda: "echo: and this" in platform.notifications(ME))
-        before = place.echo.heard[:-1]
-        assert (heard is None) == (not before)
-        assert heard is None or before[0].endswith(heard)
-        expected = 2 if row.method == "delegate_result" or (heard and row.source_id is None) else 1
-        assert len([text for text in platform.notifications(ME) if text.startswith("echo")]) == expected
+        await platform.canvas_message(ME, "and this")
+        await platform.until(lambda: "echo: and this" in platform.notifications(ME))
+        work = [heard for _, _, heard in ROWS if heard is not None]
+        assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == [*work, "and this"]
+        # What it has told itself is answered nowhere.
+        assert len([text for text in platform.notifications(ME) if text.startswith("echo")]) == len(work)
 
 
 async def test_a_result_that_a_tool_has_told_is_not_told_again(tmp_path: Path) -> None:
