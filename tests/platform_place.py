@@ -45,6 +45,9 @@ class Echo(AgentExecutor):
         updater = TaskUpdater(event_queue, task.id, task.context_id)
         await updater.start_work()
         await self.gate.wait()
+        if "please ask" in text:
+            await updater.requires_input(updater.new_agent_message([Part(text="which one?")]))
+            return
         if "please fail" in text:
             await updater.failed(updater.new_agent_message([Part(text="the work went wrong")]))
             return

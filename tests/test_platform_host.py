@@ -232,6 +232,17 @@ async def test_a_failed_task_is_told_as_one(tmp_path: Path) -> None:
         assert platform.notifications(ME) == ["This could not be done: the work went wrong"]
 
 
+async def test_a_question_goes_out_and_the_next_message_is_its_answer(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place), placed(place) as agent:
+        await platform.canvas_message(ME, "please ask")
+        await platform.until(lambda: platform.notifications(ME) == ["which one?"])
+        await platform.canvas_message(ME, "the second")
+        await platform.until(lambda: len(platform.notifications(ME)) == 2)
+        assert platform.notifications(ME) == ["which one?", "echo: the second"]
+        while await agent.store.mail.unfinished():
+            await anyio.sleep(0.02)
+
+
 async def test_an_idle_agent_is_quick_and_does_not_hammer(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place), placed(place):
         await platform.until(lambda: any(each.path.endswith("/activity") for each in platform.requests))
