@@ -226,7 +226,7 @@ def test_the_doctor_tells_what_each_server_is_like(place: Place) -> None:
     keyless, broken, tools = finding.finding.splitlines()
     assert "NOBODY_SET_THIS, which is not set" in keyless
     assert broken.startswith("The MCP server broken is not there: ")
-    assert tools == "fine: 3 tools (digest_of, echo, remember_headers)"
+    assert tools == "fine: 5 tools (digest_of, echo, paint, remember_headers, sign_in)"
     finding = diagnosis(with_servers(place, stdio("needed", "--fail", required=True)))
     assert (finding.status, "needed is not there" in finding.finding) == ("failed", True)
 
