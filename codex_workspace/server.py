@@ -4,6 +4,7 @@ JSON-RPC at `/`, HTTP+JSON beside it, gRPC on a port of its own, for A2A 1.0 and
 `/readyz`, and the views of those who run the agent. Nothing here knows codex.
 """
 
+import errno
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -245,9 +246,13 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
+        remedy = (
+            "set A2A_HOST to an address of this machine's, such as 127.0.0.1 or 0.0.0.0"
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            else "stop the other program or choose another port"
+        )
         raise ConfigError(
-            f"A2A_HOST/A2A_PORT: cannot listen on {host} port {port}: {error.strerror}; "
-            "stop the other program or choose another port"
+            f"A2A_HOST/A2A_PORT: cannot listen on {host} port {port}: {error.strerror}; {remedy}"
         ) from error
     return listener
 

@@ -187,6 +187,8 @@ async def look_up(host: str, port: int) -> Sequence[str]:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise OSError(f"{host} is no host name") from error
+    except socket.gaierror as error:
+        raise OSError(f"no address is known for {host} ({error.strerror})") from error
     return list(dict.fromkeys(str(info[4][0]) for info in found))
 
 
