@@ -13,13 +13,17 @@ NEWEST := .venv-codex-newest
 CODEX_NEWEST := 0.169.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-versions check lint types chaos bench lock clean
+.PHONY: help demo demo-platform test test-versions check lint types chaos \
+	chaos-platform bench image image-test lock clean
 
 help:            ## show what there is
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: .venv/runtime      ## see the agent at work: no key, no network
 	@$(BIN)/python -m codex_workspace demo
+
+demo-platform: .venv/runtime  ## see two of them on a stand-in of the platform: one gives the other work
+	@$(BIN)/python -m codex_workspace demo --platform
 
 test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready     ## every test
 	$(BIN)/python -m pytest -m "not alone" --numprocesses 3 --dist worksteal
@@ -46,6 +50,10 @@ types: .venv/dev
 chaos: .venv/dev         ## strike everything down for minutes, and see that nothing is lost (SEED= MESSAGES= STRIKES=)
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(MESSAGES),--messages $(MESSAGES)) \
 		$(if $(STRIKES),--strikes $(STRIKES))
+
+chaos-platform: .venv/dev    ## the same on a platform where everything goes wrong (SEED= MESSAGES= DEATHS=)
+	@$(BIN)/python -m tests.chaos.platform $(if $(SEED),--seed $(SEED)) $(if $(MESSAGES),--messages $(MESSAGES)) \
+		$(if $(DEATHS),--deaths $(DEATHS))
 
 bench: .venv/dev         ## the benchmark tables
 	@$(BIN)/python -m bench

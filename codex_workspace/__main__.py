@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -81,10 +82,18 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             if chosen.set_aside:
                 return set_database_aside(env)
             return doctor(env, as_json=chosen.json, online=chosen.online)
+        case "demo" if chosen.platform:
+            from codex_workspace.demo_platform import demo_platform
+
+            return anyio.run(demo_platform, env)
         case "demo":
             from codex_workspace.demo import demo
 
             return anyio.run(demo, env)
+        case "platform":
+            from codex_workspace.platform_stand_in import play
+
+            return anyio.run(play, chosen.host, chosen.port, chosen.file, chosen.mode, chosen.faults)
         case _:
             from codex_workspace.chat import chat
 
@@ -99,7 +108,18 @@ def _parser() -> argparse.ArgumentParser:
         "--executor", metavar="MODULE:FACTORY", help="answer with the AgentExecutor that this makes, not with codex"
     )
     commands.add_parser("prepare", help="write codex's configuration and stop")
-    commands.add_parser("demo", help="see the whole thing at work, without a key")
+    demo = commands.add_parser("demo", help="see the whole thing at work, without a key")
+    demo.add_argument("--platform", action="store_true", help="two agents on a stand-in of the platform")
+    platform = commands.add_parser("platform", help="run a stand-in of the platform, to try agents on this machine")
+    platform.add_argument("--host", default="127.0.0.1", help="where it listens (default: %(default)s)")
+    platform.add_argument("--port", type=int, default=8080, help="(default: %(default)s; 0 takes a free one)")
+    platform.add_argument("--file", type=Path, help="keep everything in this SQLite file, not in memory")
+    platform.add_argument(
+        "--mode", choices=("push", "poll"), default="push", help="for agents that do not say (default: %(default)s)"
+    )
+    platform.add_argument(
+        "--faults", default="", metavar="NAME=SHARE,…", help="what goes wrong, such as all=0.05 or 429=0.1,lost=0.1"
+    )
     doctor = commands.add_parser("doctor", help="say what is wrong, and how to mend it")
     doctor.add_argument("--json", action="store_true", help="for programs")
     doctor.add_argument("--online", action="store_true", help="also ask the model's provider")

@@ -10,9 +10,9 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 from sqlalchemy.engine import make_url
@@ -23,6 +23,7 @@ from codex_workspace import attachments, hiding
 from codex_workspace.admission import Admission, Bounds
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, prove_servers
+from codex_workspace.environment import Secret, without_proxy_for
 from codex_workspace.errors import CodexCannotStart, ConfigError, StoreUnavailable
 from codex_workspace.groups import plain_task_group
 from codex_workspace.handover import HandoverBounds, tool_spec
@@ -32,22 +33,28 @@ from codex_workspace.midturn import MidTurn
 from codex_workspace.orders import OrderReader
 from codex_workspace.owner import Owner
 from codex_workspace.parts import PartLimits
+from codex_workspace.platform_api import PlatformApi, Token, open_platform_api, read_secret
 from codex_workspace.providers import SUBSCRIPTION, ChosenProvider
+from codex_workspace.recollection import StoredRecollection
 from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.retention import INTERVAL_S
 from codex_workspace.sandbox import refuse_blocked
 from codex_workspace.scrubbing import Scrubber
-from codex_workspace.settings import Settings
+from codex_workspace.settings import Platform, Settings
 from codex_workspace.skills import link_skills
 from codex_workspace.store import Store, open_store
 from codex_workspace.subscription import settle
 from codex_workspace.supply import Supply, SupplyBounds
 from codex_workspace.telemetry import Telemetry
+from codex_workspace.toolbox import Caller, Toolbox
 from codex_workspace.tracing import NO_TRACER, Tracer, open_tracing
 from codex_workspace.transcript import Transcripts
 from codex_workspace.turn import TurnLimits
 from codex_workspace.webhooks import AllowList, Guard, Webhooks
 from executor import CodexAppServerExecutor
+
+if TYPE_CHECKING:
+    from codex_workspace.agent_tools import AgentTools
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +67,9 @@ SHORTEST_SECRET: Final = 6
 READY_TIMEOUT_S: Final = 3.0
 """A probe waits this long for codex; starting it takes 50 to 250 ms."""
 
+
+LOOPBACK: Final = "127.0.0.1"
+"""Where codex reaches our own tools; a proxy would see their tokens."""
 
 SECONDS_PER_DAY: Final = 86400.0
 
@@ -80,7 +90,7 @@ LOGIN_ON_DISK: Final[Mapping[str, str]] = {"cli_auth_credentials_store": '"file"
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A running agent, without a server around it."""
+    """A running agent, without a server around it. `platform`: the calls to it, where there is one."""
 
     executor: CodexAppServerExecutor
     store: Store
@@ -88,6 +98,7 @@ class Agent:
     admission: Admission
     telemetry: Telemetry
     transcripts: Transcripts
+    platform: PlatformApi | None = None
 
     async def not_ready(self) -> str | None:
         """Return why no message can be answered; None when it can. A codex that has died is started again by asking."""
@@ -96,19 +107,29 @@ class Agent:
             return problem
         return await self.codex.not_ready(READY_TIMEOUT_S)
 
+    async def wedged(self) -> str | None:
+        """Return why nothing can be answered for a reason that lasts; None when it can."""
+        return await self.store.problem() or self.codex.broken
+
 
 def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]:
     """Return every secret that must not show up in a log or an answer."""
     held = [
         *settings.listen.tokens.values(),
-        settings.platform.token if settings.platform else None,
+        *(_token_of(settings.platform).candidates() if settings.platform else ()),
+        read_secret(settings.platform.secret_file) if settings.platform else None,
         provider.credential if provider else None,
         *settings.unused,
         *settings.mcp.secrets,
+        *(peer.token for peer in settings.peers),
         *settings.observing.secrets,
     ]
     known = [secret.reveal() for secret in held if secret is not None]
     return [*known, *(part for secret in known for part in _tokens_in(secret)), *_database_secrets(settings)]
+
+
+def _token_of(platform: Platform, learned: Callable[[Secret], None] | None = None) -> Token:
+    return Token(platform.token_file, platform.provisioned, platform.token, learned)
 
 
 def _tokens_in(credential: str) -> list[str]:
@@ -168,9 +189,11 @@ async def open_agent(
             tracing(settings, scrub) as tracer,
             open_store(settings.database_url.reveal()) as store,
             _pruning(settings, store),
-            _agent(settings, provider, launch, store, Telemetry(tracer=tracer), scrub) as agent,
+            _platform(settings, scrub) as platform,
+            _own_tools(settings, store, scrub, platform) as tools,
+            _agent(settings, provider, launch, store, Telemetry(tracer=tracer), scrub, tools) as agent,
         ):
-            yield agent
+            yield replace(agent, platform=platform)
 
 
 def tracing(settings: Settings, scrub: Callable[[str], str]) -> AbstractAsyncContextManager[Tracer]:
@@ -182,6 +205,47 @@ def tracing(settings: Settings, scrub: Callable[[str], str]) -> AbstractAsyncCon
 
 
 @asynccontextmanager
+async def _platform(settings: Settings, scrub: Scrubber) -> AsyncIterator[PlatformApi | None]:
+    """Hold ready the calls to the platform, where there is one; its tokens are secrets as soon as they are known."""
+    platform = settings.platform
+    if platform is None:
+        yield None
+        return
+
+    def learn(token: Secret) -> None:
+        if len(token.reveal()) >= SHORTEST_SECRET:
+            scrub.learn(token.reveal())
+
+    token = _token_of(platform, learn)
+    async with open_platform_api(platform.url, platform.workspace_id, token) as api:
+        yield api
+
+
+@asynccontextmanager
+async def _own_tools(
+    settings: Settings, store: Store, scrub: Scrubber, platform: PlatformApi | None
+) -> AsyncIterator["AgentTools | None"]:
+    """Serve the tools that the model gets of us, where the operator wants that."""
+    if not settings.has_agent_tools:
+        yield None
+        return
+    # Imported by those who have them: the MCP package takes half a second and 23 MB.
+    from codex_workspace.agent_tools import SPARE_S, open_tools
+    from codex_workspace.peer_calls import PeerCalls
+
+    toolbox = Toolbox(PeerCalls(settings.peers), StoredRecollection(store.memories, store.exchanges))
+    if platform is not None:
+        from codex_workspace.platform_tools import tools_on_the_platform
+
+        names = [peer.name for peer in settings.peers]
+        toolbox = tools_on_the_platform(toolbox, platform, names, [entry.name for entry in settings.config.principals])
+    # A turn that waits for a peer is silent.
+    longest_wait_s = max(0.0, settings.config.codex.turn_inactivity_timeout_s - SPARE_S)
+    async with open_tools(toolbox, scrub, longest_wait_s) as tools:
+        yield tools
+
+
+@asynccontextmanager
 async def _agent(
     settings: Settings,
     provider: ChosenProvider,
@@ -189,12 +253,13 @@ async def _agent(
     store: Store,
     telemetry: Telemetry,
     scrub: Scrubber,
+    tools: "AgentTools | None",
 ) -> AsyncIterator[Agent]:
     codex = Supply(
         _opener(launch, settings, thread_options(settings, provider)), _supply_bounds(settings), Owner[Connection]
     )
     try:
-        conversations = Conversations(_maker(settings, provider, store, codex))
+        conversations = Conversations(_maker(settings, provider, store, codex, tools))
         policy = RecoveryPolicy(settings.config.codex.recovery)
         admission = Admission(_bounds(settings))
         orders = _orders(settings, scrub)
@@ -290,7 +355,7 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
         binary=settings.codex_bin,
         codex_home=settings.codex_home,
         cwd=settings.workspace_dir,
-        environment=env,
+        environment=without_proxy_for(LOOPBACK, env) if settings.has_agent_tools else env,
         api_key=provider.credential.reveal() if provider.credential is not None and not is_login else None,
         secrets=secrets_of(settings, provider),
         family=_family(settings.state_dir),
@@ -383,7 +448,11 @@ def _opener(
 
 
 def _maker(
-    settings: Settings, provider: ChosenProvider, store: Store, codex: Supply[Connection]
+    settings: Settings,
+    provider: ChosenProvider,
+    store: Store,
+    codex: Supply[Connection],
+    tools: "AgentTools | None",
 ) -> Callable[[str, str], Conversation]:
     options = thread_options(settings, provider)
     config = settings.config.codex
@@ -395,6 +464,9 @@ def _maker(
     )
 
     def make(owner: str, context_id: str) -> Conversation:
-        return Conversation(codex.use, store.memory(owner, context_id), options, limits)
+        own = options
+        if tools is not None:
+            own = replace(options, servers=tools.added_to(options.servers, Caller(owner, context_id)))
+        return Conversation(codex.use, store.memory(owner, context_id), own, limits)
 
     return make

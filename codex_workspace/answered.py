@@ -1,6 +1,7 @@
 """Which questions somebody has answered already: a second word would be on the next one, which nobody has seen."""
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Final
 
 from a2a.types import Task, TaskStatus
@@ -11,23 +12,48 @@ MAX_TASKS: Final = 10_000
 """Remembered; a task asks for an hour at most, and a word is worked on within milliseconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Which question it is: the id of the message that asks, and when that was, in ns of Unix time.
+
+    As soon as an answer comes in, the SDK takes the message out of the status, and the time alone is left; a host's own
+    executor may give neither.
+    """
+
+    message_id: str
+    asked_at_ns: int
+
+    @classmethod
+    def of(cls, status: TaskStatus) -> "_Question":
+        return cls(status.message.message_id, status.timestamp.ToNanoseconds())
+
+    @property
+    def can_be_told(self) -> bool:
+        return bool(self.message_id or self.asked_at_ns)
+
+    def is_same(self, other: "_Question") -> bool:
+        if self.message_id and other.message_id:
+            return self.message_id == other.message_id
+        return bool(self.asked_at_ns) and self.asked_at_ns == other.asked_at_ns
+
+
 class Answered:
     """Remembers of each task the last question that was answered, and with which message."""
 
     def __init__(self) -> None:
-        self._last: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._last: OrderedDict[str, tuple[_Question, str]] = OrderedDict()
 
     def claim(self, task: Task, message_id: str) -> bool:
         """Take a message for the answer to what a task asks; False where another one was before it.
 
-        What is asked without a message cannot be told from what is asked next, and takes every answer.
+        What is asked without a message and a time cannot be told from what is asked next, and takes every answer.
         """
-        asked = task.status.message.message_id
-        if not asked:
+        asked = _Question.of(task.status)
+        if not asked.can_be_told:
             return True
-        known, by = self._last.get(task.id, ("", ""))
-        if known == asked and by != message_id:
-            return False
+        known = self._last.get(task.id)
+        if known is not None and known[0].is_same(asked):
+            return known[1] == message_id
         self._last[task.id] = (asked, message_id)
         self._last.move_to_end(task.id)
         if len(self._last) > MAX_TASKS:
@@ -36,10 +62,11 @@ class Answered:
 
     def give_back(self, task_id: str, message_id: str) -> None:
         """Take note that a message is no answer, because it was refused."""
-        if self._last.get(task_id, ("", ""))[1] == message_id:
+        known = self._last.get(task_id)
+        if known is not None and known[1] == message_id:
             del self._last[task_id]
 
     def holds(self, task_id: str, status: TaskStatus) -> bool:
         """Tell whether a status asks something that was answered: the task has only not said yet that it goes on."""
-        known, _ = self._last.get(task_id, ("", ""))
-        return status.state in ASKING and bool(known) and known == status.message.message_id
+        known = self._last.get(task_id)
+        return status.state in ASKING and known is not None and known[0].is_same(_Question.of(status))

@@ -208,6 +208,12 @@ class Deliveries:
             return None
         return Delivery(key, task_id, context_id, DeliveryState.ACCEPTED, body, None, None, 0, b"")
 
+    async def request(self, key: Key) -> SendMessageRequest | None:
+        """Return the request as which a message was written down; None for a new one."""
+        async with self._lookups.connect() as connection:
+            body = (await connection.execute(select(_deliveries.c.request).where(_is(key)))).scalar_one_or_none()
+        return None if body is None else SendMessageRequest.FromString(body)
+
     async def of_task(self, task_id: str) -> Delivery | None:
         """Return the newest delivery that a task answers."""
         newest = select(_deliveries).where(_deliveries.c.task_id == task_id).order_by(_deliveries.c.accepted_at.desc())

@@ -471,13 +471,18 @@ def check_handshake(facts: Facts) -> Finding:
         with tempfile.TemporaryDirectory(prefix="codex-workspace-doctor-") as home:
             milliseconds, version = anyio.run(_greet, _at_another_home(facts, Path(home)), facts)
     except CodexCannotStart as error:
-        said = str(error).replace(home, str(facts.settings.codex_home)) if home else str(error)
+        said = _as_at_home(error, home, facts)
         return Finding("failed", said, "read codex's own words above; check CODEX_BIN and CODEX_HOME/config.toml")
     except ConfigError as error:
-        return Finding("failed", str(error), "correct this, then ask the doctor again")
+        return Finding("failed", _as_at_home(error, home, facts), "correct this, then ask the doctor again")
     except (CodexError, OSError) as error:
         return Finding("failed", f"codex cannot be started: {_of(error)}", "check CODEX_BIN and CODEX_HOME")
     return Finding("ok", f"codex {_dotted(version)} answered initialize in {milliseconds:.0f} ms")
+
+
+def _as_at_home(error: Exception, home: str, facts: Facts) -> str:
+    """Return what an error says of the copy of codex's configuration as said of the real one."""
+    return str(error).replace(home, str(facts.settings.codex_home)) if home else str(error)
 
 
 def _at_another_home(facts: Facts, home: Path, settings: Settings | None = None) -> Settings:

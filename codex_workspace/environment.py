@@ -82,6 +82,7 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable("PLATFORM_URL", "the platform to register with; switches the platform side on", "off"),
     Variable("WORKSPACE_ID", "who this agent is on the platform", "none"),
     Variable("MOLECULE_WORKSPACE_TOKEN", "bearer token for the platform", "minted when registering", secret=True),
+    Variable("CONFIGS_DIR", "folder with the platform's .auth_token", "config.yaml's folder"),
     Variable("MOLECULE_MODEL", "model; wins over MODEL and config.yaml", "none"),
     Variable("MODEL", "model; wins over config.yaml", "none"),
     Variable("HOME", "where the user's state folder is", "none"),
@@ -206,3 +207,11 @@ def _for_header(secret: Secret, place: Place) -> Secret:
     if not re.fullmatch(r"[\x21-\x7e]+", secret.reveal()):
         raise place.error("must be printable ASCII without blanks or line breaks")
     return secret
+
+
+def without_proxy_for(host: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment, changed so that no proxy in it is asked for `host`; as it is where it names none."""
+    if not any(name.lower() in ("http_proxy", "all_proxy") for name in env):
+        return dict(env)
+    excepted = {name: f"{env[name]},{host}" if env.get(name) else host for name in ("NO_PROXY", "no_proxy")}
+    return {**env, **excepted}

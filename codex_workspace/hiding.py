@@ -34,17 +34,20 @@ def profile_of(settings: Settings) -> str | None:
 
 
 def prepare(settings: Settings) -> None:
-    """Make CODEX_HOME's `sessions`, so that the first codex can be told to hide it too.
+    """Make CODEX_HOME's `sessions`, and the files of what the platform will tell us, so that the first codex can be
+    told to hide them too.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: they cannot be made.
     """
     if not settings.config.codex.hide_secrets:
         return
     try:
         (settings.codex_home / "sessions").mkdir(mode=0o700, exist_ok=True)
+        for file in _kept_for_platform(settings):
+            file.touch(0o600)
     except OSError as error:
-        raise ConfigError(f"CODEX_HOME: {error.filename} cannot be made: {error.strerror}") from error
+        raise ConfigError(f"{error.filename} cannot be made: {error.strerror}") from error
 
 
 def definition(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
@@ -91,8 +94,15 @@ def secret_files(settings: Settings, env: Mapping[str, str]) -> tuple[Path, ...]
         *(Path(file) for name, file in env.items() if name.endswith(_SECRET_FILES) and file),
         *(beside / entry.token_file for entry in settings.config.principals if entry.token_file),
         *(beside / file for file in [settings.config.a2a.signing_key_file] if file),
+        *_kept_for_platform(settings),
+        *(settings.platform.provisioned if settings.platform is not None else ()),
     ]
     return tuple(dict.fromkeys(path.resolve() for path in _there(named)))
+
+
+def _kept_for_platform(settings: Settings) -> tuple[Path, ...]:
+    platform = settings.platform
+    return () if platform is None else (platform.token_file, platform.secret_file)
 
 
 _SECRET_FILES: Final = tuple(

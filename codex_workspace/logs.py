@@ -19,6 +19,9 @@ IdName: TypeAlias = Literal["task", "context", "thread", "turn", "trace"]
 _PLAIN: Final = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
 """What of an id a line for people can show as it is; clients make up some of them."""
 
+_LINE_BREAKS: Final = str.maketrans({"\n": "\\n", "\r": "\\r"})
+"""What others say may have several lines, and none of them may look like a record of its own."""
+
 _QUIET: Final = ("httpx", "httpcore", "aiosqlite", "asyncio", "sse_starlette", "uvicorn", "a2a")
 """Libraries whose ordinary talk is of no use to an operator: from them, warnings and worse."""
 
@@ -80,10 +83,10 @@ class _Text(logging.Formatter):
         return self._scrub(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the first line, which a traceback follows."""
-        return " ".join(
-            [super().formatMessage(record), *(f"{name}={_plain(i)}" for name, i in _ids_of(record).items())]
-        )
+        """Return the one line of the message, which a traceback may follow."""
+        # Scrubbed before: a secret of several lines would not be known any more.
+        said = self._scrub(super().formatMessage(record)).translate(_LINE_BREAKS)
+        return " ".join([said, *(f"{name}={_plain(i)}" for name, i in _ids_of(record).items())])
 
 
 def _plain(text: str) -> str:

@@ -65,6 +65,7 @@ class Expected:
     """The servers that a thread ought to have.
 
     within_s: how long their start is waited for. left_out: why one is not even tried, by its name.
+    told: the configuration of one that stands in no file, by its name.
     private: what codex is told of one over its pipe only, by its name: table and key of its configuration, and value.
     """
 
@@ -72,12 +73,13 @@ class Expected:
     within_s: float = 0.0
     left_out: Mapping[str, str] = field(default_factory=dict)
     private: Mapping[str, Mapping[tuple[str, str], Secret]] = field(default_factory=dict)
+    told: Mapping[str, JsonObject] = field(default_factory=dict)
 
     def config(self) -> JsonObject:
         """Return what codex is told of them beside its config.toml, in the shape of `thread/start.config`."""
-        tables: dict[str, JsonValue] = {}
+        tables: dict[str, JsonValue] = dict(self.told)
         for name, values in self.private.items():
-            server: dict[str, JsonValue] = {}
+            server: dict[str, JsonValue] = dict(self.told.get(name, {}))
             for (table, key), value in values.items():
                 server[table] = {**_object(server.get(table)), key: value.reveal()}
             tables[name] = server

@@ -116,6 +116,12 @@ class Metrics:
         """Count a task."""
         self._tasks.labels(outcome).inc()
 
+    def tasks_ended(self) -> Mapping[TaskOutcome, int]:
+        """Return how many tasks have ended so far, by how."""
+        samples = [sample for metric in self._tasks.collect() for sample in metric.samples]
+        counts = {sample.labels["state"]: int(sample.value) for sample in samples if sample.name.endswith("_total")}
+        return {outcome: counts.get(outcome, 0) for outcome in TaskOutcome}
+
     def scrape(self, levels: Levels) -> bytes:
         """Return all of it in Prometheus' text format, whose type is `CONTENT_TYPE`."""
         all_of_it = CollectorRegistry()

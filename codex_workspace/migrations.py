@@ -34,6 +34,8 @@ TABLES: Final[Mapping[int, tuple[str, ...]]] = {
     2: ("schema_version", "deliveries", "write_probe"),
     3: ("push_notification_configs", "push_due"),
     4: ("cut_off_tasks", "push_to_old_clients"),
+    6: ("memories",),
+    7: ("platform_mail", "platform_cursor"),
 }
 """The tables that each version has brought; version 5 brought a column."""
 
@@ -53,7 +55,9 @@ def _add_instructions(connection: Connection) -> None:
         connection.execute(text("ALTER TABLE contexts ADD COLUMN instructions VARCHAR(64)"))
 
 
-STEPS: Final[Mapping[int, Step]] = {version: _make_tables(version) for version in TABLES} | {5: _add_instructions}
+STEPS: Final[Mapping[int, Step]] = dict(
+    sorted(({version: _make_tables(version) for version in TABLES} | {5: _add_instructions}).items())
+)
 """What leads to each version from the one before; 0 is an empty database."""
 
 NEWEST: Final = max(STEPS)

@@ -20,6 +20,7 @@ HTTP 400 with a sentence that names the key.
 | `chunks: N` (no `say`) | N deltas of `chunk_chars` (10) characters: `numbered_text(N * chunk_chars)` |
 | `megabytes: x` | says `numbered_text(round(x * 1_000_000))` |
 | `repeat: true` | says all that user and assistant said so far, one `role: text` per message |
+| `relay: true` | says what the last tool call gave |
 | `delay_ms: n` | waits n ms before every delta, the first one included |
 | `phase: commentary` or `final_answer` | marks the message so |
 | `reason: text or [texts]` | thinks first: reasoning summary sections |
@@ -165,13 +166,14 @@ Phase = Literal["commentary", "final_answer"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One model call; the module's table says what each field does. `say`, `megabytes`, `repeat`: at most one."""
+    """One model call; the module's table says what each field does. `say`, `megabytes`, `repeat` or `relay`."""
 
     say: str | None = None
     chunks: int | None = None
     chunk_chars: int | None = None
     megabytes: float | None = None
     repeat: bool = False
+    relay: bool = False
     delay_ms: float = 0
     phase: Phase | None = None
     reason: tuple[str, ...] = ()
@@ -192,14 +194,16 @@ class Step:
 
     @property
     def has_text(self) -> bool:
-        return self.say is not None or self.repeat or self.megabytes is not None or self.chunks is not None
+        return (
+            self.say is not None or self.repeat or self.relay or self.megabytes is not None or self.chunks is not None
+        )
 
 
 SAY_DONE = Step(say="done.")
 
 # fmt: off
 STEP_KEYS = (
-    "say", "chunks", "chunk_chars", "megabytes", "repeat", "delay_ms", "phase", "reason",
+    "say", "chunks", "chunk_chars", "megabytes", "repeat", "relay", "delay_ms", "phase", "reason",
     "run", "yield_ms", "escalate", "patch", "search", "tool", "plan", "fail", "code",
     "message", "body", "cut", "stall", "times", "usage",
 )
@@ -300,6 +304,7 @@ def _read_step(value: Json, where: str) -> Step:
         chunk_chars=fields.whole("chunk_chars", 1),
         megabytes=fields.number("megabytes"),
         repeat=fields.flag("repeat"),
+        relay=fields.flag("relay"),
         delay_ms=fields.number("delay_ms") or 0,
         phase=_read_phase(fields),
         reason=fields.texts("reason"),
@@ -319,7 +324,7 @@ def _read_step(value: Json, where: str) -> Step:
 
 
 def _check_combination(step: Step, fields: _Fields) -> None:
-    texts = [key for key in ("say", "megabytes", "repeat") if fields.values.get(key)]
+    texts = [key for key in ("say", "megabytes", "repeat", "relay") if fields.values.get(key)]
     if len(texts) > 1:
         raise ScriptError(f"{fields.where}: `{texts[0]}` and `{texts[1]}` both give the text; take one")
     if texts and step.chunks and step.chunk_chars:
@@ -847,6 +852,8 @@ def answer_text(step: Step, request: Request) -> str:
     if step.repeat:
         said = (item for item in request.input if isinstance(item, Message) and item.role in ("user", "assistant"))
         return "\n".join(f"{message.role}: {message.text}" for message in said)
+    if step.relay:
+        return next((item.text for item in reversed(request.input) if isinstance(item, Output)), "")
     if step.megabytes is not None:
         return numbered_text(round(step.megabytes * 1_000_000))
     if step.chunks is not None:

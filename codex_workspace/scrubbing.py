@@ -19,7 +19,13 @@ class Scrubber:
     """Replaces every one of `secrets` in a text by `***`: as it is, and as JSON and Python quote it."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        forms = {form for secret in secrets if secret for form in _forms(secret)}
+        self._know({form for secret in secrets if secret for form in _forms(secret)})
+
+    def learn(self, secret: str) -> None:
+        """Take out this one too, from now on; streams that have begun do not know it."""
+        self._know({*self._forms, *_forms(secret)})
+
+    def _know(self, forms: Iterable[str]) -> None:
         self._forms = tuple(sorted(forms, key=len, reverse=True))
         self._raw = tuple(form.encode("utf-8", "surrogateescape") for form in self._forms)
         # The longest first: where one begins with another, the whole of it goes.

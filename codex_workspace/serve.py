@@ -1,5 +1,6 @@
 """Our own host: an executor behind the A2A server, from the first log line to a stop in good order."""
 
+import gc
 import logging
 import signal
 import socket
@@ -7,19 +8,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
 from a2a.server.agent_execution import AgentExecutor
 from a2a.types import AgentExtension
 from anyio.abc import TaskStatus
+from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.admission import Admission
 from codex_workspace.agent import open_agent, prepare_state, secrets_of, tracing
+from codex_workspace.environment import Secret
 from codex_workspace.executors import load_executor
 from codex_workspace.groups import plain_task_group
 from codex_workspace.grpc_server import GrpcListener, grpc_bound
+from codex_workspace.guards import PRINCIPAL
+from codex_workspace.handler import OnceHandler
 from codex_workspace.levels import LevelReader
 from codex_workspace.live import ITEMS
 from codex_workspace.lock import folder_held
@@ -31,7 +36,7 @@ from codex_workspace.replies import USAGE
 from codex_workspace.schema import Place
 from codex_workspace.scrubbing import Scrubber
 from codex_workspace.server import Application, Readiness, ServerOptions, bind, build_app, serving
-from codex_workspace.settings import MISPLACED, Settings
+from codex_workspace.settings import MISPLACED, Platform, Settings
 from codex_workspace.skills import Skill
 from codex_workspace.store import Store, open_store
 from codex_workspace.streams import Bounded, StreamBounds
@@ -40,6 +45,10 @@ from codex_workspace.telemetry import Telemetry
 from codex_workspace.transcript import Transcripts
 from codex_workspace.views import View, metrics_view, transcript_view
 from codex_workspace.wishes import TURN
+
+if TYPE_CHECKING:
+    from codex_workspace.platform_api import PlatformApi
+    from codex_workspace.platform_host import Pulse
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +80,8 @@ class Hosted:
     drain: ends what is running, with so many seconds of patience.
     telemetry: is told of messages on their way.
     codex, transcripts: tell of the codex behind it, where there is one.
+    platform: the calls to it, where the agent is to be on one.
+    wedged: gives why nothing can be answered for a reason that lasts, None when it can.
     """
 
     executor: AgentExecutor
@@ -82,6 +93,8 @@ class Hosted:
     telemetry: Telemetry
     codex: Callable[[], SupplyFigures] | None = None
     transcripts: Transcripts | None = None
+    platform: "PlatformApi | None" = None
+    wedged: Readiness | None = None
 
 
 Opening = Callable[[str], AbstractAsyncContextManager[Hosted]]
@@ -124,6 +137,8 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
                 agent.telemetry,
                 agent.codex.figures,
                 agent.transcripts,
+                agent.platform,
+                agent.wedged,
             )
 
     await _serve(settings, About(INPUT_MODES, EXTENSIONS, settings.skills, setup_of(settings, provider)), opened)
@@ -168,15 +183,17 @@ async def _serve(settings: Settings, about: About, opening: Opening) -> None:
             async with (
                 opening(options.url) as hosted,
                 _push(settings, hosted.store) as push,
+                _joining(settings, hosted, stop) as joining,
                 build_app(
                     options,
-                    hosted.executor,
+                    joining.executor,
                     hosted.store,
                     hosted.ready,
                     hosted.admission,
                     push,
                     views=partial(_views, settings, hosted, push),
                     tracer=hosted.telemetry.tracer,
+                    handler_class=joining.handler_class,
                 ) as app,
             ):
                 who = await _unless(stop, lambda: _begin(hosted, app))
@@ -184,13 +201,92 @@ async def _serve(settings: Settings, about: About, opening: Opening) -> None:
                     async with (
                         nullcontext() if grpc is None else app.grpc(grpc),
                         serving(app.asgi, listener, settings.config.limits.slow_reader_s),
+                        joining.joined(app, options.url),
                     ):
+                        _spare_the_lasting()
                         also = "" if grpc is None else f", gRPC at {options.grpc_url}"
                         logger.info("ready: %s%s, A2A at %s", who, also, options.url)
                         await stop.wait()
                         await hosted.drain(settings.config.codex.shutdown_grace_s)
             tasks.cancel_scope.cancel()
     logger.info("stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """What of the application is another way where there is a platform, and the block in which the agent is on it."""
+
+    executor: AgentExecutor
+    handler_class: type[OnceHandler]
+    joined: Callable[[Application, str], AbstractAsyncContextManager[None]]
+
+
+@asynccontextmanager
+async def _joining(settings: Settings, hosted: Hosted, stop: anyio.Event) -> AsyncIterator[_Joining]:
+    if settings.platform is None or hosted.platform is None:
+        yield _Joining(hosted.executor, OnceHandler, lambda _app, _url: nullcontext())
+        return
+    # Imported by those who are on a platform: with its HTTP client it takes 100 ms.
+    from codex_workspace.platform_host import Pulse
+    from codex_workspace.punctual import PunctualHandler
+
+    pulse = Pulse(hosted.executor)
+    yield _Joining(
+        pulse, PunctualHandler, partial(_on_platform, settings, settings.platform, hosted.platform, hosted, pulse, stop)
+    )
+
+
+@asynccontextmanager
+async def _on_platform(
+    settings: Settings,
+    platform: Platform,
+    api: "PlatformApi",
+    hosted: Hosted,
+    pulse: "Pulse",
+    stop: anyio.Event,
+    app: Application,
+    url: str,
+) -> AsyncIterator[None]:
+    """Be on the platform while the block is open."""
+    from codex_workspace.letters import OWNER
+    from codex_workspace.platform_api import read_secret, write_secret
+    from codex_workspace.platform_host import HostOptions, Vitals, on_the_platform
+    from codex_workspace.punctual import PunctualHandler, Pushing
+
+    config, limits = settings.config.platform, settings.config.limits
+    # Where nobody needs a token, the platform's messages cannot be told from others'.
+    owners = frozenset({OWNER} if settings.listen.tokens else {OWNER, PRINCIPAL})
+    pushing = Pushing(hosted.store.mail, config.answer_within_s, owners)
+    if isinstance(app.handler, PunctualHandler):
+        app.handler.serve_platform(pushing)
+
+    def let_in(secret: Secret) -> None:
+        if read_secret(platform.secret_file) != secret:
+            write_secret(platform.secret_file, secret)
+        app.let_in(OWNER, secret.reveal())
+
+    known = read_secret(platform.secret_file)
+    if known is not None:
+        let_in(known)
+    options = HostOptions(
+        url=url,
+        card=MessageToDict(app.card),
+        delivery=config.delivery,
+        heartbeat_s=config.heartbeat_s,
+        # Others want places, too.
+        at_once=max(1, min(limits.max_waiting_per_context, limits.max_waiting) // 2),
+    )
+    vitals = Vitals(pulse, hosted.telemetry.metrics.tasks_ended, hosted.wedged or hosted.store.problem)
+    async with on_the_platform(options, api, hosted.store.mail, app.front, vitals, pushing, let_in, stop):
+        yield
+
+
+def _spare_the_lasting() -> None:
+    """Have the garbage collector pass over what is there by now: modules mostly, which stay for good.
+
+    It would look through them all at once, some hundred milliseconds in which nobody is answered.
+    """
+    gc.freeze()
 
 
 def _views(settings: Settings, hosted: Hosted, push: Push | None, front: Bounded) -> list[View]:

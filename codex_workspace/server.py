@@ -4,6 +4,7 @@ JSON-RPC at `/`, HTTP+JSON beside it, gRPC on a port of its own, for A2A 1.0 and
 `/readyz`, and the views of those who run the agent. Nothing here knows codex.
 """
 
+import errno
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -109,6 +110,8 @@ class Application:
     asgi: Starlette
     handler: OnceHandler
     front: Bounded
+    card: AgentCard
+    _doorkeeper: Doorkeeper
     _push: Push | None
     _callers: Callable[[int], GrpcCallers]
     _versions: tuple[Version, ...]
@@ -124,6 +127,10 @@ class Application:
         if self._push is not None:
             await self._push.take_up()
         return taken_up
+
+    def let_in(self, name: str, token: str) -> None:
+        """Know one more principal, by a token that came later."""
+        self._doorkeeper.learn(name, token)
 
     def grpc(self, listener: GrpcListener) -> AbstractAsyncContextManager[None]:
         """Serve gRPC on a listener until the block is left; open calls get a moment to end."""
@@ -142,17 +149,18 @@ async def build_app(
     *,
     views: Callable[[Bounded], Sequence[View]] = lambda _front: (),
     tracer: Tracer = NO_TRACER,
+    handler_class: type[OnceHandler] = OnceHandler,
 ) -> AsyncIterator[Application]:
     """Make the application around an executor; leaving ends the tasks that still run in it.
 
     `admission` says which messages are taken; the executor must claim their places in it. None: all are. `push` tells
     webhooks of tasks; None: nobody does. `views` makes what is to be looked at, told what
-    counts the streams; `tracer` gets the requests' spans.
+    counts the streams; `tracer` gets the requests' spans. `handler_class` answers them.
     """
     options = replace(options, push_notifications=push is not None)
     facts = card_facts(options)
     card = agent_card(facts)
-    handler = OnceHandler(executor, store, admission, card, one_main_context=options.one_main_context, push=push)
+    handler = handler_class(executor, store, admission, card, one_main_context=options.one_main_context, push=push)
     front = Bounded(handler, options.streams, card, extended_card(facts), tracer)
     doorkeeper, rates = Doorkeeper(options.tokens), Rates(options.requests_per_minute)
     seen = views(front)
@@ -180,7 +188,7 @@ async def build_app(
         return GrpcCallers(doorkeeper, rates, extensions, serves_major(major))
 
     try:
-        yield Application(asgi, handler, front, push, grpc_callers, options.versions)
+        yield Application(asgi, handler, front, card, doorkeeper, push, grpc_callers, options.versions)
     finally:
         await handler.aclose()
 
@@ -238,9 +246,13 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
+        remedy = (
+            "set A2A_HOST to an address of this machine's, such as 127.0.0.1 or 0.0.0.0"
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            else "stop the other program or choose another port"
+        )
         raise ConfigError(
-            f"A2A_HOST/A2A_PORT: cannot listen on {host} port {port}: {error.strerror}; "
-            "stop the other program or choose another port"
+            f"A2A_HOST/A2A_PORT: cannot listen on {host} port {port}: {error.strerror}; {remedy}"
         ) from error
     return listener
 

@@ -9,7 +9,7 @@ import ipaddress
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
@@ -26,6 +26,7 @@ from codex_workspace.environment import (
 from codex_workspace.guards import PRINCIPAL
 from codex_workspace.instructions import Instructions, read_instructions
 from codex_workspace.mcp_servers import McpServerEntry, McpServers, resolve
+from codex_workspace.peers import Peer, PeerEntry, resolve_peers
 from codex_workspace.schema import (
     EnvName,
     HttpUrl,
@@ -44,6 +45,18 @@ from codex_workspace.skills import Skill, SkillFolder, read_skills
 from codex_workspace.wire import MAX_INPUT_CHARS
 
 CONFIG_NAME = "config.yaml"
+
+OWN_TOOLS: Final = "agent"
+"""What codex knows the MCP server of our own tools by."""
+
+PLATFORM_TOKEN: Final = "platform-token"
+"""The file in the state folder that keeps the token which the platform has minted for us."""
+
+PLATFORM_SECRET: Final = "platform-inbound-secret"
+"""The file beside it that keeps what the platform shows when it calls us."""
+
+PROVISIONED_TOKEN: Final = ".auth_token"
+"""The file beside config.yaml where the platform's provisioner puts one; a new one at each start of a container."""
 
 TURN_TIMEOUT_S = 3600.0
 """A turn's budget where nobody named one."""
@@ -264,6 +277,22 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
+class OnPlatform:
+    """`platform:`, how the agent is on the platform, where PLATFORM_URL and WORKSPACE_ID are set.
+
+    delivery: messages are pushed to the agent, or read by it from its inbox; auto = as the platform has it, and by the
+        inbox where the platform cannot reach the agent's address.
+    heartbeat_s: the platform hears of the agent at least this often.
+    answer_within_s: a pushed message that takes longer gets the word that it is at work, and its answer later; the
+        platform itself waits 180 s, and then sends the message again.
+    """
+
+    delivery: Literal["auto", "push", "poll"] = "auto"
+    heartbeat_s: Annotated[float, Range(1, 300)] = 30.0
+    answer_within_s: Annotated[float, Range(0.1, 86_400)] = 150.0
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole of config.yaml.
 
@@ -275,6 +304,9 @@ class Config:
     model: where runtime_config.model is not given; the platform's default counts as not given.
     skills: folders below `skills` beside config.yaml, each with a SKILL.md.
     prompt_files: seen from config.yaml's folder, and in it.
+    peers: A2A agents that the model may give work to.
+    agent_tools: whether the model gets our own tools for that, with a memory; auto = where there are peers, or the
+        platform.
     """
 
     IGNORED: ClassVar[frozenset[str]] = frozenset(
@@ -310,9 +342,12 @@ class Config:
     providers: tuple[ProviderEntry, ...] = ()
     codex: Codex = field(default_factory=Codex)
     mcp_servers: tuple[McpServerEntry, ...] = ()
+    peers: tuple[PeerEntry, ...] = ()
+    agent_tools: Literal["auto", "always", "never"] = "auto"
     limits: Limits = field(default_factory=Limits)
     storage: Storage = field(default_factory=Storage)
     push: Push = field(default_factory=Push)
+    platform: OnPlatform = field(default_factory=OnPlatform)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,11 +408,21 @@ class Observing:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The platform to register with, and who we are there. Without a token, registering has to mint one."""
+    """The platform to register with, and who we are there. Without a token, registering has to mint one.
+
+    token_file: where a minted token is kept. provisioned: files in which the platform's provisioner may have put one.
+    """
 
     url: str
     workspace_id: str
     token: Secret | None
+    token_file: Path
+    provisioned: tuple[Path, ...] = ()
+
+    @property
+    def secret_file(self) -> Path:
+        """Where the platform's own secret is kept, for its calls to us."""
+        return self.token_file.with_name(PLATFORM_SECRET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +433,7 @@ class Settings:
     codex_bin: codex's native binary, or None where none was found (whoever starts codex says so).
     database_url: of SQLAlchemy's form, with an async driver; a secret as it may hold a password.
     platform: None where this agent runs without one.
-    mcp: `mcp_servers` of config.yaml, their variables filled in.
+    mcp, peers: `mcp_servers` and `peers` of config.yaml, their variables filled in.
     instructions, skills: what the files say that `prompt_files` and `skills` of config.yaml name.
     model, model_source: the model as the operator names it, and the variable or key it was taken from.
     """
@@ -411,6 +456,12 @@ class Settings:
     observing: Observing = field(default_factory=Observing)
     misplaced: tuple[str, ...] = ()
     unused: tuple[Secret, ...] = ()
+    peers: tuple[Peer, ...] = ()
+
+    @property
+    def has_agent_tools(self) -> bool:
+        """Whether the model gets our own tools."""
+        return _has_agent_tools(self.config, self.platform)
 
     @property
     def turn_timeout_s(self) -> float:
@@ -467,6 +518,8 @@ def load_settings(
     _check_versions(config.a2a, Place(str(file)).at("a2a"))
     _check_allowed(config.push, Place(str(file)).at("push.allow"))
     state = _state_dir(variables, here, root)
+    platform = _platform(variables, state, (variables.path("CONFIGS_DIR", here), file.parent))
+    _check_names(config, platform, Place(str(file)).at("mcp_servers"))
     model, source = _model(variables, config, file)
     workspace, home = _workspace_dir(variables, here, root), variables.path("CODEX_HOME", here) or state / "codex"
     listen = _listen(variables, config, file)
@@ -488,7 +541,7 @@ def load_settings(
         listen=listen,
         database_url=_database_url(variables, state),
         log=_log(variables),
-        platform=_platform(variables),
+        platform=platform,
         model=model,
         model_source=source,
         mcp=resolve(config.mcp_servers, env, Place(str(file)).at("mcp_servers")),
@@ -499,6 +552,7 @@ def load_settings(
         observing=_observing(variables, listen),
         misplaced=tuple(key for key in MISPLACED if isinstance(content, dict) and key in content),
         unused=_credentials_in(env, config),
+        peers=resolve_peers(config.peers, env, Place(str(file)).at("peers")),
     )
 
 
@@ -523,6 +577,21 @@ def _check_allowed(push: Push, place: Place) -> None:
         from codex_workspace.webhooks import AllowList
 
         AllowList.of(push.allow, place)
+
+
+def _has_agent_tools(config: Config, platform: Platform | None) -> bool:
+    has_peers = bool(config.peers) or platform is not None
+    return config.agent_tools == "always" or (config.agent_tools == "auto" and has_peers)
+
+
+def _check_names(config: Config, platform: Platform | None, place: Place) -> None:
+    for index, entry in enumerate(config.mcp_servers):
+        if entry.name == OWN_TOOLS and _has_agent_tools(config, platform):
+            raise (
+                place.item(index)
+                .at("name")
+                .error(f"must not be {OWN_TOOLS}, which is the agent's own; rename it, or set agent_tools: never")
+            )
 
 
 def _config_file(variables: Variables, given: Path | None, cwd: Path, root: Path) -> Path:
@@ -703,7 +772,7 @@ def _observing(variables: Variables, listen: Listen) -> Observing:
     )
 
 
-def _platform(variables: Variables) -> Platform | None:
+def _platform(variables: Variables, state: Path, folders: Iterable[Path | None]) -> Platform | None:
     url, workspace = variables.checked("PLATFORM_URL", HttpUrl), variables.text("WORKSPACE_ID")
     token = read_header_secret(variables.env, "MOLECULE_WORKSPACE_TOKEN")
     if url is None:
@@ -712,4 +781,5 @@ def _platform(variables: Variables) -> Platform | None:
         raise IN_ENVIRONMENT.at("WORKSPACE_ID").error(
             "is missing; PLATFORM_URL is set, and the platform knows an agent by this id"
         )
-    return Platform(url.rstrip("/"), workspace, token)
+    provisioned = tuple(dict.fromkeys(folder / PROVISIONED_TOKEN for folder in folders if folder is not None))
+    return Platform(url.rstrip("/"), workspace, token, state / PLATFORM_TOKEN, provisioned)

@@ -29,7 +29,10 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from codex_workspace.deliveries import Deliveries, acknowledgement
 from codex_workspace.errors import ConfigError, StoreUnavailable
+from codex_workspace.exchanges import Exchanges
 from codex_workspace.health import Health, waits_for_room
+from codex_workspace.mail import Mail
+from codex_workspace.memories import Memories
 from codex_workspace.migrations import NEWEST, keep_copy, migrate, refuse_newer, version_of
 from codex_workspace.push_configs import PushConfigs
 from codex_workspace.retention import Retention
@@ -76,6 +79,9 @@ class Store:
         self.tasks: Final = FrugalTaskStore(DatabaseTaskStore(engine, create_table=False))
         self.deliveries: Final = Deliveries(engine, lookups)
         self.push_configs: Final = PushConfigs(engine, self.tasks)
+        self.memories: Final = Memories(engine)
+        self.exchanges: Final = Exchanges(lookups or engine)
+        self.mail: Final = Mail(engine)
         self._health = Health(engine, *([lookups] if lookups not in (None, engine) else []))
 
     async def main_context(self, owner: str) -> str:

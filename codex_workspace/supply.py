@@ -168,6 +168,12 @@ class Supply(Generic[T]):
         resident = resident_bytes(codex.pid) if codex.pid is not None else 0
         return SupplyFigures(self._starts, self._deaths, True, codex.threads, resident)
 
+    @property
+    def broken(self) -> str | None:
+        """Why codex counts as broken; None while it does not."""
+        self._take_note()
+        return self._why_not(0.0) if self._is_broken() and not self._is_steady() else None
+
     async def close(self) -> None:
         """End codex; nothing is given out any more."""
         await self._holder.close()

@@ -187,6 +187,8 @@ async def look_up(host: str, port: int) -> Sequence[str]:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise OSError(f"{host} is no host name") from error
+    except socket.gaierror as error:
+        raise OSError(f"no address is known for {host} ({error.strerror})") from error
     return list(dict.fromkeys(str(info[4][0]) for info in found))
 
 
@@ -234,7 +236,7 @@ class Guard:
             raise TargetRefused(f"its port must be 80, 443, or {FIRST_FREE_PORT} and above")
 
 
-class _GuardedNetwork(httpcore.AsyncNetworkBackend):
+class GuardedNetwork(httpcore.AsyncNetworkBackend):
     """Httpcore's way to the network, by judged addresses only."""
 
     def __init__(self, guard: Guard, timeout_s: float) -> None:
@@ -281,7 +283,7 @@ class Webhooks:
     def __init__(self, guard: Guard, timeout_s: float) -> None:
         self.guard: Final = guard
         self._timeout_s = timeout_s
-        self._network = _GuardedNetwork(guard, timeout_s)
+        self._network = GuardedNetwork(guard, timeout_s)
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Send a JSON body; return what came of it, at the latest after `timeout_s` seconds."""

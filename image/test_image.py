@@ -346,7 +346,7 @@ async def test_the_platforms_runtime_is_the_host_where_the_platform_started_it(
     code, log = await ended(options, {**platform, "A2A_TOKEN": ""}, image=with_runtime)
     assert code == 0, log
     assert json.loads(log.splitlines()[-1]) == {
-        "executor": "CodexAppServerExecutor",
+        "executor": "HostedExecutor",
         "uid": 1000,
         "parent": 1,
         "cwd": "/app",

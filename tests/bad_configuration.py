@@ -260,6 +260,29 @@ BAD: Final[Mapping[str, Bad]] = {
         "must be a host name, an address, or a network such as 10.0.0.0/8, but is '10.0.0.0/33'",
         schema=False,
     ),
+    "a peer without an address": _key("peers: [{name: a}]\n", "peers[0].url", "is missing; it must be an http://"),
+    "a peer's address with a password": _key(
+        "peers: [{name: a, url: 'http://u:p@b'}]\n", "peers[0].url", "must be an http:// or https:// URL without user"
+    ),
+    "a peer's name of two words": _key("peers: [{name: a b, url: 'http://b'}]\n", "peers[0].name", "must be 1 to 64"),
+    "a peer's token that is not set": _key(
+        "peers: [{name: a, url: 'http://b', token_env: ADA}]\n",
+        "peers[0].token_env",
+        "names the variable ADA, which is not set; set it (or ADA_FILE)",
+        schema=False,
+    ),
+    "two peers of one name": _key(
+        "peers: [{name: a, url: 'http://b'}, {name: a, url: 'http://c'}]\n",
+        "peers[1].name",
+        "is there twice: 'a'",
+        schema=False,
+    ),
+    "an MCP server with the name of our own": _key(
+        "agent_tools: always\nmcp_servers: [{name: agent, command: x}]\n",
+        "mcp_servers[0].name",
+        "must not be agent, which is the agent's own; rename it, or set agent_tools: never",
+        schema=False,
+    ),
     # --- providers and their credentials
     "a provider without a mode": _key(
         "providers: [{name: a}]\n", "providers[0].auth_mode", "is missing; it must be one of openai_api"

@@ -28,6 +28,7 @@ from codex_workspace.settings import (
     Codex,
     Config,
     Limits,
+    OnPlatform,
     Push,
     RuntimeConfig,
     Storage,
@@ -147,6 +148,7 @@ SECTIONS: Final[dict[str, type]] = {
     "limits": Limits,
     "storage": Storage,
     "push": Push,
+    "platform": OnPlatform,
 }
 
 
@@ -162,7 +164,8 @@ def test_the_table_of_keys_is_the_codes() -> None:
         known |= {f"{name}.{key}": value for key, value in defaults_of(section).items()}
     said = {names_in(row[0])[0]: names_in(row[2]) for row in table(README, "config") if row[2] != "required"}
     assert {key: yaml.safe_load(default) for key, (default,) in said.items()} == {key: known[key] for key in said}
-    assert {key for key in known if key.startswith(("codex.", "limits.", "storage.", "push."))} <= set(said)
+    whole = ("codex.", "limits.", "storage.", "push.", "platform.")
+    assert {key for key in known if key.startswith(whole)} <= set(said)
 
 
 @cache

@@ -60,6 +60,19 @@ def test_files_of_secrets_are_named_by_what_they_are(tmp_path: Path) -> None:
     assert hiding.secret_files(settings, env) == (tmp_path / "one", tmp_path / "two")
 
 
+def test_what_the_platform_tells_later_is_hidden_from_the_first_command_on(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, {"PLATFORM_URL": "http://platform", "WORKSPACE_ID": "w"})
+    assert hiding.secret_files(settings, {}) == ()
+    provisioned = tmp_path / "config" / ".auth_token"
+    provisioned.write_text("token-of-the-provisioner")
+    hiding.prepare(settings)
+    assert settings.platform is not None
+    kept = (settings.platform.token_file, settings.platform.secret_file)
+    assert hiding.secret_files(settings, {}) == (settings.codex_home / "sessions", *kept, provisioned)
+    assert [file.stat().st_mode & 0o777 for file in kept] == [0o600, 0o600]
+    assert kept[0].parent == settings.state_dir
+
+
 def test_the_profile_widens_what_config_yaml_widens_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     settings = settings_of(tmp_path, {}, writable_folders=["../more"], network_access=True)

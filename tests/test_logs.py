@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-SECRETS = ["sk-1", "sk-1-longer", 'with "quotes" and \\', "ümlaut", ""]
+SECRETS = ["sk-1", "sk-1-longer", 'with "quotes" and \\', "ümlaut", "", "of two\nlines"]
 
 PROGRAM = """
 import logging, sys
@@ -23,6 +23,7 @@ try:
     raise ValueError("cannot use " + secrets[2] + " or " + secrets[1])
 except ValueError:
     logger.exception("failed with two\\nlines")
+logger.warning("a peer says: hello\\n12:00:00 ERROR   ours: forged, and %s", secrets[5])
 for chatty in ("httpx", "a2a.server", "aiosqlite", "uvicorn.error"):
     logging.getLogger(chatty).info("chatter")
     logging.getLogger(chatty).warning("%s warns", chatty)
@@ -51,6 +52,11 @@ def test_the_log_for_people_shows_no_secret() -> None:
     assert "INFO    ours: secret *** and ***" in log
     assert "ValueError: cannot use *** or ***" in log
     assert "not at this level" not in log
+
+
+def test_a_message_of_several_lines_is_one_record_for_people_too() -> None:
+    (line,) = [line for line in log_of(as_json=False).splitlines() if "forged" in line]
+    assert line.endswith(r"WARNING ours: a peer says: hello\n12:00:00 ERROR   ours: forged, and ***")
 
 
 def test_the_log_for_machines_is_one_object_a_line_and_shows_no_secret() -> None:

@@ -199,7 +199,7 @@ def dies_at(step: int) -> Callable[..., None]:
 def test_a_migration_that_is_killed_at_any_step_is_done_by_the_next_start(
     file: Path, tmp_path: Path, version: int
 ) -> None:
-    for step in range(1, 20):
+    for step in range(1, 30):
         attempt = tmp_path / f"{step}.sqlite3"
         if version:
             attempt.write_bytes(file.read_bytes())

@@ -357,6 +357,18 @@ def test_repeat_says_the_conversation_so_far() -> None:
     assert text.splitlines()[:2] == ["user: hello", "assistant: hi there"]
 
 
+def test_relay_says_what_the_last_tool_call_gave() -> None:
+    steps: list[Json] = [{"run": "one"}, {"run": "two"}, {"relay": True}]
+    after = (
+        Call("1", "exec_command", "{}"),
+        Output("1", "first"),
+        Call("2", "exec_command", "{}"),
+        Output("2", "second one"),
+    )
+    assert "".join(deltas_of(answered(asking(steps, *after))[0])) == "second one"
+    assert "".join(deltas_of(answered(asking({"relay": True}))[0])) == ""
+
+
 # --- The server, over plain HTTP ---
 
 

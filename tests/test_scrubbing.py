@@ -31,6 +31,15 @@ def test_a_secret_is_found_in_the_forms_that_json_and_repr_give_it() -> None:
         assert "quo" not in scrub(shown)
 
 
+def test_a_secret_can_be_learned_later() -> None:
+    scrub = Scrubber()
+    assert not scrub
+    scrub.learn("token-1")
+    scrub.learn("token-12")
+    assert scrub("a token-12 b token-1") == "a *** b ***"
+    assert scrub.is_in(b"token-1")
+
+
 def test_each_line_of_a_secret_of_several_lines_is_one() -> None:
     scrub = Scrubber([PEM])
     assert scrub(PEM) == MASK

@@ -163,6 +163,11 @@ async def test_a_private_target_is_refused_at_registration(url: str) -> None:
     assert str(refused.value) == NOT_PUBLIC
 
 
+async def test_a_host_that_nobody_knows_is_named_in_a_sentence() -> None:
+    with pytest.raises(OSError, match=r"^no address is known for nowhere\.invalid \("):
+        await look_up("nowhere.invalid", 443)
+
+
 async def test_one_private_address_among_public_ones_is_enough() -> None:
     with pytest.raises(TargetRefused):
         await Guard(AllowList(), resolves_to("1.1.1.1", "10.0.0.1")).check("https://hooks.example.com/")

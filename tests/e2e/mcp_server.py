@@ -9,9 +9,13 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import mcp.server.mcpserver as mcp
+from mcp.server.elicitation import AcceptedElicitation
 from mcp.types import ToolAnnotations
+from pydantic import BaseModel, ConfigDict
+from pydantic.config import JsonDict
 from starlette.requests import Request
 
 server = mcp.MCPServer("probe")
@@ -38,6 +42,37 @@ def remember_headers(context: mcp.Context) -> str:
     assert isinstance(request, Request)
     Path(arguments.headers).write_text("\n".join(f"{name}: {value}" for name, value in request.headers.items()))
     return "written"
+
+
+def without_own_names(schema: JsonDict) -> None:
+    """Take away what codex 0.163 answers with `cancel`, and asks nobody: a form's own title and description."""
+    schema.pop("title")
+    schema.pop("description")
+
+
+class Colour(BaseModel):
+    """What `paint` asks for."""
+
+    model_config = ConfigDict(json_schema_extra=without_own_names)
+
+    colour: Literal["red", "blue"]
+    coats: int = 1
+
+
+@server.tool()
+async def paint(context: mcp.Context) -> str:
+    """Ask the person for a colour and for how many coats of it, and say what came of it."""
+    match await context.elicit("Which colour shall the wall have?", Colour):
+        case AcceptedElicitation(data=Colour(colour=colour, coats=coats)):
+            return f"painted {colour}, {coats} coats"
+        case refused:
+            return f"not painted: {refused.action}"
+
+
+@server.tool()
+async def sign_in(context: mcp.Context) -> str:
+    """Send the person to a page, and say whether they went."""
+    return (await context.elicit_url("Sign in, please.", "https://login.example/start", "sign-in-1")).action
 
 
 @server.tool()

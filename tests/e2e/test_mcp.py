@@ -15,6 +15,8 @@ import httpx
 import psutil
 import pytest
 from a2a.types import Part, TaskState
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Value
 
 from codex_workspace.doctor import Facts, Finding, check_mcp
 from codex_workspace.scripted_model import Output, ScriptedModel
@@ -106,6 +108,39 @@ async def test_one_that_is_not_trusted_is_asked_for_where_somebody_answers(place
     assert "echo hello" in told(model)[-1]
 
 
+ANSWERS: Final = (
+    (
+        Part(data=ParseDict({"content": {"colour": "blue", "coats": 2}}, Value())),
+        "painted blue, 2 coats",
+    ),
+    (Part(text="no"), "not painted: decline"),
+)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(("answer", "came_of_it"), ANSWERS)
+async def test_what_a_server_asks_of_a_person_reaches_them(
+    place: Place, model: ScriptedModel, answer: Part, came_of_it: str
+) -> None:
+    place = replace(with_servers(place, stdio("wall", trusted=True)), codex={"approval_policy": "on-request"})
+    async with agent_with(place) as client:
+        asked = await client.ask(script(call("wall", "paint"), {"say": "Done."}))
+        assert "Which colour shall the wall have?" in asked.sentence
+        unclear = await client.answer(asked, Part(text="green, I think"))
+        assert unclear.state == TaskState.TASK_STATE_INPUT_REQUIRED
+        assert (await client.answer(unclear, answer)).answer == "Done."
+    assert came_of_it in told(model)[-1]
+
+
+async def test_a_server_can_send_a_person_to_a_page(place: Place, model: ScriptedModel) -> None:
+    place = replace(with_servers(place, stdio("wall", trusted=True)), codex={"approval_policy": "on-request"})
+    async with agent_with(place) as client:
+        asked = await client.ask(script(call("wall", "sign_in"), {"say": "Done."}))
+        assert "https://login.example/start" in asked.sentence
+        assert (await client.answer(asked, Part(text="yes"))).answer == "Done."
+    assert "accept" in told(model)[-1]
+
+
 async def test_a_token_is_seen_by_the_server_over_http_and_by_nobody_else(
     place: Place, model: ScriptedModel, tmp_path: Path
 ) -> None:
@@ -191,7 +226,7 @@ def test_the_doctor_tells_what_each_server_is_like(place: Place) -> None:
     keyless, broken, tools = finding.finding.splitlines()
     assert "NOBODY_SET_THIS, which is not set" in keyless
     assert broken.startswith("The MCP server broken is not there: ")
-    assert tools == "fine: 3 tools (digest_of, echo, remember_headers)"
+    assert tools == "fine: 5 tools (digest_of, echo, paint, remember_headers, sign_in)"
     finding = diagnosis(with_servers(place, stdio("needed", "--fail", required=True)))
     assert (finding.status, "needed is not there" in finding.finding) == ("failed", True)
 

@@ -1,0 +1,282 @@
+"""`python -m tests.chaos.platform [--seed N] [--messages N] [--deaths N] [--folder F]`: everything goes wrong by chance
+on the platform of an agent that polls its inbox, while both are killed and started again.
+
+The agent is the real one with the real codex, the platform its stand-in. The exit code is 1 where a message was lost,
+or answered or worked on twice, or where a sender's answers came in another order than its messages.
+"""
+
+import argparse
+import json
+import random
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from codex_workspace.platform_stand_in import Options, StandIn, running_stand_in
+from codex_workspace.scripted_model import scripted_model
+from codex_workspace.stand_in_faults import Faults
+from codex_workspace.wire import JsonObject
+from tests.chaos.supervised import Supervised, end_family, free_port, supervised
+from tests.chaos.verdict import WENT_ON
+from tests.e2e.agent_process import Place
+
+ME: Final = "11111111-1111-4111-8111-111111111111"
+PEERS: Final = tuple(f"2222222{number}-2222-4222-8222-222222222222" for number in range(1, 4))
+SHARE: Final = 0.08
+"""Of each fault: with nine of them, about every second request meets one."""
+
+LONGEST_PAUSE_S: Final = 0.2
+CODEX: Final = {"max_restarts": 1000, "request_timeout_s": 5}
+LOG_LINES: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message: its name, and who sends it, empty for the user."""
+
+    name: str
+    sender: str
+
+    @property
+    def text(self) -> str:
+        """Return what is said."""
+        return f"{self.name} @script {json.dumps([{'say': f'answer {self.name} .'}])}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is to happen; after so many messages the agent is killed, or stopped, or the platform restarts."""
+
+    seed: int
+    messages: tuple[Sent, ...]
+    strikes: tuple[tuple[int, str], ...]
+
+    def of(self, sender: str) -> list[Sent]:
+        """Return a sender's messages, in its order."""
+        return [message for message in self.messages if message.sender == sender]
+
+
+def make_plan(seed: int, messages: int, deaths: int) -> Plan:
+    """Return the plan of a seed."""
+    chance = random.Random(seed)
+    senders = ["", *PEERS]
+    blows = ["platform", "SIGKILL", *(chance.choice(["SIGKILL", "SIGTERM", "platform"]) for _ in range(deaths))][
+        :deaths
+    ]
+    moments = sorted(chance.randrange(1, max(2, messages)) for _ in blows)
+    return Plan(
+        seed,
+        tuple(Sent(f"m{seed % 1000}-{number:04d}", chance.choice(senders)) for number in range(messages)),
+        tuple(zip(moments, chance.sample(blows, len(blows)), strict=True)),
+    )
+
+
+@dataclass(slots=True)
+class Stage:
+    """The platform of the moment, None between two."""
+
+    file: Path
+    port: int
+    faults: Faults
+    platform: StandIn | None = None
+    restart: anyio.Event = field(default_factory=anyio.Event)
+    came: anyio.Event = field(default_factory=anyio.Event)
+
+    async def run(self) -> None:
+        """Run one platform after the other on the same file and port."""
+        options = Options(mode="poll", rate_per_minute=1_000_000)
+        while True:
+            async with running_stand_in(self.file, port=self.port, options=options, faults=self.faults) as platform:
+                self.platform = platform
+                self.came.set()
+                await self.restart.wait()
+                self.platform, self.came, self.restart = None, anyio.Event(), anyio.Event()
+            await anyio.sleep(0.3)
+
+    async def here(self) -> StandIn:
+        """Return the platform, waited for where there is none at the moment."""
+        while self.platform is None:
+            await self.came.wait()
+        return self.platform
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a run; `wrong` is empty where all is well."""
+
+    plan: Plan
+    seconds: float
+    faults: dict[str, int]
+    exits: Sequence[int]
+    wrong: Sequence[str]
+    log: str
+
+    @property
+    def figures(self) -> str:
+        """The run in numbers."""
+        strikes = Counter(blow for _, blow in self.plan.strikes)
+        return (
+            f"seed {self.plan.seed}: {len(self.plan.messages)} messages, {dict(strikes)}, exits {list(self.exits)}, "
+            f"{self.seconds:.1f} s; faults met: {self.faults}"
+        )
+
+    def __str__(self) -> str:
+        """Tell all that helps to find a fault."""
+        size = f"--messages {len(self.plan.messages)} --deaths {len(self.plan.strikes)}"
+        again = f"python -m tests.chaos.platform --seed {self.plan.seed} {size}"
+        return "\n".join((self.log, self.figures, *(f"WRONG: {each}" for each in self.wrong), again))
+
+
+def longest_s(plan: Plan) -> float:
+    """Return how long a run may take; then something hangs."""
+    return 60 + 1.5 * len(plan.messages) + 15 * len(plan.strikes)
+
+
+async def run(plan: Plan, root: Path) -> Report:
+    """Carry out a plan in an empty folder."""
+    start, faults = anyio.current_time(), Faults(seed=plan.seed)
+    stage = Stage(root / "platform.sqlite3", free_port(), faults)
+    wrong: list[str] = []
+    told, history, rows = list[str](), "", dict[str, list[JsonObject]]()
+    async with scripted_model() as model, _staged(stage):
+        (root / "config").mkdir()
+        platform = await stage.here()
+        platform.add_workspace(ME, "first", "poll", token_file=root / "config" / ".auth_token")
+        (root / "config" / ".auth_token").write_text("first")
+        for peer in PEERS:
+            platform.add_workspace(peer, "peer's", "poll")
+        environment = {"PLATFORM_URL": f"http://127.0.0.1:{stage.port}", "WORKSPACE_ID": ME}
+        config = {"agent_tools": "never", "platform": {"heartbeat_s": 2, "delivery": "auto"}}
+        place = Place(root, model.base_url, codex=CODEX, config=config, environment=environment)
+        async with supervised(place) as agent:
+            with anyio.move_on_after(longest_s(plan)) as bound:
+                await platform.until(lambda: platform.workspace(ME).heartbeat != {})
+                faults.by_chance(SHARE)
+                await _storm(plan, stage, agent)
+                await _until(stage, plan)
+                faults.stop()
+                # One more answer, which is all that the thread remembers; and time for what came twice to show.
+                platform = await stage.here()
+                count = len(platform.notifications(ME))
+                await platform.canvas_message(ME, '@script [{"repeat": true}]')
+                await platform.until(lambda: len(platform.notifications(ME)) > count)
+            if bound.cancelled_caught:
+                wrong.append("not over in time")
+        platform = await stage.here()
+        told = platform.notifications(ME)
+        if not wrong:
+            *told, history = told
+        rows = {peer: platform.activity(peer) for peer in PEERS}
+    wrong += [f"left over: {process}" for process in await end_family(root)]
+    wrong += [*_judge_user(plan, told), *_judge_peers(plan, rows), *_judge_history(plan, history)]
+    log = "\n".join(place.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    met = {str(fault): count for fault, count in faults.met.items()}
+    return Report(plan, anyio.current_time() - start, met, agent.exits, wrong, log)
+
+
+@asynccontextmanager
+async def _staged(stage: Stage) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.run)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def _storm(plan: Plan, stage: Stage, agent: Supervised) -> None:
+    chance, strikes = random.Random(plan.seed), list(plan.strikes)
+    for number, message in enumerate(plan.messages):
+        platform = await stage.here()
+        if message.sender:
+            await platform.peer_message(message.sender, ME, message.text, message.name)
+        else:
+            await platform.canvas_message(ME, message.text, message.name)
+        await anyio.sleep(chance.uniform(0, LONGEST_PAUSE_S))
+        while strikes and strikes[0][0] <= number:
+            await _strike(strikes.pop(0)[1], stage, agent)
+
+
+async def _strike(blow: str, stage: Stage, agent: Supervised) -> None:
+    if blow == "platform":
+        stage.restart.set()
+    elif agent.process is not None:
+        agent.process.send_signal(signal.Signals[blow])
+
+
+async def _until(stage: Stage, plan: Plan) -> None:
+    """Wait until there are as many answers as messages."""
+    platform = await stage.here()
+
+    def is_all() -> bool:
+        told = len(platform.notifications(ME)) >= len(plan.of(""))
+        return told and all(len(_answers(platform.activity(peer))) >= len(plan.of(peer)) for peer in PEERS)
+
+    await platform.until(is_all)
+
+
+def _judge_user(plan: Plan, told: Sequence[str]) -> Iterator[str]:
+    return _judge_answers("the user", plan.of(""), told)
+
+
+def _judge_peers(plan: Plan, rows: dict[str, list[JsonObject]]) -> Iterator[str]:
+    for peer, found in rows.items():
+        answers = _answers(found)
+        yield from _judge_answers(peer, plan.of(peer), [text for _, text in answers])
+        replied = [name for name, _ in answers]
+        if replied != [message.name for message in plan.of(peer)]:
+            yield f"{peer}: answers to {replied}"
+
+
+def _answers(rows: Sequence[JsonObject]) -> list[tuple[str, str]]:
+    """Return which message each answer in a peer's inbox is for, and its text; the same message twice is one."""
+    answers: dict[str, tuple[str, str]] = {}
+    for row in rows:
+        message = json.loads(json.dumps(row["request_body"]))["params"]["message"]
+        answers[message["messageId"]] = message["metadata"]["in_reply_to"], message["parts"][0]["text"]
+    return list(answers.values())
+
+
+def _judge_answers(who: str, sent: Sequence[Sent], told: Sequence[str]) -> Iterator[str]:
+    expected = [f"answer {message.name} ." for message in sent]
+    went_on = sum(text == WENT_ON for text in told)
+    found = [text for text in told if text != WENT_ON]
+    if len(told) != len(expected):
+        yield f"{who}: {len(expected)} messages and {len(told)} answers"
+    if [text for text in expected if text in found] != found or len(expected) - len(found) != went_on:
+        missing = [text for text in expected if text not in found]
+        doubled = [text for text, times in Counter(found).items() if times > 1]
+        other = [text for text in found if text not in expected]
+        yield f"{who}: missing {missing}, doubled {doubled}, not asked for {other}, or not in order: {found}"
+
+
+def _judge_history(plan: Plan, history: str) -> Iterator[str]:
+    for message in plan.messages:
+        times = history.count(f"{message.name} @script")
+        if times != 1:
+            yield f"{message.name}: the thread has heard it {times} times"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make one run and tell of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.platform", description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="the plan's; random by default")
+    parser.add_argument("--messages", type=int, default=300)
+    parser.add_argument("--deaths", type=int, default=12)
+    parser.add_argument("--folder", type=Path, help="where the agent works, empty and kept; a temporary one by default")
+    options = parser.parse_args(arguments)
+    plan = make_plan(options.seed, options.messages, options.deaths)
+    with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
+        report = anyio.run(run, plan, options.folder or Path(folder))
+    sys.stdout.write(f"{report if report.wrong else report.figures}\n")
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The platform's runtime as an adapter meets it: what its main does with one, in its order. `molecule_runtime` is
+whichever stand-in is first on the path; none: `CONTRACT=codex_workspace.contract`.
+
+`python -m tests.e2e.foreign_host` says where it listens, and stops at SIGTERM as the runtime does: `close` is not known
+to it. It serves what a host of the SDK serves by default, with tasks that it keeps in memory.
+"""
+
+import asyncio
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event, EventQueue
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.routes import create_jsonrpc_routes
+from a2a.server.tasks import InMemoryTaskStore
+from a2a.types import AgentCapabilities, AgentCard, Message, Part, Role, SendMessageRequest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+SMOKE_PASSED, SMOKE_FAILED = 0, 1
+
+
+async def main() -> int:
+    """Host the adapter that ADAPTER_MODULE names; return the exit code."""
+    configs = Path(os.environ["WORKSPACE_CONFIG_PATH"])
+    heartbeat = _heartbeat()
+    adapter = importlib.import_module(os.environ["ADAPTER_MODULE"]).Adapter()
+    contract = importlib.import_module(os.environ.get("CONTRACT", "molecule_runtime.adapters.base"))
+    config = contract.AdapterConfig(
+        model="anthropic:claude-opus-4-7",
+        system_prompt=None,
+        config_path=str(configs),
+        workspace_id=os.environ["WORKSPACE_ID"],
+        heartbeat=heartbeat,
+    )
+    # What the runtime asks before it begins, where its generation knows of it.
+    for asked in ("capabilities", "idle_timeout_override", "memory_filename"):
+        if hasattr(adapter, asked):
+            print(f"{asked}: {getattr(adapter, asked)()}", flush=True)
+    await adapter.setup(config)
+    executor: AgentExecutor = await adapter.create_executor(config)
+    if os.environ.get("MOLECULE_SMOKE_MODE") == "1":
+        return await _smoke(executor)
+    kept = configs / ".agent_snapshot.json"
+    if kept.exists() and hasattr(adapter, "restore_state"):
+        adapter.restore_state(json.loads(kept.read_text()))
+    try:
+        await _serve(executor, adapter)
+    finally:
+        if hasattr(adapter, "pre_stop_state"):
+            kept.write_text(json.dumps({"version": 1, "adapter": adapter.pre_stop_state()}))
+    return 0
+
+
+def _heartbeat() -> Any:
+    try:
+        return importlib.import_module("molecule_runtime.executor_helpers").HeartbeatLoop()
+    except ModuleNotFoundError:
+        return None
+
+
+async def _smoke(executor: AgentExecutor) -> int:
+    """Call the executor once; only what cannot be imported, and a wedge, are failures."""
+    message = Message(role=Role.ROLE_USER, message_id="smoke", parts=[Part(text="smoke test")])
+    context = RequestContext(ServerCallContext(), SendMessageRequest(message=message))
+    try:
+        async with asyncio.timeout(float(os.environ["MOLECULE_SMOKE_TIMEOUT_SECS"])):
+            await executor.execute(context, _Unread())
+    except ImportError as error:
+        print(f"smoke failed: {error}")
+        return SMOKE_FAILED
+    except Exception as error:
+        print(f"smoke passed with {type(error).__name__}")
+    else:
+        print("smoke passed")
+    wedge = importlib.import_module("molecule_runtime.runtime_wedge")
+    return SMOKE_FAILED if wedge.is_wedged() else SMOKE_PASSED
+
+
+class _Unread(EventQueue):
+    """Where nobody looks at what the executor says."""
+
+    async def enqueue_event(self, event: Event) -> None:
+        del event
+
+
+async def _serve(executor: AgentExecutor, adapter: Any) -> None:
+    card = AgentCard(name="hosted", capabilities=AgentCapabilities(streaming=True))
+    handler = DefaultRequestHandler(agent_executor=executor, task_store=InMemoryTaskStore(), agent_card=card)
+
+    async def transcript(request: Request) -> JSONResponse:
+        asked = {name: int(value) for name, value in request.query_params.items()}
+        return JSONResponse(await adapter.transcript_lines(**asked))
+
+    async def wedge(request: Request) -> JSONResponse:
+        del request
+        return JSONResponse(importlib.import_module("molecule_runtime.runtime_wedge").wedge_reason())
+
+    routes = [
+        *create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True),
+        Route("/transcript", transcript),
+        Route("/wedge", wedge),
+    ]
+    app = Starlette(routes=routes)
+    server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: setattr(server, "should_exit", True))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(f"A2A at http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
+        await server.serve([listener])
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

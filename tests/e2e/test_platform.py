@@ -1,0 +1,66 @@
+"""The real agent with the real codex on the stand-in of the platform: pushed to, polling, and removed."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+
+from codex_workspace.letters import STILL_AT_WORK
+from codex_workspace.platform_stand_in import Options, running_stand_in
+from codex_workspace.scripted_model import ScriptedModel
+from tests.e2e.agent_process import Place, running_agent
+from tests.e2e.client import script
+
+ME = "11111111-1111-4111-8111-111111111111"
+
+
+def placed(place: Place, url: str, **platform: object) -> Place:
+    """Return the place of an agent that is on a platform."""
+    config = {"agent_tools": "never", "platform": {"heartbeat_s": 1, **platform}}
+    return replace(place, config=config, environment={"PLATFORM_URL": url, "WORKSPACE_ID": ME})
+
+
+async def test_a_pushed_message_is_answered_and_a_long_one_twice(place: Place) -> None:
+    async with running_stand_in(options=Options(tells_secret=True)) as platform:
+        platform.add_workspace(ME, delivery="push")
+        async with running_agent(placed(place, platform.url, answer_within_s=1.0)):
+            await platform.until(lambda: platform.workspace(ME).heartbeat != {})
+            outcome = await platform.canvas_message(ME, script({"say": "Forty-two."}))
+            assert outcome.result is not None
+            assert outcome.result["parts"] == [{"kind": "text", "text": "Forty-two."}]
+            outcome = await platform.canvas_message(ME, script({"say": "At last.", "delay_ms": 1500}))
+            assert outcome.result is not None
+            assert outcome.result["parts"] == [{"kind": "text", "text": STILL_AT_WORK}]
+            assert platform.workspace(ME).active_tasks == 1
+            await platform.until(lambda: platform.notifications(ME) == ["At last."])
+            await platform.until(lambda: platform.workspace(ME).active_tasks == 0)
+        assert platform.shown(ME) == ["Forty-two.", STILL_AT_WORK, "At last."]
+
+
+async def test_an_idle_agent_that_polls_begins_within_a_second(place: Place, model: ScriptedModel) -> None:
+    async with running_stand_in() as platform:
+        platform.add_workspace(ME, delivery="poll")
+        async with running_agent(placed(place, platform.url)):
+            await platform.canvas_message(ME, "warm up")
+            await platform.until(lambda: len(platform.notifications(ME)) == 1)
+            # As idle as it becomes.
+            await anyio.sleep(6.0)
+            asked, start = len(model.requests), time.monotonic()
+            await platform.canvas_message(ME, "hello")
+            while len(model.requests) == asked:
+                await anyio.sleep(0.01)
+            assert time.monotonic() - start < 1.5
+            await platform.until(lambda: platform.notifications(ME)[1:] == ["You said: hello"])
+
+
+async def test_a_removed_workspace_ends_the_agent_in_good_order(place: Place, tmp_path: Path) -> None:
+    async with running_stand_in() as platform:
+        platform.add_workspace(ME, delivery="poll")
+        async with running_agent(placed(place, platform.url)) as agent:
+            await platform.until(lambda: platform.workspace(ME).heartbeat != {})
+            token = (tmp_path / "state" / "platform-token").read_text()
+            platform.remove(ME)
+            assert await agent.ended() == 0
+    assert token not in place.log.read_text()
+    assert "was removed from the platform" in place.log.read_text()

@@ -1,0 +1,74 @@
+"""Several people with a token each in one agent: what is one's does not exist for the others, on every transport."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Final
+
+import httpx
+import pytest
+from a2a.types import SendMessageRequest, Task
+from a2a.utils.constants import TransportProtocol
+from a2a.utils.errors import TaskNotFoundError
+
+from codex_workspace.scripted_model import Message, ScriptedModel
+from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.client import request
+from tests.matrix.clients import OwnClient, own_client
+
+ALICE: Final = "alice-0123456789abcdef"
+BOB: Final = "bob-0123456789abcdef"
+OPERATOR: Final = "operator-0123456789abcdef"
+CONTEXT: Final = "the-same-for-both"
+
+
+@pytest.fixture
+async def agent(place: Place) -> AsyncIterator[AgentProcess]:
+    (place.root / "config").mkdir()
+    (place.root / "config" / "bob.token").write_text(f"{BOB}\n")
+    principals = [{"name": "alice", "token_env": "ALICE_TOKEN"}, {"name": "bob", "token_file": "bob.token"}]
+    environment = {"A2A_TOKEN": OPERATOR, "ALICE_TOKEN": ALICE, "A2A_GRPC_PORT": "0"}
+    async with running_agent(replace(place, config={"principals": principals}, environment=environment)) as agent:
+        yield agent
+
+
+async def answered(client: OwnClient, sent: SendMessageRequest) -> Task:
+    """Send a message, blocking, and return its task."""
+    (event,) = [each async for each in client.send(sent)]
+    return event.task
+
+
+def said_by_users(model: ScriptedModel) -> str:
+    """What the model's last call held of people's words."""
+    return "\n".join(each.text for each in model.requests[-1].input if isinstance(each, Message))
+
+
+@pytest.mark.parametrize("transport", [each.value for each in TransportProtocol])
+async def test_nobody_sees_or_stops_what_is_not_theirs(
+    agent: AgentProcess, model: ScriptedModel, transport: str
+) -> None:
+    async with own_client(transport, agent.url, ALICE) as alice, own_client(transport, agent.url, BOB) as bob:
+        hers = await answered(alice, request("the word is violet", CONTEXT))
+        for others in (bob.get, bob.cancel):
+            with pytest.raises(TaskNotFoundError):
+                await others(hers.id)
+        with pytest.raises(TaskNotFoundError):
+            _ = [event async for event in bob.subscribe(hers.id)]
+        assert await bob.list(CONTEXT) == []
+        # A context's name is everybody's own: it leads to a conversation that knows nothing of hers.
+        his = await answered(bob, request("which word?", CONTEXT))
+        assert "violet" not in said_by_users(model)
+        assert [each.id for each in await bob.list(CONTEXT)] == [his.id]
+        await answered(alice, request("and now?", CONTEXT))
+        assert "violet" in said_by_users(model)
+        assert "which word?" not in said_by_users(model)
+    async with own_client(transport, agent.url, OPERATOR) as operator:
+        with pytest.raises(TaskNotFoundError):
+            await operator.get(hers.id)
+
+
+async def test_who_has_none_of_the_tokens_is_nobody(agent: AgentProcess) -> None:
+    async with httpx.AsyncClient(base_url=agent.url, headers={"Authorization": "Bearer bobs-old-token"}) as http:
+        refused = await http.get("/tasks", headers={"A2A-Version": "1.0"})
+    assert refused.status_code == 401
+    assert BOB not in agent.log.read_text()
+    assert ALICE not in agent.log.read_text()

@@ -1,0 +1,369 @@
+"""Our own host on the platform, against its stand-in: the inbox with its traps, replies, pushes, and being there."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from codex_workspace.letters import STILL_AT_WORK
+from codex_workspace.platform_stand_in import Options, StandIn, running_stand_in
+from codex_workspace.stand_in_delivery import result_row
+from codex_workspace.stand_in_faults import Fault
+from tests.platform_place import ME, PEER, Place, placed
+from tests.test_inbox_rows import ROWS
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+
+@asynccontextmanager
+async def world(folder: Path) -> AsyncIterator[tuple[StandIn, Place]]:
+    """A platform of May with two workspaces, and where an agent lives on it."""
+    async with running_stand_in(folder / "platform.sqlite3") as platform:
+        platform.add_workspace(ME, delivery="poll", name="me")
+        platform.add_workspace(PEER, "peer's", "poll", name="peer")
+        place = Place(folder, platform)
+        place.echo.gate.set()
+        yield platform, place
+
+
+@asynccontextmanager
+async def pushing_world(folder: Path) -> AsyncIterator[StandIn]:
+    """A platform that pushes and has little patience."""
+    options = Options(wait_s=1.0, tells_secret=True)
+    async with running_stand_in(folder / "platform.sqlite3", options=options) as platform:
+        platform.add_workspace(ME, delivery="push", name="me")
+        platform.add_workspace(PEER, "peer's", "poll", name="peer")
+        yield platform
+
+
+async def test_a_message_of_the_users_is_answered_on_the_canvas(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place):
+            await platform.canvas_message(ME, "hello")
+            await platform.until(lambda: platform.notifications(ME) == ["echo: hello"])
+        assert place.echo.heard == ["hello"]
+
+
+async def test_what_came_before_the_agent_is_answered_in_its_order(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        for number in range(5):
+            await platform.canvas_message(ME, str(number))
+        async with placed(place):
+            await platform.until(lambda: len(platform.notifications(ME)) == 5)
+        assert platform.notifications(ME) == [f"echo: {number}" for number in range(5)]
+
+
+async def test_a_backlog_above_the_page_is_read_to_its_end(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        for number in range(75):
+            await platform.canvas_message(ME, str(number))
+        async with placed(place):
+            await platform.until(lambda: len(platform.notifications(ME)) == 75)
+        assert platform.notifications(ME) == [f"echo: {number}" for number in range(75)]
+        assert place.echo.heard == [str(number) for number in range(75)]
+
+
+async def test_a_peer_gets_a_message_that_says_what_it_answers(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place):
+            await platform.peer_message(PEER, ME, "do it", "work-1", {"delegation_id": "work-1"})
+            await platform.until(lambda: len(platform.activity(PEER)) == 1)
+        message = platform.activity(PEER)[0]["request_body"]
+        assert isinstance(message, dict)
+        said = message["params"]["message"]  # type: ignore[index,call-overload]
+        assert said["metadata"] == {"in_reply_to": "work-1", "delegation_id": "work-1"}  # type: ignore[index,call-overload]
+        assert "do it" in said["parts"][0]["text"]  # type: ignore[index,call-overload,operator]
+        assert place.echo.heard[0].startswith(f"A message from the agent {PEER}")
+        assert platform.notifications(ME) == []
+
+
+@pytest.mark.parametrize("about", [{"in_reply_to": "m-0"}, {"delegation_id": "work-1"}])
+async def test_an_answer_of_a_peers_is_told_to_the_user_and_not_answered(tmp_path: Path, about: dict[str, str]) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place):
+            await platform.peer_message(PEER, ME, "it is done", "m-1", {**about})
+            await platform.until(lambda: len(platform.notifications(ME)) == 1)
+            await platform.canvas_message(ME, "and now?")
+            await platform.until(lambda: len(platform.notifications(ME)) == 2)
+        assert "it is done" in platform.notifications(ME)[0]
+        assert place.echo.heard[0].startswith(f"The agent {PEER} answers")
+        assert platform.activity(PEER) == []
+
+
+async def test_two_agents_do_not_answer_each_other_for_ever(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / ".auth_token").write_text("peer's")
+        other = Place(tmp_path / "other", platform, workspace_id=PEER)
+        other.echo.gate.set()
+        async with placed(place), placed(other):
+            await platform.peer_message(PEER, ME, "ping", "m-1")
+            await platform.until(lambda: len(platform.notifications(PEER)) == 1)
+            await platform.canvas_message(ME, "still there?")
+            await platform.until(lambda: len(platform.notifications(ME)) == 1)
+        assert len(place.echo.heard) == 2
+        assert len(other.echo.heard) == 1
+
+
+async def test_rows_of_all_kinds_are_work_or_they_are_not(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place), placed(place):
+        for _, row, _ in ROWS:
+            platform.write(row)
+        await platform.canvas_message(ME, "and this")
+        await platform.until(lambda: "echo: and this" in platform.notifications(ME))
+        work = [heard for _, _, heard in ROWS if heard is not None]
+        assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == [*work, "and this"]
+        # What it has told itself is answered nowhere.
+        assert len([text for text in platform.notifications(ME) if text.startswith("echo")]) == len(work)
+
+
+async def test_a_result_that_a_tool_has_told_is_not_told_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place), placed(place) as agent:
+        agent.api.told_by_tools.append("work-1")
+        platform.write(result_row(ME, PEER, "work-1", "told"))
+        platform.write(result_row(ME, PEER, "work-2", "new"))
+        await platform.until(lambda: len(platform.notifications(ME)) == 1)
+        assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == ["new"]
+
+
+async def test_nothing_is_done_twice_after_a_restart(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        for life in range(3):
+            async with placed(place):
+                await platform.canvas_message(ME, f"life {life}")
+                await platform.until(lambda: len(platform.notifications(ME)) == life + 1)  # noqa: B023
+        assert place.echo.heard == [f"life {life}" for life in range(3)]
+
+
+async def test_a_lost_cursor_replays_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place) as agent:
+            for number in range(3):
+                await platform.canvas_message(ME, str(number))
+            await platform.until(lambda: len(platform.notifications(ME)) == 3)
+            assert agent.store.mail is not None
+        platform.faults.next_time(Fault.PRUNED, times=2)
+        await platform.canvas_message(ME, "3")
+        async with placed(place):
+            await platform.canvas_message(ME, "4")
+            await platform.until(lambda: len(platform.notifications(ME)) == 5)
+        assert place.echo.heard == [str(number) for number in range(5)]
+
+
+async def test_a_death_before_the_answer_is_out_takes_no_answer(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.faults.next_time(Fault.FAILING, "/notify", times=100)
+        async with placed(place):
+            await platform.canvas_message(ME, "hello")
+            while not platform.faults.met[Fault.FAILING]:
+                await anyio.sleep(0.02)
+        platform.faults.stop()
+        async with placed(place):
+            await platform.until(lambda: bool(platform.notifications(ME)))
+        assert (place.echo.heard, platform.notifications(ME)) == (["hello"], ["echo: hello"])
+
+
+async def test_an_answer_that_came_through_although_the_line_broke_is_not_sent_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.faults.next_time(Fault.LOST, "/notify")
+        async with placed(place):
+            await platform.canvas_message(ME, "hello", "m-1")
+            await platform.canvas_message(ME, "hello", "m-2")
+            await platform.canvas_message(ME, "other", "m-3")
+            await platform.until(lambda: "echo: other" in platform.notifications(ME))
+        assert platform.notifications(ME) == ["echo: hello", "echo: hello", "echo: other"]
+
+
+async def test_a_look_for_an_answer_that_fails_proves_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.faults.next_time(Fault.LOST, "/notify")
+        async with placed(place):
+            await platform.canvas_message(ME, "hello")
+            await platform.until(lambda: bool(platform.notifications(ME)))
+            # The inbox's own requests meet some of them.
+            platform.faults.next_time(Fault.UNAUTHORIZED, "/activity", times=4)
+            await platform.canvas_message(ME, "other")
+            await platform.until(lambda: "echo: other" in platform.notifications(ME))
+        assert platform.notifications(ME) == ["echo: hello", "echo: other"]
+
+
+async def test_rows_of_one_moment_are_all_read(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.faults.by_chance(1.0, Fault.SAME_TIME)
+        async with placed(place):
+            for number in range(40):
+                await platform.canvas_message(ME, str(number))
+            await platform.until(lambda: len(platform.notifications(ME)) == 40)
+        assert sorted(place.echo.heard, key=int) == [str(number) for number in range(40)]
+
+
+async def test_the_same_message_in_two_rows_is_answered_once(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place):
+            for _ in range(2):
+                await platform.peer_message(PEER, ME, "once", "m-1")
+            await platform.peer_message(PEER, ME, "another with its id", "m-1")
+            await platform.until(lambda: len(platform.activity(PEER)) == 2)
+        assert len(place.echo.heard) == 2
+
+
+async def test_no_more_is_fetched_than_is_worked_on(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        place.at_once = 3
+        place.echo.gate = anyio.Event()
+        for number in range(10):
+            await platform.canvas_message(ME, str(number))
+        async with placed(place) as agent:
+            while len(place.echo.heard) < 1:
+                await anyio.sleep(0.02)
+            await anyio.sleep(1.0)
+            assert len(await agent.store.mail.unfinished()) == 3
+            place.echo.gate.set()
+            await platform.until(lambda: len(platform.notifications(ME)) == 10)
+
+
+async def test_a_failed_task_is_told_as_one(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place):
+            await platform.canvas_message(ME, "please fail")
+            await platform.until(lambda: bool(platform.notifications(ME)))
+        assert platform.notifications(ME) == ["This could not be done: the work went wrong"]
+
+
+async def test_a_question_goes_out_and_the_next_message_is_its_answer(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place), placed(place) as agent:
+        await platform.canvas_message(ME, "please ask")
+        await platform.until(lambda: platform.notifications(ME) == ["which one?"])
+        await platform.canvas_message(ME, "the second")
+        await platform.until(lambda: len(platform.notifications(ME)) == 2)
+        assert platform.notifications(ME) == ["which one?", "echo: the second"]
+        while await agent.store.mail.unfinished():
+            await anyio.sleep(0.02)
+
+
+async def test_an_idle_agent_is_quick_and_does_not_hammer(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place), placed(place):
+        await platform.until(lambda: any(each.path.endswith("/activity") for each in platform.requests))
+        before = sum(each.path.endswith("/activity") for each in platform.requests)
+        await anyio.sleep(2.0)
+        asked = sum(each.path.endswith("/activity") for each in platform.requests) - before
+        assert asked <= 6
+        start = anyio.current_time()
+        await platform.canvas_message(ME, "hello")
+        while not place.echo.heard:
+            await anyio.sleep(0.01)
+        assert anyio.current_time() - start < 1.0
+
+
+async def test_a_removed_workspace_stops_the_agent(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place) as agent:
+            await platform.until(lambda: platform.workspace(ME).heartbeat != {})
+            platform.remove(ME)
+            await agent.stop.wait()
+        async with placed(place) as agent:
+            await agent.stop.wait()
+
+
+async def test_a_rotated_token_is_found(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, _place):
+        other = "33333333-3333-4333-8333-333333333333"
+        platform.add_workspace(other, "first", "poll", token_file=tmp_path / ".auth_token")
+        (tmp_path / ".auth_token").write_text("first")
+        place = Place(tmp_path, platform, workspace_id=other)
+        place.echo.gate.set()
+        async with placed(place):
+            await platform.canvas_message(other, "one")
+            await platform.until(lambda: len(platform.notifications(other)) == 1)
+            platform.rotate_token(other)
+            await platform.canvas_message(other, "two")
+            await platform.until(lambda: len(platform.notifications(other)) == 2)
+
+
+async def test_a_platform_that_was_away_finds_the_agent_again(tmp_path: Path) -> None:
+    file = tmp_path / "platform.sqlite3"
+    async with anyio.create_task_group() as tasks:
+        async with running_stand_in(file) as platform:
+            platform.add_workspace(ME, delivery="poll")
+            place = Place(tmp_path, platform)
+            place.echo.gate.set()
+            tasks.start_soon(live, place)
+            await platform.canvas_message(ME, "one")
+            await platform.until(lambda: len(platform.notifications(ME)) == 1)
+        await anyio.sleep(1.0)
+        port = int(platform.url.rsplit(":", 1)[1])
+        async with running_stand_in(file, port=port) as again:
+            await again.canvas_message(ME, "two")
+            await again.until(lambda: len(again.notifications(ME)) == 2)
+            await again.until(lambda: any(each.path == "/registry/register" for each in again.requests))
+            assert again.notifications(ME) == ["echo: one", "echo: two"]
+        tasks.cancel_scope.cancel()
+
+
+async def live(place: Place) -> None:
+    async with placed(place):
+        await anyio.sleep_forever()
+
+
+# --- Pushed ---
+
+
+async def test_what_is_pushed_is_answered_by_one_message(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as pusher:
+        place = Place(tmp_path, pusher, "auto")
+        place.echo.gate.set()
+        async with placed(place) as agent:
+            await pusher.until(lambda: pusher.workspace(ME).heartbeat != {})
+            outcome = await pusher.canvas_message(ME, "hello")
+            assert agent.secrets
+        assert outcome.result is not None
+        assert outcome.result["parts"] == [{"kind": "text", "text": "echo: hello"}]
+        assert pusher.shown(ME) == ["echo: hello"]
+
+
+@pytest.mark.parametrize("sender", [None, PEER])
+async def test_a_long_turn_is_answered_in_time_and_in_the_end(tmp_path: Path, sender: str | None) -> None:
+    async with pushing_world(tmp_path) as pusher:
+        place = Place(tmp_path, pusher, "push", answer_within_s=0.3)
+        async with placed(place):
+            await pusher.until(lambda: pusher.workspace(ME).heartbeat != {})
+            if sender is None:
+                outcome = await pusher.canvas_message(ME, "long")
+            else:
+                outcome = await pusher.peer_message(sender, ME, "long", "m-1")
+            assert outcome.result is not None
+            assert outcome.result["parts"] == [{"kind": "text", "text": STILL_AT_WORK}]
+            await pusher.until(lambda: pusher.workspace(ME).active_tasks == 1)
+            place.echo.gate.set()
+            if sender is None:
+                await pusher.until(lambda: pusher.notifications(ME) == ["echo: long"])
+            else:
+                await pusher.until(lambda: bool(pusher.activity(PEER)))
+                assert pusher.notifications(ME) == []
+        assert place.echo.heard == ["long"]
+
+
+async def test_a_long_turn_survives_a_death(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as pusher:
+        place = Place(tmp_path, pusher, "push", answer_within_s=0.3)
+        async with placed(place):
+            await pusher.until(lambda: pusher.workspace(ME).heartbeat != {})
+            await pusher.canvas_message(ME, "long")
+        place.echo.gate.set()
+        async with placed(place):
+            await pusher.until(lambda: pusher.notifications(ME) == ["echo: long"])
+
+
+async def test_a_redelivered_message_joins_its_turn(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as pusher:
+        place = Place(tmp_path, pusher, "push", answer_within_s=30.0)
+        async with placed(place):
+            await pusher.until(lambda: pusher.workspace(ME).heartbeat != {})
+            outcome = await pusher.canvas_message(ME, "long")
+            assert outcome.status == 202
+            place.echo.gate.set()
+            await pusher.until(lambda: bool(pusher.shown(ME)))
+        assert (place.echo.heard, pusher.shown(ME)) == (["long"], ["echo: long"])
+        assert len(pusher.pushes) == 2
