@@ -40,6 +40,11 @@ class ExecLines:
         return self._stream.ended is not None
 
     @property
+    def erred(self) -> bool:
+        """Whether codex has said that it gave up."""
+        return self._stream.erred
+
+    @property
     def noise(self) -> deque[str]:
         """The last lines that were no events, each shortened."""
         return self._reader.noise

@@ -12,11 +12,11 @@ import subprocess
 import tempfile
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Generic, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import anyio
@@ -33,7 +33,7 @@ from app_server import (
     child_environment,
     spawn,
 )
-from codex_workspace.agent_events import AgentEvent, Error
+from codex_workspace.agent_events import AgentEvent
 from codex_workspace.agent_stream import NONE_USED
 from codex_workspace.codex_home import CONFIG_NAME, Managed
 from codex_workspace.errors import CodexCannotStart, ConfigError, InputRefused
@@ -101,16 +101,52 @@ class ExecLimits:
 AS_A_RULE: Final = ExecLimits()
 NO_SERVERS: Final = McpServers()
 NOTHING_SPECIAL: Final = ExecOptions()
+NOTHING_HANDED: Final[Mapping[str, str]] = {}
 
 
-class ExecRun:
-    """The events of one run, in order, while they come; the last one is its `Done`, and no process is left then."""
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+
+
+class Lines(Protocol[E_co]):
+    """Takes the lines of one run and gives its events: `ExecLines`, as a run uses it."""
+
+    @property
+    def thread_id(self) -> str | None:
+        """Codex's id of the session; None before it is said."""
+
+    @property
+    def session_usage(self) -> TokenCount | None:
+        """The tokens of the whole session; None before codex tells them."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether codex has said that the turn is over."""
+
+    @property
+    def erred(self) -> bool:
+        """Whether codex has said that it gave up."""
+
+    def feed(self, line: bytes | str) -> Sequence[E_co]:
+        """Return the events of a line."""
+
+    def finish(
+        self, exit_code: int | None = None, failure: TurnFailure | None = None, *, stopped: bool = False
+    ) -> Sequence[E_co]:
+        """Return the last events of the run."""
+
+
+class ExecRun(Generic[E]):
+    """The events of one run, in order, while they come, as its lines tell them; after the last one no process is left.
+
+    Of `CodexExec.run` the last one is the run's `Done`.
+    """
 
     def __init__(
         self,
         process: Process,
         stdout: ByteReceiveStream,
-        lines: ExecLines,
+        lines: Lines[E],
         limits: ExecLimits,
         mark: str,
         resumes: str | None,
@@ -123,11 +159,10 @@ class ExecRun:
         self._mark = mark
         self._resumes = resumes
         self._splitter = LineSplitter(max_line_bytes)
-        self._events: deque[AgentEvent] = deque()
+        self._events: deque[E] = deque()
         self._silent_from = anyio.current_time()
         self._waiting: anyio.CancelScope | None = None
         self._aborted = False
-        self._erred = False
         self._is_over = False
 
     @property
@@ -145,6 +180,11 @@ class ExecRun:
         """The last lines that codex wrote on stderr, without the secrets that it was started with."""
         return self._process.last_lines()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether codex has ended; there may be events left to be read."""
+        return self._is_over
+
     def abort(self) -> None:
         """Stop the run, from any task: whoever reads it gets the rest of its events, and a `Done` "interrupted"."""
         self._aborted = True
@@ -158,13 +198,27 @@ class ExecRun:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> AgentEvent:
+    async def __anext__(self) -> E:
         """Return the next event. One task at a time may ask."""
-        while not self._events:
-            if self._is_over:
-                raise StopAsyncIteration
-            await self._read_more()
+        await self._have_some()
+        if not self._events:
+            raise StopAsyncIteration
         return self._events.popleft()
+
+    async def take(self) -> list[E]:
+        """Return the events since, after waiting for one; nothing after the last. One task at a time may ask."""
+        await self._have_some()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    async def _have_some(self) -> None:
+        while not self._events and not self._is_over:
+            await self._read_more()
+
+    def kill(self) -> None:
+        """End codex at once."""
+        self._process.signal_group(signal.SIGKILL)
 
     async def end(self) -> None:
         """End codex and all that it started, if it runs still."""
@@ -225,11 +279,7 @@ class ExecRun:
         if isinstance(line, Skipped):
             logger.error("skipped a line of %d bytes from codex: over the bound of one line", line.bytes)
             return
-        self._keep(self._lines.feed(line))
-
-    def _keep(self, events: list[AgentEvent]) -> None:
-        self._erred = self._erred or any(isinstance(event, Error) and event.fatal for event in events)
-        self._events += events
+        self._events += self._lines.feed(line)
 
     async def _leave(self) -> None:
         """Take the run's end as codex's own, or the caller's."""
@@ -245,9 +295,9 @@ class ExecRun:
         has_left = self._process.exit_code is not None
         await self.end()
         self._is_over = True
-        if failure is None and has_left and not stopped and not self._lines.ended and not self._erred:
+        if failure is None and has_left and not stopped and not self._lines.ended and not self._lines.erred:
             failure = self._crash()
-        self._keep(self._lines.finish(self._process.exit_code, failure, stopped=stopped))
+        self._events += self._lines.finish(self._process.exit_code, failure, stopped=stopped)
 
     def _crash(self) -> TurnFailure | None:
         """Return why codex has left, by its exit code and what it wrote last; None where it says no ends at all."""
@@ -300,8 +350,30 @@ class CodexExec:
         self._used: OrderedDict[str, TokenCount] = OrderedDict()
 
     @asynccontextmanager
-    async def run(self, prompt: str, options: ExecOptions = NOTHING_SPECIAL) -> AsyncIterator[ExecRun]:
+    async def run(self, prompt: str, options: ExecOptions = NOTHING_SPECIAL) -> AsyncIterator[ExecRun[AgentEvent]]:
         """Let codex answer `prompt`; leaving the block early stops it, and leaves no process behind.
+
+        Raises:
+            InputRefused, CodexCannotStart, ConfigError: as `follow`.
+        """
+        async with self.follow(prompt, options, ExecLines) as run:
+            yield run
+
+    @asynccontextmanager
+    async def follow(
+        self,
+        prompt: str,
+        options: ExecOptions,
+        reads: Callable[[TokenCount | None], Lines[E]],
+        handed: Mapping[str, str] = NOTHING_HANDED,
+    ) -> AsyncIterator[ExecRun[E]]:
+        """Do what `run` does, in events of another kind.
+
+        Args:
+            prompt: what is said.
+            options: what this run has its own way.
+            reads: makes what reads the run's lines, told the tokens of the session before it.
+            handed: further variables of codex's environment, each of them a secret.
 
         Raises:
             InputRefused: the prompt is empty or longer than codex takes, or an option cannot be given to it.
@@ -318,7 +390,7 @@ class CodexExec:
             async with (
                 self._session(options.resume),
                 _lent(self._launch.codex_home / CONFIG_NAME, lent),
-                self._opened(prompt, options, files, version) as run,
+                self._opened(prompt, options, files, version, reads, handed) as run,
             ):
                 yield run
 
@@ -345,12 +417,22 @@ class CodexExec:
 
     @asynccontextmanager
     async def _opened(
-        self, prompt: str, options: ExecOptions, files: LaidDown, version: Version
-    ) -> AsyncIterator[ExecRun]:
-        launch = self._launch
+        self,
+        prompt: str,
+        options: ExecOptions,
+        files: LaidDown,
+        version: Version,
+        reads: Callable[[TokenCount | None], Lines[E]],
+        handed: Mapping[str, str],
+    ) -> AsyncIterator[ExecRun[E]]:
+        launch = replace(
+            self._launch,
+            handed={**self._launch.handed, **handed},
+            secrets=[*self._launch.secrets, *handed.values()],
+        )
         mark = f"{launch.family}.{uuid.uuid4().hex}"
         process, stdin, stdout, stderr = spawn(launch, self._command(options, files, version, mark), mark)
-        lines = ExecLines(self._used_before(options.resume))
+        lines = reads(self._used_before(options.resume))
         run = ExecRun(process, stdout, lines, self._limits, mark, options.resume, launch.max_line_bytes)
         try:
             async with plain_task_group() as tasks:
@@ -382,7 +464,7 @@ class CodexExec:
     def _used_before(self, session_id: str | None) -> TokenCount | None:
         return NONE_USED if session_id is None else self._used.get(session_id.lower())
 
-    def _remember(self, run: ExecRun) -> None:
+    def _remember(self, run: ExecRun[E]) -> None:
         if run.session_id is not None and run.session_usage is not None:
             self._used[run.session_id] = run.session_usage
             self._used.move_to_end(run.session_id)
@@ -465,7 +547,7 @@ async def _lent(file: Path, settings: Managed) -> AsyncIterator[None]:
             await anyio.to_thread.run_sync(give_back, lease)
 
 
-async def _watch(process: Process, run: ExecRun) -> None:
+async def _watch(process: Process, run: ExecRun[E]) -> None:
     await process.watch()
     run.wake()
 
