@@ -24,6 +24,7 @@ from codex_workspace.orders import OrderReader
 from codex_workspace.recovery import RecoveryPolicy
 from codex_workspace.replies import A2AEvent, Outcome, Reply, closing
 from codex_workspace.scrubbing import Scrubber
+from codex_workspace.talks import Talk
 from codex_workspace.telemetry import Telemetry
 from codex_workspace.turn import ToolCall
 from codex_workspace.wire import JsonObject
@@ -56,7 +57,7 @@ class CodexAppServerExecutor(AgentExecutor):
     def __init__(
         self,
         tasks: TaskGroup,
-        conversations: Conversations,
+        conversations: Conversations[Talk],
         deliveries: Deliveries,
         orders: OrderReader,
         policy: RecoveryPolicy = RecoveryPolicy.RESUME,

@@ -25,6 +25,7 @@ from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, prove_servers
 from codex_workspace.environment import Secret, without_proxy_for
 from codex_workspace.errors import CodexCannotStart, ConfigError, StoreUnavailable
+from codex_workspace.exec_backend import exec_backend, further_config
 from codex_workspace.groups import plain_task_group
 from codex_workspace.handover import HandoverBounds, tool_spec
 from codex_workspace.lock import folder_held
@@ -45,6 +46,7 @@ from codex_workspace.skills import link_skills
 from codex_workspace.store import Store, open_store
 from codex_workspace.subscription import settle
 from codex_workspace.supply import Supply, SupplyBounds
+from codex_workspace.talks import Backend, Standing
 from codex_workspace.telemetry import Telemetry
 from codex_workspace.toolbox import Caller, Toolbox
 from codex_workspace.tracing import NO_TRACER, Tracer, open_tracing
@@ -94,7 +96,7 @@ class Agent:
 
     executor: CodexAppServerExecutor
     store: Store
-    codex: Supply[Connection]
+    codex: Standing
     admission: Admission
     telemetry: Telemetry
     transcripts: Transcripts
@@ -175,7 +177,7 @@ async def open_agent(
     """
     prepare_state(settings)
     async with folder_held(settings.state_dir, url):
-        prepare_codex_home(settings, provider)
+        prepare_codex_home(settings, provider, further_config(settings) if is_exec(settings) else {})
         if provider.auth_mode == SUBSCRIPTION and provider.credential is not None:
             settle(settings.codex_home, provider.credential)
         hiding.prepare(settings)
@@ -255,19 +257,16 @@ async def _agent(
     scrub: Scrubber,
     tools: "AgentTools | None",
 ) -> AsyncIterator[Agent]:
-    codex = Supply(
-        _opener(launch, settings, thread_options(settings, provider)), _supply_bounds(settings), Owner[Connection]
-    )
+    backend = _backend(settings, provider, launch, store, tools)
     try:
-        conversations = Conversations(_maker(settings, provider, store, codex, tools))
         policy = RecoveryPolicy(settings.config.codex.recovery)
         admission = Admission(_bounds(settings))
-        orders = _orders(settings, scrub)
+        orders = _orders(settings, scrub, steers=backend.steers)
         async with plain_task_group() as tasks:
             patience_s = settings.config.codex.question_timeout_s
             executor = CodexAppServerExecutor(
                 tasks,
-                conversations,
+                backend.conversations,
                 store.deliveries,
                 orders,
                 policy,
@@ -279,12 +278,27 @@ async def _agent(
             )
             transcripts = Transcripts(settings.codex_home, store.deliveries.newest_thread, scrub)
             try:
-                yield Agent(executor, store, codex, admission, telemetry, transcripts)
+                yield Agent(executor, store, backend.codex, admission, telemetry, transcripts)
             finally:
                 tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
-            await codex.close()
+            await backend.codex.close()
+
+
+def _backend(
+    settings: Settings, provider: ChosenProvider, launch: Launch, store: Store, tools: "AgentTools | None"
+) -> Backend:
+    if is_exec(settings):
+        return exec_backend(settings, provider, launch, store.memory, tools)
+    opener = _opener(launch, settings, thread_options(settings, provider))
+    codex = Supply(opener, _supply_bounds(settings), Owner[Connection])
+    return Backend(codex, Conversations(_maker(settings, provider, store, codex, tools)), steers=True)
+
+
+def is_exec(settings: Settings) -> bool:
+    """Tell whether each turn has a codex process of its own."""
+    return settings.config.codex.backend == "exec"
 
 
 @asynccontextmanager
@@ -398,7 +412,7 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
     )
 
 
-def _orders(settings: Settings, scrub: Scrubber) -> OrderReader:
+def _orders(settings: Settings, scrub: Scrubber, *, steers: bool) -> OrderReader:
     limits, push = settings.config.limits, settings.config.push
     return OrderReader(
         settings.workspace_dir,
@@ -413,6 +427,7 @@ def _orders(settings: Settings, scrub: Scrubber) -> OrderReader:
         HandoverBounds(file_bytes=limits.max_handed_file_bytes, left_bytes=limits.max_handed_bytes),
         Webhooks(Guard(AllowList.of(push.allow)), push.timeout_s).fetch,
         scrub,
+        steers,
     )
 
 

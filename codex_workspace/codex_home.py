@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Final
 
 import tomlkit
 
@@ -25,6 +26,8 @@ from codex_workspace.toml_text import Comment, Header, KeyPath, Pair, Piece, Tom
 
 Managed = Mapping[KeyPath, TomlValue]
 """Our keys by full path, with their values."""
+
+NOTHING: Final[Managed] = {}
 
 CONFIG_NAME = "config.toml"
 RECORD_NAME = ".codex-workspace.json"
@@ -352,13 +355,15 @@ def _is_comment(text: str, piece: Piece, line: str) -> bool:
 # ── Files ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def prepare_codex_home(settings: Settings, provider: ChosenProvider) -> None:
+def prepare_codex_home(settings: Settings, provider: ChosenProvider, further: Managed = NOTHING) -> None:
     """Make CODEX_HOME and bring its config.toml up to date; writes nothing where nothing changes.
+
+    `further`: keys beside those of `managed_config`.
 
     Raises:
         ConfigError: the folder or a file in it cannot be read or written, or config.toml cannot be merged.
     """
-    update_config(settings.codex_home, managed_config(settings, provider))
+    update_config(settings.codex_home, {**managed_config(settings, provider), **further})
 
 
 def update_config(codex_home: Path, managed: Managed) -> None:

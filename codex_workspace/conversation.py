@@ -16,7 +16,7 @@ from contextlib import (
 )
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import anyio
 
@@ -423,26 +423,37 @@ class Floor:
         own = {} if options is None else options.params()
         return self._conversation._turn({"input": list(said), "clientUserMessageId": mark, **own})
 
-    async def recorded(self, mark: str, said: Input) -> TurnEnded | Trace:
+    async def recorded(self, mark: str, said: Input, turn_id: str | None = None) -> TurnEnded | Trace:
         """Return how the last turn with an id that begins with `mark` ended by codex's own record, or its trace.
 
-        `said` is what was said in it.
+        `said` is what was said in it; `turn_id` tells nothing that `mark` does not.
         """
         return await self._conversation._recorded(mark, said)
 
 
-class Conversations:
+class Busy(Protocol):
+    """What is known of a conversation that could be forgotten."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn runs or waits."""
+
+
+C_co = TypeVar("C_co", bound=Busy, covariant=True)
+
+
+class Conversations(Generic[C_co]):
     """The conversations of this process, one for each context of each owner.
 
     Args:
         make: makes the conversation of an owner's context.
     """
 
-    def __init__(self, make: Callable[[str, str], Conversation]) -> None:
+    def __init__(self, make: Callable[[str, str], C_co]) -> None:
         self._make = make
-        self._known: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], C_co] = OrderedDict()
 
-    def of(self, owner: str, context_id: str) -> Conversation:
+    def of(self, owner: str, context_id: str) -> C_co:
         """Return the conversation; the longest unused ones are forgotten, their threads are resumed when needed."""
         key = owner, context_id
         conversation = self._known.get(key) or self._make(owner, context_id)

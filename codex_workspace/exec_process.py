@@ -181,6 +181,11 @@ class ExecRun(Generic[E]):
         return self._process.last_lines()
 
     @property
+    def exit_code(self) -> int | None:
+        """Codex's exit code, negative for the signal that has killed it; None while it runs."""
+        return self._process.exit_code
+
+    @property
     def is_over(self) -> bool:
         """Whether codex has ended; there may be events left to be read."""
         return self._is_over

@@ -23,7 +23,7 @@ from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.admission import Admission, Place
 from codex_workspace.answers import Unclear, understand
-from codex_workspace.conversation import Conversations, Floor, TurnOptions
+from codex_workspace.conversation import Conversations, TurnOptions
 from codex_workspace.deliveries import (
     TAKEN_UP,
     WRITTEN_DOWN,
@@ -56,9 +56,10 @@ from codex_workspace.replies import (
     usage_metadata,
 )
 from codex_workspace.scrubbing import Scrubber
+from codex_workspace.talks import RunningTurn, Talk, Word
 from codex_workspace.task_states import ASKING
 from codex_workspace.telemetry import MessageWatch, Telemetry, TurnWatch
-from codex_workspace.turn import Asked, Input, ToolCall, Turn, words
+from codex_workspace.turn import Asked, Input, ToolCall, words
 from codex_workspace.wire import JsonObject
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class Desk(Protocol):
     """What jobs need of the agent that is the same for all."""
 
     telemetry: Telemetry
-    conversations: Conversations
+    conversations: Conversations[Talk]
     deliveries: Deliveries
     admission: Admission
     policy: RecoveryPolicy
@@ -166,8 +167,9 @@ class Job:
         self.over: Final = anyio.Event()
         self.ended: Task | None = None
         self.error: Exception | None = None
-        self.turn: Turn | None = None
+        self.turn: RunningTurn | None = None
         self.order: Order | None = None
+        self._turn_id: str | None = None
         self._desk = desk
         self._request = request
         self._queue = event_queue
@@ -340,7 +342,7 @@ class Job:
             return await self._speak(delivery, floor, order, watch, is_taken_up=is_taken_up)
 
     async def _speak(
-        self, delivery: Delivery, floor: Floor, order: Order, watch: MessageWatch, *, is_taken_up: bool
+        self, delivery: Delivery, floor: Word, order: Order, watch: MessageWatch, *, is_taken_up: bool
     ) -> Task:
         """Run turns until one has come to its end, or nothing more is to be tried."""
         step: Step = SayAgain()
@@ -372,16 +374,14 @@ class Job:
                     again = self._reply.notice(f"{cut_off}; the turn is taken up again.")
                     await self._send([*self._unasked(), *self._reply.cut_off(), again])
 
-    async def _next_step(self, delivery: Delivery, floor: Floor, order: Order, deaths: Deaths, why: str) -> "Step":
+    async def _next_step(self, delivery: Delivery, floor: Word, order: Order, deaths: Deaths, why: str) -> "Step":
         """Find out what became of a message's earlier turns, and how to go on."""
-        found = await floor.recorded(_mark(delivery), order.said)
+        found = await floor.recorded(_mark(delivery), order.said, self._turn_id or delivery.turn_id)
         step = next_step(self._desk.policy, found, deaths, why)
         logger.info("task %s is taken up: %s, so %s", self.task_id, found, type(step).__name__)
         return step
 
-    async def _turn(
-        self, delivery: Delivery, floor: Floor, said: Input, options: TurnOptions, watch: TurnWatch
-    ) -> Task:
+    async def _turn(self, delivery: Delivery, floor: Word, said: Input, options: TurnOptions, watch: TurnWatch) -> Task:
         """Run one turn to its end.
 
         Raises:
@@ -390,6 +390,7 @@ class Job:
         try:
             async with floor.turn(said, _new_mark(delivery), options) as begun:
                 self.turn = begun.turn
+                self._turn_id = begun.turn.turn_id
                 if self._stopped_as is not None:
                     begun.turn.interrupt()
                 notes = [self._reply.notice(self._desk.scrub(begun.note))] if begun.note else []
@@ -405,7 +406,7 @@ class Job:
         return self._reply.ended(self._outcome(begun.turn), text.answer)
 
     @asynccontextmanager
-    async def _noted(self, delivery: Delivery, turn: Turn) -> AsyncIterator[None]:
+    async def _noted(self, delivery: Delivery, turn: RunningTurn) -> AsyncIterator[None]:
         """Write down that the turn has begun, beside what is done in the block; it is down when the block is left.
 
         Only the turn's end has to wait for it: codex's own record tells of a turn, too.
@@ -425,7 +426,7 @@ class Job:
                 await written.wait()
                 raise
 
-    async def _follow(self, turn: Turn, watch: TurnWatch) -> TurnText:
+    async def _follow(self, turn: RunningTurn, watch: TurnWatch) -> TurnText:
         """Send the turn's events as they come, text at most ten times a second, until the turn has ended."""
         text, reply, redactor = TurnText(), self._reply, Redactor(self._desk.scrub)
         while turn.ended is None:
@@ -451,7 +452,7 @@ class Job:
 
     # --- Questions ---
 
-    async def _attend(self, turn: Turn) -> None:
+    async def _attend(self, turn: RunningTurn) -> None:
         """Deal with what codex asks, and with what people have said to it, as far as both have got."""
         while turn.ended is None:
             asked = turn.asked
@@ -511,7 +512,7 @@ class Job:
             return understand(question.asked.about, text, data)
         return NOBODY if anyio.current_time() >= question.deadline else None
 
-    async def _tell(self, turn: Turn, asked: Asked, decision: Decision) -> None:
+    async def _tell(self, turn: RunningTurn, asked: Asked, decision: Decision) -> None:
         """Let codex know what was decided, and the model the words that came with a refusal."""
         assert not isinstance(asked.about, ToolCall)
         if isinstance(decision, Declined) and decision.words:
@@ -568,7 +569,7 @@ class Job:
 
     # --- How it ends ---
 
-    def _outcome(self, turn: Turn) -> Outcome:
+    def _outcome(self, turn: RunningTurn) -> Outcome:
         usage = usage_metadata(turn.usage, turn.thread_usage)
         outcome = self._stopped_as or self._ended(turn.ended)
         return Outcome(outcome.state, outcome.sentence, {**outcome.metadata, **usage})

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import anyio
 from a2a.types import Message, Part
@@ -28,6 +29,11 @@ logger = logging.getLogger(__name__)
 
 HOLDS_A_SECRET = "The file holds a credential of this agent's own, which is handed over to nobody; take it out first."
 
+NO_STEERING: Final = (
+    "A message cannot join a running turn of this agent (codex.backend: exec); let it wait (queue) or take that one's "
+    "place (interrupt)."
+)
+
 Fetch = Callable[[str, int], Awaitable[Fetched | Failed | Refused]]
 """Gets what stands at a URL, of at most so many bytes."""
 
@@ -40,6 +46,7 @@ class OrderReader:
     parts: how much a message may bring. files: how much may be handed over in one task.
     fetch: gets what stands at a URL, of at most so many bytes; without it images by URL are refused.
     scrub: knows the secrets that no file which is handed over may hold.
+    steers: whether a message can join a running turn.
     """
 
     workspace: Path
@@ -48,6 +55,7 @@ class OrderReader:
     files: HandoverBounds = field(default_factory=HandoverBounds)
     fetch: Fetch | None = None
     scrub: Scrubber = field(default_factory=Scrubber)
+    steers: bool = True
 
     async def read(self, message: Message, task_id: str) -> Order:
         """Return what a message wants; its larger files are in the workspace then.
@@ -57,6 +65,8 @@ class OrderReader:
             AttachmentsNotWritten: a file cannot be laid down.
         """
         wishes = read_wishes(MessageToDict(message.metadata), self.workspace, self.mid_turn)
+        if wishes.mid_turn is MidTurn.STEER and not self.steers:
+            raise InputRefused(NO_STEERING)
         said = read_parts(await self._with_images(message.parts), self.parts)
         cwd = wishes.options.cwd
         told = ""

@@ -18,7 +18,7 @@ from anyio.abc import TaskStatus
 from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.admission import Admission
-from codex_workspace.agent import open_agent, prepare_state, secrets_of, tracing
+from codex_workspace.agent import is_exec, open_agent, prepare_state, secrets_of, tracing
 from codex_workspace.environment import Secret
 from codex_workspace.executors import load_executor
 from codex_workspace.groups import plain_task_group
@@ -60,6 +60,21 @@ EXTENSIONS = (
     AgentExtension(uri=ITEMS, description="What commands print, and the diff so far, as artifacts that grow."),
 )
 """What clients may ask for in A2A-Extensions, and need not."""
+
+LIMITS = "urn:codex-workspace:limits"
+"""The extension that says what an agent of this kind can do and this one cannot; it has nothing to ask for."""
+
+EXEC_EXTENSIONS = (
+    *(extension for extension in EXTENSIONS if extension.uri != ITEMS),
+    AgentExtension(
+        uri=LIMITS,
+        description=(
+            "Each turn is a process of its own: a message cannot join a running one (midTurn steer is refused), no "
+            "questions are asked, no files are handed over, and each text comes whole."
+        ),
+    ),
+)
+"""The same, where codex is run by `codex exec`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +156,8 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
                 agent.wedged,
             )
 
-    await _serve(settings, About(INPUT_MODES, EXTENSIONS, settings.skills, setup_of(settings, provider)), opened)
+    extensions = EXEC_EXTENSIONS if is_exec(settings) else EXTENSIONS
+    await _serve(settings, About(INPUT_MODES, extensions, settings.skills, setup_of(settings, provider)), opened)
 
 
 async def serve_other(settings: Settings, name: str) -> None:
@@ -432,4 +448,5 @@ def setup_of(settings: Settings, provider: ChosenProvider) -> Mapping[str, str]:
         "sandbox": codex.sandbox,
         "approvalPolicy": codex.approval_policy,
         "midTurn": codex.mid_turn,
+        "backend": codex.backend,
     }

@@ -164,7 +164,8 @@ class Codex:
     approval_policy: under on-request and untrusted, what codex asks becomes a question to the task's sender.
     question_timeout_s: how long such a question waits; without an answer it counts as declined.
     conversations: where a message without a context goes: the sender's main one, or one of its own.
-    backend: how codex is run.
+    backend: one codex app-server for all turns, or a `codex exec` for each. The latter takes neither mid_turn steer,
+        nor another approval_policy than never, nor hide_secrets.
     mid_turn: a message that comes while a turn of its context runs waits (queue), joins it (steer) or takes its place.
     turn_inactivity_timeout_s: without any event of the turn for this long, it is interrupted and fails.
     turn_timeout_s: the whole turn's budget; null = runtime_config.timeout, else an hour.
@@ -187,9 +188,7 @@ class Codex:
     mid_turn: Literal["queue", "steer", "interrupt"] = "queue"
     question_timeout_s: Seconds = 3600.0
     conversations: Literal["main", "per-context"] = "main"
-    backend: Annotated[
-        Literal["app-server", "exec"], Refused({"exec": "is not available in this version; use app-server"})
-    ] = "app-server"
+    backend: Literal["app-server", "exec"] = "app-server"
     turn_inactivity_timeout_s: Seconds = 300.0
     turn_timeout_s: Seconds | None = None
     network_access: bool = False
@@ -530,6 +529,7 @@ def load_settings(
             .at("codex.hide_secrets")
             .error(f"is for codex's own sandbox, but the sandbox is {config.codex.sandbox}; leave it out")
         )
+    _check_backend(config.codex, Place(str(file)).at("codex"))
     _check_folders(config.codex, workspace, own, Place(str(file)).at("codex.writable_folders"))
     return Settings(
         config=config,
@@ -627,6 +627,20 @@ def _workspace_dir(variables: Variables, cwd: Path, root: Path) -> Path:
     if not folder.is_dir():
         raise IN_ENVIRONMENT.at("WORKSPACE_DIR").error(f"must be a folder that exists, but {folder} is not")
     return folder
+
+
+def _check_backend(codex: Codex, place: Place) -> None:
+    """Refuse what cannot be had where each turn is a `codex exec`: nobody can say anything to that one."""
+    if codex.backend != "exec":
+        return
+    refused = {
+        "approval_policy": (codex.approval_policy, "never", "codex exec asks nobody"),
+        "mid_turn": (codex.mid_turn if codex.mid_turn == "steer" else "", "", "codex exec takes nothing more"),
+        "hide_secrets": ("true" if codex.hide_secrets else "", "", "codex exec is not told whom to hide from"),
+    }
+    for key, (value, only, why) in refused.items():
+        if value != only:
+            raise place.at(key).error(f"cannot be {value} with codex.backend: exec, as {why}; change one of the two")
 
 
 def _check_folders(codex: Codex, workspace: Path, own: Mapping[str, Path], place: Place) -> None:

@@ -183,8 +183,24 @@ BAD: Final[Mapping[str, Bad]] = {
     "a mid-turn of no kind": _key("codex:\n  mid_turn: later\n", "codex.mid_turn", "must be one of queue, steer"),
     "a web search of yes": _key("codex:\n  web_search: true\n", "codex.web_search", "must be one of disabled, cached"),
     "a recovery of no kind": _key("codex:\n  recovery: never\n", "codex.recovery", "must be one of resume, rerun"),
-    "a backend to come": _key(
-        "codex:\n  backend: exec\n", "codex.backend", "exec is not available in this version; use app-server"
+    "a backend of no kind": _key("codex:\n  backend: sdk\n", "codex.backend", "must be one of app-server, exec"),
+    "approvals where nobody is asked": _key(
+        "codex: {backend: exec, approval_policy: on-request}\n",
+        "codex.approval_policy",
+        "cannot be on-request with codex.backend: exec",
+        schema=False,
+    ),
+    "steering where nothing is taken": _key(
+        "codex: {backend: exec, mid_turn: steer}\n",
+        "codex.mid_turn",
+        "cannot be steer with codex.backend: exec",
+        schema=False,
+    ),
+    "hiding where nothing is hidden": _key(
+        "codex: {backend: exec, hide_secrets: true}\n",
+        "codex.hide_secrets",
+        "cannot be true with codex.backend: exec",
+        schema=False,
     ),
     # --- writable folders
     "a writable folder that is not there": _key(

@@ -1178,7 +1178,7 @@ async def test_usage_of_a_resumed_thread_begins_with_this_turn() -> None:
 # --- Conversations ---
 
 
-def conversations() -> Conversations:
+def conversations() -> Conversations[Conversation]:
     def connect() -> AbstractAsyncContextManager[Codex]:
         raise AssertionError
 

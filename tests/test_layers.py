@@ -13,9 +13,10 @@ LAYERS = [
     {"adapter", "demo", "demo_platform", "doctor", "serve"},
     {"agent", "chat", "staging"},
     {"platform_host"},
-    {"agent_tools", "hosted", "inbox", "late_answers", "platform_stand_in", "punctual"},
+    {"exec_backend"},
+    {"agent_tools", "exec_standing", "hosted", "inbox", "late_answers", "platform_stand_in", "punctual"},
     # Who brings messages in, and the edges.
-    {"runtimes"},
+    {"exec_conversation", "runtimes"},
     {"app_server_runs", "exec_process"},
     {"app_server", "executor", "letters", "scripted_model", "server", "stand_in_api", "terminal"},
     {
@@ -36,8 +37,9 @@ LAYERS = [
     # Coordination.
     {"levels", "orders"},
     {"job", "wishes"},
-    {"conversation"},
-    {"handler", "recovery", "streams", "supply", "turn"},
+    {"talks"},
+    {"conversation", "exec_turn"},
+    {"exec_record", "handler", "recovery", "streams", "supply", "turn"},
     {"push", "sandbox"},
     {"exec_lines"},
     {"agent_stream"},

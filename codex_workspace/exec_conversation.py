@@ -1,0 +1,291 @@
+"""One context's session of `codex exec`: begun or resumed by a process for each turn, one at a time.
+
+The life of a turn that runs is left to `exec_turn`, what codex keeps of it to `exec_record`.
+"""
+
+import base64
+import logging
+import re
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from codex_workspace.conversation import LOST_THREAD, ThreadMemory, TurnOptions
+from codex_workspace.errors import CodexCannotStart, CodexGone, InputRefused
+from codex_workspace.events import TokenCount, TurnEnded, TurnEvent
+from codex_workspace.exec_arguments import ExecOptions
+from codex_workspace.exec_process import CodexExec, ExecRun
+from codex_workspace.exec_record import file_of, place_in, size_of, what_became
+from codex_workspace.exec_turn import ExecTurn, TurnLines
+from codex_workspace.history import Trace
+from codex_workspace.instructions import Instructions
+from codex_workspace.recovery import GO_ON
+from codex_workspace.toml_text import KeyPath, TomlValue
+from codex_workspace.turn import Input
+
+logger = logging.getLogger(__name__)
+
+IMAGES_ALONE: Final = "The message is what the images show."
+"""What is said with a message of images alone: codex exec takes none without words."""
+
+_DATA: Final = re.compile(r"data:image/([a-z0-9]+)[^,]*;base64,", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """What every run of a session is told; what is not here stands in codex's config.toml.
+
+    instructions: those that config.toml holds. A session keeps those that it began with, so one that was told others
+        hears of it.
+    config: settings of this context's own. handed: variables of codex's environment, each of them a secret.
+    """
+
+    run: ExecOptions
+    instructions: Instructions = field(default_factory=Instructions)
+    config: Mapping[KeyPath, TomlValue] = field(default_factory=dict)
+    handed: Mapping[str, str] = field(default_factory=dict)
+    total_s: float = 3600.0
+    max_text_chars: int = 1 << 20
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many processes were started, how many of them ended against everybody's wish, and how many run."""
+
+    started: int = 0
+    died: int = 0
+    running: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A turn that has begun, and what its reader has to be told first."""
+
+    turn: ExecTurn
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """Where in a session the first of a message's turns began."""
+
+    mark: str
+    session_id: str
+    place: int
+
+
+class _SessionLost(Exception):
+    """Codex cannot resume the session."""
+
+
+class ExecConversation:
+    """One context: its session, and the queue before it.
+
+    Args:
+        codex: runs prompts.
+        codex_home: where codex keeps the sessions.
+        memory: keeps this context's session id.
+        options: what every run is told.
+        tally: counts the processes.
+    """
+
+    def __init__(
+        self, codex: CodexExec, codex_home: Path, memory: ThreadMemory, options: SessionOptions, tally: Tally
+    ) -> None:
+        self._codex = codex
+        self._home = codex_home
+        self._memory = memory
+        self._options = options
+        self._tally = tally
+        self._one_at_a_time = anyio.Lock()
+        self._first: _First | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn runs or waits."""
+        return self._one_at_a_time.locked()
+
+    def check(self, said: Input) -> None:
+        """Refuse what codex would refuse, before it waits in line.
+
+        Raises:
+            InputRefused: there is nothing in it, or more text than codex takes.
+        """
+        texts = _texts(said)
+        if not any(text.strip() for text in texts) and len(texts) == len(said):
+            raise InputRefused("The message has no text.")
+        chars = sum(len(text) for text in texts)
+        if chars > self._options.max_text_chars:
+            raise InputRefused(f"The message has {chars} characters; at most {self._options.max_text_chars} are taken.")
+
+    @asynccontextmanager
+    async def floor(self) -> AsyncIterator["ExecFloor"]:
+        """Wait until nobody else speaks in this context; while the block is open, nobody else does."""
+        async with self._one_at_a_time:
+            yield ExecFloor(self)
+
+    @asynccontextmanager
+    async def _turn(self, said: Input, mark: str, own: TurnOptions) -> AsyncIterator[Begun]:
+        with tempfile.TemporaryDirectory(prefix="codex-images-") as folder:
+            images = await anyio.to_thread.run_sync(_lay_down, said, Path(folder))
+            run = replace(
+                self._options.run,
+                model=own.model or self._options.run.model,
+                cwd=own.cwd or self._options.run.cwd,
+                output_schema=own.output_schema,
+                images=images,
+                config={**self._options.config, **_effort(own.effort)},
+            )
+            prompt = _prompt(said)
+            async with AsyncExitStack() as held:
+                begun = await self._begin(prompt, run, mark, held)
+                self._tally.running += 1
+                try:
+                    yield begun
+                except CodexGone:
+                    self._tally.died += 1
+                    raise
+                finally:
+                    self._tally.running -= 1
+
+    async def _begin(self, prompt: str, run: ExecOptions, mark: str, held: AsyncExitStack) -> Begun:
+        known = await self._memory.load()
+        if known is None:
+            return Begun(await self._start(prompt, run, mark, held), None)
+        instructions = self._options.instructions
+        amended = prompt
+        if await self._memory.instructions() != instructions.digest:
+            logger.info("session %s is told the instructions, which have changed", known)
+            amended = f"{instructions.amendment}\n\n{prompt}"
+        try:
+            return Begun(await self._start(amended, replace(run, resume=known), mark, held), None)
+        except _SessionLost as lost:
+            await held.aclose()
+            logger.warning("session %s cannot be resumed: %s", known, lost)
+            note = f"The earlier conversation cannot be resumed ({lost}); a new one begins."
+            return Begun(await self._start(prompt, run, mark, held), note)
+
+    async def _start(self, prompt: str, options: ExecOptions, mark: str, held: AsyncExitStack) -> ExecTurn:
+        """Start a process, and wait until it has said which session it writes.
+
+        Raises:
+            CodexCannotStart: it has ended before.
+            CodexGone: something has killed it before.
+        """
+        place = 0
+        if options.resume is not None:
+            place = await anyio.to_thread.run_sync(size_of, self._home, options.resume)
+        made: list[TurnLines] = []
+
+        def reads(used_before: TokenCount | None) -> TurnLines:
+            made.append(TurnLines(used_before))
+            return made[0]
+
+        self._tally.started += 1
+        following: AbstractAsyncContextManager[ExecRun[TurnEvent]] = self._codex.follow(
+            prompt, options, reads, self._options.handed
+        )
+        run = await held.enter_async_context(following)
+        events: list[TurnEvent] = []
+        while run.session_id is None and not run.is_over:
+            events += await run.take()
+        if run.session_id is None:
+            raise self._why_not(run, events, is_resumed=options.resume is not None)
+        # A session whose id is not kept would be lost.
+        with anyio.CancelScope(shield=True):
+            await self._memory.save(run.session_id, self._options.instructions.digest)
+        turn_id = f"{self._first_place(mark, run.session_id, place)}-{uuid.uuid4()}"
+        return ExecTurn(run, made[0], run.session_id, turn_id, self._options.total_s, events)
+
+    def _first_place(self, mark: str, session_id: str, place: int) -> int:
+        """Return where the first of a message's turns began in the session; `place` is where the newest did."""
+        if self._first is None or (self._first.mark, self._first.session_id) != (mark, session_id):
+            self._first = _First(mark, session_id, place)
+        return self._first.place
+
+    async def _recorded(self, mark: str, said: Input, turn_id: str | None) -> TurnEnded | Trace:
+        session_id = await self._memory.load()
+        place = place_in(turn_id) if turn_id is not None else None
+        if session_id is None or place is None:
+            return Trace.NONE
+        self._first = _First(mark, session_id, place)
+        file = await anyio.to_thread.run_sync(file_of, self._home, session_id)
+        if file is None:
+            return Trace.NONE
+        return await anyio.to_thread.run_sync(what_became, file, place, (_prompt(said), GO_ON))
+
+    def _why_not(
+        self, run: ExecRun[TurnEvent], events: list[TurnEvent], *, is_resumed: bool
+    ) -> CodexCannotStart | CodexGone | _SessionLost:
+        failure = next((event.failure for event in events if isinstance(event, TurnEnded)), None)
+        sentence = failure.message if failure is not None else "codex ended before it had begun"
+        said = run.diagnostics
+        if is_resumed and LOST_THREAD.search(f"{sentence}\n{said}"):
+            return _SessionLost(said.splitlines()[-1] if said else sentence)
+        self._tally.died += 1
+        if run.exit_code is None or run.exit_code < 0:
+            return CodexGone(sentence, said)
+        return CodexCannotStart(sentence, said)
+
+
+class ExecFloor:
+    """The word in one context: whoever holds it may speak as often as is needed."""
+
+    def __init__(self, conversation: ExecConversation) -> None:
+        self._conversation = conversation
+
+    def turn(
+        self, said: Input, mark: str | None = None, options: TurnOptions | None = None
+    ) -> AbstractAsyncContextManager[Begun]:
+        """Start a turn, and stop it if it still runs when the block is left.
+
+        `mark`: how it begins, up to a slash, tells the message's turns from others'. Codex itself hears nothing of it.
+
+        Raises:
+            InputRefused: an image or a wish that cannot be given to codex.
+            CodexCannotStart: codex is not there, or ends at once.
+            CodexGone: something has killed it at once.
+        """
+        return self._conversation._turn(said, _task_in(mark or ""), options or TurnOptions())
+
+    async def recorded(self, mark: str, said: Input, turn_id: str | None = None) -> TurnEnded | Trace:
+        """Return how the turn `turn_id` ended by codex's own record, or its trace; none where the id is not known."""
+        return await self._conversation._recorded(_task_in(mark), said, turn_id)
+
+
+def _task_in(mark: str) -> str:
+    return mark.partition("/")[0]
+
+
+def _prompt(said: Input) -> str:
+    return "\n\n".join(_texts(said)) or IMAGES_ALONE
+
+
+def _texts(said: Input) -> list[str]:
+    return [text for item in said if isinstance(text := item.get("text"), str)]
+
+
+def _effort(effort: str | None) -> dict[KeyPath, TomlValue]:
+    return {} if effort is None else {("model_reasoning_effort",): effort}
+
+
+def _lay_down(said: Input, folder: Path) -> tuple[Path, ...]:
+    """Write the images of a message to files, as `codex exec` takes no others."""
+    images: list[Path] = []
+    for number, item in enumerate(said):
+        match item:
+            case {"type": "image", "url": str(url)} if (found := _DATA.match(url)) is not None:
+                file = folder / f"{number}.{found[1].lower()}"
+                file.write_bytes(base64.b64decode(url[found.end() :]))
+                images.append(file)
+            case {"type": "localImage", "path": str(path)}:
+                images.append(Path(path))
+            case _:
+                pass
+    return tuple(images)

@@ -1,0 +1,260 @@
+"""The A2A face over `codex exec`: what the client tests of the app-server ask for, where that mode allows it."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+
+import aiosqlite
+import anyio
+import httpx
+import psutil
+import pytest
+from a2a.types import Part, TaskState
+from google.protobuf.json_format import ParseDict
+
+from codex_workspace.job import STOPPED
+from codex_workspace.orders import NO_STEERING
+from codex_workspace.recovery import GO_ON
+from codex_workspace.scripted_model import ScriptedModel
+from codex_workspace.wishes import TURN
+from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent
+from tests.e2e.client import Peer, peer, request, script, tokens
+from tests.e2e.test_content import heard, png
+from tests.e2e.test_content import send as send_parts
+from tests.e2e.test_deliveries import send, turns
+from tests.e2e.test_mcp import call, files_with, stdio, told
+
+COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
+FAILED, REJECTED = TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_REJECTED
+REPEAT = script({"repeat": True})
+PATCH = "*** Begin Patch\n*** Add File: made.txt\n+made\n*** End Patch"
+
+
+@pytest.fixture
+def place(place: Place) -> Place:
+    """The same folders, for an agent with this backend."""
+    return replace(place, codex={"backend": "exec"})
+
+
+@pytest.fixture
+async def agent(place: Place) -> AsyncIterator[AgentProcess]:
+    """A running agent."""
+    async with running_agent(place) as agent:
+        yield agent
+
+
+async def command(agent: AgentProcess, word: str) -> list[psutil.Process]:
+    """Wait for a command of codex's, and return it."""
+    with anyio.fail_after(10):
+        while not (found := agent.commands(word)):
+            await anyio.sleep(0.01)
+    return found
+
+
+def codexes(agent: AgentProcess) -> list[psutil.Process]:
+    """The `codex exec` processes of this agent that live."""
+    found = []
+    for child in agent.process.children():
+        with suppress(psutil.NoSuchProcess):
+            if "exec" in child.cmdline()[1:2]:
+                found.append(child)
+    return found
+
+
+@pytest.mark.versions
+async def test_messages_are_answered_shown_remembered_and_answered_once(
+    client: Peer, model: ScriptedModel, place: Place
+) -> None:
+    seen = await client.ask_blocking("the word is apple", "ctx")
+    assert (seen.state, seen.answer) == (COMPLETED, "You said: the word is apple")
+    kept = await client.get(seen.task_id)
+    assert (kept.state, kept.answer, kept.context_id) == (COMPLETED, seen.answer, seen.context_id)
+    steps = script(
+        {"reason": "think", "say": "On my way.", "run": "echo from the $((40 + 2))"}, {"patch": PATCH}, {"say": "Done."}
+    )
+    seen = await client.ask(steps, "ctx")
+    assert (seen.state, seen.answer, seen.tasks, seen.terminals) == (COMPLETED, "Done.", 1, 1)
+    assert seen.kinds() == ["reasoning", "commentary", "command", "command"]
+    finished = seen.notes[-1].status.message
+    assert "from the 42" in str(finished.metadata["output"])
+    assert "made.txt" in str(seen.artifacts)
+    assert await anyio.Path(place.workspace, "made.txt").read_text() == "made\n"
+    usage = tokens(seen)
+    assert 0 < usage["totalTokens"] < usage["thread.totalTokens"]
+    assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+    assert "the word is apple" not in (await client.ask(REPEAT, "elsewhere")).answer
+    sent, before = request("once", "ctx"), turns(model)
+    first, again = await send(client, sent), await send(client, sent, streaming=False)
+    assert (again.task_id, again.answer, turns(model)) == (first.task_id, "You said: once", before + 1)
+
+
+@pytest.mark.versions
+async def test_a_context_is_one_conversation_across_a_restart_and_a_lost_one_is_said(place: Place) -> None:
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        assert await agent.stop() == 0
+    (place.root / "config" / "system-prompt.md").write_text("Speak like a pirate.\n")
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        answer = (await client.ask(REPEAT, "ctx")).answer
+        assert "the word is apple" in answer
+        assert "Speak like a pirate." in answer
+        for rollout in list((place.root / "state" / "codex" / "sessions").rglob("rollout-*.jsonl")):
+            rollout.unlink()
+        seen = await client.ask(REPEAT, "ctx")
+        assert seen.state == COMPLETED
+        assert "apple" not in seen.answer
+        assert "cannot be resumed" in str(seen.notes[0].status.message.parts[0].text)
+
+
+@pytest.mark.versions
+async def test_cancel_ends_the_command_and_the_codex_and_keeps_the_memory(agent: AgentProcess, client: Peer) -> None:
+    await client.ask("the word is apple", "ctx")
+    begun = await client.begin(script({"say": "At work.", "run": "sleep 86431"}, {"say": "never"}), "ctx")
+    running = [*await command(agent, "86431"), *codexes(agent)]
+    assert len(running) == 2
+    with anyio.fail_after(5):
+        assert (await client.cancel(begun.task_id)).state == CANCELED
+    _, alive = psutil.wait_procs(running, timeout=1)
+    assert not alive
+    for wait_ms in (0, 20, 100):
+        begun = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
+        await anyio.sleep(wait_ms / 1000)
+        with anyio.fail_after(5):
+            assert (await client.cancel(begun.task_id)).state == CANCELED
+    assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+    assert codexes(agent) == []
+
+
+async def test_failures_are_said_in_words_and_silence_has_an_end(place: Place) -> None:
+    impatient = replace(place, codex={"backend": "exec", "turn_inactivity_timeout_s": 2, "turn_timeout_s": 4})
+    async with running_agent(impatient) as agent, peer(agent.url) as client:
+        for fault, expected in (
+            (script({"fail": 401}), "refused the credential (HTTP 401)"),
+            (script({"fail": 429}), "limits the rate (HTTP 429)"),
+            (script({"say": "so far", "stall": True}), "nothing for 2 s"),
+            (script(*({"run": f"sleep 1.5; echo {number}", "yield_ms": 9000} for number in range(9))), "than 4 s"),
+        ):
+            seen = await client.ask(fault, "ctx")
+            assert (seen.state, expected in seen.sentence) == (FAILED, True), seen.sentence
+            assert (await client.ask("next", "ctx")).answer == "You said: next"
+        log = agent.log.read_text()
+    assert "Traceback" not in log
+    assert SECRET not in log
+
+
+@pytest.mark.versions
+async def test_what_a_message_brings_and_wants_reaches_codex(client: Peer, model: ScriptedModel, place: Place) -> None:
+    seen = await send_parts(client, Part(text="What is this?"), Part(raw=png(), media_type="image/png"))
+    assert seen.state == COMPLETED
+    (url,) = heard(model).images
+    assert url.startswith("data:image/png;base64,")
+    assert "What is this?" in heard(model).text
+    assert (await send_parts(client, Part(raw=png(), media_type="image/png"))).state == COMPLETED
+    (place.workspace / "sub").mkdir()
+    schema = {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}
+    wish = {"model": "gpt-5.4", "effort": "high", "workingFolder": "sub", "outputSchema": {**schema}}
+    sent = request(script({"run": "pwd"}, {"say": '{"n": 1}'}), "own")
+    ParseDict({TURN: wish}, sent.message.metadata)
+    seen = await send(client, sent)
+    assert (seen.state, seen.answer) == (COMPLETED, '{"n": 1}')
+    assert str(place.workspace / "sub") in str(seen.notes[-1].status.message.metadata["output"])
+    body = model.requests[-1]
+    assert body.model == "gpt-5.4"
+
+
+@pytest.mark.versions
+async def test_mcp_servers_and_our_own_tools_are_there_and_their_secrets_are_not_seen(
+    place: Place, model: ScriptedModel
+) -> None:
+    token = "mcp-token-0123456789"
+    trusted = stdio("trusted", trusted=True, env={"API_TOKEN": "Bearer ${MY_TOKEN}"})
+    place = replace(place, config={"mcp_servers": [trusted], "agent_tools": "always"}, environment={"MY_TOKEN": token})
+    remember: dict[str, object] = {
+        "tool": {"name": "commit_memory", "namespace": "mcp__agent", "arguments": {"content": "apples"}}
+    }
+    steps: list[dict[str, object]] = [call("trusted", "echo", text="hello"), remember, {"run": "env"}, {"say": "Done."}]
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        seen = await client.ask(script(*steps), "ctx")
+    assert (seen.state, seen.answer) == (COMPLETED, "Done.")
+    echoed, remembered, environment = told(model)
+    assert "echo hello" in echoed
+    assert "apples" in remembered or "emember" in remembered, remembered
+    assert "PATH=" in environment
+    assert token not in environment
+    assert SECRET not in environment
+    assert files_with(place, token) == []
+
+
+@pytest.mark.parametrize(
+    ("victim", "policy", "state"),
+    [
+        ("codex", "resume", COMPLETED),
+        ("codex", "fail", FAILED),
+        pytest.param("agent", "resume", COMPLETED, marks=pytest.mark.versions),
+        ("agent", "rerun", COMPLETED),
+        ("agent", "fail", FAILED),
+    ],
+)
+async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
+    place: Place, model: ScriptedModel, victim: str, policy: str, state: int
+) -> None:
+    wanted = replace(place, codex={"backend": "exec", "recovery": policy})
+    # The scripted model stalls in the first turn only; what comes after it, it answers.
+    text = script({"say": "At work.", "stall": True, "times": 1}, text="went on ")
+    async with running_agent(wanted) as agent, peer(agent.url) as client:
+        begun = await client.begin(text, "ctx")
+        with anyio.fail_after(10):
+            while not (turns(model) == 1 and await has_started(place)):
+                await anyio.sleep(0.02)
+        (running,) = codexes(agent)
+        if victim == "codex":
+            running.kill()
+            ended = await client.finished(begun.task_id)
+        else:
+            agent.process.kill()
+            await agent.ended()
+    if victim == "agent":
+        async with running_agent(wanted) as agent, peer(agent.url) as client:
+            ended = await client.finished(begun.task_id)
+            assert (await client.ask("and on", "ctx")).state == COMPLETED
+    assert ended.state == state, ended.sentence
+    if policy == "resume":
+        assert ended.answer == f"You said: {GO_ON}"
+    if policy == "fail":
+        assert "cut off" in ended.sentence
+    _, alive = psutil.wait_procs([running], timeout=2)
+    assert not alive
+
+
+async def has_started(place: Place) -> bool:
+    """Whether a turn is written down in the store."""
+    async with (
+        aiosqlite.connect(place.root / "state" / "workspace.sqlite3") as database,
+        database.execute("select count(*) from deliveries where state = 'started'") as rows,
+    ):
+        return await rows.fetchone() == (1,)
+
+
+async def test_sigterm_leaves_what_is_running_for_the_next_agent_and_no_process(place: Place) -> None:
+    quick = replace(place, codex={"backend": "exec", "shutdown_grace_s": 0.5, "recovery": "fail"})
+    async with running_agent(quick) as agent, peer(agent.url) as client:
+        begun = await client.begin(script({"run": "sleep 86433"}), "ctx")
+        running = [*await command(agent, "86433"), *codexes(agent)]
+        with anyio.fail_after(8):
+            assert await agent.stop() == 0
+        _, alive = psutil.wait_procs(running, timeout=1)
+        assert not alive
+    async with running_agent(quick) as agent, peer(agent.url) as client:
+        assert (await client.get(begun.task_id)).sentence == STOPPED
+
+
+async def test_what_this_backend_cannot_do_is_refused_and_said_in_the_card(agent: AgentProcess, client: Peer) -> None:
+    sent = request("join in", "ctx")
+    ParseDict({TURN: {"midTurn": "steer"}}, sent.message.metadata)
+    refused = await send(client, sent)
+    assert (refused.state, refused.sentence) == (REJECTED, NO_STEERING)
+    async with httpx.AsyncClient(base_url=agent.url) as http:
+        card = (await http.get("/.well-known/agent-card.json")).json()
+        assert (await http.get("/readyz")).status_code == 200
+    (said,) = [each for each in card["capabilities"]["extensions"] if each["uri"].endswith(":limits")]
+    assert "questions" in said["description"]
