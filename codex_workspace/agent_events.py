@@ -137,7 +137,7 @@ class Usage(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Approval(_Event):
-    """The agent asks a person and waits; `about` is what a program reads of the question. Only of app-servers."""
+    """The agent asks a person; `about` is what a program reads of the question. Only of app-servers."""
 
     TYPE: ClassVar[str] = "approval"
 

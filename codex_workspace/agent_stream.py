@@ -99,7 +99,9 @@ class AgentStream:
         """Return what is said when codex asks a person."""
         return [] if self._is_done else [Approval(id_, data_of(question))]
 
-    def end(self, failure: TurnFailure | None = None, *, stopped: bool = False) -> list[AgentEvent]:
+    def end(
+        self, failure: TurnFailure | None = None, *, stopped: bool = False, extra: JsonObject | None = None
+    ) -> list[AgentEvent]:
         """Return the run's last events; nothing where it has ended before.
 
         A turn that codex has completed is completed, whatever comes after it.
@@ -107,6 +109,7 @@ class AgentStream:
         Args:
             failure: why the run ended, where codex does not know.
             stopped: whether it was stopped by its caller.
+            extra: fields of codex's that no event before had a place for.
         """
         if self._is_done:
             return []
@@ -116,11 +119,12 @@ class AgentStream:
         error = None
         if why is not None:
             error = Error(why.message, code_of(why), fatal=True)
-            out += [error] if why != self._erred else []
+            out += self._given_up(why, {})
         duration_ms = round((self._clock() - self._began) * 1000)
         run = self._run_usage()
         usage = _tokens(run) if run is not None else None
-        return [*out, Done(self._messages.answer, self.session_id, duration_ms, usage, reason, error)]
+        text = self._messages.answer
+        return [*out, Done(text, self.session_id, duration_ms, usage, reason, error, extra=extra or {})]
 
     def _outcome(self, failure: TurnFailure | None, stopped: bool) -> tuple[StopReason, TurnFailure | None]:
         ended = self._ended
@@ -161,8 +165,7 @@ class AgentStream:
             case events.Warned(message, will_retry):
                 return [Error(message, RETRYING if will_retry else WARNING, fatal=False, extra=extra)]
             case events.Erred(failure):
-                self._erred = failure
-                return [Error(failure.message, code_of(failure), fatal=True, extra=extra)]
+                return self._given_up(failure, extra)
             case events.TurnEnded(last_message=last):
                 self._ended = event
                 return self._whole(last.item_id, last.text, {}) if last is not None else []
@@ -182,6 +185,11 @@ class AgentStream:
                 return []
             case _:
                 assert_never(event)
+
+    def _given_up(self, why: TurnFailure, extra: JsonObject) -> list[AgentEvent]:
+        """Say why codex gave up: the first reason is the fatal one, another one is said beside it, none twice."""
+        before, self._erred = self._erred, why
+        return [] if why == before else [Error(why.message, code_of(why), fatal=before is None, extra=extra)]
 
     def _whole(self, item: str, text: str, extra: JsonObject) -> list[AgentEvent]:
         more, replaces = self._said.completed(item, text)

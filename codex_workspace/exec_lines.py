@@ -3,12 +3,15 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from codex_workspace.agent_events import AgentEvent
 from codex_workspace.agent_stream import NONE_USED, AgentStream
 from codex_workspace.events import TokenCount, TurnEnded, TurnFailure
-from codex_workspace.exec_reader import ExecReader
+from codex_workspace.exec_reader import ExecReader, Told
+
+if TYPE_CHECKING:
+    from codex_workspace.wire import JsonObject
 
 
 class ExecLines:
@@ -23,6 +26,7 @@ class ExecLines:
     def __init__(self, used_before: TokenCount | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader: Final = ExecReader()
         self._stream: Final = AgentStream(used_before, clock)
+        self._kept: dict[str | None, JsonObject] = {}
 
     @property
     def thread_id(self) -> str | None:
@@ -53,7 +57,7 @@ class ExecLines:
         """Return the events of a line, without its newline; none where it is no event."""
         told = self._reader.read(line)
         self._stream.session_id = self._reader.thread_id
-        return [event for each in told for event in self._stream.see(each.event, each.extra)]
+        return [event for each in told for event in self._say(each)]
 
     def finish(
         self, exit_code: int | None = None, failure: TurnFailure | None = None, *, stopped: bool = False
@@ -65,13 +69,22 @@ class ExecLines:
             failure: why the run was given up, such as TurnFailure("…", "watchdogTimeout", None, None).
             stopped: whether the caller wanted no more of it.
         """
+        extra = {key: value for kept in self._kept.values() for key, value in kept.items()}
         if self.ended or failure is not None or stopped:
-            return self._stream.end(failure, stopped=stopped)
+            return self._stream.end(failure, stopped=stopped, extra=extra)
         if self._stream.erred:
-            return self._stream.end()
+            return self._stream.end(extra=extra)
         if not self._reader.tells_ends and exit_code == 0:
-            return [*self._stream.see(TurnEnded("completed", None, None)), *self._stream.end()]
-        return self._stream.end(_exited(exit_code))
+            return [*self._stream.see(TurnEnded("completed", None, None)), *self._stream.end(extra=extra)]
+        return self._stream.end(_exited(exit_code), extra=extra)
+
+    def _say(self, told: Told) -> list[AgentEvent]:
+        """Return what is said of it; fields of a line of which nothing is said wait for the next one of its item."""
+        extra = {**self._kept.pop(told.item, {}), **told.extra}
+        said = self._stream.see(told.event, extra)
+        if extra and not said:
+            self._kept[told.item] = extra
+        return said
 
 
 def _exited(exit_code: int | None) -> TurnFailure:

@@ -71,10 +71,11 @@ _KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An event, and the fields of its line that it has no place for."""
+    """An event, the fields of its line that it has no place for, and the id of the item that the line is about."""
 
     event: TurnEvent
     extra: JsonObject = field(default_factory=dict)
+    item: str | None = None
 
 
 class ExecReader:
@@ -88,6 +89,8 @@ class ExecReader:
         self.noise: Final[deque[str]] = deque(maxlen=MAX_NOISE_LINES)
         self._tells_ends = True
         self._grown: dict[str, str] = {}
+        self._rewritten: set[str] = set()
+        self._given: dict[tuple[str, str], JsonObject] = {}
         self._plan: tuple[PlanStep, ...] | None = None
         self._nameless: dict[str, deque[str]] = {}
         self._names = 0
@@ -119,11 +122,11 @@ class ExecReader:
         match kind:
             case "thread.started":
                 self.thread_id = text(fields, "thread_id")
-                return (Told(Alive()),)
+                return (Told(Alive(), _beyond(fields, "thread_id")),)
             case "session.created":
                 self.thread_id = text(fields, "session_id")
                 self._tells_ends = False
-                return (Told(Alive()),)
+                return (Told(Alive(), _beyond(fields, "session_id")),)
             case "turn.started":
                 self._tells_ends = True
                 return (Told(TurnStarted(), _beyond(fields)),)
@@ -132,8 +135,10 @@ class ExecReader:
                 told = (Told(_usage(usage), _beyond(usage, *_COUNTS)),) if usage else ()
                 return (*told, Told(TurnEnded("completed", None, None), _beyond(fields, "usage")))
             case "turn.failed":
-                message = text_or_none(nested_or_empty(fields, "error"), "message") or "codex does not say why"
-                return (Told(TurnEnded("failed", _failure(message), None), _beyond(fields, "error")),)
+                error = nested_or_empty(fields, "error")
+                message = text_or_none(error, "message") or "codex does not say why"
+                extra = {**_beyond(fields, "error"), **_beyond_inside("error", error, "message")}
+                return (Told(TurnEnded("failed", _failure(message), None), extra),)
             case "error":
                 message = text(fields, "message")
                 if _RETRY.search(message):
@@ -154,8 +159,23 @@ class ExecReader:
         kind = _OLDER_NAMES.get(kind, kind)
         if kind not in _KNOWN:
             return (Told(Unknown(kind, fields)),)
-        extra = {**_beyond(fields, "item"), **_beyond(item, "id", "item_type", *_KNOWN[kind]), **_beyond_content(item)}
-        return (Told(self._read_item(stage, kind, self._id(stage, kind, item), item), extra),)
+        extra = {
+            **_beyond(fields, "item"),
+            **_beyond(item, "id", "item_type", *_KNOWN[kind]),
+            **_beyond_inside("result", nested_or_empty(item, "result"), "content"),
+            **_beyond_inside("error", nested_or_empty(item, "error"), "message"),
+            **_beyond_listed(item, kind),
+        }
+        id_ = self._id(stage, kind, item)
+        return (Told(self._read_item(stage, kind, id_, self._with_given(stage, kind, id_, item)), extra, id_),)
+
+    def _with_given(self, stage: Stage, kind: str, id_: str, item: JsonObject) -> JsonObject:
+        """Return the item with what its tool was given, where its beginning says that and its end does not."""
+        given = {key: item[key] for key in _GIVEN.get(kind, ()) if item.get(key) is not None}
+        if stage == "started":
+            self._given[kind, id_] = given
+            return item
+        return {**item, **self._given.get((kind, id_), {}), **given}
 
     def _id(self, stage: Stage, kind: str, item: JsonObject) -> str:
         """Return the item's id; one without is named here, its updates and end by the kind of item."""
@@ -197,7 +217,9 @@ class ExecReader:
             return Said(id_, text(item, "text"), None)
         whole = text_or_none(item, "text") or ""
         more = self._more(id_, whole)
-        if more is None:
+        if more is None or id_ in self._rewritten:
+            # Nothing adds to a message that was said as a whole: from here on it is said so each time.
+            self._rewritten.add(id_)
             return Said(id_, whole, None)
         return TextDelta(id_, more) if more or stage == "updated" else MessageStarted(id_, None)
 
@@ -253,11 +275,19 @@ def _beyond(fields: JsonObject, *known: str) -> JsonObject:
     return {key: value for key, value in fields.items() if key != "type" and key not in known}
 
 
-def _beyond_content(item: JsonObject) -> JsonObject:
-    """Return what an MCP tool's result has beside its content, such as the same as a structure."""
-    result = nested_or_empty(item, "result")
-    more: JsonObject = {key: value for key, value in result.items() if key != "content" and value}
-    return {"result": more} if more else {}
+def _beyond_inside(name: str, table: JsonObject, known: str) -> JsonObject:
+    """Return what a table has beside what is read of it: an MCP tool's result has its content as a structure too."""
+    more: JsonObject = {key: value for key, value in table.items() if key != known and value}
+    return {name: more} if more else {}
+
+
+def _beyond_listed(item: JsonObject, kind: str) -> JsonObject:
+    """Return the item's list as it came, where something in it has more fields than are read."""
+    name, known = _LISTED.get(kind, ("", frozenset()))
+    listed = item.get(name)
+    if not isinstance(listed, list):
+        return {}
+    return {name: listed} if any(isinstance(each, dict) and not known.issuperset(each) for each in listed) else {}
 
 
 _COUNTS: Final = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
@@ -283,7 +313,8 @@ def _status(item: JsonObject) -> ItemStatus:
 
 def _changes(item: JsonObject) -> tuple[Change, ...]:
     return tuple(
-        Change(text(each, "path"), text_or_none(each, "kind") or "unknown", "") for each in objects(item, "changes")
+        Change(text(each, "path"), text_or_none(each, "kind") or "unknown", text_or_none(each, "diff") or "")
+        for each in objects(item, "changes")
     )
 
 
@@ -332,6 +363,19 @@ _KNOWN: Final[dict[str, tuple[str, ...]]] = {
     "error": ("message",),
 }
 """The types of items, and the fields that are read of each."""
+
+_GIVEN: Final[dict[str, tuple[str, ...]]] = {
+    "command_execution": ("command",),
+    "file_change": ("changes",),
+    "mcp_tool_call": ("server", "tool", "arguments"),
+}
+"""The fields that say what a tool is given."""
+
+_LISTED: Final[dict[str, tuple[str, frozenset[str]]]] = {
+    "file_change": ("changes", frozenset({"path", "kind", "diff"})),
+    "todo_list": ("items", frozenset({"text", "completed"})),
+}
+"""Lists in items, and the fields that are read of what is in them."""
 
 _OF_ITEM: Final[dict[str, dict[Stage, Callable[[str, JsonObject], TurnEvent]]]] = {
     "file_change": {"started": _changing, "completed": _changed},

@@ -1,7 +1,6 @@
 """The lines of `codex exec --json` as the public stream: what real codexes said, and any lines at all."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -338,6 +337,14 @@ def test_rewritten_text_takes_the_place_of_what_came_before() -> None:
     assert done(events).text == "Bye now"
 
 
+def test_a_message_that_was_rewritten_grows_on() -> None:
+    run = ExecLines()
+    texts = ["Hel", "Bye", "Bye now", "Bye now all"]
+    events = [event for text in texts for event in run.feed(item("updated", id="m", type="agent_message", text=text))]
+    assert events == [Text("m", "Hel"), Text("m", "Bye", replaces=True), Text("m", " now"), Text("m", " all")]
+    assert done(run.finish(stopped=True)).text == "Bye now all"
+
+
 def test_growing_thoughts_come_as_deltas() -> None:
     thought: Mapping[str, object] = {"id": "r", "type": "reasoning"}
     events = events_of(
@@ -403,6 +410,62 @@ def test_unknown_fields_are_kept_and_unknown_types_passed_through() -> None:
         Usage(tokens, tokens, extra={"cache_write_input_tokens": 4}),
         end("a", usage=tokens),
     ]
+
+
+def test_unknown_fields_of_lines_without_an_event_stand_in_the_next_one_or_the_last() -> None:
+    change = {"path": "a", "kind": "update", "diff": "+x", "move_path": "b"}
+    steps = [{"text": "look", "completed": False, "by": "me"}]
+    events = events_of(
+        line("thread.started", thread_id="t", root="/"),
+        line("turn.started", turn="u"),
+        item("started", id="m", type="agent_message", text="", phase="final"),
+        item("completed", id="m", type="agent_message", text="a"),
+        item("started", id="c", type="command_execution", command="ls"),
+        item("updated", id="c", type="command_execution", command="ls", pid=3),
+        item("completed", id="c", type="command_execution", command="ls", exit_code=0, status="completed"),
+        item("completed", id="f", type="file_change", changes=[change], status="completed"),
+        item("started", id="p", type="todo_list", items=steps),
+        line("turn.completed", cost=1),
+    )
+    assert [(event.TYPE, event.extra) for event in events if event.extra] == [
+        ("text", {"phase": "final"}),
+        ("tool_result", {"pid": 3}),
+        ("tool_result", {"changes": [change]}),
+        ("plan", {"items": steps}),
+        ("done", {"root": "/", "turn": "u", "cost": 1}),
+    ]
+    assert FileChange("f", (ChangedFile("a", "update", "+x"),)) in events
+
+
+def test_unknown_fields_of_a_failure_are_kept() -> None:
+    events = events_of(line("turn.failed", error={"message": "no", "code": 7}, at=1))
+    assert done(events).extra == {"error": {"code": 7}, "at": 1}
+
+
+def test_an_end_need_not_say_again_what_its_tool_was_given() -> None:
+    events = events_of(
+        item("started", id="c", type="command_execution", command="ls"),
+        item("completed", id="c", type="command_execution", aggregated_output="a\n", exit_code=0, status="completed"),
+        item("started", id="m", type="mcp_tool_call", server="s", tool="echo", arguments={"x": 1}),
+        item("completed", id="m", type="mcp_tool_call", tool=None, status="completed"),
+        ENDED,
+    )
+    assert events == [
+        ToolUse("c", "Bash", "command_execution", {"command": "ls"}),
+        ToolResult("c", "a\n", is_error=False, exit_code=0),
+        ToolUse("m", "echo", "echo", {"x": 1}, "s"),
+        ToolResult("m", "", is_error=False),
+        end(),
+    ]
+
+
+def test_only_the_first_of_several_reasons_is_fatal() -> None:
+    first, second = Error("A", "OTHER", fatal=True), Error("B", "OTHER", fatal=False)
+    failed = Done("", None, 0, None, "failed", Error("B", "OTHER", fatal=True))
+    last = line("turn.failed", error={"message": "B"})
+    assert events_of(line("error", message="A"), last) == [first, second, failed]
+    assert events_of(line("error", message="A"), line("error", message="B"), last) == [first, second, failed]
+    assert events_of(line("error", message="B"), line("error", message="B"), last) == [failed.error, failed]
 
 
 @pytest.mark.parametrize(
@@ -547,7 +610,9 @@ def test_any_lines_give_balanced_pairs_and_one_end(lines: list[str | bytes], cod
     events += run.finish(code, stopped=stopped)
     check_balance(events)
     assert (done(events).error is not None) == (done(events).stop_reason == "failed")
-    fatal = Counter(event for event in [done(events).error] if event is not None and event not in events)
-    assert not fatal
+    errors = [event for event in events if isinstance(event, Error)]
+    assert [error.fatal for error in errors].count(True) <= 1
+    error = done(events).error
+    assert error is None or (error.message, error.code) in [(each.message, each.code) for each in errors]
     for event in events:
         assert as_json(event)["type"] == event.TYPE
