@@ -25,18 +25,20 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from app_server import MINIMUM_VERSION, Connection, open_app_server
-from codex_workspace import hiding
-from codex_workspace.agent import launch_of, secrets_of, thread_options
+from app_server import MINIMUM_VERSION, Connection, Launch, open_app_server
+from codex_workspace import exec_standing, hiding
+from codex_workspace.agent import is_exec, launch_of, secrets_of, thread_options
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import prove_servers
 from codex_workspace.errors import CodexCannotStart, CodexError, ConfigError
+from codex_workspace.exec_backend import further_config
+from codex_workspace.exec_process import CodexExec
 from codex_workspace.instructions import CODEX_READS_BYTES, MEMORY
 from codex_workspace.lock import folder_held, holder_of
 from codex_workspace.mcp_startup import Found
 from codex_workspace.migrations import NEWEST, refuse_newer
 from codex_workspace.providers import ChosenProvider, choose_provider
-from codex_workspace.sandbox import Sight, look_around, refuse_blocked
+from codex_workspace.sandbox import WITHOUT, Sight, look_around, refuse_blocked
 from codex_workspace.scrubbing import Scrubber
 from codex_workspace.server import bind
 from codex_workspace.settings import MISPLACED, Settings, is_loopback, load_settings
@@ -87,6 +89,13 @@ class Report:
     remedy: str
 
 
+@dataclass(frozen=True, slots=True)
+class Untried:
+    """That no command has looked around, in a sentence."""
+
+    sentence: str
+
+
 class Facts:
     """What earlier checks have learned, for those that depend on them."""
 
@@ -94,7 +103,7 @@ class Facts:
         self.env = env
         self._settings: Settings | None = None
         self._provider: ChosenProvider | None = None
-        self.sight: Sight | CodexError | None = None
+        self.sight: Sight | Untried | CodexError | None = None
 
     @property
     def settings(self) -> Settings:
@@ -477,7 +486,8 @@ def check_handshake(facts: Facts) -> Finding:
         return Finding("failed", _as_at_home(error, home, facts), "correct this, then ask the doctor again")
     except (CodexError, OSError) as error:
         return Finding("failed", f"codex cannot be started: {_of(error)}", "check CODEX_BIN and CODEX_HOME")
-    return Finding("ok", f"codex {_dotted(version)} answered initialize in {milliseconds:.0f} ms")
+    answered = "read its configuration" if is_exec(facts.settings) else "answered initialize"
+    return Finding("ok", f"codex {_dotted(version)} {answered} in {milliseconds:.0f} ms")
 
 
 def _as_at_home(error: Exception, home: str, facts: Facts) -> str:
@@ -491,13 +501,19 @@ def _at_another_home(facts: Facts, home: Path, settings: Settings | None = None)
     own = facts.settings.codex_home / "config.toml"
     if own.is_file():
         shutil.copyfile(own, home / "config.toml")
-    prepare_codex_home(settings, facts.provider)
+    prepare_codex_home(settings, facts.provider, further_config(settings) if is_exec(settings) else {})
     return settings
 
 
 async def _greet(settings: Settings, facts: Facts) -> tuple[float, tuple[int, int, int]]:
     started = time.perf_counter()
     launch = launch_of(settings, facts.provider, facts.env)
+    if is_exec(settings):
+        version = await CodexExec(launch).version()
+        await exec_standing.refuse_broken_config(launch)
+        milliseconds = (time.perf_counter() - started) * 1000
+        facts.sight = await _try_sandbox(launch, settings)
+        return milliseconds, version
     # What is hidden is the agent's own, not that of the copy.
     launch = replace(launch, overrides={**launch.overrides, **hiding.definition(facts.settings, facts.env)})
     async with open_app_server(launch) as codex:
@@ -513,6 +529,8 @@ def check_sandbox(facts: Facts) -> Finding:
             pass
         case CodexCannotStart() as error:
             return Finding("failed", str(error), "the README's part on the sandbox says more")
+        case Untried(sentence):
+            return Finding("ok", sentence)
         case error:
             return Finding("failed", f"no command could be tried: {error}", "see what is said of the handshake")
     said = f"{facts.settings.config.codex.sandbox}: a command {_abilities(sight, _folders(facts))}"
@@ -564,6 +582,17 @@ def _program(process: int) -> str:
         return Path(f"/proc/{process}/comm").read_text().strip()
     except OSError:
         return "gone"
+
+
+async def _try_sandbox(launch: Launch, settings: Settings) -> Untried | CodexError:
+    """Have a command run in codex's sandbox, where only a turn would run one in that of config.yaml."""
+    mode = settings.config.codex.sandbox
+    try:
+        await exec_standing.refuse_blocked(launch, mode)
+    except CodexError as error:
+        return error
+    made = "codex's own is off" if mode in WITHOUT else "codex's sandbox works here"
+    return Untried(f"{mode}: {made}; what a command may do is not tried with codex.backend exec")
 
 
 async def _look_around(codex: Connection, facts: Facts) -> Sight | CodexError:
@@ -629,6 +658,13 @@ def check_mcp(facts: Facts) -> Finding:
     servers = facts.settings.mcp
     if not servers.servers and not servers.left_out:
         return Finding("ok", "none is configured")
+    if is_exec(facts.settings):
+        names = ", ".join(server.name for server in servers.servers) or "none"
+        said = f"{names}: not tried, as with codex.backend exec only a turn starts them"
+        missed = [f"{name}: {why}" for name, why in servers.left_out.items()]
+        return Finding(
+            "warning" if missed else "ok", "\n".join((said, *missed)), "set those variables" if missed else ""
+        )
     try:
         with tempfile.TemporaryDirectory(prefix="codex-workspace-doctor-") as home:
             # Where one is required, codex says of it alone that it does not start.

@@ -5,11 +5,11 @@ the binary is there and its sandbox works.
 import os
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 import anyio
 
-from app_server import MINIMUM_VERSION, Launch, child_environment
+from app_server import MAX_REASON_CHARS, MINIMUM_VERSION, Launch, child_environment
+from codex_workspace.codex_home import CONFIG_NAME
 from codex_workspace.errors import CodexCannotStart
 from codex_workspace.exec_conversation import Tally
 from codex_workspace.exec_process import CodexExec
@@ -41,16 +41,18 @@ class ExecStanding:
         self._tally = tally
 
     async def start(self) -> Found:
-        """Ask codex for its version, and have it run a command in its sandbox.
+        """Ask codex for its version, have it read its configuration, and run a command in its sandbox.
 
         Raises:
-            CodexCannotStart: it is not there or too old, or its sandbox does not work on this machine.
+            CodexCannotStart: it is not there or too old, does not take its config.toml, or has no sandbox that works on
+                this machine.
         """
         version = await self._codex.version()
         if version < MINIMUM_VERSION:
             raise CodexCannotStart(
                 f"codex {_dotted(version)} is too old for backend exec; install {_dotted(MINIMUM_VERSION)} or newer"
             )
+        await refuse_broken_config(self._launch)
         await refuse_blocked(self._launch, self._sandbox)
         return Found(version)
 
@@ -75,6 +77,21 @@ class ExecStanding:
         """Do nothing: each turn ends its own process."""
 
 
+async def refuse_broken_config(launch: Launch) -> None:
+    """Let codex read its config.toml, by a command that does nothing else and asks no model.
+
+    Raises:
+        CodexCannotStart: it does not take the file; with codex's own words.
+    """
+    ran = await _run(launch, "mcp", "list")
+    if ran.returncode != 0:
+        said = (ran.stderr or ran.stdout).decode("utf-8", "replace")
+        why = " ".join(said.partition("Error:")[2].split() or said.split())
+        raise CodexCannotStart(
+            f"codex does not take {launch.codex_home / CONFIG_NAME}: {why[:MAX_REASON_CHARS]}; mend the file"
+        )
+
+
 async def refuse_blocked(launch: Launch, mode: str) -> None:
     """Have `codex sandbox` run a command, in its strictest sandbox; nothing where `mode` (of config.yaml) has none.
 
@@ -83,11 +100,16 @@ async def refuse_blocked(launch: Launch, mode: str) -> None:
     """
     if mode in WITHOUT:
         return
-    command = [str(launch.binary), "sandbox", "--", "true"]
+    ran = await _run(launch, "sandbox", "--", "true")
+    if ran.returncode != 0:
+        raise blocked(mode, _last_line(ran.stderr or ran.stdout) or f"exit code {ran.returncode}")
+
+
+async def _run(launch: Launch, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
     try:
         with anyio.fail_after(PROBE_TIMEOUT_S):
-            ran = await anyio.run_process(
-                command,
+            return await anyio.run_process(
+                [str(launch.binary), *arguments],
                 stdin=subprocess.DEVNULL,
                 cwd=launch.cwd,
                 env=child_environment(launch, f"{launch.family}.probe"),
@@ -95,11 +117,9 @@ async def refuse_blocked(launch: Launch, mode: str) -> None:
                 start_new_session=True,
             )
     except TimeoutError as error:
-        raise blocked(mode, f"a command did not end within {PROBE_TIMEOUT_S:g} s") from error
+        raise CodexCannotStart(f"codex {arguments[0]} did not end within {PROBE_TIMEOUT_S:g} s") from error
     except OSError as error:
-        raise CodexCannotStart(f"codex cannot be started: {Path(command[0])}: {error.strerror}") from error
-    if ran.returncode != 0:
-        raise blocked(mode, _last_line(ran.stderr or ran.stdout) or f"exit code {ran.returncode}")
+        raise CodexCannotStart(f"codex cannot be started: {launch.binary}: {error.strerror}") from error
 
 
 def _last_line(said: bytes) -> str:

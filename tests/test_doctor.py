@@ -82,6 +82,27 @@ def test_nothing_is_wrong(env: dict[str, str], tmp_path: Path) -> None:
     assert after | {workspace: before[workspace]} == before
 
 
+def test_where_codex_exec_is_used_no_app_server_is_started(tmp_path: Path) -> None:
+    servers = [
+        {"name": "some", "command": "some-server"},
+        {"name": "other", "url": "http://x/", "headers": {"A": "${B}"}},
+    ]
+    place = Place(tmp_path, "http://127.0.0.1:1/v1", codex={"backend": "exec"}, config={"mcp_servers": servers})
+    env = place.prepare()
+    code, found = reports(env)
+    assert code == 0
+    assert "read its configuration in " in found["handshake"]["finding"]
+    assert "sandbox works here; what a command may do is not tried" in found["sandbox"]["finding"]
+    assert "some: not tried" in found["mcp servers"]["finding"]
+    assert "names the variable B" in found["mcp servers"]["finding"]
+    home = tmp_path / "state" / "codex"
+    home.mkdir()
+    (home / "config.toml").write_text("[tui]\nnotifications = 17\n")
+    code, found = reports(env)
+    assert code == 3
+    assert f"codex does not take {home / 'config.toml'}: " in found["handshake"]["finding"]
+
+
 def test_what_the_agent_is_told_is_shown(env: dict[str, str], tmp_path: Path) -> None:
     prompt = Path(env["WORKSPACE_CONFIG_PATH"]) / "system-prompt.md"
     prompt.write_text("Be brief.")

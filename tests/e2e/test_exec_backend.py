@@ -1,5 +1,6 @@
 """The A2A face over `codex exec`: what the client tests of the app-server ask for, where that mode allows it."""
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -224,6 +225,23 @@ async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
         assert "cut off" in ended.sentence
     _, alive = psutil.wait_procs([running], timeout=2)
     assert not alive
+
+
+@pytest.mark.parametrize("wrong", ["binary", "config.toml"])
+async def test_a_codex_that_cannot_work_is_said_at_the_start(place: Place, wrong: str) -> None:
+    environment = place.prepare()
+    file = place.root / "state" / "codex" / "config.toml"
+    if wrong == "binary":
+        environment["CODEX_BIN"] = str(place.root / "nowhere")
+    else:
+        file.parent.mkdir(parents=True)
+        file.write_text("[tui]\nnotifications = 17\n")
+    with anyio.fail_after(30):
+        done = await anyio.run_process([sys.executable, "-m", "codex_workspace", "serve"], env=environment, check=False)
+    said = done.stderr.decode()
+    assert done.returncode == 3
+    assert ("nowhere: No such file" if wrong == "binary" else f"codex does not take {file}: ") in said
+    assert "Traceback" not in said
 
 
 async def has_started(place: Place) -> bool:
