@@ -15,7 +15,7 @@ import anyio
 import psutil
 
 from bench.figures import AtLeast, AtMostOver, AtMostTimes, Row, Table, Under, Unit, median, percentile
-from bench.processes import Bench, new_place, open_bare, open_runtime
+from bench.processes import Bench, new_place, open_bare, open_exec_agent, open_runtime
 from bench.sides import Side, Talk
 from codex_workspace.scripted_model import numbered_text
 from tests.e2e.agent_process import running_agent
@@ -98,12 +98,14 @@ async def warm_turns(bench: Bench, sizes: Sizes) -> list[Table]:
 
 
 async def backends(bench: Bench, sizes: Sizes, root: Path) -> Table:
-    """Measure our two runtimes without A2A; turns of both and of the bare driver alternate, so that noise hits all."""
+    """Measure both backends, without A2A and by it; all of them and the bare driver take turns, as noise hits all."""
     async with AsyncExitStack() as stack:
         ways: dict[str, Side] = {
             label: await stack.enter_async_context(open_runtime(bench.place, root / name, name))
             for label, name in (("app-server", "codex"), ("codex exec", "codex-exec"))
         }
+        ways["app-server, A2A"] = bench.streaming
+        ways["codex exec, A2A"] = await stack.enter_async_context(open_exec_agent(bench.place, root / "exec agent"))
         first_s: dict[str, list[float]] = {name: [] for name in (*ways, "bare")}
         whole_s: dict[str, list[float]] = {name: [] for name in (*ways, "bare")}
         await _alternate(sizes.turns + 1, ways, bench.bare, first_s, whole_s)
@@ -115,9 +117,7 @@ async def backends(bench: Bench, sizes: Sizes, root: Path) -> Table:
             Row(f"{name}: first text, median", _ms(median(first_s[name])), _ms(median(first_s["bare"]))),
         )
     ]
-    note = (
-        f"{sizes.turns} turns each, agent events without A2A; codex exec starts a process for each, and has no deltas"
-    )
+    note = f"{sizes.turns} turns each; codex exec starts a process for each, and has no deltas"
     return Table("The backends", note, rows)
 
 

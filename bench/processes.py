@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING, Final
@@ -116,6 +116,14 @@ async def open_bare(place: Place, root: Path) -> AsyncIterator[BareDriver]:
         side = BareSide(process.stdin, _stdout(process))
         await side.ready()
         yield BareDriver(side, psutil.Process(process.pid), time.perf_counter() - began)
+
+
+@asynccontextmanager
+async def open_exec_agent(place: Place, root: Path) -> AsyncIterator[OurSide]:
+    """Start a further agent, on the model of that at `place`, that runs codex by `codex exec`."""
+    other = replace(new_place(root, place.model_url), codex={"backend": "exec"})
+    async with running_agent(other) as agent, peer(agent.url) as client:
+        yield OurSide(sdk_streaming(client))
 
 
 @asynccontextmanager
