@@ -7,7 +7,6 @@ import base64
 import logging
 import re
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from codex_workspace.errors import CodexCannotStart, CodexGone, InputRefused
 from codex_workspace.events import TokenCount, TurnEnded, TurnEvent
 from codex_workspace.exec_arguments import ExecOptions
 from codex_workspace.exec_process import CodexExec, ExecRun
-from codex_workspace.exec_record import file_of, place_in, size_of, what_became
+from codex_workspace.exec_record import file_of, new_turn_id, place_in, size_of, what_became
 from codex_workspace.exec_turn import ExecTurn, TurnLines
 from codex_workspace.history import Trace
 from codex_workspace.instructions import Instructions
@@ -200,7 +199,7 @@ class ExecConversation:
         # A session whose id is not kept would be lost.
         with anyio.CancelScope(shield=True):
             await self._memory.save(run.session_id, self._options.instructions.digest)
-        turn_id = f"{self._first_place(mark, run.session_id, place)}-{uuid.uuid4()}"
+        turn_id = new_turn_id(self._first_place(mark, run.session_id, place))
         return ExecTurn(run, made[0], run.session_id, turn_id, self._options.total_s, events)
 
     def _first_place(self, mark: str, session_id: str, place: int) -> int:
@@ -211,9 +210,12 @@ class ExecConversation:
 
     async def _recorded(self, mark: str, said: Input, turn_id: str | None) -> TurnEnded | Trace:
         session_id = await self._memory.load()
-        place = place_in(turn_id) if turn_id is not None else None
-        if session_id is None or place is None:
+        if session_id is None or turn_id is None:
             return Trace.NONE
+        place = place_in(turn_id)
+        if place is None:
+            # The app-server has begun with it.
+            return Trace.CUT_OFF
         self._first = _First(mark, session_id, place)
         file = await anyio.to_thread.run_sync(file_of, self._home, session_id)
         if file is None:

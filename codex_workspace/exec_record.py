@@ -7,6 +7,7 @@ Shape: sessions of 0.136 to 0.163.
 import json
 import logging
 import re
+import uuid
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from codex_workspace.wire import JsonObject
 
 logger = logging.getLogger(__name__)
 
-_PLACE: Final = re.compile(r"([0-9]{1,18})-")
+_PLACE: Final = re.compile(r"exec-([0-9]{1,18})-")
 _WORDS: Final = ('"task_started"', '"task_complete"', '"user"')
 
 
@@ -36,8 +37,14 @@ def file_of(codex_home: Path, session_id: str) -> Path | None:
     return next(codex_home.glob(f"sessions/**/rollout-*{session_id}.jsonl"), None)
 
 
+def new_turn_id(place: int) -> str:
+    """Return an id for a turn that begins at `place` of its session's file."""
+    return f"exec-{place}-{uuid.uuid4()}"
+
+
 def place_in(turn_id: str) -> int | None:
-    """Return where the turn with this id began in its session's file; None where the id does not say."""
+    """Return where the turn with this id began in its session's file; None for an id of another
+    backend's."""
     found = _PLACE.match(turn_id)
     return int(found[1]) if found is not None else None
 
