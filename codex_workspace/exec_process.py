@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import threading
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -51,7 +52,7 @@ from codex_workspace.exec_lines import ExecLines
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.processes import sweep
-from codex_workspace.shared_config import borrow, give_back
+from codex_workspace.shared_config import Lease, borrow, give_back
 from codex_workspace.toml_text import KeyPath, TomlValue
 from codex_workspace.wire import MAX_INPUT_CHARS, LineSplitter, Skipped
 
@@ -65,6 +66,9 @@ TERM_GRACE_S: Final = 1.5
 
 EXIT_GRACE_S: Final = 8.0
 """How long codex may take to end by itself after its turn: it writes the session down, and without DNS takes 5 s."""
+
+LOOK_S: Final = 0.05
+"""However long nobody has read, what codex has written meanwhile is looked at for so long before it counts as silent."""
 
 VERSION_TIMEOUT_S: Final = 20.0
 
@@ -277,7 +281,9 @@ class ExecRun(Generic[E]):
         if over:
             return anyio.current_time() + DRAIN_S
         patience_s = self._limits.exit_grace_s if self._lines.ended else self._limits.inactivity_s
-        return math.inf if patience_s is None else self._silent_from + patience_s
+        if patience_s is None:
+            return math.inf
+        return max(self._silent_from + patience_s, anyio.current_time() + LOOK_S)
 
     def _take(self, line: bytes | Skipped) -> None:
         self._silent_from = anyio.current_time()
@@ -544,12 +550,37 @@ async def _lent(file: Path, settings: Managed) -> AsyncIterator[None]:
     if not settings:
         yield
         return
-    lease = await anyio.to_thread.run_sync(borrow, file, settings)
+    loan = _Loan(file, settings)
     try:
+        await anyio.to_thread.run_sync(loan.take)
         yield
     finally:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(give_back, lease)
+            await anyio.to_thread.run_sync(loan.give_back)
+
+
+class _Loan:
+    """Settings that are lent in threads; asyncio's own cancelling leaves a thread at work that nobody waits for."""
+
+    def __init__(self, file: Path, settings: Managed) -> None:
+        self._file = file
+        self._settings = settings
+        self._alone = threading.Lock()
+        self._lease: Lease | None = None
+        self._is_over = False
+
+    def take(self) -> None:
+        """Lend them, unless they were given back before."""
+        with self._alone:
+            if not self._is_over:
+                self._lease = borrow(self._file, self._settings)
+
+    def give_back(self) -> None:
+        """Give them back, after waiting for a `take` that is under way."""
+        with self._alone:
+            self._is_over = True
+            if self._lease is not None:
+                give_back(self._lease)
 
 
 async def _watch(process: Process, run: ExecRun[E]) -> None:

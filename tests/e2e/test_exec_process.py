@@ -1,5 +1,7 @@
 """`codex exec` end to end: the real binary, its commands, patches and MCP server; only the model is scripted."""
 
+import asyncio
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -289,6 +291,31 @@ async def test_lines_keep_a_run_alive(launch: Launch) -> None:
     assert done_of(await events_of(codex, prompt)).text == "Slept."
 
 
+async def test_a_reader_that_is_busy_is_no_silence(launch: Launch) -> None:
+    codex = CodexExec(launch, ExecLimits(inactivity_s=3.0))
+    async with codex.run(script({"run": "sleep 1.5"}, {"run": "sleep 3"}, {"say": "Slept."}), FREE) as run:
+        events = []
+        async for event in run:
+            events.append(event)
+            if len(only(ToolUse, events)) == 1 and not only(ToolResult, events):
+                await anyio.sleep(3.5)
+    assert (done_of(events).stop_reason, done_of(events).text) == ("completed", "Slept.")
+
+
+async def test_silence_while_the_reader_is_busy_is_told_when_it_comes_back(launch: Launch) -> None:
+    codex = CodexExec(launch, ExecLimits(inactivity_s=1.0))
+    with anyio.fail_after(HANG_S):
+        async with codex.run(script({"run": "sleep 600"}), FREE) as run:
+            events = []
+            async for event in run:
+                events.append(event)
+                if isinstance(event, ToolUse):
+                    await anyio.sleep(2)
+    error = done_of(events).error
+    assert error is not None
+    assert error.code == "WATCHDOG_TIMEOUT"
+
+
 async def test_one_instance_serves_several_tasks(launch: Launch) -> None:
     codex = CodexExec(launch)
     answers: list[str] = []
@@ -373,6 +400,27 @@ async def test_settings_can_stand_in_the_shared_config_for_a_run(launch: Launch,
     assert model.requests[-1].effort == "low"
     assert file.read_bytes() == before
     assert not any(each.name.endswith(".lent") for each in launch.codex_home.iterdir())
+
+
+async def test_settings_are_given_back_where_a_task_is_cancelled_while_they_are_put_in(launch: Launch) -> None:
+    file = launch.codex_home / "config.toml"
+    before = file.read_bytes()
+    codex = CodexExec(launch, lends=True)
+    await codex.version()
+    desk = launch.codex_home / ".config.toml.lent"
+    desk.mkdir()
+    lock = os.open(desk / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    run = asyncio.create_task(events_of(codex, "hi", replace(FREE, config={("model_reasoning_effort",): "low"})))
+    # The lock is waited for in a thread, which nothing can cancel.
+    await anyio.sleep(0.5)
+    run.cancel()
+    await anyio.sleep(0.1)
+    os.close(lock)
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert file.read_bytes() == before
+    assert not desk.exists()
 
 
 def test_secrets_of_mcp_servers_are_not_on_the_command_line() -> None:
