@@ -20,7 +20,7 @@ from codex_workspace.errors import CodexCannotStart, CodexGone, InputRefused
 from codex_workspace.events import TokenCount, TurnEnded, TurnEvent
 from codex_workspace.exec_arguments import ExecOptions
 from codex_workspace.exec_process import CodexExec, ExecRun
-from codex_workspace.exec_record import file_of, new_turn_id, place_in, size_of, what_became
+from codex_workspace.exec_record import file_of, new_turn_id, place_in, size_of, tokens_of, what_became
 from codex_workspace.exec_turn import ExecTurn, TurnLines
 from codex_workspace.history import Trace
 from codex_workspace.instructions import Instructions
@@ -104,6 +104,7 @@ class ExecConversation:
         self._tally = tally
         self._one_at_a_time = anyio.Lock()
         self._first: _First | None = None
+        self._has_run = False
 
     @property
     def busy(self) -> bool:
@@ -177,13 +178,15 @@ class ExecConversation:
             CodexCannotStart: it has ended before.
             CodexGone: something has killed it before.
         """
-        place = 0
+        place, recorded = 0, None
         if options.resume is not None:
             place = await anyio.to_thread.run_sync(size_of, self._home, options.resume)
+            if not self._has_run:
+                recorded = await anyio.to_thread.run_sync(tokens_of, self._home, options.resume)
         made: list[TurnLines] = []
 
         def reads(used_before: TokenCount | None) -> TurnLines:
-            made.append(TurnLines(used_before))
+            made.append(TurnLines(recorded if used_before is None else used_before))
             return made[0]
 
         self._tally.started += 1
@@ -199,6 +202,7 @@ class ExecConversation:
         # A session whose id is not kept would be lost.
         with anyio.CancelScope(shield=True):
             await self._memory.save(run.session_id, self._options.instructions.digest)
+        self._has_run = True
         turn_id = new_turn_id(self._first_place(mark, run.session_id, place))
         return ExecTurn(run, made[0], run.session_id, turn_id, self._options.total_s, events)
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
-from codex_workspace.events import Said, TurnEnded, TurnFailure
-from codex_workspace.fields import nested_or_empty, text_or_none
+from codex_workspace.events import Said, TokenCount, TurnEnded, TurnFailure
+from codex_workspace.fields import nested_or_empty, number_or_none, text_or_none
 from codex_workspace.history import Trace
 from codex_workspace.transcript import THREAD_ID
 from codex_workspace.wire import JsonObject
@@ -35,6 +35,29 @@ def file_of(codex_home: Path, session_id: str) -> Path | None:
     if not THREAD_ID.fullmatch(session_id):
         return None
     return next(codex_home.glob(f"sessions/**/rollout-*{session_id}.jsonl"), None)
+
+
+def tokens_of(codex_home: Path, session_id: str) -> TokenCount | None:
+    """Return the tokens of a session by its file; None where that does not tell them."""
+    file = file_of(codex_home, session_id)
+    if file is None:
+        return None
+    told: JsonObject = {}
+    try:
+        with file.open("rb") as lines:
+            for line in lines:
+                if b'"token_count"' in line:
+                    payload = nested_or_empty(_object_in(line.decode("utf-8", "replace")), "payload")
+                    told = nested_or_empty(nested_or_empty(payload, "info"), "total_token_usage") or told
+        counts = [number_or_none(told, key) or 0 for key in _COUNTS]
+    except OSError as error:
+        logger.warning("%s cannot be read: %s", file, error.strerror)
+        return None
+    given, cached, output, reasoning = counts
+    return TokenCount(given + output, given, cached, output, reasoning) if told else None
+
+
+_COUNTS: Final = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
 
 
 def new_turn_id(place: int) -> str:
@@ -88,8 +111,10 @@ def _says(part: object, texts: Collection[str]) -> bool:
 
 def _decoded(line: str) -> JsonObject:
     # Most lines of a long session are none of these, and long.
-    if not any(word in line for word in _WORDS):
-        return {}
+    return _object_in(line) if any(word in line for word in _WORDS) else {}
+
+
+def _object_in(line: str) -> JsonObject:
     try:
         decoded = json.loads(line)
     except (ValueError, RecursionError):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.events import Said, TurnEnded, TurnFailure
-from codex_workspace.exec_record import file_of, new_turn_id, place_in, size_of, what_became
+from codex_workspace.events import Said, TokenCount, TurnEnded, TurnFailure
+from codex_workspace.exec_record import file_of, new_turn_id, place_in, size_of, tokens_of, what_became
 from codex_workspace.history import Trace
 
 SESSION = "01a1fe46-9a98-7c30-b39a-166cc5c53530"
@@ -62,6 +62,19 @@ def test_only_what_stands_behind_the_place_counts(tmp_path: Path, lines: Sequenc
     place = size_of(tmp_path, SESSION)
     file = written(tmp_path, [*BEFORE, *lines])
     assert what_became(file, place, ("hello", "go on")) == found
+
+
+def test_tokens_are_the_last_ones_told(tmp_path: Path) -> None:
+    def told(given: int) -> dict[str, object]:
+        info = {"total_token_usage": {"input_tokens": given, "cached_input_tokens": 1, "output_tokens": 2}}
+        return {"type": "event_msg", "payload": {"type": "token_count", "info": info}}
+
+    assert tokens_of(tmp_path, SESSION) is None
+    written(tmp_path, BEFORE)
+    assert tokens_of(tmp_path, SESSION) is None
+    nothing = {"type": "event_msg", "payload": {"type": "token_count", "info": None}}
+    written(tmp_path, [*BEFORE, told(10), told(30), nothing, said('"token_count"')])
+    assert tokens_of(tmp_path, SESSION) == TokenCount(32, 30, 1, 2, 0)
 
 
 def test_a_place_is_the_beginning_of_a_turns_id(tmp_path: Path) -> None:

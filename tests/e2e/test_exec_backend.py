@@ -96,7 +96,9 @@ async def test_a_context_is_one_conversation_across_a_restart_and_a_lost_one_is_
         assert await agent.stop() == 0
     (place.root / "config" / "system-prompt.md").write_text("Speak like a pirate.\n")
     async with running_agent(place) as agent, peer(agent.url) as client:
-        answer = (await client.ask(REPEAT, "ctx")).answer
+        seen = await client.ask(REPEAT, "ctx")
+        answer, usage = seen.answer, tokens(seen)
+        assert 0 < usage["totalTokens"] < usage["thread.totalTokens"]
         assert "the word is apple" in answer
         assert "Speak like a pirate." in answer
         for rollout in list((place.root / "state" / "codex" / "sessions").rglob("rollout-*.jsonl")):
