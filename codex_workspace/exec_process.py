@@ -51,7 +51,7 @@ from codex_workspace.exec_arguments import (
 from codex_workspace.exec_lines import ExecLines
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers
-from codex_workspace.processes import sweep
+from codex_workspace.processes import end_kin, end_marked, kin_of, sweep
 from codex_workspace.shared_config import Lease, borrow, give_back
 from codex_workspace.toml_text import KeyPath, TomlValue
 from codex_workspace.wire import MAX_INPUT_CHARS, LineSplitter, Skipped
@@ -68,7 +68,7 @@ EXIT_GRACE_S: Final = 8.0
 """How long codex may take to end by itself after its turn: it writes the session down, and without DNS takes 5 s."""
 
 LOOK_S: Final = 0.05
-"""However long nobody has read, what codex has written meanwhile is looked at for so long before it counts as silent."""
+"""However long nobody has read, what codex has written meanwhile is looked at for so long before that is silence."""
 
 VERSION_TIMEOUT_S: Final = 20.0
 
@@ -168,6 +168,7 @@ class ExecRun(Generic[E]):
         self._waiting: anyio.CancelScope | None = None
         self._aborted = False
         self._is_over = False
+        self._is_ended = False
 
     @property
     def session_id(self) -> str | None:
@@ -231,13 +232,26 @@ class ExecRun(Generic[E]):
 
     async def end(self) -> None:
         """End codex and all that it started, if it runs still."""
-        with anyio.CancelScope(shield=True):
-            if self._process.exit_code is None:
-                self._process.signal_group(signal.SIGTERM)
-                if not await self._process.ended_within(self._limits.term_grace_s):
-                    self._process.signal_group(signal.SIGKILL)
-                    await self._process.ended_within(KILL_GRACE_S)
-            await sweep(MARK, self._mark)
+        if self._is_ended:
+            return
+        # Codex gives its MCP servers, and a command its own, an environment without the mark; killed, it ends none.
+        kin = kin_of(self._process.popen.pid)
+        try:
+            with anyio.CancelScope(shield=True):
+                if self._process.exit_code is None:
+                    self._process.signal_group(signal.SIGTERM)
+                    if not await self._process.ended_within(self._limits.term_grace_s):
+                        self._process.signal_group(signal.SIGKILL)
+                        await self._process.ended_within(KILL_GRACE_S)
+                end_kin(self._process.popen.pid, kin)
+                await sweep(MARK, self._mark)
+                self._is_ended = True
+        finally:
+            if not self._is_ended:
+                # A shield does not hold what asyncio itself cancels, and there may be no further chance.
+                self._process.signal_group(signal.SIGKILL)
+                end_kin(self._process.popen.pid, kin)
+                end_marked(MARK, self._mark)
 
     async def _read_more(self) -> None:
         if self._aborted:

@@ -3,9 +3,12 @@
 import ctypes
 import os
 import signal
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import anyio
@@ -57,6 +60,62 @@ def _has_mark(process: Path, name: str, value: str, *, or_longer: bool) -> bool:
     return any(each == wanted or (or_longer and each.startswith(wanted)) for each in variables)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    parent: int
+    session: int
+    began: int
+    is_zombie: bool
+
+
+def kin_of(process_id: int, known: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
+    """Return the process, if it runs, all that descend from it, and all of their sessions: ids and begins.
+
+    Of one that has ended its session is left. `known` are such processes of before, whose parents may be gone.
+    Source: /proc; a begin is in ticks of the kernel's clock, and tells a process from a later one of the same id.
+    """
+    table = _stats()
+    leaders = {process_id, *known}
+    found = {id_: each.began for id_, each in table.items() if id_ == process_id or known.get(id_) == each.began}
+    more = found
+    while more:
+        found |= more
+        more = {
+            id_: each.began
+            for id_, each in table.items()
+            if id_ not in found and (each.parent in found or each.session in found or each.session in leaders)
+        }
+    return {id_: began for id_, began in found.items() if not table[id_].is_zombie}
+
+
+def end_kin(process_id: int, known: Mapping[int, int]) -> None:
+    """Kill what `kin_of` finds, which has found `known` before."""
+    for _ in range(SWEEP_ROUNDS):
+        found = kin_of(process_id, known)
+        if not found:
+            return
+        _kill(found)
+        known = {**known, **found}
+
+
+def _stats() -> dict[int, _Stat]:
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            # Gone meanwhile.
+            with suppress(OSError):
+                # The name, in brackets, may hold anything.
+                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                found[int(folder.name)] = _Stat(int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in "ZX")
+    return found
+
+
+def _kill(processes: Iterable[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGKILL)
+
+
 def resident_bytes(process_id: int) -> int:
     """Return how much memory a process holds; 0 for one that is gone. Source: /proc."""
     try:
@@ -75,8 +134,12 @@ async def sweep(name: str, value: str, *, or_longer: bool = False) -> int:
             swept.update(processes)
             if not processes:
                 break
-            for process in processes:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(process, signal.SIGKILL)
+            _kill(processes)
             await anyio.sleep(0.02)
     return len(swept)
+
+
+def end_marked(name: str, value: str) -> None:
+    """Do what `sweep` does, without waiting."""
+    for _ in range(SWEEP_ROUNDS):
+        _kill(marked(name, value))

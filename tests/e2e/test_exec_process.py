@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -241,6 +242,82 @@ async def test_nothing_is_left_of_a_run_that_is_aborted_in_mid_command(launch: L
     assert done_of(rest).stop_reason == "interrupted"
     assert [result.is_error for result in only(ToolResult, rest)] == [True]
     assert left_of(launch) == []
+
+
+def asleep(seconds: str) -> list[int]:
+    """Return the processes that sleep for so long."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit() and (folder / "cmdline").read_bytes().split(b"\0")[-2:-1] == [seconds.encode()]:
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["env -i /bin/sleep {} & wait", "env -i setsid sleep {} & sleep 600", "env -u CODEX_WORKSPACE_RUN sleep {}"],
+)
+async def test_a_command_without_the_mark_is_ended_too(launch: Launch, command: str) -> None:
+    seconds = f"600.{uuid.uuid4().int}"
+    async with CodexExec(launch).run(script({"run": command.format(seconds)}), FREE) as run:
+        with anyio.fail_after(HANG_S):
+            async for event in run:
+                if isinstance(event, ToolUse):
+                    break
+            while not asleep(seconds):
+                await anyio.sleep(0.02)
+    assert asleep(seconds) == []
+
+
+STUBBORN = """
+import json, sys, time
+for line in sys.stdin:
+    asked = json.loads(line)
+    result = {"tools": []}
+    if asked["method"] == "initialize":
+        about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "s", "version": "1"}}
+        result = {"protocolVersion": asked["params"]["protocolVersion"], **about}
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+time.sleep(600)
+"""
+
+
+async def test_an_mcp_server_that_ignores_the_end_of_its_input_is_ended_too(launch: Launch) -> None:
+    name = f"600.{uuid.uuid4().int}"
+    entry = McpServerEntry("stubborn", sys.executable, ("-c", STUBBORN, name), {}, required=True, trusted=True)
+    servers = resolve([entry], {}, Place("config.yaml"))
+    async with CodexExec(launch, servers=servers).run(script({"run": "sleep 600"}), FREE) as run:
+        async for event in run:
+            if isinstance(event, ToolUse):
+                break
+        assert asleep(name)
+        run.abort()
+        assert done_of([event async for event in run]).stop_reason == "interrupted"
+    assert asleep(name) == []
+
+
+async def test_nothing_is_left_where_the_end_itself_is_cancelled(launch: Launch) -> None:
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        async with CodexExec(launch).run(script({"run": "trap '' TERM; setsid sleep 600 & sleep 600"}), FREE) as run:
+            async for event in run:
+                if isinstance(event, ToolUse):
+                    begun.set()
+
+    reading = asyncio.create_task(read())
+    await begun.wait()
+    for _ in range(2):
+        reading.cancel()
+        await anyio.sleep(0.003)
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    with anyio.fail_after(1):
+        # Killed, a process takes its moment to be gone.
+        while left_of(launch):
+            await anyio.sleep(0.02)
 
 
 async def test_a_run_can_be_aborted_by_another_task(launch: Launch) -> None:
