@@ -64,6 +64,9 @@ INACTIVITY_S: Final = 300.0
 TERM_GRACE_S: Final = 1.5
 """How long codex may take to end after SIGTERM before it gets SIGKILL."""
 
+KILLED_S: Final = 1.0
+"""How long a process that got SIGKILL is waited for where nothing else may run; it takes a few milliseconds."""
+
 EXIT_GRACE_S: Final = 8.0
 """How long codex may take to end by itself after its turn: it writes the session down, and without DNS takes 5 s."""
 
@@ -252,6 +255,8 @@ class ExecRun(Generic[E]):
                 self._process.signal_group(signal.SIGKILL)
                 end_kin(self._process.popen.pid, kin)
                 end_marked(MARK, self._mark)
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.popen.wait(KILLED_S)
 
     async def _read_more(self) -> None:
         if self._aborted:
