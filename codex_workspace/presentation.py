@@ -30,6 +30,9 @@ from codex_workspace.wire import JsonObject, JsonValue
 MAX_SHOWN_CHARS: Final = 4000
 """Of a command, an output or a tool's parameters, this much is shown."""
 
+MAX_UNWRAPPED_CHARS: Final = 20_000
+"""A longer command is shown as codex runs it: taking it apart takes 1.5 µs for each character."""
+
 MAX_LISTED: Final = 50
 """Of changed files and of a plan's steps, so many are listed."""
 
@@ -51,10 +54,10 @@ def markdown(event: AgentEvent) -> str:
         case FileChange(changes=changes):
             return _listed([f"{one_line(each.kind)} {code(each.path)}" for each in changes])
         case Plan(steps=steps, explanation=explanation):
-            told = f"{explanation}\n\n" if explanation else ""
-            return told + _listed([f"{_MARKS.get(each.status, '[ ]')} {one_line(each.text)}" for each in steps])
+            told = f"{_plain(explanation)}\n\n" if explanation else ""
+            return told + _listed([f"{_MARKS.get(each.status, '[ ]')} {_plain(each.text)}" for each in steps])
         case Error(message=message, code=word, fatal=fatal):
-            return f"**{'Failed' if fatal else 'Note'}** ({one_line(word)}): {one_line(message)}"
+            return f"**{'Failed' if fatal else 'Note'}** ({one_line(word)}): {_plain(message)}"
         case Approval(about=about):
             return f"**Waits for an answer**\n\n{_parameters(about)}"
         case Usage() | Other() | Done():
@@ -83,8 +86,11 @@ def result(output: str, *, is_error: bool, exit_code: int | None = None, failed:
 
 
 def fenced(text: str, language: str = "", max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """Return a text in a fence that is longer than any in it, with its middle left out where it is long."""
-    shown = _cut(visible(text.removesuffix("\n")), max_chars)
+    """Return a text in a fence that is longer than any in it, with its middle left out where it is long.
+
+    What is not seen is shown as an escape, which is longer than the character that it stands for.
+    """
+    shown = visible(_cut(text.removesuffix("\n"), max_chars))
     fence = "`" * (_longest_run(shown, 2) + 1)
     return f"{fence}{language}\n{shown}\n{fence}"
 
@@ -99,6 +105,8 @@ def code(text: str) -> str:
 
 def unwrapped(line: str) -> str:
     """Return what a person would have typed: codex runs `ls` as `/bin/bash -lc ls`."""
+    if len(line) > MAX_UNWRAPPED_CHARS:
+        return line
     try:
         words = shlex.split(line)
     except ValueError:
@@ -113,11 +121,11 @@ def unwrapped(line: str) -> str:
 def _use(event: ToolUse) -> str:
     head = named(event.name, event.server)
     match event:
-        case ToolUse(tool=tool, input={"command": str(line)}) if tool == COMMAND:
+        case ToolUse(tool=tool, server=None, input={"command": str(line)}) if tool == COMMAND:
             return f"{head}\n\n{command(line)}"
-        case ToolUse(tool=tool, input={"changes": list(changes)}) if tool == FILES:
+        case ToolUse(tool=tool, server=None, input={"changes": list(changes)}) if tool == FILES:
             return f"{head}\n\n{_listed([_change(each) for each in changes])}".rstrip()
-        case ToolUse(tool=tool, input={"query": str(query)}) if tool == SEARCH:
+        case ToolUse(tool=tool, server=None, input={"query": str(query)}) if tool == SEARCH:
             return f"{head} {code(query)}" if query.strip() else head
         case _:
             return f"{head}\n\n{_parameters(event.input)}" if event.input else head
@@ -144,8 +152,8 @@ def _listed(lines: Iterable[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name of codex's or a server's without what Markdown would take for its own."""
-    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", one_line(name))
+    """Return words of codex's or a server's on one line, without what Markdown would take for its own."""
+    return re.sub(r"^#|[\\`*_\[\]<>~]", r"\\\g<0>", one_line(name))
 
 
 def _cut(text: str, max_chars: int) -> str:

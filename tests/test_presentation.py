@@ -1,6 +1,7 @@
 """Agent events as Markdown: it is read as it was meant, whatever stands in it."""
 
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -56,6 +57,15 @@ TOKENS = Tokens(1, 0, 1, 0)
         ),
         (Error("gone\nwrong", "OTHER", fatal=True), "**Failed** (OTHER): gone wrong"),
         (Error("again", "RETRYING", fatal=False), "**Note** (RETRYING): again"),
+        (
+            Error("see [x](http://a) <img> **b**", "OTHER", fatal=True),
+            r"**Failed** (OTHER): see \[x\](http://a) \<img\> \*\*b\*\*",
+        ),
+        (Plan((PlanStep("[x](y)", "pending"),), "# h\n```\n~~~"), "\\# h \\`\\`\\` \\~\\~\\~\n\n- [ ] \\[x\\](y)"),
+        (
+            ToolUse("t", "command_execution", "command_execution", {"command": "ls"}, "srv"),
+            '**command\\_execution** (srv)\n\n```json\n{\n  "command": "ls"\n}\n```',
+        ),
         (Approval("0", {"kind": "url"}), '**Waits for an answer**\n\n```json\n{\n  "kind": "url"\n}\n```'),
         (Usage(TOKENS, TOKENS), ""),
         (Other("x", {}), ""),
@@ -89,6 +99,14 @@ def test_a_long_output_is_cut_in_the_middle_and_says_so() -> None:
     assert shown.endswith("\nlast\n```")
     assert f"[… {100_011 - MAX_SHOWN_CHARS} characters left out …]" in shown
     assert len(shown) < MAX_SHOWN_CHARS + 100
+
+
+def test_only_what_is_shown_of_a_long_output_is_looked_at() -> None:
+    began = time.process_time()
+    for _ in range(10):
+        result("é\x1b\n" * 2_000_000, is_error=False)
+        command("/bin/bash -lc 'cat > f <<EOF\n" + "x y z\n" * 50_000 + "EOF'")
+    assert time.process_time() - began < 2
 
 
 def test_what_a_terminal_would_obey_is_shown_as_what_it_is() -> None:
