@@ -93,8 +93,10 @@ def _others() -> dict[str, EntryPoint]:
 def _loaded(found: EntryPoint) -> Factory:
     try:
         factory: Factory = found.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"runtime: {found.name} ({found.value}) cannot be loaded: {error}") from error
+    except Exception as error:
+        # Somebody else's code runs here, and may raise anything.
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"runtime: {found.name} ({found.value}) cannot be loaded: {reason}") from error
     if not callable(factory):
         raise ConfigError(f"runtime: {found.name} ({found.value}) is no function")
     return factory

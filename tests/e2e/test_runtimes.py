@@ -170,7 +170,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: of-others\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         f"[{GROUP}]\nNothing = {__name__}:nothing\nbroken = no_such_module:x\nodd = {__name__}:NAMES\n"
+        "raising = of_others_raising:x\nspelt = of_others_spelt:x\n"
     )
+    (tmp_path / "site" / "of_others_raising.py").write_text("raise RuntimeError('no luck')")
+    (tmp_path / "site" / "of_others_spelt.py").write_text("x = (")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
 
 
@@ -197,8 +200,10 @@ async def test_others_bring_their_own(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("none", "one of codex, codex-exec, broken, nothing, odd"),
-        ("broken", "cannot be loaded"),
+        ("none", "one of codex, codex-exec, broken, nothing, odd, raising, spelt"),
+        ("broken", "cannot be loaded: ModuleNotFoundError"),
+        ("raising", r"raising \(of_others_raising:x\) cannot be loaded: RuntimeError: no luck"),
+        ("spelt", "cannot be loaded: SyntaxError"),
         ("odd", "no function"),
     ],
 )
