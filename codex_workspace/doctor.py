@@ -512,7 +512,7 @@ def check_sandbox(facts: Facts) -> Finding:
         case Sight() as sight:
             pass
         case CodexCannotStart() as error:
-            return Finding("failed", str(error), "the README's part on the sandbox says more")
+            return Finding("failed", str(error), "docs/sandbox.md says more")
         case error:
             return Finding("failed", f"no command could be tried: {error}", "see what is said of the handshake")
     said = f"{facts.settings.config.codex.sandbox}: a command {_abilities(sight, _folders(facts))}"

@@ -37,7 +37,7 @@ from codex_workspace.server import bind, serving
 from codex_workspace.stand_in_faults import Fault, Faults, read_faults
 from codex_workspace.stand_in_store import NewRow
 from codex_workspace.wire import JsonObject
-from tests.test_docs import README, path_with_curl, the_snippet
+from tests.test_docs import PLATFORM, path_with_curl, the_snippet
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -570,7 +570,7 @@ def _queue_id(body: object) -> str:
 
 async def test_what_the_readme_says_shows_the_user_what_agents_say(tmp_path: Path) -> None:
     here = {".venv/bin/python": sys.executable, "--port 8080": f"--port 0 --file {tmp_path / 'p.db'}"}
-    command = the_snippet(README, "platform").replace("\n", "")
+    command = the_snippet(PLATFORM, "platform").replace("\n", "")
     for told, meant in here.items():
         command = command.replace(told, meant)
     env = os.environ | {"PATH": path_with_curl(tmp_path)}
@@ -578,7 +578,7 @@ async def test_what_the_readme_says_shows_the_user_what_agents_say(tmp_path: Pat
         assert process.stdout is not None
         lines = BufferedByteReceiveStream(process.stdout)
         url = (await lines.receive_until(b"\n", 1000)).decode().removeprefix("platform at ")
-        canvas = the_snippet(README, "canvas").replace("http://127.0.0.1:8080", url)
+        canvas = the_snippet(PLATFORM, "canvas").replace("http://127.0.0.1:8080", url)
         workspace_id = canvas.partition("/workspaces/")[2].partition("/")[0]
         async with open_platform_api(url, workspace_id, Token(tmp_path / "token")) as api:
             assert (await api.register({"name": "ada"}, "", None)).delivery == "poll"
