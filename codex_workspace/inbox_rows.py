@@ -13,7 +13,7 @@ from a2a.types import Message, Part, Role, SendMessageRequest
 from google.protobuf.json_format import ParseDict, ParseError
 
 from codex_workspace.mail import MAX_ID_CHARS, Route
-from codex_workspace.platform_api import ActivityRow, text_of_parts, text_of_result
+from codex_workspace.platform_api import ActivityRow, is_queued, text_of_parts, text_of_result
 from codex_workspace.tables import MAX_CONTEXT_ID_CHARS
 from codex_workspace.wire import JsonObject, JsonValue, safe_text
 
@@ -120,6 +120,8 @@ def _result(row: ActivityRow, message: JsonObject, own_id: str) -> Incoming | Sk
     )
     if not said.strip():
         return Skipped("nothing is said")
+    if is_queued(said):
+        return Skipped("work that lies in a peer's inbox: the peer's own message is the answer")
     request = row.request or {}
     metadata = _object(message.get("metadata"))
     delegation_id = _text(request, DELEGATION) or _text(metadata, DELEGATION) or _text(response, DELEGATION)

@@ -615,3 +615,9 @@ def text_of_result(result: JsonObject) -> str:
     told = [text_of_parts(parts) for parts in (result.get("parts"), *held)]
     status = _object(_object(result.get("status")).get("message"))
     return "\n".join(text for text in told if text) or text_of_parts(status.get("parts"))
+
+
+def is_queued(result: str) -> bool:
+    """Tell whether a delegation's result is only the platform's word that a polling peer has it in its inbox."""
+    said = _object(_parsed(result.encode(errors="replace")))
+    return said.get("status") == "queued" and said.get("delivery_mode") == "poll"

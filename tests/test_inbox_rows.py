@@ -60,6 +60,11 @@ ROWS: list[tuple[str, NewRow, str | None]] = [
     ),
     ("summary", NewRow(ME, method="message/send", summary="only a summary"), "only a summary"),
     ("result", result_row(ME, PEER, "work-1", "it is done"), "it is done"),
+    (
+        "result of who polls",
+        result_row(ME, PEER, "work-2", '{"status": "queued", "delivery_mode": "poll", "method": "message/send"}'),
+        None,
+    ),
 ]
 
 
