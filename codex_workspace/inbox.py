@@ -112,6 +112,7 @@ class Inbox:
         self._news_at = clock() - LIVELY_S
         self._acknowledges = True
         self._failures = 0
+        self._held: list[Letter] = []
 
     async def run(self) -> None:
         """Read for as long as the workspace is there.
@@ -136,6 +137,7 @@ class Inbox:
     async def _look(self) -> float:
         """Look once; return how long to wait before the next time."""
         try:
+            await self._let_go()
             if self._room() > 0:
                 await self._read()
             await self._advance()
@@ -227,16 +229,28 @@ class Inbox:
                 return False
             found = read_row(row, self._api.workspace_id)
             if row.method == RESULT and isinstance(found, Incoming) and found.delegation_id in self._api.told_by_tools:
-                found = Skipped("a result that a tool tells")
+                found = Skipped("a result that a tool has told")
             if isinstance(found, Skipped):
                 logger.debug("a row of the inbox is passed over: %s", found.why)
             else:
                 letter = await self._mail.take(letter_of(row.id, row.created_at, found))
                 if letter is not None and letter.state is LetterState.TAKEN:
-                    await self._desk.work_on(letter)
+                    if row.method == RESULT and letter.delegation_id in self._api.waited_by_tools:
+                        self._held.append(letter)
+                    else:
+                        await self._desk.work_on(letter)
             self._tail[row.id] = self._seen(row)
             self._news_at = self._clock()
         return True
+
+    async def _let_go(self) -> None:
+        """Have the held results worked on whose tools have ended without telling them; what they have told is done."""
+        for letter in [each for each in self._held if each.delegation_id not in self._api.waited_by_tools]:
+            if letter.delegation_id in self._api.told_by_tools:
+                await self._mail.settle(letter)
+            elif letter.id not in self._desk.open:
+                await self._desk.work_on(letter)
+            self._held.remove(letter)
 
     def _seen(self, row: ActivityRow) -> "_Row":
         return self._tail.get(row.id) or _Row(row.id, row.created_at, row.seq, self._clock())

@@ -243,8 +243,8 @@ class Token:
         """Have a secret known as one."""
         if self._learned is not None:
             self._learned(secret)
-    told_by_tools: the delegations whose end a tool has told the model, so that the inbox need not.
-    waited_by_tools: those that a tool waits for, which may tell of them, or end without it.
+
+
 def write_secret(file: Path, secret: Secret) -> None:
     """Write a secret down, for this user's eyes only; it is durable on return."""
     new = file.with_name(f"{file.name}.new")
@@ -270,8 +270,8 @@ def read_secret(file: Path) -> Secret | None:
 class PlatformApi:
     """The calls of one workspace; from `open_platform_api`.
 
-    told_by_tools: the delegations whose end a tool has told the model, so that the inbox need not. waited_by_tools: those
-    that a tool waits for, which may tell of them, or end without it.
+    told_by_tools: the delegations whose end a tool has told the model, so that the inbox need not.
+    waited_by_tools: those that a tool waits for, which may tell of them, or end without it.
     """
 
     def __init__(self, http: httpx.AsyncClient, workspace_id: str, token: Token) -> None:

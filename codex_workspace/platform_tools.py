@@ -132,15 +132,14 @@ class PlatformWork:
         raise ToolRefused("The platform has taken the work without a word on how to ask for it.")
 
     async def _followed(self, handle: Handle, until: float, known: Delegation | None) -> Report:
-        """Wait for the end of work. Meanwhile, and once it was told here, its row in the inbox tells nothing new."""
-        told, report = self._api.told_by_tools, None
-        told.append(handle.task)
+        """Wait for the end of work. Once it was told here, its row in the inbox tells nothing new."""
+        self._api.waited_by_tools.append(handle.task)
         try:
             report = await self._wait(handle, until, known)
+            if report.progress in _ENDS.values():
+                self._api.told_by_tools.append(handle.task)
         finally:
-            is_told = report is not None and report.progress in _ENDS.values()
-            if not is_told and handle.task in told:
-                told.remove(handle.task)
+            self._api.waited_by_tools.remove(handle.task)
         return report
 
     async def _wait(self, handle: Handle, until: float, known: Delegation | None) -> Report:

@@ -128,6 +128,25 @@ async def test_a_result_that_a_tool_has_told_is_not_told_again(tmp_path: Path) -
         assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == ["new"]
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_result_that_a_tool_waits_for_is_told_by_one_of_both(tmp_path: Path, *, is_told: bool) -> None:
+    async with world(tmp_path) as (platform, place), placed(place) as agent:
+        agent.api.waited_by_tools.append("work-1")
+        platform.write(result_row(ME, PEER, "work-1", "it is done"))
+        await platform.canvas_message(ME, "hello")
+        await platform.until(lambda: platform.notifications(ME) == ["echo: hello"])
+        assert place.echo.heard == ["hello"]
+        if is_told:
+            agent.api.told_by_tools.append("work-1")
+        agent.api.waited_by_tools.clear()
+        if not is_told:
+            await platform.until(lambda: len(platform.notifications(ME)) == 2)
+        while await agent.store.mail.unfinished():
+            await anyio.sleep(0.02)
+        heard = ["hello"] if is_told else ["hello", "it is done"]
+        assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == heard
+
+
 async def test_nothing_is_done_twice_after_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         for life in range(3):
