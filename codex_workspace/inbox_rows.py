@@ -6,6 +6,7 @@ so it is marked as a peer's.
 
 import logging
 from base64 import b64decode
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,19 +84,26 @@ def words_of(row: ActivityRow) -> str:
     return text_of_parts(_message_of(row).get("parts"))
 
 
+def is_answer(metadata: Mapping[str, object], said_id: str) -> bool:
+    """Tell by its metadata whether a message of a peer's answers one of ours; `said_id` is its own id."""
+    work = metadata.get(DELEGATION)
+    # Whoever gives work by the platform's delegations sends it under the delegation's own id.
+    is_of_ours = isinstance(work, str) and work not in ("", said_id)
+    return bool(metadata.get(IN_REPLY_TO)) or is_of_ours
+
+
 def message_id_of(row: ActivityRow) -> str:
     """Return the id that a row's message has from its sender; empty where it has none."""
-    return _text(_message_of(row), "messageId") or _text(_message_of(row), "message_id")
+    return _id(_message_of(row), "messageId") or _id(_message_of(row), "message_id")
 
 
 def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: str) -> Incoming:
     said_id = message_id_of(row)
     metadata = _object(message.get("metadata"))
-    delegation_id, answered_id = _text(metadata, DELEGATION), _text(metadata, IN_REPLY_TO)
+    delegation_id, answered_id = _id(metadata, DELEGATION), _id(metadata, IN_REPLY_TO)
     peer = row.source_id or ""
     route = Route.USER if not peer else Route.NOBODY if peer == own_id else Route.PEER
-    if route is Route.PEER and (answered_id or (delegation_id and delegation_id != said_id)):
-        # Whoever gives work by the platform's delegations sends it under the delegation's own id.
+    if route is Route.PEER and is_answer(metadata, said_id):
         parts = [_answer_mark(peer, delegation_id or answered_id), *parts]
         route = Route.USER
     elif route is Route.PEER:
@@ -103,7 +111,7 @@ def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: 
     message_id = f"{peer}/{said_id}" if peer and said_id else said_id
     if not message_id or len(message_id) > MAX_ID_CHARS:
         message_id = row.id
-    context_id = _text(message, "contextId")
+    context_id = _id(message, "contextId")
     request = _request(message_id, parts, context_id if len(context_id) <= MAX_CONTEXT_ID_CHARS else "", metadata)
     return Incoming(route, message_id, request, peer, said_id[:MAX_ID_CHARS], delegation_id[:MAX_ID_CHARS])
 
@@ -124,7 +132,7 @@ def _result(row: ActivityRow, message: JsonObject, own_id: str) -> Incoming | Sk
         return Skipped("work that lies in a peer's inbox: the peer's own message is the answer")
     request = row.request or {}
     metadata = _object(message.get("metadata"))
-    delegation_id = _text(request, DELEGATION) or _text(metadata, DELEGATION) or _text(response, DELEGATION)
+    delegation_id = _id(request, DELEGATION) or _id(metadata, DELEGATION) or _id(response, DELEGATION)
     peer = next((each for each in (row.source_id, row.target_id) if each and each != own_id), "")
     parts = [_answer_mark(peer or "that was asked", delegation_id), Part(text=safe_text(said))]
     return Incoming(
@@ -141,7 +149,7 @@ def _request(message_id: str, parts: list[Part], context_id: str, metadata: Json
     if metadata:
         try:
             ParseDict(metadata, message.metadata)
-        except (ParseError, ValueError, RecursionError):
+        except (ParseError, ValueError, OverflowError, RecursionError):
             message.ClearField("metadata")
     return SendMessageRequest(message=message)
 
@@ -172,7 +180,7 @@ def _part(part: JsonObject) -> Part | None:
         case "data":
             try:
                 return ParseDict({"data": part.get("data")}, Part())
-            except (ParseError, ValueError, RecursionError):
+            except (ParseError, ValueError, OverflowError, RecursionError):
                 return None
         case _:
             return None
@@ -197,6 +205,12 @@ def _object(value: JsonValue) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
+def _id(holder: JsonObject, key: str) -> str:
+    """Return an id that can be written down everywhere; empty for what is none."""
+    found = _text(holder, key)
+    return found if found.isprintable() else ""
+
+
 def _text(holder: JsonObject, key: str) -> str:
     value = holder.get(key)
-    return value if isinstance(value, str) else ""
+    return safe_text(value) if isinstance(value, str) else ""
