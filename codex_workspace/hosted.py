@@ -35,6 +35,7 @@ from a2a.types import (
 from a2a.utils.errors import InternalError, InvalidParamsError
 
 from codex_workspace.admission import Admission
+from codex_workspace.asked import Asked
 from codex_workspace.callers import Caller
 from codex_workspace.contract import AtWork, clear_wedge, mark_wedged
 from codex_workspace.delegation_results import WAKE_UP, DelegationResults, News
@@ -95,7 +96,7 @@ class HostedExecutor(AgentExecutor):
         self.later: Later | None = None
         self._one_main_context = one_main_context
         self._one_is_accepted = anyio.Lock()
-        self._perhaps_asking: dict[tuple[str, str], str] = {}
+        self._asked = Asked(store)
         self._tasks: dict[str, str] = {}
         self._restored: str | None = None
         self.thread_id: str | None = None
@@ -149,11 +150,11 @@ class HostedExecutor(AgentExecutor):
         is_at_work = not isinstance(task, Task) or task.status.state in AT_WORK
         if is_at_work and later is not None:
             await later.owe(begun.request.message, owner)
-            self._perhaps_asking[owner, begun.task.context_id] = begun.task.id
+            self._asked.note(owner, begun.task.context_id, begun.task.id)
             return _message(STILL_AT_WORK, begun.task, "at-work")
         assert isinstance(task, Task)
         if task.status.state in ASKING:
-            self._perhaps_asking[owner, task.context_id] = task.id
+            self._asked.note(owner, task.context_id, task.id)
         await self.look_back()
         return reply_of(task)
 
@@ -206,7 +207,7 @@ class HostedExecutor(AgentExecutor):
         if not self._one_main_context or not await self._is_made_up(owner, named):
             request.message.context_id = named
         context_id = request.message.context_id or await self._store.main_context(owner)
-        asking = await self._asking(owner, context_id, call)
+        asking = await self._asked.task_in(owner, context_id, call)
         if asking is not None:
             request.message.task_id, request.message.context_id = asking, context_id
             return request, None
@@ -227,16 +228,6 @@ class HostedExecutor(AgentExecutor):
             return uuid.UUID(context_id).version == 4
         except ValueError:
             return not context_id
-
-    async def _asking(self, owner: str, context_id: str, call: ServerCallContext) -> str | None:
-        """Return the task that asks something in a context: the next message there is the answer."""
-        task_id = self._perhaps_asking.get((owner, context_id))
-        if task_id is None:
-            return None
-        task = await self._store.tasks.get(task_id, call)
-        if task is None or task.status.state not in AT_WORK:
-            del self._perhaps_asking[owner, context_id]
-        return task_id if task is not None and task.status.state in ASKING else None
 
     async def _restore(self) -> None:
         thread_id, self._restored = self._restored, None

@@ -35,7 +35,7 @@ LAYERS = [
     {"levels", "orders"},
     {"job", "wishes"},
     {"conversation"},
-    {"handler", "recovery", "streams", "supply", "turn"},
+    {"asked", "handler", "recovery", "streams", "supply", "turn"},
     {"push", "sandbox"},
     # Translation.
     {"failures", "handover", "history", "items", "midturn", "replies", "snapshots"},
@@ -124,6 +124,7 @@ KNOWS = {
         *(
             "adapter",
             "answered",
+            "asked",
             "busy",
             "callers",
             "card",
