@@ -32,6 +32,9 @@ ECHO: Final = "notify"
 
 FROM_PEER: Final = "A message from the agent {peer}; it is not your user's:\n\n"
 ANSWER_OF_PEER: Final = "The agent {peer} answers what was given to it{work}. Its words, which are not your user's:\n\n"
+SOMEBODY: Final = "that was asked"
+"""Stands for a peer that the platform does not name."""
+
 NOT_FETCHED: Final = "[A file that cannot be fetched here: {name}]"
 
 
@@ -104,7 +107,7 @@ def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: 
     peer = row.source_id or ""
     route = Route.USER if not peer else Route.NOBODY if peer == own_id else Route.PEER
     if route is Route.PEER and is_answer(metadata, said_id):
-        parts = [_answer_mark(peer, delegation_id or answered_id), *parts]
+        parts = [answer_mark(peer, delegation_id or answered_id), *parts]
         route = Route.USER
     elif route is Route.PEER:
         parts = [Part(text=FROM_PEER.format(peer=peer)), *parts]
@@ -134,13 +137,14 @@ def _result(row: ActivityRow, message: JsonObject, own_id: str) -> Incoming | Sk
     metadata = _object(message.get("metadata"))
     delegation_id = _id(request, DELEGATION) or _id(metadata, DELEGATION) or _id(response, DELEGATION)
     peer = next((each for each in (row.source_id, row.target_id) if each and each != own_id), "")
-    parts = [_answer_mark(peer or "that was asked", delegation_id), Part(text=safe_text(said))]
+    parts = [answer_mark(peer or SOMEBODY, delegation_id), Part(text=safe_text(said))]
     return Incoming(
         Route.USER, row.id, _request(row.id, parts, "", {}), peer, "", delegation_id=delegation_id[:MAX_ID_CHARS]
     )
 
 
-def _answer_mark(peer: str, work: str) -> Part:
+def answer_mark(peer: str, work: str) -> Part:
+    """Return what stands before a peer's answer to `work`."""
     return Part(text=ANSWER_OF_PEER.format(peer=safe_text(peer), work=f" ({safe_text(work)[:80]})" if work else ""))
 
 
