@@ -11,24 +11,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 import anyio
 
-from codex_workspace.inbox_rows import RESULT, Incoming, Skipped, read_row
+from codex_workspace.inbox_rows import RESULT, Skipped, read_row
 from codex_workspace.letters import letter_of
-from codex_workspace.mail import KEEP_S, Cursor, Letter, LetterState, Mail
+from codex_workspace.mail import Cursor, Letter, LetterState, Mail
 from codex_workspace.platform_api import (
     MAX_PAGE,
     ActivityRow,
     Busy,
     CursorLost,
+    Page,
     PlatformApi,
     PlatformError,
     Removed,
 )
-from codex_workspace.platform_replies import instant
+from codex_workspace.platform_replies import instant, just_after
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,6 @@ LONGEST_WINDOW_S: Final = 2_592_000
 CLOCKS_S: Final = 600.0
 """By how much our clock and the platform's may differ."""
 
-FORGET_EVERY_S: Final = 3600.0
-
 EARLIER: Final = 3
 """Rows before the place that are tried where the platform has forgotten the row there."""
 
@@ -78,6 +76,14 @@ class Desk(Protocol):
     def open(self) -> frozenset[str]:
         """The letters whose answers are not out."""
 
+    @property
+    def at_work(self) -> int:
+        """How many of them take a place: not those that wait for a person, or for a peer to take its answer."""
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether somebody is asked something; a letter may be what they say to it."""
+
     async def work_on(self, letter: Letter) -> None:
         """Give a letter to the agent; returns when it is the agent's, in its order."""
 
@@ -85,7 +91,8 @@ class Desk(Protocol):
 class Inbox:
     """One workspace's inbox.
 
-    at_once: letters that may be open at a time. jitter: a factor of each pause.
+    at_once: letters that may be at work at a time, twice as many while somebody is asked. jitter: a factor of each
+    pause.
     """
 
     def __init__(
@@ -114,8 +121,8 @@ class Inbox:
         self._failures = 0
         self._held: list[Letter] = []
 
-    async def run(self) -> None:
-        """Read for as long as the workspace is there.
+    async def run(self, switched: anyio.Event) -> None:
+        """Read until the platform delivers in another way; what was begun is handed over before.
 
         Raises:
             Removed: it is not any more.
@@ -127,12 +134,10 @@ class Inbox:
         self._place, self._kept = None, await self._mail.cursor(self._api.workspace_id)
         if self._kept is not None:
             self._place = _Row(self._kept.row_id, self._kept.created_at, None, self._clock())
-        forget_at = self._clock()
-        while True:
-            if self._clock() >= forget_at:
-                await self._mail.forget(time.time() - KEEP_S)
-                forget_at = self._clock() + FORGET_EVERY_S
-            await anyio.sleep(await self._look())
+        while not switched.is_set():
+            pause_s = await self._look()
+            with anyio.move_on_after(pause_s):
+                await switched.wait()
 
     async def _look(self) -> float:
         """Look once; return how long to wait before the next time."""
@@ -161,10 +166,8 @@ class Inbox:
         self._place = None
         self._behind.clear()
 
-    async def _page(
-        self, since: "_Row | None", before: str | None, window_s: int | None, limit: int
-    ) -> list[ActivityRow]:
-        page = await self._api.activity(
+    async def _page(self, since: "_Row | None", before: str | None, window_s: int | None, limit: int) -> Page:
+        page = await self._api.page(
             since_id=None if since is None else since.id, since_s=window_s, before=before, limit=limit
         )
         if self._failures >= WORTH_TELLING:
@@ -173,7 +176,8 @@ class Inbox:
         return page
 
     def _room(self) -> int:
-        return self._at_once - len(self._desk.open)
+        # What the asked one says may stand behind what others say, and that behind the question.
+        return self._at_once * (2 if self._desk.is_asking else 1) - self._desk.at_work
 
     def _pause_after(self, error: PlatformError) -> float:
         self._failures += 1
@@ -207,18 +211,18 @@ class Inbox:
         limit = PAGE
         while True:
             page = await self._page(place, None, None, limit)
-            has_room = await self._take(page)
-            tail |= {row.id: self._tail[row.id] for row in page if row.id in self._tail}
+            has_room = await self._take(page.rows)
+            tail |= {row.id: self._tail[row.id] for row in page.rows if row.id in self._tail}
             if not has_room:
                 return False
-            if len(page) < limit:
+            if page.is_last:
                 return True
-            ahead = _ahead(page)
-            if ahead is None and limit < MAX_PAGE:
+            ahead = _ahead(page.rows)
+            if ahead is None and limit < MAX_PAGE and not (page.is_cut and limit > PAGE):
                 # All of a page is of one moment, and so may be what follows.
                 limit = min(limit * 4, MAX_PAGE)
             else:
-                place, limit = self._seen(ahead or page[-1]), PAGE
+                place, limit = self._seen(ahead or page.rows[-1]), PAGE
 
     async def _take(self, rows: Sequence[ActivityRow]) -> bool:
         """Have the rows worked on that are new; False where there is no room for all of them."""
@@ -227,13 +231,11 @@ class Inbox:
                 continue
             if self._room() <= 0:
                 return False
-            found = read_row(row, self._api.workspace_id)
-            if row.method == RESULT and isinstance(found, Incoming) and found.delegation_id in self._api.told_by_tools:
-                found = Skipped("a result that a tool has told")
+            found = self._letter(row)
             if isinstance(found, Skipped):
                 logger.debug("a row of the inbox is passed over: %s", found.why)
             else:
-                letter = await self._mail.take(letter_of(row.id, row.created_at, found))
+                letter = await self._mail.take(found)
                 if letter is not None and letter.state is LetterState.TAKEN:
                     if row.method == RESULT and letter.delegation_id in self._api.waited_by_tools:
                         self._held.append(letter)
@@ -242,6 +244,20 @@ class Inbox:
             self._tail[row.id] = self._seen(row)
             self._news_at = self._clock()
         return True
+
+    def _letter(self, row: ActivityRow) -> Letter | Skipped:
+        try:
+            found = read_row(row, self._api.workspace_id)
+            if isinstance(found, Skipped):
+                return found
+            letter = letter_of(row.id, row.created_at, found)
+        except Exception:
+            # It is what others have written, and comes again with each look: one row must not stop all others.
+            logger.exception("a row of the inbox cannot be read, and is passed over")
+            return Skipped("unreadable")
+        if row.method == RESULT and letter.delegation_id in self._api.told_by_tools:
+            return Skipped("a result that a tool has told")
+        return letter
 
     async def _let_go(self) -> None:
         """Have the held results worked on whose tools have ended without telling them; what they have told is done."""
@@ -292,12 +308,16 @@ class Inbox:
         back = self._back = self._back or _Back(self._window_s())
         while True:
             page = await self._page(None, back.before, back.window_s, back.limit)
-            if page:
-                back.first = [row for row in page if row.created_at == page[0].created_at]
-            moment = _just_after(page[0].created_at) if len(page) == back.limit else None
-            if moment is not None and moment == back.before and back.limit < MAX_PAGE:
+            if page.rows:
+                back.first = [row for row in page.rows if row.created_at == page.rows[0].created_at]
+            moment = None if page.is_last else just_after(page.rows[0].created_at)
+            is_stuck = moment is not None and moment == back.before
+            if is_stuck and page.is_cut:
+                # More of this moment cannot be read; earlier ones can.
+                moment = page.rows[0].created_at
+            elif is_stuck and back.limit < MAX_PAGE:
                 back.limit = min(back.limit * 4, MAX_PAGE)
-            elif moment is None or moment == back.before:
+            elif moment is None or is_stuck:
                 self._back = None
                 return back.first
             back.before = moment
@@ -337,12 +357,3 @@ def _ahead(page: Sequence[ActivityRow]) -> ActivityRow | None:
     if not page or page[-1].seq is not None:
         return page[-1] if page else None
     return next((row for row in reversed(page) if row.created_at != page[-1].created_at), None)
-
-
-def _just_after(created_at: str) -> str | None:
-    """Return the platform's time a microsecond later, None for what is no time."""
-    try:
-        moment = datetime.fromisoformat(created_at).astimezone(UTC) + timedelta(microseconds=1)
-    except (ValueError, OverflowError):
-        return None
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

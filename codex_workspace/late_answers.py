@@ -13,7 +13,7 @@ from a2a.types import Message
 
 from codex_workspace.groups import plain_task_group
 from codex_workspace.letters import Clerk, letter_of_push
-from codex_workspace.mail import Letter, Mail
+from codex_workspace.mail import Letter, Mail, forgetting
 from codex_workspace.platform_api import PlatformApi
 from codex_workspace.platform_replies import Postman
 
@@ -48,6 +48,7 @@ async def answering_later(
         clerk = Clerk(handler, mail, api, tasks, postman)
         postman.tell(clerk.sent, _removed)
         tasks.start_soon(clerk.resume)
+        tasks.start_soon(forgetting, mail)
         try:
             yield LateAnswers(within_s, mail, clerk.follow)
         finally:

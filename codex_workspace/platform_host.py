@@ -21,7 +21,7 @@ from codex_workspace.environment import Secret
 from codex_workspace.groups import plain_task_group
 from codex_workspace.inbox import Inbox
 from codex_workspace.letters import Clerk
-from codex_workspace.mail import Mail
+from codex_workspace.mail import Mail, forgetting
 from codex_workspace.metrics import TaskOutcome
 from codex_workspace.platform_api import (
     Beat,
@@ -228,11 +228,9 @@ class PlatformHost:
         """Read the inbox while the platform delivers there."""
         while True:
             switched = self._switched
-            async with plain_task_group() as reading:
-                if self._mode == "poll":
-                    reading.start_soon(self._inbox.run)
-                await switched.wait()
-                reading.cancel_scope.cancel()
+            if self._mode == "poll":
+                await self._inbox.run(switched)
+            await switched.wait()
 
     async def _beat(self) -> None:
         """Say how we are, at least every `heartbeat_s` seconds; register anew where the platform was away."""
@@ -304,8 +302,9 @@ async def on_the_platform(
         inbox = Inbox(api, mail, clerk, options.at_once)
         host = PlatformHost(options, api, vitals, clerk, inbox, pushing, let_in, stop)
         postman.tell(clerk.sent, host.removed)
-        pushing.follow = clerk.follow
+        pushing.follow, pushing.asks_in = clerk.follow, clerk.asks_in
         tasks.start_soon(host.run)
+        tasks.start_soon(forgetting, mail)
         try:
             yield
         finally:
