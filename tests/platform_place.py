@@ -33,12 +33,14 @@ class Echo(AgentExecutor):
     """Answers each message with what it says; held back while `gate` is closed, or failing where it says so."""
 
     heard: list[str] = field(default_factory=list)
+    tasks: list[str] = field(default_factory=list)
     gate: anyio.Event = field(default_factory=anyio.Event)
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         assert context.message is not None
         text = "".join(part.text for part in context.message.parts)
         self.heard.append(text)
+        self.tasks.append(context.task_id or "")
         task = context.current_task or new_task_from_user_message(context.message)
         task.id, task.context_id = context.task_id or task.id, context.context_id or task.context_id
         await event_queue.enqueue_event(task)
