@@ -37,6 +37,9 @@ IDLE_POLL_S: Final = 0.6
 """Between two looks: while there is something new, and when nothing has come for a while. The platform takes 600
 requests a minute of a workspace; this is a hundred, and a message is begun within a second."""
 
+RESULTS_POLL_S: Final = 2.0
+"""The same where all else is pushed."""
+
 LIVELY_S: Final = 5.0
 """After the last new row it is looked at the shorter interval for so long."""
 
@@ -120,9 +123,17 @@ class Inbox:
         self._acknowledges = True
         self._failures = 0
         self._held: list[Letter] = []
+        self._only_results = False
 
-    async def run(self, switched: anyio.Event) -> None:
+    @property
+    def _cursor_name(self) -> str:
+        return f"{self._api.workspace_id}/results" if self._only_results else self._api.workspace_id
+
+    async def run(self, switched: anyio.Event, *, only_results: bool = False) -> None:
         """Read until the platform delivers in another way; what was begun is handed over before.
+
+        `only_results`: all else is pushed; results of our own delegations stand in the inbox alone. The place of the
+        whole inbox stays where it is meanwhile.
 
         Raises:
             Removed: it is not any more.
@@ -131,7 +142,8 @@ class Inbox:
         self._behind.clear()
         self._earlier.clear()
         self._back = None
-        self._place, self._kept = None, await self._mail.cursor(self._api.workspace_id)
+        self._only_results = only_results
+        self._place, self._kept = None, await self._mail.cursor(self._cursor_name)
         if self._kept is not None:
             self._place = _Row(self._kept.row_id, self._kept.created_at, None, self._clock())
         while not switched.is_set():
@@ -153,6 +165,8 @@ class Inbox:
         except PlatformError as error:
             return self._pause_after(error)
         is_lively = self._clock() - self._news_at < LIVELY_S
+        if self._only_results:
+            return RESULTS_POLL_S * self._jitter()
         return (BUSY_POLL_S if is_lively else IDLE_POLL_S) * self._jitter()
 
     def _step_back(self) -> None:
@@ -246,6 +260,8 @@ class Inbox:
         return True
 
     def _letter(self, row: ActivityRow) -> Letter | Skipped:
+        if self._only_results and row.method != RESULT:
+            return Skipped("it is pushed")
         try:
             found = read_row(row, self._api.workspace_id)
             if isinstance(found, Skipped):
@@ -299,8 +315,8 @@ class Inbox:
         if done is None:
             return
         self._kept = Cursor(done.id, done.created_at)
-        await self._mail.move(self._api.workspace_id, self._kept)
-        if done.seq is not None and self._acknowledges:
+        await self._mail.move(self._cursor_name, self._kept)
+        if done.seq is not None and self._acknowledges and not self._only_results:
             self._acknowledges = await self._api.acknowledge(done.seq)
 
     async def _oldest(self) -> list[ActivityRow]:

@@ -225,12 +225,10 @@ class PlatformHost:
         self._pushing.is_on = registered.delivery == "push"
 
     async def _poll(self) -> None:
-        """Read the inbox while the platform delivers there."""
+        """Read the inbox: all of it while the platform delivers there, else the results of our delegations."""
         while True:
             switched = self._switched
-            if self._mode == "poll":
-                await self._inbox.run(switched)
-            await switched.wait()
+            await self._inbox.run(switched, only_results=self._mode != "poll")
 
     async def _beat(self) -> None:
         """Say how we are, at least every `heartbeat_s` seconds; register anew where the platform was away."""

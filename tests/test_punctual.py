@@ -8,7 +8,8 @@ import pytest
 from codex_workspace.letters import SENT_APART, STILL_AT_WORK
 from codex_workspace.platform_stand_in import StandIn
 from codex_workspace.punctual import NOTED
-from codex_workspace.stand_in_delivery import Outcome
+from codex_workspace.stand_in_delivery import Outcome, result_row
+from codex_workspace.stand_in_store import NewRow
 from tests.platform_place import ME, PEER, Place, placed
 from tests.test_platform_host import pushing_world
 
@@ -101,6 +102,21 @@ async def test_a_peers_answer_is_told_to_the_user_and_not_answered(tmp_path: Pat
         assert heard.endswith("it is done")
         assert len(platform.notifications(ME)) == 1
         assert platform.activity(PEER) == []
+
+
+async def test_a_result_of_our_own_delegation_is_read_from_the_inbox_and_nothing_else(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as platform:
+        place = Place(tmp_path, platform, "push")
+        place.echo.gate.set()
+        pushed = '{"params": {"message": {"parts": [{"kind": "text", "text": "on its way by push"}]}}}'
+        for _ in range(2):
+            async with placed(place):
+                await registered(platform)
+                platform.write(NewRow(ME, method="message/send", request=pushed))
+                platform.write(result_row(ME, PEER, f"work-{len(place.echo.heard)}", "forty-two"))
+                told = len(place.echo.heard) + 1
+                await platform.until(lambda: len(platform.notifications(ME)) == told)  # noqa: B023
+        assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == ["forty-two"] * 2
 
 
 async def test_work_by_the_platforms_own_delegation_is_answered(tmp_path: Path) -> None:
