@@ -83,6 +83,11 @@ def said_in(task: Task) -> Said:
     return Said((answer_in(task) or NOTHING_SAID) + files)
 
 
+def word_for(letter: Letter) -> str:
+    """Return what is said to a message that comes again, and whose answer is a letter's."""
+    return STILL_AT_WORK if letter.state is LetterState.TAKEN else SENT_APART
+
+
 def letter_of(row_id: str, created_at: str, incoming: Incoming) -> Letter:
     """Return the letter that a row of the inbox is."""
     return Letter(

@@ -22,7 +22,7 @@ from codex_workspace.callers import is_of_0_3
 from codex_workspace.deliveries import Key
 from codex_workspace.handler import OnceHandler
 from codex_workspace.inbox_rows import DELEGATION, IN_REPLY_TO, SOMEBODY, answer_mark, is_answer
-from codex_workspace.letters import OWNER, SENT_APART, STILL_AT_WORK, letter_of_push, said_in
+from codex_workspace.letters import OWNER, STILL_AT_WORK, letter_of_push, said_in, word_for
 from codex_workspace.mail import Letter, LetterState, Mail, Route
 from codex_workspace.task_states import ASKING, TERMINAL
 
@@ -154,8 +154,7 @@ class PunctualHandler(OnceHandler):
         known = await pushing.mail.find(letter.id)
         if known is None:
             return None
-        text, what = (STILL_AT_WORK, "at-work") if known.state is LetterState.TAKEN else (SENT_APART, "apart")
-        return _message(text, f"{begun.id}-{what}", begun.context_id)
+        return _message(word_for(known), f"{begun.id}-at-work", begun.context_id)
 
     async def _owe(self, pushing: Pushing, letter: Letter) -> None:
         """Write down that the answer has to be sent later, and have that done; once for each message."""
