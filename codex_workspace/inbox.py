@@ -177,7 +177,7 @@ class Inbox:
             return
         if self._place is not None:
             logger.warning("the inbox's cursor is lost; it is read again from that time on, less what is done")
-        self._place = None
+        self._place = self._back = None
         self._behind.clear()
 
     async def _page(self, since: "_Row | None", before: str | None, window_s: int | None, limit: int) -> Page:
@@ -204,21 +204,24 @@ class Inbox:
 
     async def _read(self) -> None:
         """Read from the place on until there is nothing more, or no room."""
-        if self._place is None:
-            first = await self._oldest()
-            if not await self._take(first) or not first:
-                return
-            self._place = self._seen(first[-1])
-            self._behind.extend(self._seen(row) for row in first)
-            for row in first:
-                self._tail.pop(row.id, None)
         tail: dict[str, _Row] = {}
         is_all = False
         try:
-            is_all = await self._walk(self._place, tail)
+            start = self._place or await self._first(tail)
+            is_all = start is not None and await self._walk(start, tail)
         finally:
             # Where reading breaks off, what was read is not read again.
             self._settle(tail, is_all=is_all)
+
+    async def _first(self, tail: dict[str, "_Row"]) -> "_Row | None":
+        """Have the rows of the first moment taken, and return the last of them; None without such, or without room.
+
+        The place is theirs when they have settled, like that of all others.
+        """
+        first = await self._oldest()
+        has_room = await self._take(first)
+        tail |= {row.id: self._tail[row.id] for row in first if row.id in self._tail}
+        return self._seen(first[-1]) if first and has_room else None
 
     async def _walk(self, place: "_Row", tail: dict[str, "_Row"]) -> bool:
         """Have all rows after `place` taken, and put them into `tail` as they come; False where there is no room."""
@@ -302,7 +305,7 @@ class Inbox:
             settled = number
         if settled:
             self._earlier.extend([row for row in (self._place,) if row is not None])
-            self._place = rows[settled - 1]
+            self._place, self._back = rows[settled - 1], None
             self._behind.extend(rows[:settled])
         self._tail = {row.id: row for row in rows[settled:]} | unread
 
@@ -334,7 +337,7 @@ class Inbox:
             elif is_stuck and back.limit < MAX_PAGE:
                 back.limit = min(back.limit * 4, MAX_PAGE)
             elif moment is None or is_stuck:
-                self._back = None
+                back.before = just_after(back.first[0].created_at) if back.first else None
                 return back.first
             back.before = moment
 
@@ -347,7 +350,8 @@ class Inbox:
 
 @dataclass(slots=True)
 class _Back:
-    """How far back the inbox was looked through for its first row: a search that goes on where it broke off."""
+    """How far back the inbox was looked through for its first row: a search that goes on where it broke off, or at the
+    first moment, for what may still be seen of it or before it."""
 
     window_s: int
     before: str | None = None

@@ -374,6 +374,16 @@ async def test_a_database_that_fails_for_a_moment_loses_nothing(
     assert len(failed) == 4
 
 
+async def test_what_shows_up_late_of_the_first_moment_is_read(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.write(NewRow(ME, method="notify", summary="old", request={"message": "old"}))
+        async with placed(place):
+            await platform.until(lambda: sum(each.path.endswith("/activity") for each in platform.requests) > 1)
+            platform.faults.by_chance(1.0, Fault.SAME_TIME)
+            await platform.canvas_message(ME, "late")
+            await platform.until(lambda: "echo: late" in platform.notifications(ME))
+
+
 async def test_the_same_message_in_two_rows_is_answered_once(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         async with placed(place):
