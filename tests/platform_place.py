@@ -1,6 +1,6 @@
 """An agent on the stand-in of the platform, with everything of ours but codex: its work is an echo."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +72,7 @@ class Place:
     answer_within_s: float = 60.0
     at_once: int = 10
     tokens: dict[str, str] = field(default_factory=dict)
+    running: Callable[[], int] | None = None
 
 
 @dataclass
@@ -114,7 +115,7 @@ async def placed(place: Place) -> AsyncIterator[Placed]:
                 app.let_in(OWNER, secret.reveal())
 
             host = HostOptions(url, MessageToDict(app.card), place.delivery, 1.0, place.at_once)
-            vitals = Vitals(pulse, lambda: dict.fromkeys(TaskOutcome, 0), ready)
+            vitals = Vitals(pulse, lambda: dict.fromkeys(TaskOutcome, 0), ready, place.running)
             async with (
                 serving(app.asgi, listener),
                 on_the_platform(host, api, store.mail, app.front, vitals, pushing, let_in, stop),

@@ -6,6 +6,8 @@ import anyio
 import pytest
 
 from codex_workspace.letters import SENT_APART, STILL_AT_WORK
+from codex_workspace.metrics import TaskOutcome
+from codex_workspace.platform_host import ErrorRate
 from codex_workspace.platform_stand_in import StandIn
 from codex_workspace.punctual import NOTED
 from codex_workspace.stand_in_delivery import Outcome, result_row
@@ -26,6 +28,28 @@ def said_to(outcome: Outcome) -> str:
 
 async def registered(platform: StandIn) -> None:
     await platform.until(lambda: platform.workspace(ME).heartbeat != {})
+
+
+async def test_the_heartbeat_tells_of_turns_and_not_of_what_waits_for_one(tmp_path: Path) -> None:
+    turns = 0
+    async with pushing_world(tmp_path) as platform:
+        place = Place(tmp_path, platform, "push", answer_within_s=0.1, running=lambda: turns)
+        async with placed(place):
+            await registered(platform)
+            await platform.canvas_message(ME, "long")
+            await platform.until(lambda: platform.workspace(ME).heartbeat["current_task"] == "long")
+            assert platform.workspace(ME).active_tasks == 0
+            turns = 1
+            await platform.until(lambda: platform.workspace(ME).active_tasks == 1)
+
+
+def test_one_failure_is_weighed_against_the_last_minutes() -> None:
+    errors = ErrorRate()
+    assert errors.failed_of({TaskOutcome.COMPLETED: 5, TaskOutcome.FAILED: 5}, 0.0) == (0, 0)
+    for second in range(1, 100):
+        assert errors.failed_of({TaskOutcome.COMPLETED: 5 + second, TaskOutcome.FAILED: 5}, second) == (0, second)
+    assert errors.failed_of({TaskOutcome.COMPLETED: 104, TaskOutcome.FAILED: 6}, 100.0) == (1, 100)
+    assert errors.failed_of({TaskOutcome.COMPLETED: 104, TaskOutcome.FAILED: 6}, 500.0) == (0, 0)
 
 
 async def test_the_next_message_answers_a_question(tmp_path: Path) -> None:
