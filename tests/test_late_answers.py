@@ -12,6 +12,8 @@ from a2a.types import Message, Part, Role, SendMessageRequest
 
 from codex_workspace.callers import Caller
 from codex_workspace.card import agent_card
+from codex_workspace.deliveries import Deliveries, Delivery, Key
+from codex_workspace.errors import StoreUnavailable
 from codex_workspace.guards import PRINCIPAL
 from codex_workspace.handler import OnceHandler
 from codex_workspace.late_answers import LateAnswers, answering_later
@@ -94,6 +96,28 @@ async def test_the_user_gets_it_and_so_they_do_where_nobody_knows_who_asked(tmp_
         await own.later.owe(ASKED, PRINCIPAL)
         await own.platform.until(lambda: bool(own.platform.notifications(ME)))
         assert own.platform.notifications(ME) == ["You said: hello"]
+
+
+async def test_a_database_that_fails_for_a_moment_takes_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = 0
+    find = Deliveries.find
+
+    async def no_find(self: Deliveries, key: Key, digest: bytes) -> Delivery | None:
+        nonlocal failed
+        if failed < 2:
+            failed += 1
+            raise StoreUnavailable("out of reach")
+        return await find(self, key, digest)
+
+    async with place(tmp_path) as own:
+        await own.ask()
+        own.tell_who_asked(None)
+        monkeypatch.setattr(Deliveries, "find", no_find)
+        await own.later.owe(ASKED, PRINCIPAL)
+        await own.platform.until(lambda: own.platform.notifications(ME) == ["You said: hello"])
+    assert failed == 2
 
 
 async def test_what_the_agent_has_said_to_itself_is_answered_to_nobody(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import anyio
 import pytest
+from a2a.server.context import ServerCallContext
+from a2a.types import Message, SendMessageRequest, Task
+from a2a.utils.errors import InternalError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,6 +17,7 @@ from starlette.routing import Route as StarletteRoute
 
 from codex_workspace.deliveries import Deliveries, Delivery, Key
 from codex_workspace.errors import StoreUnavailable
+from codex_workspace.handler import OnceHandler
 from codex_workspace.inbox_rows import Incoming, Skipped, read_row
 from codex_workspace.letters import STILL_AT_WORK, Clerk
 from codex_workspace.mail import Letter, Mail
@@ -374,6 +378,27 @@ async def test_a_database_that_fails_for_a_moment_loses_nothing(
     assert len(failed) == 4
 
 
+async def test_a_task_that_cannot_be_followed_for_a_while_is_answered_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codex_workspace.letters.LONGEST_LOOK_S", 0.01)
+    failed = 0
+    send = OnceHandler.on_message_send
+
+    async def failing(self: OnceHandler, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
+        nonlocal failed
+        if not params.configuration.return_immediately and failed < 30:
+            failed += 1
+            raise InternalError(message="not now")
+        return await send(self, params, context)
+
+    monkeypatch.setattr(OnceHandler, "on_message_send", failing)
+    async with world(tmp_path) as (platform, place), placed(place):
+        await platform.canvas_message(ME, "hello")
+        await platform.until(lambda: platform.notifications(ME) == ["echo: hello"])
+    assert failed == 30
+
+
 async def test_what_shows_up_late_of_the_first_moment_is_read(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         platform.write(NewRow(ME, method="notify", summary="old", request={"message": "old"}))
@@ -554,6 +579,29 @@ async def test_a_pushed_answer_of_a_peers_gets_no_late_answer(tmp_path: Path) ->
             await pusher.until(lambda: bool(pusher.notifications(ME)))
         assert "it is done" in pusher.notifications(ME)[0]
         assert pusher.activity(PEER) == []
+
+
+async def test_two_agents_that_are_pushed_to_do_not_answer_each_other_for_ever(tmp_path: Path) -> None:
+    options = Options(wait_s=5.0, tells_secret=True)
+    async with running_stand_in(tmp_path / "platform.sqlite3", options=options) as platform:
+        platform.add_workspace(ME, delivery="push", name="me")
+        platform.add_workspace(PEER, "peer's", "push", name="peer")
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / ".auth_token").write_text("peer's")
+        place = Place(tmp_path, platform, "push", answer_within_s=0.1)
+        other = Place(tmp_path / "other", platform, "push", workspace_id=PEER, answer_within_s=0.1)
+        async with placed(place), placed(other):
+            await platform.until(lambda: all(platform.workspace(each).heartbeat for each in (ME, PEER)))
+            await platform.peer_message(PEER, ME, "ping", "m-1")
+            place.echo.gate.set()
+            await platform.until(lambda: len(other.echo.heard) == 1)
+            other.echo.gate.set()
+            await platform.until(lambda: len(platform.notifications(PEER)) == 1)
+            # Whatever it would still send would be there before the answer to this.
+            await platform.canvas_message(ME, "still there?")
+        assert ["ping" in text for text in place.echo.heard] == [True, False]
+        assert len(other.echo.heard) == 1
+        assert "ping" in platform.notifications(PEER)[0]
 
 
 async def test_a_long_turn_survives_a_death(tmp_path: Path) -> None:
