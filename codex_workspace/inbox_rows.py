@@ -82,11 +82,6 @@ def read_row(row: ActivityRow, own_id: str) -> Incoming | Skipped:
     return _incoming(row, message, parts, own_id) if parts else Skipped("nothing is said")
 
 
-def words_of(row: ActivityRow) -> str:
-    """Return what is said in a row."""
-    return text_of_parts(_message_of(row).get("parts"))
-
-
 def is_answer(metadata: Mapping[str, object], said_id: str) -> bool:
     """Tell by its metadata whether a message of a peer's answers one of ours; `said_id` is its own id."""
     work = metadata.get(DELEGATION)

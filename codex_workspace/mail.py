@@ -11,7 +11,7 @@ Letters that are done stay for `KEEP_S`: the platform may show a row again, what
 """
 
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -159,12 +159,6 @@ class Mail:
                 kept = replace(kept, state=LetterState.DONE, request=b"")
             await connection.execute(insert(_mail).values(_values(kept) | {"changed_at": now}))
         return kept
-
-    async def known(self, ids: Collection[str]) -> frozenset[str]:
-        """Return which of the letters were taken before."""
-        async with self._reading() as connection:
-            found = await connection.execute(select(_mail.c.id).where(_mail.c.id.in_(ids)))
-            return frozenset(found.scalars())
 
     @waits_for_room
     async def find(self, letter_id: str) -> Letter | None:

@@ -406,13 +406,6 @@ class PlatformApi:
             raise
         return True
 
-    async def post_activity(self, kind: str, summary: str, about: JsonObject | None = None) -> None:
-        """Add a row of our own to the activity."""
-        body: JsonObject = {"activity_type": kind, "summary": summary, "source_id": self.workspace_id}
-        if about is not None:
-            body["request_body"] = about
-        await self._call("POST", f"{self._self}/activity", body)
-
     # --- Talking ---
 
     async def notify(self, text: str) -> None:
@@ -451,11 +444,6 @@ class PlatformApi:
         """Return the agents that this one may talk to."""
         found = await self._call("GET", f"/registry/{quote(self.workspace_id, safe='')}/peers")
         return [peer for each in (found if isinstance(found, list) else []) if (peer := _peer(_object(each))).id]
-
-    async def discover(self, target_id: str) -> PlatformPeer:
-        """Return one of them."""
-        said = _object(await self._call("GET", f"/registry/discover/{quote(target_id, safe='')}"))
-        return _peer({"id": target_id, **said})
 
     async def delegate(self, target_id: str, task: str, idempotency_key: str | None = None) -> str:
         """Give another agent work, to be done in the background; return the delegation's id."""
