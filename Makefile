@@ -13,7 +13,7 @@ NEWEST := .venv-codex-newest
 CODEX_NEWEST := 0.169.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-platform test test-versions check lint types chaos \
+.PHONY: help demo demo-platform test test-oldest test-versions check lint types chaos \
 	chaos-platform bench image image-test lock clean
 
 help:            ## show what there is
@@ -27,8 +27,10 @@ demo-platform: .venv/runtime  ## see two of them on a stand-in of the platform: 
 
 test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready     ## every test
 	$(BIN)/python -m pytest -m "not alone" --numprocesses 3 --dist worksteal
-	CODEX_BIN=$(CURDIR)/$(OLDEST)/codex_cli_bin/bin/codex $(BIN)/python -m pytest -m versions --numprocesses 3
 	$(BIN)/python -m pytest -m alone
+
+test-oldest: .venv/dev $(OLDEST)/ready      ## the tests marked versions, with the oldest codex
+	CODEX_BIN=$(CURDIR)/$(OLDEST)/codex_cli_bin/bin/codex $(BIN)/python -m pytest -m versions --numprocesses 3
 
 test-versions: .venv/dev .venv-a2a-0.3/ready $(OLDEST)/ready $(NEWEST)/ready  ## every end-to-end test with the oldest and the newest codex (needs npm)
 	@for codex in $(OLDEST)/codex_cli_bin/bin/codex $(NEWEST)/bin/codex; do \
@@ -36,7 +38,7 @@ test-versions: .venv/dev .venv-a2a-0.3/ready $(OLDEST)/ready $(NEWEST)/ready  ##
 		CODEX_BIN=$(CURDIR)/$$codex $(BIN)/python -m pytest tests/e2e -m alone || exit; \
 	done
 
-check: lint types test   ## what CI runs: lint, types, tests
+check: lint types test test-oldest   ## what CI runs: lint, types, tests
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .

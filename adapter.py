@@ -5,6 +5,7 @@ as under our own host. Capabilities stay as the runtime has them, none: `session
 than keep, what comes while a turn runs.
 """
 
+import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -28,6 +29,8 @@ from codex_workspace.providers import ChosenProvider, choose_provider
 from codex_workspace.settings import Settings, load_settings
 from codex_workspace.transcript import LINES, answer
 from codex_workspace.wire import JsonObject
+
+logger = logging.getLogger(__name__)
 
 THREAD: Final = "session_id"
 """The key of a snapshot that the runtime's own adapters use, too: a UUID passes its scrubber."""
@@ -73,6 +76,9 @@ class CodexAdapter(BaseAdapter):
         env = {**os.environ, "WORKSPACE_CONFIG_PATH": str(config.config_path)}
         settings = load_settings(env)
         provider = choose_provider(settings, env)
+        unread = inbox_unread(settings)
+        if unread is not None:
+            logger.warning(unread)
         heartbeat: object = getattr(config, "heartbeat", None)
         self._open = lambda: _opened(settings, provider, env, heartbeat)
 
@@ -171,6 +177,16 @@ def _late_answers(
     """Return what opens the block in which late answers are sent; None where the platform's address is not known."""
     api, within_s = agent.platform, settings.config.platform.answer_within_s
     return None if api is None else lambda handler: answering_later(api, agent.store.mail, handler, within_s)
+
+
+def inbox_unread(settings: Settings) -> str | None:
+    """Return what to say to an operator who wants the inbox polled: that nobody does; None where that is not wanted."""
+    if settings.config.platform.delivery != "poll":
+        return None
+    return (
+        f"{settings.config_file}: platform.delivery: poll is for the agent's own host; under the platform's runtime "
+        "nobody reads the inbox. Have the platform push to this workspace, or start the agent without the runtime"
+    )
 
 
 def _results_file(env: Mapping[str, str]) -> Path | None:

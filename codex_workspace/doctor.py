@@ -528,7 +528,7 @@ def check_sandbox(facts: Facts) -> Finding:
         case Sight() as sight:
             pass
         case CodexCannotStart() as error:
-            return Finding("failed", str(error), "the README's part on the sandbox says more")
+            return Finding("failed", str(error), "docs/sandbox.md says more")
         case Untried(sentence):
             return Finding("ok", sentence)
         case error:

@@ -10,6 +10,7 @@ to a good end is an error.
 import logging
 import math
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from a2a.types import (
 from a2a.utils.errors import InternalError, InvalidParamsError
 
 from codex_workspace.admission import Admission
+from codex_workspace.asked import MAX_ASKED, Asked
 from codex_workspace.callers import Caller
 from codex_workspace.contract import AtWork, clear_wedge, mark_wedged
 from codex_workspace.delegation_results import WAKE_UP, DelegationResults, News
@@ -67,6 +69,9 @@ class Later(Protocol):
     def within_s(self) -> float:
         """How long a message may stay without any answer."""
 
+    async def word(self, message: Message, owner: str) -> str | None:
+        """Return what is said to a message whose answer is sent later, or was; None where that is not so."""
+
     async def owe(self, message: Message, owner: str) -> None:
         """Have the answer to a message, as it was written down, sent when it is there; durable on return."""
 
@@ -95,7 +100,8 @@ class HostedExecutor(AgentExecutor):
         self.later: Later | None = None
         self._one_main_context = one_main_context
         self._one_is_accepted = anyio.Lock()
-        self._perhaps_asking: dict[tuple[str, str], str] = {}
+        self._asked = Asked(store)
+        self._late: deque[str] = deque(maxlen=MAX_ASKED)
         self._tasks: dict[str, str] = {}
         self._restored: str | None = None
         self.thread_id: str | None = None
@@ -142,20 +148,36 @@ class HostedExecutor(AgentExecutor):
         """Return the answer to a message that is accepted, or the word that it is sent later."""
         call, later = _call(context), self.later
         owner = call.user.user_name
+        if begun.request.message.task_id in self._late:
+            # A word for a task whose end, and all that it asks, a letter tells.
+            return _message(STILL_AT_WORK, begun.task, "at-work")
+        word = await self._word(begun, owner)
+        if word is not None:
+            return word
         task: Message | Task | None = None
         with anyio.move_on_after(math.inf if later is None else later.within_s):
             task = await self._handler.on_message_send(_copy(begun.request), call)
+        # The same may have come twice, and the other one have waited long enough.
+        word = await self._word(begun, owner)
+        if word is not None:
+            return word
         # The SDK takes a cancellation for the end of what it follows.
         is_at_work = not isinstance(task, Task) or task.status.state in AT_WORK
         if is_at_work and later is not None:
             await later.owe(begun.request.message, owner)
-            self._perhaps_asking[owner, begun.task.context_id] = begun.task.id
+            self._asked.note(owner, begun.task.context_id, begun.task.id)
+            self._late.append(begun.task.id)
             return _message(STILL_AT_WORK, begun.task, "at-work")
         assert isinstance(task, Task)
         if task.status.state in ASKING:
-            self._perhaps_asking[owner, task.context_id] = task.id
+            self._asked.note(owner, task.context_id, task.id)
         await self.look_back()
         return reply_of(task)
+
+    async def _word(self, begun: "_Begun", owner: str) -> Message | None:
+        """Return what is said where the answer is, or was, sent by a letter: else it would be there twice."""
+        word = None if self.later is None else await self.later.word(begun.request.message, owner)
+        return None if word is None else _message(word, begun.task, "at-work")
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Have the task canceled that answers a message; whoever waits for the answer is told so."""
@@ -206,7 +228,7 @@ class HostedExecutor(AgentExecutor):
         if not self._one_main_context or not await self._is_made_up(owner, named):
             request.message.context_id = named
         context_id = request.message.context_id or await self._store.main_context(owner)
-        asking = await self._asking(owner, context_id, call)
+        asking = await self._asked.task_in(owner, context_id, call)
         if asking is not None:
             request.message.task_id, request.message.context_id = asking, context_id
             return request, None
@@ -227,16 +249,6 @@ class HostedExecutor(AgentExecutor):
             return uuid.UUID(context_id).version == 4
         except ValueError:
             return not context_id
-
-    async def _asking(self, owner: str, context_id: str, call: ServerCallContext) -> str | None:
-        """Return the task that asks something in a context: the next message there is the answer."""
-        task_id = self._perhaps_asking.get((owner, context_id))
-        if task_id is None:
-            return None
-        task = await self._store.tasks.get(task_id, call)
-        if task is None or task.status.state not in AT_WORK:
-            del self._perhaps_asking[owner, context_id]
-        return task_id if task is not None and task.status.state in ASKING else None
 
     async def _restore(self) -> None:
         thread_id, self._restored = self._restored, None

@@ -11,24 +11,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 import anyio
 
-from codex_workspace.inbox_rows import RESULT, Incoming, Skipped, read_row
+from codex_workspace.inbox_rows import RESULT, Skipped, read_row
 from codex_workspace.letters import letter_of
-from codex_workspace.mail import KEEP_S, Cursor, Letter, LetterState, Mail
+from codex_workspace.mail import Cursor, Letter, LetterState, Mail
 from codex_workspace.platform_api import (
     MAX_PAGE,
     ActivityRow,
     Busy,
     CursorLost,
+    Page,
     PlatformApi,
     PlatformError,
     Removed,
 )
-from codex_workspace.platform_replies import instant
+from codex_workspace.platform_replies import instant, just_after
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,9 @@ BUSY_POLL_S: Final = 0.2
 IDLE_POLL_S: Final = 0.6
 """Between two looks: while there is something new, and when nothing has come for a while. The platform takes 600
 requests a minute of a workspace; this is a hundred, and a message is begun within a second."""
+
+RESULTS_POLL_S: Final = 2.0
+"""The same where all else is pushed."""
 
 LIVELY_S: Final = 5.0
 """After the last new row it is looked at the shorter interval for so long."""
@@ -62,8 +65,6 @@ LONGEST_WINDOW_S: Final = 2_592_000
 CLOCKS_S: Final = 600.0
 """By how much our clock and the platform's may differ."""
 
-FORGET_EVERY_S: Final = 3600.0
-
 EARLIER: Final = 3
 """Rows before the place that are tried where the platform has forgotten the row there."""
 
@@ -78,6 +79,14 @@ class Desk(Protocol):
     def open(self) -> frozenset[str]:
         """The letters whose answers are not out."""
 
+    @property
+    def at_work(self) -> int:
+        """How many of them take a place: not those that wait for a person, or for a peer to take its answer."""
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether somebody is asked something; a letter may be what they say to it."""
+
     async def work_on(self, letter: Letter) -> None:
         """Give a letter to the agent; returns when it is the agent's, in its order."""
 
@@ -85,7 +94,8 @@ class Desk(Protocol):
 class Inbox:
     """One workspace's inbox.
 
-    at_once: letters that may be open at a time. jitter: a factor of each pause.
+    at_once: letters that may be at work at a time, twice as many while somebody is asked. jitter: a factor of each
+    pause.
     """
 
     def __init__(
@@ -112,9 +122,18 @@ class Inbox:
         self._news_at = clock() - LIVELY_S
         self._acknowledges = True
         self._failures = 0
+        self._held: list[Letter] = []
+        self._only_results = False
 
-    async def run(self) -> None:
-        """Read for as long as the workspace is there.
+    @property
+    def _cursor_name(self) -> str:
+        return f"{self._api.workspace_id}/results" if self._only_results else self._api.workspace_id
+
+    async def run(self, switched: anyio.Event, *, only_results: bool = False) -> None:
+        """Read until the platform delivers in another way; what was begun is handed over before.
+
+        `only_results`: all else is pushed; results of our own delegations stand in the inbox alone. The place of the
+        whole inbox stays where it is meanwhile.
 
         Raises:
             Removed: it is not any more.
@@ -123,19 +142,19 @@ class Inbox:
         self._behind.clear()
         self._earlier.clear()
         self._back = None
-        self._place, self._kept = None, await self._mail.cursor(self._api.workspace_id)
+        self._only_results = only_results
+        self._place, self._kept = None, await self._mail.cursor(self._cursor_name)
         if self._kept is not None:
             self._place = _Row(self._kept.row_id, self._kept.created_at, None, self._clock())
-        forget_at = self._clock()
-        while True:
-            if self._clock() >= forget_at:
-                await self._mail.forget(time.time() - KEEP_S)
-                forget_at = self._clock() + FORGET_EVERY_S
-            await anyio.sleep(await self._look())
+        while not switched.is_set():
+            pause_s = await self._look()
+            with anyio.move_on_after(pause_s):
+                await switched.wait()
 
     async def _look(self) -> float:
         """Look once; return how long to wait before the next time."""
         try:
+            await self._let_go()
             if self._room() > 0:
                 await self._read()
             await self._advance()
@@ -146,6 +165,8 @@ class Inbox:
         except PlatformError as error:
             return self._pause_after(error)
         is_lively = self._clock() - self._news_at < LIVELY_S
+        if self._only_results:
+            return RESULTS_POLL_S * self._jitter()
         return (BUSY_POLL_S if is_lively else IDLE_POLL_S) * self._jitter()
 
     def _step_back(self) -> None:
@@ -156,13 +177,11 @@ class Inbox:
             return
         if self._place is not None:
             logger.warning("the inbox's cursor is lost; it is read again from that time on, less what is done")
-        self._place = None
+        self._place = self._back = None
         self._behind.clear()
 
-    async def _page(
-        self, since: "_Row | None", before: str | None, window_s: int | None, limit: int
-    ) -> list[ActivityRow]:
-        page = await self._api.activity(
+    async def _page(self, since: "_Row | None", before: str | None, window_s: int | None, limit: int) -> Page:
+        page = await self._api.page(
             since_id=None if since is None else since.id, since_s=window_s, before=before, limit=limit
         )
         if self._failures >= WORTH_TELLING:
@@ -171,7 +190,8 @@ class Inbox:
         return page
 
     def _room(self) -> int:
-        return self._at_once - len(self._desk.open)
+        # What the asked one says may stand behind what others say, and that behind the question.
+        return self._at_once * (2 if self._desk.is_asking else 1) - self._desk.at_work
 
     def _pause_after(self, error: PlatformError) -> float:
         self._failures += 1
@@ -184,39 +204,42 @@ class Inbox:
 
     async def _read(self) -> None:
         """Read from the place on until there is nothing more, or no room."""
-        if self._place is None:
-            first = await self._oldest()
-            if not await self._take(first) or not first:
-                return
-            self._place = self._seen(first[-1])
-            self._behind.extend(self._seen(row) for row in first)
-            for row in first:
-                self._tail.pop(row.id, None)
         tail: dict[str, _Row] = {}
         is_all = False
         try:
-            is_all = await self._walk(self._place, tail)
+            start = self._place or await self._first(tail)
+            is_all = start is not None and await self._walk(start, tail)
         finally:
             # Where reading breaks off, what was read is not read again.
             self._settle(tail, is_all=is_all)
+
+    async def _first(self, tail: dict[str, "_Row"]) -> "_Row | None":
+        """Have the rows of the first moment taken, and return the last of them; None without such, or without room.
+
+        The place is theirs when they have settled, like that of all others.
+        """
+        first = await self._oldest()
+        has_room = await self._take(first)
+        tail |= {row.id: self._tail[row.id] for row in first if row.id in self._tail}
+        return self._seen(first[-1]) if first and has_room else None
 
     async def _walk(self, place: "_Row", tail: dict[str, "_Row"]) -> bool:
         """Have all rows after `place` taken, and put them into `tail` as they come; False where there is no room."""
         limit = PAGE
         while True:
             page = await self._page(place, None, None, limit)
-            has_room = await self._take(page)
-            tail |= {row.id: self._tail[row.id] for row in page if row.id in self._tail}
+            has_room = await self._take(page.rows)
+            tail |= {row.id: self._tail[row.id] for row in page.rows if row.id in self._tail}
             if not has_room:
                 return False
-            if len(page) < limit:
+            if page.is_last:
                 return True
-            ahead = _ahead(page)
-            if ahead is None and limit < MAX_PAGE:
+            ahead = _ahead(page.rows)
+            if ahead is None and limit < MAX_PAGE and not (page.is_cut and limit > PAGE):
                 # All of a page is of one moment, and so may be what follows.
                 limit = min(limit * 4, MAX_PAGE)
             else:
-                place, limit = self._seen(ahead or page[-1]), PAGE
+                place, limit = self._seen(ahead or page.rows[-1]), PAGE
 
     async def _take(self, rows: Sequence[ActivityRow]) -> bool:
         """Have the rows worked on that are new; False where there is no room for all of them."""
@@ -225,18 +248,44 @@ class Inbox:
                 continue
             if self._room() <= 0:
                 return False
-            found = read_row(row, self._api.workspace_id)
-            if row.method == RESULT and isinstance(found, Incoming) and found.delegation_id in self._api.told_by_tools:
-                found = Skipped("a result that a tool tells")
+            found = self._letter(row)
             if isinstance(found, Skipped):
                 logger.debug("a row of the inbox is passed over: %s", found.why)
             else:
-                letter = await self._mail.take(letter_of(row.id, row.created_at, found))
+                letter = await self._mail.take(found)
                 if letter is not None and letter.state is LetterState.TAKEN:
-                    await self._desk.work_on(letter)
+                    if row.method == RESULT and letter.delegation_id in self._api.waited_by_tools:
+                        self._held.append(letter)
+                    else:
+                        await self._desk.work_on(letter)
             self._tail[row.id] = self._seen(row)
             self._news_at = self._clock()
         return True
+
+    def _letter(self, row: ActivityRow) -> Letter | Skipped:
+        if self._only_results and row.method != RESULT:
+            return Skipped("it is pushed")
+        try:
+            found = read_row(row, self._api.workspace_id)
+            if isinstance(found, Skipped):
+                return found
+            letter = letter_of(row.id, row.created_at, found)
+        except Exception:
+            # It is what others have written, and comes again with each look: one row must not stop all others.
+            logger.exception("a row of the inbox cannot be read, and is passed over")
+            return Skipped("unreadable")
+        if row.method == RESULT and letter.delegation_id in self._api.told_by_tools:
+            return Skipped("a result that a tool has told")
+        return letter
+
+    async def _let_go(self) -> None:
+        """Have the held results worked on whose tools have ended without telling them; what they have told is done."""
+        for letter in [each for each in self._held if each.delegation_id not in self._api.waited_by_tools]:
+            if letter.delegation_id in self._api.told_by_tools:
+                await self._mail.settle(letter)
+            elif letter.id not in self._desk.open:
+                await self._desk.work_on(letter)
+            self._held.remove(letter)
 
     def _seen(self, row: ActivityRow) -> "_Row":
         return self._tail.get(row.id) or _Row(row.id, row.created_at, row.seq, self._clock())
@@ -256,7 +305,7 @@ class Inbox:
             settled = number
         if settled:
             self._earlier.extend([row for row in (self._place,) if row is not None])
-            self._place = rows[settled - 1]
+            self._place, self._back = rows[settled - 1], None
             self._behind.extend(rows[:settled])
         self._tail = {row.id: row for row in rows[settled:]} | unread
 
@@ -269,8 +318,8 @@ class Inbox:
         if done is None:
             return
         self._kept = Cursor(done.id, done.created_at)
-        await self._mail.move(self._api.workspace_id, self._kept)
-        if done.seq is not None and self._acknowledges:
+        await self._mail.move(self._cursor_name, self._kept)
+        if done.seq is not None and self._acknowledges and not self._only_results:
             self._acknowledges = await self._api.acknowledge(done.seq)
 
     async def _oldest(self) -> list[ActivityRow]:
@@ -278,13 +327,17 @@ class Inbox:
         back = self._back = self._back or _Back(self._window_s())
         while True:
             page = await self._page(None, back.before, back.window_s, back.limit)
-            if page:
-                back.first = [row for row in page if row.created_at == page[0].created_at]
-            moment = _just_after(page[0].created_at) if len(page) == back.limit else None
-            if moment is not None and moment == back.before and back.limit < MAX_PAGE:
+            if page.rows:
+                back.first = [row for row in page.rows if row.created_at == page.rows[0].created_at]
+            moment = None if page.is_last else just_after(page.rows[0].created_at)
+            is_stuck = moment is not None and moment == back.before
+            if is_stuck and page.is_cut:
+                # More of this moment cannot be read; earlier ones can.
+                moment = page.rows[0].created_at
+            elif is_stuck and back.limit < MAX_PAGE:
                 back.limit = min(back.limit * 4, MAX_PAGE)
-            elif moment is None or moment == back.before:
-                self._back = None
+            elif moment is None or is_stuck:
+                back.before = just_after(back.first[0].created_at) if back.first else None
                 return back.first
             back.before = moment
 
@@ -297,7 +350,8 @@ class Inbox:
 
 @dataclass(slots=True)
 class _Back:
-    """How far back the inbox was looked through for its first row: a search that goes on where it broke off."""
+    """How far back the inbox was looked through for its first row: a search that goes on where it broke off, or at the
+    first moment, for what may still be seen of it or before it."""
 
     window_s: int
     before: str | None = None
@@ -323,12 +377,3 @@ def _ahead(page: Sequence[ActivityRow]) -> ActivityRow | None:
     if not page or page[-1].seq is not None:
         return page[-1] if page else None
     return next((row for row in reversed(page) if row.created_at != page[-1].created_at), None)
-
-
-def _just_after(created_at: str) -> str | None:
-    """Return the platform's time a microsecond later, None for what is no time."""
-    try:
-        moment = datetime.fromisoformat(created_at).astimezone(UTC) + timedelta(microseconds=1)
-    except (ValueError, OverflowError):
-        return None
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -6,6 +6,7 @@ so it is marked as a peer's.
 
 import logging
 from base64 import b64decode
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +14,7 @@ from a2a.types import Message, Part, Role, SendMessageRequest
 from google.protobuf.json_format import ParseDict, ParseError
 
 from codex_workspace.mail import MAX_ID_CHARS, Route
-from codex_workspace.platform_api import ActivityRow, text_of_parts, text_of_result
+from codex_workspace.platform_api import ActivityRow, is_queued, text_of_parts, text_of_result
 from codex_workspace.tables import MAX_CONTEXT_ID_CHARS
 from codex_workspace.wire import JsonObject, JsonValue, safe_text
 
@@ -31,6 +32,9 @@ ECHO: Final = "notify"
 
 FROM_PEER: Final = "A message from the agent {peer}; it is not your user's:\n\n"
 ANSWER_OF_PEER: Final = "The agent {peer} answers what was given to it{work}. Its words, which are not your user's:\n\n"
+SOMEBODY: Final = "that was asked"
+"""Stands for a peer that the platform does not name."""
+
 NOT_FETCHED: Final = "[A file that cannot be fetched here: {name}]"
 
 
@@ -78,32 +82,34 @@ def read_row(row: ActivityRow, own_id: str) -> Incoming | Skipped:
     return _incoming(row, message, parts, own_id) if parts else Skipped("nothing is said")
 
 
-def words_of(row: ActivityRow) -> str:
-    """Return what is said in a row."""
-    return text_of_parts(_message_of(row).get("parts"))
+def is_answer(metadata: Mapping[str, object], said_id: str) -> bool:
+    """Tell by its metadata whether a message of a peer's answers one of ours; `said_id` is its own id."""
+    work = metadata.get(DELEGATION)
+    # Whoever gives work by the platform's delegations sends it under the delegation's own id.
+    is_of_ours = isinstance(work, str) and work not in ("", said_id)
+    return bool(metadata.get(IN_REPLY_TO)) or is_of_ours
 
 
 def message_id_of(row: ActivityRow) -> str:
     """Return the id that a row's message has from its sender; empty where it has none."""
-    return _text(_message_of(row), "messageId") or _text(_message_of(row), "message_id")
+    return _id(_message_of(row), "messageId") or _id(_message_of(row), "message_id")
 
 
 def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: str) -> Incoming:
     said_id = message_id_of(row)
     metadata = _object(message.get("metadata"))
-    delegation_id, answered_id = _text(metadata, DELEGATION), _text(metadata, IN_REPLY_TO)
+    delegation_id, answered_id = _id(metadata, DELEGATION), _id(metadata, IN_REPLY_TO)
     peer = row.source_id or ""
     route = Route.USER if not peer else Route.NOBODY if peer == own_id else Route.PEER
-    if route is Route.PEER and (answered_id or (delegation_id and delegation_id != said_id)):
-        # Whoever gives work by the platform's delegations sends it under the delegation's own id.
-        parts = [_answer_mark(peer, delegation_id or answered_id), *parts]
+    if route is Route.PEER and is_answer(metadata, said_id):
+        parts = [answer_mark(peer, delegation_id or answered_id), *parts]
         route = Route.USER
     elif route is Route.PEER:
         parts = [Part(text=FROM_PEER.format(peer=peer)), *parts]
     message_id = f"{peer}/{said_id}" if peer and said_id else said_id
     if not message_id or len(message_id) > MAX_ID_CHARS:
         message_id = row.id
-    context_id = _text(message, "contextId")
+    context_id = _id(message, "contextId")
     request = _request(message_id, parts, context_id if len(context_id) <= MAX_CONTEXT_ID_CHARS else "", metadata)
     return Incoming(route, message_id, request, peer, said_id[:MAX_ID_CHARS], delegation_id[:MAX_ID_CHARS])
 
@@ -120,17 +126,20 @@ def _result(row: ActivityRow, message: JsonObject, own_id: str) -> Incoming | Sk
     )
     if not said.strip():
         return Skipped("nothing is said")
+    if is_queued(said):
+        return Skipped("work that lies in a peer's inbox: the peer's own message is the answer")
     request = row.request or {}
     metadata = _object(message.get("metadata"))
-    delegation_id = _text(request, DELEGATION) or _text(metadata, DELEGATION) or _text(response, DELEGATION)
+    delegation_id = _id(request, DELEGATION) or _id(metadata, DELEGATION) or _id(response, DELEGATION)
     peer = next((each for each in (row.source_id, row.target_id) if each and each != own_id), "")
-    parts = [_answer_mark(peer or "that was asked", delegation_id), Part(text=safe_text(said))]
+    parts = [answer_mark(peer or SOMEBODY, delegation_id), Part(text=safe_text(said))]
     return Incoming(
         Route.USER, row.id, _request(row.id, parts, "", {}), peer, "", delegation_id=delegation_id[:MAX_ID_CHARS]
     )
 
 
-def _answer_mark(peer: str, work: str) -> Part:
+def answer_mark(peer: str, work: str) -> Part:
+    """Return what stands before a peer's answer to `work`."""
     return Part(text=ANSWER_OF_PEER.format(peer=safe_text(peer), work=f" ({safe_text(work)[:80]})" if work else ""))
 
 
@@ -139,7 +148,7 @@ def _request(message_id: str, parts: list[Part], context_id: str, metadata: Json
     if metadata:
         try:
             ParseDict(metadata, message.metadata)
-        except (ParseError, ValueError, RecursionError):
+        except (ParseError, ValueError, OverflowError, RecursionError):
             message.ClearField("metadata")
     return SendMessageRequest(message=message)
 
@@ -170,7 +179,7 @@ def _part(part: JsonObject) -> Part | None:
         case "data":
             try:
                 return ParseDict({"data": part.get("data")}, Part())
-            except (ParseError, ValueError, RecursionError):
+            except (ParseError, ValueError, OverflowError, RecursionError):
                 return None
         case _:
             return None
@@ -195,6 +204,12 @@ def _object(value: JsonValue) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
+def _id(holder: JsonObject, key: str) -> str:
+    """Return an id that can be written down everywhere; empty for what is none."""
+    found = _text(holder, key)
+    return found if found.isprintable() else ""
+
+
 def _text(holder: JsonObject, key: str) -> str:
     value = holder.get(key)
-    return value if isinstance(value, str) else ""
+    return safe_text(value) if isinstance(value, str) else ""

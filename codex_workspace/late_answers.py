@@ -12,8 +12,8 @@ from a2a.server.request_handlers import RequestHandler
 from a2a.types import Message
 
 from codex_workspace.groups import plain_task_group
-from codex_workspace.letters import Clerk, letter_of_push
-from codex_workspace.mail import Letter, Mail
+from codex_workspace.letters import Clerk, letter_of_push, word_for
+from codex_workspace.mail import Letter, Mail, forgetting
 from codex_workspace.platform_api import PlatformApi
 from codex_workspace.platform_replies import Postman
 
@@ -30,6 +30,11 @@ class LateAnswers:
         self.within_s = within_s
         self._mail = mail
         self._follow = follow
+
+    async def word(self, message: Message, owner: str) -> str | None:
+        """Return what is said to a message whose answer is sent later, or was; None where that is not so."""
+        known = await self._mail.find(letter_of_push(message, owner).id)
+        return None if known is None else word_for(known)
 
     async def owe(self, message: Message, owner: str) -> None:
         """Have the answer to a message sent when it is there, once however often this is asked; durable on return."""
@@ -48,6 +53,7 @@ async def answering_later(
         clerk = Clerk(handler, mail, api, tasks, postman)
         postman.tell(clerk.sent, _removed)
         tasks.start_soon(clerk.resume)
+        tasks.start_soon(forgetting, mail)
         try:
             yield LateAnswers(within_s, mail, clerk.follow)
         finally:

@@ -22,9 +22,10 @@ from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.busy import BusyError
 from codex_workspace.callers import Caller
-from codex_workspace.inbox_rows import DELEGATION, Incoming
+from codex_workspace.errors import StoreUnavailable
+from codex_workspace.inbox_rows import DELEGATION, Incoming, is_answer
 from codex_workspace.mail import Letter, LetterState, Mail, Route
-from codex_workspace.platform_api import PlatformApi, PlatformError
+from codex_workspace.platform_api import Busy, PlatformApi, PlatformError
 from codex_workspace.platform_replies import Postman, sender_of
 from codex_workspace.replies import answer_in
 from codex_workspace.streams import MISTAKE
@@ -41,7 +42,11 @@ NOTHING_SAID: Final = "Done. Codex said nothing at the end."
 STILL_AT_WORK: Final = "I am still at work on this. The answer comes as a message of its own as soon as it is there."
 """What is said where an answer takes longer than the platform waits."""
 
+SENT_APART: Final = "The answer to this is a message of its own, which was sent already or is on its way."
+"""What is said where a message comes again after that."""
+
 FORGOTTEN: Final = "The agent does not know this message any more; send it again."
+UNKNOWN: Final = "The agent cannot find out what became of this; its log says more."
 FILES: Final = "\n\n[Files that cannot be sent this way: {names}]"
 
 LOOK_S: Final = 0.5
@@ -50,12 +55,14 @@ LOOK_S: Final = 0.5
 FULL_S: Final = 1.0
 """Where the agent takes nothing more, it is asked again after this."""
 
-TRIES: Final = 20
-"""How often a task is followed anew where that fails; a stop of the agent ends it before."""
+LONGEST_LOOK_S: Final = 30.0
+TRIES: Final = 60
+"""How often following a task may fail, half an hour in all; a stop of the agent ends it before."""
 
-ROUTE_TRIES: Final = 5
+ROUTE_TRIES: Final = 4
 ROW_S: Final = 0.5
-"""Who has sent a message is asked for this often, with this pause where the platform does not tell of it yet."""
+"""A platform that knows nothing of a message yet is asked again this often, with this pause: once while the answer is
+made, and once when it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,11 @@ def said_in(task: Task) -> Said:
     names = [each.name or "a file" for each in task.artifacts if each.artifact_id.startswith("file-")]
     files = FILES.format(names=", ".join(names)) if names else ""
     return Said((answer_in(task) or NOTHING_SAID) + files)
+
+
+def word_for(letter: Letter) -> str:
+    """Return what is said to a message that comes again, and whose answer is a letter's."""
+    return STILL_AT_WORK if letter.state is LetterState.TAKEN else SENT_APART
 
 
 def letter_of(row_id: str, created_at: str, incoming: Incoming) -> Letter:
@@ -96,12 +108,14 @@ def letter_of_push(message: Message, owner: str) -> Letter:
     """Return the letter that a message is which the platform has pushed, as it was written down."""
     # The whole request: the same message finds its task again.
     body = SendMessageRequest(message=message).SerializeToString(deterministic=True)
-    delegation_id = MessageToDict(message.metadata).get(DELEGATION)
+    metadata = MessageToDict(message.metadata)
+    delegation_id = metadata.get(DELEGATION)
     return Letter(
         id=f"push-{hashlib.sha256(f'{owner} {message.message_id}'.encode()).hexdigest()}",
         owner=owner,
         message_id=message.message_id,
-        route=Route.ASK,
+        # A peer's answer is not answered: two that do would never end.
+        route=Route.USER if is_answer(metadata, message.message_id) else Route.ASK,
         said_id=message.message_id,
         delegation_id=delegation_id if isinstance(delegation_id, str) else "",
         digest=hashlib.sha256(body).digest(),
@@ -137,15 +151,31 @@ class Clerk:
         self._lines: dict[_Line, deque[str]] = {}
         self._to_post: dict[str, Letter] = {}
         self._asking: dict[tuple[str, str], Task] = {}
+        self._resting: set[str] = set()
 
     @property
     def open(self) -> frozenset[str]:
         """The letters whose answers are not out."""
         return frozenset(self._open)
 
+    @property
+    def at_work(self) -> int:
+        """How many of them take a place: not those that wait for a person, or for a peer to take its answer."""
+        return len(self._open.keys() - self._resting)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether somebody is asked something."""
+        return bool(self._asking)
+
+    def asks_in(self, context_id: str) -> str | None:
+        """Return the task of a letter that asks something in a context; None where there is none."""
+        return next((task.id for task in self._asking.values() if task.context_id == context_id), None)
+
     def sent(self, letter: Letter) -> None:
         """Take note that nothing is owed any more."""
         self._open.pop(letter.id, None)
+        self._resting.discard(letter.id)
 
     async def resume(self) -> None:
         """Go on with what an earlier process has left, in the order it came."""
@@ -153,6 +183,7 @@ class Clerk:
             if not letter.request:
                 # A question: whose it is waits for its answer.
                 self._open[letter.id] = letter
+                self._resting.add(letter.id)
                 self._post(letter)
             elif letter.state is LetterState.OWED:
                 self._begin(letter)
@@ -173,6 +204,8 @@ class Clerk:
                 break
             except BusyError as full:
                 await anyio.sleep(min(FULL_S, full.retry_after_s))
+            except StoreUnavailable:
+                await anyio.sleep(FULL_S)
             except UnsupportedOperationError as error:
                 if not _request(letter).message.task_id:
                     await self._end(letter, Said(str(error), is_good=False))
@@ -204,28 +237,30 @@ class Clerk:
         await self._handler.on_message_send(request, _call(letter))
 
     async def _follow(self, letter: Letter) -> None:
-        task = await self._ended(letter)
-        if task is None:
-            await self._end(letter, Said(FORGOTTEN, is_good=False))
-            return
-        await self._end(letter, said_in(task))
+        if letter.route is Route.ASK:
+            # Now its row is among the newest.
+            letter = await self._routed(letter)
+        await self._end(letter, await self._said(letter))
 
-    async def _ended(self, letter: Letter) -> Task | None:
-        """Return a letter's task at its end, and say on the way what it asks; None where it is lost."""
-        for _ in range(TRIES):
+    async def _said(self, letter: Letter) -> Said:
+        """Return what came of a letter's task at its end, and say on the way what it asks."""
+        tries = 0
+        while True:
             try:
                 task = await self._handler.on_message_send(_request(letter), _call(letter))
                 while isinstance(task, Task) and task.status.state in ASKING:
                     task = await self._answered(letter, task)
             except TaskNotFoundError:
-                return None
-            except A2AError as error:
+                return Said(FORGOTTEN, is_good=False)
+            except (A2AError, StoreUnavailable) as error:
+                tries += 1
                 logger.info("a task cannot be followed at the moment: %s", error)
+                if tries == TRIES:
+                    return Said(UNKNOWN, is_good=False)
             else:
                 if isinstance(task, Task) and task.status.state in TERMINAL:
-                    return task
-            await anyio.sleep(LOOK_S)
-        return None
+                    return said_in(task)
+            await anyio.sleep(min(LOOK_S * 2 ** min(tries, 10), LONGEST_LOOK_S))
 
     async def _answered(self, letter: Letter, task: Task) -> Task:
         """Have somebody asked what a task asks, and return the task when it asks that no more."""
@@ -236,9 +271,11 @@ class Clerk:
         )
         if kept is not None and letter.route is not Route.NOBODY:
             self._open[kept.id] = kept
+            self._resting.add(kept.id)
             self._post(kept)
         sender = letter.route, letter.peer
         self._asking[sender] = task
+        self._resting.add(letter.id)
         try:
             while True:
                 await anyio.sleep(LOOK_S)
@@ -249,6 +286,7 @@ class Clerk:
                     break
         finally:
             self._asking.pop(sender, None)
+            self._resting.discard(letter.id)
         if now.status.state in TERMINAL or now.status.state in ASKING:
             return now
         rested = await self._handler.on_message_send(_request(letter), _call(letter))
@@ -279,6 +317,9 @@ class Clerk:
         line = _line(self._open[letter.id])
         if letter.route is Route.ASK:
             letter = await self._routed(letter)
+        if letter.route is Route.ASK:
+            letter = replace(letter, route=Route.USER)
+            await self._mail.keep(letter)
         if said is None or letter.route is Route.NOBODY:
             await self._mail.settle(letter)
             self._lines[line].remove(letter.id)
@@ -296,6 +337,8 @@ class Clerk:
     def _ready(self, letter: Letter, line: "_Line | None" = None) -> None:
         """Have an answer sent behind those of its line. Turns end in their order; who hears first of it is chance."""
         self._to_post[letter.id] = letter
+        if letter.route is Route.PEER:
+            self._resting.add(letter.id)
         self._post_next(line or _line(letter))
 
     def _post_next(self, line: "_Line") -> None:
@@ -306,25 +349,30 @@ class Clerk:
             del self._lines[line]
 
     async def _routed(self, letter: Letter) -> Letter:
-        """Find out who has sent what was pushed: the platform tells it in its rows, and in nothing else."""
-        for tries in range(ROUTE_TRIES):
+        """Find out who has sent what was pushed: the platform tells it in its rows, and in nothing else.
+
+        It is asked until it answers: a peer's answer is not the user's. `Route.ASK` stays where it shows no such row.
+        """
+        missed = failed = 0
+        while missed < ROUTE_TRIES:
             try:
-                row = await sender_of(self._api, letter.said_id)
+                row = await sender_of(self._api, letter)
             except PlatformError as error:
                 logger.info("who has sent a message is not known yet: %s", error)
-                await anyio.sleep(LOOK_S * 2**tries)
+                pause_s = min(LOOK_S * 2 ** min(failed, 10), LONGEST_LOOK_S)
+                await anyio.sleep(max(pause_s, error.retry_after_s) if isinstance(error, Busy) else pause_s)
+                failed += 1
                 continue
             if row is None:
                 # The platform writes it down when it has what we said at first; a short turn may be quicker.
+                missed += 1
                 await anyio.sleep(ROW_S)
                 continue
             peer = row.source_id or ""
             route = Route.USER if not peer else Route.NOBODY if peer == self._api.workspace_id else Route.PEER
             letter = replace(letter, route=route, peer=peer, created_at=row.created_at)
             await self._mail.keep(letter)
-            return letter
-        letter = replace(letter, route=Route.USER)
-        await self._mail.keep(letter)
+            break
         return letter
 
 

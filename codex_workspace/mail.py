@@ -11,7 +11,7 @@ Letters that are done stay for `KEEP_S`: the platform may show a row again, what
 """
 
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -42,6 +42,11 @@ from codex_workspace.tables import tables
 
 KEEP_S: Final = 35 * 86_400.0
 """The platform tells of at most 30 days, whoever asks."""
+
+WORDS_KEPT_S: Final = 86_400.0
+"""An answer's words stay so long after it went out: by them it is known whether another one of the same words did."""
+
+FORGET_EVERY_S: Final = 3600.0
 
 MAX_ID_CHARS: Final = 255
 
@@ -155,12 +160,14 @@ class Mail:
             await connection.execute(insert(_mail).values(_values(kept) | {"changed_at": now}))
         return kept
 
-    async def known(self, ids: Collection[str]) -> frozenset[str]:
-        """Return which of the letters were taken before."""
+    @waits_for_room
+    async def find(self, letter_id: str) -> Letter | None:
+        """Return a letter as it is kept; None where it was not taken, or was forgotten."""
         async with self._reading() as connection:
-            found = await connection.execute(select(_mail.c.id).where(_mail.c.id.in_(ids)))
-            return frozenset(found.scalars())
+            row = (await connection.execute(select(_mail).where(_mail.c.id == letter_id))).one_or_none()
+        return None if row is None else _letter(row)
 
+    @waits_for_room
     async def unfinished(self) -> list[Letter]:
         """Return what has no answer yet, or one that is not out, in the order it came."""
         rows = select(_mail).where(_mail.c.state != LetterState.DONE).order_by(_mail.c.number)
@@ -192,6 +199,7 @@ class Mail:
         """Take note that nothing is owed any more."""
         await self._change(replace(letter, state=LetterState.DONE, request=b""))
 
+    @waits_for_room
     async def told_lately(self, text: str, since: float) -> int:
         """Return how many answers to the user with this very text are out since a time (Unix seconds)."""
         same = and_(_mail.c.route == Route.USER, _mail.c.state == LetterState.DONE, _mail.c.reply == text)
@@ -199,6 +207,7 @@ class Mail:
         async with self._reading() as connection:
             return int((await connection.execute(count)).scalar_one())
 
+    @waits_for_room
     async def cursor(self, workspace_id: str) -> Cursor | None:
         """Return how far an inbox was read; None where it never was."""
         found = select(_cursor).where(_cursor.c.workspace_id == workspace_id)
@@ -217,11 +226,17 @@ class Mail:
                 await connection.execute(insert(_cursor).values(values | {"workspace_id": workspace_id}))
 
     @waits_for_room
-    async def forget(self, before: float) -> None:
-        """Forget letters that were done before a time (Unix seconds)."""
-        old = and_(_mail.c.state == LetterState.DONE, _mail.c.changed_at < before)
+    async def forget(self, now: float) -> None:
+        """Forget letters that have been done for long by `now` (Unix seconds), and their words earlier."""
+        done = _mail.c.state == LetterState.DONE
         async with self._writing() as connection:
-            await connection.execute(delete(_mail).where(old))
+            await connection.execute(delete(_mail).where(done, _mail.c.changed_at < now - KEEP_S))
+            # What is not out yet may still be looked for among all that went out since it came.
+            first = select(func.min(_mail.c.taken_at)).where(_mail.c.state != LetterState.DONE)
+            open_since = (await connection.execute(first)).scalar_one_or_none()
+            before = min(now, now if open_since is None else open_since) - WORDS_KEPT_S
+            old = and_(done, _mail.c.changed_at < before, _mail.c.reply != "")
+            await connection.execute(update(_mail).where(old).values(reply=""))
 
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[AsyncConnection]:
@@ -240,6 +255,13 @@ class Mail:
         async with self._writing() as connection:
             row = _mail.c.id == letter.id
             await connection.execute(update(_mail).where(row).values(_values(letter) | {"changed_at": time.time()}))
+
+
+async def forgetting(mail: Mail) -> None:
+    """Forget letters now and then, until cancelled."""
+    while True:
+        await mail.forget(time.time())
+        await anyio.sleep(FORGET_EVERY_S)
 
 
 async def _same_message(connection: AsyncConnection, letter: Letter) -> bytes | None:

@@ -4,6 +4,7 @@ A peer's card says how it is spoken to, never where: an interface that it names 
 own URL. Without `allow_private`, connections are made to public addresses only (`webhooks.Guard`).
 """
 
+import logging
 import re
 import ssl
 import uuid
@@ -36,6 +37,8 @@ from codex_workspace.task_states import ASKING, AT_WORK
 from codex_workspace.toolbox import Handle, PeerAbout, Progress, Report, ToolRefused
 from codex_workspace.webhooks import USER_AGENT, AllowList, Guard, GuardedNetwork, TargetRefused
 
+logger = logging.getLogger(__name__)
+
 REQUEST_S: Final = 20.0
 """One request, such as for a card or a task's state. A peer that answers a message only when all is done may take
 longer: as long as it is waited for."""
@@ -47,6 +50,11 @@ MAX_ANSWER_BYTES: Final = 8 << 20
 
 FIRST_POLL_S: Final = 0.1
 LONGEST_POLL_S: Final = 3.0
+
+NOT_A2A: Final = "answers what is not A2A"
+
+_FAULTS: Final = (A2AError, httpx.HTTPError, httpx.InvalidURL, ValueError, ArithmeticError, RecursionError)
+"""What comes of a peer's words that are late, broken or odd: URLs that are none, too deep, too large a number."""
 
 _ANYWHERE: Final = AllowList.of(["0.0.0.0/0", "::/0"])
 _TASK_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -70,6 +78,10 @@ class PeerCalls:
                     found[peer.name] = PeerAbout(peer.name, peer.description, says=_introduction(card))
             except ToolRefused as error:
                 found[peer.name] = PeerAbout(peer.name, peer.description, problem=str(error))
+            except Exception:
+                # One peer's oddity must not take the others' cards with it.
+                logger.exception("the card of the peer %s cannot be read", peer.name)
+                found[peer.name] = PeerAbout(peer.name, peer.description, problem=f"The peer {peer.name} {NOT_A2A}.")
 
         async with anyio.create_task_group() as tasks:
             for peer in self._peers.values():
@@ -128,7 +140,7 @@ async def _line(peer: Peer) -> AsyncIterator[httpx.AsyncClient]:
             f"The peer {peer.name} may not be called: its address is not a public one, and the operator has not set "
             "allow_private for it."
         ) from error
-    except (A2AError, httpx.HTTPError, ValueError) as error:
+    except _FAULTS as error:
         raise ToolRefused(f"The peer {peer.name} {_problem(error)}.") from error
 
 
@@ -249,7 +261,7 @@ def _problem(error: Exception) -> str:
         return "cannot be reached at the moment"
     if isinstance(error, A2AError) and not isinstance(error, AgentCardResolutionError):
         return f"refuses it ({type(error).__name__})"
-    return "answers what is not A2A"
+    return NOT_A2A
 
 
 def _cause(error: Exception) -> BaseException | None:

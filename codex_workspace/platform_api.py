@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
 
+import anyio
 import httpx
 
 from codex_workspace.environment import Secret
@@ -36,6 +37,11 @@ MAX_BODY_BYTES: Final = 32 << 20
 """Of one answer; a page of the inbox holds whole requests of up to 1 MB."""
 
 MAX_TOKEN_BYTES: Final = 4096
+MAX_DIGITS: Final = 300
+MAX_DEPTH: Final = 100
+_BRACKETS: Final = re.compile(rb'"(?:\\.|[^"\\])*+"|[][{}]', re.DOTALL)
+"""Brackets of JSON, and its texts, in which they are none."""
+
 MAX_PAGE: Final = 500
 """The platform takes a larger `limit` for this one."""
 
@@ -87,6 +93,13 @@ class Unreachable(PlatformError):
         self.maybe_done = maybe_done
 
 
+class TooLarge(Unreachable):
+    """The platform's answer has more than `MAX_BODY_BYTES`, and was not read."""
+
+    def __init__(self) -> None:
+        super().__init__(f"The platform's answer has more than {MAX_BODY_BYTES} bytes.", maybe_done=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Registered:
     """What the platform says to a registration: how it delivers, and its own secret for calls to us, if it has one."""
@@ -128,6 +141,20 @@ class ActivityRow:
     answered: bool = False
     seq: int | None = None
     target_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some rows, oldest first. limit: how many were asked for in the end. is_cut: fewer than wanted, for their size."""
+
+    rows: list[ActivityRow]
+    limit: int
+    is_cut: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """There are no more in that direction."""
+        return len(self.rows) < self.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +270,14 @@ def read_secret(file: Path) -> Secret | None:
 class PlatformApi:
     """The calls of one workspace; from `open_platform_api`.
 
-    told_by_tools: the delegations whose end a tool tells the model, so that the inbox need not.
+    told_by_tools: the delegations whose end a tool has told the model, so that the inbox need not.
+    waited_by_tools: those that a tool waits for, which may tell of them, or end without it.
     """
 
     def __init__(self, http: httpx.AsyncClient, workspace_id: str, token: Token) -> None:
         self.workspace_id: Final = workspace_id
         self.told_by_tools: Final[deque[str]] = deque(maxlen=REMEMBERED_DELEGATIONS)
+        self.waited_by_tools: Final[list[str]] = []
         self._http = http
         self._token = token
         self._self = f"/workspaces/{quote(workspace_id, safe='')}"
@@ -336,11 +365,36 @@ class PlatformApi:
             asked["since_secs"] = str(since_s)
         if before is not None:
             asked["before_ts"] = before
-        found = await self._call("GET", f"{self._self}/activity", params=asked)
+        try:
+            found = await self._call("GET", f"{self._self}/activity", params=asked)
+        except CursorLost as lost:
+            if since_id is not None:
+                raise
+            raise Unreachable("The platform misses a cursor where there is none.", maybe_done=True) from lost
         if not isinstance(found, list):
             raise Unreachable("The platform's inbox is not a list.", maybe_done=True)
         rows = [row for each in found if (row := _row(each)) is not None]
         return rows if since_id is not None else rows[::-1]
+
+    async def page(
+        self, *, since_id: str | None = None, since_s: int | None = None, before: str | None = None, limit: int
+    ) -> Page:
+        """Return a page of our inbox like `activity`; a smaller one where what was asked for is too large to be read.
+
+        Raises:
+            CursorLost: there is no row `since_id` any more.
+            TooLarge: a row of it is too large on its own.
+        """
+        fits = limit
+        while True:
+            try:
+                rows = await self.activity(since_id=since_id, since_s=since_s, before=before, limit=fits)
+            except TooLarge:
+                if fits == 1:
+                    raise
+                fits //= 2
+            else:
+                return Page(rows, fits, fits < limit)
 
     async def acknowledge(self, seq: int) -> bool:
         """Say up to which row all is done, so that it may be pruned; False where the platform knows no such call."""
@@ -351,13 +405,6 @@ class PlatformApi:
                 return False
             raise
         return True
-
-    async def post_activity(self, kind: str, summary: str, about: JsonObject | None = None) -> None:
-        """Add a row of our own to the activity."""
-        body: JsonObject = {"activity_type": kind, "summary": summary, "source_id": self.workspace_id}
-        if about is not None:
-            body["request_body"] = about
-        await self._call("POST", f"{self._self}/activity", body)
 
     # --- Talking ---
 
@@ -384,7 +431,7 @@ class PlatformApi:
             "params": {"message": message},
         }
         path = f"/workspaces/{quote(target_id, safe='')}/a2a"
-        said = _object(await self._call("POST", path, body, timeout_s=timeout_s))
+        said = _object(await self._call_other(path, body, timeout_s))
         if said.get("status") == "queued" or said.get("queued") is True:
             return ProxyAnswer(True, queue_id=_text(said, "queue_id"))
         error = said.get("error")
@@ -397,11 +444,6 @@ class PlatformApi:
         """Return the agents that this one may talk to."""
         found = await self._call("GET", f"/registry/{quote(self.workspace_id, safe='')}/peers")
         return [peer for each in (found if isinstance(found, list) else []) if (peer := _peer(_object(each))).id]
-
-    async def discover(self, target_id: str) -> PlatformPeer:
-        """Return one of them."""
-        said = _object(await self._call("GET", f"/registry/discover/{quote(target_id, safe='')}"))
-        return _peer({"id": target_id, **said})
 
     async def delegate(self, target_id: str, task: str, idempotency_key: str | None = None) -> str:
         """Give another agent work, to be done in the background; return the delegation's id."""
@@ -466,6 +508,20 @@ class PlatformApi:
                     raise
                 self._token.use(token)
 
+    async def _call_other(self, path: str, body: JsonObject, timeout_s: float) -> JsonValue:
+        """Send another agent something: its own status is passed on, and says nothing of our place here."""
+        while True:
+            token = self._token.current
+            try:
+                return await self._once("POST", path, body, None, token, timeout_s)
+            except Removed as error:
+                raise Refused("The other agent is not there any more.", 410) from error
+            except Unauthorized as error:
+                # Whose refusal it is, a call of our own tells; it finds a token that was rotated, too.
+                await self._call("GET", f"{self._self}/activity", params={"limit": "1"})
+                if self._token.current == token:
+                    raise Unreachable("The other agent lets nobody in.", maybe_done=False) from error
+
     async def _once(
         self,
         method: str,
@@ -480,13 +536,15 @@ class PlatformApi:
             headers["Authorization"] = f"Bearer {token.reveal()}"
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
         try:
-            async with self._http.stream(
-                method, path, json=body, params=params, headers=headers, timeout=timeout
-            ) as response:
-                content = await _bounded(response)
+            # The client's own bound is for each piece of an answer.
+            with anyio.fail_after(timeout_s + CONNECT_S):
+                async with self._http.stream(
+                    method, path, json=body, params=params, headers=headers, timeout=timeout
+                ) as response:
+                    content = await _bounded(response)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise Unreachable("The platform cannot be reached.", maybe_done=False) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise Unreachable(f"The platform did not answer ({type(error).__name__}).", maybe_done=True) from error
         return _judged(response, content, path)
 
@@ -508,7 +566,7 @@ async def _bounded(response: httpx.Response) -> bytes:
     async for piece in response.aiter_bytes():
         content += piece
         if len(content) > MAX_BODY_BYTES:
-            raise Unreachable(f"The platform's answer has more than {MAX_BODY_BYTES} bytes.", maybe_done=True)
+            raise TooLarge
     return bytes(content)
 
 
@@ -539,11 +597,38 @@ def _judged(response: httpx.Response, content: bytes, path: str) -> JsonValue:
 
 
 def _parsed(content: bytes) -> JsonValue:
+    """Return what JSON says, less what lies too deep, and with numbers of many digits as texts; None for what is none.
+
+    Other agents' words are in the platform's answers: none of them may make all of an answer unreadable.
+    """
     try:
-        parsed: JsonValue = json.loads(content)
-    except (ValueError, RecursionError):
+        parsed: JsonValue = json.loads(content, parse_int=_number)
+    except RecursionError:
+        return _parsed(_shallow(content))
+    except ValueError:
         return None
     return parsed
+
+
+def _number(digits: str) -> int | str:
+    return int(digits) if len(digits) <= MAX_DIGITS else digits
+
+
+def _shallow(content: bytes) -> bytes:
+    """Return JSON with null in the place of what has more than `MAX_DEPTH` levels above it."""
+    kept, depth, start, end = bytearray(), 0, 0, 0
+    for found in _BRACKETS.finditer(content):
+        match found[0]:
+            case b"[" | b"{":
+                depth += 1
+                if depth == MAX_DEPTH + 1:
+                    start = found.start()
+            case b"]" | b"}":
+                depth -= 1
+                if depth == MAX_DEPTH:
+                    kept += content[end:start] + b"null"
+                    end = found.end()
+    return bytes(kept + content[end:] if depth <= MAX_DEPTH else b"")
 
 
 def _retry_after(response: httpx.Response, said: JsonValue) -> float:
@@ -615,3 +700,9 @@ def text_of_result(result: JsonObject) -> str:
     told = [text_of_parts(parts) for parts in (result.get("parts"), *held)]
     status = _object(_object(result.get("status")).get("message"))
     return "\n".join(text for text in told if text) or text_of_parts(status.get("parts"))
+
+
+def is_queued(result: str) -> bool:
+    """Tell whether a delegation's result is only the platform's word that a polling peer has it in its inbox."""
+    said = _object(_parsed(result.encode(errors="replace")))
+    return said.get("status") == "queued" and said.get("delivery_mode") == "poll"

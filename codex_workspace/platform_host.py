@@ -21,7 +21,7 @@ from codex_workspace.environment import Secret
 from codex_workspace.groups import plain_task_group
 from codex_workspace.inbox import Inbox
 from codex_workspace.letters import Clerk
-from codex_workspace.mail import Mail
+from codex_workspace.mail import Mail, forgetting
 from codex_workspace.metrics import TaskOutcome
 from codex_workspace.platform_api import (
     Beat,
@@ -48,8 +48,8 @@ LONGEST_PAUSE_S: Final = 30.0
 SHORTEST_BEAT_S: Final = 1.0
 """A change of what is at work is told at once, but not more often than this."""
 
-REMEMBERED_BEATS: Final = 10
-"""The error rate is that of the tasks that have ended since so many beats: five minutes."""
+ERROR_WINDOW_S: Final = 300.0
+"""The error rate is that of the tasks that have ended in so many seconds."""
 
 MAX_TASK_CHARS: Final = 200
 
@@ -124,11 +124,36 @@ class Pulse(AgentExecutor):
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Where the heartbeat looks: what is at work, how tasks have ended so far, and what is wrong for longer."""
+    """Where the heartbeat looks: what is at work, how tasks have ended so far, and what is wrong for longer.
+
+    running: gives how many turns run; None: that is what is at work, where nothing waits for its turn.
+    """
 
     pulse: Pulse
     ended: Callable[[], Mapping[TaskOutcome, int]]
     problem: Callable[[], Awaitable[str | None]]
+    running: Callable[[], int] | None = None
+
+    @property
+    def active(self) -> int:
+        """How many turns run."""
+        return self.pulse.active if self.running is None else self.running()
+
+
+class ErrorRate:
+    """What share of the tasks of the last minutes has failed."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, Mapping[TaskOutcome, int]]] = deque()
+
+    def failed_of(self, ended: Mapping[TaskOutcome, int], now: float) -> tuple[int, int]:
+        """Take note of how tasks have ended until now; return how many of the latest have failed, and of how many."""
+        self._counts.append((now, ended))
+        while len(self._counts) > 1 and self._counts[1][0] <= now - ERROR_WINDOW_S:
+            self._counts.popleft()
+        before = self._counts[0][1]
+        news = {outcome: count - before.get(outcome, 0) for outcome, count in ended.items()}
+        return news.get(TaskOutcome.FAILED, 0), sum(news.values())
 
 
 class PlatformHost:
@@ -156,7 +181,7 @@ class PlatformHost:
         self._mode: DeliveryMode | None = None
         self._switched = anyio.Event()
         self._began = time.monotonic()
-        self._counts: deque[Mapping[TaskOutcome, int]] = deque(maxlen=REMEMBERED_BEATS)
+        self._errors = ErrorRate()
 
     async def run(self) -> None:
         """Go on with what an earlier process has left, and be there until removed or cancelled."""
@@ -225,20 +250,16 @@ class PlatformHost:
         self._pushing.is_on = registered.delivery == "push"
 
     async def _poll(self) -> None:
-        """Read the inbox while the platform delivers there."""
+        """Read the inbox: all of it while the platform delivers there, else the results of our delegations."""
         while True:
             switched = self._switched
-            async with plain_task_group() as reading:
-                if self._mode == "poll":
-                    reading.start_soon(self._inbox.run)
-                await switched.wait()
-                reading.cancel_scope.cancel()
+            await self._inbox.run(switched, only_results=self._mode != "poll")
 
     async def _beat(self) -> None:
         """Say how we are, at least every `heartbeat_s` seconds; register anew where the platform was away."""
         was_away = False
         while True:
-            changed, pause_s = self._vitals.pulse.changed, SHORTEST_BEAT_S
+            changed, active, pause_s = self._vitals.pulse.changed, self._vitals.active, SHORTEST_BEAT_S
             try:
                 if was_away:
                     self._take(await self._ask())
@@ -260,21 +281,23 @@ class PlatformHost:
             await anyio.sleep(pause_s)
             if not was_away:
                 with anyio.move_on_after(self._options.heartbeat_s - pause_s):
-                    await changed.wait()
+                    await self._until_changed(changed, active)
+
+    async def _until_changed(self, changed: anyio.Event, active: int) -> None:
+        """Wait until a message begins or ends, or a turn: between them a message may wait for its turn."""
+        while not changed.is_set() and self._vitals.active == active:
+            with anyio.move_on_after(SHORTEST_BEAT_S):
+                await changed.wait()
 
     def _pause_s(self) -> float:
         return min(self._options.heartbeat_s, 5.0) * random.uniform(0.5, 1.0)
 
     async def _now(self) -> Beat:
-        pulse, ended = self._vitals.pulse, self._vitals.ended()
-        before = self._counts[0] if self._counts else ended
-        self._counts.append(ended)
-        news = {outcome: count - before.get(outcome, 0) for outcome, count in ended.items()}
-        failed, all_ = news.get(TaskOutcome.FAILED, 0), sum(news.values())
+        failed, all_ = self._errors.failed_of(self._vitals.ended(), time.monotonic())
         problem = await self._vitals.problem()
         return Beat(
-            active_tasks=pulse.active,
-            current_task=pulse.current_task,
+            active_tasks=self._vitals.active,
+            current_task=self._vitals.pulse.current_task,
             error_rate=round(failed / all_, 3) if all_ else 0.0,
             sample_error=problem or ("A task has failed; the agent's log says more." if failed else ""),
             uptime_s=int(time.monotonic() - self._began),
@@ -304,8 +327,9 @@ async def on_the_platform(
         inbox = Inbox(api, mail, clerk, options.at_once)
         host = PlatformHost(options, api, vitals, clerk, inbox, pushing, let_in, stop)
         postman.tell(clerk.sent, host.removed)
-        pushing.follow = clerk.follow
+        pushing.follow, pushing.asks_in = clerk.follow, clerk.asks_in
         tasks.start_soon(host.run)
+        tasks.start_soon(forgetting, mail)
         try:
             yield
         finally:

@@ -6,10 +6,11 @@ or the process died, the user's view is looked at first; a peer knows an answer 
 
 import logging
 import random
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, assert_never
 
 import anyio
@@ -18,6 +19,7 @@ from anyio.abc import TaskGroup
 from codex_workspace.inbox_rows import DELEGATION, ECHO, IN_REPLY_TO, message_id_of
 from codex_workspace.mail import Letter, Mail, Route
 from codex_workspace.platform_api import (
+    MAX_PAGE,
     ActivityRow,
     Busy,
     PlatformApi,
@@ -47,6 +49,19 @@ NOT_FOUND_TRIES: Final = 10
 LOOKS: Final = 10
 """How often the user's view is asked for, before an answer that is perhaps there is sent again."""
 
+PEER_PATIENCE_S: Final = 3600.0
+"""A peer that takes nothing for so long gets what is owed to it tried once more, and then no more."""
+
+MAX_WAITING: Final = 100
+"""Answers that wait for one peer; of more, the oldest is given up."""
+
+LOOKED_PAGE: Final = 100
+MAX_LOOKED: Final = 100
+"""Rows of one look back over the activity, and how many looks: a day of much work."""
+
+SENDER_BEFORE_S: Final = 3600.0
+"""A pushed message's row is so much older than our letter at the most; the platform's clock may differ."""
+
 LOOK_BACK_S: Final = 60.0
 """Answers with the same text count as told, if they went out so long before the message came at the most."""
 
@@ -62,6 +77,7 @@ class Postman:
         mail: Mail,
         workers: TaskGroup,
         jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._mail = mail
@@ -70,6 +86,8 @@ class Postman:
         self._sent: Callable[[Letter], None] = lambda _letter: None
         self._removed: Callable[[], None] = lambda: None
         self._queues: dict[str, deque[Letter]] = {}
+        self._clock = clock
+        self._silent_since: dict[str, float] = {}
 
     def tell(self, sent: Callable[[Letter], None], removed: Callable[[], None]) -> None:
         """Have `sent` told of each letter that is over, and `removed` that the workspace is gone."""
@@ -84,6 +102,12 @@ class Postman:
             queue = self._queues[reader] = deque()
             self._workers.start_soon(self._work, reader, queue)
         queue.append(letter)
+        if reader and len(queue) > MAX_WAITING:
+            self._workers.start_soon(self._leave_out, queue.popleft())
+
+    async def _leave_out(self, letter: Letter) -> None:
+        await self._give_up(letter, "too many wait for the same peer")
+        self._sent(letter)
 
     async def _work(self, reader: str, queue: deque[Letter]) -> None:
         try:
@@ -96,7 +120,7 @@ class Postman:
             del self._queues[reader]
 
     async def _deliver(self, letter: Letter) -> bool:
-        """Send an answer until it is out or refused; False where the workspace is gone."""
+        """Send an answer until it is out, or refused, or its peer is silent for long; False where we are gone."""
         tries = looks = 0
         while True:
             is_look = letter.unsure and looks < LOOKS
@@ -109,21 +133,36 @@ class Postman:
                 before = letter.unsure
                 letter = await self._mail.sending(letter, unsure=True)
                 await self._send(letter)
+                self._silent_since.pop(letter.peer, None)
                 break
             except Removed:
                 self._removed()
                 return False
             except (Busy, Unauthorized, Unreachable, Refused) as error:
                 if isinstance(error, Refused) and not self._may_pass(letter, error, tries):
-                    logger.warning("an answer is given up: %s", error)
-                    break
+                    await self._give_up(letter, str(error))
+                    return True
                 if not is_look and not (isinstance(error, Unreachable) and error.maybe_done):
                     # This try has done nothing; the one before may have.
                     letter = await self._mail.sending(letter, unsure=before)
+                if self._is_silent(letter):
+                    await self._give_up(letter, str(error))
+                    return True
                 await self._pause(error, tries)
             tries += 1
         await self._mail.settle(letter)
         return True
+
+    async def _give_up(self, letter: Letter, why: str) -> None:
+        logger.warning("an answer is given up: %s", why)
+        await self._mail.settle(letter)
+
+    def _is_silent(self, letter: Letter) -> bool:
+        """Tell whether a letter's peer has taken nothing for so long that it is not waited for any more."""
+        if letter.route is not Route.PEER:
+            return False
+        now = self._clock()
+        return now - self._silent_since.setdefault(letter.peer, now) >= PEER_PATIENCE_S
 
     def _may_pass(self, letter: Letter, refused: Refused, tries: int) -> bool:
         return letter.route is Route.USER and refused.status == 404 and tries < NOT_FOUND_TRIES
@@ -154,18 +193,44 @@ class Postman:
         if letter.route is not Route.USER:
             return False
         text = words_for(letter)
-        rows = await self._api.activity(limit=100)
-        echoes = [row for row in rows if row.method == ECHO and _is_after(row, letter) and _tells(row, text)]
+        since = instant(letter.created_at) or letter.taken_at - LOOK_BACK_S
+        echoes = await look_back(
+            self._api, lambda row: row.method == ECHO and _is_after(row, letter) and _tells(row, text), since
+        )
         if not echoes:
             return False
         # Others may have been answered in the same words.
         return len(echoes) > await self._mail.told_lately(letter.reply, letter.taken_at - LOOK_BACK_S)
 
 
-async def sender_of(api: PlatformApi, said_id: str) -> ActivityRow | None:
+async def look_back(
+    api: PlatformApi, wanted: Callable[[ActivityRow], bool], since: float, enough: int = MAX_PAGE
+) -> list[ActivityRow]:
+    """Return the newest rows of our activity that are `wanted`, `enough` of them or a few more.
+
+    since: where to end, in seconds since 1970, by the platform's clock.
+    """
+    found: dict[str, ActivityRow] = {}
+    before, limit = None, LOOKED_PAGE
+    for _ in range(MAX_LOOKED):
+        page = await api.page(before=before, limit=limit)
+        found |= {row.id: row for row in reversed(page.rows) if row.id not in found and wanted(row)}
+        oldest = page.rows[0].created_at if page.rows else ""
+        if page.is_last or len(found) >= enough or instant(oldest) < since:
+            break
+        # The next page begins with the moment at which this one ends: it may have more of it.
+        is_stuck = just_after(oldest) == before
+        can_grow = limit < MAX_PAGE and not page.is_cut
+        limit = min(limit * 4, MAX_PAGE) if is_stuck and can_grow else LOOKED_PAGE
+        before = oldest if is_stuck and not can_grow else just_after(oldest)
+    return list(found.values())
+
+
+async def sender_of(api: PlatformApi, letter: Letter) -> ActivityRow | None:
     """Return the platform's row of a message that it has pushed; None where it shows none."""
-    rows = await api.activity(limit=100)
-    return next((row for row in reversed(rows) if message_id_of(row) == said_id), None)
+    since = letter.taken_at - SENDER_BEFORE_S
+    found = await look_back(api, lambda row: message_id_of(row) == letter.said_id, since, 1)
+    return next(iter(found), None)
 
 
 def words_for(letter: Letter) -> str:
@@ -214,5 +279,14 @@ def instant(created_at: str) -> float:
     """Return the platform's text of a time in seconds since 1970, 0 for what is none."""
     try:
         return datetime.fromisoformat(created_at).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
+
+
+def just_after(created_at: str) -> str | None:
+    """Return the platform's time a microsecond later, None for what is no time."""
+    try:
+        moment = datetime.fromisoformat(created_at).astimezone(UTC) + timedelta(microseconds=1)
+    except (ValueError, OverflowError):
+        return None
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

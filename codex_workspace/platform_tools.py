@@ -4,7 +4,6 @@ Work is given by the platform's delegations, which it keeps itself: a handle is 
 that the platform delivers to by `poll` answers by a message of its own later; its delegation tells nothing of that.
 """
 
-import json
 import re
 import uuid
 from collections.abc import Collection, Sequence
@@ -25,6 +24,7 @@ from codex_workspace.platform_api import (
     PlatformPeer,
     Refused,
     Unreachable,
+    is_queued,
     text_of_parts,
     text_of_result,
 )
@@ -132,15 +132,14 @@ class PlatformWork:
         raise ToolRefused("The platform has taken the work without a word on how to ask for it.")
 
     async def _followed(self, handle: Handle, until: float, known: Delegation | None) -> Report:
-        """Wait for the end of work. Meanwhile, and once it was told here, its row in the inbox tells nothing new."""
-        told, report = self._api.told_by_tools, None
-        told.append(handle.task)
+        """Wait for the end of work. Once it was told here, its row in the inbox tells nothing new."""
+        self._api.waited_by_tools.append(handle.task)
         try:
             report = await self._wait(handle, until, known)
+            if report.progress in _ENDS.values():
+                self._api.told_by_tools.append(handle.task)
         finally:
-            is_told = report is not None and report.progress in _ENDS.values()
-            if not is_told and handle.task in told:
-                told.remove(handle.task)
+            self._api.waited_by_tools.remove(handle.task)
         return report
 
     async def _wait(self, handle: Handle, until: float, known: Delegation | None) -> Report:
@@ -296,19 +295,10 @@ def _about(peer: PlatformPeer) -> PeerAbout:
 
 
 def _report(handle: Handle, ended: Delegation) -> Report:
-    if _is_queued(ended.result):
+    if is_queued(ended.result):
         return Report(handle.peer, Progress.WORKING, note=_LATER)
     said = "\n".join(text for text in (ended.result, ended.error) if text)
     return Report(handle.peer, _ENDS[ended.status], said)
-
-
-def _is_queued(result: str) -> bool:
-    """Tell whether a delegation's result is only the platform's word that a polling peer has it in its inbox."""
-    try:
-        said = json.loads(result)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(said, dict) and said.get("status") == "queued"
 
 
 def _exchange(row: ActivityRow) -> Exchange:

@@ -292,7 +292,13 @@ async def _on_platform(
         # Others want places, too.
         at_once=max(1, min(limits.max_waiting_per_context, limits.max_waiting) // 2),
     )
-    vitals = Vitals(pulse, hosted.telemetry.metrics.tasks_ended, hosted.wedged or hosted.store.problem)
+    admission = hosted.admission
+    vitals = Vitals(
+        pulse,
+        hosted.telemetry.metrics.tasks_ended,
+        hosted.wedged or hosted.store.problem,
+        None if admission is None else lambda: admission.running,
+    )
     async with on_the_platform(options, api, hosted.store.mail, app.front, vitals, pushing, let_in, stop):
         yield
 

@@ -35,6 +35,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 
 from codex_workspace.busy import busy
 from codex_workspace.callers import HEADERS
+from codex_workspace.errors import StoreUnavailable
 from codex_workspace.parts import is_text_type, media_type_of
 from codex_workspace.rates import RETRY_STREAM_S, Places, TooMany
 from codex_workspace.tracing import NO_TRACER, REQUEST_SPAN, Kind, Span, Tracer
@@ -260,6 +261,9 @@ def _unforeseen() -> Iterator[None]:
         yield
     except A2AError:
         raise
+    except StoreUnavailable as error:
+        # It passes; whoever comes again later is served.
+        raise InternalError(message=error.public) from error
     except Exception as error:
         logger.exception("a request failed for a reason that nobody foresaw")
         raise InternalError(message=MISTAKE) from error

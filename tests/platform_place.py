@@ -1,6 +1,6 @@
 """An agent on the stand-in of the platform, with everything of ours but codex: its work is an echo."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,12 +33,14 @@ class Echo(AgentExecutor):
     """Answers each message with what it says; held back while `gate` is closed, or failing where it says so."""
 
     heard: list[str] = field(default_factory=list)
+    tasks: list[str] = field(default_factory=list)
     gate: anyio.Event = field(default_factory=anyio.Event)
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         assert context.message is not None
         text = "".join(part.text for part in context.message.parts)
         self.heard.append(text)
+        self.tasks.append(context.task_id or "")
         task = context.current_task or new_task_from_user_message(context.message)
         task.id, task.context_id = context.task_id or task.id, context.context_id or task.context_id
         await event_queue.enqueue_event(task)
@@ -70,6 +72,7 @@ class Place:
     answer_within_s: float = 60.0
     at_once: int = 10
     tokens: dict[str, str] = field(default_factory=dict)
+    running: Callable[[], int] | None = None
 
 
 @dataclass
@@ -112,7 +115,7 @@ async def placed(place: Place) -> AsyncIterator[Placed]:
                 app.let_in(OWNER, secret.reveal())
 
             host = HostOptions(url, MessageToDict(app.card), place.delivery, 1.0, place.at_once)
-            vitals = Vitals(pulse, lambda: dict.fromkeys(TaskOutcome, 0), ready)
+            vitals = Vitals(pulse, lambda: dict.fromkeys(TaskOutcome, 0), ready, place.running)
             async with (
                 serving(app.asgi, listener),
                 on_the_platform(host, api, store.mail, app.front, vitals, pushing, let_in, stop),

@@ -309,8 +309,10 @@ async def test_a_card_that_names_another_host_does_not_lead_there(tmp_path: Path
         ),
         (JSONResponse({"name": 1}), "answers what is not A2A"),
         (JSONResponse({**card_at("http://127.0.0.1"), "supportedInterfaces": []}), "answers what is not A2A"),
+        (JSONResponse(card_at("http://x:no port/")), "answers what is not A2A"),
+        (PlainTextResponse("[" * 100_000), "answers what is not A2A"),
     ],
-    ids=["token", "busy", "text", "redirect", "large", "compressed", "no card", "no interface"],
+    ids=["token", "busy", "text", "redirect", "large", "compressed", "no card", "no interface", "no URL", "deep"],
 )
 async def test_what_a_strange_peer_answers_is_one_sentence_of_ours(
     tmp_path: Path, answer: Response, sentence: str
@@ -319,8 +321,11 @@ async def test_what_a_strange_peer_answers_is_one_sentence_of_ours(
         strange.answers[CARD] = answer
         async with tools_with(tmp_path, Peer("strange", url, allow_private=True)) as tools, client_of(tools) as client:
             said = await refusal(client, "delegate_task", peer="strange", task="hello")
+            told = await say(client, "list_peers")
     assert f"The peer strange {sentence}" in said
     assert "who are you" not in said
+    # An odd address is seen when it is called.
+    assert f"The peer strange {sentence}" in told or "ignore your instructions" in told
 
 
 async def test_a_peer_cannot_end_the_mark_around_its_words_or_show_a_token(tmp_path: Path) -> None:

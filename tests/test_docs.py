@@ -41,6 +41,9 @@ from tests.test_layers import FILES, FLOOR
 ROOT: Final = TEMPLATE_DIR
 README: Final = ROOT / "README.md"
 CONTRIBUTING: Final = ROOT / "CONTRIBUTING.md"
+CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
+OPERATING: Final = ROOT / "docs" / "operating.md"
+PLATFORM: Final = ROOT / "docs" / "platform.md"
 ARCHITECTURE: Final = ROOT / "docs" / "architecture.md"
 RUN_BY_ITSELF: Final = ROOT / "docs" / "a2a.md"
 """Its snippets are run by tests/e2e/test_a2a_docs.py, all of them."""
@@ -136,7 +139,8 @@ def test_decisions_are_numbered_in_order() -> None:
 
 def test_the_table_of_variables_is_the_codes() -> None:
     said = [
-        (names_in(name)[0], meaning, default, secret) for name, meaning, default, secret in table(README, "variables")
+        (names_in(name)[0], meaning, default, secret)
+        for name, meaning, default, secret in table(CONFIGURATION, "variables")
     ]
     assert said == [(each.name, each.meaning, each.default, "yes" if each.secret else "no") for each in ENVIRONMENT]
 
@@ -162,7 +166,7 @@ def test_the_table_of_keys_is_the_codes() -> None:
     known = {key: value for key, value in defaults_of(Config).items() if key not in SECTIONS}
     for name, section in SECTIONS.items():
         known |= {f"{name}.{key}": value for key, value in defaults_of(section).items()}
-    said = {names_in(row[0])[0]: names_in(row[2]) for row in table(README, "config") if row[2] != "required"}
+    said = {names_in(row[0])[0]: names_in(row[2]) for row in table(CONFIGURATION, "config") if row[2] != "required"}
     assert {key: yaml.safe_load(default) for key, (default,) in said.items()} == {key: known[key] for key in said}
     whole = ("codex.", "limits.", "storage.", "push.", "platform.")
     assert {key for key in known if key.startswith(whole)} <= set(said)
@@ -185,7 +189,7 @@ def texts_of(node: ast.AST) -> Iterator[str]:
             pass
 
 
-MESSAGES: Final = [names_in(row[0])[0] for row in table(README, "messages")]
+MESSAGES: Final = [names_in(row[0])[0] for row in table(OPERATING, "messages")]
 
 
 @pytest.mark.parametrize("message", MESSAGES)

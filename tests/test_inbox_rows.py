@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from codex_workspace.inbox_rows import Incoming, Skipped, read_row
+from codex_workspace.letters import letter_of
 from codex_workspace.mail import Route
 from codex_workspace.platform_api import ActivityRow, Token, open_platform_api
 from codex_workspace.stand_in_delivery import result_row
@@ -60,6 +61,11 @@ ROWS: list[tuple[str, NewRow, str | None]] = [
     ),
     ("summary", NewRow(ME, method="message/send", summary="only a summary"), "only a summary"),
     ("result", result_row(ME, PEER, "work-1", "it is done"), "it is done"),
+    (
+        "result of who polls",
+        result_row(ME, PEER, "work-2", '{"status": "queued", "delivery_mode": "poll", "method": "message/send"}'),
+        None,
+    ),
 ]
 
 
@@ -113,6 +119,37 @@ def test_a_message_without_a_usable_id_is_known_by_its_row(said_id: str) -> None
     found = read_row(message(said_id, SAID), ME)
     assert isinstance(found, Incoming)
     assert found.message_id == "row-1"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"metadata": {"a": 10**400}},
+        {"metadata": {"a": float("inf")}},
+        {"metadata": {"\ud800": "\ud800", "delegation_id": "\ud800"}},
+        {"metadata": {"in_reply_to": {"a": 1}}},
+        {"messageId": "\ud800"},
+        {"messageId": "\x00"},
+        {"contextId": "\ud800"},
+        {"parts": [{"kind": "data", "data": {"a": 10**400}}, {"kind": "text", "text": "x"}]},
+        {
+            "parts": [
+                {"kind": ["text"]},
+                {"kind": "file", "file": {"uri": "http://\ud800"}},
+                {"kind": "text", "text": "x"},
+            ]
+        },
+    ],
+)
+@pytest.mark.parametrize("method", ["message/send", "delegate_result"])
+def test_a_peers_odd_words_make_a_letter(odd: dict[str, JsonValue], method: str) -> None:
+    said: JsonObject = {"messageId": "m-1", "parts": SAID, **odd}
+    row = ActivityRow("row-1", "2026-05-01T00:00:00Z", method, PEER, request={"params": {"message": said}})
+    found = read_row(row, ME)
+    assert isinstance(found, Incoming)
+    letter = letter_of(row.id, row.created_at, found)
+    for text in (letter.message_id, letter.said_id, letter.delegation_id):
+        assert text.isprintable()
 
 
 def test_parts_of_all_kinds_are_taken_and_what_is_none_is_left_out() -> None:

@@ -12,9 +12,12 @@ from a2a.types import Message, Part, Role, SendMessageRequest
 
 from codex_workspace.callers import Caller
 from codex_workspace.card import agent_card
+from codex_workspace.deliveries import Deliveries, Delivery, Key
+from codex_workspace.errors import StoreUnavailable
 from codex_workspace.guards import PRINCIPAL
 from codex_workspace.handler import OnceHandler
 from codex_workspace.late_answers import LateAnswers, answering_later
+from codex_workspace.letters import SENT_APART, STILL_AT_WORK
 from codex_workspace.mail import Mail
 from codex_workspace.platform_api import Token, open_platform_api
 from codex_workspace.platform_stand_in import StandIn, message_of, running_stand_in
@@ -95,6 +98,28 @@ async def test_the_user_gets_it_and_so_they_do_where_nobody_knows_who_asked(tmp_
         assert own.platform.notifications(ME) == ["You said: hello"]
 
 
+async def test_a_database_that_fails_for_a_moment_takes_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = 0
+    find = Deliveries.find
+
+    async def no_find(self: Deliveries, key: Key, digest: bytes) -> Delivery | None:
+        nonlocal failed
+        if failed < 2:
+            failed += 1
+            raise StoreUnavailable("out of reach")
+        return await find(self, key, digest)
+
+    async with place(tmp_path) as own:
+        await own.ask()
+        own.tell_who_asked(None)
+        monkeypatch.setattr(Deliveries, "find", no_find)
+        await own.later.owe(ASKED, PRINCIPAL)
+        await own.platform.until(lambda: own.platform.notifications(ME) == ["You said: hello"])
+    assert failed == 2
+
+
 async def test_what_the_agent_has_said_to_itself_is_answered_to_nobody(tmp_path: Path) -> None:
     async with place(tmp_path) as own:
         own.tell_who_asked(ME)
@@ -104,3 +129,18 @@ async def test_what_the_agent_has_said_to_itself_is_answered_to_nobody(tmp_path:
             await anyio.sleep(0.01)
         assert own.platform.notifications(ME) == []
         assert all(asked.method == "GET" for asked in own.platform.requests)
+
+
+async def test_a_message_that_comes_again_gets_a_word_and_not_the_answer_once_more(tmp_path: Path) -> None:
+    async with place(tmp_path) as own:
+        assert await own.later.word(ASKED, PRINCIPAL) is None
+        await own.ask()
+        await own.later.owe(ASKED, PRINCIPAL)
+        own.tell_who_asked(None)
+        await own.platform.until(lambda: bool(own.platform.notifications(ME)))
+        assert await own.later.word(ASKED, PRINCIPAL) in (STILL_AT_WORK, SENT_APART)
+        assert await own.later.word(ASKED, "another") is None
+        while await own.mail.unfinished():
+            await anyio.sleep(0.01)
+        assert await own.later.word(ASKED, PRINCIPAL) == SENT_APART
+        assert own.platform.notifications(ME) == ["You said: hello"]

@@ -39,7 +39,7 @@ LAYERS = [
     {"job", "wishes"},
     {"talks"},
     {"conversation", "exec_turn"},
-    {"exec_record", "handler", "recovery", "streams", "supply", "turn"},
+    {"asked", "exec_record", "handler", "recovery", "streams", "supply", "turn"},
     {"push", "sandbox"},
     {"exec_lines"},
     {"agent_stream"},
@@ -131,6 +131,7 @@ KNOWS = {
         *(
             "adapter",
             "answered",
+            "asked",
             "busy",
             "callers",
             "card",

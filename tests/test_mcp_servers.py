@@ -12,7 +12,7 @@ from codex_workspace.errors import ConfigError
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.providers import choose_provider
 from codex_workspace.settings import TEMPLATE_DIR, Settings, load_settings
-from tests.test_docs import README, the_snippet
+from tests.test_docs import CONFIGURATION, the_snippet
 
 TOKEN = "token-0123456789"
 PROGRAM = {"name": "srv", "command": "serve"}
@@ -132,13 +132,13 @@ def test_processes_of_all_threads_are_bounded(tmp_path: Path) -> None:
 
 
 def examples() -> list[object]:
-    """What README and config.yaml show of the servers."""
+    """What CONFIGURATION and config.yaml show of the servers."""
     commented = (TEMPLATE_DIR / "config.yaml").read_text().partition("\n# mcp_servers:\n")[2].partition("\n\n")[0]
     shown = "\n".join(["mcp_servers:", *(line.removeprefix("# ") for line in commented.splitlines())])
-    return [yaml.safe_load(text)["mcp_servers"] for text in (the_snippet(README, "mcp_servers"), shown)]
+    return [yaml.safe_load(text)["mcp_servers"] for text in (the_snippet(CONFIGURATION, "mcp_servers"), shown)]
 
 
-@pytest.mark.parametrize("servers", examples(), ids=["README", "config.yaml"])
+@pytest.mark.parametrize("servers", examples(), ids=["CONFIGURATION", "config.yaml"])
 def test_what_the_documents_show_is_taken(tmp_path: Path, servers: list[object]) -> None:
     settings = load(tmp_path, *servers, TICKETS_TOKEN=TOKEN, DOCS_TOKEN="d", TEAM="t")
     assert [server.name for server in settings.mcp.servers] == ["tickets", "docs"]

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 
@@ -175,6 +176,73 @@ async def test_an_error_of_the_other_agent_is_none_of_the_platforms(token: Token
     async with api_to(far, token) as api:
         with pytest.raises(Refused, match="agent not configured"):
             await api.send("b", "hello", "m1")
+
+
+@pytest.mark.parametrize(("status", "error"), [(410, Refused), (404, Refused), (401, Unreachable), (500, Unreachable)])
+async def test_another_agents_status_is_not_the_platforms(
+    token: Token, status: int, error: type[PlatformError]
+) -> None:
+    token.keep(Secret("good"))
+    far = Far([httpx.Response(status, json={"error": "gone"}), httpx.Response(200, json=[])])
+    async with api_to(far, token) as api:
+        with pytest.raises(error):
+            await api.send("another", "hello", "m-1")
+    assert token.current == Secret("good")
+
+
+async def test_a_rotated_token_is_found_when_another_agent_is_spoken_to(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("old")
+    token = Token(tmp_path / "token")
+    (tmp_path / "token").write_text("new")
+    refused = httpx.Response(401, json={"error": "invalid workspace auth token"})
+    queued = httpx.Response(200, json={"status": "queued"})
+    far = Far([refused, refused, httpx.Response(200, json=[]), queued])
+    async with api_to(far, token) as api:
+        assert (await api.send("another", "hello", "m-1")).queued
+    assert [each.headers["authorization"] for each in far.seen][-1] == "Bearer new"
+
+
+async def test_a_cursor_that_was_not_named_cannot_be_lost(token: Token) -> None:
+    async with api_to(Far([httpx.Response(410, json={"error": "gone"})]), token) as api:
+        with pytest.raises(Unreachable):
+            await api.activity()
+
+
+async def test_no_row_makes_a_page_unreadable(token: Token) -> None:
+    deep = "[" * 5000 + "]" * 5000
+    page = f'[{{"id": "a", "request_body": {{"x": {deep}, "y": "{{[", "z": 7}}}}, {{"id": "b", "summary": "c",'
+    page += f' "request_body": {{"n": {"9" * 5000}, "m": "\\""}}}}]'
+    async with api_to(Far([httpx.Response(200, content=page.encode())]), token) as api:
+        second, first = await api.activity()
+    assert first.request is not None
+    assert (first.request["y"], first.request["z"]) == ("{[", 7)
+    assert (second.summary, second.request) == ("c", {"n": "9" * 5000, "m": '"'})
+
+
+async def test_a_page_that_is_too_large_is_read_in_smaller_ones(token: Token) -> None:
+    large = httpx.Response(200, content=b"x" * (MAX_BODY_BYTES + 1))
+    far = Far([large, large, httpx.Response(200, json=[{"id": "a"}])])
+    async with api_to(far, token) as api:
+        page = await api.page(limit=5)
+    assert ([row.id for row in page.rows], page.limit, page.is_cut, page.is_last) == (["a"], 1, True, False)
+
+
+class Drip(httpx.AsyncByteStream):
+    """An answer that comes byte by byte, and never to its end."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            await anyio.sleep(0.01)
+            yield b" "
+
+
+async def test_an_answer_that_comes_byte_by_byte_is_waited_for_so_long(
+    token: Token, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codex_workspace.platform_api.CONNECT_S", 0.1)
+    async with api_to(Far([httpx.Response(200, stream=Drip())]), token) as api:
+        with anyio.fail_after(5), pytest.raises(Unreachable):
+            await api.send("another", "hello", "m-1", timeout_s=0.1)
 
 
 async def test_an_answer_that_is_too_large_is_not_read(token: Token) -> None:

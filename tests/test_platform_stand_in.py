@@ -37,7 +37,7 @@ from codex_workspace.server import bind, serving
 from codex_workspace.stand_in_faults import Fault, Faults, read_faults
 from codex_workspace.stand_in_store import NewRow
 from codex_workspace.wire import JsonObject
-from tests.test_docs import README, path_with_curl, the_snippet
+from tests.test_docs import PLATFORM, path_with_curl, the_snippet
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -176,10 +176,13 @@ async def test_siblings_and_those_above_and_below_may_talk(tmp_path: Path) -> No
         platform.add_workspace(BOB, "bob's", "poll", name="bob", role="reviewer", parent_id=ADA)
         platform.add_workspace(carol, "carol's", "poll", name="carol")
         assert {peer.name for peer in await api.peers()} == {"bob", "carol"}
-        assert (await api.discover(BOB)).name == "bob"
+        headers = {"Authorization": "Bearer bob's", "X-Workspace-ID": BOB}
+        async with httpx.AsyncClient(base_url=platform.url, headers=headers) as http:
+            assert (await http.get(f"/registry/discover/{ADA}")).status_code == 200
+            assert (await http.get(f"/registry/discover/{carol}")).status_code == 403
         async with api_of(platform, BOB, "bob's") as of_bob:
             assert [peer.id for peer in await of_bob.peers()] == [ADA]
-            for refused in (of_bob.discover(carol), of_bob.send(carol, "hello", "m1"), of_bob.delegate(carol, "work")):
+            for refused in (of_bob.send(carol, "hello", "m1"), of_bob.delegate(carol, "work")):
                 with pytest.raises(Refused) as raised:
                     await refused
                 assert raised.value.status == 403
@@ -239,7 +242,11 @@ async def test_what_is_not_listed(query: dict[str, str]) -> None:
 async def test_the_rows_that_are_no_work() -> None:
     async with running_stand_in() as platform, workspace(platform) as api:
         await api.notify("hello")
-        await api.post_activity("a2a_receive", "delegated", {"task": "review"})
+        async with httpx.AsyncClient(headers={"Authorization": "Bearer ada's"}) as http:
+            row = {"activity_type": "a2a_receive", "summary": "delegated", "source_id": ADA}
+            body = {**row, "request_body": {"task": "review"}}
+            answer = await http.post(f"{platform.url}/workspaces/{ADA}/activity", json=body)
+            assert answer.status_code == 200
         file_id = platform.upload(ADA, "a.txt", b"content")
         await platform.peer_message(ADA, ADA, "wake up")
         notified, reported, upload, prompt = await api.activity()
@@ -570,7 +577,7 @@ def _queue_id(body: object) -> str:
 
 async def test_what_the_readme_says_shows_the_user_what_agents_say(tmp_path: Path) -> None:
     here = {".venv/bin/python": sys.executable, "--port 8080": f"--port 0 --file {tmp_path / 'p.db'}"}
-    command = the_snippet(README, "platform").replace("\n", "")
+    command = the_snippet(PLATFORM, "platform").replace("\n", "")
     for told, meant in here.items():
         command = command.replace(told, meant)
     env = os.environ | {"PATH": path_with_curl(tmp_path)}
@@ -578,7 +585,7 @@ async def test_what_the_readme_says_shows_the_user_what_agents_say(tmp_path: Pat
         assert process.stdout is not None
         lines = BufferedByteReceiveStream(process.stdout)
         url = (await lines.receive_until(b"\n", 1000)).decode().removeprefix("platform at ")
-        canvas = the_snippet(README, "canvas").replace("http://127.0.0.1:8080", url)
+        canvas = the_snippet(PLATFORM, "canvas").replace("http://127.0.0.1:8080", url)
         workspace_id = canvas.partition("/workspaces/")[2].partition("/")[0]
         async with open_platform_api(url, workspace_id, Token(tmp_path / "token")) as api:
             assert (await api.register({"name": "ada"}, "", None)).delivery == "poll"

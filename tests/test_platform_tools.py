@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -169,6 +170,22 @@ async def test_a_handle_is_good_for_whoever_asks_later() -> None:
         platform.answers[f"GET /workspaces/{ME}/delegations"] = [429]
         report = await work.check(Handle(ADA, "d-1"), 0)
         assert (report.progress, report.handle) == (Progress.UNREACHABLE, Handle(ADA, "d-1"))
+
+
+async def test_work_counts_as_told_when_a_tool_has_told_its_end_and_not_before() -> None:
+    platform = Platform()
+    platform.answers[f"GET /workspaces/{ME}/delegations"] = [[row("in_progress")]]
+    async with api_of(platform) as api:
+        work = PlatformWork(api)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work.check, Handle(ADA, "d-1"), 60)
+            while not api.waited_by_tools:
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+        assert (api.waited_by_tools, list(api.told_by_tools)) == ([], [])
+        platform.answers[f"GET /workspaces/{ME}/delegations"] = [[row("completed", result="Good.")]]
+        await work.check(Handle(ADA, "d-1"), 0)
+        assert (api.waited_by_tools, list(api.told_by_tools)) == ([], ["d-1"])
 
 
 async def test_nobody_is_given_work_whom_the_platform_does_not_list() -> None:

@@ -9,7 +9,7 @@ from codex_workspace.errors import ConfigError
 from codex_workspace.schema import Place
 from codex_workspace.settings import load_settings
 from codex_workspace.skills import OURS, Skill, link_skills, read_skills
-from tests.test_docs import README, the_snippet
+from tests.test_docs import CONFIGURATION, the_snippet
 
 PLACE = Place("config.yaml").at("skills")
 GOOD = "---\nname: notes\ndescription: Writes notes\n---\n\nWrite them.\n"
@@ -45,7 +45,7 @@ def test_what_codex_takes_is_taken(tmp_path: Path, text: str, name: str, descrip
 
 
 def test_the_readme_s_example_is_taken(tmp_path: Path) -> None:
-    write(tmp_path, "s", the_snippet(README, "SKILL.md"))
+    write(tmp_path, "s", the_snippet(CONFIGURATION, "SKILL.md"))
     assert [skill.name for skill in read_skills(["s"], tmp_path, PLACE)] == ["release-notes"]
 
 

@@ -272,15 +272,15 @@ async def test_a_peer_gets_its_late_answer_as_a_message_that_says_what_it_answer
             stand_in.add_workspace("w-1", "token-of-w-1", url=agent.url)
             stand_in.add_workspace("w-2", "token-of-w-2", "poll")
             outcome = await stand_in.peer_message(
-                "w-2", "w-1", script({"chunks": 20, "delay_ms": 100}), "m-6", {"delegation_id": "d-1"}
+                "w-2", "w-1", script({"chunks": 20, "delay_ms": 100}), "m-6", {"delegation_id": "m-6"}
             )
             assert STILL_AT_WORK in json.dumps(outcome.body)
             with anyio.fail_after(20):
                 await stand_in.until(lambda: bool(stand_in.activity("w-2")))
             (row,) = stand_in.activity("w-2")
             sent = json.dumps(row)
-            assert "m-6" in sent
-            assert "d-1" in sent
+            assert '"in_reply_to": "m-6"' in sent
+            assert '"delegation_id": "m-6"' in sent
             assert row["source_id"] == "w-1"
             assert stand_in.notifications("w-1") == []
 
