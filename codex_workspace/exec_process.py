@@ -48,7 +48,7 @@ from codex_workspace.exec_arguments import (
     check,
     overrides,
 )
-from codex_workspace.exec_lines import ExecLines
+from codex_workspace.exec_lines import NO_SESSION, ExecLines
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.processes import end_kin, end_marked, kin_of, sweep
@@ -279,7 +279,7 @@ class ExecRun(Generic[E]):
             self._take(line)
         if self._began_another():
             await self._finish(
-                TurnFailure(f"codex has no session {self._resumes}, and began another", "sessionNotFound", None, None)
+                TurnFailure(f"codex has no session {self._resumes}, and began another", NO_SESSION, None, None)
             )
 
     async def _receive(self) -> bytes | None:
