@@ -486,6 +486,7 @@ class CodexExec:
         process, stdin, stdout, stderr = spawn(launch, self._command(options, files, version, mark), mark)
         used_before = self._used_before(options.resume) if version >= TELLS_SESSIONS else NONE_USED
         lines = reads(used_before)
+        told_before = lines.session_usage
         run = ExecRun(process, stdout, lines, self._limits, mark, options.resume, launch.max_line_bytes, begun)
         try:
             async with plain_task_group() as tasks:
@@ -498,7 +499,7 @@ class CodexExec:
                     await run.end()
                     tasks.cancel_scope.cancel()
         finally:
-            self._remember(run, used_before)
+            self._remember(run, told_before)
             with anyio.CancelScope(shield=True):
                 for stream in (stdin, stdout, stderr):
                     await stream.aclose()
@@ -514,12 +515,12 @@ class CodexExec:
     def _used_before(self, session_id: str | None) -> TokenCount | None:
         return NONE_USED if session_id is None else self._used.get(session_id.lower())
 
-    def _remember(self, run: ExecRun[E], used_before: TokenCount | None) -> None:
+    def _remember(self, run: ExecRun[E], told_before: TokenCount | None) -> None:
         """Note the session's tokens. A run that was stopped has told none, so that nobody knows them any more."""
         if run.session_id is None:
             return
         self._used.pop(run.session_id, None)
-        if run.session_usage is not None and run.session_usage != used_before:
+        if run.session_usage is not None and run.session_usage != told_before:
             self._used[run.session_id] = run.session_usage
             if len(self._used) > MAX_SESSIONS:
                 self._used.popitem(last=False)
