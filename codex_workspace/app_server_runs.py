@@ -124,8 +124,10 @@ class AppServerRuns:
         check(options)
         if not prompt.strip():
             raise InputRefused("The message has no text.")
-        async with self._alone(options.resume), self._connect() as codex:
+        async with self._alone(options.resume) as lock, self._connect() as codex:
             thread_id = await self._load_thread(codex, options)
+            # From now on a new thread can be resumed too.
+            self._busy.setdefault(thread_id.lower(), lock)
             names = [server.name for server in self._servers.servers]
             await codex.servers.settled(thread_id, names, self._servers.patience_s)
             # Listen before asking: the turn's first notification can come ahead of the answer.
@@ -143,12 +145,12 @@ class AppServerRuns:
                         await turn.abandon()
 
     @asynccontextmanager
-    async def _alone(self, thread_id: str | None) -> AsyncIterator[None]:
-        if thread_id is None:
-            yield
-            return
-        async with self._busy.setdefault(thread_id.lower(), anyio.Lock()):
-            yield
+    async def _alone(self, thread_id: str | None) -> AsyncIterator[anyio.Lock]:
+        lock = anyio.Lock()
+        if thread_id is not None:
+            lock = self._busy.setdefault(thread_id.lower(), lock)
+        async with lock:
+            yield lock
 
     async def _load_thread(self, codex: Codex, options: ExecOptions) -> str:
         told: JsonObject = {"approvalPolicy": "never", "config": self._config(options), **_of_thread(options)}

@@ -39,6 +39,8 @@ STREAM_MAX_RETRIES = 2
 _TOP_BEGIN = "# Set by codex-workspace at every start; to change these, change config.yaml."
 _TOP_END = "# End of what codex-workspace set."
 _TABLE_MARK = "# Set by codex-workspace at every start."
+_LENT_BEGIN = "# Set while a run of codex-workspace lasts, and gone after it."
+_LENT_MARK = "# Set while a run of codex-workspace lasts."
 _BOM = "\ufeff"
 
 
@@ -119,8 +121,10 @@ def _provider_table(provider: ChosenProvider) -> dict[KeyPath, TomlValue]:
 # ── Merge ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def merge(text: str, managed: Managed, file: str = CONFIG_NAME) -> tuple[str, Record]:
+def merge(text: str, managed: Managed, file: str = CONFIG_NAME, *, lends: bool = False) -> tuple[str, Record]:
     """`text` with `managed` in it, and the record for `unmerge`. `file` names it in errors.
+
+    `lends` says in the text that they stand there for a while only.
 
     Raises:
         ConfigError: `text` is not TOML, or gives one of our keys another shape (a table for a value, or the reverse).
@@ -128,7 +132,7 @@ def merge(text: str, managed: Managed, file: str = CONFIG_NAME) -> tuple[str, Re
     check_toml(text, file)
     if not managed:
         return text, Record()
-    edit = _Edit(text, file)
+    edit = _Edit(text, file, lends=lends)
     missing = [path for path, value in managed.items() if not edit.replace(path, value)]
     for table in dict.fromkeys(path[:-1] for path in missing if len(path) > 1):
         # Backwards, as each goes in right behind the table's first line: so they end up in `managed`'s order.
@@ -169,6 +173,7 @@ class _Edit:
     replaced: list[Replaced] = field(default_factory=list)
     tables: list[KeyPath] = field(default_factory=list)
     top_marks: bool = False
+    lends: bool = False
 
     def __post_init__(self) -> None:
         self.bom, self.text = _split_bom(self.text)
@@ -206,7 +211,7 @@ class _Edit:
                     return
         table = path[:-1]
         self.tables.append(table)
-        head = self.newline.join((_TABLE_MARK, f"[{_spell_key(table)}]", ""))
+        head = self.newline.join((_LENT_MARK if self.lends else _TABLE_MARK, f"[{_spell_key(table)}]", ""))
         self.text += head
         self._insert_line(len(self.text), path[-1:], path, value)
 
@@ -237,7 +242,8 @@ class _Edit:
         self.top_marks = True
         lines = [f"{_spell_key(path)} = {_spell(value)}" for path, value in values.items()]
         self.inserted += [Inserted(path, line) for path, line in zip(values, lines, strict=True)]
-        self._put(0, 0, self.newline.join((_TOP_BEGIN, *lines, _TOP_END, "")))
+        begin = _LENT_BEGIN if self.lends else _TOP_BEGIN
+        self._put(0, 0, self.newline.join((begin, *lines, _TOP_END, "")))
 
     def _insert_line(self, at: int, key: KeyPath, path: KeyPath, value: TomlValue) -> None:
         line = f"{_spell_key(key)} = {_spell(value)}"
@@ -292,7 +298,7 @@ def unmerge(text: str, record: Record, file: str = CONFIG_NAME) -> str:
     for table in record.tables:
         text = _take_table(text, table)
     if record.top_marks:
-        text = _take_comment(_take_comment(text, _TOP_BEGIN), _TOP_END)
+        text = _take_comment(_take_comment(text, _TOP_BEGIN, _LENT_BEGIN), _TOP_END)
     if record.ended_with is not None and text.endswith("\n"):
         stripped = text[:-2] if text.endswith("\r\n") else text[:-1]
         text = stripped if stripped.rpartition("\n")[2] == record.ended_with else text
@@ -338,18 +344,19 @@ def _take_table(text: str, table: KeyPath) -> str:
         following = next((each for each in pieces[index + 1 :] if not isinstance(each, Comment)), None)
         if not isinstance(following, Pair):
             text = text[: piece.start] + text[piece.end :]
-        mark = next((each for each in reversed(pieces[:index]) if _is_comment(text, each, _TABLE_MARK)), None)
+        marks = (_TABLE_MARK, _LENT_MARK)
+        mark = next((each for each in reversed(pieces[:index]) if _is_comment(text, each, *marks)), None)
         return text[: mark.start] + text[mark.end :] if mark else text
     return text
 
 
-def _take_comment(text: str, line: str) -> str:
-    found = next((piece for piece in scan(text) if _is_comment(text, piece, line)), None)
+def _take_comment(text: str, *lines: str) -> str:
+    found = next((piece for piece in scan(text) if _is_comment(text, piece, *lines)), None)
     return text[: found.start] + text[found.end :] if found else text
 
 
-def _is_comment(text: str, piece: Piece, line: str) -> bool:
-    return isinstance(piece, Comment) and text[piece.start : piece.end].rstrip("\r\n") == line
+def _is_comment(text: str, piece: Piece, *lines: str) -> bool:
+    return isinstance(piece, Comment) and text[piece.start : piece.end].rstrip("\r\n") in lines
 
 
 # ── Files ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -81,8 +81,8 @@ def check(options: ExecOptions) -> None:
     """Refuse what codex would misread.
 
     Raises:
-        InputRefused: the session's id is none, two options contradict each other, or a setting's path cannot be said
-            on a command line.
+        InputRefused: the session's id is none, two options contradict each other, or a model, a path or that of a
+            setting cannot be said on a command line.
     """
     if options.resume is not None and not _SESSION.fullmatch(options.resume):
         raise InputRefused("The id of the session to resume is no UUID.")
@@ -92,6 +92,9 @@ def check(options: ExecOptions) -> None:
         if not path or not all(_BARE_KEY.fullmatch(key) for key in path):
             # Codex cuts the path at its dots, whatever is quoted.
             raise InputRefused(f"The setting {'.'.join(path)!r} cannot be given on codex's command line.")
+    paths = (options.cwd, *options.writable, *options.images)
+    if any("\0" in str(each) for each in (options.model, *paths)):
+        raise InputRefused("A model or a path with a NUL cannot be given on codex's command line.")
 
 
 def arguments(options: ExecOptions, files: LaidDown, version: Version) -> list[str]:

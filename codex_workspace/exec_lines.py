@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from codex_workspace.wire import JsonObject
 
 
+NO_SESSION: Final = "sessionNotFound"
+"""The kind of failure of a run whose session there is not."""
+
+
 class ExecLines:
     """Takes the lines of one run and gives its events; a further run needs another one. No method raises.
 
@@ -69,6 +73,9 @@ class ExecLines:
             failure: why the run was given up, such as TurnFailure("…", "watchdogTimeout", None, None).
             stopped: whether the caller wanted no more of it.
         """
+        if failure is not None and failure.kind == NO_SESSION:
+            # What codex has begun instead is nothing that anybody asked for.
+            self._stream.session_id = None
         extra = {key: value for kept in self._kept.values() for key, value in kept.items()}
         if self.ended or failure is not None or stopped:
             return self._stream.end(failure, stopped=stopped, extra=extra)

@@ -48,11 +48,11 @@ from codex_workspace.exec_arguments import (
     check,
     overrides,
 )
-from codex_workspace.exec_lines import ExecLines
+from codex_workspace.exec_lines import NO_SESSION, ExecLines
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.processes import end_kin, end_marked, kin_of, sweep
-from codex_workspace.shared_config import Lease, borrow, give_back
+from codex_workspace.shared_config import Lease, borrow, give_back, recover
 from codex_workspace.toml_text import KeyPath, TomlValue
 from codex_workspace.wire import MAX_INPUT_CHARS, LineSplitter, Skipped
 
@@ -87,6 +87,9 @@ EXEC_OVERRIDES: Final[Mapping[str, str]] = LAUNCH_OVERRIDES | {
 
 TAKES_EPHEMERAL: Final[Version] = (0, 101, 0)
 """From here on codex is known to take the setting of the name below as we say it; 0.72 does not start with it."""
+
+TELLS_SESSIONS: Final[Version] = (0, 101, 0)
+"""From here on the tokens at a turn's end are those of the whole session; 0.72 tells the run's."""
 
 EPHEMERAL: Final = "cli_auth_credentials_store"
 
@@ -158,6 +161,7 @@ class ExecRun(Generic[E]):
         mark: str,
         resumes: str | None,
         max_line_bytes: int,
+        begun: Callable[[str], object],
     ) -> None:
         self._process = process
         self._stdout = stdout
@@ -166,6 +170,7 @@ class ExecRun(Generic[E]):
         self._mark = mark
         self._resumes = resumes
         self._splitter = LineSplitter(max_line_bytes)
+        self._begun: Callable[[str], object] = begun
         self._events: deque[E] = deque()
         self._silent_from = anyio.current_time()
         self._waiting: anyio.CancelScope | None = None
@@ -274,7 +279,7 @@ class ExecRun(Generic[E]):
             self._take(line)
         if self._began_another():
             await self._finish(
-                TurnFailure(f"codex has no session {self._resumes}, and began another", "sessionNotFound", None, None)
+                TurnFailure(f"codex has no session {self._resumes}, and began another", NO_SESSION, None, None)
             )
 
     async def _receive(self) -> bytes | None:
@@ -310,6 +315,8 @@ class ExecRun(Generic[E]):
             logger.error("skipped a line of %d bytes from codex: over the bound of one line", line.bytes)
             return
         self._events += self._lines.feed(line)
+        if self._lines.thread_id is not None:
+            self._begun(self._lines.thread_id)
 
     async def _leave(self) -> None:
         """Take the run's end as codex's own, or the caller's."""
@@ -324,10 +331,19 @@ class ExecRun(Generic[E]):
     async def _finish(self, failure: TurnFailure | None = None, *, stopped: bool = False) -> None:
         has_left = self._process.exit_code is not None
         await self.end()
+        if stopped:
+            await self._read_what_is_left()
         self._is_over = True
         if failure is None and has_left and not stopped and not self._lines.ended and not self._lines.erred:
             failure = self._crash()
         self._events += self._lines.finish(self._process.exit_code, failure, stopped=stopped)
+
+    async def _read_what_is_left(self) -> None:
+        """Take what codex has written before its end."""
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError), anyio.move_on_after(LOOK_S, shield=True):
+            while True:
+                for line in self._splitter.feed(await self._stdout.receive()):
+                    self._take(line)
 
     def _crash(self) -> TurnFailure | None:
         """Return why codex has left, by its exit code and what it wrote last; None where it says no ends at all."""
@@ -418,9 +434,9 @@ class CodexExec:
         with tempfile.TemporaryDirectory(prefix="codex-exec-") as folder:
             files = await anyio.to_thread.run_sync(_lay_down, options, Path(folder))
             async with (
-                self._session(options.resume),
+                self._session(options.resume) as begun,
                 _lent(self._launch.codex_home / CONFIG_NAME, lent),
-                self._opened(prompt, options, files, version, reads, handed) as run,
+                self._opened(prompt, options, files, version, reads, handed, begun) as run,
             ):
                 yield run
 
@@ -429,21 +445,26 @@ class CodexExec:
 
         Raises:
             CodexCannotStart: there is no such binary, it does not say its version, or it is too old.
+            ConfigError: settings that a killed run has left in config.toml cannot be taken out of it.
         """
         async with self._asking:
             if self._version is None:
+                # A run that was killed with its process may have left its settings there.
+                await anyio.to_thread.run_sync(recover, self._launch.codex_home / CONFIG_NAME)
                 self._version = await _ask_version(self._launch)
             return self._version
 
     @asynccontextmanager
-    async def _session(self, session_id: str | None) -> AsyncIterator[None]:
-        """Wait for the session: two codexes that write it at once would damage it."""
-        if session_id is None:
-            yield
-            return
-        lock = self._busy.setdefault(session_id.lower(), anyio.Lock())
+    async def _session(self, session_id: str | None) -> AsyncIterator[Callable[[str], object]]:
+        """Wait for the session: two codexes that write it at once would damage it.
+
+        What is yielded is told the id of a new one, which is then waited for by others too.
+        """
+        lock = anyio.Lock()
+        if session_id is not None:
+            lock = self._busy.setdefault(session_id.lower(), lock)
         async with lock:
-            yield
+            yield lambda begun: self._busy.setdefault(begun.lower(), lock)
 
     @asynccontextmanager
     async def _opened(
@@ -454,6 +475,7 @@ class CodexExec:
         version: Version,
         reads: Callable[[TokenCount | None], Lines[E]],
         handed: Mapping[str, str],
+        begun: Callable[[str], object],
     ) -> AsyncIterator[ExecRun[E]]:
         launch = replace(
             self._launch,
@@ -462,8 +484,10 @@ class CodexExec:
         )
         mark = f"{launch.family}.{uuid.uuid4().hex}"
         process, stdin, stdout, stderr = spawn(launch, self._command(options, files, version, mark), mark)
-        lines = reads(self._used_before(options.resume))
-        run = ExecRun(process, stdout, lines, self._limits, mark, options.resume, launch.max_line_bytes)
+        used_before = self._used_before(options.resume) if version >= TELLS_SESSIONS else NONE_USED
+        lines = reads(used_before)
+        told_before = lines.session_usage
+        run = ExecRun(process, stdout, lines, self._limits, mark, options.resume, launch.max_line_bytes, begun)
         try:
             async with plain_task_group() as tasks:
                 tasks.start_soon(_watch, process, run)
@@ -475,29 +499,29 @@ class CodexExec:
                     await run.end()
                     tasks.cancel_scope.cancel()
         finally:
-            self._remember(run)
+            self._remember(run, told_before)
             with anyio.CancelScope(shield=True):
                 for stream in (stdin, stdout, stderr):
                     await stream.aclose()
             process.close()
 
     def _command(self, options: ExecOptions, files: LaidDown, version: Version, mark: str) -> list[str]:
-        settings = {
-            **EXEC_OVERRIDES,
-            f"shell_environment_policy.set.{MARK}": f'"{mark}"',
-            **self._launch.overrides,
+        ours = {
+            name: value for name, value in EXEC_OVERRIDES.items() if name != EPHEMERAL or version >= TAKES_EPHEMERAL
         }
-        if version < TAKES_EPHEMERAL:
-            del settings[EPHEMERAL]
+        settings = {**ours, f"shell_environment_policy.set.{MARK}": f'"{mark}"', **self._launch.overrides}
         return [str(self._launch.binary), "exec", *overrides(settings), *arguments(options, files, version)]
 
     def _used_before(self, session_id: str | None) -> TokenCount | None:
         return NONE_USED if session_id is None else self._used.get(session_id.lower())
 
-    def _remember(self, run: ExecRun[E]) -> None:
-        if run.session_id is not None and run.session_usage is not None:
+    def _remember(self, run: ExecRun[E], told_before: TokenCount | None) -> None:
+        """Note the session's tokens. A run that was stopped has told none, so that nobody knows them any more."""
+        if run.session_id is None:
+            return
+        self._used.pop(run.session_id, None)
+        if run.session_usage is not None and run.session_usage != told_before:
             self._used[run.session_id] = run.session_usage
-            self._used.move_to_end(run.session_id)
             if len(self._used) > MAX_SESSIONS:
                 self._used.popitem(last=False)
 
@@ -515,13 +539,13 @@ def told_of(servers: McpServers) -> tuple[dict[KeyPath, TomlValue], dict[str, st
     handed: dict[str, str] = {}
     for server in servers.servers:
         forwarded: list[str] = []
-        for number, ((table, key), secret) in enumerate(server.private.items()):
+        for (table, key), secret in server.private.items():
             path = ("mcp_servers", server.name)
             if table == "env":
                 _hand(handed, key, secret.reveal(), server.name)
                 forwarded.append(key)
             else:
-                name = f"MCP_HEADER_{number}_{re.sub(r'[^A-Za-z0-9]', '_', server.name).upper()}"
+                name = f"MCP_HEADER_{len(handed)}_{re.sub(r'[^A-Za-z0-9]', '_', server.name).upper()}"
                 _hand(handed, name, secret.reveal(), server.name)
                 settings[(*path, "env_http_headers", key)] = name
         if forwarded:

@@ -229,7 +229,7 @@ class Desk:
         settings = {path: value for each in journal.borrowers for path, value in each.settings.items()}
         record, wanted = Record(), base
         if settings:
-            text, record = merge(_decoded(base or b"", self.file), settings, str(self.file))
+            text, record = merge(_decoded(base or b"", self.file), settings, str(self.file), lends=True)
             wanted = text.encode()
         now = _digest(_read(self.file))
         found = tuple(state for state in journal.states if state.digest == now)

@@ -86,3 +86,11 @@ def test_only_an_id_is_resumed(session: str) -> None:
 def test_what_codex_would_misread_is_refused(options: ExecOptions, problem: str) -> None:
     with pytest.raises(InputRefused, match=problem):
         check(options)
+
+
+@pytest.mark.parametrize(
+    "odd", [ExecOptions(model="a\0b"), ExecOptions(cwd=Path("a\0b")), ExecOptions(images=(Path("\0"),))]
+)
+def test_what_no_command_line_can_hold_is_refused(odd: ExecOptions) -> None:
+    with pytest.raises(InputRefused, match="NUL"):
+        check(odd)

@@ -30,7 +30,7 @@ from codex_workspace.agent_events import (
 )
 from codex_workspace.agent_stream import NO_RESULT, NONE_USED
 from codex_workspace.events import TokenCount, TurnFailure
-from codex_workspace.exec_lines import ExecLines
+from codex_workspace.exec_lines import NO_SESSION, ExecLines
 from tests.record_exec import SCENARIOS
 
 if TYPE_CHECKING:
@@ -528,6 +528,14 @@ def test_what_was_given_up_says_why() -> None:
     assert (last.stop_reason, last.session_id, last.error) == ("failed", "t", error)
     assert run.finish() == []
     assert run.feed(item("completed", id="m", type="agent_message", text="late")) == []
+
+
+def test_a_session_that_codex_began_instead_is_not_the_run_s() -> None:
+    run = ExecLines()
+    run.feed(line("thread.started", thread_id="another"))
+    last = done(run.finish(failure=TurnFailure("none", NO_SESSION, None, None)))
+    assert last.session_id is None
+    assert last.error == Error("none", "SESSION_NOT_FOUND", fatal=True)
 
 
 def test_a_turn_that_is_over_stays_completed_whatever_becomes_of_the_process() -> None:

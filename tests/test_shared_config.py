@@ -86,6 +86,14 @@ def test_settings_are_there_for_a_while(file: Path) -> None:
     assert names(file.parent) == ["config.toml"]
 
 
+def test_what_is_lent_says_that_it_is(file: Path) -> None:
+    before = file.read_bytes()
+    with lent(file, {("approval_policy",): "never", ("odd", "key"): "y"}):
+        assert file.read_text().count("# Set while a run of codex-workspace lasts") == 2
+        assert "at every start" not in file.read_text()
+    assert file.read_bytes() == before
+
+
 def test_an_exception_gives_it_back_too(file: Path) -> None:
     with pytest.raises(ZeroDivisionError), lent(file, OURS):
         raise ZeroDivisionError

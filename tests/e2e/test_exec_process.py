@@ -29,7 +29,9 @@ from codex_workspace.mcp_servers import McpServer, McpServerEntry, McpServers, r
 from codex_workspace.processes import marked
 from codex_workspace.schema import Place
 from codex_workspace.scripted_model import MARKER, ScriptedModel, scripted_model
+from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_content import png
+from tests.test_exec_lines import replayed, runs_of
 
 _T = TypeVar("_T")
 
@@ -135,6 +137,8 @@ async def test_a_session_goes_on_and_remembers(launch: Launch, model: ScriptedMo
     assert "The word is basalt." in second.text
     assert second.session_id == first.session_id
     assert second.usage is not None
+    # The second call says the first turn again, and little more.
+    assert first.usage.input < second.usage.input < first.usage.input * 1.5
     assert {request.authorization for request in model.requests} == {f"Bearer {KEY}"}
     assert left_of(launch) == []
 
@@ -423,6 +427,47 @@ async def test_runs_of_one_session_wait_for_one_another(launch: Launch) -> None:
         tasks.start_soon(ask)
 
 
+async def test_the_tokens_of_a_run_that_was_stopped_are_not_the_next_one_s(launch: Launch) -> None:
+    codex = CodexExec(launch)
+    session = replace(FREE, resume=done_of(await events_of(codex, script({"say": "begun"}))).session_id)
+    async with codex.run(script({"run": "echo 1"}, {"run": "sleep 600"}), session) as run:
+        stopped = []
+        async for event in run:
+            stopped.append(event)
+            if len(only(ToolUse, stopped)) == 2:
+                run.abort()
+    assert done_of(stopped).usage is None
+    assert done_of(await events_of(codex, script({"say": "again"}), session)).usage is None
+    assert done_of(await events_of(codex, script({"say": "again"}), session)).usage is not None
+
+
+async def test_the_tokens_that_codex_0_72_tells_are_the_run_s_own(launch: Launch, tmp_path: Path) -> None:
+    old = tmp_path / "codex-0.72"
+    runs = runs_of("0.72.0/resume")
+    for name, run in zip(("begun", "resumed"), runs, strict=True):
+        (tmp_path / name).write_text("\n".join(run.lines) + "\n")
+    old.write_text(
+        '#!/bin/sh\ncase " $* " in *" --version "*) echo codex-cli 0.72.0;; '
+        f'*" resume "*) cat {tmp_path}/resumed;; *) cat {tmp_path}/begun;; esac\n'
+    )
+    old.chmod(0o700)
+    codex = CodexExec(replace(launch, binary=old))
+    first = done_of(await events_of(codex, "hi"))
+    second = done_of(await events_of(codex, "hi", replace(FREE, resume=first.session_id)))
+    assert [first.usage, second.usage] == [done_of(replayed(run)).usage for run in runs]
+
+
+async def test_what_was_written_before_an_abort_is_told(launch: Launch) -> None:
+    with anyio.fail_after(HANG_S):
+        async with CodexExec(launch).run(script({"run": "echo hi"}, {"run": "touch on; sleep 600"}), FREE) as run:
+            while not (launch.cwd / "on").exists():
+                await anyio.sleep(0.02)
+            run.abort()
+            events = [event async for event in run]
+    assert next(result.output for result in only(ToolResult, events)) == "hi\n"
+    assert done_of(events).stop_reason == "interrupted"
+
+
 async def test_no_credential_but_its_own_reaches_codex(launch: Launch) -> None:
     async with CodexExec(launch).run(script({"run": "env; sleep 600"}), FREE) as run:
         async for event in run:
@@ -479,6 +524,19 @@ async def test_settings_can_stand_in_the_shared_config_for_a_run(launch: Launch,
     assert not any(each.name.endswith(".lent") for each in launch.codex_home.iterdir())
 
 
+async def test_what_a_killed_run_has_lent_is_taken_out_at_the_next_start(launch: Launch) -> None:
+    file = launch.codex_home / "config.toml"
+    before = file.read_bytes()
+    code = (
+        "import os, pathlib, sys; from codex_workspace.shared_config import borrow;"
+        "borrow(pathlib.Path(sys.argv[1]), {('model_reasoning_effort',): 'low'}); os.kill(os.getpid(), 9)"
+    )
+    await anyio.run_process([sys.executable, "-c", code, str(file)], check=False, cwd=REPOSITORY)
+    assert file.read_bytes() != before
+    await CodexExec(launch).version()
+    assert file.read_bytes() == before
+
+
 async def test_settings_are_given_back_where_a_task_is_cancelled_while_they_are_put_in(launch: Launch) -> None:
     file = launch.codex_home / "config.toml"
     before = file.read_bytes()
@@ -512,6 +570,15 @@ def test_secrets_in_headers_are_handed_by_variables() -> None:
     settings, handed = told_of(resolve([entry], {"PROBE_TOKEN": TOKEN}, Place("config.yaml")))
     assert settings["mcp_servers", "far-away", "env_http_headers", "Authorization"] == "MCP_HEADER_0_FAR_AWAY"
     assert handed == {"MCP_HEADER_0_FAR_AWAY": f"Bearer {TOKEN}"}
+
+
+def test_servers_of_like_names_have_headers_of_their_own() -> None:
+    entries = [
+        McpServerEntry(name, url="http://localhost:1/mcp", bearer_token_env=variable)
+        for name, variable in (("a-b", "ONE"), ("a_b", "TWO"))
+    ]
+    _, handed = told_of(resolve(entries, {"ONE": "1", "TWO": "2"}, Place("config.yaml")))
+    assert sorted(handed.values()) == ["Bearer 1", "Bearer 2"]
 
 
 @pytest.mark.parametrize("name", ["PATH", "CODEX_HOME", "OPENAI_API_KEY", "LD_PRELOAD"])

@@ -12,10 +12,12 @@ import pytest
 
 from app_server import Launch
 from codex_workspace.agent_events import AgentEvent, Done, FileChange, ToolResult, ToolUse
+from codex_workspace.app_server_runs import AppServerRun
 from codex_workspace.errors import ConfigError
 from codex_workspace.exec_arguments import ExecOptions
+from codex_workspace.exec_process import ExecRun
 from codex_workspace.mcp_servers import McpServers
-from codex_workspace.runtimes import GROUP, Runtime, create_runtime
+from codex_workspace.runtimes import GROUP, Run, Runtime, create_runtime
 from codex_workspace.scripted_model import ScriptedModel
 from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_exec_process import (
@@ -74,6 +76,13 @@ async def test_both_say_the_same(launch: Launch) -> None:
     assert done_of(app_server).usage is not None
 
 
+def session_of(run: Run) -> str:
+    """Return the id of a run's session."""
+    assert isinstance(run, AppServerRun | ExecRun)
+    assert run.session_id is not None
+    return run.session_id
+
+
 def outline(events: Sequence[AgentEvent]) -> list[object]:
     """Return what does not differ from run to run."""
     return [
@@ -97,6 +106,25 @@ async def test_a_run_is_aborted(launch: Launch, name: str) -> None:
         assert done_of(events).stop_reason == "interrupted"
         assert done_of(await events_of(runtime, script({"say": "Again."}))).text == "Again."
     assert left_of(launch) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_new_session_is_waited_for_too(launch: Launch, name: str) -> None:
+    async with create_runtime(name, launch) as runtime, anyio.create_task_group() as tasks:
+        ends: list[str] = []
+
+        async def resume(session: str) -> None:
+            ends.append(
+                done_of(await events_of(runtime, script({"say": "second"}), replace(FREE, resume=session))).text
+            )
+
+        async with runtime.run(script({"run": "sleep 1"}, {"say": "first"}), FREE) as run:
+            async for event in run:
+                if isinstance(event, ToolUse):
+                    tasks.start_soon(resume, session_of(run))
+                if isinstance(event, Done):
+                    ends.append(event.text)
+    assert ends == ["first", "second"]
 
 
 @pytest.mark.parametrize("name", NAMES)
