@@ -47,7 +47,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One environment variable that this agent reads: for the documents' table, and for the check that it is complete."""
+    """One environment variable that this agent reads: for the table in docs, and for the check that it is complete."""
 
     name: str
     meaning: str

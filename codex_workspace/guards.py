@@ -3,13 +3,14 @@
 import hashlib
 import hmac
 from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
 from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -116,7 +117,8 @@ def _digest(token: str) -> bytes:
 
 
 class BodyLimit:
-    """Refuses bodies of more than `max_bytes` bytes, by what their header says and by what really comes."""
+    """Refuses bodies of more than `max_bytes` bytes, by what their header says and by what really comes; drops those
+    whose client leaves before their end."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -132,7 +134,9 @@ class BodyLimit:
         if not told.isdigit() or int(told) > self._max_bytes:
             await _refusal(413, "INVALID_ARGUMENT", self._sentence)(scope, receive, send)
             return
-        await self._app(scope, self._counting(receive), send)
+        # Nobody hears an answer any more where the client has left within its body.
+        with suppress(ClientDisconnect):
+            await self._app(scope, self._counting(receive), send)
 
     def _counting(self, receive: Receive) -> Receive:
         left = self._max_bytes

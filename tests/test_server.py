@@ -340,6 +340,20 @@ async def test_nonsense_is_answered_by_an_error(tmp_path: Path, body: bytes) -> 
         assert answer_of(await now.send("still here")) == "still here"
 
 
+@pytest.mark.parametrize("path", ["/", "/message:send", "/v1/message:send"])
+async def test_a_client_that_leaves_within_its_body_is_no_mistake_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    async with served(tmp_path) as now:
+        host, port = now.http.base_url.host, now.http.base_url.port or 0
+        async with await anyio.connect_tcp(host, port) as stream:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
+            await stream.send(f"{head}A2A-Version: 1.0\r\n\r\n{{".encode())
+        assert (await now.http.get("/healthz")).status_code == 200
+        await anyio.wait_all_tasks_blocked()
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
 # --- The socket ---
 
 
