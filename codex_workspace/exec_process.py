@@ -49,6 +49,7 @@ from codex_workspace.exec_arguments import (
     overrides,
 )
 from codex_workspace.exec_lines import NO_SESSION, ExecLines
+from codex_workspace.failures import too_silent
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.processes import end_kin, end_marked, kin_of, sweep
@@ -101,9 +102,9 @@ _OWN: Final = re.compile(r"CODEX_.*|OPENAI_.*|LC_.*|LD_.*")
 
 @dataclass(frozen=True, slots=True)
 class ExecLimits:
-    """How long things may take, in seconds; `inactivity_s` None lets codex be silent for as long as it likes."""
+    """How long things may take, in seconds; `inactivity_s` of infinity lets codex be silent for as long as it likes."""
 
-    inactivity_s: float | None = INACTIVITY_S
+    inactivity_s: float = INACTIVITY_S
     term_grace_s: float = TERM_GRACE_S
     exit_grace_s: float = EXIT_GRACE_S
 
@@ -273,7 +274,7 @@ class ExecRun(Generic[E]):
             await self._leave()
             return
         if data is None:
-            await self._finish(self._too_silent())
+            await self._finish(too_silent(self._limits.inactivity_s))
             return
         for line in self._splitter.feed(data):
             self._take(line)
@@ -305,8 +306,6 @@ class ExecRun(Generic[E]):
         if over:
             return anyio.current_time() + DRAIN_S
         patience_s = self._limits.exit_grace_s if self._lines.ended else self._limits.inactivity_s
-        if patience_s is None:
-            return math.inf
         return max(self._silent_from + patience_s, anyio.current_time() + LOOK_S)
 
     def _take(self, line: bytes | Skipped) -> None:
@@ -352,9 +351,6 @@ class ExecRun(Generic[E]):
         said = self.diagnostics
         last = f": {said.splitlines()[-1]}" if said else ""
         return TurnFailure(f"codex {self._process.how_it_ended()}{last}", "processExited", None, said or None)
-
-    def _too_silent(self) -> TurnFailure:
-        return TurnFailure(f"codex wrote nothing for {self._limits.inactivity_s:g} s", "watchdogTimeout", None, None)
 
     def _began_another(self) -> bool:
         known = self._lines.thread_id

@@ -12,6 +12,7 @@ import anyio
 from codex_workspace.errors import CodexGone
 from codex_workspace.events import Erred, TokenCount, TurnEnded, TurnEvent, TurnFailure, Usage
 from codex_workspace.exec_reader import ExecReader
+from codex_workspace.failures import too_long
 from codex_workspace.items import OpenItems
 from codex_workspace.turn import Asked, Input
 from codex_workspace.wire import JsonObject
@@ -212,8 +213,7 @@ class ExecTurn:
         if failure is not None and failure.kind == DIED and not (self._stopped or self._too_long):
             raise CodexGone(failure.message, self._run.diagnostics)
         if self._too_long and end.status != "completed":
-            sentence = f"The turn took longer than {self._total_s:g} s and was stopped."
-            end = TurnEnded("failed", TurnFailure(sentence, "watchdogTimeout", None, None), None)
+            end = TurnEnded("failed", too_long(self._total_s), None)
         self.ended = end
         return [*self._open_items.close(), end]
 

@@ -24,11 +24,22 @@ _BY_KIND: Final = {
     "modelNotFound": "The model provider does not know the model; the operator has to check its name.",
     "unauthorized": "The model provider refused the credential; the operator has to renew it.",
 }
-OURS: Final = frozenset({"watchdogTimeout", "unsettled"})
+_TIMED_OUT: Final = "watchdogTimeout"
+OURS: Final = frozenset({_TIMED_OUT, "unsettled"})
 """Kinds that this agent gives itself, whose messages are sentences already."""
 
 _STATUS: Final = re.compile(r"unexpected status (\d{3})")
 _URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+
+
+def too_silent(inactivity_s: float) -> TurnFailure:
+    """Return why a turn was stopped of which nothing was heard for so many seconds."""
+    return TurnFailure(f"The turn was silent for {inactivity_s:g} s and was stopped.", _TIMED_OUT, None, None)
+
+
+def too_long(total_s: float) -> TurnFailure:
+    """Return why a turn was stopped that took more than so many seconds."""
+    return TurnFailure(f"The turn took longer than {total_s:g} s and was stopped.", _TIMED_OUT, None, None)
 
 
 def explain(failure: TurnFailure) -> str:

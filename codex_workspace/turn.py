@@ -29,6 +29,7 @@ from codex_workspace.events import (
     Usage,
     Warned,
 )
+from codex_workspace.failures import too_long, too_silent
 from codex_workspace.history import ended_in
 from codex_workspace.items import OpenItems
 from codex_workspace.mailbox import Asking, Mailbox
@@ -367,9 +368,9 @@ class Turn:
         if self._asked:
             return []
         if now >= self._budget_ends:
-            return await self._time_out(f"The turn took longer than {self._limits.total_s:g} s and was stopped.")
+            return await self._time_out(too_long(self._limits.total_s))
         if now >= self._silence_ends:
-            return await self._time_out(f"The turn was silent for {self._limits.inactivity_s:g} s and was stopped.")
+            return await self._time_out(too_silent(self._limits.inactivity_s))
         return []
 
     def _follow_all(self, events: Sequence[TurnEvent]) -> list[TurnEvent]:
@@ -442,8 +443,8 @@ class Turn:
         except CodexRefused as refusal:
             logger.warning("the commands of an interrupted turn may still run: %s", refusal)
 
-    async def _time_out(self, sentence: str) -> list[TurnEvent]:
-        """Stop the turn, and end it as failed with `sentence`."""
+    async def _time_out(self, failure: TurnFailure) -> list[TurnEvent]:
+        """Stop the turn, and end it as failed."""
         self.interrupt()
         events: list[TurnEvent] = []
         try:
@@ -451,7 +452,7 @@ class Turn:
                 events += await self.receive()
         except CodexGone as gone:
             logger.warning("the turn %s ended with its codex: %s", self.turn_id, gone)
-        failed = TurnEnded("failed", TurnFailure(sentence, "watchdogTimeout", None, None), None)
+        failed = TurnEnded("failed", failure, None)
         self.ended = failed
         return [*(event for event in events if not isinstance(event, TurnEnded)), failed]
 

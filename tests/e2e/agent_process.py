@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import anyio
 import psutil
 import yaml
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
+Backend: TypeAlias = Literal["app-server", "exec"]
+
 SECRET: Final = "sk-scripted-0123456789"
 READY: Final = re.compile(r"A2A at ([^\s\"]+)")
 
@@ -23,11 +25,12 @@ READY: Final = re.compile(r"A2A at ([^\s\"]+)")
 class Place:
     """The folders of one agent; they outlive its processes.
 
-    config: further sections of config.yaml. port: 0 takes a free one at each start.
+    backend: by which codex runs. config: further sections of config.yaml. port: 0 takes a free one at each start.
     """
 
     root: Path
     model_url: str
+    backend: Backend = "app-server"
     codex: Mapping[str, object] = field(default_factory=dict)
     limits: Mapping[str, object] = field(default_factory=dict)
     push: Mapping[str, object] = field(default_factory=dict)
@@ -63,7 +66,7 @@ class Place:
                     "model_prefixes": ["gpt-"],
                 }
             ],
-            "codex": dict(self.codex),
+            "codex": {"backend": self.backend, **self.codex},
             "limits": dict(self.limits),
             "push": dict(self.push),
             **self.config,
@@ -102,7 +105,7 @@ class AgentProcess:
         for child in self.process.children():
             # One that has ended, and was not waited for yet, has no command line any more.
             with suppress(psutil.NoSuchProcess):
-                if "app-server" in child.cmdline():
+                if not {"app-server", "exec"}.isdisjoint(child.cmdline()):
                     found.append(child)
         return found
 

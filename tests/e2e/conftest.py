@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 
 from codex_workspace.scripted_model import ScriptedModel, scripted_model
-from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
 from tests.e2e.client import Peer, peer
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of a module marked `both_backends` with either, but for those that one of them cannot pass."""
+    if "backend" not in metafunc.fixturenames or metafunc.definition.get_closest_marker("both_backends") is None:
+        return
+    alone = metafunc.definition.get_closest_marker("app_server_only") is not None
+    metafunc.parametrize("backend", ["app-server"] if alone else ["app-server", "exec"])
 
 
 @pytest.fixture
@@ -18,9 +26,15 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, model: ScriptedModel) -> Place:
+def backend() -> Backend:
+    """By which backend the agent runs codex; tests of modules marked `both_backends` get either."""
+    return "app-server"
+
+
+@pytest.fixture
+def place(tmp_path: Path, model: ScriptedModel, backend: Backend) -> Place:
     """The folders of an agent that uses the scripted model."""
-    return Place(tmp_path, model.base_url)
+    return Place(tmp_path, model.base_url, backend)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -123,7 +124,7 @@ async def test_a_peers_mistake_is_no_traceback_in_the_log(agent: AgentProcess) -
 async def test_what_is_kept_is_the_users_alone(place: Place) -> None:
     state, home = place.root / "fresh" / "state", place.root / "elsewhere"
     folders = {"WORKSPACE_STATE_DIR": str(state), "CODEX_HOME": str(home)}
-    elsewhere = Place(place.root, place.model_url, environment=folders)
+    elsewhere = replace(place, environment=folders)
     async with running_agent(elsewhere) as agent, peer(agent.url) as client:
         await client.ask("hello")
         kept = [state, *state.glob("workspace.sqlite3*"), home]
@@ -146,7 +147,7 @@ async def test_the_older_sdk_works_blocking_and_streaming(agent: AgentProcess) -
 
 
 async def test_a_token_is_asked_for_and_the_card_and_probes_are_not_behind_it(place: Place) -> None:
-    guarded = Place(place.root, place.model_url, environment={"A2A_TOKEN": "open-sesame"})
+    guarded = replace(place, environment={"A2A_TOKEN": "open-sesame"})
     async with running_agent(guarded) as agent:
         async with httpx.AsyncClient(base_url=agent.url) as http:
             for path in ("/.well-known/agent-card.json", "/healthz", "/readyz"):
@@ -168,9 +169,7 @@ async def test_secrets_reach_neither_commands_nor_log_nor_tasks(place: Place) ->
         "MOLECULE_WORKSPACE_TOKEN": "canary-molecule",
         "ADMIN_TOKEN": "canary-admin",
     }
-    dirty = Place(
-        place.root, place.model_url, environment={**canaries, "A2A_TOKEN": "canary-a2a", "LOG_LEVEL": "DEBUG"}
-    )
+    dirty = replace(place, environment={**canaries, "A2A_TOKEN": "canary-a2a", "LOG_LEVEL": "DEBUG"})
     async with running_agent(dirty) as agent, peer(agent.url, "canary-a2a") as client:
         seen = await client.ask(script({"run": "env; cat /proc/[0-9]*/environ | tr '\\0' '\\n'"}, {"say": "looked"}))
         shown = str(seen.notes) + str(seen.metadata) + seen.answer
@@ -185,7 +184,7 @@ async def test_secrets_reach_neither_commands_nor_log_nor_tasks(place: Place) ->
 
 
 async def test_body_limit(place: Place) -> None:
-    small = Place(place.root, place.model_url, limits={"max_message_bytes": 4096})
+    small = replace(place, limits={"max_message_bytes": 4096})
     async with running_agent(small) as agent, httpx.AsyncClient(base_url=agent.url) as http:
         refused = await http.post("/", content=b"x" * 5000)
         assert (refused.status_code, "4096 bytes" in refused.text) == (413, True)

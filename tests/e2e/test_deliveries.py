@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import aiosqlite
 import anyio
@@ -142,7 +143,7 @@ async def unfinished(place: Place) -> int:
 async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
     place: Place, victims: str, policy: str, state: int, words: Sequence[str]
 ) -> None:
-    wanted = Place(place.root, place.model_url, codex={"recovery": policy})
+    wanted = replace(place, codex={"recovery": policy})
     # The scripted model stalls in the first turn only; what comes after it, it answers.
     sent = request(script({"say": "At work.", "stall": True, "times": 1}, text="went on "), "ctx")
     async with running_agent(wanted) as agent, peer(agent.url) as client:
@@ -170,7 +171,7 @@ async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
 
 async def test_a_message_that_takes_codex_with_it_twice_is_failed(place: Place) -> None:
     # Sent again, the same message kills again.
-    again = Place(place.root, place.model_url, codex={"recovery": "rerun"})
+    again = replace(place, codex={"recovery": "rerun"})
     async with running_agent(again) as agent, peer(agent.url) as client:
         seen, deaths = Seen(), 0
         async for event in client.stream(script({"say": "At work.", "stall": True}), "ctx"):

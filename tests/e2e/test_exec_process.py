@@ -362,7 +362,7 @@ async def test_silence_ends_a_run(launch: Launch) -> None:
     done = done_of(events)
     assert done.error is not None
     assert (done.stop_reason, done.error.code) == ("failed", "WATCHDOG_TIMEOUT")
-    assert done.error.message == "codex wrote nothing for 1 s"
+    assert done.error.message == "The turn was silent for 1 s and was stopped."
     assert left_of(launch) == []
 
 

@@ -5,6 +5,7 @@ import socket
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -164,7 +165,7 @@ async def test_a_stream_that_is_cut_and_comes_back_is_not_doubled(client: Peer) 
 async def test_a_model_that_nobody_serves_fails_soon(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
-    async with running_agent(Place(place.root, address)) as agent, peer(agent.url) as client:
+    async with running_agent(replace(place, model_url=address)) as agent, peer(agent.url) as client:
         with anyio.fail_after(20):
             seen = await client.ask("hello")
     assert seen.state == FAILED

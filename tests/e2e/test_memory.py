@@ -2,6 +2,7 @@
 
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -42,7 +43,7 @@ async def test_messages_without_a_context_go_to_the_senders_main_one(client: Pee
 
 
 async def test_per_context_gives_every_nameless_message_a_context_of_its_own(place: Place) -> None:
-    separate = Place(place.root, place.model_url, codex={"conversations": "per-context"})
+    separate = replace(place, codex={"conversations": "per-context"})
     async with running_agent(separate) as agent, peer(agent.url) as client:
         first = await client.ask("the word is apple")
         second = await client.ask(REPEAT)
@@ -54,7 +55,7 @@ async def test_per_context_gives_every_nameless_message_a_context_of_its_own(pla
 @pytest.mark.parametrize("recovery", ["fail", "resume"])
 async def test_codex_killed_in_a_turn_ends_or_goes_on_and_the_context_remembers(place: Place, recovery: str) -> None:
     """Without recovery the task fails within a second and says why; with it, its watcher is told and it goes on."""
-    wanted = Place(place.root, place.model_url, codex={"recovery": recovery})
+    wanted = replace(place, codex={"recovery": recovery})
     async with running_agent(wanted) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         seen = Seen()
@@ -92,7 +93,7 @@ async def test_codex_killed_between_turns_is_not_noticed(agent: AgentProcess, cl
 @pytest.mark.parametrize("recovery", ["fail", "resume"])
 async def test_sigterm_gives_a_running_turn_its_grace_and_then_fails_or_leaves_it(place: Place, recovery: str) -> None:
     """What is left goes on with the next agent; without recovery the task fails, and says that the agent stopped."""
-    quick = Place(place.root, place.model_url, codex={"shutdown_grace_s": 1, "recovery": recovery})
+    quick = replace(place, codex={"shutdown_grace_s": 1, "recovery": recovery})
     async with running_agent(quick) as agent, peer(agent.url) as client:
         ends_in_time, never_ends = Seen(), Seen()
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from subprocess import DEVNULL, run
 
 import anyio
@@ -51,7 +52,7 @@ class MortalCodex:
 
 def mortal(place: Place, **codex: object) -> tuple[MortalCodex, Place]:
     program = MortalCodex(place)
-    return program, Place(place.root, place.model_url, codex=codex, environment={"CODEX_BIN": str(program.program)})
+    return program, replace(place, codex=codex, environment={"CODEX_BIN": str(program.program)})
 
 
 async def kill(codex: psutil.Process) -> None:
@@ -139,7 +140,7 @@ async def test_a_message_that_waits_for_codex_can_be_canceled_and_holds_up_no_st
 
 
 async def test_a_codex_that_stands_still_between_turns_is_ended_and_the_message_answered(place: Place) -> None:
-    quick = Place(place.root, place.model_url, codex={"request_timeout_s": 1})
+    quick = replace(place, codex={"request_timeout_s": 1})
     async with running_agent(quick) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         stopped = agent.codex()
@@ -152,7 +153,7 @@ async def test_a_codex_that_stands_still_between_turns_is_ended_and_the_message_
 
 
 async def test_a_codex_that_stands_still_in_a_turn_is_ended_and_the_context_goes_on(place: Place) -> None:
-    quick = Place(place.root, place.model_url, codex={"turn_inactivity_timeout_s": 2})
+    quick = replace(place, codex={"turn_inactivity_timeout_s": 2})
     async with running_agent(quick) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         stopped = agent.codex()
@@ -201,7 +202,7 @@ async def test_a_codex_that_stands_still_does_not_hold_up_the_stop(agent: AgentP
 
 @pytest.mark.alone
 async def test_codex_is_replaced_when_it_holds_many_threads_and_the_pair_stays_level(place: Place) -> None:
-    low = Place(place.root, place.model_url, limits={"codex_threads": 20})
+    low = replace(place, limits={"codex_threads": 20})
     async with running_agent(low) as agent, peer(agent.url) as client:
         seen = await in_contexts(client, 60, at_a_time=10)
         before = weight(agent)

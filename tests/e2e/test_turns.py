@@ -1,5 +1,7 @@
 """Big answers, canceling, waiting in line, and many contexts at once."""
 
+from dataclasses import replace
+
 import anyio
 import psutil
 import pytest
@@ -108,7 +110,7 @@ async def test_eight_contexts_run_side_by_side_in_one_codex(agent: AgentProcess,
 
 @pytest.mark.versions
 async def test_a_silent_turn_is_stopped_and_the_next_one_starts_clean(place: Place) -> None:
-    impatient = Place(place.root, place.model_url, codex={"turn_inactivity_timeout_s": 1})
+    impatient = replace(place, codex={"turn_inactivity_timeout_s": 1})
     async with running_agent(impatient) as agent, peer(agent.url) as client:
         for silence in (True, "headers"):
             seen = await client.ask(script({"say": "so far", "stall": silence}), "ctx")
@@ -118,7 +120,7 @@ async def test_a_silent_turn_is_stopped_and_the_next_one_starts_clean(place: Pla
 
 
 async def test_a_command_that_goes_on_printing_keeps_its_turn_alive(place: Place) -> None:
-    impatient = Place(place.root, place.model_url, codex={"turn_inactivity_timeout_s": 1})
+    impatient = replace(place, codex={"turn_inactivity_timeout_s": 1})
     async with running_agent(impatient) as agent, peer(agent.url) as client:
         ticks = "for i in 1 2 3 4 5 6; do echo tick $i; sleep 0.4; done"
         seen = await client.ask(script({"run": ticks, "yield_ms": 10_000}, {"say": "through"}))
@@ -126,7 +128,7 @@ async def test_a_command_that_goes_on_printing_keeps_its_turn_alive(place: Place
 
 
 async def test_a_turn_over_its_budget_is_stopped(place: Place) -> None:
-    hurried = Place(place.root, place.model_url, codex={"turn_timeout_s": 1})
+    hurried = replace(place, codex={"turn_timeout_s": 1})
     async with running_agent(hurried) as agent, peer(agent.url) as client:
         seen = await client.ask(script({"chunks": 1000, "delay_ms": 20}), "ctx")
         assert seen.state == TaskState.TASK_STATE_FAILED
