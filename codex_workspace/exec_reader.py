@@ -65,6 +65,7 @@ _KINDS: Final = (
     ("ran out of room in the model's context window", "contextWindowExceeded"),
     ("hit your usage limit", "usageLimitExceeded"),
     ("Selected model is at capacity", "serverOverloaded"),
+    ("experiencing high demand", "internalServerError"),
 )
 """Exec tells a failure in words only; these are the app-server's words for some of them."""
 

@@ -15,6 +15,7 @@ from a2a.types import Task
 from codex_workspace.__main__ import main
 from codex_workspace.conversation import Conversation
 from codex_workspace.deliveries import Deliveries
+from codex_workspace.exec_conversation import ExecConversation
 from codex_workspace.store import FrugalTaskStore
 from codex_workspace.task_states import TERMINAL
 
@@ -44,6 +45,12 @@ def dies_after(owner: type, name: str) -> None:
     setattr(owner, name, trap)
 
 
+def dies_before_a_turn() -> None:
+    """Make either backend kill the process instead of asking codex for a turn."""
+    dies_before(Conversation, "_try_to_begin")
+    dies_before(ExecConversation, "_begin")
+
+
 def dies_when_a_task_ends(*, after: bool) -> None:
     """Make the saving of a task's terminal state kill the process, before or after it."""
     real = FrugalTaskStore.save
@@ -61,7 +68,7 @@ def dies_when_a_task_ends(*, after: bool) -> None:
 STEPS: Final[dict[str, Callable[[], None]]] = {
     "before it is accepted": lambda: dies_before(Deliveries, "accept"),
     "after it is accepted": lambda: dies_after(Deliveries, "accept"),
-    "before the turn is asked for": lambda: dies_before(Conversation, "_try_to_begin"),
+    "before the turn is asked for": dies_before_a_turn,
     "after the turn has begun": lambda: dies_before(Deliveries, "started"),
     "after the turn is written down": lambda: dies_after(Deliveries, "started"),
     "before the answer is written down": lambda: dies_before(Deliveries, "answered"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import aiosqlite
 import anyio
 import httpx
+import psutil
 import pytest
 from a2a.client import A2AClientError
 from a2a.types import SendMessageRequest, SubscribeToTaskRequest, TaskState
@@ -14,9 +15,12 @@ from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
 
 from codex_workspace.recovery import GO_ON
 from codex_workspace.scripted_model import ScriptedModel, numbered_text
-from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
+from tests.e2e.at_work import asked, at_work, turns
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.e2e.faulty_agent import STEPS
+
+pytestmark = pytest.mark.both_backends
 
 COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
 REPEAT = script({"repeat": True})
@@ -30,11 +34,6 @@ async def send(client: Peer, sent: SendMessageRequest, *, streaming: bool = True
     async for event in (client.streaming if streaming else client.blocking).send_message(copy):
         seen.take(event)
     return seen
-
-
-def turns(model: ScriptedModel) -> int:
-    """How often the model was asked."""
-    return sum(request.path.endswith("/responses") for request in model.requests)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -94,11 +93,12 @@ async def test_an_id_that_was_used_for_another_message_is_refused(client: Peer) 
 UNHEARD = ("before it is accepted", "after it is accepted", "before the turn is asked for")
 """The steps at which codex has not heard of the message: it is run as if nothing had been."""
 
+UNKNOWN = ("exec", "after the turn has begun")
+"""Where the agent cannot tell by codex's record that it has heard: `codex exec` keeps no id of the message."""
+
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_wherever_the_agent_dies_the_message_is_answered_once(
-    place: Place, model: ScriptedModel, step: str
-) -> None:
+async def test_wherever_the_agent_dies_the_message_is_answered_once(place: Place, backend: Backend, step: str) -> None:
     sent = request("the word is apple", "ctx")
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.ask("before", "ctx")
@@ -114,17 +114,16 @@ async def test_wherever_the_agent_dies_the_message_is_answered_once(
         answers = ["You said: the word is apple", f"You said: {GO_ON}"]
         assert again.answer in (answers[:1] if step in UNHEARD else answers)
         history = (await client.ask(REPEAT, "ctx")).answer
-    assert history.count("user: the word is apple") == 1, history
-    assert await unfinished(place) == 0
+    at_most = 2 if (backend, step) == UNKNOWN else 1
+    assert 1 <= history.count("user: the word is apple") <= at_most, history
+    assert await count(place, "status like '%WORKING%' or status like '%SUBMITTED%'") == 0
 
 
-async def unfinished(place: Place) -> int:
-    """How many tasks in the store have no end."""
+async def count(place: Place, such: str) -> int:
+    """How many tasks in the store there are of which that holds."""
     async with (
         aiosqlite.connect(place.root / "state" / "workspace.sqlite3") as database,
-        database.execute(
-            "select count(*) from tasks where status like '%WORKING%' or status like '%SUBMITTED%'"
-        ) as rows,
+        database.execute(f"select count(*) from tasks where {such}") as rows,
     ):
         row = await rows.fetchone()
     assert row is not None
@@ -141,7 +140,7 @@ async def unfinished(place: Place) -> int:
 )
 @pytest.mark.parametrize("victims", [pytest.param("codex", marks=pytest.mark.versions), "agent", "both"])
 async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
-    place: Place, victims: str, policy: str, state: int, words: Sequence[str]
+    place: Place, model: ScriptedModel, victims: str, policy: str, state: int, words: Sequence[str]
 ) -> None:
     wanted = replace(place, codex={"recovery": policy})
     # The scripted model stalls in the first turn only; what comes after it, it answers.
@@ -156,10 +155,10 @@ async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
                         begun.take(event)
 
             tasks.start_soon(follow)
-            while not begun.answer:
-                await anyio.sleep(0.01)
+            await at_work(place, model)
+            codex = agent.codex()
             if victims in ("codex", "both"):
-                agent.codex().kill()
+                codex.kill()
             if victims in ("agent", "both"):
                 agent.process.kill()
     async with running_agent(wanted) as agent, peer(agent.url) as client:
@@ -167,30 +166,28 @@ async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
         assert ended.state == state, ended.sentence
         assert all(word in ended.answer + ended.sentence for word in words) or policy != "fail"
         assert (await client.ask("and on", "ctx")).state == COMPLETED
+        _, alive = psutil.wait_procs([codex], timeout=2)
+        assert not alive, "the codex of before lives on"
 
 
-async def test_a_message_that_takes_codex_with_it_twice_is_failed(place: Place) -> None:
+async def test_a_message_that_takes_codex_with_it_twice_is_failed(place: Place, model: ScriptedModel) -> None:
     # Sent again, the same message kills again.
     again = replace(place, codex={"recovery": "rerun"})
     async with running_agent(again) as agent, peer(agent.url) as client:
-        seen, deaths = Seen(), 0
-        async for event in client.stream(script({"say": "At work.", "stall": True}), "ctx"):
-            seen.take(event)
-            # The third time it is said, it is the failed task's last word.
-            if seen.answer and deaths < 2:
-                deaths += 1
-                seen.artifacts.clear()
-                agent.codex().kill()
-        assert (seen.state, deaths) == (FAILED, 2)
+        begun = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
+        for times in (1, 2):
+            await asked(model, times)
+            agent.codex().kill()
+        seen = await client.finished(begun.task_id)
+        assert (seen.state, turns(model)) == (FAILED, 2)
         assert "2 times" in seen.sentence
         assert (await client.ask("next", "ctx")).state == COMPLETED
 
 
-async def test_waiting_messages_keep_their_order_across_a_restart(place: Place) -> None:
+async def test_waiting_messages_keep_their_order_across_a_restart(place: Place, model: ScriptedModel) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
-        first = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
-        while not (await client.get(first.task_id)).answer:
-            await anyio.sleep(0.02)
+        await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
+        await at_work(place, model)
         waiting = [await client.begin(f"number {number}", "ctx") for number in range(5)]
         agent.process.kill()
         await agent.ended()
@@ -203,11 +200,10 @@ async def test_waiting_messages_keep_their_order_across_a_restart(place: Place) 
     assert [history.count(f"user: number {number}") for number in range(5)] == [1] * 5
 
 
-async def test_whoever_subscribes_across_a_restart_gets_the_end(place: Place) -> None:
+async def test_whoever_subscribes_across_a_restart_gets_the_end(place: Place, model: ScriptedModel) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         begun = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
-        while not (await client.get(begun.task_id)).answer:
-            await anyio.sleep(0.02)
+        await at_work(place, model)
         agent.process.kill()
         await agent.ended()
     async with running_agent(place) as agent, peer(agent.url) as client:
@@ -236,15 +232,17 @@ async def test_a_message_that_never_arrived_is_said_although_the_one_before_it_w
 
 
 @pytest.mark.versions
-async def test_what_a_task_has_shown_is_still_there_when_it_was_taken_up(place: Place) -> None:
+async def test_what_a_task_has_shown_is_still_there_when_it_was_taken_up(place: Place, model: ScriptedModel) -> None:
     patch = "*** Begin Patch\n*** Add File: {}.txt\n+made\n*** End Patch"
     first: dict[str, object] = {"patch": patch.format("one.txt")}
     begun = script(first, {"say": "At work.", "stall": True, "times": 1})
     async with running_agent(place) as agent, peer(agent.url) as client:
         seen = await client.begin(begun, "ctx")
-        while not (await client.get(seen.task_id)).answer:
-            await anyio.sleep(0.02)
-        assert "patch-1" in (await client.get(seen.task_id)).artifacts
+        await asked(model, 2)
+        with anyio.fail_after(10):
+            # Readers are shown it while it is being written.
+            while not await count(place, "artifacts like '%one.txt%'"):
+                await anyio.sleep(0.02)
         agent.process.kill()
         await agent.ended()
     async with running_agent(place) as agent, peer(agent.url) as client:

@@ -19,10 +19,11 @@ from codex_workspace.recovery import GO_ON
 from codex_workspace.scripted_model import ScriptedModel
 from codex_workspace.wishes import TURN
 from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent
+from tests.e2e.at_work import turns
 from tests.e2e.client import Peer, peer, request, script, tokens
 from tests.e2e.test_content import heard, png
 from tests.e2e.test_content import send as send_parts
-from tests.e2e.test_deliveries import send, turns
+from tests.e2e.test_deliveries import send
 from tests.e2e.test_mcp import call, files_with, stdio, told
 
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED

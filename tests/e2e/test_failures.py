@@ -19,6 +19,8 @@ from codex_workspace.scripted_model import ScriptedModel
 from tests.e2e.agent_process import SECRET, Place, running_agent
 from tests.e2e.client import Peer, peer, plain, script
 
+pytestmark = pytest.mark.both_backends
+
 FAILED = TaskState.TASK_STATE_FAILED
 
 
@@ -179,6 +181,7 @@ async def test_a_peer_that_goes_away_does_not_stop_its_turn(client: Peer, model:
     assert (await client.finished(task_id)).state == TaskState.TASK_STATE_COMPLETED
 
 
+@pytest.mark.app_server_only(reason="no codex exec runs between turns")
 async def test_readiness_follows_codex(place: Place) -> None:
     async with running_agent(place) as agent, httpx.AsyncClient(base_url=agent.url) as http:
         assert (await http.get("/readyz")).json() == {"status": "ready"}

@@ -15,7 +15,10 @@ from codex_workspace.job import STOPPED
 from codex_workspace.recovery import GO_ON
 from codex_workspace.scripted_model import ScriptedModel
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.at_work import asked
 from tests.e2e.client import Peer, Seen, peer, script
+
+pytestmark = pytest.mark.both_backends
 
 COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
 REPEAT = script({"repeat": True})
@@ -82,6 +85,7 @@ async def test_codex_killed_in_a_turn_ends_or_goes_on_and_the_context_remembers(
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
 
+@pytest.mark.app_server_only(reason="no codex exec runs between turns")
 @pytest.mark.versions
 async def test_codex_killed_between_turns_is_not_noticed(agent: AgentProcess, client: Peer) -> None:
     await client.ask("the word is apple", "ctx")
@@ -91,7 +95,9 @@ async def test_codex_killed_between_turns_is_not_noticed(agent: AgentProcess, cl
 
 
 @pytest.mark.parametrize("recovery", ["fail", "resume"])
-async def test_sigterm_gives_a_running_turn_its_grace_and_then_fails_or_leaves_it(place: Place, recovery: str) -> None:
+async def test_sigterm_gives_a_running_turn_its_grace_and_then_fails_or_leaves_it(
+    place: Place, model: ScriptedModel, recovery: str
+) -> None:
     """What is left goes on with the next agent; without recovery the task fails, and says that the agent stopped."""
     quick = replace(place, codex={"shutdown_grace_s": 1, "recovery": recovery})
     async with running_agent(quick) as agent, peer(agent.url) as client:
@@ -105,7 +111,8 @@ async def test_sigterm_gives_a_running_turn_its_grace_and_then_fails_or_leaves_i
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow, ends_in_time, script({"chunks": 8, "delay_ms": 80}), "short")
             tasks.start_soon(follow, never_ends, script({"say": "At work.", "stall": True, "times": 1}), "long")
-            while not (ends_in_time.answer and never_ends.answer):
+            await asked(model, 2)
+            while not (ends_in_time.task_id and never_ends.task_id):
                 await anyio.sleep(0.01)
             with anyio.fail_after(7):
                 assert await agent.stop() == 0

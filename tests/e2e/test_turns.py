@@ -8,8 +8,10 @@ import pytest
 from a2a.types import TaskState
 
 from codex_workspace.scripted_model import numbered_text
-from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
+
+pytestmark = pytest.mark.both_backends
 
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
 
@@ -91,8 +93,10 @@ async def test_a_waiting_message_can_be_canceled_and_the_running_one_does_not_ca
 
 
 @pytest.mark.alone
-async def test_eight_contexts_run_side_by_side_in_one_codex(agent: AgentProcess, client: Peer) -> None:
-    codex = agent.codex().pid
+async def test_eight_contexts_run_side_by_side(agent: AgentProcess, client: Peer, backend: Backend) -> None:
+    """In one app-server, or in a process each that ends with its turn."""
+    before = agent.codexes()
+    assert len(before) == (1 if backend == "app-server" else 0)
     seen: dict[int, Seen] = {}
 
     async def ask(number: int) -> None:
@@ -105,7 +109,7 @@ async def test_eight_contexts_run_side_by_side_in_one_codex(agent: AgentProcess,
             tasks.start_soon(ask, number)
     assert anyio.current_time() - begin < 6, "one after the other they would take 8 s"
     assert {each.answer for each in seen.values()} == {numbered_text(100)}
-    assert agent.codex().pid == codex
+    assert agent.codexes() == before
 
 
 @pytest.mark.versions
@@ -119,6 +123,7 @@ async def test_a_silent_turn_is_stopped_and_the_next_one_starts_clean(place: Pla
             assert (await client.ask("next", "ctx")).answer == "You said: next"
 
 
+@pytest.mark.app_server_only(reason="codex exec tells an output when its command has ended")
 async def test_a_command_that_goes_on_printing_keeps_its_turn_alive(place: Place) -> None:
     impatient = replace(place, codex={"turn_inactivity_timeout_s": 1})
     async with running_agent(impatient) as agent, peer(agent.url) as client:
