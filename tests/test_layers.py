@@ -18,6 +18,7 @@ LAYERS = [
     # Who brings messages in, and the edges.
     {"exec_conversation", "runtimes"},
     {"app_server_runs", "exec_process"},
+    {"exec_servers"},
     {"app_server", "executor", "letters", "scripted_model", "server", "stand_in_api", "terminal"},
     {
         "card",
@@ -39,7 +40,7 @@ LAYERS = [
     {"job", "wishes"},
     {"talks"},
     {"conversation", "exec_turn"},
-    {"asked", "exec_record", "handler", "recovery", "streams", "supply", "turn"},
+    {"asked", "exec_files", "exec_record", "handler", "recovery", "streams", "supply", "turn"},
     {"push", "sandbox"},
     {"exec_lines"},
     {"agent_stream"},
