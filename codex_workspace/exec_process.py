@@ -9,13 +9,13 @@ import math
 import re
 import signal
 import subprocess
-import tempfile
 import threading
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Generic, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -47,7 +47,7 @@ from codex_workspace.exec_arguments import (
     check,
     overrides,
 )
-from codex_workspace.exec_files import lay_down
+from codex_workspace.exec_files import clear_leftovers, laid_down, lay_down
 from codex_workspace.exec_lines import NO_SESSION, ExecLines
 from codex_workspace.exec_servers import told_of
 from codex_workspace.groups import plain_task_group
@@ -429,14 +429,13 @@ class CodexExec:
         options = replace(options, config={} if self._lends else {**self._servers, **options.config})
         check(options)
         version = await self.version()
-        with tempfile.TemporaryDirectory(prefix="codex-exec-") as folder:
-            files = await anyio.to_thread.run_sync(lay_down, options, Path(folder))
-            async with (
-                self._session(options.resume) as begun,
-                _lent(self._launch.codex_home / CONFIG_NAME, lent),
-                self._opened(prompt, options, files, version, reads, handed, begun) as run,
-            ):
-                yield run
+        async with (
+            laid_down(partial(lay_down, options)) as files,
+            self._session(options.resume) as begun,
+            _lent(self._launch.codex_home / CONFIG_NAME, lent),
+            self._opened(prompt, options, files, version, reads, handed, begun) as run,
+        ):
+            yield run
 
     async def version(self) -> Version:
         """Return codex's version, which is asked for once.
@@ -449,6 +448,7 @@ class CodexExec:
             if self._version is None:
                 # A run that was killed with its process may have left its settings there.
                 await anyio.to_thread.run_sync(recover, self._launch.codex_home / CONFIG_NAME)
+                await anyio.to_thread.run_sync(clear_leftovers)
                 self._version = await _ask_version(self._launch)
             return self._version
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ import anyio
 import pytest
 import tomlkit
 
-from app_server import MARK, Launch
+from app_server import MARK, Launch, end_leftovers
 from codex_workspace.agent_events import AgentEvent, Done, Error, FileChange, Text, ToolResult, ToolUse
 from codex_workspace.environment import Secret
 from codex_workspace.errors import CodexCannotStart, ConfigError, InputRefused
@@ -209,6 +210,38 @@ async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel,
     assert str(other) in str(request.input)
     assert request.last_user_message is not None
     assert len(request.last_user_message.images) == 1
+
+
+@pytest.mark.parametrize(("options", "folders"), [(FREE, 0), (replace(FREE, output_schema={"type": "object"}), 1)])
+async def test_a_run_has_a_folder_only_where_it_needs_one_and_a_killed_one_s_goes_at_the_next_start(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: ExecOptions, folders: int
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    code = (
+        "import asyncio, os, pathlib, sys; from app_server import Launch;"
+        "from codex_workspace.exec_arguments import ExecOptions; from codex_workspace.exec_process import CodexExec\n"
+        "async def main():\n"
+        "    binary, home, family, schema = sys.argv[1:]\n"
+        "    launch = Launch(pathlib.Path(binary), pathlib.Path(home), pathlib.Path(home), family=family)\n"
+        "    options = ExecOptions(output_schema={'type': 'object'} if schema == 'True' else None)\n"
+        "    async with CodexExec(launch).run('hi', options):\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())"
+    )
+    words = [str(launch.binary), str(launch.codex_home), launch.family, str(options.output_schema is not None)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    await anyio.run_process([sys.executable, "-c", code, *words], check=False, cwd=REPOSITORY, env=environment)
+    await end_leftovers(launch.family)
+    assert len(list(temporary.iterdir())) == folders
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    codex = CodexExec(launch)
+    async with codex.run(script({"say": "{}"}), options) as run:
+        assert len(list(temporary.iterdir())) == folders
+        await CodexExec(launch).version()
+        assert len(list(temporary.iterdir())) == folders
+        assert done_of([event async for event in run]).text == "{}"
+    assert list(temporary.iterdir()) == []
 
 
 async def test_folders_beside_the_working_one_can_be_written(launch: Launch, tmp_path: Path) -> None:
