@@ -15,8 +15,8 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.conversation import LOST_THREAD, ThreadMemory, TurnOptions
-from codex_workspace.errors import CodexCannotStart, CodexGone, InputRefused
+from codex_workspace.conversation import LOST_THREAD, ThreadMemory, TurnOptions, check, texts_of
+from codex_workspace.errors import CodexCannotStart, CodexGone
 from codex_workspace.events import TokenCount, TurnEnded, TurnEvent
 from codex_workspace.exec_arguments import ExecOptions
 from codex_workspace.exec_files import Folder, laid_down
@@ -118,12 +118,7 @@ class ExecConversation:
         Raises:
             InputRefused: there is nothing in it, or more text than codex takes.
         """
-        texts = _texts(said)
-        if not any(text.strip() for text in texts) and len(texts) == len(said):
-            raise InputRefused("The message has no text.")
-        chars = sum(len(text) for text in texts)
-        if chars > self._options.max_text_chars:
-            raise InputRefused(f"The message has {chars} characters; at most {self._options.max_text_chars} are taken.")
+        check(said, self._options.max_text_chars)
 
     @asynccontextmanager
     async def floor(self) -> AsyncIterator["ExecFloor"]:
@@ -269,11 +264,7 @@ def _task_in(mark: str) -> str:
 
 
 def _prompt(said: Input) -> str:
-    return "\n\n".join(_texts(said)) or IMAGES_ALONE
-
-
-def _texts(said: Input) -> list[str]:
-    return [text for item in said if isinstance(text := item.get("text"), str)]
+    return "\n\n".join(texts_of(said)) or IMAGES_ALONE
 
 
 def _effort(effort: str | None) -> dict[KeyPath, TomlValue]:
