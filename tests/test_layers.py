@@ -79,6 +79,7 @@ LAYERS = [
         "pipes",
         "probe",
         "processes",
+        "quoting",
         "scrubbing",
         "toml_text",
         "tables",
