@@ -51,8 +51,8 @@ LAYERS = [
     {"questions"},
     {"diffs", "exec_arguments", "exec_reader", "forms", "mailbox", "mcp_startup", "parts", "refusals", "telemetry"},
     {"events"},
-    {"agent_events", "events_v1", "tool_names"},
-    {"fields"},
+    {"agent_events", "events_v1"},
+    {"fields", "tool_names"},
     # What is kept.
     {"hiding", "shared_config", "store"},
     {"retention", "soundness"},
