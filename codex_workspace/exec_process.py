@@ -30,7 +30,6 @@ from app_server import (
     MARK,
     Launch,
     Process,
-    child_environment,
     spawn,
 )
 from codex_workspace.agent_events import AgentEvent
@@ -49,6 +48,7 @@ from codex_workspace.exec_arguments import (
 )
 from codex_workspace.exec_files import clear_leftovers, laid_down, lay_down
 from codex_workspace.exec_lines import NO_SESSION, ExecLines
+from codex_workspace.exec_once import run_once
 from codex_workspace.exec_servers import told_of
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers
@@ -583,21 +583,8 @@ async def _tell(stdin: ByteSendStream, prompt: str) -> None:
 
 
 async def _ask_version(launch: Launch) -> Version:
-    try:
-        with anyio.fail_after(VERSION_TIMEOUT_S):
-            told = await anyio.run_process(
-                [str(launch.binary), "--version"],
-                stdin=subprocess.DEVNULL,
-                cwd=launch.cwd,
-                env=child_environment(launch, f"{launch.family}.version"),
-                check=False,
-                start_new_session=True,
-            )
-    except TimeoutError as error:
-        raise CodexCannotStart(f"codex did not say its version within {VERSION_TIMEOUT_S:g} s") from error
-    except OSError as error:
-        where = error.filename or launch.binary
-        raise CodexCannotStart(f"codex cannot be started: {where}: {error.strerror}") from error
+    late = f"codex did not say its version within {VERSION_TIMEOUT_S:g} s"
+    told = await run_once(launch, "--version", within_s=VERSION_TIMEOUT_S, late=late)
     found = re.search(rb"(\d+)\.(\d+)\.(\d+)", told.stdout)
     if found is None:
         raise CodexCannotStart("codex did not tell its version; is CODEX_BIN really codex?")

@@ -646,6 +646,23 @@ async def test_a_codex_that_is_killed_is_a_failure(launch: Launch) -> None:
     assert left_of(launch) == []
 
 
+@pytest.mark.parametrize("last", ["echo codex-cli 0.163.0", "wait"])
+async def test_nothing_is_left_of_a_codex_that_was_asked_for_its_version(
+    launch: Launch, tmp_path: Path, last: str
+) -> None:
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f"#!/bin/sh\nsleep 600 >/dev/null 2>&1 &\ntouch {tmp_path}/on\n{last}\n")
+    wrapper.chmod(0o700)
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(CodexExec(replace(launch, binary=wrapper)).version)
+            while not (tmp_path / "on").exists():
+                await anyio.sleep(0.02)
+            if last == "wait":
+                tasks.cancel_scope.cancel()
+    assert left_of(launch) == []
+
+
 @pytest.mark.parametrize(
     ("name", "problem"), [("/nonexistent", "cannot be started"), (shutil.which("true"), "did not tell its version")]
 )
