@@ -3,8 +3,8 @@ the binary is there and its sandbox works.
 """
 
 import os
-import subprocess
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from app_server import MAX_REASON_CHARS, MINIMUM_VERSION, Launch
 from codex_workspace.codex_home import CONFIG_NAME
@@ -14,6 +14,9 @@ from codex_workspace.exec_once import run_once
 from codex_workspace.exec_process import CodexExec
 from codex_workspace.sandbox import PROBE_TIMEOUT_S, WITHOUT, blocked
 from codex_workspace.supply import SupplyFigures
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ async def test_what_it_has_said_comes_back(tmp_path: Path) -> None:
 
 
 async def test_what_takes_too_long_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
-    asleep = launch(tmp_path, f"sleep 600 & sleep 600 & wait")
-    with anyio.fail_after(20), pytest.raises(CodexCannotStart, match="^it takes too long$"):
+    asleep = launch(tmp_path, "sleep 600 & sleep 600 & wait")
+    with anyio.fail_after(20), pytest.raises(CodexCannotStart, match=r"^it takes too long$"):
         await run_once(asleep, within_s=1, late="it takes too long")
     assert marked(MARK, f"{asleep.family}.", or_longer=True) == []
 
