@@ -76,6 +76,7 @@ LAYERS = [
         "logs",
         "metrics",
         "owner",
+        "pauses",
         "pipes",
         "probe",
         "processes",
