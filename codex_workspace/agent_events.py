@@ -6,6 +6,7 @@ Here are the values and their JSON. How codex's own events become them is left t
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Final, Literal, TypeAlias
 
+from codex_workspace.tool_names import TODO_WRITE
 from codex_workspace.wire import JsonObject, JsonValue
 
 StopReason: TypeAlias = Literal["completed", "failed", "interrupted"]
@@ -109,7 +110,7 @@ class Plan(_Event):
 
     steps: tuple[PlanStep, ...]
     explanation: str | None = None
-    name: str = "TodoWrite"
+    name: str = TODO_WRITE
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,25 @@ async def prove_servers(codex: Codex, options: ThreadOptions, timeout_s: float) 
             await ask(codex, "thread/delete", {"threadId": thread_id}, timeout_s)
 
 
+def texts_of(said: Input) -> list[str]:
+    """Return the texts of what is said, its images left out."""
+    return [text for item in said if isinstance(text := item.get("text"), str)]
+
+
+def check(said: Input, max_chars: int) -> None:
+    """Refuse what codex would refuse.
+
+    Raises:
+        InputRefused: there is nothing in it, or more text than `max_chars`.
+    """
+    texts = texts_of(said)
+    if not any(text.strip() for text in texts) and len(texts) == len(said):
+        raise InputRefused("The message has no text.")
+    chars = sum(len(text) for text in texts)
+    if chars > max_chars:
+        raise InputRefused(f"The message has {chars} characters; at most {max_chars} are taken.")
+
+
 class Conversation:
     """One context: its thread, and the queue before it.
 
@@ -200,12 +219,7 @@ class Conversation:
         Raises:
             InputRefused: there is nothing in it, or more text than codex takes.
         """
-        texts = [text for item in said if isinstance(text := item.get("text"), str)]
-        if not any(text.strip() for text in texts) and len(texts) == len(said):
-            raise InputRefused("The message has no text.")
-        chars = sum(len(text) for text in texts)
-        if chars > self._limits.max_text_chars:
-            raise InputRefused(f"The message has {chars} characters; at most {self._limits.max_text_chars} are taken.")
+        check(said, self._limits.max_text_chars)
 
     @asynccontextmanager
     async def floor(self) -> AsyncIterator["Floor"]:

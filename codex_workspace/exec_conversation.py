@@ -6,19 +6,20 @@ The life of a turn that runs is left to `exec_turn`, what codex keeps of it to `
 import base64
 import logging
 import re
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import anyio
 
-from codex_workspace.conversation import LOST_THREAD, ThreadMemory, TurnOptions
-from codex_workspace.errors import CodexCannotStart, CodexGone, InputRefused
+from codex_workspace.conversation import LOST_THREAD, ThreadMemory, TurnOptions, check, texts_of
+from codex_workspace.errors import CodexCannotStart, CodexGone
 from codex_workspace.events import TokenCount, TurnEnded, TurnEvent
 from codex_workspace.exec_arguments import ExecOptions
+from codex_workspace.exec_files import Folder, laid_down
 from codex_workspace.exec_process import CodexExec, ExecRun
 from codex_workspace.exec_record import file_of, new_turn_id, place_in, size_of, tokens_of, what_became
 from codex_workspace.exec_turn import ExecTurn, TurnLines
@@ -117,12 +118,7 @@ class ExecConversation:
         Raises:
             InputRefused: there is nothing in it, or more text than codex takes.
         """
-        texts = _texts(said)
-        if not any(text.strip() for text in texts) and len(texts) == len(said):
-            raise InputRefused("The message has no text.")
-        chars = sum(len(text) for text in texts)
-        if chars > self._options.max_text_chars:
-            raise InputRefused(f"The message has {chars} characters; at most {self._options.max_text_chars} are taken.")
+        check(said, self._options.max_text_chars)
 
     @asynccontextmanager
     async def floor(self) -> AsyncIterator["ExecFloor"]:
@@ -132,8 +128,7 @@ class ExecConversation:
 
     @asynccontextmanager
     async def _turn(self, said: Input, mark: str, own: TurnOptions) -> AsyncIterator[Begun]:
-        with tempfile.TemporaryDirectory(prefix="codex-images-") as folder:
-            images = await anyio.to_thread.run_sync(_lay_down, said, Path(folder))
+        async with laid_down(partial(_lay_down, said)) as images, AsyncExitStack() as held:
             run = replace(
                 self._options.run,
                 model=own.model or self._options.run.model,
@@ -143,16 +138,15 @@ class ExecConversation:
                 config={**self._options.config, **_effort(own.effort)},
             )
             prompt = _prompt(said)
-            async with AsyncExitStack() as held:
-                begun = await self._begin(prompt, run, mark, held)
-                self._tally.running += 1
-                try:
-                    yield begun
-                except CodexGone:
-                    self._tally.died += 1
-                    raise
-                finally:
-                    self._tally.running -= 1
+            begun = await self._begin(prompt, run, mark, held)
+            self._tally.running += 1
+            try:
+                yield begun
+            except CodexGone:
+                self._tally.died += 1
+                raise
+            finally:
+                self._tally.running -= 1
 
     async def _begin(self, prompt: str, run: ExecOptions, mark: str, held: AsyncExitStack) -> Begun:
         known = await self._memory.load()
@@ -270,24 +264,20 @@ def _task_in(mark: str) -> str:
 
 
 def _prompt(said: Input) -> str:
-    return "\n\n".join(_texts(said)) or IMAGES_ALONE
-
-
-def _texts(said: Input) -> list[str]:
-    return [text for item in said if isinstance(text := item.get("text"), str)]
+    return "\n\n".join(texts_of(said)) or IMAGES_ALONE
 
 
 def _effort(effort: str | None) -> dict[KeyPath, TomlValue]:
     return {} if effort is None else {("model_reasoning_effort",): effort}
 
 
-def _lay_down(said: Input, folder: Path) -> tuple[Path, ...]:
+def _lay_down(said: Input, folder: Folder) -> tuple[Path, ...]:
     """Write the images of a message to files, as `codex exec` takes no others."""
     images: list[Path] = []
     for number, item in enumerate(said):
         match item:
             case {"type": "image", "url": str(url)} if (found := _DATA.match(url)) is not None:
-                file = folder / f"{number}.{found[1].lower()}"
+                file = folder() / f"{number}.{found[1].lower()}"
                 file.write_bytes(base64.b64decode(url[found.end() :]))
                 images.append(file)
             case {"type": "localImage", "path": str(path)}:

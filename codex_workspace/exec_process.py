@@ -1,21 +1,20 @@
 """`codex exec` as a process: one for each prompt, its events while they come, and its end whatever happens.
 
-Arguments are left to `exec_arguments`, the meaning of what codex writes to `exec_lines`.
+Arguments are left to `exec_arguments`, a run's files to `exec_files`, what it is told of MCP servers to `exec_servers`,
+the meaning of what codex writes to `exec_lines`.
 """
 
-import json
 import logging
-import math
 import re
 import signal
 import subprocess
-import tempfile
 import threading
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Generic, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -28,16 +27,14 @@ from app_server import (
     KILL_GRACE_S,
     LAUNCH_OVERRIDES,
     MARK,
-    PASSED_ENVIRONMENT,
     Launch,
     Process,
-    child_environment,
     spawn,
 )
 from codex_workspace.agent_events import AgentEvent
 from codex_workspace.agent_stream import NONE_USED
 from codex_workspace.codex_home import CONFIG_NAME, Managed
-from codex_workspace.errors import CodexCannotStart, ConfigError, InputRefused
+from codex_workspace.errors import CodexCannotStart, InputRefused
 from codex_workspace.events import TokenCount, TurnFailure
 from codex_workspace.exec_arguments import (
     OLDEST,
@@ -48,13 +45,15 @@ from codex_workspace.exec_arguments import (
     check,
     overrides,
 )
+from codex_workspace.exec_files import clear_leftovers, laid_down, lay_down
 from codex_workspace.exec_lines import NO_SESSION, ExecLines
+from codex_workspace.exec_once import run_once
+from codex_workspace.exec_servers import told_of
 from codex_workspace.failures import too_silent
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.processes import end_kin, end_marked, kin_of, sweep
 from codex_workspace.shared_config import Lease, borrow, give_back, recover
-from codex_workspace.toml_text import KeyPath, TomlValue
 from codex_workspace.wire import MAX_INPUT_CHARS, LineSplitter, Skipped
 
 logger = logging.getLogger(__name__)
@@ -96,8 +95,6 @@ EPHEMERAL: Final = "cli_auth_credentials_store"
 
 API_KEY_NAMES: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
 """Where codex looks for an API key: the first for what needs OpenAI's login, the other for providers that name it."""
-
-_OWN: Final = re.compile(r"CODEX_.*|OPENAI_.*|LC_.*|LD_.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,14 +424,13 @@ class CodexExec:
         options = replace(options, config={} if self._lends else {**self._servers, **options.config})
         check(options)
         version = await self.version()
-        with tempfile.TemporaryDirectory(prefix="codex-exec-") as folder:
-            files = await anyio.to_thread.run_sync(_lay_down, options, Path(folder))
-            async with (
-                self._session(options.resume) as begun,
-                _lent(self._launch.codex_home / CONFIG_NAME, lent),
-                self._opened(prompt, options, files, version, reads, handed, begun) as run,
-            ):
-                yield run
+        async with (
+            laid_down(partial(lay_down, options)) as files,
+            self._session(options.resume) as begun,
+            _lent(self._launch.codex_home / CONFIG_NAME, lent),
+            self._opened(prompt, options, files, version, reads, handed, begun) as run,
+        ):
+            yield run
 
     async def version(self) -> Version:
         """Return codex's version, which is asked for once.
@@ -447,6 +443,7 @@ class CodexExec:
             if self._version is None:
                 # A run that was killed with its process may have left its settings there.
                 await anyio.to_thread.run_sync(recover, self._launch.codex_home / CONFIG_NAME)
+                await anyio.to_thread.run_sync(clear_leftovers)
                 self._version = await _ask_version(self._launch)
             return self._version
 
@@ -522,66 +519,11 @@ class CodexExec:
                 self._used.popitem(last=False)
 
 
-def told_of(servers: McpServers) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:
-    """Return the settings that tell codex of MCP servers, and the variables of its environment that hold their secrets.
-
-    `codex exec` has no pipe to be told a secret by; its command line can be read by everybody on the machine, its
-    environment by the same user.
-
-    Raises:
-        ConfigError: a secret's variable would be codex's own, or two servers want one variable with two values.
-    """
-    settings = dict(servers.managed)
-    handed: dict[str, str] = {}
-    for server in servers.servers:
-        forwarded: list[str] = []
-        for (table, key), secret in server.private.items():
-            path = ("mcp_servers", server.name)
-            if table == "env":
-                _hand(handed, key, secret.reveal(), server.name)
-                forwarded.append(key)
-            else:
-                name = f"MCP_HEADER_{len(handed)}_{re.sub(r'[^A-Za-z0-9]', '_', server.name).upper()}"
-                _hand(handed, name, secret.reveal(), server.name)
-                settings[(*path, "env_http_headers", key)] = name
-        if forwarded:
-            settings["mcp_servers", server.name, "env_vars"] = forwarded
-    return settings, handed
-
-
-def _hand(handed: dict[str, str], name: str, value: str, server: str) -> None:
-    if name in PASSED_ENVIRONMENT or _OWN.fullmatch(name):
-        raise ConfigError(
-            f"mcp_servers: {server}: env: {name} is codex's own, and cannot hold a secret with codex exec"
-        )
-    if handed.setdefault(name, value) != value:
-        raise ConfigError(f"mcp_servers: {server}: env: {name} has another value with another server; give it one")
-
-
 def _check_prompt(prompt: str) -> None:
     if not prompt.strip():
         raise InputRefused("The message has no text.")
     if len(prompt) > MAX_INPUT_CHARS:
         raise InputRefused(f"The message has {len(prompt)} characters; codex takes at most {MAX_INPUT_CHARS}.")
-
-
-def _lay_down(options: ExecOptions, folder: Path) -> LaidDown:
-    """Write what codex reads from files. A path with a comma would be two to it, so such an image gets another."""
-    schema = None
-    if options.output_schema is not None:
-        schema = folder / "schema.json"
-        schema.write_text(json.dumps(options.output_schema))
-    return LaidDown(schema, tuple(_image(image, folder / str(at)) for at, image in enumerate(options.images)))
-
-
-def _image(image: Path, link: Path) -> Path:
-    if not image.is_file():
-        raise InputRefused(f"The image {image.name} is no file.")
-    if "," not in str(image):
-        return image.absolute()
-    link = link.with_suffix(image.suffix if "," not in image.suffix else "")
-    link.symlink_to(image.absolute())
-    return link
 
 
 @asynccontextmanager
@@ -636,21 +578,8 @@ async def _tell(stdin: ByteSendStream, prompt: str) -> None:
 
 
 async def _ask_version(launch: Launch) -> Version:
-    try:
-        with anyio.fail_after(VERSION_TIMEOUT_S):
-            told = await anyio.run_process(
-                [str(launch.binary), "--version"],
-                stdin=subprocess.DEVNULL,
-                cwd=launch.cwd,
-                env=child_environment(launch, f"{launch.family}.version"),
-                check=False,
-                start_new_session=True,
-            )
-    except TimeoutError as error:
-        raise CodexCannotStart(f"codex did not say its version within {VERSION_TIMEOUT_S:g} s") from error
-    except OSError as error:
-        where = error.filename or launch.binary
-        raise CodexCannotStart(f"codex cannot be started: {where}: {error.strerror}") from error
+    late = f"codex did not say its version within {VERSION_TIMEOUT_S:g} s"
+    told = await run_once(launch, "--version", within_s=VERSION_TIMEOUT_S, late=late)
     found = re.search(rb"(\d+)\.(\d+)\.(\d+)", told.stdout)
     if found is None:
         raise CodexCannotStart("codex did not tell its version; is CODEX_BIN really codex?")

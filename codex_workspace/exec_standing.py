@@ -3,18 +3,20 @@ the binary is there and its sandbox works.
 """
 
 import os
-import subprocess
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import anyio
-
-from app_server import MAX_REASON_CHARS, MINIMUM_VERSION, Launch, child_environment
+from app_server import MAX_REASON_CHARS, MINIMUM_VERSION, Launch
 from codex_workspace.codex_home import CONFIG_NAME
 from codex_workspace.errors import CodexCannotStart
 from codex_workspace.exec_conversation import Tally
+from codex_workspace.exec_once import run_once
 from codex_workspace.exec_process import CodexExec
 from codex_workspace.sandbox import PROBE_TIMEOUT_S, WITHOUT, blocked
 from codex_workspace.supply import SupplyFigures
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +108,8 @@ async def refuse_blocked(launch: Launch, mode: str) -> None:
 
 
 async def _run(launch: Launch, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
-    try:
-        with anyio.fail_after(PROBE_TIMEOUT_S):
-            return await anyio.run_process(
-                [str(launch.binary), *arguments],
-                stdin=subprocess.DEVNULL,
-                cwd=launch.cwd,
-                env=child_environment(launch, f"{launch.family}.probe"),
-                check=False,
-                start_new_session=True,
-            )
-    except TimeoutError as error:
-        raise CodexCannotStart(f"codex {arguments[0]} did not end within {PROBE_TIMEOUT_S:g} s") from error
-    except OSError as error:
-        raise CodexCannotStart(f"codex cannot be started: {launch.binary}: {error.strerror}") from error
+    late = f"codex {arguments[0]} did not end within {PROBE_TIMEOUT_S:g} s"
+    return await run_once(launch, *arguments, within_s=PROBE_TIMEOUT_S, late=late)
 
 
 def _last_line(said: bytes) -> str:

@@ -18,6 +18,7 @@ import anyio
 from codex_workspace.inbox_rows import RESULT, Skipped, read_row
 from codex_workspace.letters import letter_of
 from codex_workspace.mail import Cursor, Letter, LetterState, Mail
+from codex_workspace.pauses import growing
 from codex_workspace.platform_api import (
     MAX_PAGE,
     ActivityRow,
@@ -195,7 +196,7 @@ class Inbox:
 
     def _pause_after(self, error: PlatformError) -> float:
         self._failures += 1
-        pause_s: float = min(FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10), LONGEST_PAUSE_S) * self._jitter()
+        pause_s = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._failures - 1) * self._jitter()
         if isinstance(error, Busy):
             pause_s = max(pause_s, error.retry_after_s)
         log = logger.warning if self._failures == WORTH_TELLING else logger.info

@@ -25,6 +25,7 @@ from codex_workspace.callers import Caller
 from codex_workspace.errors import StoreUnavailable
 from codex_workspace.inbox_rows import DELEGATION, Incoming, is_answer
 from codex_workspace.mail import Letter, LetterState, Mail, Route
+from codex_workspace.pauses import growing
 from codex_workspace.platform_api import Busy, PlatformApi, PlatformError
 from codex_workspace.platform_replies import Postman, sender_of
 from codex_workspace.replies import answer_in
@@ -260,7 +261,7 @@ class Clerk:
             else:
                 if isinstance(task, Task) and task.status.state in TERMINAL:
                     return said_in(task)
-            await anyio.sleep(min(LOOK_S * 2 ** min(tries, 10), LONGEST_LOOK_S))
+            await anyio.sleep(growing(LOOK_S, LONGEST_LOOK_S, tries))
 
     async def _answered(self, letter: Letter, task: Task) -> Task:
         """Have somebody asked what a task asks, and return the task when it asks that no more."""
@@ -359,7 +360,7 @@ class Clerk:
                 row = await sender_of(self._api, letter)
             except PlatformError as error:
                 logger.info("who has sent a message is not known yet: %s", error)
-                pause_s = min(LOOK_S * 2 ** min(failed, 10), LONGEST_LOOK_S)
+                pause_s = growing(LOOK_S, LONGEST_LOOK_S, failed)
                 await anyio.sleep(max(pause_s, error.retry_after_s) if isinstance(error, Busy) else pause_s)
                 failed += 1
                 continue

@@ -81,6 +81,27 @@ def holder_of(folder: Path) -> Holder | str | None:
     return None
 
 
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file or folder until it is closed, where nobody else holds its lock; tell whether that was so.
+
+    Raises:
+        OSError: its file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_still(descriptor: int, path: Path) -> bool:
+    """Tell whether `path` is the file that is open: one that was locked may have been removed before."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def _open(folder: Path) -> int:
     try:
         return os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -101,15 +122,12 @@ async def _lock_in_time(descriptor: int, folder: Path) -> bool:
 
 def _lock(descriptor: int, folder: Path) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(descriptor)
     except OSError as error:
         raise ConfigError(
             f"WORKSPACE_STATE_DIR: {folder} cannot be locked against a second agent: {error.strerror}; "
             "name a folder on a local disk"
         ) from error
-    return True
 
 
 def _this_process(where: str | None) -> Holder:

@@ -23,6 +23,7 @@ from codex_workspace.inbox import Inbox
 from codex_workspace.letters import Clerk
 from codex_workspace.mail import Mail, forgetting
 from codex_workspace.metrics import TaskOutcome
+from codex_workspace.pauses import growing
 from codex_workspace.platform_api import (
     Beat,
     Busy,
@@ -218,7 +219,7 @@ class PlatformHost:
             except Removed:
                 raise
             except PlatformError as error:
-                pause_s = min(FIRST_PAUSE_S * 2 ** min(tries, 16), LONGEST_PAUSE_S) * random.uniform(0.75, 1.0)
+                pause_s = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * random.uniform(0.75, 1.0)
                 if isinstance(error, Busy):
                     pause_s = max(pause_s, error.retry_after_s)
                 if await self._api.is_removed():

@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 
 from codex_workspace.inbox_rows import DELEGATION, ECHO, IN_REPLY_TO, message_id_of
 from codex_workspace.mail import Letter, Mail, Route
+from codex_workspace.pauses import growing
 from codex_workspace.platform_api import (
     MAX_PAGE,
     ActivityRow,
@@ -168,7 +169,7 @@ class Postman:
         return letter.route is Route.USER and refused.status == 404 and tries < NOT_FOUND_TRIES
 
     async def _pause(self, error: PlatformError, tries: int) -> None:
-        pause_s = min(FIRST_PAUSE_S * 2 ** min(tries, 16), LONGEST_PAUSE_S) * self._jitter()
+        pause_s = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * self._jitter()
         if isinstance(error, Busy):
             pause_s = max(pause_s, error.retry_after_s)
         logger.info("an answer is not out yet: %s Tried again in %.1f s", error, pause_s)

@@ -35,6 +35,7 @@ from anyio.abc import TaskGroup
 from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.groups import plain_task_group
+from codex_workspace.pauses import growing
 from codex_workspace.push_configs import EndDue, PushConfigs
 from codex_workspace.task_states import AT_WORK, TERMINAL
 from codex_workspace.webhooks import (
@@ -393,7 +394,7 @@ async def open_push(options: PushOptions, configs: PushConfigs, resolve: Resolve
 
 def pause_after(tries: int) -> float:
     """Return the seconds before the next try, when `tries` + 1 have failed."""
-    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, 30)))
+    return growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries)
 
 
 def _headers(config: TaskPushNotificationConfig) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import anyio
 
 from codex_workspace.errors import CodexCannotStart, CodexEnded, CodexError, CodexGone
+from codex_workspace.pauses import growing
 from codex_workspace.processes import resident_bytes
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def pause_after(failures: int, max_restarts: int) -> float:
         return 0.0
     if failures >= max_restarts:
         return LONGEST_PAUSE_S
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 2, 10))
+    return growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, failures - 2)
 
 
 def some_shorter() -> float:

@@ -12,28 +12,13 @@ from codex_workspace.conversation import Conversations, TurnOptions
 from codex_workspace.events import TokenCount, TurnEnded, TurnEvent
 from codex_workspace.history import Trace
 from codex_workspace.supply import SupplyFigures
+from codex_workspace.telemetry import Turn
 from codex_workspace.turn import Asked, Input
 from codex_workspace.wire import JsonObject
 
 
-class RunningTurn(Protocol):
+class RunningTurn(Turn, Protocol):
     """A running turn: its events as they come, what it asks, and the ways to join in and to stop it."""
-
-    @property
-    def thread_id(self) -> str:
-        """Codex's id of the thread."""
-
-    @property
-    def turn_id(self) -> str:
-        """The turn's own id, 64 characters at the most."""
-
-    @property
-    def ended(self) -> TurnEnded | None:
-        """How it has ended; None while it has not."""
-
-    @property
-    def usage(self) -> TokenCount | None:
-        """Its own tokens; None while they are not known."""
 
     @property
     def thread_usage(self) -> TokenCount | None:

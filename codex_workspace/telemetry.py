@@ -38,19 +38,19 @@ class Turn(Protocol):
 
     @property
     def thread_id(self) -> str:
-        """Codex's thread."""
+        """Codex's id of the thread."""
 
     @property
     def turn_id(self) -> str:
-        """Codex's own id."""
+        """The turn's own id, 64 characters at the most."""
 
     @property
     def ended(self) -> TurnEnded | None:
-        """How it ended, None while it has not."""
+        """How it has ended; None while it has not."""
 
     @property
     def usage(self) -> TokenCount | None:
-        """What it has used so far, where codex has said so."""
+        """Its own tokens so far; None while they are not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,12 +20,13 @@ import anyio
 import pytest
 import tomlkit
 
-from app_server import MARK, Launch
+from app_server import MARK, Launch, end_leftovers
 from codex_workspace.agent_events import AgentEvent, Done, Error, FileChange, Text, ToolResult, ToolUse
 from codex_workspace.environment import Secret
 from codex_workspace.errors import CodexCannotStart, ConfigError, InputRefused
 from codex_workspace.exec_arguments import ExecOptions
-from codex_workspace.exec_process import CodexExec, ExecLimits, told_of
+from codex_workspace.exec_process import CodexExec, ExecLimits
+from codex_workspace.exec_servers import told_of
 from codex_workspace.mcp_servers import McpServer, McpServerEntry, McpServers, resolve
 from codex_workspace.processes import marked
 from codex_workspace.schema import Place
@@ -208,6 +210,38 @@ async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel,
     assert str(other) in str(request.input)
     assert request.last_user_message is not None
     assert len(request.last_user_message.images) == 1
+
+
+@pytest.mark.parametrize(("options", "folders"), [(FREE, 0), (replace(FREE, output_schema={"type": "object"}), 1)])
+async def test_a_run_has_a_folder_only_where_it_needs_one_and_a_killed_one_s_goes_at_the_next_start(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: ExecOptions, folders: int
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    code = (
+        "import asyncio, os, pathlib, sys; from app_server import Launch;"
+        "from codex_workspace.exec_arguments import ExecOptions; from codex_workspace.exec_process import CodexExec\n"
+        "async def main():\n"
+        "    binary, home, family, schema = sys.argv[1:]\n"
+        "    launch = Launch(pathlib.Path(binary), pathlib.Path(home), pathlib.Path(home), family=family)\n"
+        "    options = ExecOptions(output_schema={'type': 'object'} if schema == 'True' else None)\n"
+        "    async with CodexExec(launch).run('hi', options):\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())"
+    )
+    words = [str(launch.binary), str(launch.codex_home), launch.family, str(options.output_schema is not None)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    await anyio.run_process([sys.executable, "-c", code, *words], check=False, cwd=REPOSITORY, env=environment)
+    await end_leftovers(launch.family)
+    assert len(list(temporary.iterdir())) == folders
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    codex = CodexExec(launch)
+    async with codex.run(script({"say": "{}"}), options) as run:
+        assert len(list(temporary.iterdir())) == folders
+        await CodexExec(launch).version()
+        assert len(list(temporary.iterdir())) == folders
+        assert done_of([event async for event in run]).text == "{}"
+    assert list(temporary.iterdir()) == []
 
 
 async def test_folders_beside_the_working_one_can_be_written(launch: Launch, tmp_path: Path) -> None:
@@ -609,6 +643,23 @@ async def test_a_codex_that_is_killed_is_a_failure(launch: Launch) -> None:
         done = done_of([event async for event in run])
     assert done.error is not None
     assert "SIGKILL" in done.error.message
+    assert left_of(launch) == []
+
+
+@pytest.mark.parametrize("last", ["echo codex-cli 0.163.0", "wait"])
+async def test_nothing_is_left_of_a_codex_that_was_asked_for_its_version(
+    launch: Launch, tmp_path: Path, last: str
+) -> None:
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f"#!/bin/sh\nsleep 600 >/dev/null 2>&1 &\ntouch {tmp_path}/on\n{last}\n")
+    wrapper.chmod(0o700)
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(CodexExec(replace(launch, binary=wrapper)).version)
+            while not (tmp_path / "on").exists():
+                await anyio.sleep(0.02)
+            if last == "wait":
+                tasks.cancel_scope.cancel()
     assert left_of(launch) == []
 
 
