@@ -593,12 +593,17 @@ async def _refuse_broken_config(connection: Connection, launch: Launch) -> None:
         raise CodexCannotStart(f"codex does not take {file}: {why[:MAX_REASON_CHARS]}; mend the file") from refusal
 
 
+def too_old(version: tuple[int, int, int]) -> CodexCannotStart:
+    """Return the error that a codex is older than `MINIMUM_VERSION`."""
+    return CodexCannotStart(
+        f"codex {_dotted(version)} is too old: this agent needs {_dotted(MINIMUM_VERSION)} or newer"
+    )
+
+
 def _refuse_too_old(connection: Connection, initialized: JsonValue) -> None:
     connection.version = read_version(initialized)
     if connection.version < MINIMUM_VERSION:
-        raise CodexCannotStart(
-            f"codex {_dotted(connection.version)} is too old: this agent needs {_dotted(MINIMUM_VERSION)} or newer"
-        )
+        raise too_old(connection.version)
 
 
 def read_version(initialized: JsonValue) -> tuple[int, int, int]:

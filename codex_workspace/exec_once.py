@@ -5,7 +5,7 @@ import uuid
 
 import anyio
 
-from app_server import MARK, Launch, child_environment
+from app_server import MARK, MAX_REASON_CHARS, Launch, child_environment
 from codex_workspace.errors import CodexCannotStart
 from codex_workspace.processes import sweep
 
@@ -40,3 +40,9 @@ async def run_once(launch: Launch, *arguments: str, within_s: float, late: str) 
         raise CodexCannotStart(f"codex cannot be started: {where}: {error.strerror}") from error
     finally:
         await sweep(MARK, mark)
+
+
+def last_line(said: bytes) -> str:
+    """Return the last line of what it has said, as warnings come first; "" where it has said nothing."""
+    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "")[:MAX_REASON_CHARS]

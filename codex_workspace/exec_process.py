@@ -47,7 +47,7 @@ from codex_workspace.exec_arguments import (
 )
 from codex_workspace.exec_files import clear_leftovers, laid_down, lay_down
 from codex_workspace.exec_lines import NO_SESSION, ExecLines
-from codex_workspace.exec_once import run_once
+from codex_workspace.exec_once import last_line, run_once
 from codex_workspace.exec_servers import told_of
 from codex_workspace.failures import too_silent
 from codex_workspace.groups import plain_task_group
@@ -582,7 +582,8 @@ async def _ask_version(launch: Launch) -> Version:
     told = await run_once(launch, "--version", within_s=VERSION_TIMEOUT_S, late=late)
     found = re.search(rb"(\d+)\.(\d+)\.(\d+)", told.stdout)
     if found is None:
-        raise CodexCannotStart("codex did not tell its version; is CODEX_BIN really codex?")
+        said = ": ".join(filter(None, (f"exit code {told.returncode}", last_line(told.stderr))))
+        raise CodexCannotStart(f"codex did not tell its version ({said}); is CODEX_BIN really codex?")
     major, minor, patch = (int(number) for number in found.groups())
     if (major, minor, patch) < OLDEST:
         oldest = ".".join(map(str, OLDEST))

@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app_server import MAX_REASON_CHARS, MINIMUM_VERSION, Launch
+from app_server import MAX_REASON_CHARS, MINIMUM_VERSION, Launch, too_old
 from codex_workspace.codex_home import CONFIG_NAME
 from codex_workspace.errors import CodexCannotStart
 from codex_workspace.exec_conversation import Tally
-from codex_workspace.exec_once import run_once
+from codex_workspace.exec_once import last_line, run_once
 from codex_workspace.exec_process import CodexExec
 from codex_workspace.sandbox import PROBE_TIMEOUT_S, WITHOUT, blocked
 from codex_workspace.supply import SupplyFigures
@@ -51,9 +51,7 @@ class ExecStanding:
         """
         version = await self._codex.version()
         if version < MINIMUM_VERSION:
-            raise CodexCannotStart(
-                f"codex {_dotted(version)} is too old for backend exec; install {_dotted(MINIMUM_VERSION)} or newer"
-            )
+            raise too_old(version)
         await refuse_broken_config(self._launch)
         await refuse_blocked(self._launch, self._sandbox)
         return Found(version)
@@ -104,19 +102,9 @@ async def refuse_blocked(launch: Launch, mode: str) -> None:
         return
     ran = await _run(launch, "sandbox", "--", "true")
     if ran.returncode != 0:
-        raise blocked(mode, _last_line(ran.stderr or ran.stdout) or f"exit code {ran.returncode}")
+        raise blocked(mode, last_line(ran.stderr or ran.stdout) or f"exit code {ran.returncode}")
 
 
 async def _run(launch: Launch, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
     late = f"codex {arguments[0]} did not end within {PROBE_TIMEOUT_S:g} s"
     return await run_once(launch, *arguments, within_s=PROBE_TIMEOUT_S, late=late)
-
-
-def _last_line(said: bytes) -> str:
-    """Return the last line, as warnings come first."""
-    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "")
-
-
-def _dotted(version: tuple[int, int, int]) -> str:
-    return ".".join(map(str, version))
