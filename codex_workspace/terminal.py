@@ -1,8 +1,8 @@
 """Show a turn to a person: A2A events in, Markdown out. Of any A2A agent; what `replies` marks is shown best.
 
-How commands, tools and plans look is `presentation`'s business: an agent of ours has said them by it, in messages and in
-the descriptions of artifacts, and what comes otherwise is made Markdown by it here. A terminal adds colours and leaves
-every character as it is.
+How commands, tools and plans look is `presentation`'s business: an agent of ours has said them by it, in messages and
+in the descriptions of artifacts, and what comes otherwise is made Markdown by it here. A terminal adds colours and
+leaves every character as it is.
 
 `TurnView` is pure: it takes events and a clock's time and returns strings. Whoever uses it writes them; `Console` does
 that for a real stream. All that comes from the agent is data from outside and passes through `clean` first: an escape
@@ -435,9 +435,12 @@ def _value(content: Struct | Value) -> JsonValue:
 
 
 def _diff(artifact: Artifact) -> str:
-    """Return a change of files: what the agent says of it, and its lines."""
-    about, lines = clean(artifact.description).strip(), fenced(clean(_text(artifact.parts)), "diff")
-    return f"{about}\n\n{lines}" if about else lines
+    """Return a change of files: what the agent says of it, and its lines where they are told."""
+    about, diff = clean(artifact.description).strip(), clean(_text(artifact.parts))
+    # Of codex exec nothing but the names, which the description has.
+    if about and "@@" not in diff:
+        return about
+    return f"{about}\n\n{fenced(diff, 'diff')}".lstrip()
 
 
 def _tokens(metadata: Struct) -> str:

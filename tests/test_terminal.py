@@ -142,7 +142,7 @@ def shown(*events: StreamResponse, style: Style = Style()) -> str:  # noqa: B008
         ([status(WORKING, "a plain agent's note")], "a plain agent's note\n"),
         ([ended("ls", "as it *is*", 0)], "as it *is*\n"),
         ([diff("--- a\n+++ b\n-x\n+y\n")], "```diff\n--- a\n+++ b\n-x\n+y\n```\n"),
-        ([diff("+x", "Two files.\n"), diff("+x", "Two files.\n")], "Two files.\n\n```diff\n+x\n```\n"),
+        ([diff("@@ @@\n+x", "Two files.\n")] * 2, "Two files.\n\n```diff\n@@ @@\n+x\n```\n"),
         ([held("sum", ParseDict({}, Value()), "A *sum*.")] * 2, "A *sum*.\n"),
         ([held("sum", ParseDict({"x": ["y"]}, Value()))], '```json\n{\n  "x": [\n    "y"\n  ]\n}\n```\n'),
         ([status(FAILED, "The model refused.")], "**Failed**: The model refused.\n\n[failed, 2.0 s]\n"),
@@ -282,6 +282,10 @@ TURNS: dict[str, tuple[list[TurnEvent], str]] = {
          FilesChanged("f", (Change("/w/a", "add", "x\n"), Change("/w/b", "delete", "y\n")), ItemStatus.COMPLETED)],
         "**Edit**\n\n- add `/w/a`\n- delete `/w/b`\n\n```diff\n--- /dev/null\n+++ /w/a\n@@ -0,0 +1,1 @@\n+x\n"
         "--- /w/b\n+++ /dev/null\n@@ -1,1 +0,0 @@\n-y\n```\n",
+    ),
+    "files of which no lines are told": (
+        [FilesChanged("f", (Change("/w/a", "update", ""),), ItemStatus.COMPLETED)],
+        "**Edit**\n\n- update `/w/a`\n",
     ),
     "files that were not changed": (
         [FilesChanged("f", (Change("/w/a", "add", "x\n"),), ItemStatus.DECLINED)],
