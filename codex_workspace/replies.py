@@ -362,8 +362,8 @@ class Reply:
         head = "" if self._begun == use.id else f"{presentation.markdown(use)}\n\n"
         return self._markdown_note(kind, f"{head}{result}", about)
 
-    def _note(self, kind: str, text: str, about: JsonObject | None = None) -> TaskStatusUpdateEvent:
-        return self._markdown_note(kind, presentation.shortened(text), about or {})
+    def _note(self, kind: str, text: str) -> TaskStatusUpdateEvent:
+        return self._markdown_note(kind, presentation.shortened(text), {})
 
     def _markdown_note(self, kind: str, text: str, about: JsonObject) -> TaskStatusUpdateEvent:
         """Return a note whose text is Markdown, and no longer than it should be."""
