@@ -17,22 +17,19 @@ from codex_workspace.agent_events import (
     Error,
     FileChange,
     Other,
-    Plan,
-    PlanStep,
     Reasoning,
     StopReason,
     Text,
     Tokens,
     ToolResult,
-    ToolUse,
     Usage,
 )
 from codex_workspace.events import ItemStatus, TokenCount, TurnEnded, TurnEvent, TurnFailure, TurnText
 from codex_workspace.failures import told_of
 from codex_workspace.prompts import data_of
 from codex_workspace.questions import Question
-from codex_workspace.tool_names import BASH, COMMAND, FILES, SEARCH, WEB_SEARCH, name_of_change
-from codex_workspace.wire import JsonObject, JsonValue
+from codex_workspace.tool_uses import ToolEnded, plan_of, tool_use
+from codex_workspace.wire import JsonObject
 
 NO_RESULT: Final = "The run ended before codex said what became of this."
 """Output of a tool that codex never said the end of; a command may run on for as long as codex does."""
@@ -154,12 +151,11 @@ class AgentStream:
             ):
                 return []
             case events.CommandStarted() | events.FilesChanging() | events.ToolStarted():
-                return [_use(event, extra)]
+                return [tool_use(event, extra)]
             case events.CommandFinished() | events.FilesChanged() | events.ToolFinished() | events.WebSearched():
                 return self._finished(event, extra)
-            case events.Planned(steps, explanation):
-                listed = tuple(PlanStep(each.text, _step_status(each.status)) for each in steps)
-                return [Plan(listed, explanation, extra=extra)]
+            case events.Planned():
+                return [plan_of(event, extra)]
             case events.Usage():
                 return [self._used(event, extra)]
             case events.Warned(message, will_retry):
@@ -197,12 +193,8 @@ class AgentStream:
             return [Text(item, text, replaces=True, extra=extra)]
         return [Text(item, more, extra=extra)] if more else []
 
-    def _finished(
-        self,
-        event: "events.CommandFinished | events.FilesChanged | events.ToolFinished | events.WebSearched",
-        extra: JsonObject,
-    ) -> list[AgentEvent]:
-        out: list[AgentEvent] = [_use(event, {})] if self._tools.begins(event.item_id) else []
+    def _finished(self, event: ToolEnded, extra: JsonObject) -> list[AgentEvent]:
+        out: list[AgentEvent] = [tool_use(event)] if self._tools.begins(event.item_id) else []
         return [*out, *_results(event, extra)] if self._tools.ends(event.item_id) else []
 
     def _used(self, event: events.Usage, extra: JsonObject) -> Usage:
@@ -277,38 +269,7 @@ class _Pieces:
         return text[len(said) :], False
 
 
-def _use(
-    event: "events.CommandStarted | events.FilesChanging | events.ToolStarted | events.CommandFinished"
-    " | events.FilesChanged | events.ToolFinished | events.WebSearched",
-    extra: JsonObject,
-) -> ToolUse:
-    match event:
-        case events.CommandStarted(item, command, cwd) | events.CommandFinished(item, command, cwd):
-            given: JsonObject = {"command": command, **({"cwd": cwd} if cwd else {})}
-            return ToolUse(item, BASH, COMMAND, given, extra=extra)
-        case events.FilesChanging(item, changes) | events.FilesChanged(item, changes):
-            listed: list[JsonValue] = [{"path": each.path, "kind": each.kind} for each in changes]
-            name = name_of_change(each.kind for each in changes)
-            return ToolUse(item, name, FILES, {"changes": listed}, extra=extra)
-        case events.ToolStarted(item, server, tool, arguments) | events.ToolFinished(item, server, tool, arguments):
-            return ToolUse(item, tool, tool, _input(arguments), server, extra=extra)
-        case events.WebSearched(item, query):
-            return ToolUse(item, WEB_SEARCH, SEARCH, {"query": query}, extra=extra)
-        case _:
-            assert_never(event)
-
-
-def _input(arguments: JsonValue) -> JsonObject:
-    """Return a tool's arguments as an object; models also give texts and lists, and nothing."""
-    if isinstance(arguments, dict):
-        return arguments
-    return {} if arguments is None else {"arguments": arguments}
-
-
-def _results(
-    event: "events.CommandFinished | events.FilesChanged | events.ToolFinished | events.WebSearched",
-    extra: JsonObject,
-) -> list[AgentEvent]:
+def _results(event: ToolEnded, extra: JsonObject) -> list[AgentEvent]:
     match event:
         case events.CommandFinished(item, _, _, output, exit_code, status, duration_ms):
             # Codex 0.101 completes a command that runs on, without an exit code.
@@ -326,10 +287,6 @@ def _results(
             return [ToolResult(item, "", is_error=False, extra=extra)]
         case _:
             assert_never(event)
-
-
-def _step_status(status: str) -> str:
-    return "in_progress" if status == "inProgress" else status
 
 
 def _tokens(count: TokenCount) -> Tokens:

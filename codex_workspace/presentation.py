@@ -1,6 +1,7 @@
 """Agent events as Markdown, for people: what a tool is given and what came of it. docs/events.md explains the stream.
 
-Whatever an output holds, it stays inside its fence; what is left out of a long one is said.
+Whatever an output holds, it stays inside its fence; what is left out of a long one is said. A2A's messages are made of
+it (`replies`), and what `chat` and the demo show (`terminal`).
 """
 
 import json
@@ -25,10 +26,13 @@ from codex_workspace.agent_events import (
 )
 from codex_workspace.prompts import one_line, visible
 from codex_workspace.tool_names import COMMAND, FILES, SEARCH
-from codex_workspace.wire import JsonObject, JsonValue
+from codex_workspace.wire import JsonValue
 
 MAX_SHOWN_CHARS: Final = 4000
-"""Of a command, an output or a tool's parameters, this much is shown."""
+"""Of a command, an output, a diff or a tool's parameters, this much is shown."""
+
+MAX_SHOWN_LINES: Final = 40
+"""And so many of its lines: what a screen holds."""
 
 MAX_UNWRAPPED_CHARS: Final = 20_000
 """A longer command is shown as codex runs it: taking it apart takes 1.5 µs for each character."""
@@ -36,7 +40,15 @@ MAX_UNWRAPPED_CHARS: Final = 20_000
 MAX_LISTED: Final = 50
 """Of changed files and of a plan's steps, so many are listed."""
 
+FAILED: Final = "Failed"
+STOPPED: Final = "Stopped"
+NOTE: Final = "Note"
+"""The words that mark what went wrong, what did not come to its end, and what is said beside the work."""
+
 _SHELLS: Final = frozenset({"bash", "zsh", "sh"})
+_SIGNS: Final = re.compile(r"(?<=[^\W_])_+(?=[^\W_])|(^#|[\\`*_\[\]<>~])")
+"""What Markdown takes for its own, as group 1; underscores inside of a word are none of that."""
+
 _MARKS: Final = {"completed": "[x]", "in_progress": "[ ] *now:*"}
 
 
@@ -54,29 +66,25 @@ def markdown(event: AgentEvent) -> str:
         case FileChange(changes=changes):
             return _listed([f"{one_line(each.kind)} {code(each.path)}" for each in changes])
         case Plan(steps=steps, explanation=explanation):
-            told = f"{_plain(explanation)}\n\n" if explanation else ""
-            return told + _listed([f"{_MARKS.get(each.status, '[ ]')} {_plain(each.text)}" for each in steps])
+            listed = _listed([f"{_MARKS.get(each.status, '[ ]')} {_plain(each.text)}" for each in steps])
+            told = _plain(explanation or "")
+            return "\n\n".join(part for part in (_named(event.name, None), told, listed) if part)
         case Error(message=message, code=word, fatal=fatal):
-            return f"**{'Failed' if fatal else 'Note'}** ({one_line(word)}): {_plain(message)}"
+            return f"**{FAILED if fatal else NOTE}** ({one_line(word)}): {_plain(message)}"
         case Approval(about=about):
-            return f"**Waits for an answer**\n\n{_parameters(about)}"
+            return f"**Waits for an answer**\n\n{data(about)}"
         case Usage() | Other() | Done():
             return ""
         case _:
             assert_never(event)
 
 
-def command(line: str) -> str:
-    """Return a command as a person would have typed it, in a fence."""
-    return fenced(unwrapped(line), "bash")
+def marked(word: str, sentence: str) -> str:
+    """Return a sentence with a word before it that says what it is, such as `FAILED`."""
+    return f"**{word}**: {sentence}"
 
 
-def named(name: str, server: str | None) -> str:
-    """Return a tool's name, and whose it is."""
-    return f"**{_plain(name)}** ({_plain(server)})" if server else f"**{_plain(name)}**"
-
-
-def result(output: str, *, is_error: bool, exit_code: int | None = None, failed: str = "Failed") -> str:
+def result(output: str, *, is_error: bool, exit_code: int | None = None, failed: str = FAILED) -> str:
     """Return what came of a tool: its output in a fence, and for an error, that it is one, by the word `failed`."""
     shown = fenced(output) if output.strip() else ""
     if not is_error:
@@ -85,12 +93,12 @@ def result(output: str, *, is_error: bool, exit_code: int | None = None, failed:
     return f"**{failed}**{how}\n\n{shown}".rstrip()
 
 
-def fenced(text: str, language: str = "", max_chars: int = MAX_SHOWN_CHARS) -> str:
+def fenced(text: str, language: str = "") -> str:
     """Return a text in a fence that is longer than any in it, with its middle left out where it is long.
 
     What is not seen is shown as an escape, which is longer than the character that it stands for.
     """
-    shown = visible(_cut(text.removesuffix("\n"), max_chars))
+    shown = visible(shortened(text.removesuffix("\n"), MAX_SHOWN_LINES))
     fence = "`" * (_longest_run(shown, 2) + 1)
     return f"{fence}{language}\n{shown}\n{fence}"
 
@@ -101,6 +109,27 @@ def code(text: str) -> str:
     ticks = "`" * (_longest_run(line, 0) + 1)
     edge = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{ticks}{edge}{line}{edge}{ticks}"
+
+
+def data(value: JsonValue) -> str:
+    """Return what a program would read, such as a tool's parameters."""
+    return fenced(json.dumps(value, indent=2, ensure_ascii=False), "json")
+
+
+def shortened(text: str, max_lines: int | None = None) -> str:
+    """Return a text without its middle where it is long, and say so: what a command prints last is what matters most.
+
+    A quarter of `MAX_SHOWN_CHARS`, and of `max_lines`, is its beginning, the rest its end.
+    """
+    if len(text) <= MAX_SHOWN_CHARS and (max_lines is None or text.count("\n") < max_lines):
+        return text
+    first = MAX_SHOWN_CHARS // 4
+    head, tail = text[:first], text[first - MAX_SHOWN_CHARS :]
+    if max_lines is not None:
+        above = max_lines // 4
+        head = "\n".join(head.split("\n")[:above])
+        tail = "\n".join(tail.split("\n")[above - max_lines :])
+    return f"{head}\n[… {len(text) - len(head) - len(tail)} characters left out …]\n{tail}"
 
 
 def unwrapped(line: str) -> str:
@@ -119,16 +148,16 @@ def unwrapped(line: str) -> str:
 
 
 def _use(event: ToolUse) -> str:
-    head = named(event.name, event.server)
+    head = _named(event.name, event.server)
     match event:
         case ToolUse(tool=tool, server=None, input={"command": str(line)}) if tool == COMMAND:
-            return f"{head}\n\n{command(line)}"
+            return f"{head}\n\n{fenced(unwrapped(line), 'bash')}"
         case ToolUse(tool=tool, server=None, input={"changes": list(changes)}) if tool == FILES:
             return f"{head}\n\n{_listed([_change(each) for each in changes])}".rstrip()
         case ToolUse(tool=tool, server=None, input={"query": str(query)}) if tool == SEARCH:
             return f"{head} {code(query)}" if query.strip() else head
         case _:
-            return f"{head}\n\n{_parameters(event.input)}" if event.input else head
+            return f"{head}\n\n{data(event.input)}" if event.input else head
 
 
 def _change(change: JsonValue) -> str:
@@ -139,10 +168,6 @@ def _change(change: JsonValue) -> str:
             return "a file"
 
 
-def _parameters(given: JsonObject) -> str:
-    return fenced(json.dumps(given, indent=2, ensure_ascii=False), "json")
-
-
 def _listed(lines: Iterable[str]) -> str:
     """Return the lines as a list."""
     lines = list(lines)
@@ -151,17 +176,14 @@ def _listed(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in shown)
 
 
-def _plain(name: str) -> str:
+def _named(name: str, server: str | None) -> str:
+    """Return a tool's name, and whose it is."""
+    return f"**{_plain(name)}** ({_plain(server)})" if server else f"**{_plain(name)}**"
+
+
+def _plain(words: str) -> str:
     """Return words of codex's or a server's on one line, without what Markdown would take for its own."""
-    return re.sub(r"^#|[\\`*_\[\]<>~]", r"\\\g<0>", one_line(name))
-
-
-def _cut(text: str, max_chars: int) -> str:
-    """Leave out a long text's middle: what a command prints last is what matters most."""
-    if len(text) <= max_chars:
-        return text
-    head, tail = max_chars // 4, max_chars - max_chars // 4
-    return f"{text[:head]}\n[… {len(text) - head - tail} characters left out …]\n{text[-tail:]}"
+    return _SIGNS.sub(lambda sign: f"\\{sign[1]}" if sign[1] else sign[0], one_line(words))
 
 
 def _longest_run(text: str, at_least: int) -> int:

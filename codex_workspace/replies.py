@@ -5,7 +5,8 @@ Pure: time comes in as an argument, events go out as values. Nothing is sent her
 What a client sees (A2A 1.0 names):
 
 * artifact `answer`: the agent's message as it grows, then closed by one update that replaces it by the whole text;
-* artifacts `patch-1`, `patch-2`, …: a unified diff for each change of files; artifact `plan`: the latest plan;
+* artifacts `patch-1`, `patch-2`, …: a unified diff for each change of files; artifact `plan`: the latest plan; their
+  descriptions say for people what is in them;
 * `TASK_STATE_WORKING` with a message for what else a person wants to see; the message's metadata say what it is, for
   programs: `kind` is one of commentary, reasoning, command, tool, search, notice;
 * one terminal status. Its metadata hold the token usage, and on failure a code.
@@ -14,7 +15,7 @@ What a client sees (A2A 1.0 names):
 import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from a2a.types import (
@@ -65,6 +66,8 @@ from codex_workspace.events import (
 )
 from codex_workspace.live import LiveItems
 from codex_workspace.task_states import ANSWER, OFFSET
+from codex_workspace.tool_names import FILES
+from codex_workspace.tool_uses import plan_of, tool_use
 from codex_workspace.wire import JsonObject, JsonValue, safe_text
 
 USAGE: Final = "urn:codex-workspace:usage"
@@ -79,9 +82,6 @@ UPDATE_INTERVAL_S: Final = 0.1
 COPIED_CHARS_PER_S: Final = 1_000_000
 """With every update the SDK copies the task for its readers, and keeps the copies of those that are behind: an answer
 of more than 100,000 characters is updated less often, so that it costs at most this much memory a second."""
-
-MAX_SHOWN_CHARS: Final = 4000
-"""Of a command's output, a tool's result or a note, this much is shown in a status; the task keeps all of those."""
 
 A2AEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
 
@@ -112,6 +112,8 @@ class Reply:
         self._files: list[Artifact] = []
         self._answer_shown = False
         self._patches = 0
+        # The tool whose beginning is what was shown last.
+        self._begun: str | None = None
         for artifact in before:
             self._keep(artifact)
 
@@ -165,6 +167,7 @@ class Reply:
 
     def handed_over(self, artifact: Artifact) -> TaskArtifactUpdateEvent:
         """Return the event that hands over a file; the artifact stays with the answer."""
+        self._begun = None
         self._files.append(artifact)
         self._artifacts[artifact.artifact_id] = artifact
         return TaskArtifactUpdateEvent(
@@ -192,36 +195,33 @@ class Reply:
                 return self._remark_on_the_way()
             case CommandStarted(item_id=item, command=command, cwd=cwd):
                 about: JsonObject = {"itemId": item, "command": command, "cwd": cwd, "status": "inProgress"}
-                return [
-                    *self._remark_on_the_way(),
-                    self._markdown_note("command", presentation.command(command), about),
-                ]
+                return [*self._remark_on_the_way(), self._use_note("command", tool_use(event), about)]
             case CommandFinished():
                 return [self._command_finished(event)]
             case FilesChanged(changes=changes, status=ItemStatus.COMPLETED):
                 self._patches += 1
                 part = Part(text=safe_text(unified_diff(changes)), media_type="text/x-diff")
-                return [self._artifact(f"patch-{self._patches}", [part], last=True)]
-            case FilesChanged(changes=changes):
-                paths = ", ".join(change.path for change in changes)
-                return [self._note("notice", f"A change of files was not made: {paths}")]
+                told = presentation.markdown(tool_use(event))
+                return [self._artifact(f"patch-{self._patches}", [part], last=True, description=told)]
+            case FilesChanged():
+                return [self._files_not_changed(event)]
             case ToolStarted(item_id=item, tool=tool, server=server, arguments=arguments):
                 about = {"itemId": item, "tool": tool, "server": server, "status": "inProgress"}
                 about["input"] = _bounded(arguments)
-                return [
-                    *self._remark_on_the_way(),
-                    self._markdown_note("tool", _tool_use(item, server, tool, arguments), about),
-                ]
+                return [*self._remark_on_the_way(), self._use_note("tool", tool_use(event), about)]
             case ToolFinished():
                 return [self._tool_finished(event)]
             case WebSearched(item_id=item, query=query):
-                return [self._note("search", f"Searched the web: {query}", {"itemId": item, "query": query})]
+                told = presentation.markdown(tool_use(event))
+                return [self._markdown_note("search", told, {"itemId": item, "query": presentation.shortened(query)})]
             case Planned(steps=steps, explanation=explanation):
                 plan: JsonObject = {
                     "explanation": explanation,
                     "steps": [{"step": step.text, "status": step.status} for step in steps],
                 }
-                return [self._artifact("plan", [Part(data=ParseDict(_safe(plan), Value()))], last=True)]
+                told = presentation.markdown(plan_of(event))
+                part = Part(data=ParseDict(_safe(plan), Value()))
+                return [self._artifact("plan", [part], last=True, description=told)]
             case Warned(message=message, will_retry=will_retry):
                 if will_retry:
                     self._answer.start_over()
@@ -319,11 +319,12 @@ class Reply:
             "status": str(event.status),
             "exitCode": event.exit_code,
             "durationMs": event.duration_ms,
-            "output": _shown(event.output or ""),
+            "output": presentation.shortened(event.output or ""),
         }
-        code, failed = event.exit_code, "Stopped" if event.exit_code is None else "Failed"
-        text = presentation.result(event.output or "", is_error=code != 0, exit_code=code, failed=failed)
-        return self._markdown_note("command", text, about)
+        code = event.exit_code
+        failed = presentation.STOPPED if code is None else presentation.FAILED
+        result = presentation.result(event.output or "", is_error=code != 0, exit_code=code, failed=failed)
+        return self._result_note("command", tool_use(event), result, about)
 
     def _tool_finished(self, event: ToolFinished) -> TaskStatusUpdateEvent:
         about: JsonObject = {
@@ -333,13 +334,36 @@ class Reply:
             "status": str(event.status),
             "isError": event.is_error,
             "durationMs": event.duration_ms,
-            "output": _shown(event.result),
+            "output": presentation.shortened(event.result),
         }
         result = presentation.result(event.result, is_error=event.is_error)
-        return self._markdown_note("tool", f"{presentation.named(event.tool, event.server)}\n\n{result}", about)
+        return self._result_note("tool", replace(tool_use(event), input={}), result, about)
 
-    def _note(self, kind: str, text: str, about: JsonObject | None = None) -> TaskStatusUpdateEvent:
-        return self._markdown_note(kind, _shown(text), about or {})
+    def _files_not_changed(self, event: FilesChanged) -> TaskStatusUpdateEvent:
+        why = f"No file was changed ({event.status})."
+        about: JsonObject = {
+            "itemId": event.item_id,
+            "tool": FILES,
+            "server": None,
+            "status": str(event.status),
+            "isError": True,
+            "durationMs": None,
+            "output": why,
+        }
+        return self._result_note("tool", tool_use(event), presentation.result(why, is_error=True), about)
+
+    def _use_note(self, kind: str, use: ToolUse, about: JsonObject) -> TaskStatusUpdateEvent:
+        note = self._markdown_note(kind, presentation.markdown(use), about)
+        self._begun = use.id
+        return note
+
+    def _result_note(self, kind: str, use: ToolUse, result: str, about: JsonObject) -> TaskStatusUpdateEvent:
+        """Return a note of what came of a tool, which says of which where it does not stand right below."""
+        head = "" if self._begun == use.id else f"{presentation.markdown(use)}\n\n"
+        return self._markdown_note(kind, f"{head}{result}", about)
+
+    def _note(self, kind: str, text: str) -> TaskStatusUpdateEvent:
+        return self._markdown_note(kind, presentation.shortened(text), {})
 
     def _markdown_note(self, kind: str, text: str, about: JsonObject) -> TaskStatusUpdateEvent:
         """Return a note whose text is Markdown, and no longer than it should be."""
@@ -348,6 +372,7 @@ class Reply:
         return status
 
     def _status(self, state: TaskState, text: str = "") -> TaskStatusUpdateEvent:
+        self._begun = None
         status = TaskStatus(state=state)
         status.timestamp.GetCurrentTime()
         if text:
@@ -362,9 +387,10 @@ class Reply:
         return TaskStatusUpdateEvent(task_id=self._task_id, context_id=self._context_id, status=status)
 
     def _artifact(
-        self, name: str, parts: list[Part], *, append: bool = False, last: bool = False
+        self, name: str, parts: list[Part], *, append: bool = False, last: bool = False, description: str = ""
     ) -> TaskArtifactUpdateEvent:
-        artifact = Artifact(artifact_id=name, name=name, parts=parts)
+        self._begun = None
+        artifact = Artifact(artifact_id=name, name=name, description=safe_text(description), parts=parts)
         if name != ANSWER:
             self._artifacts[name] = artifact
         return TaskArtifactUpdateEvent(
@@ -482,19 +508,6 @@ def _counts(count: TokenCount) -> JsonObject:
     }
 
 
-def _shown(text: str) -> str:
-    """Cut a long text in its middle, and say so: what a command prints last is what matters most."""
-    if len(text) <= MAX_SHOWN_CHARS:
-        return text
-    head, tail = MAX_SHOWN_CHARS // 4, MAX_SHOWN_CHARS * 3 // 4
-    return f"{text[:head]}\n[… {len(text) - head - tail} characters left out …]\n{text[-tail:]}"
-
-
-def _tool_use(item: str, server: str | None, tool: str, arguments: JsonValue) -> str:
-    given: JsonObject = arguments if isinstance(arguments, dict) else {}
-    return presentation.markdown(ToolUse(item, tool, tool, given, server))
-
-
 def _struct(content: JsonObject) -> Struct:
     return ParseDict(_safe(content), Struct())
 
@@ -508,7 +521,7 @@ def _safe(content: JsonObject) -> JsonObject:
 def _bounded(value: JsonValue) -> JsonValue:
     """Return `value`, or its shortened JSON text where it is long: metadata stay small."""
     text = json.dumps(value, ensure_ascii=False)
-    return value if len(text) <= MAX_SHOWN_CHARS else _shown(text)
+    return value if len(text) <= presentation.MAX_SHOWN_CHARS else presentation.shortened(text)
 
 
 def _text_part(text: str) -> Part:

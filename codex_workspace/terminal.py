@@ -1,11 +1,14 @@
-"""Show a turn to a person: A2A events in, text out. Of any A2A agent; what `replies` marks is shown best.
+"""Show a turn to a person: A2A events in, Markdown out. Of any A2A agent; what `replies` marks is shown best.
+
+How commands, tools and plans look is `presentation`'s business: an agent of ours has said them by it, in messages and
+in the descriptions of artifacts, and what comes otherwise is made Markdown by it here. A terminal adds colours and
+leaves every character as it is.
 
 `TurnView` is pure: it takes events and a clock's time and returns strings. Whoever uses it writes them; `Console` does
 that for a real stream. All that comes from the agent is data from outside and passes through `clean` first: an escape
 sequence in an answer must not move the cursor, set the title or answer a question for the person at the keyboard.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,18 +26,12 @@ from a2a.types import (
     TaskStatus,
 )
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.struct_pb2 import Struct
+from google.protobuf.struct_pb2 import Struct, Value
 
-from codex_workspace.presentation import unwrapped
+from codex_workspace.agent_events import Reasoning
+from codex_workspace.presentation import FAILED, NOTE, STOPPED, data, fenced, markdown, marked, unwrapped
 from codex_workspace.replies import USAGE
 from codex_workspace.wire import JsonObject, JsonValue
-
-MAX_OUTPUT_LINES: Final = 24
-"""Of a command's output; the middle is left out, as beginning and end say most."""
-
-MAX_DIFF_LINES: Final = 60
-MAX_LINE_CHARS: Final = 400
-"""Of one line of output or diff: a minified file would fill the screen."""
 
 ENDINGS: Final = frozenset(
     {
@@ -56,6 +53,11 @@ _CONTROLS: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, DEL, C1
     "\u2028\u2029\u202a-\u202e\u2066-\u2069]"  # line separators, and what makes text run backwards
 )
+
+
+_FENCE: Final = re.compile("(`{3,})([a-z]*)")
+_STRONG: Final = re.compile(r"\*\*.+?\*\*")
+_BAD: Final = (f"**{FAILED}**", f"**{STOPPED}**")
 
 
 def clean(text: str) -> str:
@@ -88,6 +90,39 @@ class Style:
     def bad(self, text: str) -> str:
         """What went wrong, or was taken away."""
         return self._set("31", text)
+
+    def markdown(self, text: str) -> str:
+        """Markdown: names bold, fences dim, commands bold, diffs in their colours, and what failed as bad."""
+        if not self.colour:
+            return text
+        shown, fence, language = list[str](), "", ""
+        for line in text.split("\n"):
+            opening = _FENCE.fullmatch(line)
+            if fence:
+                shown.append(self.dim(line) if line == fence else self._fenced(line, language))
+                fence = "" if line == fence else fence
+            elif opening is not None:
+                shown.append(self.dim(line))
+                fence, language = opening.groups()
+            else:
+                shown.append(self._prose(line))
+        return "\n".join(shown)
+
+    def _fenced(self, line: str, language: str) -> str:
+        match language:
+            case "bash":
+                return self.bold(line)
+            case "diff" if line.startswith(("+++ ", "--- ")):
+                return self.bold(line)
+            case "diff" if line.startswith("+"):
+                return self.good(line)
+            case "diff" if line.startswith("-"):
+                return self.bad(line)
+            case _:
+                return line
+
+    def _prose(self, line: str) -> str:
+        return self.bad(line) if line.startswith(_BAD) else _STRONG.sub(lambda found: self.bold(found[0]), line)
 
     def _set(self, code: str, text: str) -> str:
         if not self.colour or not text:
@@ -151,7 +186,6 @@ class TurnView:
         self._growing_key: str | None = None
         self._at_cursor: str | None = None
         self._seen: set[str] = set()
-        self._last_command: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -189,7 +223,7 @@ class TurnView:
 
     def broken(self, sentence: str) -> str:
         """Return what to write when the turn cannot be followed to its end, for the reason given."""
-        return self._line(self._style.bad(f"error: {clean(sentence)}"))
+        return self._block(self._style.bad(marked("Error", clean(sentence))))
 
     def _know(self, task_id: str, context_id: str) -> None:
         self.task_id = task_id or self.task_id
@@ -219,13 +253,13 @@ class TurnView:
         elif sentence.rstrip(".").lower() in ("", word):
             said = ""
         else:
-            said = self._line(self._style.bad(f"error: {clean(sentence)}"))
+            said = self._block(self._style.bad(marked(word.capitalize(), clean(sentence))))
         return said + self._ending(word, _tokens(metadata), now)
 
     def _ending(self, word: str, tokens: str, now: float) -> str:
         facts = [word, *([tokens] if tokens else []), f"{now - self._started:.1f} s"]
         shown = self._style.good if self.completed else self._style.bad
-        return self._line(f"[{shown(facts[0])}, {', '.join(facts[1:])}]")
+        return self._block(f"[{shown(facts[0])}, {', '.join(facts[1:])}]")
 
     def _artifact_update(self, update: TaskArtifactUpdateEvent) -> str:
         if update.append or not update.last_chunk:
@@ -245,10 +279,10 @@ class TurnView:
     def _artifact(self, artifact: Artifact) -> str:
         """Show an artifact that is given whole; nothing of it where it was shown before."""
         if _is_diff(artifact):
-            return self._once(artifact, self._diff(_text(artifact.parts)))
-        if artifact.artifact_id == "plan" and (plan := self._plan(artifact)):
-            return self._once(artifact, plan)
-        text = _text(artifact.parts)
+            return self._once(artifact, _diff(artifact))
+        text, about = _text(artifact.parts), clean(artifact.description).strip()
+        if about and not text and any(part.HasField("data") for part in artifact.parts):
+            return self._once(artifact, about)
         return (self._whole(artifact.artifact_id, text) if text else "") + self._others(artifact.parts)
 
     def _once(self, artifact: Artifact, shown: str) -> str:
@@ -256,7 +290,7 @@ class TurnView:
         if key in self._seen:
             return ""
         self._seen.add(key)
-        return self._line(shown)
+        return self._block(self._style.markdown(shown))
 
     def _whole(self, key: str, text: str) -> str:
         shown = self._shown.get(key, "")
@@ -281,7 +315,7 @@ class TurnView:
         if self._said and self._said[-1] == shown:
             self._said[-1] = text
         # A note came in between: the text goes on below it.
-        onward = "" if self._at_cursor == key else self._page.fresh_line()
+        onward = "" if self._at_cursor == key else self._page.paragraph()
         self._at_cursor = key
         return onward + self._page.put(clean(text[len(shown) :]))
 
@@ -307,75 +341,46 @@ class TurnView:
             return ""
         if message.message_id:
             self._seen.add(message.message_id)
-        text, about = _text(message.parts), _plain(message.metadata)
+        text, about = clean(_text(message.parts)).strip(), _plain(message.metadata)
         match about.get("kind"):
-            case "command":
-                return self._command(about, text)
             case "commentary":
-                return self._remark(text, message.message_id)
-            case "tool" if isinstance(about.get("tool"), str):
-                return self._line(self._style.dim(_tool_line(about)))
-            case "reasoning":
-                return self._line(self._style.dim(f"thinking: {clean(text).strip()}"))
-            case "notice":
-                return self._line(self._style.dim(f"note: {clean(text).strip()}"))
+                return self._remark(_text(message.parts), message.message_id)
+            case "command" | "tool" | "search":
+                self._note_command(about)
+                return self._block(self._style.markdown(text))
+            case "reasoning" if text:
+                return self._block(self._style.dim(markdown(Reasoning("", text))))
+            case "notice" if text:
+                return self._block(self._style.dim(marked(NOTE, text)))
             case _:
-                return self._line(self._style.dim(_bounded(clean(text), MAX_OUTPUT_LINES)))
+                return self._block(self._style.dim(text))
 
-    def _command(self, about: JsonObject, text: str) -> str:
-        command, item = about.get("command"), about.get("itemId")
-        if not isinstance(command, str):
-            return self._line(clean(text))
-        shown = unwrapped(command)
-        title = self._line(self._style.bold(f"$ {clean(shown).strip()}"))
-        if about.get("status") == "inProgress":
-            self._last_command = str(item)
-            return title
-        output, exit_code = about.get("output"), about.get("exitCode")
-        ended = Command(
-            command=shown,
-            output=output if isinstance(output, str) else "",
-            exit_code=int(exit_code) if isinstance(exit_code, int | float) else None,
-        )
-        self.commands.append(ended)
-        # Of commands that run side by side, the output stands below its own.
-        head = "" if self._last_command == str(item) else title
-        return head + self._result(ended)
-
-    def _result(self, command: Command) -> str:
-        output = clean(command.output).strip("\n")
-        body = self._line(_bounded(output, MAX_OUTPUT_LINES, indent="  ")) if output else ""
-        if command.exit_code is None:
-            return body + self._line(self._style.bad("  [stopped]"))
-        shown = self._style.dim if command.exit_code == 0 else self._style.bad
-        return body + self._line(shown(f"  [exit {command.exit_code}]"))
-
-    def _diff(self, text: str) -> str:
-        return "\n".join(
-            self._diff_line(line) for line in _bounded(clean(text).rstrip("\n"), MAX_DIFF_LINES).split("\n")
-        )
-
-    def _diff_line(self, line: str) -> str:
-        if line.startswith(("+++ ", "--- ")):
-            return self._style.bold(line)
-        if line.startswith("+"):
-            return self._style.good(line)
-        return self._style.bad(line) if line.startswith("-") else line
-
-    def _plan(self, artifact: Artifact) -> str:
-        plan = next((MessageToDict(part.data) for part in artifact.parts if part.HasField("data")), None)
-        steps = plan.get("steps") if isinstance(plan, dict) else None
-        if not isinstance(steps, list):
-            return ""
-        return "\n".join(["plan:", *(_plan_line(step) for step in steps if isinstance(step, dict))])
+    def _note_command(self, about: JsonObject) -> None:
+        """Remember a command that has ended."""
+        match about:
+            case {"status": "inProgress"}:
+                return
+            case {"kind": "command", "command": str(command)}:
+                output, exit_code = about.get("output"), about.get("exitCode")
+                ended = Command(
+                    command=unwrapped(command),
+                    output=output if isinstance(output, str) else "",
+                    exit_code=int(exit_code) if isinstance(exit_code, int | float) else None,
+                )
+                self.commands.append(ended)
+            case _:
+                return
 
     def _others(self, parts: Sequence[Part]) -> str:
         """Show that there are parts which are no text."""
-        return "".join(self._line(self._style.dim(shown)) for part in parts if (shown := _no_text(part)))
+        return "".join(self._block(self._style.dim(shown)) for part in parts if (shown := _no_text(part)))
 
-    def _line(self, text: str) -> str:
+    def _block(self, text: str) -> str:
+        """Show a paragraph, or several, apart from what stands before."""
+        if not text:
+            return ""
         self._at_cursor = None
-        return self._page.fresh_line() + self._page.put(f"{text}\n")
+        return self._page.paragraph() + self._page.put(f"{text}\n")
 
 
 class _Page:
@@ -388,9 +393,6 @@ class _Page:
         self._end = (self._end + text)[-2:]
         return text
 
-    def fresh_line(self) -> str:
-        return self.put("\n") if self._end and not self._end.endswith("\n") else ""
-
     def paragraph(self) -> str:
         if not self._end or self._end == "\n\n":
             return ""
@@ -400,15 +402,6 @@ class _Page:
 def state_word(state: TaskState) -> str:
     """Return a task state's name as people say it."""
     return TaskState.Name(state).removeprefix("TASK_STATE_").replace("_", " ").lower()
-
-
-def _tool_line(about: JsonObject) -> str:
-    server = f"{about['server']}." if isinstance(about.get("server"), str) else ""
-    name = clean(f"{server}{about['tool']}").strip()
-    if about.get("status") == "inProgress":
-        return f"Calling {name}"
-    how = "failed" if about.get("isError") is True else "answered"
-    return _bounded(f"{name} {how}: {clean(str(about.get('output') or ''))}".rstrip(), MAX_OUTPUT_LINES)
 
 
 def _text(parts: Sequence[Part]) -> str:
@@ -427,14 +420,27 @@ def _no_text(part: Part) -> str:
         case "url":
             return f"[file {name} at {clean(part.url)}]"
         case "data":
-            return _bounded(clean(json.dumps(MessageToDict(part.data), ensure_ascii=False)), MAX_OUTPUT_LINES)
+            return data(_value(part.data))
         case _:
             return ""
 
 
-def _plan_line(step: Mapping[str, JsonValue]) -> str:
-    mark = {"completed": "x", "inProgress": ">", "in_progress": ">"}.get(str(step.get("status")), " ")
-    return f"  [{mark}] {clean(str(step.get('step'))).strip()}"
+def _value(content: Struct | Value) -> JsonValue:
+    """Return what an agent has said for programs; None where it holds a number that JSON has not, such as 1e999."""
+    try:
+        value: JsonValue = MessageToDict(content)
+    except ValueError:
+        return None
+    return value
+
+
+def _diff(artifact: Artifact) -> str:
+    """Return a change of files: what the agent says of it, and its lines where they are told."""
+    about, diff = clean(artifact.description).strip(), clean(_text(artifact.parts))
+    # Of codex exec nothing but the names, which the description has.
+    if about and "@@" not in diff:
+        return about
+    return f"{about}\n\n{fenced(diff, 'diff')}".lstrip()
 
 
 def _tokens(metadata: Struct) -> str:
@@ -450,13 +456,5 @@ def _tokens(metadata: Struct) -> str:
 
 
 def _plain(struct: Struct) -> JsonObject:
-    content: JsonObject = MessageToDict(struct)
-    return content
-
-
-def _bounded(text: str, max_lines: int, indent: str = "") -> str:
-    lines = text.split("\n")
-    if len(lines) > max_lines:
-        head, tail = max_lines // 4, max_lines - max_lines // 4
-        lines = [*lines[:head], f"… {len(lines) - head - tail} lines left out …", *lines[-tail:]]
-    return "\n".join(indent + (line if len(line) <= MAX_LINE_CHARS else f"{line[:MAX_LINE_CHARS]}…") for line in lines)
+    content = _value(struct)
+    return content if isinstance(content, dict) else {}

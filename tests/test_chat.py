@@ -76,12 +76,13 @@ async def test_one_message_shows_what_comes_of_it_and_leaves_with_0_or_1(agent: 
     said = await chat(agent.url, "-m", script({"run": "echo sum $((40+2))"}, {"say": "Forty-two it is."}))
     assert said.err == ""
     assert said.code == 0
-    assert "$ echo sum $((40+2))\n  " in said.out
-    assert "sum 42\n  [exit 0]\n\nForty-two it is.\n[completed, " in said.out
+    assert said.out.startswith(
+        "**Bash**\n\n```bash\necho sum $((40+2))\n```\n\n```\nsum 42\n```\n\nForty-two it is.\n\n[completed, "
+    )
     assert "\x1b" not in said.out
     failed = await chat(agent.url, "-m", script({"fail": 401}))
     assert (failed.code, failed.err) == (1, "")
-    assert "error: The model provider refused the credential (HTTP 401)" in failed.out
+    assert "**Failed**: The model provider refused the credential (HTTP 401)" in failed.out
     assert "\n[failed, " in failed.out
 
 
@@ -90,7 +91,7 @@ async def test_lines_are_one_conversation_until_a_new_one_begins(agent: AgentPro
     said = await chat(agent.url, typed="\n".join(lines))
     assert (said.code, said.err) == (0, "")
     before, after = said.out.split("[a new conversation]\n")
-    assert "You said: the word is apple\n[completed, " in before
+    assert "You said: the word is apple\n\n[completed, " in before
     assert "user: the word is apple\nassistant: You said: the word is apple\n" in before
     assert "apple" not in after
     assert "not sent" not in said.out
@@ -196,7 +197,7 @@ async def test_ctrl_c_cancels_the_turn_and_at_the_prompt_leaves(agent: AgentProc
     async with terminal(agent.url) as (screen, process):
         await screen.until("> ")
         screen.type(script({"run": "sleep 86422"}) + "\n")
-        await screen.until("$ sleep 86422")
+        await screen.until("sleep 86422\x1b[0m")
         mark = len(screen.seen)
         screen.type("\x03")
         await screen.until("canceled", mark)
@@ -211,7 +212,8 @@ async def test_ctrl_c_cancels_the_turn_and_at_the_prompt_leaves(agent: AgentProc
         with anyio.fail_after(5):
             assert await process.wait() == 0
     assert "Traceback" not in screen.seen
-    assert "\x1b[1m$ sleep 86422\x1b[0m" in screen.seen
+    assert "\x1b[2m```bash\x1b[0m\r\n\x1b[1msleep 86422\x1b[0m\r\n\x1b[2m```\x1b[0m\r\n" in screen.seen
+    assert "\x1b[31m**Stopped**\x1b[0m\r\n" in screen.seen
 
 
 async def test_ctrl_c_during_a_streamed_answer_cancels_it(agent: AgentProcess) -> None:
@@ -400,7 +402,7 @@ async def test_other_agents_can_be_talked_to_streaming_or_not(streaming: bool, v
     ):
         with anyio.fail_after(10):
             await peer.send(Outgoing("hello"), on_event)
-    assert text == f"hello: in task {view.task_id}\n[completed, 0.0 s]\n"
+    assert text == f"hello: in task {view.task_id}\n\n[completed, 0.0 s]\n"
 
 
 async def test_an_answer_to_an_agents_question_belongs_to_its_task() -> None:
@@ -413,7 +415,7 @@ async def test_an_answer_to_an_agents_question_belongs_to_its_task() -> None:
                 view.apply(event, 0.0)
 
             await peer.send(Outgoing("ask"), on_event)
-    assert "Which one?\n[input required, " in said.out
+    assert "Which one?\n\n[input required, " in said.out
     assert "the red one: in task " in said.out
     assert view.state == TaskState.TASK_STATE_INPUT_REQUIRED
 

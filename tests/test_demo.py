@@ -17,6 +17,40 @@ from tests.e2e.agent_process import REPOSITORY
 
 COMMAND = (sys.executable, "-m", "codex_workspace", "demo")
 
+WORK = re.compile(
+    r"""> Please write a small file and show me that it is there\.
+
+I write the file first, then I look\.
+
+\*\*Write\*\*
+
+- add `/.*/workspace/greeting\.txt`
+
+```diff
+--- /dev/null
+\+\+\+ /.*/workspace/greeting\.txt
+@@ -0,0 \+1,1 @@
+\+hello from the sandbox
+```
+
+\*\*Bash\*\*
+
+```bash
+uname -sr && ls && cat greeting\.txt
+```
+
+```
+Linux \S+
+greeting\.txt
+hello from the sandbox
+```
+
+There it is: greeting\.txt, written by a patch and read by a command in codex's sandbox\.
+
+\[completed, """
+)
+"""What is shown of the first message."""
+
 
 def environment(temporary: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
     """A person's environment, with what must not disturb the demo: another agent's settings, keys, a proxy."""
@@ -56,9 +90,7 @@ async def test_the_demo_shows_an_answer_a_command_and_a_memory(tmp_path: Path) -
     said = done.stdout.decode()
     assert done.returncode == 0, said
     assert "[ready: codex " in said
-    assert "+hello from the sandbox\n" in said
-    assert "$ uname -sr && ls && cat greeting.txt\n  Linux " in said
-    assert "  hello from the sandbox\n  [exit 0]\n\nThere it is: greeting.txt" in said
+    assert WORK.search(said), said
     assert len(re.findall(r"^\[completed, [\d,]+ tokens .*, \d+\.\d s\]$", said, re.MULTILINE)) == 3
     assert re.findall(r"^(\d)\. ", said, re.MULTILINE) == ["1", "2", "3", "4", "5"]
     assert "user: What have we said so far?\nassistant: user: Please write" in said
@@ -67,7 +99,7 @@ async def test_the_demo_shows_an_answer_a_command_and_a_memory(tmp_path: Path) -
     assert free_of_traces(tmp_path)
 
 
-@pytest.mark.parametrize("moment", ["1. Start", "$ uname"])
+@pytest.mark.parametrize("moment", ["1. Start", "uname"])
 async def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, moment: str) -> None:
     process = await anyio.open_process(
         COMMAND, env=environment(tmp_path), cwd=REPOSITORY, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT

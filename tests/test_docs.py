@@ -55,7 +55,9 @@ URL: Final = "http://127.0.0.1:8000"
 
 LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE: Final = re.compile(r"`([^`]+)`")
-SNIPPET: Final = re.compile(r"(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)```\n", re.DOTALL)
+SNIPPET: Final = re.compile(
+    r"(?:<!-- (?P<mark>[^\n]*) -->\n)?(?P<fence>`{3,})(?P<language>\w*)\n(?P<text>.*?)(?P=fence)\n", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from codex_workspace import agent_events
-from codex_workspace.agent_events import EVENT_TYPES, AgentEvent, ToolUse
+from codex_workspace.agent_events import EVENT_TYPES, AgentEvent, Plan, PlanStep, ToolResult, ToolUse
 from codex_workspace.agent_stream import AgentStream
 from codex_workspace.events import TurnReader
 from codex_workspace.exec_lines import ExecLines
+from codex_workspace.presentation import MAX_LISTED, MAX_SHOWN_CHARS, MAX_SHOWN_LINES, markdown
 from codex_workspace.questions import read_question
 from codex_workspace.wire import Notification, Request
 
@@ -174,3 +175,21 @@ def test_tools_have_the_names_of_the_table() -> None:
     rows = {tuple(CODE.findall(tool) + CODE.findall(name)) for _, tool, name in table("tools")}
     assert rows - {()} == said - {("t", "t")}
     assert ("t", "t") in said
+
+
+FOR_PEOPLE: Final[tuple[AgentEvent, ...]] = (
+    ToolUse("c", "Bash", "command_execution", {"command": "/bin/bash -lc 'make test'"}),
+    ToolResult("c", "tests/test_sum.py:3: AssertionError\n", is_error=True, exit_code=2),
+    ToolUse("f", "Edit", "file_change", {"changes": [{"path": "sum.py", "kind": "update"}]}),
+    ToolUse("t", "now", "now", {"zone": "UTC"}, "clock"),
+    ToolResult("t", "12:00", is_error=False),
+    Plan((PlanStep("find the error", "completed"), PlanStep("test again", "in_progress"))),
+)
+
+
+def test_events_look_as_the_document_shows() -> None:
+    text = EVENTS.read_text()
+    _, _, behind = text.partition("<!-- for people -->\n````markdown\n")
+    assert behind.partition("\n````\n")[0] == "\n\n".join(markdown(event) for event in FOR_PEOPLE)
+    assert f"{MAX_SHOWN_CHARS:,} characters and {MAX_SHOWN_LINES} lines are\nshown" in text
+    assert f"of files and steps {MAX_LISTED} are listed" in text

@@ -46,7 +46,7 @@ LAYERS = [
     {"agent_stream"},
     # Translation.
     {"failures", "handover", "history", "items", "midturn", "replies", "snapshots"},
-    {"presentation"},
+    {"presentation", "tool_uses"},
     {"answered", "answers", "live", "prompts", "redaction"},
     {"questions"},
     {"diffs", "exec_arguments", "exec_reader", "forms", "mailbox", "mcp_startup", "parts", "refusals", "telemetry"},

@@ -43,9 +43,9 @@ from codex_workspace.events import (
     Warned,
     WebSearched,
 )
+from codex_workspace.presentation import MAX_SHOWN_CHARS
 from codex_workspace.replies import (
     COPIED_CHARS_PER_S,
-    MAX_SHOWN_CHARS,
     UPDATE_INTERVAL_S,
     USAGE,
     A2AEvent,
@@ -327,7 +327,7 @@ def test_a_command_is_shown_twice_and_its_output_cut_in_the_middle() -> None:
         "cwd": "/w",
         "status": "inProgress",
     }
-    assert seen.texts[0] == "```bash\nmake\n```"
+    assert seen.texts[0] == "**Bash**\n\n```bash\nmake\n```"
     assert len(seen.texts) == 2
     finished, text = seen.notes[1], seen.texts[1]
     assert {name: finished[name] for name in ("status", "exitCode", "durationMs")} == {
@@ -348,7 +348,7 @@ def test_a_command_is_shown_twice_and_its_output_cut_in_the_middle() -> None:
 
 def test_a_command_that_was_stopped_has_no_exit_code() -> None:
     seen = seen_of(CommandFinished("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None))
-    assert seen.texts == ["**Stopped**"]
+    assert seen.texts == ["**Bash**\n\n```bash\nsleep 9\n```\n\n**Stopped**"]
     assert seen.notes[0]["exitCode"] is None
 
 
@@ -363,7 +363,26 @@ def test_every_change_of_files_is_a_patch_of_its_own() -> None:
     diff = "--- /dev/null\n+++ /w/a\n@@ -0,0 +1,1 @@\n+hello\n"
     assert seen.artifacts == {"patch-1": diff, "patch-2": diff}
     assert seen.closed == {"patch-1", "patch-2"}
-    assert seen.texts == ["A change of files was not made: /w/a"]
+    assert seen.texts == ["**Write**\n\n- add `/w/a`\n\n**Failed**\n\n```\nNo file was changed (declined).\n```"]
+    assert seen.notes == [
+        {
+            "kind": "tool",
+            "itemId": "g",
+            "tool": "file_change",
+            "server": None,
+            "status": "declined",
+            "isError": True,
+            "durationMs": None,
+            "output": "No file was changed (declined).",
+        }
+    ]
+
+
+def test_a_patch_lists_its_files() -> None:
+    changes = (Change("/w/a", "add", "x"), Change("/w/b", "update", "@@ -1 +1 @@\n-x\n+y\n"))
+    (event,) = reply().apply(FilesChanged("f", changes, ItemStatus.COMPLETED), 1.0)
+    assert isinstance(event, TaskArtifactUpdateEvent)
+    assert event.artifact.description == "**Edit**\n\n- add `/w/a`\n- update `/w/b`"
 
 
 def test_a_plan_replaces_the_one_before() -> None:
@@ -372,6 +391,7 @@ def test_a_plan_replaces_the_one_before() -> None:
         (event,) = speaker.apply(Planned((PlanStep("test", status),), "why"), 1.0)
         assert isinstance(event, TaskArtifactUpdateEvent)
         assert (event.artifact.artifact_id, event.append) == ("plan", False)
+        assert event.artifact.description.startswith("**TodoWrite**\n\nwhy\n\n- [")
         assert MessageToDict(event.artifact.parts[0].data) == {
             "explanation": "why",
             "steps": [{"step": "test", "status": status}],
@@ -388,20 +408,55 @@ def test_a_tool_is_shown_by_server_and_name_with_what_it_was_given_and_gave() ->
     )
     assert seen.texts[:4] == [
         '**echo** (srv)\n\n```json\n{\n  "x": [\n    1,\n    null\n  ]\n}\n```',
-        "**echo** (srv)\n\n```\npong\n```",
+        "```\npong\n```",
         "**look**",
-        "**look**\n\n**Failed**\n\n```\nno such thing\n```",
+        "**Failed**\n\n```\nno such thing\n```",
     ]
     assert seen.notes[0]["input"] == {"x": [1.0, None]}
     assert seen.notes[3]["isError"] is True
     assert isinstance(seen.notes[4]["input"], str)
 
 
+BASH_ONE = "**Bash**\n\n```bash\none\n```"
+CHANGED = FilesChanged("f", (Change("/w/a", "add", "x"),), ItemStatus.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("between", "head"),
+    [
+        ((), ""),
+        ((CommandOutput("1", "o"), DiffUpdated("d")), ""),
+        ((CommandStarted("2", "two", "/w"),), f"{BASH_ONE}\n\n"),
+        ((TextDelta("m", "By the way"),), f"{BASH_ONE}\n\n"),
+        ((Reasoned("r", ("Hm",)),), f"{BASH_ONE}\n\n"),
+        ((CHANGED,), f"{BASH_ONE}\n\n"),
+    ],
+)
+def test_a_result_that_does_not_stand_below_its_tool_says_of_which_it_is(
+    between: tuple[TurnEvent, ...], head: str
+) -> None:
+    ended = CommandFinished("1", "one", "/w", "out\n", 0, ItemStatus.COMPLETED, 1)
+    assert seen_of(CommandStarted("1", "one", "/w"), *between, ended).texts[-1] == f"{head}```\nout\n```"
+
+
+def test_tools_that_run_side_by_side_are_told_apart() -> None:
+    first = ToolFinished("1", "srv", "f", {"x": 1}, "one", False, ItemStatus.COMPLETED, 1)
+    second = ToolFinished("2", None, "g", {}, "two", False, ItemStatus.COMPLETED, 1)
+    seen = seen_of(ToolStarted("1", "srv", "f", {"x": 1}), ToolStarted("2", None, "g", {}), first, second)
+    assert seen.texts[2:] == ["**f** (srv)\n\n```\none\n```", "**g**\n\n```\ntwo\n```"]
+
+
+def test_what_a_tool_is_given_is_shown_whatever_it_is() -> None:
+    assert seen_of(ToolStarted("t", None, "f", ["x"])).texts == [
+        '**f**\n\n```json\n{\n  "arguments": [\n    "x"\n  ]\n}\n```'
+    ]
+
+
 @pytest.mark.parametrize(
     ("event", "kind", "text"),
     [
         (Reasoned("r", ("Look at it.",)), "reasoning", "Look at it."),
-        (WebSearched("w", "codex"), "search", "Searched the web: codex"),
+        (WebSearched("w", "codex"), "search", "**WebSearch** `codex`"),
         (Warned("Reconnecting... 1/5", will_retry=True), "notice", "Reconnecting... 1/5"),
     ],
 )
