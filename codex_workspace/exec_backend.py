@@ -9,8 +9,8 @@ from codex_workspace.codex_home import Managed
 from codex_workspace.conversation import Conversations, ThreadMemory
 from codex_workspace.exec_arguments import ExecOptions, Sandbox
 from codex_workspace.exec_conversation import ExecConversation, SessionOptions, Tally
+from codex_workspace.exec_mcp_settings import told_of
 from codex_workspace.exec_process import CodexExec, ExecLimits
-from codex_workspace.exec_servers import told_of
 from codex_workspace.exec_standing import ExecStanding
 from codex_workspace.mcp_startup import Expected
 from codex_workspace.providers import ChosenProvider

@@ -1,6 +1,6 @@
 """`codex exec` as a process: one for each prompt, its events while they come, and its end whatever happens.
 
-Arguments are left to `exec_arguments`, a run's files to `exec_files`, what it is told of MCP servers to `exec_servers`,
+Arguments are left to `exec_arguments`, a run's files to `exec_files`, what it is told of MCP servers to `exec_mcp_settings`,
 the meaning of what codex writes to `exec_lines`.
 """
 
@@ -47,8 +47,8 @@ from codex_workspace.exec_arguments import (
 )
 from codex_workspace.exec_files import clear_leftovers, laid_down, lay_down
 from codex_workspace.exec_lines import NO_SESSION, ExecLines
+from codex_workspace.exec_mcp_settings import told_of
 from codex_workspace.exec_once import last_line, run_once
-from codex_workspace.exec_servers import told_of
 from codex_workspace.failures import too_silent
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers

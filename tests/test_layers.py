@@ -18,7 +18,7 @@ LAYERS = [
     # Who brings messages in, and the edges.
     {"exec_conversation", "runtimes"},
     {"app_server_runs", "exec_process"},
-    {"exec_once", "exec_servers"},
+    {"exec_once", "exec_mcp_settings"},
     {"app_server", "executor", "letters", "scripted_model", "server", "stand_in_api", "terminal"},
     {
         "card",

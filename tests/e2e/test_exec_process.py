@@ -25,8 +25,8 @@ from codex_workspace.agent_events import AgentEvent, Done, Error, FileChange, Te
 from codex_workspace.environment import Secret
 from codex_workspace.errors import CodexCannotStart, ConfigError, InputRefused
 from codex_workspace.exec_arguments import ExecOptions
+from codex_workspace.exec_mcp_settings import told_of
 from codex_workspace.exec_process import CodexExec, ExecLimits
-from codex_workspace.exec_servers import told_of
 from codex_workspace.mcp_servers import McpServer, McpServerEntry, McpServers, resolve
 from codex_workspace.processes import marked
 from codex_workspace.schema import Place
