@@ -1,5 +1,6 @@
 """The A2A face over `codex exec`: what the client tests of the app-server ask for, where that mode allows it."""
 
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -33,8 +34,12 @@ PATCH = "*** Begin Patch\n*** Add File: made.txt\n+made\n*** End Patch"
 
 @pytest.fixture
 def place(place: Place) -> Place:
-    """The same folders, for an agent with this backend."""
-    return replace(place, codex={"backend": "exec"})
+    """The same folders, for an agent with this backend, whose commands may write to `more` and not to all of /tmp."""
+    (place.root / "more").mkdir()
+    file = place.root / "state" / "codex" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("[sandbox_workspace_write]\nexclude_slash_tmp = true\nexclude_tmpdir_env_var = true\n")
+    return replace(place, codex={"backend": "exec", "writable_folders": ["../more"]})
 
 
 @pytest.fixture
@@ -82,6 +87,12 @@ async def test_messages_are_answered_shown_remembered_and_answered_once(
     assert await anyio.Path(place.workspace, "made.txt").read_text() == "made\n"
     usage = tokens(seen)
     assert 0 < usage["totalTokens"] < usage["thread.totalTokens"]
+    seen = await client.ask(script({"run": "touch ../more/in; touch ../out; readlink /proc/self/ns/pid"}), "ctx")
+    output = str(seen.notes[-1].status.message.metadata["output"])
+    assert "Read-only file system" in output
+    assert os.readlink("/proc/self/ns/pid") not in output
+    assert (place.root / "more" / "in").exists()
+    assert not (place.root / "out").exists()
     assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
     assert "the word is apple" not in (await client.ask(REPEAT, "elsewhere")).answer
     sent, before = request("once", "ctx"), turns(model)
@@ -236,7 +247,6 @@ async def test_a_codex_that_cannot_work_is_said_at_the_start(place: Place, wrong
     if wrong == "binary":
         environment["CODEX_BIN"] = str(place.root / "nowhere")
     else:
-        file.parent.mkdir(parents=True)
         file.write_text("[tui]\nnotifications = 17\n")
     with anyio.fail_after(30):
         done = await anyio.run_process([sys.executable, "-m", "codex_workspace", "serve"], env=environment, check=False)
