@@ -21,6 +21,7 @@ import tomlkit
 
 from app_server import MARK, Launch
 from codex_workspace.agent_events import AgentEvent, Done, Error, FileChange, Text, ToolResult, ToolUse
+from codex_workspace.codex_home import Managed
 from codex_workspace.environment import Secret
 from codex_workspace.errors import CodexCannotStart, ConfigError, InputRefused
 from codex_workspace.exec_arguments import ExecOptions
@@ -46,7 +47,7 @@ ADD = "*** Begin Patch\n*** Add File: a.txt\n+one\n*** End Patch"
 MCP_SERVER = Path(__file__).parent / "mcp_server.py"
 FREE = ExecOptions(sandbox="danger-full-access")
 
-NOT_ALL_OF_TMP = {
+NOT_ALL_OF_TMP: Managed = {
     ("sandbox_workspace_write", "exclude_slash_tmp"): True,
     ("sandbox_workspace_write", "exclude_tmpdir_env_var"): True,
 }
