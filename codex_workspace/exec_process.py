@@ -29,6 +29,7 @@ from app_server import (
     LAUNCH_OVERRIDES,
     MARK,
     PASSED_ENVIRONMENT,
+    STDERR_KEPT_BYTES,
     Launch,
     Process,
     child_environment,
@@ -101,11 +102,15 @@ _OWN: Final = re.compile(r"CODEX_.*|OPENAI_.*|LC_.*|LD_.*")
 
 @dataclass(frozen=True, slots=True)
 class ExecLimits:
-    """How long things may take, in seconds; `inactivity_s` None lets codex be silent for as long as it likes."""
+    """How long things may take, in seconds; `inactivity_s` None lets codex be silent for as long as it likes.
+
+    startup_s: how long it may be silent beside that before its session begins: it waits for required MCP servers.
+    """
 
     inactivity_s: float | None = INACTIVITY_S
     term_grace_s: float = TERM_GRACE_S
     exit_grace_s: float = EXIT_GRACE_S
+    startup_s: float = 0.0
 
 
 AS_A_RULE: Final = ExecLimits()
@@ -192,6 +197,11 @@ class ExecRun(Generic[E]):
     def diagnostics(self) -> str:
         """The last lines that codex wrote on stderr, without the secrets that it was started with."""
         return self._process.last_lines()
+
+    @property
+    def last_words(self) -> str:
+        """All that is kept of what codex wrote on stderr, some kilobytes, without the same secrets."""
+        return self._process.last_lines(STDERR_KEPT_BYTES)
 
     @property
     def exit_code(self) -> int | None:
@@ -307,6 +317,8 @@ class ExecRun(Generic[E]):
         patience_s = self._limits.exit_grace_s if self._lines.ended else self._limits.inactivity_s
         if patience_s is None:
             return math.inf
+        if self._lines.thread_id is None:
+            patience_s += self._limits.startup_s
         return max(self._silent_from + patience_s, anyio.current_time() + LOOK_S)
 
     def _take(self, line: bytes | Skipped) -> None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import aiosqlite
 import anyio
@@ -19,17 +20,23 @@ from codex_workspace.orders import NO_STEERING
 from codex_workspace.recovery import GO_ON
 from codex_workspace.scripted_model import ScriptedModel
 from codex_workspace.wishes import TURN
-from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent
+from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent, spawn
 from tests.e2e.client import Peer, peer, request, script, tokens
 from tests.e2e.test_content import heard, png
 from tests.e2e.test_content import send as send_parts
 from tests.e2e.test_deliveries import send, turns
-from tests.e2e.test_mcp import call, files_with, stdio, told
+from tests.e2e.test_mcp import call, files_with, notices, stdio, told
 
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
 FAILED, REJECTED = TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_REJECTED
+LIGHT = Path(__file__).with_name("light_mcp_server.py")
 REPEAT = script({"repeat": True})
 PATCH = "*** Begin Patch\n*** Add File: made.txt\n+made\n*** End Patch"
+
+
+def light(name: str, *arguments: str, **keys: object) -> dict[str, object]:
+    """Return an entry of `mcp_servers` for the server that starts soon."""
+    return {"name": name, "command": sys.executable, "args": [str(LIGHT), *arguments], **keys}
 
 
 @pytest.fixture
@@ -197,6 +204,64 @@ async def test_mcp_servers_and_our_own_tools_are_there_and_their_secrets_are_not
     assert token not in environment
     assert SECRET not in environment
     assert files_with(place, token) == []
+
+
+@pytest.mark.versions
+async def test_slow_servers_are_waited_for_and_those_that_are_not_there_said_once(
+    place: Place, model: ScriptedModel
+) -> None:
+    left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
+    servers = [
+        {"name": "broken", "command": "false"},
+        left_out,
+        light("late", "30", startup_timeout_s=0.5),
+        light("slow", "1.5", trusted=True),
+    ]
+    echo = script(call("slow", "echo", text="hello"), {"say": "Done."})
+    async with (
+        running_agent(replace(place, config={"mcp_servers": servers})) as agent,
+        peer(agent.url) as client,
+    ):
+        seen = await client.ask(echo, "ctx")
+        assert (seen.state, seen.answer) == (COMPLETED, "Done.")
+        assert "echo hello" in told(model)[-1]
+        keyless, broken, late = notices(seen)[0].splitlines()
+        assert keyless.endswith("not set; set it (or NOBODY_SET_THIS_FILE).")
+        assert broken.startswith("The MCP server broken is not there: handshaking with MCP server failed")
+        assert late.startswith("The MCP server late is not there: timed out handshaking with MCP server after")
+        again = await client.ask(echo, "ctx")
+        assert (again.answer, notices(again)) == ("Done.", [])
+        assert "echo hello" in told(model)[-1]
+        assert len(notices(await client.ask("hello", "elsewhere"))[0].splitlines()) == 3
+
+
+@pytest.mark.versions
+async def test_without_a_required_server_the_agent_does_not_start(place: Place, model: ScriptedModel) -> None:
+    needed = {"name": "needed", "command": "false", "required": True}
+    process = spawn(replace(place, config={"mcp_servers": [needed, light("slow", "30")]}))
+    with anyio.fail_after(20):
+        assert await anyio.to_thread.run_sync(process.wait) == 3
+    said = place.log.read_text().splitlines()[-1]
+    assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in said
+    assert not model.requests
+    assert not list(place.root.rglob("rollout-*"))
+
+
+@pytest.mark.versions
+async def test_a_required_server_is_started_first_and_one_that_fails_later_fails_the_message(place: Place) -> None:
+    gone = place.root / "server.py"
+    gone.write_text(LIGHT.read_text())
+    needed = {"name": "needed", "command": sys.executable, "args": [str(gone)], "required": True, "trusted": True}
+    async with running_agent(replace(place, config={"mcp_servers": [needed]})) as agent, peer(agent.url) as client:
+        assert not list(place.root.rglob("rollout-*"))
+        echo = script(call("needed", "echo", text="hello"), {"say": "Done."})
+        assert (await client.ask(echo, "ctx")).answer == "Done."
+        gone.unlink()
+        seen = await client.ask("hello", "ctx")
+        assert seen.state == FAILED
+        assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in seen.sentence
+        gone.write_text(LIGHT.read_text())
+        assert "echo" in (await client.ask(REPEAT, "ctx")).answer
 
 
 @pytest.mark.parametrize(
