@@ -272,7 +272,8 @@ class ExecConversation:
         if is_resumed and LOST_THREAD.search(f"{sentence}\n{said}"):
             return _SessionLost(said.splitlines()[-1] if said else sentence)
         self._tally.died += 1
-        if run.exit_code is None or run.exit_code < 0:
+        # A shell that stands before codex says a signal as a code beyond 128.
+        if run.exit_code is None or not 0 <= run.exit_code <= 128:
             return CodexGone(sentence, said)
         return CodexCannotStart(sentence, said)
 

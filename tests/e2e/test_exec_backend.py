@@ -25,6 +25,7 @@ from tests.e2e.client import Peer, peer, request, script, tokens
 from tests.e2e.test_content import heard, png
 from tests.e2e.test_content import send as send_parts
 from tests.e2e.test_deliveries import send, turns
+from tests.e2e.test_exec_process import binary
 from tests.e2e.test_mcp import call, files_with, notices, stdio, told
 
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
@@ -303,6 +304,59 @@ async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
         assert "cut off" in ended.sentence
     _, alive = psutil.wait_procs([running], timeout=2)
     assert not alive
+
+
+def troubled(place: Place) -> Place:
+    """Return the place of an agent whose `codex exec` begins with the commands in the file `trouble`."""
+    wrapper = place.root / "codex"
+    trouble = place.root / "trouble"
+    wrapper.write_text(f'#!/bin/sh\n[ "$1" = exec ] && [ -e {trouble} ] && . {trouble}\nexec {binary()} "$@"\n')
+    wrapper.chmod(0o700)
+    return replace(place, codex={"backend": "exec", "recovery": "fail"}, environment={"CODEX_BIN": str(wrapper)})
+
+
+IN_A_SHELL = "exit 137\n"
+"""As a shell ends whose program was killed."""
+
+
+async def test_a_codex_that_ends_before_its_session_begins_is_one_more_try_or_a_sentence(place: Place) -> None:
+    trouble = place.root / "trouble"
+    killed = "kill -9 $$\n"
+
+    def sessions() -> int:
+        return len(list(place.root.rglob("rollout-*")))
+
+    async with running_agent(troubled(place)) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        # Whatever the policy says: codex has not heard the message.
+        for how, context_id in ((killed, "ctx"), (killed, "new"), (IN_A_SHELL, "ctx")):
+            trouble.write_text(f"rm {trouble}\n{how}")
+            seen = await client.ask(REPEAT, context_id)
+            assert (seen.state, "the word is apple" in seen.answer) == (COMPLETED, context_id == "ctx"), seen.sentence
+        assert sessions() == 2
+        for what, sentence in (
+            (killed, "Codex ended 2 times while it worked on this message, the last time so: codex was ended by"),
+            ("echo boom >&2; exit 7\n", "codex ended with exit code 7: boom"),
+            ("exit 0\n", "codex ended with exit code 0 before its turn was over"),
+        ):
+            trouble.write_text(what)
+            seen = await client.ask("hello", "ctx")
+            assert (seen.state, sentence in seen.sentence) == (FAILED, True), seen.sentence
+        trouble.unlink()
+        assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+        trouble.write_text("sleep 86435\n")
+        begun = await client.begin("the word is pear", "ctx")
+        waiting = await command(agent, "86435")
+        agent.process.kill()
+        await agent.ended()
+        trouble.unlink()
+    async with running_agent(troubled(place)) as agent, peer(agent.url) as client:
+        ended = await client.finished(begun.task_id)
+        assert (ended.state, ended.answer) == (COMPLETED, "You said: the word is pear")
+        _, alive = psutil.wait_procs(waiting, timeout=2)
+        assert not alive
+    assert sessions() == 2
+    assert "Traceback" not in place.log.read_text()
 
 
 @pytest.mark.parametrize("wrong", ["binary", "config.toml"])
