@@ -78,7 +78,7 @@ class ExecStanding:
         """Why codex counts as broken; None while its binary is there."""
         if os.access(self._launch.binary, os.X_OK):
             return None
-        return f"codex cannot be started: {self._launch.binary} is no program"
+        return "codex cannot be started: the program that CODEX_BIN names, or that was installed, is not there any more"
 
     async def not_ready(self, within_s: float) -> str | None:
         """Return why no turn could be begun, as far as that can be told without beginning one."""
