@@ -95,6 +95,11 @@ METHOD_NOT_FOUND: Final = -32601
 MAX_OVERLOAD_RETRIES: Final = 8
 MAX_REASON_CHARS: Final = 500
 STDERR_TAIL_BYTES: Final = 2048
+"""So much of what codex wrote last on stderr is shown."""
+
+STDERR_KEPT_BYTES: Final = 64 * 1024
+"""So much of it is kept: a line that names each MCP server that has failed, and why, takes some kilobytes."""
+
 MASK: Final = b"***"
 
 START_TIMEOUT_S: Final = 20.0
@@ -428,18 +433,18 @@ class Process:
             while True:
                 data = await stderr.receive()
                 logger.debug("codex stderr: %r", data[:STDERR_TAIL_BYTES])
-                self.tail = (self.tail + data)[-(STDERR_TAIL_BYTES + self._longest_secret) :]
+                self.tail = (self.tail + data)[-(STDERR_KEPT_BYTES + self._longest_secret) :]
 
-    def last_lines(self) -> str:
-        """What codex wrote last on stderr: without colours, and without secrets."""
+    def last_lines(self, at_most: int = STDERR_TAIL_BYTES) -> str:
+        """What codex wrote last on stderr: without colours, and without secrets. `at_most`: bytes, of those kept."""
         text = self.tail
         for secret in self.secrets:
             text = text.replace(secret, MASK)
         longest = self._longest_secret
-        if len(self.tail) == STDERR_TAIL_BYTES + longest:
+        if len(self.tail) == STDERR_KEPT_BYTES + longest:
             # It may begin with the end of a secret.
             text = text[longest:]
-        return _COLOUR.sub("", text[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")).strip()
+        return _COLOUR.sub("", text[-at_most:].decode("utf-8", "replace")).strip()
 
     @property
     def _longest_secret(self) -> int:

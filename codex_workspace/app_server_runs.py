@@ -157,7 +157,8 @@ class AppServerRuns:
         within_s = self._limits.request_s + self._servers.patience_s
         with anyio.CancelScope(shield=True):
             if options.resume is None:
-                answer = await ask(codex, "thread/start", told, within_s)
+                started: JsonObject = {**told, "ephemeral": True} if options.ephemeral else told
+                answer = await ask(codex, "thread/start", started, within_s)
             else:
                 resumed: JsonObject = {"threadId": options.resume, "excludeTurns": True, **told}
                 answer = await ask(codex, "thread/resume", resumed, within_s)

@@ -31,6 +31,9 @@ TAKES_FOLDERS: Final[Version] = (0, 72, 0)
 TAKES_IMAGES: Final[Version] = (0, 72, 0)
 """Before, codex waits without end for the answer to the images, which it sends ahead of the prompt."""
 
+KEEPS_NOTHING: Final[Version] = (0, 136, 0)
+"""From here on `--ephemeral` is known to be taken."""
+
 FULL_AUTO: Final[Sandbox] = "workspace-write"
 """What `--full-auto` has come down to: `codex exec` never asks anybody, and 0.163 has no such flag any more."""
 
@@ -49,6 +52,7 @@ class ExecOptions:
     cwd: codex's working folder.
     writable: folders that commands may write beside it, in the workspace-write sandbox.
     skip_git_check: work outside of a git repository too.
+    ephemeral: codex writes no session, so that none can be resumed.
     web_search: whether the model may search the web; None leaves it to config.toml.
     output_schema: a JSON Schema of the answer.
     images: files that go with the prompt.
@@ -63,6 +67,7 @@ class ExecOptions:
     cwd: Path | None = None
     writable: tuple[Path, ...] = ()
     skip_git_check: bool = True
+    ephemeral: bool = False
     web_search: bool | None = None
     output_schema: JsonObject | None = None
     images: tuple[Path, ...] = ()
@@ -88,6 +93,8 @@ def check(options: ExecOptions) -> None:
         raise InputRefused("The id of the session to resume is no UUID.")
     if options.full_auto and options.sandbox not in (None, FULL_AUTO):
         raise InputRefused(f"full_auto runs commands in the sandbox {FULL_AUTO}, not in {options.sandbox}.")
+    if options.ephemeral and options.resume is not None:
+        raise InputRefused("A run that is kept nowhere resumes no session.")
     for path in options.config:
         if not path or not all(_BARE_KEY.fullmatch(key) for key in path):
             # Codex cuts the path at its dots, whatever is quoted.
@@ -105,10 +112,13 @@ def arguments(options: ExecOptions, files: LaidDown, version: Version) -> list[s
     """
     if files.images and version < TAKES_IMAGES:
         raise InputRefused(f"codex {'.'.join(map(str, version))} takes no images.")
+    if options.ephemeral and version < KEEPS_NOTHING:
+        raise InputRefused(f"codex {'.'.join(map(str, version))} cannot be kept from writing its session.")
     options_first = [
         "--json" if version >= SAYS_JSON else "--experimental-json",
         "--color=never",
         *(["--skip-git-repo-check"] if options.skip_git_check else []),
+        *(["--ephemeral"] if options.ephemeral else []),
         *_settings(options, version),
         *_folders(options, version),
         *([f"--model={options.model}"] if options.model is not None else []),

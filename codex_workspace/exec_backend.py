@@ -11,6 +11,7 @@ from codex_workspace.exec_arguments import ExecOptions, Sandbox
 from codex_workspace.exec_conversation import ExecConversation, SessionOptions, Tally
 from codex_workspace.exec_mcp_settings import told_of
 from codex_workspace.exec_process import CodexExec, ExecLimits
+from codex_workspace.exec_servers import RunServers
 from codex_workspace.exec_standing import ExecStanding
 from codex_workspace.mcp_startup import Expected
 from codex_workspace.providers import ChosenProvider
@@ -57,7 +58,14 @@ def exec_backend(
     launch = replace(
         launch, handed={**launch.handed, **handed}, secrets=[*launch.secrets, *(each for each in handed.values())]
     )
-    codex = CodexExec(launch, ExecLimits(inactivity_s=settings.config.codex.turn_inactivity_timeout_s))
+    configured = Expected(
+        tuple(server.name for server in settings.mcp.servers), settings.mcp.patience_s, settings.mcp.left_out
+    )
+    needed = [server.name for server in settings.mcp.servers if server.required]
+    expected = configured if tools is None else tools.added_to(configured, Caller("", ""))
+    servers = RunServers(expected, needed)
+    limits = ExecLimits(settings.config.codex.turn_inactivity_timeout_s, startup_s=expected.within_s)
+    codex = CodexExec(launch, limits)
     tally = Tally()
     options = SessionOptions(
         ExecOptions(
@@ -73,9 +81,10 @@ def exec_backend(
         if tools is not None:
             config, secrets = _told_of(tools.added_to(Expected(), Caller(owner, context_id)))
             own = replace(options, config=config, handed=secrets)
-        return ExecConversation(codex, settings.codex_home, memory(owner, context_id), own, tally)
+        return ExecConversation(codex, settings.codex_home, memory(owner, context_id), own, servers, tally)
 
-    return Backend(ExecStanding(codex, launch, settings.config.codex.sandbox, tally), Conversations(make), steers=False)
+    standing = ExecStanding(codex, launch, settings.config.codex.sandbox, RunServers(configured, needed), tally)
+    return Backend(standing, Conversations(make), steers=False)
 
 
 def _told_of(expected: Expected) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:

@@ -22,6 +22,7 @@ from codex_workspace.exec_arguments import ExecOptions
 from codex_workspace.exec_files import Folder, laid_down
 from codex_workspace.exec_process import CodexExec, ExecRun
 from codex_workspace.exec_record import file_of, new_turn_id, place_in, size_of, tokens_of, what_became
+from codex_workspace.exec_servers import RunServers, has_failed
 from codex_workspace.exec_turn import ExecTurn, TurnLines
 from codex_workspace.history import Trace
 from codex_workspace.instructions import Instructions
@@ -84,6 +85,10 @@ class _SessionLost(Exception):
     """Codex cannot resume the session."""
 
 
+class _ServersFailed(Exception):
+    """Codex has begun no session, as MCP servers have failed; the text is what it wrote last."""
+
+
 class ExecConversation:
     """One context: its session, and the queue before it.
 
@@ -92,16 +97,25 @@ class ExecConversation:
         codex_home: where codex keeps the sessions.
         memory: keeps this context's session id.
         options: what every run is told.
+        servers: the MCP servers of every run.
         tally: counts the processes.
     """
 
     def __init__(
-        self, codex: CodexExec, codex_home: Path, memory: ThreadMemory, options: SessionOptions, tally: Tally
+        self,
+        codex: CodexExec,
+        codex_home: Path,
+        memory: ThreadMemory,
+        options: SessionOptions,
+        servers: RunServers,
+        tally: Tally,
     ) -> None:
         self._codex = codex
         self._home = codex_home
         self._memory = memory
         self._options = options
+        self._servers = servers
+        self._missed: dict[str, str] = {}
         self._tally = tally
         self._one_at_a_time = anyio.Lock()
         self._first: _First | None = None
@@ -149,6 +163,27 @@ class ExecConversation:
                 self._tally.running -= 1
 
     async def _begin(self, prompt: str, run: ExecOptions, mark: str, held: AsyncExitStack) -> Begun:
+        left_out = self._servers.left_out()
+        while True:
+            config = {**run.config, **self._servers.config(left_out)}
+            try:
+                begun = await self._resume(prompt, replace(run, config=config), mark, held)
+            except _ServersFailed as failed:
+                await held.aclose()
+                left_out = self._servers.failed(str(failed), left_out)
+            else:
+                self._servers.began(left_out)
+                note = "\n".join(said for said in (begun.note, *self._newly_missed()) if said is not None)
+                return replace(begun, note=note or None)
+
+    def _newly_missed(self) -> list[str]:
+        """Return what has to be said of MCP servers that are not there, and was not yet."""
+        missed = self._servers.missed()
+        new = [sentence for name, sentence in missed.items() if name not in self._missed]
+        self._missed = missed
+        return new
+
+    async def _resume(self, prompt: str, run: ExecOptions, mark: str, held: AsyncExitStack) -> Begun:
         known = await self._memory.load()
         if known is None:
             return Begun(await self._start(prompt, run, mark, held), None)
@@ -222,14 +257,17 @@ class ExecConversation:
 
     def _why_not(
         self, run: ExecRun[TurnEvent], events: list[TurnEvent], *, is_resumed: bool
-    ) -> CodexCannotStart | CodexGone | _SessionLost:
+    ) -> CodexCannotStart | CodexGone | _SessionLost | _ServersFailed:
+        if has_failed(run.last_words):
+            return _ServersFailed(run.last_words)
         failure = next((event.failure for event in events if isinstance(event, TurnEnded)), None)
         sentence = failure.message if failure is not None else "codex ended before it had begun"
         said = run.diagnostics
         if is_resumed and LOST_THREAD.search(f"{sentence}\n{said}"):
             return _SessionLost(said.splitlines()[-1] if said else sentence)
         self._tally.died += 1
-        if run.exit_code is None or run.exit_code < 0:
+        # A shell that stands before codex says a signal as a code beyond 128.
+        if run.exit_code is None or not 0 <= run.exit_code <= 128:
             return CodexGone(sentence, said)
         return CodexCannotStart(sentence, said)
 

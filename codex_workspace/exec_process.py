@@ -1,7 +1,7 @@
 """`codex exec` as a process: one for each prompt, its events while they come, and its end whatever happens.
 
-Arguments are left to `exec_arguments`, a run's files to `exec_files`, what it is told of MCP servers to `exec_mcp_settings`,
-the meaning of what codex writes to `exec_lines`.
+Arguments are left to `exec_arguments`, a run's files to `exec_files`, what it is told of MCP servers to
+`exec_mcp_settings`, the meaning of what codex writes to `exec_lines`.
 """
 
 import logging
@@ -27,6 +27,7 @@ from app_server import (
     KILL_GRACE_S,
     LAUNCH_OVERRIDES,
     MARK,
+    STDERR_KEPT_BYTES,
     Launch,
     Process,
     spawn,
@@ -99,11 +100,15 @@ API_KEY_NAMES: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
 
 @dataclass(frozen=True, slots=True)
 class ExecLimits:
-    """How long things may take, in seconds; `inactivity_s` of infinity lets codex be silent for as long as it likes."""
+    """How long things may take, in seconds; `inactivity_s` of infinity lets codex be silent for as long as it likes.
+
+    startup_s: how long it may be silent beside that before its session begins: it waits for required MCP servers.
+    """
 
     inactivity_s: float = INACTIVITY_S
     term_grace_s: float = TERM_GRACE_S
     exit_grace_s: float = EXIT_GRACE_S
+    startup_s: float = 0.0
 
 
 AS_A_RULE: Final = ExecLimits()
@@ -190,6 +195,11 @@ class ExecRun(Generic[E]):
     def diagnostics(self) -> str:
         """The last lines that codex wrote on stderr, without the secrets that it was started with."""
         return self._process.last_lines()
+
+    @property
+    def last_words(self) -> str:
+        """All that is kept of what codex wrote on stderr, some kilobytes, without the same secrets."""
+        return self._process.last_lines(STDERR_KEPT_BYTES)
 
     @property
     def exit_code(self) -> int | None:
@@ -303,6 +313,8 @@ class ExecRun(Generic[E]):
         if over:
             return anyio.current_time() + DRAIN_S
         patience_s = self._limits.exit_grace_s if self._lines.ended else self._limits.inactivity_s
+        if self._lines.thread_id is None:
+            patience_s += self._limits.startup_s
         return max(self._silent_from + patience_s, anyio.current_time() + LOOK_S)
 
     def _take(self, line: bytes | Skipped) -> None:

@@ -3,17 +3,29 @@ the binary is there and its sandbox works.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from app_server import MAX_REASON_CHARS, MINIMUM_VERSION, Launch, too_old
 from codex_workspace.codex_home import CONFIG_NAME
 from codex_workspace.errors import CodexCannotStart
+from codex_workspace.exec_arguments import ExecOptions
 from codex_workspace.exec_conversation import Tally
 from codex_workspace.exec_once import last_line, run_once
 from codex_workspace.exec_process import CodexExec
+from codex_workspace.exec_servers import RunServers, has_failed
 from codex_workspace.sandbox import PROBE_TIMEOUT_S, WITHOUT, blocked
 from codex_workspace.supply import SupplyFigures
+from codex_workspace.toml_text import KeyPath, TomlValue
+
+NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {
+    ("model_provider",): "nobody",
+    ("model_providers", "nobody", "name"): "nobody",
+    ("model_providers", "nobody", "base_url"): "http://127.0.0.1:9",
+    ("model_providers", "nobody", "wire_api"): "responses",
+}
+"""A provider that nobody is: codex begins its session before it asks one."""
 
 if TYPE_CHECKING:
     import subprocess
@@ -33,27 +45,31 @@ class ExecStanding:
         codex: what runs prompts.
         launch: how codex is started.
         sandbox: codex.sandbox of config.yaml.
+        servers: the MCP servers of config.yaml.
         tally: counts the processes.
     """
 
-    def __init__(self, codex: CodexExec, launch: Launch, sandbox: str, tally: Tally) -> None:
+    def __init__(self, codex: CodexExec, launch: Launch, sandbox: str, servers: RunServers, tally: Tally) -> None:
         self._codex = codex
         self._launch = launch
         self._sandbox = sandbox
+        self._servers = servers
         self._tally = tally
 
     async def start(self) -> Found:
-        """Ask codex for its version, have it read its configuration, and run a command in its sandbox.
+        """Ask codex for its version, have it read its configuration, run a command in its sandbox, and start the MCP
+        servers that are required.
 
         Raises:
-            CodexCannotStart: it is not there or too old, does not take its config.toml, or has no sandbox that works on
-                this machine.
+            CodexCannotStart: it is not there or too old, does not take its config.toml, has no sandbox that works on
+                this machine, or a required MCP server does not start.
         """
         version = await self._codex.version()
         if version < MINIMUM_VERSION:
             raise too_old(version)
         await refuse_broken_config(self._launch)
         await refuse_blocked(self._launch, self._sandbox)
+        await refuse_without_servers(self._codex, self._servers)
         return Found(version)
 
     @property
@@ -61,7 +77,7 @@ class ExecStanding:
         """Why codex counts as broken; None while its binary is there."""
         if os.access(self._launch.binary, os.X_OK):
             return None
-        return f"codex cannot be started: {self._launch.binary} is no program"
+        return "codex cannot be started: the program that CODEX_BIN names, or that was installed, is not there any more"
 
     async def not_ready(self, within_s: float) -> str | None:
         """Return why no turn could be begun, as far as that can be told without beginning one."""
@@ -103,6 +119,24 @@ async def refuse_blocked(launch: Launch, mode: str) -> None:
     ran = await _run(launch, "sandbox", "--", "true")
     if ran.returncode != 0:
         raise blocked(mode, last_line(ran.stderr or ran.stdout) or f"exit code {ran.returncode}")
+
+
+async def refuse_without_servers(codex: CodexExec, servers: RunServers) -> None:
+    """Have codex begin a session with the required servers, which is kept nowhere and asks no model; nothing without.
+
+    Raises:
+        CodexCannotStart: one of them does not start; with codex's own words.
+    """
+    if not servers.required:
+        return
+    options = ExecOptions(ephemeral=True, config={**NO_MODEL, **servers.config(servers.optional)})
+    async with codex.run("Nobody hears this.", options) as run:
+        async for _ in run:
+            if run.session_id is not None:
+                return
+        if has_failed(run.last_words):
+            servers.failed(run.last_words, servers.optional)
+        raise CodexCannotStart("codex ended before it had begun", run.diagnostics)
 
 
 async def _run(launch: Launch, *arguments: str) -> "subprocess.CompletedProcess[bytes]":

@@ -104,7 +104,7 @@ class Startups:
             case {"name": str(name), "status": str(status), **rest}:
                 thread_id = rest.get("threadId")
                 known = self._said.setdefault(thread_id if isinstance(thread_id, str) else None, {})
-                known[name] = Startup(_state(status), _words(rest.get("error")))
+                known[name] = Startup(_state(status), reason(rest.get("error")))
                 self._wake()
             case _:
                 pass
@@ -209,7 +209,7 @@ def _state(word: str) -> State:
         return State.STARTING
 
 
-def _words(error: JsonValue) -> str:
+def reason(error: JsonValue) -> str:
     """Return codex's sentence on one line: without the server's name, a full stop, advice on config.toml, and types."""
     if not isinstance(error, str):
         return ""

@@ -69,6 +69,12 @@ def test_an_old_codex_gets_no_images() -> None:
         arguments(ExecOptions(), LaidDown(images=(Path("/a.png"),)), OLD)
 
 
+def test_a_session_is_kept_unless_that_is_unwanted() -> None:
+    assert "--ephemeral" in arguments(ExecOptions(ephemeral=True), NO_FILES, NEW)
+    with pytest.raises(InputRefused, match=r"codex 0\.42\.0 cannot be kept from writing"):
+        arguments(ExecOptions(ephemeral=True), NO_FILES, OLD)
+
+
 @pytest.mark.parametrize("session", ["", "--last", "a name", f"{SESSION} ", f"{SESSION}\n", "../x"])
 def test_only_an_id_is_resumed(session: str) -> None:
     with pytest.raises(InputRefused, match="no UUID"):
@@ -79,6 +85,7 @@ def test_only_an_id_is_resumed(session: str) -> None:
     ("options", "problem"),
     [
         (ExecOptions(full_auto=True, sandbox="read-only"), "full_auto runs commands in the sandbox workspace-write"),
+        (ExecOptions(ephemeral=True, resume=SESSION), "kept nowhere resumes no session"),
         (ExecOptions(config={("a", "b.c"): 1}), "The setting 'a.b.c' cannot be given"),
         (ExecOptions(config={(): 1}), "cannot be given"),
     ],

@@ -40,7 +40,7 @@ LAYERS = [
     {"job", "wishes"},
     {"talks"},
     {"conversation", "exec_turn"},
-    {"asked", "exec_files", "exec_record", "handler", "recovery", "streams", "supply", "turn"},
+    {"asked", "exec_files", "exec_record", "exec_servers", "handler", "recovery", "streams", "supply", "turn"},
     {"push", "sandbox"},
     {"exec_lines"},
     {"agent_stream"},

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import anyio
 import httpx
+import psutil
 import pytest
 
 from adapter import Adapter
@@ -303,6 +304,48 @@ async def test_a_codex_that_does_not_start_any_more_is_told_to_the_platform(plac
         assert (await host.get("/wedge")).json() == ""
         codex.unlink()
         agent.codex().kill()
+        with anyio.fail_after(15):
+            while not (said := (await host.get("/wedge")).json()):
+                await anyio.sleep(0.05)
+        assert "codex" in said
+        assert str(place.root) not in said
+
+
+async def test_with_codex_exec_messages_are_answered_taken_up_and_a_codex_that_is_gone_is_told(
+    place: Place, model: ScriptedModel
+) -> None:
+    codex = place.root / "codex"
+    codex.write_text(f'#!/bin/sh\nexec {load_settings(place.prepare()).codex_bin} "$@"\n')
+    codex.chmod(0o700)
+    place = under("august", replace(place, codex={"backend": "exec"}), CODEX_BIN=str(codex))
+    cut_off = message(script({"run": "sleep 30"}), "m-7")
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        assert await host.said("remember the word quince") == "You said: remember the word quince"
+        transcript = (await host.get("/transcript?since=0&limit=1000")).json()
+        assert "You said: remember the word quince" in json.dumps(transcript["lines"])
+        async with anyio.create_task_group() as tasks:
+
+            async def push() -> None:
+                with pytest.raises(httpx.TransportError):
+                    await host.push(cut_off)
+
+            tasks.start_soon(push)
+            with anyio.fail_after(20):
+                while not (running := agent.commands("30")):
+                    await anyio.sleep(0.02)
+            agent.process.send_signal(signal.SIGKILL)
+        await agent.ended()
+    asked = turns(model)
+    async with running_agent(place, HOST) as agent, platform(agent) as host:
+        _, alive = psutil.wait_procs(running, timeout=5)
+        assert not alive
+        with anyio.fail_after(20):
+            while turns(model) == asked:
+                await anyio.sleep(0.02)
+        assert (await host.push(cut_off))["result"]["parts"][0]["text"]
+        assert "quince" in await host.said(REPEAT)
+        assert (await host.get("/wedge")).json() == ""
+        codex.unlink()
         with anyio.fail_after(15):
             while not (said := (await host.get("/wedge")).json()):
                 await anyio.sleep(0.05)

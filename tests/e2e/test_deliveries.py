@@ -138,7 +138,9 @@ async def count(place: Place, such: str) -> int:
         ("fail", FAILED, ["cut off"]),
     ],
 )
-@pytest.mark.parametrize("victims", [pytest.param("codex", marks=pytest.mark.versions), "agent", "both"])
+@pytest.mark.parametrize(
+    "victims", [pytest.param(each, marks=pytest.mark.versions) for each in ("codex", "agent")] + ["both"]
+)
 async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
     place: Place, model: ScriptedModel, victims: str, policy: str, state: int, words: Sequence[str]
 ) -> None:

@@ -1,11 +1,11 @@
-"""The A2A face over `codex exec`: what the client tests of the app-server ask for, where that mode allows it."""
+"""The A2A face over `codex exec`: what is its own. What both backends do is in the modules marked `both_backends`."""
 
+import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
-import aiosqlite
 import anyio
 import httpx
 import psutil
@@ -13,29 +13,37 @@ import pytest
 from a2a.types import Part, TaskState
 from google.protobuf.json_format import ParseDict
 
-from codex_workspace.job import STOPPED
 from codex_workspace.orders import NO_STEERING
-from codex_workspace.recovery import GO_ON
 from codex_workspace.scripted_model import ScriptedModel
 from codex_workspace.wishes import TURN
-from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent
-from tests.e2e.at_work import turns
+from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent, spawn
 from tests.e2e.client import Peer, peer, request, script, tokens
 from tests.e2e.test_content import heard, png
 from tests.e2e.test_content import send as send_parts
 from tests.e2e.test_deliveries import send
-from tests.e2e.test_mcp import call, files_with, stdio, told
+from tests.e2e.test_exec_process import binary
+from tests.e2e.test_mcp import call, files_with, notices, stdio, told
 
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
 FAILED, REJECTED = TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_REJECTED
+LIGHT = Path(__file__).with_name("light_mcp_server.py")
 REPEAT = script({"repeat": True})
 PATCH = "*** Begin Patch\n*** Add File: made.txt\n+made\n*** End Patch"
 
 
+def light(name: str, *arguments: str, **keys: object) -> dict[str, object]:
+    """Return an entry of `mcp_servers` for the server that starts soon."""
+    return {"name": name, "command": sys.executable, "args": [str(LIGHT), *arguments], **keys}
+
+
 @pytest.fixture
 def place(place: Place) -> Place:
-    """The same folders, for an agent with this backend."""
-    return replace(place, codex={"backend": "exec"})
+    """The same folders, for an agent with this backend, whose commands may write to `more` and not to all of /tmp."""
+    (place.root / "more").mkdir()
+    file = place.root / "state" / "codex" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("[sandbox_workspace_write]\nexclude_slash_tmp = true\nexclude_tmpdir_env_var = true\n")
+    return replace(place, codex={"backend": "exec", "writable_folders": ["../more"]})
 
 
 @pytest.fixture
@@ -53,97 +61,29 @@ async def command(agent: AgentProcess, word: str) -> list[psutil.Process]:
     return found
 
 
-def codexes(agent: AgentProcess) -> list[psutil.Process]:
-    """The `codex exec` processes of this agent that live."""
-    found = []
-    for child in agent.process.children():
-        with suppress(psutil.NoSuchProcess):
-            if "exec" in child.cmdline()[1:2]:
-                found.append(child)
-    return found
+@pytest.mark.versions
+async def test_commands_keep_to_codexs_sandbox(client: Peer, place: Place) -> None:
+    seen = await client.ask(script({"run": "touch in ../more/in; touch ../out; readlink /proc/self/ns/pid"}), "ctx")
+    output = str(seen.notes[-1].status.message.metadata["output"])
+    assert "Read-only file system" in output
+    assert os.readlink("/proc/self/ns/pid") not in output
+    assert (place.workspace / "in").exists()
+    assert (place.root / "more" / "in").exists()
+    assert not (place.root / "out").exists()
 
 
 @pytest.mark.versions
-async def test_messages_are_answered_shown_remembered_and_answered_once(
-    client: Peer, model: ScriptedModel, place: Place
-) -> None:
-    seen = await client.ask_blocking("the word is apple", "ctx")
-    assert (seen.state, seen.answer) == (COMPLETED, "You said: the word is apple")
-    kept = await client.get(seen.task_id)
-    assert (kept.state, kept.answer, kept.context_id) == (COMPLETED, seen.answer, seen.context_id)
-    steps = script(
-        {"reason": "think", "say": "On my way.", "run": "echo from the $((40 + 2))"}, {"patch": PATCH}, {"say": "Done."}
-    )
-    seen = await client.ask(steps, "ctx")
-    assert (seen.state, seen.answer, seen.tasks, seen.terminals) == (COMPLETED, "Done.", 1, 1)
-    assert seen.kinds() == ["reasoning", "commentary", "command", "command"]
-    finished = seen.notes[-1].status.message
-    assert "from the 42" in str(finished.metadata["output"])
-    assert "made.txt" in str(seen.artifacts)
-    assert await anyio.Path(place.workspace, "made.txt").read_text() == "made\n"
-    usage = tokens(seen)
-    assert 0 < usage["totalTokens"] < usage["thread.totalTokens"]
-    assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
-    assert "the word is apple" not in (await client.ask(REPEAT, "elsewhere")).answer
-    sent, before = request("once", "ctx"), turns(model)
-    first, again = await send(client, sent), await send(client, sent, streaming=False)
-    assert (again.task_id, again.answer, turns(model)) == (first.task_id, "You said: once", before + 1)
-
-
-@pytest.mark.versions
-async def test_a_context_is_one_conversation_across_a_restart_and_a_lost_one_is_said(place: Place) -> None:
+async def test_new_instructions_are_told_to_a_session_that_goes_on_and_its_tokens_are_known(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         assert await agent.stop() == 0
     (place.root / "config" / "system-prompt.md").write_text("Speak like a pirate.\n")
     async with running_agent(place) as agent, peer(agent.url) as client:
         seen = await client.ask(REPEAT, "ctx")
-        answer, usage = seen.answer, tokens(seen)
-        assert 0 < usage["totalTokens"] < usage["thread.totalTokens"]
-        assert "the word is apple" in answer
-        assert "Speak like a pirate." in answer
-        for rollout in list((place.root / "state" / "codex" / "sessions").rglob("rollout-*.jsonl")):
-            rollout.unlink()
-        seen = await client.ask(REPEAT, "ctx")
-        assert seen.state == COMPLETED
-        assert "apple" not in seen.answer
-        assert "cannot be resumed" in str(seen.notes[0].status.message.parts[0].text)
-
-
-@pytest.mark.versions
-async def test_cancel_ends_the_command_and_the_codex_and_keeps_the_memory(agent: AgentProcess, client: Peer) -> None:
-    await client.ask("the word is apple", "ctx")
-    begun = await client.begin(script({"say": "At work.", "run": "sleep 86431"}, {"say": "never"}), "ctx")
-    running = [*await command(agent, "86431"), *codexes(agent)]
-    assert len(running) == 2
-    with anyio.fail_after(5):
-        assert (await client.cancel(begun.task_id)).state == CANCELED
-    _, alive = psutil.wait_procs(running, timeout=1)
-    assert not alive
-    for wait_ms in (0, 20, 100):
-        begun = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
-        await anyio.sleep(wait_ms / 1000)
-        with anyio.fail_after(5):
-            assert (await client.cancel(begun.task_id)).state == CANCELED
-    assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
-    assert codexes(agent) == []
-
-
-async def test_failures_are_said_in_words_and_silence_has_an_end(place: Place) -> None:
-    impatient = replace(place, codex={"backend": "exec", "turn_inactivity_timeout_s": 2, "turn_timeout_s": 4})
-    async with running_agent(impatient) as agent, peer(agent.url) as client:
-        for fault, expected in (
-            (script({"fail": 401}), "refused the credential (HTTP 401)"),
-            (script({"fail": 429}), "limits the rate (HTTP 429)"),
-            (script({"say": "so far", "stall": True}), "nothing for 2 s"),
-            (script(*({"run": f"sleep 1.5; echo {number}", "yield_ms": 9000} for number in range(9))), "than 4 s"),
-        ):
-            seen = await client.ask(fault, "ctx")
-            assert (seen.state, expected in seen.sentence) == (FAILED, True), seen.sentence
-            assert (await client.ask("next", "ctx")).answer == "You said: next"
-        log = agent.log.read_text()
-    assert "Traceback" not in log
-    assert SECRET not in log
+    usage = tokens(seen)
+    assert 0 < usage["totalTokens"] < usage["thread.totalTokens"]
+    assert "the word is apple" in seen.answer
+    assert "Speak like a pirate." in seen.answer
 
 
 @pytest.mark.versions
@@ -189,84 +129,115 @@ async def test_mcp_servers_and_our_own_tools_are_there_and_their_secrets_are_not
     assert files_with(place, token) == []
 
 
-@pytest.mark.parametrize(
-    ("victim", "policy", "state"),
-    [
-        ("codex", "resume", COMPLETED),
-        ("codex", "fail", FAILED),
-        pytest.param("agent", "resume", COMPLETED, marks=pytest.mark.versions),
-        ("agent", "rerun", COMPLETED),
-        ("agent", "fail", FAILED),
-    ],
-)
-async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
-    place: Place, model: ScriptedModel, victim: str, policy: str, state: int
+@pytest.mark.versions
+async def test_slow_servers_are_waited_for_and_those_that_are_not_there_said_once(
+    place: Place, model: ScriptedModel
 ) -> None:
-    wanted = replace(place, codex={"backend": "exec", "recovery": policy})
-    # The scripted model stalls in the first turn only; what comes after it, it answers.
-    text = script({"say": "At work.", "stall": True, "times": 1}, text="went on ")
-    async with running_agent(wanted) as agent, peer(agent.url) as client:
-        begun = await client.begin(text, "ctx")
-        with anyio.fail_after(10):
-            while not (turns(model) == 1 and await has_started(place)):
-                await anyio.sleep(0.02)
-        (running,) = codexes(agent)
-        if victim == "codex":
-            running.kill()
-            ended = await client.finished(begun.task_id)
-        else:
-            agent.process.kill()
-            await agent.ended()
-    if victim == "agent":
-        async with running_agent(wanted) as agent, peer(agent.url) as client:
-            ended = await client.finished(begun.task_id)
-            assert (await client.ask("and on", "ctx")).state == COMPLETED
-    assert ended.state == state, ended.sentence
-    if policy == "resume":
-        assert ended.answer == f"You said: {GO_ON}"
-    if policy == "fail":
-        assert "cut off" in ended.sentence
-    _, alive = psutil.wait_procs([running], timeout=2)
-    assert not alive
-
-
-@pytest.mark.parametrize("wrong", ["binary", "config.toml"])
-async def test_a_codex_that_cannot_work_is_said_at_the_start(place: Place, wrong: str) -> None:
-    environment = place.prepare()
-    file = place.root / "state" / "codex" / "config.toml"
-    if wrong == "binary":
-        environment["CODEX_BIN"] = str(place.root / "nowhere")
-    else:
-        file.parent.mkdir(parents=True)
-        file.write_text("[tui]\nnotifications = 17\n")
-    with anyio.fail_after(30):
-        done = await anyio.run_process([sys.executable, "-m", "codex_workspace", "serve"], env=environment, check=False)
-    said = done.stderr.decode()
-    assert done.returncode == 3
-    assert ("nowhere: No such file" if wrong == "binary" else f"codex does not take {file}: ") in said
-    assert "Traceback" not in said
-
-
-async def has_started(place: Place) -> bool:
-    """Whether a turn is written down in the store."""
+    left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
+    servers = [
+        {"name": "broken", "command": "false"},
+        left_out,
+        light("late", "30", startup_timeout_s=0.5),
+        light("slow", "1.5", trusted=True),
+    ]
+    echo = script(call("slow", "echo", text="hello"), {"say": "Done."})
     async with (
-        aiosqlite.connect(place.root / "state" / "workspace.sqlite3") as database,
-        database.execute("select count(*) from deliveries where state = 'started'") as rows,
+        running_agent(replace(place, config={"mcp_servers": servers})) as agent,
+        peer(agent.url) as client,
     ):
-        return await rows.fetchone() == (1,)
+        seen = await client.ask(echo, "ctx")
+        assert (seen.state, seen.answer) == (COMPLETED, "Done.")
+        assert "echo hello" in told(model)[-1]
+        keyless, broken, late = notices(seen)[0].splitlines()
+        assert keyless.endswith("not set; set it (or NOBODY_SET_THIS_FILE).")
+        assert broken.startswith("The MCP server broken is not there: handshaking with MCP server failed")
+        assert late.startswith("The MCP server late is not there: timed out handshaking with MCP server after")
+        again = await client.ask(echo, "ctx")
+        assert (again.answer, notices(again)) == ("Done.", [])
+        assert "echo hello" in told(model)[-1]
+        assert len(notices(await client.ask("hello", "elsewhere"))[0].splitlines()) == 3
 
 
-async def test_sigterm_leaves_what_is_running_for_the_next_agent_and_no_process(place: Place) -> None:
-    quick = replace(place, codex={"backend": "exec", "shutdown_grace_s": 0.5, "recovery": "fail"})
-    async with running_agent(quick) as agent, peer(agent.url) as client:
-        begun = await client.begin(script({"run": "sleep 86433"}), "ctx")
-        running = [*await command(agent, "86433"), *codexes(agent)]
-        with anyio.fail_after(8):
-            assert await agent.stop() == 0
-        _, alive = psutil.wait_procs(running, timeout=1)
+@pytest.mark.versions
+async def test_without_a_required_server_the_agent_does_not_start(place: Place, model: ScriptedModel) -> None:
+    needed = {"name": "needed", "command": "false", "required": True}
+    process = spawn(replace(place, config={"mcp_servers": [needed, light("slow", "30")]}))
+    with anyio.fail_after(20):
+        assert await anyio.to_thread.run_sync(process.wait) == 3
+    said = place.log.read_text().splitlines()[-1]
+    assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in said
+    assert not model.requests
+    assert not list(place.root.rglob("rollout-*"))
+
+
+@pytest.mark.versions
+async def test_a_required_server_is_started_first_and_one_that_fails_later_fails_the_message(place: Place) -> None:
+    gone = place.root / "server.py"
+    gone.write_text(LIGHT.read_text())
+    needed = {"name": "needed", "command": sys.executable, "args": [str(gone)], "required": True, "trusted": True}
+    async with running_agent(replace(place, config={"mcp_servers": [needed]})) as agent, peer(agent.url) as client:
+        assert not list(place.root.rglob("rollout-*"))
+        echo = script(call("needed", "echo", text="hello"), {"say": "Done."})
+        assert (await client.ask(echo, "ctx")).answer == "Done."
+        gone.unlink()
+        seen = await client.ask("hello", "ctx")
+        assert seen.state == FAILED
+        assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in seen.sentence
+        gone.write_text(LIGHT.read_text())
+        assert "echo" in (await client.ask(REPEAT, "ctx")).answer
+
+
+def troubled(place: Place) -> Place:
+    """Return the place of an agent whose `codex exec` begins with the commands in the file `trouble`."""
+    wrapper = place.root / "codex"
+    trouble = place.root / "trouble"
+    wrapper.write_text(f'#!/bin/sh\n[ "$1" = exec ] && [ -e {trouble} ] && . {trouble}\nexec {binary()} "$@"\n')
+    wrapper.chmod(0o700)
+    return replace(place, codex={"backend": "exec", "recovery": "fail"}, environment={"CODEX_BIN": str(wrapper)})
+
+
+IN_A_SHELL = "exit 137\n"
+"""As a shell ends whose program was killed."""
+
+
+async def test_a_codex_that_ends_before_its_session_begins_is_one_more_try_or_a_sentence(place: Place) -> None:
+    trouble = place.root / "trouble"
+    killed = "kill -9 $$\n"
+
+    def sessions() -> int:
+        return len(list(place.root.rglob("rollout-*")))
+
+    async with running_agent(troubled(place)) as agent, peer(agent.url) as client:
+        await client.ask("the word is apple", "ctx")
+        # Whatever the policy says: codex has not heard the message.
+        for how, context_id in ((killed, "ctx"), (killed, "new"), (IN_A_SHELL, "ctx")):
+            trouble.write_text(f"rm {trouble}\n{how}")
+            seen = await client.ask(REPEAT, context_id)
+            assert (seen.state, "the word is apple" in seen.answer) == (COMPLETED, context_id == "ctx"), seen.sentence
+        assert sessions() == 2
+        for what, sentence in (
+            (killed, "Codex ended 2 times while it worked on this message, the last time so: codex was ended by"),
+            ("echo boom >&2; exit 7\n", "codex ended with exit code 7: boom"),
+            ("exit 0\n", "codex ended with exit code 0 before its turn was over"),
+        ):
+            trouble.write_text(what)
+            seen = await client.ask("hello", "ctx")
+            assert (seen.state, sentence in seen.sentence) == (FAILED, True), seen.sentence
+        trouble.unlink()
+        assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
+        trouble.write_text("sleep 86435\n")
+        begun = await client.begin("the word is pear", "ctx")
+        waiting = await command(agent, "86435")
+        agent.process.kill()
+        await agent.ended()
+        trouble.unlink()
+    async with running_agent(troubled(place)) as agent, peer(agent.url) as client:
+        ended = await client.finished(begun.task_id)
+        assert (ended.state, ended.answer) == (COMPLETED, "You said: the word is pear")
+        _, alive = psutil.wait_procs(waiting, timeout=2)
         assert not alive
-    async with running_agent(quick) as agent, peer(agent.url) as client:
-        assert (await client.get(begun.task_id)).sentence == STOPPED
+    assert sessions() == 2
+    assert "Traceback" not in place.log.read_text()
 
 
 async def test_what_this_backend_cannot_do_is_refused_and_said_in_the_card(agent: AgentProcess, client: Peer) -> None:

@@ -22,6 +22,7 @@ import tomlkit
 
 from app_server import MARK, Launch, end_leftovers
 from codex_workspace.agent_events import AgentEvent, Done, Error, FileChange, Text, ToolResult, ToolUse
+from codex_workspace.codex_home import Managed
 from codex_workspace.environment import Secret
 from codex_workspace.errors import CodexCannotStart, ConfigError, InputRefused
 from codex_workspace.exec_arguments import ExecOptions
@@ -30,7 +31,7 @@ from codex_workspace.exec_process import CodexExec, ExecLimits
 from codex_workspace.mcp_servers import McpServer, McpServerEntry, McpServers, resolve
 from codex_workspace.processes import marked
 from codex_workspace.schema import Place
-from codex_workspace.scripted_model import MARKER, ScriptedModel, scripted_model
+from codex_workspace.scripted_model import MARKER, Output, ScriptedModel, scripted_model
 from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_content import png
 from tests.test_exec_lines import replayed, runs_of
@@ -47,6 +48,13 @@ OTHERS = {"ANTHROPIC_API_KEY": "of-anthropic", "GEMINI_API_KEY": "of-google", "G
 ADD = "*** Begin Patch\n*** Add File: a.txt\n+one\n*** End Patch"
 MCP_SERVER = Path(__file__).parent / "mcp_server.py"
 FREE = ExecOptions(sandbox="danger-full-access")
+
+NOT_ALL_OF_TMP: Managed = {
+    ("sandbox_workspace_write", "exclude_slash_tmp"): True,
+    ("sandbox_workspace_write", "exclude_tmpdir_env_var"): True,
+}
+"""Settings by which the sandbox keeps the folders of a test apart, which are temporary ones."""
+SANDBOXED = ExecOptions(sandbox="workspace-write", config=NOT_ALL_OF_TMP)
 
 
 def binary() -> Path:
@@ -244,11 +252,33 @@ async def test_a_run_has_a_folder_only_where_it_needs_one_and_a_killed_one_s_goe
     assert list(temporary.iterdir()) == []
 
 
-async def test_folders_beside_the_working_one_can_be_written(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "more").mkdir()
-    options = ExecOptions(sandbox="danger-full-access", writable=(tmp_path / "more",))
-    events = await events_of(CodexExec(launch), script({"run": f"touch {tmp_path}/more/x"}), options)
-    assert (tmp_path / "more" / "x").exists(), events
+@pytest.mark.parametrize("options", [SANDBOXED, ExecOptions(full_auto=True, config=NOT_ALL_OF_TMP)])
+async def test_commands_and_patches_write_the_working_folder_and_those_beside_it_that_are_named(
+    launch: Launch, model: ScriptedModel, tmp_path: Path, options: ExecOptions
+) -> None:
+    more, outside = tmp_path / "more, and more", tmp_path / "outside"
+    for folder in (more, outside):
+        folder.mkdir()
+    options = replace(options, writable=(more,))
+    for number in (1, 2):
+        touch = f"touch a{number} '{more}/a{number}' {outside}/a{number}; readlink /proc/self/ns/pid"
+        patches = [
+            {"patch": f"*** Begin Patch\n*** Add File: {folder}/b{number}\n+one\n*** End Patch"}
+            for folder in (more, outside)
+        ]
+        events = await events_of(CodexExec(launch), script({"run": touch}, *patches, {"say": "Tried."}), options)
+        done = done_of(events)
+        assert done.text == "Tried.", done.error
+        ran = next(each for each in only(ToolResult, events) if each.output)
+        assert "Read-only file system" in ran.output
+        assert os.readlink("/proc/self/ns/pid") not in ran.output
+        heard = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
+        assert "outside of the project" in heard[-1]
+        # The sandbox holds for a session that goes on, too.
+        options = replace(options, resume=done.session_id)
+    assert sorted(file.name for file in more.iterdir()) == ["a1", "a2", "b1", "b2"]
+    assert sorted(file.name for file in launch.cwd.iterdir()) == ["a1", "a2"]
+    assert list(outside.iterdir()) == []
 
 
 async def test_a_git_repository_is_asked_for_where_wanted(launch: Launch) -> None:
@@ -268,18 +298,24 @@ async def test_a_failure_is_told_once(launch: Launch) -> None:
     assert [error.fatal for error in only(Error, events)].count(True) == 1
 
 
-async def test_nothing_is_left_of_a_run_that_is_aborted_in_mid_command(launch: Launch) -> None:
-    prompt = script({"run": "setsid sleep 600 & sleep 600"})
-    async with CodexExec(launch).run(prompt, FREE) as run:
+@pytest.mark.parametrize("options", [FREE, SANDBOXED])
+async def test_nothing_is_left_of_a_run_that_is_aborted_in_mid_command(launch: Launch, options: ExecOptions) -> None:
+    seconds = f"600.{uuid.uuid4().int}"
+    prompt = script({"run": f"env -i setsid sleep {seconds} & setsid sleep {seconds} & sleep {seconds}"})
+    async with CodexExec(launch).run(prompt, options) as run:
         async for event in run:
             if isinstance(event, ToolUse):
                 break
+        with anyio.fail_after(HANG_S):
+            while len(asleep(seconds)) < 3:
+                await anyio.sleep(0.02)
         assert left_of(launch)
         run.abort()
         rest = [event async for event in run]
     assert done_of(rest).stop_reason == "interrupted"
     assert [result.is_error for result in only(ToolResult, rest)] == [True]
     assert left_of(launch) == []
+    assert asleep(seconds) == []
 
 
 def asleep(seconds: str) -> list[int]:

@@ -104,8 +104,11 @@ async def test_a_run_is_aborted(launch: Launch, name: str) -> None:
                 if isinstance(event, ToolUse):
                     run.abort()
         assert done_of(events).stop_reason == "interrupted"
-        assert done_of(await events_of(runtime, script({"say": "Again."}))).text == "Again."
+        unkept = replace(FREE, ephemeral=True)
+        assert done_of(await events_of(runtime, script({"say": "Again."}), unkept)).text == "Again."
     assert left_of(launch) == []
+    # Of the first run, as the second one is kept nowhere.
+    assert len(list(launch.codex_home.rglob("rollout-*"))) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,39 @@
+"""An MCP server of the standard library alone, over stdio, which starts in some milliseconds: its one tool is `echo`.
+
+`python light_mcp_server.py [SECONDS]` starts so late.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+
+ECHO = {"name": "echo", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}}
+
+
+def result_of(asked: Mapping[str, object]) -> dict[str, object]:
+    """Return what a request is answered with."""
+    match asked:
+        case {"method": "initialize", "params": {"protocolVersion": version}}:
+            about = {"name": "light", "version": "1"}
+            return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
+        case {"method": "tools/list"}:
+            return {"tools": [ECHO]}
+        case {"method": "tools/call", "params": {"arguments": {"text": text}}}:
+            return {"content": [{"type": "text", "text": f"echo {text}"}]}
+        case _:
+            return {}
+
+
+def main() -> None:
+    time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "id" in asked:
+            answer = {"jsonrpc": "2.0", "id": asked["id"], "result": result_of(asked)}
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
