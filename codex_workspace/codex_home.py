@@ -6,11 +6,8 @@ operator (or codex itself) wrote in between stays. A line or value of ours that 
 The record is kept in a file of its own beside config.toml. Text is cut by `toml_text`; tomlkit spells keys and values.
 """
 
-import contextlib
 import json
-import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,6 +18,7 @@ import tomlkit
 
 from codex_workspace.errors import ConfigError
 from codex_workspace.providers import ChosenProvider
+from codex_workspace.replacing import replace_file
 from codex_workspace.settings import Settings
 from codex_workspace.toml_text import Comment, Header, KeyPath, Pair, Piece, TomlValue, scan
 
@@ -429,18 +427,7 @@ def _read_text(file: Path) -> str:
 def _write(file: Path, data: bytes) -> None:
     """Replace `file` in one step; it keeps its mode, a new one is 0600."""
     mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            os.fchmod(stream.fileno(), mode)
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(name, file)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+    replace_file(file, data, mode)
 
 
 def _dump_records(records: Sequence[Record]) -> bytes:

@@ -72,11 +72,12 @@ Status = Literal["ok", "warning", "failed", "not run"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found, and where something is to be done, what."""
+    """What a check found, and where something is to be done, what; `exit_code` where it is not the check's."""
 
     status: Status
     finding: str
     remedy: str = ""
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,23 +159,26 @@ def doctor(env: Mapping[str, str], *, as_json: bool, online: bool = False) -> in
     # What libraries and codex's connection log is in the findings, in fewer words.
     logging.basicConfig(handlers=[logging.NullHandler()])
     reports: list[Report] = []
+    failures: set[int] = set()
     facts = Facts(env)
     for check in (*CHECKS, *(ONLINE if online else ())):
-        report = _report(check, facts, reports)
+        found = _found(check, facts, reports)
+        report = Report(check.name, found.status, facts.scrub(found.finding), facts.scrub(found.remedy))
         reports.append(report)
+        if found.status == "failed":
+            failures.add(found.exit_code or check.exit_code)
         if not as_json:
             _show(report)
     if as_json:
         print(json.dumps([asdict(report) for report in reports], indent=2, ensure_ascii=False))
-    return _exit_code(reports)
+    return next((code for code in (EXIT_CONFIG, EXIT_CODEX, EXIT_OTHER) if code in failures), 0)
 
 
-def _report(check: Check, facts: Facts, before: Sequence[Report]) -> Report:
+def _found(check: Check, facts: Facts, before: Sequence[Report]) -> Finding:
     missing = [report.check for report in before if report.check in check.needs and report.status in _NO_BASIS]
     if missing:
-        return Report(check.name, "not run", f"needs {' and '.join(missing)}", "")
-    found = check.run(facts)
-    return Report(check.name, found.status, facts.scrub(found.finding), facts.scrub(found.remedy))
+        return Finding("not run", f"needs {' and '.join(missing)}")
+    return check.run(facts)
 
 
 _NO_BASIS: Final = ("failed", "not run")
@@ -185,12 +189,6 @@ def _show(report: Report) -> None:
     print(f"{report.status:<8} {report.check:<12} {finding}", flush=True)
     if report.remedy:
         print(f"{'':<21} -> {report.remedy}", flush=True)
-
-
-def _exit_code(reports: Sequence[Report]) -> int:
-    codes = {check.name: check.exit_code for check in (*CHECKS, *ONLINE)}
-    failed = {codes[report.check] for report in reports if report.status == "failed"}
-    return next((code for code in (EXIT_CONFIG, EXIT_CODEX, EXIT_OTHER) if code in failed), 0)
 
 
 def check_config(facts: Facts) -> Finding:
@@ -483,7 +481,8 @@ def check_handshake(facts: Facts) -> Finding:
         said = _as_at_home(error, home, facts)
         return Finding("failed", said, "read codex's own words above; check CODEX_BIN and CODEX_HOME/config.toml")
     except ConfigError as error:
-        return Finding("failed", _as_at_home(error, home, facts), "correct this, then ask the doctor again")
+        said = _as_at_home(error, home, facts)
+        return Finding("failed", said, "correct this, then ask the doctor again", EXIT_CONFIG)
     except (CodexError, OSError) as error:
         return Finding("failed", f"codex cannot be started: {_of(error)}", "check CODEX_BIN and CODEX_HOME")
     answered = "read its configuration" if is_exec(facts.settings) else "answered initialize"

@@ -22,7 +22,6 @@ from codex_workspace.pauses import growing
 from codex_workspace.platform_api import (
     MAX_PAGE,
     ActivityRow,
-    Busy,
     CursorLost,
     Page,
     PlatformApi,
@@ -196,9 +195,8 @@ class Inbox:
 
     def _pause_after(self, error: PlatformError) -> float:
         self._failures += 1
-        pause_s = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._failures - 1) * self._jitter()
-        if isinstance(error, Busy):
-            pause_s = max(pause_s, error.retry_after_s)
+        grown_s = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._failures - 1) * self._jitter()
+        pause_s = max(grown_s, error.retry_after_s)
         log = logger.warning if self._failures == WORTH_TELLING else logger.info
         log("the inbox cannot be read: %s Tried again in %.1f s", error, pause_s)
         return pause_s

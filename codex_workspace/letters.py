@@ -26,7 +26,7 @@ from codex_workspace.errors import StoreUnavailable
 from codex_workspace.inbox_rows import DELEGATION, Incoming, is_answer
 from codex_workspace.mail import Letter, LetterState, Mail, Route
 from codex_workspace.pauses import growing
-from codex_workspace.platform_api import Busy, PlatformApi, PlatformError
+from codex_workspace.platform_api import PlatformApi, PlatformError
 from codex_workspace.platform_replies import Postman, sender_of
 from codex_workspace.replies import answer_in
 from codex_workspace.streams import MISTAKE
@@ -360,8 +360,7 @@ class Clerk:
                 row = await sender_of(self._api, letter)
             except PlatformError as error:
                 logger.info("who has sent a message is not known yet: %s", error)
-                pause_s = growing(LOOK_S, LONGEST_LOOK_S, failed)
-                await anyio.sleep(max(pause_s, error.retry_after_s) if isinstance(error, Busy) else pause_s)
+                await anyio.sleep(max(growing(LOOK_S, LONGEST_LOOK_S, failed), error.retry_after_s))
                 failed += 1
                 continue
             if row is None:

@@ -54,7 +54,9 @@ DeliveryMode = Literal["push", "poll"]
 
 
 class PlatformError(AgentError):
-    """The platform did not do what it was asked for."""
+    """The platform did not do what it was asked for. It wants to be left alone for `retry_after_s` seconds."""
+
+    retry_after_s: float = 0.0
 
 
 class Unauthorized(PlatformError):

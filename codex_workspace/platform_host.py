@@ -219,9 +219,8 @@ class PlatformHost:
             except Removed:
                 raise
             except PlatformError as error:
-                pause_s = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * random.uniform(0.75, 1.0)
-                if isinstance(error, Busy):
-                    pause_s = max(pause_s, error.retry_after_s)
+                grown_s = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * random.uniform(0.75, 1.0)
+                pause_s = max(grown_s, error.retry_after_s)
                 if await self._api.is_removed():
                     raise Removed("The workspace was removed from the platform.") from error
                 logger.warning("not registered with the platform: %s Tried again in %.1f s", error, pause_s)

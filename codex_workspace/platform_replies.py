@@ -169,9 +169,7 @@ class Postman:
         return letter.route is Route.USER and refused.status == 404 and tries < NOT_FOUND_TRIES
 
     async def _pause(self, error: PlatformError, tries: int) -> None:
-        pause_s = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * self._jitter()
-        if isinstance(error, Busy):
-            pause_s = max(pause_s, error.retry_after_s)
+        pause_s = max(growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * self._jitter(), error.retry_after_s)
         logger.info("an answer is not out yet: %s Tried again in %.1f s", error, pause_s)
         await anyio.sleep(pause_s)
 

@@ -27,6 +27,7 @@ from typing import Final
 
 from codex_workspace.codex_home import Managed, Record, merge, read_record, unmerge
 from codex_workspace.errors import ConfigError
+from codex_workspace.lock import is_still, try_lock
 from codex_workspace.toml_text import KeyPath, TomlValue
 
 PATIENCE_S: Final = 10.0
@@ -269,7 +270,7 @@ class Desk:
         except FileNotFoundError:
             return False
         try:
-            return not _try_lock(descriptor)
+            return not try_lock(descriptor)
         finally:
             os.close(descriptor)
 
@@ -314,7 +315,7 @@ def _take_lock(file: Path) -> int:
         except FileNotFoundError:
             # Put away by the one before us.
             continue
-        if _try_lock(descriptor) and _is_still(descriptor, folder / _LOCK):
+        if try_lock(descriptor) and is_still(descriptor, folder / _LOCK):
             return descriptor
         os.close(descriptor)
         time.sleep(_TRY_AGAIN_S)
@@ -360,7 +361,7 @@ def _clear(aside: Path) -> None:
             with suppress(FileNotFoundError):
                 descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
                 held.callback(os.close, descriptor)
-                if not _try_lock(descriptor):
+                if not try_lock(descriptor):
                     return
         raw = _read(aside / _JOURNAL)
         if raw is not None:
@@ -410,21 +411,6 @@ def _decoded(data: bytes, file: Path) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: is not UTF-8; the file is left as it is") from error
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_still(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 @contextmanager

@@ -6,12 +6,9 @@ until something newer is handed in, or the login of another account.
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +17,7 @@ from typing import Final
 
 from codex_workspace.environment import IN_ENVIRONMENT, Secret, read_secret
 from codex_workspace.errors import ConfigError
+from codex_workspace.replacing import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +122,8 @@ def _settle(codex_home: Path, handed: Secret) -> None:
     if held is not None and (_last_mark(codex_home) == mark or _is_newer(held, handed)):
         logger.info("codex's own login in %s stays: it is newer than the one that was handed in", codex_home)
         return
-    _write(codex_home / AUTH_NAME, content)
-    _write(codex_home / RECORD_NAME, mark)
+    replace_file(codex_home / AUTH_NAME, content.encode())
+    replace_file(codex_home / RECORD_NAME, mark.encode())
     logger.info("the subscription's login was written to %s", codex_home / AUTH_NAME)
 
 
@@ -177,18 +175,3 @@ def _last_mark(codex_home: Path) -> str | None:
         return (codex_home / RECORD_NAME).read_text()
     except (OSError, ValueError):
         return None
-
-
-def _write(file: Path, text: str) -> None:
-    """Replace a file in one step, for this user's eyes only."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(name, file)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise

@@ -166,12 +166,12 @@ def test_a_codex_that_does_not_answer_leaves_with_3(env: dict[str, str], tmp_pat
     assert found["handshake"]["finding"].startswith("codex cannot start: it ended with exit code 0")
 
 
-def test_a_broken_config_toml_is_named_where_it_lies(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_broken_config_toml_is_named_where_it_lies_and_leaves_with_2(env: dict[str, str], tmp_path: Path) -> None:
     home = tmp_path / "codex-home"
     home.mkdir()
     (home / "config.toml").write_text("model = \n")
     code, found = reports(env | {"CODEX_HOME": str(home)})
-    assert (code, found["handshake"]["status"]) == (3, "failed")
+    assert (code, found["handshake"]["status"]) == (2, "failed")
     assert str(home / "config.toml") in found["handshake"]["finding"]
     assert "codex-workspace-doctor-" not in json.dumps(found)
 

@@ -81,6 +81,7 @@ LAYERS = [
         "probe",
         "processes",
         "quoting",
+        "replacing",
         "scrubbing",
         "toml_text",
         "tables",

@@ -17,6 +17,7 @@ from starlette.routing import Route as StarletteRoute
 
 from codex_workspace.deliveries import Deliveries, Delivery, Key
 from codex_workspace.errors import StoreUnavailable
+from codex_workspace.fields import nested, objects, text
 from codex_workspace.handler import OnceHandler
 from codex_workspace.inbox_rows import Incoming, Skipped, read_row
 from codex_workspace.letters import STILL_AT_WORK, Clerk
@@ -87,11 +88,10 @@ async def test_a_peer_gets_a_message_that_says_what_it_answers(tmp_path: Path) -
         async with placed(place):
             await platform.peer_message(PEER, ME, "do it", "work-1", {"delegation_id": "work-1"})
             await platform.until(lambda: len(platform.activity(PEER)) == 1)
-        message = platform.activity(PEER)[0]["request_body"]
-        assert isinstance(message, dict)
-        said = message["params"]["message"]  # type: ignore[index,call-overload]
-        assert said["metadata"] == {"in_reply_to": "work-1", "delegation_id": "work-1"}  # type: ignore[index,call-overload]
-        assert "do it" in said["parts"][0]["text"]  # type: ignore[index,call-overload,operator]
+        [row] = platform.activity(PEER)
+        said = nested(nested(nested(row, "request_body"), "params"), "message")
+        assert said["metadata"] == {"in_reply_to": "work-1", "delegation_id": "work-1"}
+        assert "do it" in text(objects(said, "parts")[0], "text")
         assert place.echo.heard[0].startswith(f"A message from the agent {PEER}")
         assert platform.notifications(ME) == []
 
