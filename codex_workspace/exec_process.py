@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Generic, Protocol, Self, TypeVar
@@ -50,6 +50,7 @@ from codex_workspace.exec_arguments import (
     overrides,
 )
 from codex_workspace.exec_lines import NO_SESSION, ExecLines
+from codex_workspace.exec_login import LoginGate
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.processes import end_kin, end_marked, kin_of, sweep
@@ -404,6 +405,7 @@ class CodexExec:
         self._lends = lends
         self._version: Version | None = None
         self._asking = anyio.Lock()
+        self._gate = LoginGate(launch.codex_home) if _has_login(launch) else None
         self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._used: OrderedDict[str, TokenCount] = OrderedDict()
 
@@ -448,6 +450,7 @@ class CodexExec:
             async with (
                 self._session(options.resume) as begun,
                 _lent(self._launch.codex_home / CONFIG_NAME, lent),
+                self._gate.passed() if self._gate is not None else nullcontext(),
                 self._opened(prompt, options, files, version, reads, handed, begun) as run,
             ):
                 yield run
@@ -572,6 +575,11 @@ def _hand(handed: dict[str, str], name: str, value: str, server: str) -> None:
         )
     if handed.setdefault(name, value) != value:
         raise ConfigError(f"mcp_servers: {server}: env: {name} has another value with another server; give it one")
+
+
+def _has_login(launch: Launch) -> bool:
+    """Tell whether codex goes by the login in its home, which it then refreshes."""
+    return launch.api_key is None and launch.overrides.get(EPHEMERAL) == '"file"'
 
 
 def _check_prompt(prompt: str) -> None:
