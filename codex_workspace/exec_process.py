@@ -146,6 +146,9 @@ class Lines(Protocol[E_co]):
     def feed(self, line: bytes | str) -> Sequence[E_co]:
         """Return the events of a line."""
 
+    def skipped(self, size: int) -> Sequence[E_co]:
+        """Return the events of a line of `size` bytes that was too long to be read."""
+
     def finish(
         self, exit_code: int | None = None, failure: TurnFailure | None = None, *, stopped: bool = False
     ) -> Sequence[E_co]:
@@ -326,6 +329,7 @@ class ExecRun(Generic[E]):
         self._silent_from = anyio.current_time()
         if isinstance(line, Skipped):
             logger.error("skipped a line of %d bytes from codex: over the bound of one line", line.bytes)
+            self._events += self._lines.skipped(line.bytes)
             return
         self._events += self._lines.feed(line)
         if self._lines.thread_id is not None:
