@@ -63,6 +63,10 @@ class ExecLines:
         self._stream.session_id = self._reader.thread_id
         return [event for each in told for event in self._say(each)]
 
+    def skipped(self, size: int) -> list[AgentEvent]:
+        """Return what is said of a line of `size` bytes that was too long to be read."""
+        return self._stream.see(self._reader.skipped(size))
+
     def finish(
         self, exit_code: int | None = None, failure: TurnFailure | None = None, *, stopped: bool = False
     ) -> list[AgentEvent]:

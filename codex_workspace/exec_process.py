@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from codex_workspace.exec_arguments import (
 )
 from codex_workspace.exec_files import clear_leftovers, laid_down, lay_down
 from codex_workspace.exec_lines import NO_SESSION, ExecLines
+from codex_workspace.exec_login import LoginGate
 from codex_workspace.exec_mcp_settings import told_of
 from codex_workspace.exec_once import last_line, run_once
 from codex_workspace.failures import too_silent
@@ -142,6 +143,9 @@ class Lines(Protocol[E_co]):
 
     def feed(self, line: bytes | str) -> Sequence[E_co]:
         """Return the events of a line."""
+
+    def skipped(self, size: int) -> Sequence[E_co]:
+        """Return the events of a line of `size` bytes that was too long to be read."""
 
     def finish(
         self, exit_code: int | None = None, failure: TurnFailure | None = None, *, stopped: bool = False
@@ -321,6 +325,7 @@ class ExecRun(Generic[E]):
         self._silent_from = anyio.current_time()
         if isinstance(line, Skipped):
             logger.error("skipped a line of %d bytes from codex: over the bound of one line", line.bytes)
+            self._events += self._lines.skipped(line.bytes)
             return
         self._events += self._lines.feed(line)
         if self._lines.thread_id is not None:
@@ -397,6 +402,7 @@ class CodexExec:
         self._lends = lends
         self._version: Version | None = None
         self._asking = anyio.Lock()
+        self._gate = LoginGate(launch.codex_home) if _has_login(launch) else None
         self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._used: OrderedDict[str, TokenCount] = OrderedDict()
 
@@ -440,6 +446,7 @@ class CodexExec:
             laid_down(partial(lay_down, options)) as files,
             self._session(options.resume) as begun,
             _lent(self._launch.codex_home / CONFIG_NAME, lent),
+            self._gate.passed() if self._gate is not None else nullcontext(),
             self._opened(prompt, options, files, version, reads, handed, begun) as run,
         ):
             yield run
@@ -529,6 +536,11 @@ class CodexExec:
             self._used[run.session_id] = run.session_usage
             if len(self._used) > MAX_SESSIONS:
                 self._used.popitem(last=False)
+
+
+def _has_login(launch: Launch) -> bool:
+    """Tell whether codex goes by the login in its home, which it then refreshes."""
+    return launch.api_key is None and launch.overrides.get(EPHEMERAL) == '"file"'
 
 
 def _check_prompt(prompt: str) -> None:

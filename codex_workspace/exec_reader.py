@@ -93,8 +93,15 @@ class ExecReader:
         self._rewritten: set[str] = set()
         self._given: dict[tuple[str, str], JsonObject] = {}
         self._plan: tuple[PlanStep, ...] | None = None
+        self._kinds: dict[str, str] = {}
         self._nameless: dict[str, deque[str]] = {}
         self._names = 0
+
+    @staticmethod
+    def skipped(size: int) -> Warned:
+        """Return what is said of a line of `size` bytes that was too long to be read."""
+        said = f"codex wrote a line of {size} bytes, which is more than is read; what it said is missing here."
+        return Warned(said, will_retry=False)
 
     @property
     def tells_ends(self) -> bool:
@@ -179,12 +186,15 @@ class ExecReader:
         return {**item, **self._given.get((kind, id_), {}), **given}
 
     def _id(self, stage: Stage, kind: str, item: JsonObject) -> str:
-        """Return the item's id; one without is named here, its updates and end by the kind of item."""
+        """Return the item's id; one without is named here, its updates and end by the kind of item.
+
+        An id that an item of another kind has is given this one with its kind.
+        """
         given = item.get("id")
-        if isinstance(given, str) and given:
-            return given
         if isinstance(given, int) and not isinstance(given, bool):
-            return str(given)
+            given = str(given)
+        if isinstance(given, str) and given:
+            return given if self._kinds.setdefault(given, kind) == kind else f"{given}-{kind}"
         opened = self._nameless.setdefault(kind, deque())
         match stage:
             case "updated" if opened:

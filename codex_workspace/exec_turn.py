@@ -80,6 +80,10 @@ class TurnLines:
             self._see(event)
         return events
 
+    def skipped(self, size: int) -> list[TurnEvent]:
+        """Return what is said of a line of `size` bytes that was too long to be read."""
+        return [] if self.ended else [self._reader.skipped(size)]
+
     def finish(
         self, exit_code: int | None = None, failure: TurnFailure | None = None, *, stopped: bool = False
     ) -> list[TurnEvent]:

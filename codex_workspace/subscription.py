@@ -95,6 +95,15 @@ def left_in(codex_home: Path) -> Secret | None:
     return Secret(content)
 
 
+def expires_at(codex_home: Path) -> float | None:
+    """Return until when the access token of CODEX_HOME's login holds, as Unix time; None where that is not known."""
+    held = left_in(codex_home)
+    if held is None:
+        return None
+    until = _claims(json.loads(held.reveal())["tokens"]["access_token"]).get("exp")
+    return until if isinstance(until, int | float) and not isinstance(until, bool) else None
+
+
 def settle(codex_home: Path, handed: Secret) -> None:
     """Bring CODEX_HOME's login up to date: write what was handed in, unless codex has the same or a newer one.
 

@@ -391,6 +391,38 @@ def test_items_without_ids_get_some() -> None:
     assert NO_RESULT not in [event.output for event in events if isinstance(event, ToolResult)]
 
 
+def test_two_items_of_one_id_are_two() -> None:
+    events = events_of(
+        item("started", id="x", type="command_execution", command="a"),
+        item("updated", id="x", type="reasoning", text="hm"),
+        item("updated", id="x", type="agent_message", text="I look"),
+        item("completed", id="x", type="web_search", query="q"),
+        item("completed", id="x", type="agent_message", text="I look."),
+        item("completed", id="x", type="command_execution", command="a", exit_code=0, status="completed"),
+        line("turn.completed"),
+    )
+    check_balance(events)
+    assert [(each.id, each.name) for each in events if isinstance(each, ToolUse)] == [
+        ("x", "Bash"),
+        ("x-web_search", "WebSearch"),
+    ]
+    assert [each for each in events if isinstance(each, Reasoning)] == [Reasoning("x-reasoning", "hm")]
+    assert texts_of(events) == {"x-agent_message": "I look."}
+    assert not [each for each in events if isinstance(each, ToolResult) and each.is_error]
+
+
+def test_a_line_that_was_left_out_is_said() -> None:
+    lines = ExecLines()
+    (said,) = lines.skipped(5_000)
+    assert said == Error(
+        "codex wrote a line of 5000 bytes, which is more than is read; what it said is missing here.",
+        "WARNING",
+        fatal=False,
+    )
+    assert done(lines.finish(0)).stop_reason == "failed"
+    assert lines.skipped(5_000) == []
+
+
 def test_unknown_fields_are_kept_and_unknown_types_passed_through() -> None:
     strange, stranger = {"type": "moon.risen", "phase": 3}, {"id": "x", "type": "dance", "steps": ["a"]}
     usage = {"input_tokens": 5, "cached_input_tokens": 1, "output_tokens": 2, "cache_write_input_tokens": 4}

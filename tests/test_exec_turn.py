@@ -19,6 +19,7 @@ from codex_workspace.events import (
     TurnEvent,
     TurnFailure,
     TurnStarted,
+    Warned,
 )
 from codex_workspace.exec_turn import DIED, ExecTurn, TurnLines
 from codex_workspace.turn import words
@@ -181,3 +182,12 @@ def test_lines_after_the_end_say_nothing_more() -> None:
     assert isinstance(end, TurnEnded)
     assert end.failure is not None
     assert (end.failure.kind, "exit code 7" in end.failure.message) == (DIED, True)
+
+
+def test_a_line_that_was_left_out_is_said_while_the_turn_runs() -> None:
+    lines = TurnLines(None)
+    (said,) = lines.skipped(5_000)
+    assert isinstance(said, Warned)
+    assert "5000 bytes" in said.message
+    lines.feed(line(DONE))
+    assert lines.skipped(5_000) == []

@@ -42,7 +42,7 @@ LAYERS = [
     {"conversation", "exec_turn"},
     {"asked", "exec_files", "exec_record", "exec_servers", "handler", "recovery", "streams", "supply", "turn"},
     {"push", "sandbox"},
-    {"exec_lines"},
+    {"exec_lines", "exec_login"},
     {"agent_stream"},
     # Translation.
     {"failures", "handover", "history", "items", "midturn", "replies", "snapshots"},

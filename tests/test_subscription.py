@@ -2,13 +2,14 @@
 
 import json
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from codex_workspace.environment import Secret
 from codex_workspace.errors import ConfigError
-from codex_workspace.subscription import AUTH_NAME, MAX_BYTES, handed_in, left_in, read_login, settle
+from codex_workspace.subscription import AUTH_NAME, MAX_BYTES, expires_at, handed_in, left_in, read_login, settle
 from tests.e2e.test_providers import login, token
 
 TOKENS = {"id_token": "i", "access_token": "a", "refresh_token": "r"}
@@ -55,6 +56,18 @@ def test_whose_a_login_is_and_of_when() -> None:
     assert read_login(made("a", "2026-01-01T00:00:00", None)).refreshed_at is None, "no zone: no time"
     for odd in ("", "a", "a.b", "a.!!.c", "a.W10.c", "a.bnVsbA.c"):
         assert read_login(json.dumps({"tokens": {**TOKENS, "id_token": odd or "-"}})).account is None
+
+
+def test_until_when_a_login_holds(tmp_path: Path) -> None:
+    assert expires_at(tmp_path) is None
+    (tmp_path / AUTH_NAME).write_text(login())
+    told = expires_at(tmp_path)
+    assert told is not None
+    assert 86_000 < told - time.time() <= 86_400
+    # {}, {"exp": "1"}, {"exp": true}, and no JWT.
+    for odd in ("a.e30.c", "a.eyJleHAiOiAiMSJ9.c", "a.eyJleHAiOiB0cnVlfQ.c", "a"):
+        (tmp_path / AUTH_NAME).write_text(json.dumps({"tokens": {**TOKENS, "access_token": odd}}))
+        assert expires_at(tmp_path) is None
 
 
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00.123456789Z"

@@ -527,6 +527,16 @@ async def test_the_tokens_that_codex_0_72_tells_are_the_run_s_own(launch: Launch
     assert [first.usage, second.usage] == [done_of(replayed(run)).usage for run in runs]
 
 
+async def test_a_line_that_is_too_long_is_said_to_be_missing(launch: Launch) -> None:
+    codex = CodexExec(replace(launch, max_line_bytes=3000))
+    events = await events_of(codex, script({"run": "printf %05000d 7"}, {"say": "Printed."}))
+    [warning] = only(Error, events)
+    assert (warning.code, warning.fatal) == ("WARNING", False)
+    assert "which is more than is read" in warning.message
+    assert [result.is_error for result in only(ToolResult, events)] == [True]
+    assert done_of(events).text == "Printed."
+
+
 async def test_what_was_written_before_an_abort_is_told(launch: Launch) -> None:
     with anyio.fail_after(HANG_S):
         async with CodexExec(launch).run(script({"run": "echo hi"}, {"run": "touch on; sleep 600"}), FREE) as run:

@@ -20,13 +20,13 @@ from tests.e2e.client import Seen, peer
 COMPLETED: Final = TaskState.TASK_STATE_COMPLETED
 
 
-def token(account: str, mark: str) -> str:
-    """Return a token of codex's form that holds for a day; nobody has signed it."""
+def token(account: str, mark: str, holds: timedelta = timedelta(days=1)) -> str:
+    """Return a token of codex's form that holds for so long; nobody has signed it."""
 
     def part(content: dict[str, object]) -> str:
         return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
 
-    until = (datetime.now(UTC) + timedelta(days=1)).timestamp()
+    until = (datetime.now(UTC) + holds).timestamp()
     claims = {"chatgpt_account_id": account, "chatgpt_plan_type": "pro", "chatgpt_user_id": "user-1"}
     said = {"exp": int(until), "email": "a@example.com", "jti": mark, "https://api.openai.com/auth": claims}
     return f"{part({'alg': 'none', 'typ': 'JWT'})}.{part(said)}.c2lnbmVk"

@@ -1,0 +1,56 @@
+"""Who refreshes a subscription's login: a refresh token is good for once, and gives the next one."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from codex_workspace.server import bind, serving
+from tests.e2e.test_providers import token
+
+ACCOUNT = "account-1"
+
+
+@dataclass(slots=True)
+class LoginServer:
+    """The server; `refresh_token` is the one that is good, `asked` are those that it was asked with.
+
+    takes_s: how long a good answer takes; one that refuses comes at once.
+    """
+
+    url: str
+    takes_s: float
+    refresh_token: str = "refresh-0-0123456789"
+    asked: list[str] = field(default_factory=list)
+
+    async def refresh(self, request: Request) -> JSONResponse:
+        """Answer `POST /oauth/token`."""
+        given = (await request.json())["refresh_token"]
+        self.asked.append(given)
+        if given != self.refresh_token:
+            return JSONResponse({"error": {"code": "refresh_token_reused", "message": "already used"}}, 401)
+        number = len(self.asked)
+        self.refresh_token = f"refresh-{number}-0123456789"
+        await anyio.sleep(self.takes_s)
+        return JSONResponse(
+            {
+                "id_token": token(ACCOUNT, f"id-{number}"),
+                "access_token": token(ACCOUNT, f"access-{number}"),
+                "refresh_token": self.refresh_token,
+            }
+        )
+
+
+@asynccontextmanager
+async def running_login_server(takes_s: float) -> AsyncIterator[LoginServer]:
+    """Run one on a free port."""
+    with bind("127.0.0.1", 0) as listener:
+        server = LoginServer(f"http://127.0.0.1:{listener.getsockname()[1]}/oauth/token", takes_s)
+        app = Starlette(routes=[Route("/oauth/token", server.refresh, methods=["POST"])])
+        async with serving(app, listener):
+            yield server

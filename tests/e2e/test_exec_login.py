@@ -1,0 +1,80 @@
+"""A ChatGPT subscription under several `codex exec` at once: its login is refreshed by one of them."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from app_server import Launch
+from codex_workspace.exec_login import PATIENCE_S
+from codex_workspace.exec_process import CodexExec
+from codex_workspace.scripted_model import ScriptedModel
+from codex_workspace.subscription import AUTH_NAME
+from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server
+from tests.e2e.test_exec_process import FREE, done_of, events_of, launch, model, script
+from tests.e2e.test_providers import token
+
+__all__ = ["launch", "model"]
+
+pytestmark = pytest.mark.versions
+
+OLD = token(ACCOUNT, "access-old", timedelta(minutes=-1))
+
+
+def subscribed(launch: Launch, server: LoginServer, access_token: str = OLD) -> Launch:
+    """Return the same codex with a login that this server refreshes."""
+    tokens = {
+        "id_token": token(ACCOUNT, "id-old"),
+        "access_token": access_token,
+        "refresh_token": server.refresh_token,
+        "account_id": ACCOUNT,
+    }
+    login = {"auth_mode": "chatgpt", "tokens": tokens, "last_refresh": "2026-01-01T00:00:00Z"}
+    (launch.codex_home / AUTH_NAME).write_text(json.dumps(login))
+    return replace(
+        launch,
+        api_key=None,
+        overrides={"cli_auth_credentials_store": '"file"'},
+        handed={"CODEX_REFRESH_TOKEN_URL_OVERRIDE": server.url},
+    )
+
+
+async def answers(codex: CodexExec, number: int) -> list[str]:
+    """Have so many prompts answered at once."""
+    found: list[str] = []
+
+    async def ask() -> None:
+        done = done_of(await events_of(codex, script({"say": "Said."})))
+        found.append(done.text if done.error is None else done.error.message)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(number):
+            tasks.start_soon(ask)
+    return found
+
+
+async def test_runs_that_begin_at_once_refresh_it_once_and_none_asks_the_model_with_the_old(
+    launch: Launch, model: ScriptedModel
+) -> None:
+    async with running_login_server(0.5) as server:
+        codex = CodexExec(subscribed(launch, server))
+        assert await answers(codex, 4) == ["Said."] * 4
+        assert len(server.asked) == 1
+        assert await answers(codex, 2) == ["Said."] * 2
+        assert len(server.asked) == 1
+        held = json.loads((launch.codex_home / AUTH_NAME).read_text())["tokens"]
+    assert held["refresh_token"] == server.refresh_token
+    assert {request.authorization for request in model.requests} == {f"Bearer {held['access_token']}"}
+
+
+async def test_a_login_that_is_not_used_holds_nobody_up(launch: Launch) -> None:
+    async with running_login_server(0) as server:
+        subscribed(launch, server)
+        codex = CodexExec(launch)
+        async with codex.run(script({"run": "sleep 600"}), FREE) as run:
+            await anext(run)
+            with anyio.fail_after(PATIENCE_S - 1):
+                assert await answers(codex, 1) == ["Said."]
+        assert server.asked == []
