@@ -11,7 +11,7 @@ from tests.e2e.client import Peer, peer
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of a module marked `both_backends` with either, but for those that one of them cannot pass."""
+    """Run tests marked `both_backends` with either, but for those that one of them cannot pass."""
     if "backend" not in metafunc.fixturenames or metafunc.definition.get_closest_marker("both_backends") is None:
         return
     alone = metafunc.definition.get_closest_marker("app_server_only") is not None
@@ -27,7 +27,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 @pytest.fixture
 def backend() -> Backend:
-    """By which backend the agent runs codex; tests of modules marked `both_backends` get either."""
+    """By which backend the agent runs codex; tests marked `both_backends` get either."""
     return "app-server"
 
 

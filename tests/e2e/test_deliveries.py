@@ -20,8 +20,6 @@ from tests.e2e.at_work import asked, at_work, turns
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.e2e.faulty_agent import STEPS
 
-pytestmark = pytest.mark.both_backends
-
 COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
 REPEAT = script({"repeat": True})
 
@@ -97,7 +95,13 @@ UNKNOWN = ("exec", "after the turn has begun")
 """Where the agent cannot tell by codex's record that it has heard: `codex exec` keeps no id of the message."""
 
 
-@pytest.mark.parametrize("step", STEPS)
+OF_THE_BACKEND = ("before the turn is asked for", "after the turn has begun", "after the turn is written down")
+"""The steps at which it makes a difference by what codex is run."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "step"), [*(("app-server", step) for step in STEPS), *(("exec", step) for step in OF_THE_BACKEND)]
+)
 async def test_wherever_the_agent_dies_the_message_is_answered_once(place: Place, backend: Backend, step: str) -> None:
     sent = request("the word is apple", "ctx")
     async with running_agent(place) as agent, peer(agent.url) as client:
@@ -130,6 +134,7 @@ async def count(place: Place, such: str) -> int:
     return int(row[0])
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize(
     ("policy", "state", "words"),
     [
@@ -172,6 +177,7 @@ async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
         assert not alive, "the codex of before lives on"
 
 
+@pytest.mark.both_backends
 async def test_a_message_that_takes_codex_with_it_twice_is_failed(place: Place, model: ScriptedModel) -> None:
     # Sent again, the same message kills again.
     again = replace(place, codex={"recovery": "rerun"})
@@ -186,6 +192,7 @@ async def test_a_message_that_takes_codex_with_it_twice_is_failed(place: Place, 
         assert (await client.ask("next", "ctx")).state == COMPLETED
 
 
+@pytest.mark.both_backends
 async def test_waiting_messages_keep_their_order_across_a_restart(place: Place, model: ScriptedModel) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
@@ -202,6 +209,7 @@ async def test_waiting_messages_keep_their_order_across_a_restart(place: Place, 
     assert [history.count(f"user: number {number}") for number in range(5)] == [1] * 5
 
 
+@pytest.mark.both_backends
 async def test_whoever_subscribes_across_a_restart_gets_the_end(place: Place, model: ScriptedModel) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         begun = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
@@ -218,6 +226,7 @@ async def test_whoever_subscribes_across_a_restart_gets_the_end(place: Place, mo
     assert seen.state == COMPLETED
 
 
+@pytest.mark.both_backends
 @pytest.mark.versions
 async def test_a_message_that_never_arrived_is_said_although_the_one_before_it_was_the_same(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
@@ -233,6 +242,7 @@ async def test_a_message_that_never_arrived_is_said_although_the_one_before_it_w
         assert (await client.ask(REPEAT, "ctx")).answer.count("user: go on") == 2
 
 
+@pytest.mark.both_backends
 @pytest.mark.versions
 async def test_what_a_task_has_shown_is_still_there_when_it_was_taken_up(place: Place, model: ScriptedModel) -> None:
     patch = "*** Begin Patch\n*** Add File: {}.txt\n+made\n*** End Patch"

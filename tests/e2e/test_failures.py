@@ -19,8 +19,6 @@ from codex_workspace.scripted_model import ScriptedModel
 from tests.e2e.agent_process import SECRET, Place, running_agent
 from tests.e2e.client import Peer, peer, plain, script
 
-pytestmark = pytest.mark.both_backends
-
 FAILED = TaskState.TASK_STATE_FAILED
 
 
@@ -48,6 +46,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.both_backends
 async def test_codex_is_missing(place: Place) -> None:
     done = await _start(place, CODEX_BIN=str(place.root / "nowhere"))
     assert done.returncode == 3
@@ -55,6 +54,7 @@ async def test_codex_is_missing(place: Place) -> None:
     assert "nowhere: No such file or directory" in done.stderr.decode().splitlines()[-1]
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -70,6 +70,7 @@ async def test_codex_cannot_start(place: Place, tmp_path: Path, body: str, expec
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize("setting", ['profile = "p"', "[features]\nfoo = 'bar'", "[tui]\nnotifications = 17"])
 async def test_a_config_toml_that_codex_does_not_take(place: Place, setting: str) -> None:
     place.prepare()
@@ -134,6 +135,7 @@ def _one_sentence(stderr: bytes, *words: str) -> None:
     assert SECRET not in text
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
@@ -159,6 +161,7 @@ async def test_what_the_model_does_wrong_is_a_failed_task_with_a_true_sentence(
     assert (await client.ask("go on", "ctx")).answer == "You said: go on"
 
 
+@pytest.mark.both_backends
 @pytest.mark.versions
 async def test_a_stream_that_is_cut_and_comes_back_is_not_doubled(client: Peer) -> None:
     seen = await client.ask(script({"say": "one two three four", "cut": True, "times": 1}))
@@ -166,6 +169,7 @@ async def test_a_stream_that_is_cut_and_comes_back_is_not_doubled(client: Peer) 
     assert seen.kinds() == ["notice"]
 
 
+@pytest.mark.both_backends
 async def test_a_model_that_nobody_serves_fails_soon(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
@@ -176,6 +180,7 @@ async def test_a_model_that_nobody_serves_fails_soon(place: Place) -> None:
     assert "127.0.0.1" not in seen.sentence
 
 
+@pytest.mark.both_backends
 async def test_a_peer_that_goes_away_does_not_stop_its_turn(client: Peer, model: ScriptedModel) -> None:
     async for event in client.stream(script({"chunks": 20, "delay_ms": 20}), "ctx"):
         task_id = event.task.id
@@ -183,7 +188,6 @@ async def test_a_peer_that_goes_away_does_not_stop_its_turn(client: Peer, model:
     assert (await client.finished(task_id)).state == TaskState.TASK_STATE_COMPLETED
 
 
-@pytest.mark.app_server_only(reason="no codex exec runs between turns")
 async def test_readiness_follows_codex(place: Place) -> None:
     async with running_agent(place) as agent, httpx.AsyncClient(base_url=agent.url) as http:
         assert (await http.get("/readyz")).json() == {"status": "ready"}
@@ -194,6 +198,7 @@ async def test_readiness_follows_codex(place: Place) -> None:
         assert agent.codex().pid != codex.pid
 
 
+@pytest.mark.both_backends
 @pytest.mark.alone
 async def test_sigterm_while_codex_does_not_start_ends_the_agent_at_once(place: Place, tmp_path: Path) -> None:
     silent = _fake_codex(tmp_path, "import time; time.sleep(60)")
