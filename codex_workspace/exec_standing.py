@@ -14,6 +14,7 @@ from codex_workspace.exec_once import run_once
 from codex_workspace.exec_process import CodexExec
 from codex_workspace.sandbox import PROBE_TIMEOUT_S, WITHOUT, blocked
 from codex_workspace.supply import SupplyFigures
+from codex_workspace.versions import Version, dotted
 
 if TYPE_CHECKING:
     import subprocess
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Found:
     """A codex that was looked at."""
 
-    version: tuple[int, int, int]
+    version: Version
 
 
 class ExecStanding:
@@ -52,7 +53,7 @@ class ExecStanding:
         version = await self._codex.version()
         if version < MINIMUM_VERSION:
             raise CodexCannotStart(
-                f"codex {_dotted(version)} is too old for backend exec; install {_dotted(MINIMUM_VERSION)} or newer"
+                f"codex {dotted(version)} is too old for backend exec; install {dotted(MINIMUM_VERSION)} or newer"
             )
         await refuse_broken_config(self._launch)
         await refuse_blocked(self._launch, self._sandbox)
@@ -116,7 +117,3 @@ def _last_line(said: bytes) -> str:
     """Return the last line, as warnings come first."""
     lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines()]
     return next((line for line in reversed(lines) if line), "")
-
-
-def _dotted(version: tuple[int, int, int]) -> str:
-    return ".".join(map(str, version))
