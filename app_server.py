@@ -28,6 +28,7 @@ from codex_workspace.mcp_startup import STARTUP, Startups
 from codex_workspace.pipes import PipeReader, PipeWriter
 from codex_workspace.processes import sweep
 from codex_workspace.refusals import refuse
+from codex_workspace.versions import dotted
 from codex_workspace.wire import (
     MAX_INPUT_CHARS,
     MAX_LINE_BYTES,
@@ -600,9 +601,7 @@ async def _refuse_broken_config(connection: Connection, launch: Launch) -> None:
 
 def too_old(version: tuple[int, int, int]) -> CodexCannotStart:
     """Return the error that a codex is older than `MINIMUM_VERSION`."""
-    return CodexCannotStart(
-        f"codex {_dotted(version)} is too old: this agent needs {_dotted(MINIMUM_VERSION)} or newer"
-    )
+    return CodexCannotStart(f"codex {dotted(version)} is too old: this agent needs {dotted(MINIMUM_VERSION)} or newer")
 
 
 def _refuse_too_old(connection: Connection, initialized: JsonValue) -> None:
@@ -625,10 +624,6 @@ def read_version(initialized: JsonValue) -> tuple[int, int, int]:
         raise CodexCannotStart("codex did not tell its version; is CODEX_BIN really codex?")
     major, minor, patch = (int(number) for number in found.groups())
     return major, minor, patch
-
-
-def _dotted(version: tuple[int, int, int]) -> str:
-    return ".".join(str(number) for number in version)
 
 
 async def _end(process: Process, stdin: PipeWriter) -> None:

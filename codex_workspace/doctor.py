@@ -7,7 +7,6 @@ Nothing stays changed: files are only tried where they are, and codex is started
 import json
 import logging
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -44,6 +43,7 @@ from codex_workspace.server import bind
 from codex_workspace.settings import MISPLACED, Settings, is_loopback, load_settings
 from codex_workspace.soundness import file_version, set_aside, sqlite_file, what_is_wrong
 from codex_workspace.terminal import clean
+from codex_workspace.versions import Version, dotted, version_in
 
 TESTED_VERSIONS: Final = ((0, 158, 0), (0, 169, 0))
 """The oldest and the newest codex that the end-to-end tests were run with, whatever their patch. Those before often
@@ -261,19 +261,18 @@ def check_codex(facts: Facts) -> Finding:
         said = _ask_version(binary, facts.env)
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("failed", f"{binary} cannot be run: {_of(error)}", remedy)
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
-    if found is None:
+    version = version_in(said)
+    if version is None:
         return Finding("failed", f"{binary} does not tell a version, it is not codex", remedy)
-    major, minor, patch = (int(number) for number in found.groups())
-    return _judge_version((major, minor, patch), binary)
+    return _judge_version(version, binary)
 
 
-def _judge_version(version: tuple[int, int, int], binary: Path) -> Finding:
+def _judge_version(version: Version, binary: Path) -> Finding:
     oldest, newest = TESTED_VERSIONS
-    tested = f"tested are {_dotted(oldest)} to {_dotted(newest)}"
-    shown = f"codex {_dotted(version)} at {binary}"
+    tested = f"tested are {dotted(oldest)} to {dotted(newest)}"
+    shown = f"codex {dotted(version)} at {binary}"
     if version < MINIMUM_VERSION:
-        return Finding("failed", f"{shown} is too old", f"install {_dotted(MINIMUM_VERSION)} or newer")
+        return Finding("failed", f"{shown} is too old", f"install {dotted(MINIMUM_VERSION)} or newer")
     if not oldest[:2] <= version[:2] <= newest[:2]:
         return Finding("warning", f"{shown} was not tested with this agent", tested)
     return Finding("ok", f"{shown}; {tested}")
@@ -486,7 +485,7 @@ def check_handshake(facts: Facts) -> Finding:
     except (CodexError, OSError) as error:
         return Finding("failed", f"codex cannot be started: {_of(error)}", "check CODEX_BIN and CODEX_HOME")
     answered = "read its configuration" if is_exec(facts.settings) else "answered initialize"
-    return Finding("ok", f"codex {_dotted(version)} {answered} in {milliseconds:.0f} ms")
+    return Finding("ok", f"codex {dotted(version)} {answered} in {milliseconds:.0f} ms")
 
 
 def _as_at_home(error: Exception, home: str, facts: Facts) -> str:
@@ -690,10 +689,6 @@ def _of(error: Exception) -> str:
     """Return the first line of what an error says; its name where it says nothing."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return said.split("\n", 1)[0] or type(error).__name__
-
-
-def _dotted(version: tuple[int, int, int]) -> str:
-    return ".".join(str(number) for number in version)
 
 
 CHECKS: Final = (

@@ -14,9 +14,9 @@ import tomlkit
 
 from codex_workspace.errors import InputRefused
 from codex_workspace.toml_text import KeyPath, TomlValue
+from codex_workspace.versions import Version, dotted
 from codex_workspace.wire import JsonObject
 
-Version: TypeAlias = tuple[int, int, int]
 Sandbox: TypeAlias = Literal["read-only", "workspace-write", "danger-full-access"]
 
 OLDEST: Final[Version] = (0, 42, 0)
@@ -111,9 +111,9 @@ def arguments(options: ExecOptions, files: LaidDown, version: Version) -> list[s
         InputRefused: this version cannot do it.
     """
     if files.images and version < TAKES_IMAGES:
-        raise InputRefused(f"codex {'.'.join(map(str, version))} takes no images.")
+        raise InputRefused(f"codex {dotted(version)} takes no images.")
     if options.ephemeral and version < KEEPS_NOTHING:
-        raise InputRefused(f"codex {'.'.join(map(str, version))} cannot be kept from writing its session.")
+        raise InputRefused(f"codex {dotted(version)} cannot be kept from writing its session.")
     options_first = [
         "--json" if version >= SAYS_JSON else "--experimental-json",
         "--color=never",

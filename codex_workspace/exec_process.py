@@ -5,7 +5,6 @@ Arguments are left to `exec_arguments`, a run's files to `exec_files`, what it i
 """
 
 import logging
-import re
 import signal
 import subprocess
 import threading
@@ -41,7 +40,6 @@ from codex_workspace.exec_arguments import (
     OLDEST,
     ExecOptions,
     LaidDown,
-    Version,
     arguments,
     check,
     overrides,
@@ -56,6 +54,7 @@ from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.processes import end_kin, end_marked, kin_of, sweep
 from codex_workspace.shared_config import Lease, borrow, give_back, recover
+from codex_workspace.versions import Version, dotted, version_in
 from codex_workspace.wire import MAX_INPUT_CHARS, LineSplitter, Skipped
 
 logger = logging.getLogger(__name__)
@@ -604,12 +603,10 @@ async def _tell(stdin: ByteSendStream, prompt: str) -> None:
 async def _ask_version(launch: Launch) -> Version:
     late = f"codex did not say its version within {VERSION_TIMEOUT_S:g} s"
     told = await run_once(launch, "--version", within_s=VERSION_TIMEOUT_S, late=late)
-    found = re.search(rb"(\d+)\.(\d+)\.(\d+)", told.stdout)
-    if found is None:
+    version = version_in(told.stdout.decode("utf-8", "replace"))
+    if version is None:
         said = ": ".join(filter(None, (f"exit code {told.returncode}", last_line(told.stderr))))
         raise CodexCannotStart(f"codex did not tell its version ({said}); is CODEX_BIN really codex?")
-    major, minor, patch = (int(number) for number in found.groups())
-    if (major, minor, patch) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise CodexCannotStart(f"codex {major}.{minor}.{patch} is too old: codex exec is used from {oldest} on")
-    return major, minor, patch
+    if version < OLDEST:
+        raise CodexCannotStart(f"codex {dotted(version)} is too old: codex exec is used from {dotted(OLDEST)} on")
+    return version

@@ -18,6 +18,7 @@ from codex_workspace.exec_servers import RunServers, has_failed
 from codex_workspace.sandbox import PROBE_TIMEOUT_S, WITHOUT, blocked
 from codex_workspace.supply import SupplyFigures
 from codex_workspace.toml_text import KeyPath, TomlValue
+from codex_workspace.versions import Version
 
 NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {
     ("model_provider",): "nobody",
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 class Found:
     """A codex that was looked at."""
 
-    version: tuple[int, int, int]
+    version: Version
 
 
 class ExecStanding:

@@ -43,6 +43,7 @@ from codex_workspace.streams import Bounded, StreamBounds
 from codex_workspace.supply import SupplyFigures
 from codex_workspace.telemetry import Telemetry
 from codex_workspace.transcript import Transcripts
+from codex_workspace.versions import dotted
 from codex_workspace.views import View, metrics_view, transcript_view
 from codex_workspace.wishes import TURN
 
@@ -139,8 +140,7 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
 
             async def begin() -> str:
                 codex = await agent.codex.start()
-                number = ".".join(str(each) for each in codex.version)
-                return f"codex {number}, model {provider.model}"
+                return f"codex {dotted(codex.version)}, model {provider.model}"
 
             yield Hosted(
                 agent.executor,

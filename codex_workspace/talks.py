@@ -14,6 +14,7 @@ from codex_workspace.history import Trace
 from codex_workspace.supply import SupplyFigures
 from codex_workspace.telemetry import Turn
 from codex_workspace.turn import Asked, Input
+from codex_workspace.versions import Version
 from codex_workspace.wire import JsonObject
 
 
@@ -99,7 +100,7 @@ class Started(Protocol):
     """A codex that can be used."""
 
     @property
-    def version(self) -> tuple[int, int, int]:
+    def version(self) -> Version:
         """Its version."""
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from codex_workspace.errors import InputRefused
-from codex_workspace.exec_arguments import ExecOptions, LaidDown, Version, arguments, check
+from codex_workspace.exec_arguments import ExecOptions, LaidDown, arguments, check
+from codex_workspace.versions import Version
 
 NEW: Version = (0, 163, 0)
 OLD: Version = (0, 42, 0)

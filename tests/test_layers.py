@@ -87,6 +87,7 @@ LAYERS = [
         "tables",
         "task_states",
         "tracing",
+        "versions",
     },
 ]
 """Every module, by its floor; it may import from the floors below its own."""
