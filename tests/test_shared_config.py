@@ -193,6 +193,15 @@ def test_without_anything_lent_there_is_nothing_to_recover(file: Path, tmp_path:
     assert names(tmp_path) == ["home"]
 
 
+def test_a_folder_whose_name_only_looks_like_ours_is_left_alone(file: Path, tmp_path: Path) -> None:
+    notes = tmp_path / ".home.lent-notes"
+    notes.mkdir()
+    with lent(file, OURS):
+        pass
+    recover(file)
+    assert notes.is_dir()
+
+
 def killed_at_every_step(file: Path, root: Path, restart: Callable[[int], None]) -> None:
     """Let processes borrow from `file`, each killed one step later than the one before, until one comes to its end.
 
