@@ -246,7 +246,7 @@ async def test_slow_servers_are_waited_for_and_those_that_are_not_there_said_onc
         {"name": "broken", "command": "false"},
         left_out,
         light("late", "30", startup_timeout_s=0.5),
-        light("slow", "1.5", trusted=True),
+        light("slow", "1.2", trusted=True),
     ]
     echo = script(call("slow", "echo", text="hello"), {"say": "Done."})
     async with (
