@@ -24,6 +24,7 @@ from codex_workspace.admission import Admission, Bounds
 from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, prove_servers
 from codex_workspace.environment import Secret, without_proxy_for
+from codex_workspace.errands import Errands
 from codex_workspace.errors import CodexCannotStart, ConfigError, StoreUnavailable
 from codex_workspace.exec_backend import exec_backend, further_config
 from codex_workspace.groups import plain_task_group
@@ -187,13 +188,14 @@ async def open_agent(
         launch = launch_of(settings, provider, env)
         await end_leftovers(launch.family)
         scrub = Scrubber(each for each in secrets_of(settings, provider) if len(each) >= SHORTEST_SECRET)
+        errands = Errands()
         async with (
             tracing(settings, scrub) as tracer,
             open_store(settings.database_url.reveal()) as store,
             _pruning(settings, store),
             _platform(settings, scrub) as platform,
-            _own_tools(settings, store, scrub, platform) as tools,
-            _agent(settings, provider, launch, store, Telemetry(tracer=tracer), scrub, tools) as agent,
+            _own_tools(settings, store, scrub, platform, errands) as tools,
+            _agent(settings, provider, launch, store, Telemetry(tracer=tracer), scrub, tools, errands) as agent,
         ):
             yield replace(agent, platform=platform)
 
@@ -225,9 +227,12 @@ async def _platform(settings: Settings, scrub: Scrubber) -> AsyncIterator[Platfo
 
 @asynccontextmanager
 async def _own_tools(
-    settings: Settings, store: Store, scrub: Scrubber, platform: PlatformApi | None
+    settings: Settings, store: Store, scrub: Scrubber, platform: PlatformApi | None, errands: Errands
 ) -> AsyncIterator["AgentTools | None"]:
-    """Serve the tools that the model gets of us, where the operator wants that."""
+    """Serve the tools that the model gets of us, where the operator wants that.
+
+    One of them hands files over where codex has no pipe on which it could ask for that.
+    """
     if not settings.has_agent_tools:
         yield None
         return
@@ -235,7 +240,11 @@ async def _own_tools(
     from codex_workspace.agent_tools import SPARE_S, open_tools
     from codex_workspace.peer_calls import PeerCalls
 
-    toolbox = Toolbox(PeerCalls(settings.peers), StoredRecollection(store.memories, store.exchanges))
+    toolbox = Toolbox(
+        PeerCalls(settings.peers),
+        StoredRecollection(store.memories, store.exchanges),
+        handover=errands if is_exec(settings) else None,
+    )
     if platform is not None:
         from codex_workspace.platform_tools import tools_on_the_platform
 
@@ -256,8 +265,9 @@ async def _agent(
     telemetry: Telemetry,
     scrub: Scrubber,
     tools: "AgentTools | None",
+    errands: Errands,
 ) -> AsyncIterator[Agent]:
-    backend = _backend(settings, provider, launch, store, tools)
+    backend = _backend(settings, provider, launch, store, tools, errands)
     try:
         policy = RecoveryPolicy(settings.config.codex.recovery)
         admission = Admission(_bounds(settings))
@@ -287,10 +297,15 @@ async def _agent(
 
 
 def _backend(
-    settings: Settings, provider: ChosenProvider, launch: Launch, store: Store, tools: "AgentTools | None"
+    settings: Settings,
+    provider: ChosenProvider,
+    launch: Launch,
+    store: Store,
+    tools: "AgentTools | None",
+    errands: Errands,
 ) -> Backend:
     if is_exec(settings):
-        return exec_backend(settings, provider, launch, store.memory, tools)
+        return exec_backend(settings, provider, launch, store.memory, tools, errands)
     opener = _opener(launch, settings, thread_options(settings, provider))
     codex = Supply(opener, _supply_bounds(settings), Owner[Connection])
     return Backend(codex, Conversations(_maker(settings, provider, store, codex, tools)), steers=True)

@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from codex_workspace import handover
 from codex_workspace.environment import Secret
 from codex_workspace.errors import AgentError
 from codex_workspace.mcp_startup import Expected
@@ -56,6 +57,7 @@ MAX_TEXT_CHARS: Final = 40_000
 """Of a peer's words that one call tells; codex shows its model no more of a tool's result."""
 
 MAX_TASK_CHARS: Final = 200_000
+MAX_PATH_CHARS: Final = 4096
 MAX_RECALLED: Final = 50
 MAX_EXCHANGES: Final = 50
 MAX_EXCHANGE_CHARS: Final = 2000
@@ -217,8 +219,11 @@ class _Tools:
         ]
         if self._toolbox.speaker is not None:
             tools.append((self.send_message_to_user, acting))
+        if self._toolbox.handover is not None:
+            tools.append((self.hand_over_file, acting))
         for tool, annotations in tools:
-            server.add_tool(self._answering(tool), annotations=annotations, structured_output=False)
+            about = handover.DESCRIPTION if tool == self.hand_over_file else None
+            server.add_tool(self._answering(tool), description=about, annotations=annotations, structured_output=False)
         return server
 
     def _answering(self, tool: Callable[P, Awaitable[str]]) -> Callable[P, Coroutine[object, object, str]]:
@@ -259,6 +264,16 @@ class _Tools:
         assert self._toolbox.speaker is not None
         await self._toolbox.speaker.tell_user(self._behalf(context), self._scrub(text))
         return "Sent."
+
+    async def hand_over_file(
+        self,
+        path: Annotated[str, Field(description=handover.PATH, max_length=MAX_PATH_CHARS)],
+        context: mcp.Context,
+        name: Annotated[str | None, Field(description=handover.NAME, max_length=MAX_PATH_CHARS)] = None,
+    ) -> str:
+        """Described by `handover.DESCRIPTION`, as the app-server's tool of this name is."""
+        assert self._toolbox.handover is not None
+        return await self._toolbox.handover.hand_over(self._behalf(context), {"path": path, "name": name})
 
     async def commit_memory(
         self,

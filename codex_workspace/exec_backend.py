@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from app_server import Launch
 from codex_workspace.codex_home import Managed
 from codex_workspace.conversation import Conversations, ThreadMemory
+from codex_workspace.errands import Errands
 from codex_workspace.exec_arguments import ExecOptions, Sandbox
 from codex_workspace.exec_conversation import ExecConversation, SessionOptions, Tally
 from codex_workspace.exec_mcp_settings import told_of
@@ -48,8 +49,9 @@ def exec_backend(
     launch: Launch,
     memory: Callable[[str, str], ThreadMemory],
     tools: "AgentTools | None",
+    errands: Errands,
 ) -> Backend:
-    """Return the backend; `memory` gives what keeps the session id of an owner's context.
+    """Return the backend; `memory` gives what keeps the session id of an owner's context, `errands` hears the tools.
 
     Raises:
         ConfigError: as `further_config`.
@@ -77,11 +79,13 @@ def exec_backend(
     )
 
     def make(owner: str, context_id: str) -> Talk:
-        own = options
+        own, caller = options, Caller(owner, context_id)
         if tools is not None:
-            config, secrets = _told_of(tools.added_to(Expected(), Caller(owner, context_id)))
+            config, secrets = _told_of(tools.added_to(Expected(), caller))
             own = replace(options, config=config, handed=secrets)
-        return ExecConversation(codex, settings.codex_home, memory(owner, context_id), own, servers, tally)
+        return ExecConversation(
+            codex, settings.codex_home, memory(owner, context_id), own, servers, errands, caller, tally
+        )
 
     standing = ExecStanding(codex, launch, settings.config.codex.sandbox, RunServers(configured, needed), tally)
     return Backend(standing, Conversations(make), steers=False)

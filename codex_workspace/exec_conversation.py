@@ -6,8 +6,8 @@ The life of a turn that runs is left to `exec_turn`, what codex keeps of it to `
 import base64
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Final
 import anyio
 
 from codex_workspace.conversation import LOST_THREAD, ThreadMemory, TurnOptions, check, texts_of
+from codex_workspace.errands import Errands
 from codex_workspace.errors import CodexCannotStart, CodexGone
 from codex_workspace.events import TokenCount, TurnEnded, TurnEvent
 from codex_workspace.exec_arguments import ExecOptions
@@ -28,6 +29,7 @@ from codex_workspace.history import Trace
 from codex_workspace.instructions import Instructions
 from codex_workspace.recovery import GO_ON
 from codex_workspace.toml_text import KeyPath, TomlValue
+from codex_workspace.toolbox import Caller
 from codex_workspace.turn import Input
 
 logger = logging.getLogger(__name__)
@@ -98,6 +100,7 @@ class ExecConversation:
         memory: keeps this context's session id.
         options: what every run is told.
         servers: the MCP servers of every run.
+        errands: brings calls of our own tools to the turn. caller: on whose behalf those of this context are made.
         tally: counts the processes.
     """
 
@@ -108,6 +111,8 @@ class ExecConversation:
         memory: ThreadMemory,
         options: SessionOptions,
         servers: RunServers,
+        errands: Errands,
+        caller: Caller,
         tally: Tally,
     ) -> None:
         self._codex = codex
@@ -116,6 +121,8 @@ class ExecConversation:
         self._options = options
         self._servers = servers
         self._missed: dict[str, str] = {}
+        self._errands = errands
+        self._caller = caller
         self._tally = tally
         self._one_at_a_time = anyio.Lock()
         self._first: _First | None = None
@@ -142,7 +149,7 @@ class ExecConversation:
 
     @asynccontextmanager
     async def _turn(self, said: Input, mark: str, own: TurnOptions) -> AsyncIterator[Begun]:
-        async with laid_down(partial(_lay_down, said)) as images, AsyncExitStack() as held:
+        async with laid_down(partial(_lay_down, said)) as images:
             run = replace(
                 self._options.run,
                 model=own.model or self._options.run.model,
@@ -152,15 +159,23 @@ class ExecConversation:
                 config={**self._options.config, **_effort(own.effort)},
             )
             prompt = _prompt(said)
-            begun = await self._begin(prompt, run, mark, held)
-            self._tally.running += 1
-            try:
-                yield begun
-            except CodexGone:
-                self._tally.died += 1
-                raise
-            finally:
-                self._tally.running -= 1
+            with self._errands.expecting(self._caller) as expected:
+                async with AsyncExitStack() as held:
+                    begun = await self._begin(prompt, run, mark, held)
+                    expected.begun(begun.turn)
+                    with self._counted():
+                        yield begun
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._tally.running += 1
+        try:
+            yield
+        except CodexGone:
+            self._tally.died += 1
+            raise
+        finally:
+            self._tally.running -= 1
 
     async def _begin(self, prompt: str, run: ExecOptions, mark: str, held: AsyncExitStack) -> Begun:
         left_out = self._servers.left_out()

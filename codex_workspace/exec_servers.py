@@ -70,12 +70,15 @@ class RunServers:
         """
         tried = [name for name in self._expected.names if name not in left_out]
         found = failures_in(said, tried)
-        needed = self.required.intersection(found)
-        if needed or not self.optional.difference(left_out):
+        # Names behind the first one may be words of that server's: a required one is believed to fail where it stands
+        # first, which it does at last.
+        if next(iter(found), None) in self.required or not self.optional.difference(left_out):
+            needed = self.required.intersection(found)
             whys = [f"{name}: {found[name]}" for name in sorted(needed)] or [reason(_last_failure(said))]
             raise CodexCannotStart(
                 f"a required MCP server does not start (mcp_servers of config.yaml): {'; '.join(whys)}"
             )
+        found = {name: why for name, why in found.items() if name not in self.required}
         found = found or dict.fromkeys(self.optional.difference(left_out), NOT_TOLD)
         now = self._clock()
         for name, why in found.items():

@@ -15,6 +15,7 @@ from codex_workspace.exec_conversation import Tally
 from codex_workspace.exec_once import last_line, run_once
 from codex_workspace.exec_process import CodexExec
 from codex_workspace.exec_servers import RunServers, has_failed
+from codex_workspace.exec_turn import TurnLines
 from codex_workspace.sandbox import PROBE_TIMEOUT_S, WITHOUT, blocked
 from codex_workspace.supply import SupplyFigures
 from codex_workspace.toml_text import KeyPath, TomlValue
@@ -131,10 +132,11 @@ async def refuse_without_servers(codex: CodexExec, servers: RunServers) -> None:
     if not servers.required:
         return
     options = ExecOptions(ephemeral=True, config={**NO_MODEL, **servers.config(servers.optional)})
-    async with codex.run("Nobody hears this.", options) as run:
-        async for _ in run:
-            if run.session_id is not None:
-                return
+    async with codex.follow("Nobody hears this.", options, TurnLines) as run:
+        while run.session_id is None and not run.is_over:
+            await run.take()
+        if run.session_id is not None:
+            return
         if has_failed(run.last_words):
             servers.failed(run.last_words, servers.optional)
         raise CodexCannotStart("codex ended before it had begun", run.diagnostics)

@@ -1,10 +1,12 @@
 """A turn of `codex exec` for a job: what its lines say as the events that the app-server's turns have, and its end.
 
-Nothing can be said into it and it asks nothing: its process has read all its input, and says no to itself.
+Nothing can be said into it and it asks nobody: its process has read all its input, and says no to itself. What it wants
+of our own tools comes by another way (`serve`).
 """
 
 import logging
 import math
+import uuid
 from typing import Final, Protocol
 
 import anyio
@@ -14,8 +16,9 @@ from codex_workspace.events import Erred, TokenCount, TurnEnded, TurnEvent, Turn
 from codex_workspace.exec_reader import ExecReader
 from codex_workspace.failures import too_long
 from codex_workspace.items import OpenItems
-from codex_workspace.turn import Asked, Input
-from codex_workspace.wire import JsonObject
+from codex_workspace.mailbox import Asking
+from codex_workspace.turn import Asked, Input, ToolCall
+from codex_workspace.wire import JsonObject, JsonValue, Request
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +136,8 @@ class ExecTurn:
         self._unread = begun
         self._open_items = OpenItems()
         self._end: TurnEnded | None = None
+        self._calls: list[Asked] = []
+        self._is_left = False
         self._waiting: anyio.CancelScope | None = None
         self._has_news = False
         self._stopped = False
@@ -151,11 +156,39 @@ class ExecTurn:
 
     @property
     def asked(self) -> Asked | None:
-        """Nothing: there is no way back into its process."""
-        return None
+        """The oldest call of a tool of ours that waits for its result; nothing else is ever asked."""
+        return self._calls[0] if self._calls else None
 
     def answer(self, asked: Asked, result: JsonObject) -> None:
-        """Pass over what was never asked."""
+        """Give a call its result. One that is not waited for any more is passed over."""
+        asked.asking.settle(result)
+        self._forget(asked)
+
+    async def serve(self, call: ToolCall) -> JsonValue:
+        """Have whoever reads the turn do what the model calls a tool of ours for, and return the result.
+
+        None: the turn was over or left before.
+        """
+        if self._is_left or self.ended is not None:
+            return None
+        id_ = uuid.uuid4().hex
+        asked = Asked(id_, call, Asking(Request(id_, call.tool, {})))
+        self._calls.append(asked)
+        self.wake()
+        try:
+            await asked.asking.settled.wait()
+        finally:
+            self._forget(asked)
+        return asked.asking.result
+
+    def _forget(self, asked: Asked) -> None:
+        self._calls = [each for each in self._calls if each is not asked]
+
+    def leave(self) -> None:
+        """Take note that nobody reads the turn any more."""
+        self._is_left = True
+        for asked in self._calls:
+            asked.asking.settle(None)
 
     def wake(self) -> None:
         """Let `receive` return, if need be with nothing."""

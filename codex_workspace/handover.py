@@ -57,20 +57,25 @@ class NotHanded:
     sentence: str
 
 
+DESCRIPTION: Final = (
+    "Hands a file of the workspace over to the person or program that sent the message, who cannot see the workspace. "
+    "Use it for every file that they ask to be given; the file is sent as it is at this moment."
+)
+PATH: Final = "The file, inside the workspace."
+NAME: Final = "What to call it; its own name where this is left out."
+
+
 def tool_spec() -> JsonObject:
     """Return the tool as an entry of `dynamicTools` in `thread/start`."""
     return {
         "type": "function",
         "name": TOOL,
-        "description": (
-            "Hands a file of the workspace over to the person or program that sent the message, who cannot see the "
-            "workspace. Use it for every file that they ask to be given; the file is sent as it is at this moment."
-        ),
+        "description": DESCRIPTION,
         "inputSchema": {
             "type": "object",
             "properties": {
-                "path": {"type": "string", "description": "The file, inside the workspace."},
-                "name": {"type": "string", "description": "What to call it; its own name where this is left out."},
+                "path": {"type": "string", "description": PATH},
+                "name": {"type": "string", "description": NAME},
             },
             "required": ["path"],
             "additionalProperties": False,

@@ -80,6 +80,7 @@ def tools_on_the_platform(
         BothWorks(own.work, configured, PlatformWork(api)),
         BothRecollections(own.recollection, principals, PlatformRecollection(api)),
         PlatformSpeaker(api, principals),
+        own.handover,
     )
 
 

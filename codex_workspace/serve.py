@@ -65,17 +65,18 @@ EXTENSIONS = (
 LIMITS = "urn:codex-workspace:limits"
 """The extension that says what an agent of this kind can do and this one cannot; it has nothing to ask for."""
 
-EXEC_EXTENSIONS = (
-    *(extension for extension in EXTENSIONS if extension.uri != ITEMS),
-    AgentExtension(
+
+def exec_extensions(*, hands_over: bool) -> tuple[AgentExtension, ...]:
+    """Return the same, where codex is run by `codex exec`; `hands_over`: whether it can hand files over."""
+    files = "" if hands_over else "no files are handed over, "
+    limits = AgentExtension(
         uri=LIMITS,
         description=(
             "Each turn is a process of its own: a message cannot join a running one (midTurn steer is refused), no "
-            "questions are asked, no files are handed over, and each text comes whole."
+            f"questions are asked, {files}and each text comes whole."
         ),
-    ),
-)
-"""The same, where codex is run by `codex exec`."""
+    )
+    return (*(extension for extension in EXTENSIONS if extension.uri != ITEMS), limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
                 agent.wedged,
             )
 
-    extensions = EXEC_EXTENSIONS if is_exec(settings) else EXTENSIONS
+    extensions = exec_extensions(hands_over=settings.has_agent_tools) if is_exec(settings) else EXTENSIONS
     await _serve(settings, About(INPUT_MODES, extensions, settings.skills, setup_of(settings, provider)), opened)
 
 

@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -301,25 +302,43 @@ def _held(file: Path) -> Iterator[Desk]:
 
 
 def _take_lock(file: Path) -> int:
-    folder, until = _desk_of(file), time.monotonic() + PATIENCE_S
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         _clear_aside(file)
-        if not file.parent.is_dir():
-            descriptor = _build(file)
-            if descriptor is not None:
-                return descriptor
-            continue
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            # Put away by the one before us.
-            continue
-        if try_lock(descriptor) and is_still(descriptor, folder / _LOCK):
+        descriptor = _try_desk(_desk_of(file)) if file.parent.is_dir() else _build(file)
+        if descriptor is not None:
             return descriptor
-        os.close(descriptor)
+        _wait_while_held(_desk_of(file), until)
+    raise ConfigError(f"{_desk_of(file)}: another process has held its lock for {PATIENCE_S:g} s; end it")
+
+
+def _try_desk(folder: Path) -> int | None:
+    """Return the lock of a desk, which is made where it is missing; None where another process has it."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        # Put away by the one before us.
+        return None
+    if try_lock(descriptor) and is_still(descriptor, folder / _LOCK):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _wait_while_held(folder: Path, until: float) -> None:
+    """Wait until a desk's lock is free, or there is no such desk."""
+    while time.monotonic() < until:
+        try:
+            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        try:
+            if try_lock(descriptor):
+                return
+        finally:
+            os.close(descriptor)
         time.sleep(_TRY_AGAIN_S)
-    raise ConfigError(f"{folder}: another process has held its lock for {PATIENCE_S:g} s; end it")
 
 
 def _build(file: Path) -> int | None:
@@ -349,9 +368,18 @@ def _build(file: Path) -> int | None:
 def _clear_aside(file: Path) -> None:
     """End what a killed process has left aside, while it built folders or removed them."""
     for top in file.parents:
-        if top.name:
-            for aside in top.parent.glob(f".{top.name}.lent-*"):
+        # Where nothing can be written, nothing was left that could be removed.
+        if top.name and os.access(top.parent, os.W_OK):
+            for aside in _asides_of(top):
                 _clear(aside)
+
+
+def _asides_of(folder: Path) -> list[Path]:
+    """Return what has a name of `_aside`'s."""
+    pattern = re.compile(re.escape(f".{folder.name}.lent-") + "[0-9a-f]{32}")
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder.parent) as entries:
+        return [Path(entry.path) for entry in entries if pattern.fullmatch(entry.name)]
+    return []
 
 
 def _clear(aside: Path) -> None:

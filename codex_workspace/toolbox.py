@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from codex_workspace.errors import AgentError
 from codex_workspace.exchanges import Exchange
 from codex_workspace.memories import Memory
+from codex_workspace.wire import JsonObject
 
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}:[A-Za-z0-9._-]{1,128}")
 
@@ -134,10 +135,25 @@ class Speaker(Protocol):
         """
 
 
+class Handover(Protocol):
+    """Hands files over to whoever sent the message that a caller works on."""
+
+    async def hand_over(self, caller: Caller, arguments: JsonObject) -> str:
+        """Hand over the file that `arguments` name; return what the model is told of it.
+
+        Raises:
+            ToolRefused: it cannot be handed over.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """All that the tools can do; `speaker` is None where a user can be reached by answers only."""
+    """All that the tools can do.
+
+    speaker: None where a user can be reached by answers only. handover: None where codex has another tool for it.
+    """
 
     work: Work
     recollection: Recollection
     speaker: Speaker | None = None
+    handover: Handover | None = None

@@ -65,10 +65,18 @@ def test_what_has_failed_is_left_out_until_it_is_tried_again() -> None:
 
 
 def test_a_required_one_is_an_error_with_codex_s_words() -> None:
-    servers = RunServers(Expected(("a", "b", "c")), ["c"])
-    with pytest.raises(CodexCannotStart, match=r"\(mcp_servers of config\.yaml\): c: No such file .*\(os error 2\)$"):
+    servers = RunServers(Expected(("a", "b", "c")), ["b", "c"])
+    with pytest.raises(CodexCannotStart, match=r"\(mcp_servers of config\.yaml\): b: .* closed; c: .*\(os error 2\)$"):
         servers.failed(SAID, frozenset())
-    assert servers.optional == {"a", "b"}
+    assert servers.optional == {"a"}
+
+
+def test_a_server_cannot_make_a_required_one_fail_by_its_words() -> None:
+    servers = RunServers(Expected(("b", "c", "d")), ["c"])
+    left_out = servers.failed(SAID, frozenset())
+    assert left_out == {"b"}
+    with pytest.raises(CodexCannotStart, match="c: No such file"):
+        servers.failed(SAID.replace("b: handshaking with MCP server failed: connection closed; ", ""), left_out)
 
 
 @pytest.mark.parametrize("required", [(), ("x",)])

@@ -22,7 +22,7 @@ from codex_workspace.events import (
     Warned,
 )
 from codex_workspace.exec_turn import DIED, ExecTurn, TurnLines
-from codex_workspace.turn import words
+from codex_workspace.turn import ToolCall, words
 
 BEGUN = {"type": "turn.started"}
 DONE = {"type": "turn.completed", "usage": {"input_tokens": 30, "output_tokens": 5}}
@@ -191,3 +191,41 @@ def test_a_line_that_was_left_out_is_said_while_the_turn_runs() -> None:
     assert "5000 bytes" in said.message
     lines.feed(line(DONE))
     assert lines.skipped(5_000) == []
+
+
+HAND_OVER = ToolCall("hand_over_file", {"path": "a"})
+
+
+async def test_a_call_of_a_tool_waits_for_the_reader_and_has_one_result() -> None:
+    turn, _ = made(stays=True)
+    results: list[object] = []
+
+    async def call() -> None:
+        results.append(await turn.serve(HAND_OVER))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            assert await turn.receive() == []
+            asked = turn.asked
+            assert asked is not None
+            assert asked.about == HAND_OVER
+            turn.answer(asked, {"success": True})
+            assert turn.asked is None
+            turn.answer(asked, {"success": False})
+    assert results == [{"success": True}]
+
+
+async def test_a_call_that_nobody_will_answer_ends() -> None:
+    turn, _ = made(stays=True)
+
+    async def call() -> None:
+        assert await turn.serve(HAND_OVER) is None
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await turn.receive()
+            turn.leave()
+        assert turn.asked is None
+        await call()

@@ -22,6 +22,7 @@ LAYERS = [
     {"app_server", "executor", "letters", "scripted_model", "server", "stand_in_api", "terminal"},
     {
         "card",
+        "errands",
         "executors",
         "grpc_server",
         "peer_calls",

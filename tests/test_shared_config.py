@@ -1,10 +1,12 @@
 """A config.toml that settings are lent to: its own bytes come back, whoever is killed when."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -191,6 +193,15 @@ def test_without_anything_lent_there_is_nothing_to_recover(file: Path, tmp_path:
     assert names(tmp_path) == ["home"]
 
 
+def test_a_folder_whose_name_only_looks_like_ours_is_left_alone(file: Path, tmp_path: Path) -> None:
+    notes = tmp_path / ".home.lent-notes"
+    notes.mkdir()
+    with lent(file, OURS):
+        pass
+    recover(file)
+    assert notes.is_dir()
+
+
 def killed_at_every_step(file: Path, root: Path, restart: Callable[[int], None]) -> None:
     """Let processes borrow from `file`, each killed one step later than the one before, until one comes to its end.
 
@@ -222,7 +233,7 @@ def killed_at_every_step(file: Path, root: Path, restart: Callable[[int], None])
 
 @pytest.mark.parametrize("original", [ORIGINAL, None, "folder"])
 def test_the_original_survives_sigkill_at_every_step(tmp_path: Path, original: bytes | str | None) -> None:
-    file = tmp_path / "a" / "home" / "config.toml"
+    file = tmp_path / "[a]" / "home?" / "config.toml"
 
     def check() -> None:
         if original == "folder":
@@ -261,6 +272,39 @@ def test_a_borrower_survives_sigkill_of_another_at_every_step(file: Path, tmp_pa
         assert file.read_bytes() == expected
     assert file.read_bytes() == ORIGINAL
     assert names(file.parent) == ["config.toml"]
+
+
+WAITS = """
+import sys
+from pathlib import Path
+from codex_workspace.shared_config import lent
+
+listed = []
+sys.addaudithook(lambda name, arguments: name == "os.scandir" and listed.append(str(arguments[0])))
+print("ready", flush=True)
+with lent(Path(sys.argv[1]), {("model",): "lent"}):
+    print(listed.count(sys.argv[2]), flush=True)
+"""
+
+
+def test_whoever_waits_does_not_list_the_folders_again_and_again(file: Path, tmp_path: Path) -> None:
+    with lent(file, OTHERS):
+        lock = os.open(file.parent / ".config.toml.lent" / "lock", os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen(
+            [sys.executable, "-c", WAITS, str(file), str(tmp_path)],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            # A hundred looks at the lock.
+            time.sleep(0.5)
+            os.close(lock)
+            assert 1 <= int(process.stdout.readline()) <= 3
+    assert file.read_bytes() == ORIGINAL
 
 
 BORROWS = """

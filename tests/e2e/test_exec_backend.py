@@ -18,7 +18,7 @@ from codex_workspace.scripted_model import ScriptedModel
 from codex_workspace.wishes import TURN
 from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent, spawn
 from tests.e2e.client import Peer, peer, request, script, tokens
-from tests.e2e.test_content import heard, png
+from tests.e2e.test_content import heard, png, task
 from tests.e2e.test_content import send as send_parts
 from tests.e2e.test_deliveries import send
 from tests.e2e.test_exec_process import binary
@@ -51,6 +51,14 @@ async def agent(place: Place) -> AsyncIterator[AgentProcess]:
     """A running agent."""
     async with running_agent(place) as agent:
         yield agent
+
+
+async def limits_of(agent: AgentProcess) -> str:
+    """Return what the card says that this agent cannot do."""
+    async with httpx.AsyncClient(base_url=agent.url) as http:
+        card = (await http.get("/.well-known/agent-card.json")).json()
+    (said,) = [each for each in card["capabilities"]["extensions"] if each["uri"].endswith(":limits")]
+    return str(said["description"])
 
 
 async def command(agent: AgentProcess, word: str) -> list[psutil.Process]:
@@ -116,11 +124,33 @@ async def test_mcp_servers_and_our_own_tools_are_there_and_their_secrets_are_not
     remember: dict[str, object] = {
         "tool": {"name": "commit_memory", "namespace": "mcp__agent", "arguments": {"content": "apples"}}
     }
-    steps: list[dict[str, object]] = [call("trusted", "echo", text="hello"), remember, {"run": "env"}, {"say": "Done."}]
+    (place.workspace / "sub").mkdir(parents=True)
+    (place.root / "secret.txt").write_text("secret")
+    (place.workspace / "link").symlink_to(place.root / "secret.txt")
+    (place.workspace / "keys").write_text(SECRET)
+    hand = [call("agent", "hand_over_file", path=path) for path in ("link", "nothing", "keys", "sub/out.txt")]
+    steps: list[dict[str, object]] = [
+        # First of all: the model is quicker than the note of its session.
+        call("agent", "hand_over_file", path="out.txt", name="Report.txt"),
+        call("trusted", "echo", text="hello"),
+        remember,
+        {"run": "echo all well > sub/out.txt; env"},
+        *hand,
+        {"say": "Done."},
+    ]
     async with running_agent(place) as agent, peer(agent.url) as client:
+        assert "no files are handed over" not in (await limits_of(agent))
+        (place.workspace / "out.txt").write_text("hi")
         seen = await client.ask(script(*steps), "ctx")
+        whole = await task(client, seen)
     assert (seen.state, seen.answer) == (COMPLETED, "Done.")
-    echoed, remembered, environment = told(model)
+    first, echoed, remembered, environment, *refused, handed = told(model)
+    assert "Handed over as Report.txt (text/plain, 2 bytes)." in first
+    assert "Handed over as out.txt (text/plain, 9 bytes)." in handed
+    for said, expected in zip(refused, ("inside the workspace", "no such file", "holds a credential"), strict=True):
+        assert expected in said
+    files = {each.artifact_id: each.parts[0].raw for each in whole.artifacts if each.artifact_id.startswith("file-")}
+    assert files == {"file-1": b"hi", "file-2": b"all well\n"}
     assert "echo hello" in echoed
     assert "apples" in remembered or "emember" in remembered, remembered
     assert "PATH=" in environment
@@ -138,7 +168,7 @@ async def test_slow_servers_are_waited_for_and_those_that_are_not_there_said_onc
         {"name": "broken", "command": "false"},
         left_out,
         light("late", "30", startup_timeout_s=0.5),
-        light("slow", "1.5", trusted=True),
+        light("slow", "1.2", trusted=True),
     ]
     echo = script(call("slow", "echo", text="hello"), {"say": "Done."})
     async with (
@@ -246,7 +276,7 @@ async def test_what_this_backend_cannot_do_is_refused_and_said_in_the_card(agent
     refused = await send(client, sent)
     assert (refused.state, refused.sentence) == (REJECTED, NO_STEERING)
     async with httpx.AsyncClient(base_url=agent.url) as http:
-        card = (await http.get("/.well-known/agent-card.json")).json()
         assert (await http.get("/readyz")).status_code == 200
-    (said,) = [each for each in card["capabilities"]["extensions"] if each["uri"].endswith(":limits")]
-    assert "questions" in said["description"]
+    limits = await limits_of(agent)
+    assert "no questions are asked" in limits
+    assert "no files are handed over" in limits

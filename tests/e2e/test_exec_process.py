@@ -46,6 +46,7 @@ KEY = "sk-scripted-0123456789"
 TOKEN = "a-token-of-the-probe"
 OTHERS = {"ANTHROPIC_API_KEY": "of-anthropic", "GEMINI_API_KEY": "of-google", "GITHUB_TOKEN": "of-github"}
 ADD = "*** Begin Patch\n*** Add File: a.txt\n+one\n*** End Patch"
+LIGHT_SERVER = Path(__file__).parent / "light_mcp_server.py"
 MCP_SERVER = Path(__file__).parent / "mcp_server.py"
 FREE = ExecOptions(sandbox="danger-full-access")
 
@@ -440,6 +441,16 @@ async def test_lines_keep_a_run_alive(launch: Launch) -> None:
     codex = CodexExec(launch, ExecLimits(inactivity_s=3.0))
     prompt = script(*({"run": f"sleep 1.{number}"} for number in (1, 2, 3)), {"say": "Slept."})
     assert done_of(await events_of(codex, prompt)).text == "Slept."
+
+
+async def test_servers_that_are_waited_for_may_take_their_time(launch: Launch) -> None:
+    slow = McpServerEntry("slow", sys.executable, (str(LIGHT_SERVER), "3"), {}, required=True, trusted=True)
+    servers = resolve([slow], {}, Place("config.yaml"))
+    call = {"tool": {"name": "echo", "namespace": "mcp__slow", "arguments": {"text": "late"}}}
+    codex = CodexExec(launch, ExecLimits(inactivity_s=2.0, startup_s=10.0), servers)
+    events = await events_of(codex, script(call, {"say": "Called."}))
+    assert [result.output for result in only(ToolResult, events)] == ["echo late"]
+    assert done_of(events).text == "Called."
 
 
 async def test_a_reader_that_is_busy_is_no_silence(launch: Launch) -> None:

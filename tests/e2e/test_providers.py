@@ -94,12 +94,12 @@ async def test_a_conversation_goes_on_under_another_provider(place: Place, model
     assert sum("hello" in text for text in said) == 3
 
 
-async def test_a_subscription_answers_on_a_clean_state_and_on_the_one_before(
+async def test_a_subscription_answers_on_a_clean_state_and_on_the_one_before_of_another_backend(
     place: Place, model: ScriptedModel
 ) -> None:
     content = login()
-    for _ in range(2):
-        seen = await asked(subscribed(place, content))
+    for backend in ("app-server", "exec"):
+        seen = await asked(subscribed(replace(place, codex={"backend": backend}), content))
         assert (seen.state, seen.answer) == (COMPLETED, "You said: hello")
         sent = model.requests[-1]
         assert (sent.authorization, sent.account) == (f"Bearer {access_token(content)}", "account-1")
