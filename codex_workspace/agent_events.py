@@ -64,7 +64,10 @@ class ToolUse(_Event):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult(_Event):
-    """What a tool has come to: its text, or why it failed. `exit_code` is a command's that ran to its own end."""
+    """What a tool has come to: its text, or why it failed. `exit_code` is a command's that ran to its own end.
+
+    Of changed files, which a `FileChange` tells, and of a search `output` is empty.
+    """
 
     TYPE: ClassVar[str] = "tool_result"
 

@@ -277,8 +277,7 @@ def _results(event: ToolEnded, extra: JsonObject) -> list[AgentEvent]:
             return [ToolResult(item, output, is_error, exit_code, duration_ms, extra=extra)]
         case events.FilesChanged(item, changes, ItemStatus.COMPLETED):
             listed = tuple(ChangedFile(each.path, each.kind, each.diff) for each in changes)
-            done = "\n".join(f"{each.kind} {each.path}" for each in changes)
-            return [FileChange(item, listed), ToolResult(item, done, is_error=False, extra=extra)]
+            return [FileChange(item, listed), ToolResult(item, "", is_error=False, extra=extra)]
         case events.FilesChanged(item, _, status):
             return [ToolResult(item, f"No file was changed ({status}).", is_error=True, extra=extra)]
         case events.ToolFinished(item, _, _, _, result, is_error, _, duration_ms):

@@ -24,6 +24,8 @@ from codex_workspace.agent_events import (
     ToolUse,
     Usage,
 )
+from codex_workspace.diffs import unified_diff
+from codex_workspace.events import Change
 from codex_workspace.prompts import one_line, visible
 from codex_workspace.tool_names import COMMAND, FILES, SEARCH
 from codex_workspace.wire import JsonValue
@@ -46,7 +48,13 @@ NOTE: Final = "Note"
 """The words that mark what went wrong, what did not come to its end, and what is said beside the work."""
 
 _SHELLS: Final = frozenset({"bash", "zsh", "sh"})
-_SIGNS: Final = re.compile(r"(?<=[^\W_])_+(?=[^\W_])|(^#|[\\`*_\[\]<>~])")
+CONTROLS: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, DEL, C1
+    "\u2028\u2029\u202a-\u202e\u2066-\u2069]"  # line separators, and what makes text run backwards
+)
+"""What a terminal would obey. What else nobody sees, scripts and emoji need: it stays in the agent's own words."""
+
+_SIGNS: Final = re.compile(r"(?<=[^\W_])_+(?=[^\W_])|(^#|[\\`*_\[\]<>~]|&(?=#?[0-9A-Za-z]+;))")
 """What Markdown takes for its own, as group 1; underscores inside of a word are none of that."""
 
 _MARKS: Final = {"completed": "[x]", "in_progress": "[ ] *now:*"}
@@ -56,15 +64,20 @@ def markdown(event: AgentEvent) -> str:
     """Return an event as Markdown; "" for one of which people see nothing."""
     match event:
         case Text(text=text):
-            return text
+            return CONTROLS.sub(lambda found: visible(found[0]), text)
         case Reasoning(text=text):
             return "\n".join(f"> {line}" for line in visible(text).split("\n"))
         case ToolUse():
             return _use(event)
+        case ToolResult(output="", is_error=False, exit_code=None):
+            # Of a search, of changed files, or of a tool that has given something else than text.
+            return ""
         case ToolResult(output=output, is_error=is_error, exit_code=exit_code):
             return result(output, is_error=is_error, exit_code=exit_code)
         case FileChange(changes=changes):
-            return _listed([f"{one_line(each.kind)} {code(each.path)}" for each in changes])
+            # The use has named them all.
+            diff = unified_diff(Change(each.path, each.kind, each.diff) for each in changes if each.diff)
+            return fenced(diff, "diff") if diff else ""
         case Plan(steps=steps, explanation=explanation):
             listed = _listed([f"{_MARKS.get(each.status, '[ ]')} {_plain(each.text)}" for each in steps])
             told = _plain(explanation or "")
@@ -104,8 +117,10 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def code(text: str) -> str:
-    """Return a text of one line as code, whatever is in it."""
+    """Return a text of one line as code, whatever is in it; without any, that it is empty."""
     line = one_line(text)
+    if not line:
+        return "*empty*"
     ticks = "`" * (_longest_run(line, 0) + 1)
     edge = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{ticks}{edge}{line}{edge}{ticks}"

@@ -29,7 +29,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct, Value
 
 from codex_workspace.agent_events import Reasoning
-from codex_workspace.presentation import FAILED, NOTE, STOPPED, data, fenced, markdown, marked, unwrapped
+from codex_workspace.presentation import CONTROLS, FAILED, NOTE, STOPPED, data, fenced, markdown, marked, unwrapped
 from codex_workspace.replies import USAGE
 from codex_workspace.wire import JsonObject, JsonValue
 
@@ -49,12 +49,6 @@ _SEQUENCES: Final = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\|\x9c)"  # OSC and such: the title
     r"|\x1b[ -/]*[0-~]"  # the short ones
 )
-_CONTROLS: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, DEL, C1
-    "\u2028\u2029\u202a-\u202e\u2066-\u2069]"  # line separators, and what makes text run backwards
-)
-
-
 _FENCE: Final = re.compile("(`{3,})([a-z]*)")
 _STRONG: Final = re.compile(r"\*\*.+?\*\*")
 _BAD: Final = (f"**{FAILED}**", f"**{STOPPED}**")
@@ -66,7 +60,7 @@ def clean(text: str) -> str:
     A sequence that is cut in two loses its control character, and its rest shows as plain text.
     """
     unified = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _CONTROLS.sub("", _SEQUENCES.sub("", unified))
+    return CONTROLS.sub("", _SEQUENCES.sub("", unified))
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +432,7 @@ def _diff(artifact: Artifact) -> str:
     """Return a change of files: what the agent says of it, and its lines where they are told."""
     about, diff = clean(artifact.description).strip(), clean(_text(artifact.parts))
     # Of codex exec nothing but the names, which the description has.
-    if about and "@@" not in diff:
+    if about and all(line.startswith(("--- ", "+++ ")) for line in diff.splitlines()):
         return about
     return f"{about}\n\n{fenced(diff, 'diff')}".lstrip()
 

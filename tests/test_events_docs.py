@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from codex_workspace import agent_events
-from codex_workspace.agent_events import EVENT_TYPES, AgentEvent, Plan, PlanStep, ToolResult, ToolUse
+from codex_workspace.agent_events import (
+    EVENT_TYPES,
+    AgentEvent,
+    ChangedFile,
+    FileChange,
+    Plan,
+    PlanStep,
+    ToolResult,
+    ToolUse,
+)
 from codex_workspace.agent_stream import AgentStream
 from codex_workspace.events import TurnReader
 from codex_workspace.exec_lines import ExecLines
@@ -181,6 +190,10 @@ FOR_PEOPLE: Final[tuple[AgentEvent, ...]] = (
     ToolUse("c", "Bash", "command_execution", {"command": "/bin/bash -lc 'make test'"}),
     ToolResult("c", "tests/test_sum.py:3: AssertionError\n", is_error=True, exit_code=2),
     ToolUse("f", "Edit", "file_change", {"changes": [{"path": "sum.py", "kind": "update"}]}),
+    FileChange("f", (ChangedFile("sum.py", "update", "@@ -1 +1 @@\n-a - b\n+a + b\n"),)),
+    ToolResult("f", "", is_error=False),
+    ToolUse("w", "WebSearch", "web_search", {"query": "what is a sum"}),
+    ToolResult("w", "", is_error=False),
     ToolUse("t", "now", "now", {"zone": "UTC"}, "clock"),
     ToolResult("t", "12:00", is_error=False),
     Plan((PlanStep("find the error", "completed"), PlanStep("test again", "in_progress"))),
@@ -190,6 +203,6 @@ FOR_PEOPLE: Final[tuple[AgentEvent, ...]] = (
 def test_events_look_as_the_document_shows() -> None:
     text = EVENTS.read_text()
     _, _, behind = text.partition("<!-- for people -->\n````markdown\n")
-    assert behind.partition("\n````\n")[0] == "\n\n".join(markdown(event) for event in FOR_PEOPLE)
+    assert behind.partition("\n````\n")[0] == "\n\n".join(filter(None, map(markdown, FOR_PEOPLE)))
     assert f"{MAX_SHOWN_CHARS:,} characters and {MAX_SHOWN_LINES} lines are\nshown" in text
     assert f"of files and steps {MAX_LISTED} are listed" in text

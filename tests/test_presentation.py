@@ -24,6 +24,8 @@ from codex_workspace.agent_events import (
     ToolUse,
     Usage,
 )
+from codex_workspace.agent_stream import AgentStream
+from codex_workspace.events import Change, FilesChanged, FilesChanging, ItemStatus, WebSearched
 from codex_workspace.presentation import (
     MAX_LISTED,
     MAX_SHOWN_CHARS,
@@ -37,6 +39,7 @@ from codex_workspace.presentation import (
     shortened,
     unwrapped,
 )
+from codex_workspace.tool_names import FILES
 
 TOKENS = Tokens(1, 0, 1, 0)
 
@@ -44,7 +47,7 @@ TOKENS = Tokens(1, 0, 1, 0)
 @pytest.mark.parametrize(
     ("event", "shown"),
     [
-        (Text("m", "*Hello*"), "*Hello*"),
+        (Text("m", "*Hello*\n\t\U0001f468\u200d\U0001f467"), "*Hello*\n\t\U0001f468\u200d\U0001f467"),
         (Reasoning("r", "one\ntwo"), "> one\n> two"),
         (
             ToolUse("c", "Bash", "command_execution", {"command": "/bin/bash -lc 'ls -l'"}),
@@ -62,7 +65,12 @@ TOKENS = Tokens(1, 0, 1, 0)
         (ToolResult("c", "", is_error=False, exit_code=0), "*No output.*"),
         (ToolResult("c", "no", is_error=True, exit_code=3), "**Failed** (exit code 3)\n\n```\nno\n```"),
         (ToolResult("c", "", is_error=True), "**Failed**"),
-        (FileChange("f", (ChangedFile("a", "add"), ChangedFile("b", "delete"))), "- add `a`\n- delete `b`"),
+        (ToolResult("w", "", is_error=False), ""),
+        (FileChange("f", (ChangedFile("a", "add"), ChangedFile("b", "delete"))), ""),
+        (
+            FileChange("f", (ChangedFile("a", "update", "@@ -1 +1 @@\n-x\n+y\n"), ChangedFile("b", "delete"))),
+            "```diff\n--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n```",
+        ),
         (
             Plan((PlanStep("look", "completed"), PlanStep("write", "in_progress"), PlanStep("test", "pending")), "Why"),
             "**TodoWrite**\n\nWhy\n\n- [x] look\n- [ ] *now:* write\n- [ ] test",
@@ -77,6 +85,10 @@ TOKENS = Tokens(1, 0, 1, 0)
         (
             Plan((PlanStep("[x](y)", "pending"),), "# h\n```\n~~~"),
             "**TodoWrite**\n\n\\# h \\`\\`\\` \\~\\~\\~\n\n- [ ] \\[x\\](y)",
+        ),
+        (
+            Plan((PlanStep("a & b; &lt;b&gt; &#42; &#x2a;", "pending"),)),
+            "**TodoWrite**\n\n- [ ] a & b; \\&lt;b\\&gt; \\&#42; \\&#x2a;",
         ),
         (
             ToolUse("t", "command_execution", "command_execution", {"command": "ls"}, "srv"),
@@ -104,9 +116,12 @@ def test_nothing_ends_a_fence_from_inside(text: str) -> None:
 def test_code_is_one_line_that_nothing_ends_from_inside(text: str) -> None:
     shown = code(text)
     ticks = re.match("`+", shown)
-    assert ticks is not None
     assert "\n" not in shown
-    assert ticks[0] not in re.split(r"(?<=[^`])`+$", shown[len(ticks[0]) :])[0] or not text.strip()
+    if not text.strip():
+        assert shown == "*empty*"
+        return
+    assert ticks is not None
+    assert ticks[0] not in re.split(r"(?<=[^`])`+$", shown[len(ticks[0]) :])[0]
 
 
 def test_a_long_output_is_cut_in_the_middle_and_says_so() -> None:
@@ -132,6 +147,7 @@ def bash(line: str) -> str:
 def test_what_a_terminal_would_obey_is_shown_as_what_it_is() -> None:
     assert bash("echo \x1b[31mred") == "**Bash**\n\n```bash\necho \\x1b[31mred\n```"
     assert result("\x1b[2J", is_error=False) == "```\n\\x1b[2J\n```"
+    assert markdown(Text("m", "\x1b[2J\u202e\x9b\r")) == "\\x1b[2J\\u202e\\x9b\\r"
     assert data({"\u202e": "\x1b"}) == '```json\n{\n  "\\u202e": "\\u001b"\n}\n```'
 
 
@@ -199,6 +215,24 @@ def test_a_command_is_shown_as_a_person_would_type_it(command: str, expected: st
 
 
 def test_a_long_list_says_how_much_more_there_is() -> None:
-    shown = markdown(FileChange("f", tuple(ChangedFile(str(number), "add") for number in range(MAX_LISTED + 7))))
+    numbers = range(MAX_LISTED + 7)
+    shown = markdown(
+        ToolUse("f", "Write", FILES, {"changes": [{"path": str(each), "kind": "add"} for each in numbers]})
+    )
     assert shown.endswith("- … and 7 more")
-    assert len(shown.splitlines()) == MAX_LISTED + 1
+    assert len(shown.splitlines()) == 2 + MAX_LISTED + 1
+
+
+def test_a_run_names_what_it_has_changed_and_looked_for_once() -> None:
+    stream = AgentStream()
+    changes = (Change("sum.py", "update", ""),)
+    told = [
+        markdown(event)
+        for each in (
+            FilesChanging("f", changes),
+            FilesChanged("f", changes, ItemStatus.COMPLETED),
+            WebSearched("w", "basalt"),
+        )
+        for event in stream.see(each)
+    ]
+    assert list(filter(None, told)) == ["**Edit**\n\n- update `sum.py`", "**WebSearch** `basalt`"]
