@@ -55,6 +55,8 @@ URL: Final = "http://127.0.0.1:8000"
 
 LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE: Final = re.compile(r"`([^`]+)`")
+QUOTED: Final = re.compile(r'(README|[\w./-]+\.md)[`)]*,\s"([^"]+)"')
+HEADING: Final = re.compile(r"^#+ (.+)$", re.MULTILINE)
 SNIPPET: Final = re.compile(
     r"(?:<!-- (?P<mark>[^\n]*) -->\n)?(?P<fence>`{3,})(?P<language>\w*)\n(?P<text>.*?)(?P=fence)\n", re.DOTALL
 )
@@ -105,6 +107,34 @@ def test_links_lead_to_files_that_are_there(document: Path) -> None:
     targets = [link.partition("#")[0] for link in LINK.findall(document.read_text()) if "://" not in link]
     missing = [target for target in targets if not (document.parent / target).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_headings_that_are_named_are_there(document: Path) -> None:
+    """In links, and in quotation marks behind a document's name."""
+    text = document.read_text()
+    linked = [link.split("#") for link in LINK.findall(text) if "#" in link and "://" not in link]
+    missing = [
+        anchor
+        for file, anchor in linked
+        if anchor not in map(anchor_of, headings_of(document.parent / file if file else document))
+    ]
+    quoted = [(name, heading) for name, heading in QUOTED.findall(text) if heading not in headings_of(named(name))]
+    assert (missing, quoted) == ([], [])
+
+
+def headings_of(document: Path) -> list[str]:
+    return HEADING.findall(SNIPPET.sub("", document.read_text()))
+
+
+def anchor_of(heading: str) -> str:
+    """Return a heading as links name it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def named(name: str) -> Path:
+    """Return the document that is called so, from the top."""
+    return README if name == "README" else ROOT / name
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
