@@ -14,7 +14,8 @@ import anyio
 
 from codex_workspace.errors import InputRefused
 from codex_workspace.exec_arguments import ExecOptions, LaidDown
-from codex_workspace.lock import is_still, try_lock
+from codex_workspace.groups import done_in_thread
+from codex_workspace.lock import hold
 
 PREFIX: Final = "codex-workspace-run-"
 """How the folder of a run begins, in the folder for temporary files."""
@@ -32,8 +33,7 @@ async def laid_down(lay: Callable[[Folder], T]) -> AsyncIterator[T]:
     try:
         yield await anyio.to_thread.run_sync(files.lay, lay)
     finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(files.remove)
+        await done_in_thread(files.remove)
 
 
 class _Files:
@@ -93,14 +93,18 @@ def _image(image: Path, at: int, folder: Folder) -> Path:
     return link
 
 
-def clear_leftovers() -> None:
-    """Remove the folders of this user's runs whose process was killed: the kernel holds a living one's lock."""
+def clear_leftovers(of_user: int | None = None) -> None:
+    """Remove the folders of killed runs: the kernel holds a living one's lock.
+
+    of_user: whose they are, None for this process's own user; what others have there is left to them.
+    """
+    owner = os.getuid() if of_user is None else of_user
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             descriptor = _held(folder)
             if descriptor is not None:
                 try:
-                    if os.fstat(descriptor).st_uid == os.getuid():
+                    if os.fstat(descriptor).st_uid == owner:
                         shutil.rmtree(folder, ignore_errors=True)
                 finally:
                     os.close(descriptor)
@@ -111,7 +115,7 @@ def _held(folder: Path) -> int | None:
     with suppress(FileNotFoundError), ExitStack() as opened:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened.callback(os.close, descriptor)
-        if try_lock(descriptor) and is_still(descriptor, folder):
+        if hold(descriptor, folder):
             opened.pop_all()
             return descriptor
     return None

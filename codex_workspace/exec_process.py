@@ -50,7 +50,7 @@ from codex_workspace.exec_login import LoginGate
 from codex_workspace.exec_mcp_settings import told_of
 from codex_workspace.exec_once import last_line, run_once
 from codex_workspace.failures import too_silent
-from codex_workspace.groups import plain_task_group
+from codex_workspace.groups import done_in_thread, plain_task_group
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.processes import end_kin, end_marked, kin_of, sweep
 from codex_workspace.shared_config import Lease, borrow, give_back, recover
@@ -559,8 +559,7 @@ async def _lent(file: Path, settings: Managed) -> AsyncIterator[None]:
         await anyio.to_thread.run_sync(loan.take)
         yield
     finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(loan.give_back)
+        await done_in_thread(loan.give_back)
 
 
 class _Loan:
@@ -583,8 +582,9 @@ class _Loan:
         """Give them back, after waiting for a `take` that is under way."""
         with self._alone:
             self._is_over = True
-            if self._lease is not None:
-                give_back(self._lease)
+            lease, self._lease = self._lease, None
+            if lease is not None:
+                give_back(lease)
 
 
 async def _watch(process: Process, run: ExecRun[E]) -> None:

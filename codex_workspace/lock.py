@@ -94,8 +94,16 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def is_still(descriptor: int, path: Path) -> bool:
-    """Tell whether `path` is the file that is open: one that was locked may have been removed before."""
+def hold(descriptor: int, path: Path) -> bool:
+    """Do what `try_lock` does, and tell whether `path` is what is held: another may have removed that before.
+
+    Raises:
+        OSError: as `try_lock`.
+    """
+    return try_lock(descriptor) and _is_still(descriptor, path)
+
+
+def _is_still(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

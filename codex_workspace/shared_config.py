@@ -28,7 +28,7 @@ from typing import Final
 
 from codex_workspace.codex_home import Managed, Record, merge, read_record, unmerge
 from codex_workspace.errors import ConfigError
-from codex_workspace.lock import is_still, try_lock
+from codex_workspace.lock import hold, try_lock
 from codex_workspace.toml_text import KeyPath, TomlValue
 
 PATIENCE_S: Final = 10.0
@@ -320,7 +320,7 @@ def _try_desk(folder: Path) -> int | None:
     except FileNotFoundError:
         # Put away by the one before us.
         return None
-    if try_lock(descriptor) and is_still(descriptor, folder / _LOCK):
+    if hold(descriptor, folder / _LOCK):
         return descriptor
     os.close(descriptor)
     return None

@@ -1,6 +1,7 @@
 """Folders of runs: made where they are needed, gone afterwards, and told from those of the dead."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -90,6 +91,46 @@ async def test_a_task_that_is_cancelled_while_files_are_written_leaves_no_folder
     goes_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert inside(temporary) == []
+
+
+async def test_a_run_that_is_cancelled_leaves_no_folder(temporary: Path) -> None:
+    with anyio.CancelScope() as scope:
+        async with laid_down(lambda folder: folder()) as made:
+            assert inside(temporary) == [made]
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert inside(temporary) == []
+
+
+async def test_a_task_that_is_cancelled_again_while_its_folder_is_removed_leaves_none(temporary: Path) -> None:
+    begun = asyncio.Event()
+
+    async def run() -> None:
+        async with laid_down(lambda folder: folder()):
+            begun.set()
+            await anyio.sleep_forever()
+
+    for steps in range(1, 5):
+        task = asyncio.create_task(run())
+        await begun.wait()
+        begun.clear()
+        while not task.done():
+            task.cancel()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert inside(temporary) == [], steps
+
+
+async def test_other_users_folders_are_left_alone(temporary: Path) -> None:
+    folder = temporary / f"{PREFIX}left"
+    folder.mkdir()
+    clear_leftovers(of_user=os.getuid() + 1)
+    assert inside(temporary) == [folder]
+    clear_leftovers()
     assert inside(temporary) == []
 
 

@@ -1,9 +1,12 @@
-"""A task group whose only error is itself."""
+"""A task group whose only error is itself, and a thread's work that is done whatever is cancelled."""
+
+import asyncio
+import threading
 
 import anyio
 import pytest
 
-from codex_workspace.groups import plain_task_group
+from codex_workspace.groups import done_in_thread, plain_task_group
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -47,3 +50,30 @@ async def test_a_cancelled_group_is_left_quietly() -> None:
         async with plain_task_group() as tasks:
             tasks.start_soon(anyio.sleep_forever)
     assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+async def test_what_has_to_be_done_is_done_however_often_its_task_is_cancelled(steps: int) -> None:
+    done = threading.Event()
+    task = asyncio.create_task(done_in_thread(done.set))
+    for _ in range(3):
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set()
+
+
+async def test_what_has_to_be_done_is_done_in_a_cancelled_scope_and_says_why_it_could_not_be() -> None:
+    done = threading.Event()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await done_in_thread(done.set)
+    assert done.is_set()
+
+    def fails() -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        await done_in_thread(fails)

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from codex_workspace.errors import ConfigError
-from codex_workspace.lock import LOCK_NAME, PATIENCE_S, UNKNOWN, Holder, folder_held, holder_of
+from codex_workspace.lock import LOCK_NAME, PATIENCE_S, UNKNOWN, Holder, folder_held, hold, holder_of
 from tests.e2e.agent_process import REPOSITORY
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -118,3 +118,20 @@ async def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"WORKSPACE_STATE_DIR: .*agent\.lock cannot be opened: No such file"):
         async with folder_held(tmp_path / "no"):
             pytest.fail("it is held")
+
+
+def test_what_was_removed_before_it_was_locked_is_not_held(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    removed = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    folder.rmdir()
+    assert not hold(removed, folder)
+    folder.mkdir()
+    assert not hold(removed, folder)
+    first, second = (os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
+    assert hold(first, folder)
+    assert not hold(second, folder)
+    os.close(first)
+    assert hold(second, folder)
+    os.close(second)
+    os.close(removed)

@@ -649,6 +649,22 @@ async def test_settings_are_given_back_where_a_task_is_cancelled_while_they_are_
     assert not desk.exists()
 
 
+async def test_settings_are_given_back_however_often_a_task_is_cancelled(launch: Launch) -> None:
+    file = launch.codex_home / "config.toml"
+    before = file.read_bytes()
+    low = replace(FREE, config={("model_reasoning_effort",): "low"})
+    run = asyncio.create_task(events_of(CodexExec(launch, lends=True), script({"stall": True}), low))
+    with anyio.fail_after(10):
+        while file.read_bytes() == before:
+            await anyio.sleep(0.02)
+    while not run.done():
+        run.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert file.read_bytes() == before
+
+
 def test_secrets_of_mcp_servers_are_not_on_the_command_line() -> None:
     settings, handed = told_of(probe({"TOKEN": "${PROBE_TOKEN}"}))
     assert TOKEN not in str(settings)
