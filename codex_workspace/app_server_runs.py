@@ -18,6 +18,7 @@ from codex_workspace.conversation import SANDBOX_TYPES
 from codex_workspace.errors import CodexGone, InputRefused, ProtocolError
 from codex_workspace.events import TokenCount, TurnFailure, TurnReader
 from codex_workspace.exec_arguments import FULL_AUTO, ExecOptions, check
+from codex_workspace.failures import PROCESS_EXITED
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.owner import Owner
 from codex_workspace.questions import Declined, result_of
@@ -73,7 +74,7 @@ class AppServerRun:
                 self._events += self._stream.see(event)
             self._refuse_what_is_asked()
         except CodexGone as gone:
-            self._finish(TurnFailure(gone.sentence, "processExited", None, gone.tail or None))
+            self._finish(TurnFailure(gone.sentence, PROCESS_EXITED, None, gone.tail or None))
         else:
             if self._turn.ended is not None:
                 self._finish(self._turn.ended.failure)

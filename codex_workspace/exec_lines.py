@@ -9,6 +9,7 @@ from codex_workspace.agent_events import AgentEvent
 from codex_workspace.agent_stream import NONE_USED, AgentStream
 from codex_workspace.events import TokenCount, TurnEnded, TurnFailure
 from codex_workspace.exec_reader import ExecReader, Told
+from codex_workspace.failures import exited
 
 if TYPE_CHECKING:
     from codex_workspace.wire import JsonObject
@@ -87,7 +88,7 @@ class ExecLines:
             return self._stream.end(extra=extra)
         if not self._reader.tells_ends and exit_code == 0:
             return [*self._stream.see(TurnEnded("completed", None, None)), *self._stream.end(extra=extra)]
-        return self._stream.end(_exited(exit_code), extra=extra)
+        return self._stream.end(exited(exit_code), extra=extra)
 
     def _say(self, told: Told) -> list[AgentEvent]:
         """Return what is said of it; fields of a line of which nothing is said wait for the next one of its item."""
@@ -96,8 +97,3 @@ class ExecLines:
         if extra and not said:
             self._kept[told.item] = extra
         return said
-
-
-def _exited(exit_code: int | None) -> TurnFailure:
-    how = "" if exit_code is None else f" with exit code {exit_code}"
-    return TurnFailure(f"codex ended{how} before its turn was over", "processExited", None, None)

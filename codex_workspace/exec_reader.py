@@ -28,6 +28,7 @@ from codex_workspace.events import (
     ReasoningDelta,
     Said,
     TextDelta,
+    TokenCount,
     ToolFinished,
     ToolStarted,
     TurnEnded,
@@ -304,11 +305,16 @@ def _beyond_listed(item: JsonObject, kind: str) -> JsonObject:
 _COUNTS: Final = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
 
 
+def token_count(told: JsonObject) -> TokenCount:
+    """Return the tokens that codex tells, in a line or in a session's file; a number that is missing is 0."""
+    given, cached, output, reasoning = (number_or_none(told, key) or 0 for key in _COUNTS)
+    return TokenCount(given + output, given, cached, output, reasoning)
+
+
 def _usage(usage: JsonObject) -> Usage:
     """Return the tokens of the whole thread so far: what exec tells of a turn holds the turns before it."""
-    counts = [number_or_none(usage, key) or 0 for key in _COUNTS]
-    given, cached, output, reasoning = counts
-    return Usage(given + output, given, cached, output, reasoning, None)
+    count = token_count(usage)
+    return Usage(count.total, count.input, count.cached_input, count.output, count.reasoning_output, None)
 
 
 def _failure(message: str) -> TurnFailure:

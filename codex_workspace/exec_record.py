@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from codex_workspace.events import Said, TokenCount, TurnEnded, TurnFailure
-from codex_workspace.fields import nested_or_empty, number_or_none, text_or_none
+from codex_workspace.exec_reader import token_count
+from codex_workspace.fields import nested_or_empty, text_or_none
 from codex_workspace.history import Trace
 from codex_workspace.transcript import THREAD_ID
 from codex_workspace.wire import JsonObject
@@ -49,15 +50,10 @@ def tokens_of(codex_home: Path, session_id: str) -> TokenCount | None:
                 if b'"token_count"' in line:
                     payload = nested_or_empty(_object_in(line.decode("utf-8", "replace")), "payload")
                     told = nested_or_empty(nested_or_empty(payload, "info"), "total_token_usage") or told
-        counts = [number_or_none(told, key) or 0 for key in _COUNTS]
     except OSError as error:
         logger.warning("%s cannot be read: %s", file, error.strerror)
         return None
-    given, cached, output, reasoning = counts
-    return TokenCount(given + output, given, cached, output, reasoning) if told else None
-
-
-_COUNTS: Final = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
+    return token_count(told) if told else None
 
 
 def new_turn_id(place: int) -> str:

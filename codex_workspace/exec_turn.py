@@ -14,16 +14,13 @@ import anyio
 from codex_workspace.errors import CodexGone
 from codex_workspace.events import Erred, TokenCount, TurnEnded, TurnEvent, TurnFailure, Usage
 from codex_workspace.exec_reader import ExecReader
-from codex_workspace.failures import too_long
+from codex_workspace.failures import PROCESS_EXITED, exited, too_long
 from codex_workspace.items import OpenItems
 from codex_workspace.mailbox import Asking
 from codex_workspace.turn import Asked, Input, ToolCall
 from codex_workspace.wire import JsonObject, JsonValue, Request
 
 logger = logging.getLogger(__name__)
-
-DIED: Final = "processExited"
-"""The kind of failure of a run whose process ended before its turn did."""
 
 
 class Run(Protocol):
@@ -96,7 +93,7 @@ class TurnLines:
         if stopped:
             self._ended = TurnEnded("interrupted", None, None)
         else:
-            self._ended = TurnEnded("failed", failure or self._failure or _exited(exit_code), None)
+            self._ended = TurnEnded("failed", failure or self._failure or exited(exit_code), None)
         return [self._ended]
 
     def _see(self, event: TurnEvent) -> None:
@@ -247,14 +244,9 @@ class ExecTurn:
 
     def _close(self, end: TurnEnded) -> list[TurnEvent]:
         failure = end.failure
-        if failure is not None and failure.kind == DIED and not (self._stopped or self._too_long):
+        if failure is not None and failure.kind == PROCESS_EXITED and not (self._stopped or self._too_long):
             raise CodexGone(failure.message, self._run.diagnostics)
         if self._too_long and end.status != "completed":
             end = TurnEnded("failed", too_long(self._total_s), None)
         self.ended = end
         return [*self._open_items.close(), end]
-
-
-def _exited(exit_code: int | None) -> TurnFailure:
-    how = "" if exit_code is None else f" with exit code {exit_code}"
-    return TurnFailure(f"codex ended{how} before its turn was over", DIED, None, None)

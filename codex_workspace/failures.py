@@ -24,6 +24,9 @@ _BY_KIND: Final = {
     "modelNotFound": "The model provider does not know the model; the operator has to check its name.",
     "unauthorized": "The model provider refused the credential; the operator has to renew it.",
 }
+PROCESS_EXITED: Final = "processExited"
+"""The kind of failure of a turn whose codex ended before it did."""
+
 _TIMED_OUT: Final = "watchdogTimeout"
 OURS: Final = frozenset({_TIMED_OUT, "unsettled"})
 """Kinds that this agent gives itself, whose messages are sentences already."""
@@ -40,6 +43,12 @@ def too_silent(inactivity_s: float) -> TurnFailure:
 def too_long(total_s: float) -> TurnFailure:
     """Return why a turn was stopped that took more than so many seconds."""
     return TurnFailure(f"The turn took longer than {total_s:g} s and was stopped.", _TIMED_OUT, None, None)
+
+
+def exited(exit_code: int | None) -> TurnFailure:
+    """Return why a turn failed whose codex ended before it did; `exit_code`: None where it is not known."""
+    how = "" if exit_code is None else f" with exit code {exit_code}"
+    return TurnFailure(f"codex ended{how} before its turn was over", PROCESS_EXITED, None, None)
 
 
 def explain(failure: TurnFailure) -> str:

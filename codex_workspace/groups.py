@@ -1,4 +1,4 @@
-"""A task group whose only error arrives plain, so that callers can name it in `except`; and what has to be done, done."""
+"""A task group whose only error arrives plain, so that callers can name it in `except`, and work that nothing stops."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

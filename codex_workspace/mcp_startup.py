@@ -193,7 +193,7 @@ def troubles(expected: Expected, known: Mapping[str, Startup]) -> dict[str, str]
     return found
 
 
-MAX_REASON_CHARS: Final = 240
+MAX_FAILURE_CHARS: Final = 240
 """Of why a server is not there; codex names the whole chain of what has failed."""
 
 _TYPES: Final = re.compile(r"\s*\[[\w:<>, ()]*::[^\]]*\]\s*")
@@ -214,8 +214,8 @@ def reason(error: JsonValue) -> str:
     if not isinstance(error, str):
         return ""
     said = _TYPES.sub(" ", _AROUND.sub("", " ".join(error.split()))).removesuffix(".")
-    if len(said) <= MAX_REASON_CHARS:
+    if len(said) <= MAX_FAILURE_CHARS:
         return said
     # The beginning says what was tried, the end why it failed.
-    half = MAX_REASON_CHARS // 2
+    half = MAX_FAILURE_CHARS // 2
     return f"{said[:half].rstrip()} … {said[-half:].lstrip()}"

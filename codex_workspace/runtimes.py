@@ -14,15 +14,12 @@ from codex_workspace.agent_events import AgentEvent
 from codex_workspace.app_server_runs import open_app_server_runs
 from codex_workspace.errors import ConfigError
 from codex_workspace.exec_arguments import ExecOptions
-from codex_workspace.exec_process import CodexExec, ExecLimits
+from codex_workspace.exec_process import INACTIVITY_S, NO_SERVERS, CodexExec, ExecLimits
 from codex_workspace.mcp_servers import McpServers
 from codex_workspace.turn import TurnLimits
 
 GROUP: Final = "codex_workspace.runtimes"
 """The entry points of others' runtimes."""
-
-INACTIVITY_S: Final = 300.0
-NO_SERVERS: Final = McpServers()
 
 
 class Run(Protocol):

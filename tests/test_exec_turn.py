@@ -21,7 +21,8 @@ from codex_workspace.events import (
     TurnStarted,
     Warned,
 )
-from codex_workspace.exec_turn import DIED, ExecTurn, TurnLines
+from codex_workspace.exec_turn import ExecTurn, TurnLines
+from codex_workspace.failures import PROCESS_EXITED
 from codex_workspace.turn import ToolCall, words
 
 BEGUN = {"type": "turn.started"}
@@ -116,7 +117,7 @@ def test_tokens_before_a_turn_that_are_not_known_are_not_guessed() -> None:
 def test_a_process_that_is_gone_before_its_turn_cuts_it_off() -> None:
     async def test() -> None:
         turn, run = made([BEGUN])
-        run.failure = TurnFailure("codex was ended by signal 9 (SIGKILL)", DIED, None, None)
+        run.failure = TurnFailure("codex was ended by signal 9 (SIGKILL)", PROCESS_EXITED, None, None)
         with pytest.raises(CodexGone, match="SIGKILL") as gone:
             await all_of(turn)
         assert gone.value.tail == "the last line"
@@ -181,7 +182,7 @@ def test_lines_after_the_end_say_nothing_more() -> None:
     (end,) = before.finish(7)
     assert isinstance(end, TurnEnded)
     assert end.failure is not None
-    assert (end.failure.kind, "exit code 7" in end.failure.message) == (DIED, True)
+    assert (end.failure.kind, "exit code 7" in end.failure.message) == (PROCESS_EXITED, True)
 
 
 def test_a_line_that_was_left_out_is_said_while_the_turn_runs() -> None:

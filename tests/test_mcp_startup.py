@@ -12,7 +12,7 @@ from codex_workspace.environment import Secret
 from codex_workspace.errors import CodexCannotStart
 from codex_workspace.mcp_startup import (
     CLOSED,
-    MAX_REASON_CHARS,
+    MAX_FAILURE_CHARS,
     MAX_REVIVALS,
     RELOAD,
     RELOADS,
@@ -294,4 +294,4 @@ def test_why_a_server_is_not_there_is_a_sentence_for_people() -> None:
     assert "handshaking with MCP server failed" in sentence
     assert sentence.endswith("when send initialize request.")
     long = said({"threadId": "t", "name": "far", "status": "failed", "error": f"began {'x' * 5000} ended"})
-    assert len(troubles(Expected(("far",), 30.0), long.of("t"))["far"]) < MAX_REASON_CHARS + 50
+    assert len(troubles(Expected(("far",), 30.0), long.of("t"))["far"]) < MAX_FAILURE_CHARS + 50

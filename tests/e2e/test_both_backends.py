@@ -10,8 +10,7 @@ import pytest
 from app_server import Launch
 from codex_workspace.agent_events import AgentEvent, FileChange, Plan, ToolResult, ToolUse
 from codex_workspace.app_server_runs import open_app_server_runs
-from codex_workspace.exec_process import CodexExec
-from codex_workspace.runtimes import NO_SERVERS
+from codex_workspace.exec_process import NO_SERVERS, CodexExec
 from codex_workspace.turn import TurnLimits
 from tests.e2e.test_exec_process import FREE, launch, model, script
 from tests.test_exec_lines import check_balance, done, texts_of
