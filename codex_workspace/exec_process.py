@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import anyio
@@ -400,6 +400,7 @@ class CodexExec:
         self._servers = table
         self._lends = lends
         self._version: Version | None = None
+        self._build: _Build | None = None
         self._asking = anyio.Lock()
         self._gate = LoginGate(launch.codex_home) if _has_login(launch) else None
         self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
@@ -451,18 +452,19 @@ class CodexExec:
             yield run
 
     async def version(self) -> Version:
-        """Return codex's version, which is asked for once.
+        """Return codex's version, which is asked for once, and again where another binary has taken its place.
 
         Raises:
             CodexCannotStart: there is no such binary, it does not say its version, or it is too old.
             ConfigError: settings that a killed run has left in config.toml cannot be taken out of it.
         """
         async with self._asking:
-            if self._version is None:
+            build = await anyio.to_thread.run_sync(_build_of, self._launch.binary)
+            if self._version is None or build != self._build:
                 # A run that was killed with its process may have left its settings there.
                 await anyio.to_thread.run_sync(recover, self._launch.codex_home / CONFIG_NAME)
                 await anyio.to_thread.run_sync(clear_leftovers)
-                self._version = await _ask_version(self._launch)
+                self._version, self._build = await _ask_version(self._launch), build
             return self._version
 
     @asynccontextmanager
@@ -598,6 +600,18 @@ async def _tell(stdin: ByteSendStream, prompt: str) -> None:
         # A lone surrogate is no text, and codex takes nothing but UTF-8.
         await stdin.send(prompt.encode("utf-8", "replace"))
     await stdin.aclose()
+
+
+_Build: TypeAlias = tuple[int, int, int, int]
+
+
+def _build_of(binary: Path) -> _Build | None:
+    """Return what differs where a binary is another one, though it is called the same; None where there is none."""
+    try:
+        file = binary.stat()
+    except OSError:
+        return None
+    return file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns
 
 
 async def _ask_version(launch: Launch) -> Version:

@@ -599,6 +599,22 @@ async def test_an_mcp_server_is_there_for_a_run_and_leaves_no_trace(launch: Laun
     assert (launch.codex_home / "config.toml").read_bytes() == config
 
 
+async def test_a_codex_that_is_replaced_in_its_place_is_asked_its_version_anew(launch: Launch, tmp_path: Path) -> None:
+    place = tmp_path / "codex-of-ours"
+    asked = tmp_path / "asked"
+    codex = CodexExec(replace(launch, binary=place))
+    for said, version in (("0.163.0", (0, 163, 0)), ("0.101.0", (0, 101, 0))):
+        new = tmp_path / "new"
+        new.write_text(f"#!/bin/sh\necho x >> {asked}\necho codex-cli {said}\n")
+        new.chmod(0o700)
+        new.replace(place)
+        assert [await codex.version(), await codex.version()] == [version] * 2
+    assert asked.read_text() == "x\n" * 2
+    place.unlink()
+    with pytest.raises(CodexCannotStart, match="codex cannot be started"):
+        await codex.version()
+
+
 async def test_settings_can_stand_in_the_shared_config_for_a_run(launch: Launch, model: ScriptedModel) -> None:
     file = launch.codex_home / "config.toml"
     before = file.read_bytes()
