@@ -66,12 +66,15 @@ async def test_cancel_stops_the_command_and_keeps_the_memory(agent: AgentProcess
 
 
 @pytest.mark.alone
-async def test_cancel_at_any_moment_of_a_turns_beginning(client: Peer) -> None:
+async def test_cancel_at_any_moment_of_a_turns_beginning(agent: AgentProcess, client: Peer) -> None:
+    # One app-server, or none: nothing of `codex exec` outlives its turn.
+    before = agent.codexes()
     for wait_ms in (0, 2, 5, 10, 20, 40, 80):
         begun = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
         await anyio.sleep(wait_ms / 1000)
         with anyio.fail_after(2):
             assert (await client.cancel(begun.task_id)).state == CANCELED
+        assert agent.codexes() == before
         assert (await client.ask("still there?", "ctx")).answer == "You said: still there?"
 
 
