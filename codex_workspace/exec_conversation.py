@@ -15,6 +15,7 @@ from typing import Final
 
 import anyio
 
+from codex_workspace.config_errors import is_about_config
 from codex_workspace.conversation import LOST_THREAD, ThreadMemory, TurnOptions, check, texts_of
 from codex_workspace.errands import Errands
 from codex_workspace.errors import CodexCannotStart, CodexGone
@@ -278,8 +279,9 @@ class ExecConversation:
         failure = next((event.failure for event in events if isinstance(event, TurnEnded)), None)
         sentence = failure.message if failure is not None else "codex ended before it had begun"
         said = run.diagnostics
-        if is_resumed and LOST_THREAD.search(f"{sentence}\n{said}"):
-            return _SessionLost(said.splitlines()[-1] if said else sentence)
+        lost = [line for line in (sentence, *said.splitlines()) if LOST_THREAD.search(line)]
+        if is_resumed and lost and not is_about_config(said):
+            return _SessionLost(lost[-1])
         self._tally.died += 1
         # A shell that stands before codex says a signal as a code beyond 128.
         if run.exit_code is None or not 0 <= run.exit_code <= 128:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from app_server import MAX_REASON_CHARS, MINIMUM_VERSION, Launch, too_old
+from app_server import MINIMUM_VERSION, Launch, too_old
 from codex_workspace.codex_home import CONFIG_NAME
 from codex_workspace.errors import CodexCannotStart
 from codex_workspace.exec_arguments import ExecOptions
@@ -104,10 +104,8 @@ async def refuse_broken_config(launch: Launch) -> None:
     ran = await _run(launch, "mcp", "list")
     if ran.returncode != 0:
         said = (ran.stderr or ran.stdout).decode("utf-8", "replace")
-        why = " ".join(said.partition("Error:")[2].split() or said.split())
-        raise CodexCannotStart(
-            f"codex does not take {launch.codex_home / CONFIG_NAME}: {why[:MAX_REASON_CHARS]}; mend the file"
-        )
+        _, error, why = said.partition("Error:")
+        raise CodexCannotStart.for_config(launch.codex_home / CONFIG_NAME, f"{error}{why}" or said)
 
 
 async def refuse_blocked(launch: Launch, mode: str) -> None:

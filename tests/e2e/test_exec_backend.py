@@ -13,6 +13,7 @@ import pytest
 from a2a.types import Part, TaskState
 from google.protobuf.json_format import ParseDict
 
+from codex_workspace.errors import NOT_TAKEN
 from codex_workspace.orders import NO_STEERING
 from codex_workspace.scripted_model import ScriptedModel
 from codex_workspace.wishes import TURN
@@ -247,12 +248,15 @@ async def test_a_codex_that_ends_before_its_session_begins_is_one_more_try_or_a_
         assert sessions() == 2
         for what, sentence in (
             (killed, "Codex ended 2 times while it worked on this message, the last time so: codex was ended by"),
-            ("echo boom >&2; exit 7\n", "codex ended with exit code 7: boom"),
+            ("echo boom >&2; exit 7\n", "codex ended with exit code 7"),
+            ("echo 'Error: Model provider `mine` not found' >&2; exit 1\n", NOT_TAKEN),
             ("exit 0\n", "codex ended with exit code 0 before its turn was over"),
         ):
             trouble.write_text(what)
             seen = await client.ask("hello", "ctx")
             assert (seen.state, sentence in seen.sentence) == (FAILED, True), seen.sentence
+            assert "boom" not in seen.sentence
+        assert "\\nboom" in place.log.read_text()
         trouble.unlink()
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
         trouble.write_text("sleep 86435\n")
