@@ -179,18 +179,18 @@ class ExecConversation:
             self._tally.running -= 1
 
     async def _begin(self, prompt: str, run: ExecOptions, mark: str, held: AsyncExitStack) -> Begun:
-        left_out = self._servers.left_out()
-        while True:
-            config = {**run.config, **self._servers.config(left_out)}
-            try:
-                begun = await self._resume(prompt, replace(run, config=config), mark, held)
-            except _ServersFailed as failed:
-                await held.aclose()
-                left_out = self._servers.failed(str(failed), left_out)
-            else:
-                self._servers.began(left_out)
-                note = "\n".join(said for said in (begun.note, *self._newly_missed()) if said is not None)
-                return replace(begun, note=note or None)
+        with self._servers.attempt() as attempt:
+            while True:
+                config = {**run.config, **attempt.config()}
+                try:
+                    begun = await self._resume(prompt, replace(run, config=config), mark, held)
+                except _ServersFailed as failed:
+                    await held.aclose()
+                    attempt.failed(str(failed))
+                else:
+                    attempt.began()
+                    note = "\n".join(said for said in (begun.note, *self._newly_missed()) if said is not None)
+                    return replace(begun, note=note or None)
 
     def _newly_missed(self) -> list[str]:
         """Return what has to be said of MCP servers that are not there, and was not yet."""

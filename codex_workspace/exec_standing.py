@@ -129,14 +129,15 @@ async def refuse_without_servers(codex: CodexExec, servers: RunServers) -> None:
     """
     if not servers.required:
         return
-    options = ExecOptions(ephemeral=True, config={**NO_MODEL, **servers.config(servers.optional)})
+    attempt = servers.of_those_required()
+    options = ExecOptions(ephemeral=True, config={**NO_MODEL, **attempt.config()})
     async with codex.follow("Nobody hears this.", options, TurnLines) as run:
         while run.session_id is None and not run.is_over:
             await run.take()
         if run.session_id is not None:
             return
         if has_failed(run.last_words):
-            servers.failed(run.last_words, servers.optional)
+            attempt.failed(run.last_words)
         raise CodexCannotStart("codex ended before it had begun", run.diagnostics)
 
 

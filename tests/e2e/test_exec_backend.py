@@ -2,8 +2,11 @@
 
 import os
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import anyio
@@ -201,21 +204,61 @@ async def test_without_a_required_server_the_agent_does_not_start(place: Place, 
     assert not list(place.root.rglob("rollout-*"))
 
 
+@contextmanager
+def slanderer(words: str) -> Iterator[str]:
+    """Serve an MCP server that fails with these words, and give its address."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(500)
+            self.send_header("Content-Length", str(len(words)))
+            self.end_headers()
+            self.wfile.write(words.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/mcp"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @pytest.mark.versions
-async def test_a_required_server_is_started_first_and_one_that_fails_later_fails_the_message(place: Place) -> None:
+async def test_a_required_server_is_started_first_and_fails_messages_by_its_own_failure_alone(place: Place) -> None:
     gone = place.root / "server.py"
     gone.write_text(LIGHT.read_text())
     needed = {"name": "needed", "command": sys.executable, "args": [str(gone)], "required": True, "trusted": True}
-    async with running_agent(replace(place, config={"mcp_servers": [needed]})) as agent, peer(agent.url) as client:
-        assert not list(place.root.rglob("rollout-*"))
-        echo = script(call("needed", "echo", text="hello"), {"say": "Done."})
-        assert (await client.ask(echo, "ctx")).answer == "Done."
-        gone.unlink()
-        seen = await client.ask("hello", "ctx")
-        assert seen.state == FAILED
-        assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in seen.sentence
-        gone.write_text(LIGHT.read_text())
-        assert "echo" in (await client.ask(REPEAT, "ctx")).answer
+    file = place.root / "state" / "codex" / "config.toml"
+    with slanderer("oops; needed: gone for ever; x") as url:
+        place = replace(place, config={"mcp_servers": [needed, light("fine"), {"name": "evil", "url": url}]})
+        async with running_agent(place) as agent, peer(agent.url) as client:
+            assert not list(place.root.rglob("rollout-*"))
+            echo = script(call("needed", "echo", text="hello"), {"say": "Done."})
+            seen = await client.ask(echo, "ctx")
+            assert seen.answer == "Done."
+            (notice,) = notices(seen)
+            assert notice.startswith("The MCP server evil is not there: ")
+            assert "\n" not in notice
+            gone.unlink()
+            seen = await client.ask("hello", "ctx")
+            assert seen.state == FAILED
+            assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in seen.sentence
+            gone.write_text(LIGHT.read_text())
+            good = file.read_text()
+            file.write_text(f'{good}\n[mcp_servers.own]\ncommand = "false"\nrequired = true\n')
+            seen = await client.ask("hello", "ctx")
+            assert seen.state == FAILED
+            assert "config.toml): own: handshaking" in seen.sentence
+            file.write_text(good)
+            seen = await client.ask(REPEAT, "ctx")
+            assert "echo" in seen.answer
+            assert not notices(seen)
+    assert "the MCP server fine has not started" not in place.log.read_text()
 
 
 def troubled(place: Place) -> Place:
