@@ -26,8 +26,10 @@ NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {
     ("model_providers", "nobody", "name"): "nobody",
     ("model_providers", "nobody", "base_url"): "http://127.0.0.1:9",
     ("model_providers", "nobody", "wire_api"): "responses",
+    ("model_providers", "nobody", "request_max_retries"): 0,
+    ("model_providers", "nobody", "stream_max_retries"): 0,
 }
-"""A provider that nobody is: codex begins its session before it asks one."""
+"""A provider that nobody is: codex begins its session before it asks one, and may ask once before it is ended."""
 
 if TYPE_CHECKING:
     import subprocess
@@ -122,7 +124,7 @@ async def refuse_blocked(launch: Launch, mode: str) -> None:
 
 
 async def refuse_without_servers(codex: CodexExec, servers: RunServers) -> None:
-    """Have codex begin a session with the required servers, which is kept nowhere and asks no model; nothing without.
+    """Have codex begin a session with the required servers, kept nowhere and without a model; nothing without servers.
 
     Raises:
         CodexCannotStart: one of them does not start; with codex's own words.

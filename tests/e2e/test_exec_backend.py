@@ -1,6 +1,7 @@
 """The A2A face over `codex exec`: what is its own. What both backends do is in the modules marked `both_backends`."""
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -234,8 +235,11 @@ async def test_a_required_server_is_started_first_and_fails_messages_by_its_own_
     gone.write_text(LIGHT.read_text())
     needed = {"name": "needed", "command": sys.executable, "args": [str(gone)], "required": True, "trusted": True}
     file = place.root / "state" / "codex" / "config.toml"
-    with slanderer("oops; needed: gone for ever; x") as url:
-        place = replace(place, config={"mcp_servers": [needed, light("fine"), {"name": "evil", "url": url}]})
+    with slanderer("oops; needed: gone for ever; x") as url, socket.create_server(("127.0.0.1", 0)) as silent:
+        # Nothing on loopback is asked by way of a proxy: neither the model nor, at the start, nobody.
+        proxy = {"HTTP_PROXY": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        config = {"mcp_servers": [needed, light("fine"), {"name": "evil", "url": url}]}
+        place = replace(place, config=config, environment=proxy)
         async with running_agent(place) as agent, peer(agent.url) as client:
             assert not list(place.root.rglob("rollout-*"))
             echo = script(call("needed", "echo", text="hello"), {"say": "Done."})
@@ -258,6 +262,9 @@ async def test_a_required_server_is_started_first_and_fails_messages_by_its_own_
             seen = await client.ask(REPEAT, "ctx")
             assert "echo" in seen.answer
             assert not notices(seen)
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
     assert "the MCP server fine has not started" not in place.log.read_text()
 
 
