@@ -173,13 +173,12 @@ async def test_slow_servers_are_waited_for_and_those_that_are_not_there_said_onc
         {"name": "broken", "command": "false"},
         left_out,
         light("late", "30", startup_timeout_s=0.5),
-        light("slow", "1.2", trusted=True),
+        light("slow", "1.8", trusted=True),
     ]
     echo = script(call("slow", "echo", text="hello"), {"say": "Done."})
-    async with (
-        running_agent(replace(place, config={"mcp_servers": servers})) as agent,
-        peer(agent.url) as client,
-    ):
+    # Silence is bounded by less than the slow one takes, which is no silence.
+    place = replace(place, codex={"backend": "exec", "turn_inactivity_timeout_s": 1.5}, config={"mcp_servers": servers})
+    async with running_agent(place) as agent, peer(agent.url) as client:
         seen = await client.ask(echo, "ctx")
         assert (seen.state, seen.answer) == (COMPLETED, "Done.")
         assert "echo hello" in told(model)[-1]
