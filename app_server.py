@@ -21,6 +21,7 @@ from typing import Final, assert_never
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
+from codex_workspace.config_errors import hide_values
 from codex_workspace.errors import CodexCannotStart, CodexGone, CodexRefused, CodexTimeout, InputRefused
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mailbox import Asking, Mailbox
@@ -94,7 +95,6 @@ MAX_IN_FLIGHT: Final = 32
 OVERLOADED: Final = -32001
 METHOD_NOT_FOUND: Final = -32601
 MAX_OVERLOAD_RETRIES: Final = 8
-MAX_REASON_CHARS: Final = 500
 STDERR_TAIL_BYTES: Final = 2048
 """So much of what codex wrote last on stderr is shown."""
 
@@ -437,7 +437,10 @@ class Process:
                 self.tail = (self.tail + data)[-(STDERR_KEPT_BYTES + self._longest_secret) :]
 
     def last_lines(self, at_most: int = STDERR_TAIL_BYTES) -> str:
-        """What codex wrote last on stderr: without colours, and without secrets. `at_most`: bytes, of those kept."""
+        """What codex wrote last on stderr: without colours, secrets, and values of its configuration.
+
+        `at_most`: bytes, of those kept.
+        """
         text = self.tail
         for secret in self.secrets:
             text = text.replace(secret, MASK)
@@ -445,7 +448,9 @@ class Process:
         if len(self.tail) == STDERR_KEPT_BYTES + longest:
             # It may begin with the end of a secret.
             text = text[longest:]
-        return _COLOUR.sub("", text[-at_most:].decode("utf-8", "replace")).strip()
+        # Before it is cut: what is quoted is known by what stands before it.
+        said = hide_values(_COLOUR.sub("", text.decode("utf-8", "replace")))
+        return said.encode()[-at_most:].decode("utf-8", "replace").strip()
 
     @property
     def _longest_secret(self) -> int:
@@ -595,8 +600,7 @@ async def _refuse_broken_config(connection: Connection, launch: Launch) -> None:
     try:
         await connection.call("config/read", {}, timeout_s=launch.start_timeout_s)
     except CodexRefused as refusal:
-        file, why = launch.codex_home / "config.toml", " ".join(refusal.message.split())
-        raise CodexCannotStart(f"codex does not take {file}: {why[:MAX_REASON_CHARS]}; mend the file") from refusal
+        raise CodexCannotStart.for_config(launch.codex_home / "config.toml", refusal.message) from refusal
 
 
 def too_old(version: tuple[int, int, int]) -> CodexCannotStart:

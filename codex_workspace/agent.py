@@ -380,11 +380,13 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
     if settings.codex_bin is None:
         raise CodexCannotStart("codex is not installed: install openai-codex-cli-bin, or name the binary in CODEX_BIN")
     is_login = provider.auth_mode == SUBSCRIPTION
+    # Our own tools are there, and the provider that nobody is (`exec_standing`), whom no proxy has to hear.
+    asks_loopback = settings.has_agent_tools or is_exec(settings)
     return Launch(
         binary=settings.codex_bin,
         codex_home=settings.codex_home,
         cwd=settings.workspace_dir,
-        environment=without_proxy_for(LOOPBACK, env) if settings.has_agent_tools else env,
+        environment=without_proxy_for(LOOPBACK, env) if asks_loopback else env,
         api_key=provider.credential.reveal() if provider.credential is not None and not is_login else None,
         secrets=secrets_of(settings, provider),
         family=_family(settings.state_dir),

@@ -348,7 +348,8 @@ class Conversation:
             try:
                 rollout = await self._resume(codex, known)
             except CodexRefused as refusal:
-                if REQUIRED_FAILED in refusal.message or not LOST_THREAD.search(refusal.message):
+                is_lost = LOST_THREAD.search(refusal.message) is not None
+                if REQUIRED_FAILED in refusal.message or refusal.is_about_config or not is_lost:
                     raise
                 logger.warning("thread %s cannot be resumed: %s", known, refusal.message)
                 # A thread that was started here and has had no turn takes nothing with it.

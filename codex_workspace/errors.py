@@ -4,6 +4,17 @@
 Neither ever holds a secret: whoever makes the error scrubs what it quotes.
 """
 
+from pathlib import Path
+from typing import Final, Self
+
+from codex_workspace.config_errors import hide_values, is_about_config, without_values
+
+NOT_TAKEN: Final = "codex does not take its config.toml; the operator has to mend it"
+"""What a peer reads where codex's configuration is wrong."""
+
+MAX_REASON_CHARS: Final = 500
+"""Of codex's own words in a sentence."""
+
 
 class AgentError(Exception):
     """Any failure that this agent foresees; its text is a sentence for people."""
@@ -43,19 +54,41 @@ class CodexEnded(CodexError):
 class CodexCannotStart(CodexEnded):
     """The codex binary is missing, too old, or ended before it answered `initialize`. Exit code 3."""
 
+    @classmethod
+    def for_config(cls, file: Path, said: str) -> Self:
+        """Return the error that codex does not take `file`, by what it said of it; no value of the file's is in it."""
+        why = " ".join(without_values(said).split())[:MAX_REASON_CHARS]
+        error = cls(NOT_TAKEN, f"{file}: {why}")
+        error.args = (f"codex does not take {file}: {why}; mend the file",)
+        return error
+
 
 class CodexGone(CodexEnded, ConnectionError):
     """The codex process ended, or its pipe broke: start codex again and resume the thread."""
 
 
 class CodexRefused(CodexError):
-    """Codex answered a request with an error: this request is wrong, or wrong now."""
+    """Codex answered a request with an error: this request is wrong, or wrong now.
+
+    `message` are its words, without the values of a configuration that it does not take.
+    """
 
     def __init__(self, method: str, code: int, message: str) -> None:
+        message = hide_values(message)
         super().__init__(f"codex refused {method}: {message} ({code})")
         self.method = method
         self.code = code
         self.message = message
+
+    @property
+    def is_about_config(self) -> bool:
+        """Whether it is the configuration that codex does not take, and no thread or turn could help it."""
+        return is_about_config(self.message)
+
+    @property
+    def public(self) -> str:
+        """Codex's words; of its configuration, the fact alone."""
+        return NOT_TAKEN if self.is_about_config else str(self)
 
 
 class CodexTimeout(CodexError, TimeoutError):

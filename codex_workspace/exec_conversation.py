@@ -15,6 +15,7 @@ from typing import Final
 
 import anyio
 
+from codex_workspace.config_errors import is_about_config
 from codex_workspace.conversation import LOST_THREAD, ThreadMemory, TurnOptions, check, texts_of
 from codex_workspace.errands import Errands
 from codex_workspace.errors import CodexCannotStart, CodexGone
@@ -178,18 +179,18 @@ class ExecConversation:
             self._tally.running -= 1
 
     async def _begin(self, prompt: str, run: ExecOptions, mark: str, held: AsyncExitStack) -> Begun:
-        left_out = self._servers.left_out()
-        while True:
-            config = {**run.config, **self._servers.config(left_out)}
-            try:
-                begun = await self._resume(prompt, replace(run, config=config), mark, held)
-            except _ServersFailed as failed:
-                await held.aclose()
-                left_out = self._servers.failed(str(failed), left_out)
-            else:
-                self._servers.began(left_out)
-                note = "\n".join(said for said in (begun.note, *self._newly_missed()) if said is not None)
-                return replace(begun, note=note or None)
+        with self._servers.attempt() as attempt:
+            while True:
+                config = {**run.config, **attempt.config()}
+                try:
+                    begun = await self._resume(prompt, replace(run, config=config), mark, held)
+                except _ServersFailed as failed:
+                    await held.aclose()
+                    attempt.failed(str(failed))
+                else:
+                    attempt.began()
+                    note = "\n".join(said for said in (begun.note, *self._newly_missed()) if said is not None)
+                    return replace(begun, note=note or None)
 
     def _newly_missed(self) -> list[str]:
         """Return what has to be said of MCP servers that are not there, and was not yet."""
@@ -278,8 +279,9 @@ class ExecConversation:
         failure = next((event.failure for event in events if isinstance(event, TurnEnded)), None)
         sentence = failure.message if failure is not None else "codex ended before it had begun"
         said = run.diagnostics
-        if is_resumed and LOST_THREAD.search(f"{sentence}\n{said}"):
-            return _SessionLost(said.splitlines()[-1] if said else sentence)
+        lost = [line for line in (sentence, *said.splitlines()) if LOST_THREAD.search(line)]
+        if is_resumed and lost and not is_about_config(said):
+            return _SessionLost(lost[-1])
         self._tally.died += 1
         # A shell that stands before codex says a signal as a code beyond 128.
         if run.exit_code is None or not 0 <= run.exit_code <= 128:

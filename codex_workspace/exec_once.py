@@ -5,8 +5,8 @@ import uuid
 
 import anyio
 
-from app_server import MARK, MAX_REASON_CHARS, Launch, child_environment
-from codex_workspace.errors import CodexCannotStart
+from app_server import MARK, Launch, child_environment
+from codex_workspace.errors import MAX_REASON_CHARS, CodexCannotStart
 from codex_workspace.processes import sweep
 
 

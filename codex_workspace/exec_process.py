@@ -34,7 +34,8 @@ from app_server import (
 from codex_workspace.agent_events import AgentEvent
 from codex_workspace.agent_stream import NONE_USED
 from codex_workspace.codex_home import CONFIG_NAME, Managed
-from codex_workspace.errors import CodexCannotStart, InputRefused
+from codex_workspace.config_errors import is_about_config
+from codex_workspace.errors import NOT_TAKEN, CodexCannotStart, InputRefused
 from codex_workspace.events import TokenCount, TurnFailure
 from codex_workspace.exec_arguments import (
     OLDEST,
@@ -196,7 +197,8 @@ class ExecRun(Generic[E]):
 
     @property
     def diagnostics(self) -> str:
-        """The last lines that codex wrote on stderr, without the secrets that it was started with."""
+        """The last lines that codex wrote on stderr, without the secrets that it was started with and the values of its
+        configuration."""
         return self._process.last_lines()
 
     @property
@@ -358,12 +360,12 @@ class ExecRun(Generic[E]):
                     self._take(line)
 
     def _crash(self) -> TurnFailure | None:
-        """Return why codex has left, by its exit code and what it wrote last; None where it says no ends at all."""
+        """Return why codex has left, in a sentence of ours; None where it says no ends at all."""
         if self._process.exit_code == 0:
             return None
         said = self.diagnostics
-        last = f": {said.splitlines()[-1]}" if said else ""
-        return TurnFailure(f"codex {self._process.how_it_ended()}{last}", "processExited", None, said or None)
+        sentence = NOT_TAKEN if is_about_config(said) else f"codex {self._process.how_it_ended()}"
+        return TurnFailure(sentence, "processExited", None, said or None)
 
     def _began_another(self) -> bool:
         known = self._lines.thread_id

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from app_server import MAX_REASON_CHARS, MINIMUM_VERSION, Launch, too_old
+from app_server import MINIMUM_VERSION, Launch, too_old
 from codex_workspace.codex_home import CONFIG_NAME
 from codex_workspace.errors import CodexCannotStart
 from codex_workspace.exec_arguments import ExecOptions
@@ -26,8 +26,10 @@ NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {
     ("model_providers", "nobody", "name"): "nobody",
     ("model_providers", "nobody", "base_url"): "http://127.0.0.1:9",
     ("model_providers", "nobody", "wire_api"): "responses",
+    ("model_providers", "nobody", "request_max_retries"): 0,
+    ("model_providers", "nobody", "stream_max_retries"): 0,
 }
-"""A provider that nobody is: codex begins its session before it asks one."""
+"""A provider that nobody is: codex begins its session before it asks one, and may ask once before it is ended."""
 
 if TYPE_CHECKING:
     import subprocess
@@ -104,10 +106,8 @@ async def refuse_broken_config(launch: Launch) -> None:
     ran = await _run(launch, "mcp", "list")
     if ran.returncode != 0:
         said = (ran.stderr or ran.stdout).decode("utf-8", "replace")
-        why = " ".join(said.partition("Error:")[2].split() or said.split())
-        raise CodexCannotStart(
-            f"codex does not take {launch.codex_home / CONFIG_NAME}: {why[:MAX_REASON_CHARS]}; mend the file"
-        )
+        _, error, why = said.partition("Error:")
+        raise CodexCannotStart.for_config(launch.codex_home / CONFIG_NAME, f"{error}{why}" or said)
 
 
 async def refuse_blocked(launch: Launch, mode: str) -> None:
@@ -124,21 +124,22 @@ async def refuse_blocked(launch: Launch, mode: str) -> None:
 
 
 async def refuse_without_servers(codex: CodexExec, servers: RunServers) -> None:
-    """Have codex begin a session with the required servers, which is kept nowhere and asks no model; nothing without.
+    """Have codex begin a session with the required servers, kept nowhere and without a model; nothing without servers.
 
     Raises:
         CodexCannotStart: one of them does not start; with codex's own words.
     """
     if not servers.required:
         return
-    options = ExecOptions(ephemeral=True, config={**NO_MODEL, **servers.config(servers.optional)})
+    attempt = servers.of_those_required()
+    options = ExecOptions(ephemeral=True, config={**NO_MODEL, **attempt.config()})
     async with codex.follow("Nobody hears this.", options, TurnLines) as run:
         while run.session_id is None and not run.is_over:
             await run.take()
         if run.session_id is not None:
             return
         if has_failed(run.last_words):
-            servers.failed(run.last_words, servers.optional)
+            attempt.failed(run.last_words)
         raise CodexCannotStart("codex ended before it had begun", run.diagnostics)
 
 

@@ -894,6 +894,19 @@ def test_a_sandbox_other_than_the_one_we_told_is_an_error(echoed: str | None) ->
 
 
 @in_virtual_time
+async def test_a_configuration_that_codex_does_not_take_costs_no_thread() -> None:
+    async def far(end: FarEnd) -> None:
+        refusal = "failed to load configuration: Model provider `mine` not found"
+        await end.codex.refuse(await end.codex.read("thread/resume"), -32600, refusal)
+
+    async with scene(known="thread-0") as now:
+        with pytest.raises(ExceptionGroup) as raised:
+            await talk(now, far)
+        assert raised.group_contains(CodexRefused, match="Model provider … not found")
+        assert now.memory.saved == []
+
+
+@in_virtual_time
 async def test_other_refusals_are_the_callers() -> None:
     async def far(end: FarEnd) -> None:
         await end.start_thread()

@@ -1,5 +1,7 @@
 """Which MCP servers a run of codex exec has: what codex says as it ends for one's sake, and what comes of that."""
 
+import re
+
 import pytest
 
 from codex_workspace.errors import CodexCannotStart
@@ -43,49 +45,107 @@ def test_the_names_and_reasons_are_those_of_the_last_line() -> None:
 def test_what_has_failed_is_left_out_until_it_is_tried_again() -> None:
     clock = Clock()
     servers = RunServers(Expected(("a", "b", "c"), left_out={"d": "no key"}), clock=clock)
-    assert servers.config(servers.left_out()) == {("mcp_servers", name, "required"): True for name in "abc"}
-    left_out = servers.failed(SAID, frozenset())
-    assert left_out == servers.left_out() == {"b", "c"}
-    assert servers.config(left_out) == {
-        ("mcp_servers", "a", "required"): True,
-        ("mcp_servers", "b", "enabled"): False,
-        ("mcp_servers", "c", "enabled"): False,
-    }
-    servers.began(left_out)
+    with servers.attempt() as first:
+        assert first.config() == {("mcp_servers", name, "required"): True for name in "abc"}
+        first.failed(SAID)
+        assert first.left_out == {"b", "c"}
+        assert first.config() == {
+            ("mcp_servers", "a", "required"): True,
+            ("mcp_servers", "b", "enabled"): False,
+            ("mcp_servers", "c", "enabled"): False,
+        }
+        first.began()
     assert servers.missed() == {
         "d": "The MCP server d is not there: no key.",
         "b": "The MCP server b is not there: handshaking with MCP server failed: connection closed.",
         "c": f"The MCP server c is not there: {GONE}.",
     }
+    with servers.attempt() as soon:
+        assert soon.left_out == {"b", "c"}
     clock.now += RETRY_S
-    assert servers.left_out() == frozenset()
-    assert servers.missed().keys() == {"b", "c", "d"}
-    servers.began(frozenset())
+    with servers.attempt() as later:
+        assert later.left_out == frozenset()
+        assert servers.missed().keys() == {"b", "c", "d"}
+        later.began()
     assert servers.missed().keys() == {"d"}
+
+
+def test_what_has_failed_is_tried_again_by_one_run_at_a_time() -> None:
+    clock = Clock()
+    servers = RunServers(Expected(("a", "b", "c")), clock=clock)
+    with servers.attempt() as first:
+        first.failed(SAID)
+        first.began()
+    clock.now += RETRY_S
+    with servers.attempt() as one, servers.attempt() as other:
+        assert one.left_out == frozenset()
+        assert other.left_out == {"b", "c"}
+        one.began()
+        other.began()
+        assert servers.missed() == {}
+    with servers.attempt() as first:
+        first.failed(SAID)
+    clock.now += RETRY_S
+    with servers.attempt():
+        pass
+    with servers.attempt() as after_one_that_was_left:
+        assert after_one_that_was_left.left_out == frozenset()
 
 
 def test_a_required_one_is_an_error_with_codex_s_words() -> None:
     servers = RunServers(Expected(("a", "b", "c")), ["b", "c"])
+    attempt = servers.of_those_required()
+    assert attempt.left_out == servers.optional == {"a"}
     with pytest.raises(CodexCannotStart, match=r"\(mcp_servers of config\.yaml\): b: .* closed; c: .*\(os error 2\)$"):
-        servers.failed(SAID, frozenset())
-    assert servers.optional == {"a"}
+        attempt.failed(SAID)
 
 
-def test_a_server_cannot_make_a_required_one_fail_by_its_words() -> None:
-    servers = RunServers(Expected(("b", "c", "d")), ["c"])
-    left_out = servers.failed(SAID, frozenset())
-    assert left_out == {"b"}
-    with pytest.raises(CodexCannotStart, match="c: No such file"):
-        servers.failed(SAID.replace("b: handshaking with MCP server failed: connection closed; ", ""), left_out)
+@pytest.mark.parametrize("said", [SAID, f"{SAID}: required MCP servers failed to initialize: c: no; x"])
+def test_a_server_cannot_make_a_required_one_fail_by_its_words(said: str) -> None:
+    servers = RunServers(Expected(("a", "b", "c")), ["c"])
+    with servers.attempt() as attempt:
+        attempt.failed(said)
+        assert "b" in attempt.left_out
+        assert "c" not in attempt.left_out
+        attempt.began()
+    assert "b" in servers.missed()
+    with servers.attempt() as again:
+        assert "b" in again.left_out
+
+
+def test_one_that_is_required_and_fails_is_believed_where_none_else_runs() -> None:
+    servers = RunServers(Expected(("c", "fine", "finer")), ["c"])
+    with servers.attempt() as attempt:
+        attempt.failed(SAID)
+        assert attempt.left_out == {"fine", "finer"}
+        with pytest.raises(CodexCannotStart, match=r"\(mcp_servers of config\.yaml\): c: No such file"):
+            attempt.failed(SAID)
+    assert servers.missed() == {}
+
+
+@pytest.mark.parametrize(
+    ("required", "where"),
+    [((), "(mcp_servers of codex's config.toml)"), (("x",), "(mcp_servers of config.yaml, or of codex's config.toml)")],
+)
+def test_one_that_is_not_ours_is_an_error_and_none_of_ours_is_blamed_for_it(
+    required: tuple[str, ...], where: str
+) -> None:
+    servers = RunServers(Expected(("x", "y", "z")), required)
+    with servers.attempt() as attempt:
+        attempt.failed(SAID)
+        assert attempt.left_out == servers.optional
+        with pytest.raises(CodexCannotStart, match=f"{re.escape(where)}: b: handshaking"):
+            attempt.failed(SAID)
+    assert servers.missed() == {}
 
 
 @pytest.mark.parametrize("required", [(), ("x",)])
-def test_names_that_are_hidden_cost_all_that_can_be_done_without_and_no_endless_tries(
-    required: tuple[str, ...],
-) -> None:
+def test_names_that_are_hidden_cost_all_that_can_be_done_without(required: tuple[str, ...]) -> None:
     servers = RunServers(Expected(("x", "y", "z")), required)
-    left_out = servers.failed(SAID, frozenset())
-    assert left_out == servers.optional
+    with servers.attempt() as attempt:
+        attempt.failed(SAID)
+        assert attempt.left_out == servers.optional
+        attempt.began()
     assert servers.missed()["y"] == f"The MCP server y is not there: {NOT_TOLD}."
-    with pytest.raises(CodexCannotStart, match="b: handshaking"):
-        servers.failed(SAID, left_out)
+    with servers.attempt() as again:
+        assert again.left_out == servers.optional

@@ -90,6 +90,7 @@ LAYERS = [
         "tracing",
         "versions",
     },
+    {"config_errors"},
 ]
 """Every module, by its floor; it may import from the floors below its own."""
 

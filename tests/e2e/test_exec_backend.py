@@ -1,9 +1,13 @@
 """The A2A face over `codex exec`: what is its own. What both backends do is in the modules marked `both_backends`."""
 
 import os
+import socket
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import anyio
@@ -13,6 +17,7 @@ import pytest
 from a2a.types import Part, TaskState
 from google.protobuf.json_format import ParseDict
 
+from codex_workspace.errors import NOT_TAKEN
 from codex_workspace.orders import NO_STEERING
 from codex_workspace.scripted_model import ScriptedModel
 from codex_workspace.wishes import TURN
@@ -168,13 +173,12 @@ async def test_slow_servers_are_waited_for_and_those_that_are_not_there_said_onc
         {"name": "broken", "command": "false"},
         left_out,
         light("late", "30", startup_timeout_s=0.5),
-        light("slow", "1.2", trusted=True),
+        light("slow", "1.8", trusted=True),
     ]
     echo = script(call("slow", "echo", text="hello"), {"say": "Done."})
-    async with (
-        running_agent(replace(place, config={"mcp_servers": servers})) as agent,
-        peer(agent.url) as client,
-    ):
+    # Silence is bounded by less than the slow one takes, which is no silence.
+    place = replace(place, codex={"backend": "exec", "turn_inactivity_timeout_s": 1.5}, config={"mcp_servers": servers})
+    async with running_agent(place) as agent, peer(agent.url) as client:
         seen = await client.ask(echo, "ctx")
         assert (seen.state, seen.answer) == (COMPLETED, "Done.")
         assert "echo hello" in told(model)[-1]
@@ -200,21 +204,67 @@ async def test_without_a_required_server_the_agent_does_not_start(place: Place, 
     assert not list(place.root.rglob("rollout-*"))
 
 
+@contextmanager
+def slanderer(words: str) -> Iterator[str]:
+    """Serve an MCP server that fails with these words, and give its address."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(500)
+            self.send_header("Content-Length", str(len(words)))
+            self.end_headers()
+            self.wfile.write(words.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/mcp"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @pytest.mark.versions
-async def test_a_required_server_is_started_first_and_one_that_fails_later_fails_the_message(place: Place) -> None:
+async def test_a_required_server_is_started_first_and_fails_messages_by_its_own_failure_alone(place: Place) -> None:
     gone = place.root / "server.py"
     gone.write_text(LIGHT.read_text())
     needed = {"name": "needed", "command": sys.executable, "args": [str(gone)], "required": True, "trusted": True}
-    async with running_agent(replace(place, config={"mcp_servers": [needed]})) as agent, peer(agent.url) as client:
-        assert not list(place.root.rglob("rollout-*"))
-        echo = script(call("needed", "echo", text="hello"), {"say": "Done."})
-        assert (await client.ask(echo, "ctx")).answer == "Done."
-        gone.unlink()
-        seen = await client.ask("hello", "ctx")
-        assert seen.state == FAILED
-        assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in seen.sentence
-        gone.write_text(LIGHT.read_text())
-        assert "echo" in (await client.ask(REPEAT, "ctx")).answer
+    file = place.root / "state" / "codex" / "config.toml"
+    with slanderer("oops; needed: gone for ever; x") as url, socket.create_server(("127.0.0.1", 0)) as silent:
+        # Nothing on loopback is asked by way of a proxy: neither the model nor, at the start, nobody.
+        proxy = {"HTTP_PROXY": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        config = {"mcp_servers": [needed, light("fine"), {"name": "evil", "url": url}]}
+        place = replace(place, config=config, environment=proxy)
+        async with running_agent(place) as agent, peer(agent.url) as client:
+            assert not list(place.root.rglob("rollout-*"))
+            echo = script(call("needed", "echo", text="hello"), {"say": "Done."})
+            seen = await client.ask(echo, "ctx")
+            assert seen.answer == "Done."
+            (notice,) = notices(seen)
+            assert notice.startswith("The MCP server evil is not there: ")
+            assert "\n" not in notice
+            gone.unlink()
+            seen = await client.ask("hello", "ctx")
+            assert seen.state == FAILED
+            assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in seen.sentence
+            gone.write_text(LIGHT.read_text())
+            good = file.read_text()
+            file.write_text(f'{good}\n[mcp_servers.own]\ncommand = "false"\nrequired = true\n')
+            seen = await client.ask("hello", "ctx")
+            assert seen.state == FAILED
+            assert "config.toml): own: handshaking" in seen.sentence
+            file.write_text(good)
+            seen = await client.ask(REPEAT, "ctx")
+            assert "echo" in seen.answer
+            assert not notices(seen)
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+    assert "the MCP server fine has not started" not in place.log.read_text()
 
 
 def troubled(place: Place) -> Place:
@@ -247,12 +297,15 @@ async def test_a_codex_that_ends_before_its_session_begins_is_one_more_try_or_a_
         assert sessions() == 2
         for what, sentence in (
             (killed, "Codex ended 2 times while it worked on this message, the last time so: codex was ended by"),
-            ("echo boom >&2; exit 7\n", "codex ended with exit code 7: boom"),
+            ("echo boom >&2; exit 7\n", "codex ended with exit code 7"),
+            ("echo 'Error: Model provider `mine` not found' >&2; exit 1\n", NOT_TAKEN),
             ("exit 0\n", "codex ended with exit code 0 before its turn was over"),
         ):
             trouble.write_text(what)
             seen = await client.ask("hello", "ctx")
             assert (seen.state, sentence in seen.sentence) == (FAILED, True), seen.sentence
+            assert "boom" not in seen.sentence
+        assert "\\nboom" in place.log.read_text()
         trouble.unlink()
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
         trouble.write_text("sleep 86435\n")

@@ -24,7 +24,7 @@ from app_server import MARK, Launch, end_leftovers
 from codex_workspace.agent_events import AgentEvent, Done, Error, FileChange, Text, ToolResult, ToolUse
 from codex_workspace.codex_home import Managed
 from codex_workspace.environment import Secret
-from codex_workspace.errors import CodexCannotStart, ConfigError, InputRefused
+from codex_workspace.errors import NOT_TAKEN, CodexCannotStart, ConfigError, InputRefused
 from codex_workspace.exec_arguments import ExecOptions
 from codex_workspace.exec_mcp_settings import told_of
 from codex_workspace.exec_process import CodexExec, ExecLimits
@@ -716,14 +716,15 @@ def test_two_servers_cannot_share_a_variable_with_two_values() -> None:
         told_of(McpServers(servers))
 
 
-async def test_a_crash_is_told_with_codex_own_words(launch: Launch) -> None:
+async def test_a_crash_is_a_sentence_and_codex_own_words_stand_in_the_diagnostics(launch: Launch) -> None:
     (launch.codex_home / "config.toml").write_text(f"model = [ # {KEY}")
     async with CodexExec(launch).run("hi", FREE) as run:
         done = done_of([event async for event in run])
         said = run.diagnostics
     assert done.error is not None
     assert (done.stop_reason, done.error.code) == ("failed", "PROCESS_EXITED")
-    assert "config.toml" in said
+    assert done.error.message == NOT_TAKEN
+    assert "config.toml:1:" in said
     assert KEY not in said + done.error.message
 
 

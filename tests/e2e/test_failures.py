@@ -14,12 +14,15 @@ import psutil
 import pytest
 from a2a.types import TaskState
 
+from codex_workspace.errors import NOT_TAKEN
 from codex_workspace.replies import FAILURE
 from codex_workspace.scripted_model import ScriptedModel
 from tests.e2e.agent_process import SECRET, Place, running_agent
 from tests.e2e.client import Peer, peer, plain, script
 
 FAILED = TaskState.TASK_STATE_FAILED
+CANARY = "sk-operator-secret-0123"
+"""A value of the operator's own in config.toml, which the agent does not know."""
 
 
 async def _start(place: Place, **environment: str) -> "subprocess.CompletedProcess[bytes]":
@@ -71,7 +74,9 @@ async def test_codex_cannot_start(place: Place, tmp_path: Path, body: str, expec
 
 
 @pytest.mark.both_backends
-@pytest.mark.parametrize("setting", ['profile = "p"', "[features]\nfoo = 'bar'", "[tui]\nnotifications = 17"])
+@pytest.mark.parametrize(
+    "setting", ['profile = "p"', f"[features]\nfoo = '{CANARY}'", "[tui]\nnotifications = 17"], ids=["p", "f", "t"]
+)
 async def test_a_config_toml_that_codex_does_not_take(place: Place, setting: str) -> None:
     place.prepare()
     file = place.root / "state" / "codex" / "config.toml"
@@ -80,8 +85,30 @@ async def test_a_config_toml_that_codex_does_not_take(place: Place, setting: str
     done = await _start(place)
     assert done.returncode == 3
     assert f"codex does not take {file}: " in done.stderr.decode()
+    assert CANARY not in done.stderr.decode()
     assert b"Traceback" not in done.stderr
     assert b"ready" not in done.stderr
+
+
+@pytest.mark.both_backends
+async def test_a_config_toml_that_is_spoilt_while_the_agent_runs_fails_messages_and_shows_nothing_of_it(
+    place: Place,
+) -> None:
+    file = place.root / "state" / "codex" / "config.toml"
+    server = "[mcp_servers.own]\nurl = 'http://127.0.0.1:9/'\nhttp_headers = "
+    async with running_agent(place) as agent, peer(agent.url) as client:
+        assert (await client.ask("the word is apple", "ctx")).answer
+        good = file.read_text()
+        spoilt = (f"'Bearer {CANARY}'\n", f"{{A = '{CANARY}'\n")
+        for context_id, setting in zip(("new", "newer"), spoilt, strict=True):
+            file.write_text(f"{good}\n{server}{setting}")
+            seen = await client.ask("hello", context_id)
+            assert (seen.state, seen.sentence) == (FAILED, NOT_TAKEN)
+        file.write_text(good)
+        assert "the word is apple" in (await client.ask(script({"repeat": True}), "ctx")).answer
+    log = place.log.read_text()
+    assert f"{file.name}:" in log
+    assert CANARY not in log
 
 
 async def test_the_port_is_taken(place: Place) -> None:
