@@ -1,5 +1,6 @@
 """One codex for one thing: what is said of it in time, and where it cannot be."""
 
+import uuid
 from pathlib import Path
 
 import anyio
@@ -16,7 +17,7 @@ def launch(folder: Path, script: str) -> Launch:
     program = folder / "codex"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
-    return Launch(program, folder, folder, {"PATH": "/usr/bin:/bin"}, family=f"once-{folder.name}")
+    return Launch(program, folder, folder, {"PATH": "/usr/bin:/bin"}, family=f"once-{uuid.uuid4().hex}")
 
 
 async def test_what_it_has_said_comes_back(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def launch(tmp_path: Path, model: ScriptedModel) -> Launch:
         cwd=tmp_path / "work",
         environment={"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "OPENAI_API_KEY": "unset", **OTHERS},
         api_key=KEY,
-        family=f"exec-{tmp_path.name}",
+        family=f"exec-{uuid.uuid4().hex}",
     )
 
 
