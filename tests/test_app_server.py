@@ -22,7 +22,7 @@ from app_server import (
     open_app_server,
     read_version,
 )
-from codex_workspace.errors import CodexCannotStart, CodexGone, CodexRefused, CodexTimeout, InputRefused
+from codex_workspace.errors import NOT_TAKEN, CodexCannotStart, CodexGone, CodexRefused, CodexTimeout, InputRefused
 from codex_workspace.mailbox import Asking, Mailbox
 from codex_workspace.processes import marked
 from codex_workspace.refusals import NOBODY_TO_ASK
@@ -687,6 +687,27 @@ async def test_a_codex_that_refuses_the_greeting_does_not_start(tmp_path: Path) 
     with pytest.raises(CodexCannotStart, match="codex refused initialize: who"):
         async with open_app_server(program(tmp_path, code)):
             pytest.fail("it did not start")
+
+
+async def test_a_codex_that_does_not_take_its_configuration_is_told_without_its_values(tmp_path: Path) -> None:
+    launch = program(
+        tmp_path,
+        """
+        answer(read(), {"userAgent": "codex_workspace/0.163.0 (test)"})
+        read()
+        refusal = 'other words: invalid type: string "sk-operator-secret", expected a map'
+        print(json.dumps({"id": read()["id"], "error": {"code": -1, "message": refusal}}), flush=True)
+        read()
+        """,
+    )
+    with pytest.raises(CodexCannotStart) as raised:
+        async with open_app_server(launch):
+            pytest.fail("it did not start")
+    assert raised.value.public == NOT_TAKEN
+    assert str(raised.value) == (
+        f"codex does not take {tmp_path / 'config.toml'}: other words: invalid type: string …, expected a map; "
+        "mend the file"
+    )
 
 
 async def test_a_missing_binary_is_one_sentence(tmp_path: Path) -> None:
