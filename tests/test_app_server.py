@@ -1,6 +1,7 @@
 """The connection to a codex in memory, and the process around it with small programs in codex's place."""
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -646,6 +647,20 @@ async def test_a_secret_that_the_tail_cuts_through_does_not_show(tmp_path: Path,
             pytest.fail("it did not start")
     assert "secret" not in raised.value.tail
     assert raised.value.tail.endswith("x" * 2030)
+
+
+async def test_a_configurations_values_show_neither_in_the_tail_nor_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    said = "Error loading config.toml:\\n  |\\n3 | a = {b = 'operator-value" + "x" * 3000 + "'\\n  | ^\\nunclosed"
+    launch = program(tmp_path, f'sys.stderr.write("{said}"); sys.exit(1)')
+    with pytest.raises(CodexCannotStart) as raised:
+        async with open_app_server(launch):
+            pytest.fail("it did not start")
+    assert raised.value.tail == "Error loading config.toml:\nunclosed"
+    assert "Error loading config.toml:" in caplog.text
+    assert "operator-value" not in caplog.text
 
 
 async def test_a_codex_that_is_too_old_is_named(tmp_path: Path) -> None:
