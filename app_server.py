@@ -433,7 +433,8 @@ class Process:
         with suppress(anyio.EndOfStream, anyio.ClosedResourceError):
             while True:
                 data = await stderr.receive()
-                logger.debug("codex stderr: %r", data[:STDERR_TAIL_BYTES])
+                if logger.isEnabledFor(logging.DEBUG):
+                    logger.debug("codex stderr: %r", hide_values(data[:STDERR_TAIL_BYTES].decode("utf-8", "replace")))
                 self.tail = (self.tail + data)[-(STDERR_KEPT_BYTES + self._longest_secret) :]
 
     def last_lines(self, at_most: int = STDERR_TAIL_BYTES) -> str:

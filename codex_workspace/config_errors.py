@@ -1,7 +1,7 @@
 """What codex says of a configuration that it does not take, without the values that stand in it.
 
 Codex quotes what it stumbles over: a header's value where a table should be, or the whole line. The line's number and
-the key are enough to mend it. Words: 0.136 to 0.169.
+the key are enough to mend it. Words: 0.158 and 0.163.
 """
 
 import re

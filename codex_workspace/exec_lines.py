@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from codex_workspace.agent_events import AgentEvent
@@ -75,12 +76,15 @@ class ExecLines:
 
         Args:
             exit_code: codex's, None where it is not known.
-            failure: why the run was given up, such as TurnFailure("…", "watchdogTimeout", None, None).
+            failure: why the run was given up, such as TurnFailure("…", "watchdogTimeout", None, None); its details are
+                told, too.
             stopped: whether the caller wanted no more of it.
         """
         if failure is not None and failure.kind == NO_SESSION:
             # What codex has begun instead is nothing that anybody asked for.
             self._stream.session_id = None
+        if failure is not None and failure.details is not None:
+            failure = replace(failure, message=f"{failure.message}: {failure.details}")
         extra = {key: value for kept in self._kept.values() for key, value in kept.items()}
         if self.ended or failure is not None or stopped:
             return self._stream.end(failure, stopped=stopped, extra=extra)

@@ -35,7 +35,7 @@ from codex_workspace.agent_events import AgentEvent
 from codex_workspace.agent_stream import NONE_USED
 from codex_workspace.codex_home import CONFIG_NAME, Managed
 from codex_workspace.config_errors import is_about_config
-from codex_workspace.errors import NOT_TAKEN, CodexCannotStart, InputRefused
+from codex_workspace.errors import MAX_REASON_CHARS, NOT_TAKEN, CodexCannotStart, InputRefused
 from codex_workspace.events import TokenCount, TurnFailure
 from codex_workspace.exec_arguments import (
     OLDEST,
@@ -360,12 +360,13 @@ class ExecRun(Generic[E]):
                     self._take(line)
 
     def _crash(self) -> TurnFailure | None:
-        """Return why codex has left, in a sentence of ours; None where it says no ends at all."""
+        """Return why codex has left, in a sentence of ours with its own words beside it; None where it says no ends at
+        all."""
         if self._process.exit_code == 0:
             return None
         said = self.diagnostics
         sentence = NOT_TAKEN if is_about_config(said) else f"codex {self._process.how_it_ended()}"
-        return TurnFailure(sentence, "processExited", None, said or None)
+        return TurnFailure(sentence, "processExited", None, _why(said) or None)
 
     def _began_another(self) -> bool:
         known = self._lines.thread_id
@@ -539,6 +540,13 @@ class CodexExec:
             self._used[run.session_id] = run.session_usage
             if len(self._used) > MAX_SESSIONS:
                 self._used.popitem(last=False)
+
+
+def _why(said: str) -> str:
+    """Return on one line why codex gave up, by what it wrote last: its error where it names one, else the last line."""
+    lines = said.splitlines()
+    errors = [number for number, line in enumerate(lines) if line.startswith("Error")]
+    return " ".join(" ".join(lines[errors[-1] if errors else -1 :]).split())[:MAX_REASON_CHARS]
 
 
 def _has_login(launch: Launch) -> bool:

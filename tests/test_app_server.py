@@ -1,6 +1,7 @@
 """The connection to a codex in memory, and the process around it with small programs in codex's place."""
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ from app_server import (
     open_app_server,
     read_version,
 )
-from codex_workspace.errors import CodexCannotStart, CodexGone, CodexRefused, CodexTimeout, InputRefused
+from codex_workspace.errors import NOT_TAKEN, CodexCannotStart, CodexGone, CodexRefused, CodexTimeout, InputRefused
 from codex_workspace.mailbox import Asking, Mailbox
 from codex_workspace.processes import marked
 from codex_workspace.refusals import NOBODY_TO_ASK
@@ -648,6 +649,20 @@ async def test_a_secret_that_the_tail_cuts_through_does_not_show(tmp_path: Path,
     assert raised.value.tail.endswith("x" * 2030)
 
 
+async def test_a_configurations_values_show_neither_in_the_tail_nor_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    said = "Error loading config.toml:\\n  |\\n3 | a = {b = 'operator-value" + "x" * 3000 + "'\\n  | ^\\nunclosed"
+    launch = program(tmp_path, f'sys.stderr.write("{said}"); sys.exit(1)')
+    with pytest.raises(CodexCannotStart) as raised:
+        async with open_app_server(launch):
+            pytest.fail("it did not start")
+    assert raised.value.tail == "Error loading config.toml:\nunclosed"
+    assert "Error loading config.toml:" in caplog.text
+    assert "operator-value" not in caplog.text
+
+
 async def test_a_codex_that_is_too_old_is_named(tmp_path: Path) -> None:
     launch = program(tmp_path, "greet('0.120.0'); read()")
     with pytest.raises(CodexCannotStart, match=r"codex 0\.120\.0 is too old: this agent needs 0\.136\.0 or newer"):
@@ -687,6 +702,27 @@ async def test_a_codex_that_refuses_the_greeting_does_not_start(tmp_path: Path) 
     with pytest.raises(CodexCannotStart, match="codex refused initialize: who"):
         async with open_app_server(program(tmp_path, code)):
             pytest.fail("it did not start")
+
+
+async def test_a_codex_that_does_not_take_its_configuration_is_told_without_its_values(tmp_path: Path) -> None:
+    launch = program(
+        tmp_path,
+        """
+        answer(read(), {"userAgent": "codex_workspace/0.163.0 (test)"})
+        read()
+        refusal = 'other words: invalid type: string "sk-operator-secret", expected a map'
+        print(json.dumps({"id": read()["id"], "error": {"code": -1, "message": refusal}}), flush=True)
+        read()
+        """,
+    )
+    with pytest.raises(CodexCannotStart) as raised:
+        async with open_app_server(launch):
+            pytest.fail("it did not start")
+    assert raised.value.public == NOT_TAKEN
+    assert str(raised.value) == (
+        f"codex does not take {tmp_path / 'config.toml'}: other words: invalid type: string …, expected a map; "
+        "mend the file"
+    )
 
 
 async def test_a_missing_binary_is_one_sentence(tmp_path: Path) -> None:

@@ -716,14 +716,15 @@ def test_two_servers_cannot_share_a_variable_with_two_values() -> None:
         told_of(McpServers(servers))
 
 
-async def test_a_crash_is_a_sentence_and_codex_own_words_stand_in_the_diagnostics(launch: Launch) -> None:
+async def test_a_crash_is_told_with_codex_own_words(launch: Launch) -> None:
     (launch.codex_home / "config.toml").write_text(f"model = [ # {KEY}")
     async with CodexExec(launch).run("hi", FREE) as run:
         done = done_of([event async for event in run])
         said = run.diagnostics
     assert done.error is not None
     assert (done.stop_reason, done.error.code) == ("failed", "PROCESS_EXITED")
-    assert done.error.message == NOT_TAKEN
+    assert done.error.message.startswith(f"{NOT_TAKEN}: Error loading config.toml: ")
+    assert "expected" in done.error.message
     assert "config.toml:1:" in said
     assert KEY not in said + done.error.message
 
