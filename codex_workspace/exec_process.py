@@ -6,7 +6,6 @@ Arguments are left to `exec_arguments`, a run's files to `exec_files`, what it i
 
 import logging
 import signal
-import subprocess
 import threading
 import uuid
 from collections import OrderedDict, deque
@@ -23,7 +22,6 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from app_server import (
     DRAIN_S,
-    KILL_GRACE_S,
     LAUNCH_OVERRIDES,
     MARK,
     STDERR_KEPT_BYTES,
@@ -44,6 +42,7 @@ from codex_workspace.exec_arguments import (
     check,
     overrides,
 )
+from codex_workspace.exec_end import TERM_GRACE_S, end_codex
 from codex_workspace.exec_files import clear_leftovers, laid_down, lay_down
 from codex_workspace.exec_lines import NO_SESSION, ExecLines
 from codex_workspace.exec_login import LoginGate
@@ -52,7 +51,6 @@ from codex_workspace.exec_once import last_line, run_once
 from codex_workspace.failures import too_silent
 from codex_workspace.groups import plain_task_group
 from codex_workspace.mcp_servers import McpServers
-from codex_workspace.processes import end_kin, end_marked, kin_of, sweep
 from codex_workspace.shared_config import Lease, borrow, give_back, recover
 from codex_workspace.versions import Version, dotted, version_in
 from codex_workspace.wire import MAX_INPUT_CHARS, LineSplitter, Skipped
@@ -61,12 +59,6 @@ logger = logging.getLogger(__name__)
 
 INACTIVITY_S: Final = 300.0
 """How long codex may write nothing. A command says nothing before it ends, so this bounds each command too."""
-
-TERM_GRACE_S: Final = 1.5
-"""How long codex may take to end after SIGTERM before it gets SIGKILL."""
-
-KILLED_S: Final = 1.0
-"""How long a process that got SIGKILL is waited for where nothing else may run; it takes a few milliseconds."""
 
 EXIT_GRACE_S: Final = 8.0
 """How long codex may take to end by itself after its turn: it writes the session down, and without DNS takes 5 s."""
@@ -168,6 +160,7 @@ class ExecRun(Generic[E]):
         resumes: str | None,
         max_line_bytes: int,
         begun: Callable[[str], object],
+        gate: LoginGate | None,
     ) -> None:
         self._process = process
         self._stdout = stdout
@@ -177,6 +170,7 @@ class ExecRun(Generic[E]):
         self._resumes = resumes
         self._splitter = LineSplitter(max_line_bytes)
         self._begun: Callable[[str], object] = begun
+        self._gate = gate
         self._events: deque[E] = deque()
         self._silent_from = anyio.current_time()
         self._waiting: anyio.CancelScope | None = None
@@ -253,26 +247,8 @@ class ExecRun(Generic[E]):
         """End codex and all that it started, if it runs still."""
         if self._is_ended:
             return
-        # Codex gives its MCP servers, and a command its own, an environment without the mark; killed, it ends none.
-        kin = kin_of(self._process.popen.pid)
-        try:
-            with anyio.CancelScope(shield=True):
-                if self._process.exit_code is None:
-                    self._process.signal_group(signal.SIGTERM)
-                    if not await self._process.ended_within(self._limits.term_grace_s):
-                        self._process.signal_group(signal.SIGKILL)
-                        await self._process.ended_within(KILL_GRACE_S)
-                end_kin(self._process.popen.pid, kin)
-                await sweep(MARK, self._mark)
-                self._is_ended = True
-        finally:
-            if not self._is_ended:
-                # A shield does not hold what asyncio itself cancels, and there may be no further chance.
-                self._process.signal_group(signal.SIGKILL)
-                end_kin(self._process.popen.pid, kin)
-                end_marked(MARK, self._mark)
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.popen.wait(KILLED_S)
+        await end_codex(self._process, self._mark, self._gate, self._limits.term_grace_s)
+        self._is_ended = True
 
     async def _read_more(self) -> None:
         if self._aborted:
@@ -498,7 +474,9 @@ class CodexExec:
         used_before = self._used_before(options.resume) if version >= TELLS_SESSIONS else NONE_USED
         lines = reads(used_before)
         told_before = lines.session_usage
-        run = ExecRun(process, stdout, lines, self._limits, mark, options.resume, launch.max_line_bytes, begun)
+        run = ExecRun(
+            process, stdout, lines, self._limits, mark, options.resume, launch.max_line_bytes, begun, self._gate
+        )
         try:
             async with plain_task_group() as tasks:
                 tasks.start_soon(_watch, process, run)

@@ -19,6 +19,7 @@ LAYERS = [
     {"exec_conversation", "runtimes"},
     {"app_server_runs", "exec_process"},
     {"exec_once", "exec_mcp_settings"},
+    {"exec_end"},
     {"app_server", "executor", "letters", "scripted_model", "server", "stand_in_api", "terminal"},
     {
         "card",

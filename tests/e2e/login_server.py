@@ -27,11 +27,17 @@ class LoginServer:
     takes_s: float
     refresh_token: str = "refresh-0-0123456789"
     asked: list[str] = field(default_factory=list)
+    _news: anyio.Event = field(default_factory=anyio.Event)
+
+    async def was_asked(self) -> None:
+        """Wait until it was asked for once."""
+        await self._news.wait()
 
     async def refresh(self, request: Request) -> JSONResponse:
         """Answer `POST /oauth/token`."""
         given = (await request.json())["refresh_token"]
         self.asked.append(given)
+        self._news.set()
         if given != self.refresh_token:
             return JSONResponse({"error": {"code": "refresh_token_reused", "message": "already used"}}, 401)
         number = len(self.asked)
