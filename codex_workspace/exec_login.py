@@ -7,6 +7,7 @@ it has. One that finds the token refreshed on disk takes that, so nothing else h
 the question and the answer leaves a token on disk that is used up: the login is lost, and a person has to log in anew.
 """
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,8 +19,10 @@ import anyio
 from codex_workspace.groups import plain_task_group
 from codex_workspace.subscription import LoginOnDisk, on_disk
 
+logger = logging.getLogger(__name__)
+
 MARGIN_S: Final = 2.0
-"""What codex takes to start: it may refresh what is due so much later."""
+"""What codex takes to start: it may refresh what is due so much later; what is due for longer it does refresh."""
 
 PATIENCE_S: Final = 10.0
 """How long the others wait for the one that refreshes; it takes a second as a rule, and may fail."""
@@ -33,8 +36,8 @@ LOOK_AGAIN_S: Final = 0.02
 class LoginGate:
     """Lets the runs of one CODEX_HOME in, and says when one may be ended.
 
-    Runs wait for one another for `patience_s` seconds with a login that is due for a refresh. Ending
-    waits for `spare_s` seconds.
+    Runs wait for one another for `patience_s` seconds with a login that is due for a refresh. Where none comes, that
+    login holds nobody up any more. Ending waits for `spare_s` seconds.
     """
 
     def __init__(self, codex_home: Path, patience_s: float = PATIENCE_S, spare_s: float = SPARE_S) -> None:
@@ -42,6 +45,7 @@ class LoginGate:
         self._patience_s = patience_s
         self._spare_s = spare_s
         self._alone = anyio.Lock()
+        self._given_up: str | None = None
 
     @asynccontextmanager
     async def passed(self) -> AsyncIterator[None]:
@@ -85,12 +89,15 @@ class LoginGate:
                 await self._refreshed()
 
     async def _refreshed(self) -> None:
-        login = await self._due()
+        begun, login = time.time(), await self._due()
         with anyio.move_on_after(self._patience_s):
-            while login is not None:
+            while login is not None and login.mark != self._given_up:
                 # The file is another process's, which tells nobody of its writing.
                 await anyio.sleep(LOOK_AGAIN_S)
                 login = await self._due()
+        if login is not None and login.mark != self._given_up and login.due_at + MARGIN_S < begun:
+            logger.warning("codex has not refreshed the subscription's login in %g s; nobody waits", self._patience_s)
+            self._given_up = login.mark
 
     async def _due(self) -> LoginOnDisk | None:
         """Return the login that is due for a refresh, None where there is none or it is fresh."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from datetime import timedelta
 from pathlib import Path
 
@@ -97,6 +98,37 @@ async def test_a_run_that_is_cancelled_keeps_the_others_out_until_it_is_ended(tm
             ended.set()
             assert too_early.cancelled_caught
             await enter_and_leave(gate)
+
+
+async def test_a_login_that_is_not_refreshed_in_time_holds_up_nobody_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, -1)
+    gate = LoginGate(tmp_path, 0.5)
+    with caplog.at_level(logging.WARNING):
+        async with gate.passed(), gate.passed():
+            began = anyio.current_time()
+            async with gate.passed(), gate.passed(), gate.passed():
+                assert anyio.current_time() - began < 0.5
+    assert [record.message for record in caplog.records] == [
+        "codex has not refreshed the subscription's login in 0.5 s; nobody waits"
+    ]
+    write(tmp_path, -2)
+    async with gate.passed():
+        with anyio.move_on_after(0.1) as too_early:
+            await enter_and_leave(gate)
+    assert too_early.cancelled_caught, "another login is waited for again"
+
+
+async def test_a_login_that_was_not_due_yet_is_not_given_up(tmp_path: Path) -> None:
+    write(tmp_path, 5 + 1 / 60)
+    gate = LoginGate(tmp_path, 0.1)
+    async with gate.passed(), gate.passed():
+        began = anyio.current_time()
+        await enter_and_leave(gate)
+        async with gate.passed():
+            await enter_and_leave(gate)
+        assert anyio.current_time() - began > 0.1
 
 
 def never() -> bool:
