@@ -5,12 +5,14 @@ import json
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import anyio
 import pytest
 
 from app_server import Launch
 from codex_workspace.exec_login import PATIENCE_S
+from codex_workspace.exec_once import run_once
 from codex_workspace.exec_process import CodexExec
 from codex_workspace.scripted_model import ScriptedModel
 from codex_workspace.subscription import AUTH_NAME
@@ -120,6 +122,17 @@ async def test_a_run_that_is_stopped_while_it_refreshes_the_login_does_not_lose_
         held = json.loads((launch.codex_home / AUTH_NAME).read_text())["tokens"]
     assert held["refresh_token"] == server.refresh_token
     assert left_of(launch) == []
+
+
+async def test_a_codex_for_one_thing_that_is_late_in_mid_refresh_does_not_lose_it(launch: Launch) -> None:
+    async with running_login_server(0.5) as server:
+        launch = subscribed(launch, server)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(run_once, launch, "mcp", "list", within_s=HANG_S, late="late"))
+            await server.was_asked()
+            tasks.cancel_scope.cancel()
+        held = json.loads((launch.codex_home / AUTH_NAME).read_text())["tokens"]
+    assert held["refresh_token"] == server.refresh_token == "refresh-1-0123456789"
 
 
 async def test_a_login_that_is_not_used_holds_nobody_up(launch: Launch) -> None:
