@@ -11,7 +11,7 @@ import pytest
 
 from codex_workspace.exec_login import LoginGate
 from codex_workspace.subscription import AUTH_NAME
-from tests.e2e.test_providers import token
+from tests.e2e.login_server import token
 
 FOREVER_S = 1000.0
 

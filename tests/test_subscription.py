@@ -21,7 +21,8 @@ from codex_workspace.subscription import (
     read_login,
     settle,
 )
-from tests.e2e.test_providers import login, token
+from tests.e2e.login_server import token
+from tests.e2e.test_providers import login
 
 TOKENS = {"id_token": "i", "access_token": "a", "refresh_token": "r"}
 

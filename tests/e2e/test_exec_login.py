@@ -16,9 +16,8 @@ from codex_workspace.exec_once import run_once
 from codex_workspace.exec_process import CodexExec
 from codex_workspace.scripted_model import ScriptedModel
 from codex_workspace.subscription import AUTH_NAME
-from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server
+from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server, token
 from tests.e2e.test_exec_process import FREE, HANG_S, done_of, events_of, launch, left_of, model, script
-from tests.e2e.test_providers import token
 
 __all__ = ["launch", "model"]
 
