@@ -68,7 +68,7 @@ LAYERS = [
     {"callers"},
     {"parameters"},
     {"dialect", "edges"},
-    {"busy"},
+    {"busy", "replacing"},
     {"admission", "environment", "guards", "rates", "readers", "webhooks", "wire", "lock"},
     {"schema"},
     {
@@ -83,7 +83,6 @@ LAYERS = [
         "probe",
         "processes",
         "quoting",
-        "replacing",
         "scrubbing",
         "toml_text",
         "tables",
