@@ -376,6 +376,7 @@ class CodexExec:
         self._servers = table
         self._lends = lends
         self._version: Version | None = None
+        self._build: _Build | None = None
         self._asking = anyio.Lock()
         self._gate = LoginGate(launch.codex_home) if _has_login(launch) else None
         self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
@@ -427,18 +428,22 @@ class CodexExec:
             yield run
 
     async def version(self) -> Version:
-        """Return codex's version, which is asked for once.
+        """Return codex's version, which is asked for once, and again where another file has taken the binary's place.
 
         Raises:
             CodexCannotStart: there is no such binary, it does not say its version, or it is too old.
             ConfigError: settings that a killed run has left in config.toml cannot be taken out of it.
         """
         async with self._asking:
+            build = await anyio.to_thread.run_sync(_build_of, self._launch.binary)
             if self._version is None:
                 # A run that was killed with its process may have left its settings there.
                 await anyio.to_thread.run_sync(recover, self._launch.codex_home / CONFIG_NAME)
                 await anyio.to_thread.run_sync(clear_leftovers)
+            if self._version is None or build != self._build:
+                # An upgrade in place is used by the next run, with other arguments.
                 self._version = await _ask_version(self._launch)
+                self._build = build
             return self._version
 
     @asynccontextmanager
@@ -513,6 +518,25 @@ class CodexExec:
             self._used[run.session_id] = run.session_usage
             if len(self._used) > MAX_SESSIONS:
                 self._used.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """What tells one binary from another that takes its place, or is written over it."""
+
+    device: int
+    inode: int
+    bytes: int
+    modified_ns: int
+
+
+def _build_of(binary: Path) -> _Build | None:
+    """Return what the file is now; None where it is not there, or stands in `PATH`."""
+    try:
+        found = binary.stat()
+    except OSError:
+        return None
+    return _Build(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _has_login(launch: Launch) -> bool:

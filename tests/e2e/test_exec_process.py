@@ -726,3 +726,19 @@ async def test_nothing_is_left_of_a_codex_that_was_asked_for_its_version(
 async def test_what_is_no_codex_is_one_sentence(launch: Launch, name: str, problem: str) -> None:
     with pytest.raises(CodexCannotStart, match=problem):
         await events_of(CodexExec(replace(launch, binary=Path(name))), "hi")
+
+
+async def test_a_codex_that_is_replaced_is_asked_for_its_version_anew_and_no_other_is(
+    launch: Launch, tmp_path: Path
+) -> None:
+    def install(version: str, name: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\necho codex-cli {version}\n")
+        (tmp_path / name).chmod(0o700)
+
+    install("0.163.0", "wrapper")
+    codex = CodexExec(replace(launch, binary=tmp_path / "wrapper"))
+    assert [await codex.version() for _ in range(2)] == [(0, 163, 0)] * 2
+    install("0.169.0", "newer")
+    (tmp_path / "newer").rename(tmp_path / "wrapper")
+    assert [await codex.version() for _ in range(2)] == [(0, 169, 0)] * 2
+    assert (tmp_path / "asked").read_text() == "asked\n" * 2
