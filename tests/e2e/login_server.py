@@ -43,15 +43,17 @@ class LoginServer:
     asked: list[str] = field(default_factory=list)
     _news: anyio.Event = field(default_factory=anyio.Event)
 
-    async def was_asked(self) -> None:
-        """Wait until it was asked for once."""
-        await self._news.wait()
+    async def was_asked(self, times: int = 1) -> None:
+        """Wait until it was asked so many times."""
+        while len(self.asked) < times:
+            await self._news.wait()
 
     async def refresh(self, request: Request) -> JSONResponse:
         """Answer `POST /oauth/token`."""
         given = (await request.json())["refresh_token"]
         self.asked.append(given)
         self._news.set()
+        self._news = anyio.Event()
         if given != self.refresh_token:
             return JSONResponse({"error": {"code": "refresh_token_reused", "message": "already used"}}, 401)
         number = len(self.asked)

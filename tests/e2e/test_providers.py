@@ -15,7 +15,7 @@ from a2a.types import TaskState
 
 from codex_workspace.scripted_model import Message, ScriptedModel
 from tests.e2e.agent_process import SECRET, Place, running_agent
-from tests.e2e.client import Seen, peer
+from tests.e2e.client import Peer, Seen, peer
 from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server, token
 from tests.e2e.test_exec_process import binary
 
@@ -113,22 +113,32 @@ def refreshed_by(place: Place, server: LoginServer) -> Place:
     return replace(place, environment={**place.environment, "CODEX_BIN": str(codex)})
 
 
-async def test_a_turn_that_is_canceled_while_its_codex_refreshes_the_login_does_not_lose_it(
+async def refreshing(place: Place, server: LoginServer, client: Peer) -> Seen:
+    """Begin a turn with a login that is over, and return it once codex asks for a new one."""
+    auth_file(place).write_text(login(holds=timedelta(minutes=-1), refresh_token=server.refresh_token))
+    known = len(server.asked)
+    begun = await client.begin("hello", "ctx")
+    with anyio.fail_after(20):
+        await server.was_asked(known + 1)
+    return begun
+
+
+async def test_a_turn_that_is_canceled_or_stopped_while_its_codex_refreshes_the_login_does_not_lose_it(
     place: Place, model: ScriptedModel
 ) -> None:
     async with running_login_server(0.5) as server:
-        own = refreshed_by(subscribed(replace(place, codex={"backend": "exec"}), login()), server)
+        at_once = replace(place, codex={"backend": "exec", "shutdown_grace_s": 0})
+        own = refreshed_by(subscribed(at_once, login()), server)
         async with running_agent(own) as agent, peer(agent.url) as client:
-            auth_file(own).write_text(login(holds=timedelta(minutes=-1), refresh_token=server.refresh_token))
-            begun = await client.begin("hello", "ctx")
-            with anyio.fail_after(20):
-                await server.was_asked()
+            begun = await refreshing(own, server, client)
             assert (await client.cancel(begun.task_id)).state == TaskState.TASK_STATE_CANCELED
             held = auth_file(own).read_text()
             assert json.loads(held)["tokens"]["refresh_token"] == server.refresh_token
             assert (await client.ask("hello", "ctx")).state == COMPLETED
-        assert len(server.asked) == 1
-    assert model.requests[-1].authorization == f"Bearer {access_token(held)}"
+            assert model.requests[-1].authorization == f"Bearer {access_token(held)}"
+            await refreshing(own, server, client)
+        assert json.loads(auth_file(own).read_text())["tokens"]["refresh_token"] == server.refresh_token
+        assert len(server.asked) == 2
 
 
 async def test_codex_s_own_refreshed_login_stays_until_a_newer_one_or_another_account_comes(
