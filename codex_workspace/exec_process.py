@@ -6,7 +6,6 @@ Arguments are left to `exec_arguments`, a run's files to `exec_files`, what it i
 
 import logging
 import signal
-import subprocess
 import threading
 import uuid
 from collections import OrderedDict, deque
@@ -15,7 +14,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import anyio
@@ -23,7 +22,6 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from app_server import (
     DRAIN_S,
-    KILL_GRACE_S,
     LAUNCH_OVERRIDES,
     MARK,
     STDERR_KEPT_BYTES,
@@ -45,15 +43,15 @@ from codex_workspace.exec_arguments import (
     check,
     overrides,
 )
+from codex_workspace.exec_end import TERM_GRACE_S, end_codex
 from codex_workspace.exec_files import clear_leftovers, laid_down, lay_down
 from codex_workspace.exec_lines import NO_SESSION, ExecLines
 from codex_workspace.exec_login import LoginGate
 from codex_workspace.exec_mcp_settings import told_of
 from codex_workspace.exec_once import last_line, run_once
-from codex_workspace.failures import too_silent
+from codex_workspace.failures import PROCESS_EXITED, too_silent
 from codex_workspace.groups import done_in_thread, plain_task_group
 from codex_workspace.mcp_servers import McpServers
-from codex_workspace.processes import end_kin, end_marked, kin_of, sweep
 from codex_workspace.shared_config import Lease, borrow, give_back, recover
 from codex_workspace.versions import Version, dotted, version_in
 from codex_workspace.wire import MAX_INPUT_CHARS, LineSplitter, Skipped
@@ -62,12 +60,6 @@ logger = logging.getLogger(__name__)
 
 INACTIVITY_S: Final = 300.0
 """How long codex may write nothing. A command says nothing before it ends, so this bounds each command too."""
-
-TERM_GRACE_S: Final = 1.5
-"""How long codex may take to end after SIGTERM before it gets SIGKILL."""
-
-KILLED_S: Final = 1.0
-"""How long a process that got SIGKILL is waited for where nothing else may run; it takes a few milliseconds."""
 
 EXIT_GRACE_S: Final = 8.0
 """How long codex may take to end by itself after its turn: it writes the session down, and without DNS takes 5 s."""
@@ -169,6 +161,7 @@ class ExecRun(Generic[E]):
         resumes: str | None,
         max_line_bytes: int,
         begun: Callable[[str], object],
+        gate: LoginGate | None,
     ) -> None:
         self._process = process
         self._stdout = stdout
@@ -178,6 +171,7 @@ class ExecRun(Generic[E]):
         self._resumes = resumes
         self._splitter = LineSplitter(max_line_bytes)
         self._begun: Callable[[str], object] = begun
+        self._gate = gate
         self._events: deque[E] = deque()
         self._silent_from = anyio.current_time()
         self._waiting: anyio.CancelScope | None = None
@@ -255,26 +249,8 @@ class ExecRun(Generic[E]):
         """End codex and all that it started, if it runs still."""
         if self._is_ended:
             return
-        # Codex gives its MCP servers, and a command its own, an environment without the mark; killed, it ends none.
-        kin = kin_of(self._process.popen.pid)
-        try:
-            with anyio.CancelScope(shield=True):
-                if self._process.exit_code is None:
-                    self._process.signal_group(signal.SIGTERM)
-                    if not await self._process.ended_within(self._limits.term_grace_s):
-                        self._process.signal_group(signal.SIGKILL)
-                        await self._process.ended_within(KILL_GRACE_S)
-                end_kin(self._process.popen.pid, kin)
-                await sweep(MARK, self._mark)
-                self._is_ended = True
-        finally:
-            if not self._is_ended:
-                # A shield does not hold what asyncio itself cancels, and there may be no further chance.
-                self._process.signal_group(signal.SIGKILL)
-                end_kin(self._process.popen.pid, kin)
-                end_marked(MARK, self._mark)
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.popen.wait(KILLED_S)
+        await end_codex(self._process, self._mark, self._gate, self._limits.term_grace_s)
+        self._is_ended = True
 
     async def _read_more(self) -> None:
         if self._aborted:
@@ -366,7 +342,7 @@ class ExecRun(Generic[E]):
             return None
         said = self.diagnostics
         sentence = NOT_TAKEN if is_about_config(said) else f"codex {self._process.how_it_ended()}"
-        return TurnFailure(sentence, "processExited", None, _why(said) or None)
+        return TurnFailure(sentence, PROCESS_EXITED, None, _why(said) or None)
 
     def _began_another(self) -> bool:
         known = self._lines.thread_id
@@ -463,11 +439,14 @@ class CodexExec:
         """
         async with self._asking:
             build = await anyio.to_thread.run_sync(_build_of, self._launch.binary)
-            if self._version is None or build != self._build:
+            if self._version is None:
                 # A run that was killed with its process may have left its settings there.
                 await anyio.to_thread.run_sync(recover, self._launch.codex_home / CONFIG_NAME)
                 await anyio.to_thread.run_sync(clear_leftovers)
-                self._version, self._build = await _ask_version(self._launch), build
+            if self._version is None or build != self._build:
+                # An upgrade in place is used by the next run, with other arguments.
+                self._version = await _ask_version(self._launch)
+                self._build = build
             return self._version
 
     @asynccontextmanager
@@ -503,7 +482,9 @@ class CodexExec:
         used_before = self._used_before(options.resume) if version >= TELLS_SESSIONS else NONE_USED
         lines = reads(used_before)
         told_before = lines.session_usage
-        run = ExecRun(process, stdout, lines, self._limits, mark, options.resume, launch.max_line_bytes, begun)
+        run = ExecRun(
+            process, stdout, lines, self._limits, mark, options.resume, launch.max_line_bytes, begun, self._gate
+        )
         try:
             async with plain_task_group() as tasks:
                 tasks.start_soon(_watch, process, run)
@@ -547,6 +528,25 @@ def _why(said: str) -> str:
     lines = said.splitlines()
     errors = [number for number, line in enumerate(lines) if line.startswith("Error")]
     return " ".join(" ".join(lines[errors[-1] if errors else -1 :]).split())[:MAX_REASON_CHARS]
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """What tells one binary from another that takes its place, or is written over it."""
+
+    device: int
+    inode: int
+    bytes: int
+    modified_ns: int
+
+
+def _build_of(binary: Path) -> _Build | None:
+    """Return what the file is now; None where it is not there, or stands in `PATH`."""
+    try:
+        found = binary.stat()
+    except OSError:
+        return None
+    return _Build(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _has_login(launch: Launch) -> bool:
@@ -610,18 +610,6 @@ async def _tell(stdin: ByteSendStream, prompt: str) -> None:
         # A lone surrogate is no text, and codex takes nothing but UTF-8.
         await stdin.send(prompt.encode("utf-8", "replace"))
     await stdin.aclose()
-
-
-_Build: TypeAlias = tuple[int, int, int, int]
-
-
-def _build_of(binary: Path) -> _Build | None:
-    """Return what differs where a binary is another one, though it is called the same; None where there is none."""
-    try:
-        file = binary.stat()
-    except OSError:
-        return None
-    return file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns
 
 
 async def _ask_version(launch: Launch) -> Version:

@@ -9,6 +9,7 @@ import binascii
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +31,12 @@ RECORD_NAME: Final = ".codex-workspace-login"
 MAX_BYTES: Final = 64 * 1024
 """A login has about 5 KB."""
 
+REFRESHED_AHEAD_S: Final = 300.0
+"""How long an access token may hold still when codex refreshes it (0.136 to 0.169)."""
+
+REFRESHED_AFTER_S: Final = 8 * 86_400.0
+"""How long after the last refresh codex makes another where the token does not say how long it holds (0.163, 0.169)."""
+
 _CLAIMS: Final = "https://api.openai.com/auth"
 _TOKENS: Final = ("id_token", "access_token", "refresh_token")
 _HOW: Final = "run `codex login` where there is a browser, and hand in the content of its auth.json"
@@ -41,6 +48,18 @@ class Login:
 
     account: str | None
     refreshed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoginOnDisk:
+    """A login as it lies in CODEX_HOME.
+
+    mark: SHA-256 of the file, which changes with each refresh. due_at: Unix time from which on codex refreshes it
+    before it asks the model; minus infinity while the file is being written.
+    """
+
+    mark: str
+    due_at: float
 
 
 def read_login(content: str) -> Login:
@@ -95,13 +114,33 @@ def left_in(codex_home: Path) -> Secret | None:
     return Secret(content)
 
 
-def expires_at(codex_home: Path) -> float | None:
-    """Return until when the access token of CODEX_HOME's login holds, as Unix time; None where that is not known."""
-    held = left_in(codex_home)
-    if held is None:
+def on_disk(codex_home: Path) -> LoginOnDisk | None:
+    """Return what tells whether codex is about to refresh CODEX_HOME's login; None where there is none, or no hint."""
+    try:
+        with (codex_home / AUTH_NAME).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError:
         return None
-    until = _claims(json.loads(held.reveal())["tokens"]["access_token"]).get("exp")
-    return until if isinstance(until, int | float) and not isinstance(until, bool) else None
+    mark = hashlib.sha256(content).hexdigest()
+    try:
+        held = json.loads(content)
+    except (ValueError, RecursionError):
+        # Codex empties the file before it writes it.
+        return LoginOnDisk(mark, -math.inf)
+    due_at = _due_at(held)
+    return LoginOnDisk(mark, due_at) if due_at is not None else None
+
+
+def _due_at(held: object) -> float | None:
+    match held:
+        case {"tokens": {"access_token": str(token), "refresh_token": str()}, **rest}:
+            until = _claims(token).get("exp")
+            if isinstance(until, int | float) and not isinstance(until, bool):
+                return until - REFRESHED_AHEAD_S
+            refreshed = _time(rest.get("last_refresh"))
+            return refreshed.timestamp() + REFRESHED_AFTER_S if refreshed is not None else None
+        case _:
+            return None
 
 
 def settle(codex_home: Path, handed: Secret) -> None:

@@ -1,14 +1,17 @@
 """One codex for one thing: what is said of it in time, and where it cannot be."""
 
+import asyncio
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from app_server import MARK, Launch
 from codex_workspace.errors import CodexCannotStart
-from codex_workspace.exec_once import run_once
+from codex_workspace.exec_once import KEPT_BYTES, run_once
 from codex_workspace.processes import marked
 
 
@@ -30,6 +33,44 @@ async def test_what_takes_too_long_is_ended_with_all_that_it_has_started(tmp_pat
     with anyio.fail_after(20), pytest.raises(CodexCannotStart, match=r"^it takes too long$"):
         await run_once(asleep, within_s=1, late="it takes too long")
     assert marked(MARK, f"{asleep.family}.", or_longer=True) == []
+
+
+@pytest.mark.parametrize("times", [1, 5])
+async def test_asyncio_s_own_cancelling_waits_for_no_pipe_and_leaves_nothing(tmp_path: Path, times: int) -> None:
+    asleep = launch(tmp_path, "setsid sleep 30 & echo > begun; sleep 30 & wait")
+    running = asyncio.create_task(run_once(asleep, within_s=100, late="late"))
+    with anyio.fail_after(20):
+        while not (tmp_path / "begun").exists():
+            await anyio.sleep(0.02)
+    began = anyio.current_time()
+    for _ in range(times):
+        running.cancel()
+        await anyio.lowlevel.checkpoint()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert anyio.current_time() - began < 10
+    with anyio.fail_after(5):
+        # Killed, a process takes its moment to be gone.
+        while marked(MARK, f"{asleep.family}.", or_longer=True):
+            await anyio.sleep(0.02)
+
+
+async def test_what_holds_the_pipes_beyond_its_end_is_not_waited_for(tmp_path: Path) -> None:
+    began = anyio.current_time()
+    ran = await run_once(launch(tmp_path, "echo said; sleep 30 &"), within_s=20, late="late")
+    assert ran.stdout == b"said\n"
+    assert anyio.current_time() - began < 10
+
+
+async def test_what_it_says_without_end_is_kept_by_its_end_and_without_secrets(tmp_path: Path) -> None:
+    loud = launch(
+        tmp_path, "for _ in 1 2 3; do head -c 50000 /dev/zero | tr '\\0' .; echo a-secret; done | tee /dev/stderr"
+    )
+    ran = await run_once(replace(loud, secrets=["a-secret", "secret"]), within_s=20, late="late")
+    assert ran.stderr == ran.stdout
+    assert KEPT_BYTES - 20 < len(ran.stdout) <= KEPT_BYTES
+    assert ran.stdout.count(b"***\n") == 2
+    assert b"secret" not in ran.stdout
 
 
 @pytest.mark.parametrize("missing", ["codex", "work"])

@@ -19,6 +19,7 @@ LAYERS = [
     {"exec_conversation", "runtimes"},
     {"app_server_runs", "exec_process"},
     {"exec_once", "exec_mcp_settings"},
+    {"exec_end"},
     {"app_server", "executor", "letters", "scripted_model", "server", "stand_in_api", "terminal"},
     {
         "card",
@@ -67,7 +68,7 @@ LAYERS = [
     {"callers"},
     {"parameters"},
     {"dialect", "edges"},
-    {"busy"},
+    {"busy", "replacing"},
     {"admission", "environment", "guards", "rates", "readers", "webhooks", "wire", "lock"},
     {"schema"},
     {
@@ -82,7 +83,6 @@ LAYERS = [
         "probe",
         "processes",
         "quoting",
-        "replacing",
         "scrubbing",
         "toml_text",
         "tables",

@@ -1,16 +1,28 @@
 """A subscription's login: what is one, and which of two stays."""
 
 import json
+import math
 import stat
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from codex_workspace.environment import Secret
 from codex_workspace.errors import ConfigError
-from codex_workspace.subscription import AUTH_NAME, MAX_BYTES, expires_at, handed_in, left_in, read_login, settle
-from tests.e2e.test_providers import login, token
+from codex_workspace.subscription import (
+    AUTH_NAME,
+    MAX_BYTES,
+    REFRESHED_AHEAD_S,
+    handed_in,
+    left_in,
+    on_disk,
+    read_login,
+    settle,
+)
+from tests.e2e.login_server import token
+from tests.e2e.test_providers import login
 
 TOKENS = {"id_token": "i", "access_token": "a", "refresh_token": "r"}
 
@@ -58,16 +70,39 @@ def test_whose_a_login_is_and_of_when() -> None:
         assert read_login(json.dumps({"tokens": {**TOKENS, "id_token": odd or "-"}})).account is None
 
 
-def test_until_when_a_login_holds(tmp_path: Path) -> None:
-    assert expires_at(tmp_path) is None
-    (tmp_path / AUTH_NAME).write_text(login())
-    told = expires_at(tmp_path)
+def test_when_codex_refreshes_the_login_on_disk(tmp_path: Path) -> None:
+    def due_at(content: str) -> float | None:
+        (tmp_path / AUTH_NAME).write_text(content)
+        login = on_disk(tmp_path)
+        return login.due_at if login is not None else None
+
+    assert on_disk(tmp_path) is None
+    told = due_at(login())
     assert told is not None
-    assert 86_000 < told - time.time() <= 86_400
+    assert 86_000 < told + REFRESHED_AHEAD_S - time.time() <= 86_400
     # {}, {"exp": "1"}, {"exp": true}, and no JWT.
     for odd in ("a.e30.c", "a.eyJleHAiOiAiMSJ9.c", "a.eyJleHAiOiB0cnVlfQ.c", "a"):
-        (tmp_path / AUTH_NAME).write_text(json.dumps({"tokens": {**TOKENS, "access_token": odd}}))
-        assert expires_at(tmp_path) is None
+        tokens = {"tokens": {**TOKENS, "access_token": odd}}
+        assert due_at(json.dumps(tokens)) is None
+        refreshed = datetime(2026, 1, 1, tzinfo=UTC)
+        assert due_at(json.dumps({**tokens, "last_refresh": refreshed.isoformat()})) == (
+            (refreshed + timedelta(days=8)).timestamp()
+        )
+    for without in ("[]", "{}", '{"OPENAI_API_KEY": "sk-0123456789"}', '{"tokens": {"access_token": "a"}}'):
+        assert due_at(without) is None
+    for being_written in ("", '{"tokens": {', "[" * 60_000):
+        assert due_at(being_written) == -math.inf
+
+
+def test_a_refresh_makes_another_login_of_it(tmp_path: Path) -> None:
+    (tmp_path / AUTH_NAME).write_text(login(mark="first"))
+    before = on_disk(tmp_path)
+    assert before == on_disk(tmp_path)
+    (tmp_path / AUTH_NAME).write_text(login(mark="second"))
+    after = on_disk(tmp_path)
+    assert before is not None
+    assert after is not None
+    assert before.mark != after.mark
 
 
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00.123456789Z"

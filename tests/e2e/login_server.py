@@ -1,8 +1,11 @@
 """Who refreshes a subscription's login: a refresh token is good for once, and gives the next one."""
 
+import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import anyio
 from starlette.applications import Starlette
@@ -11,9 +14,20 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from codex_workspace.server import bind, serving
-from tests.e2e.test_providers import token
 
 ACCOUNT = "account-1"
+
+
+def token(account: str, mark: str, holds: timedelta = timedelta(days=1)) -> str:
+    """Return a token of codex's form that holds for so long; nobody has signed it."""
+
+    def part(content: dict[str, object]) -> str:
+        return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+
+    until = (datetime.now(UTC) + holds).timestamp()
+    claims = {"chatgpt_account_id": account, "chatgpt_plan_type": "pro", "chatgpt_user_id": "user-1"}
+    said = {"exp": int(until), "email": "a@example.com", "jti": mark, "https://api.openai.com/auth": claims}
+    return f"{part({'alg': 'none', 'typ': 'JWT'})}.{part(said)}.c2lnbmVk"
 
 
 @dataclass(slots=True)
@@ -27,11 +41,19 @@ class LoginServer:
     takes_s: float
     refresh_token: str = "refresh-0-0123456789"
     asked: list[str] = field(default_factory=list)
+    _news: anyio.Event = field(default_factory=anyio.Event)
+
+    async def was_asked(self, times: int = 1) -> None:
+        """Wait until it was asked so many times."""
+        while len(self.asked) < times:
+            await self._news.wait()
 
     async def refresh(self, request: Request) -> JSONResponse:
         """Answer `POST /oauth/token`."""
         given = (await request.json())["refresh_token"]
         self.asked.append(given)
+        self._news.set()
+        self._news = anyio.Event()
         if given != self.refresh_token:
             return JSONResponse({"error": {"code": "refresh_token_reused", "message": "already used"}}, 401)
         number = len(self.asked)

@@ -1,24 +1,29 @@
-"""A ChatGPT subscription under several `codex exec` at once: its login is refreshed by one of them."""
+"""A ChatGPT subscription under several `codex exec` at once: its login is refreshed by one of them, and never lost."""
 
+import asyncio
 import json
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import anyio
 import pytest
 
 from app_server import Launch
 from codex_workspace.exec_login import PATIENCE_S
+from codex_workspace.exec_once import run_once
 from codex_workspace.exec_process import CodexExec
 from codex_workspace.scripted_model import ScriptedModel
 from codex_workspace.subscription import AUTH_NAME
-from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server
-from tests.e2e.test_exec_process import FREE, done_of, events_of, launch, model, script
-from tests.e2e.test_providers import token
+from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server, token
+from tests.e2e.test_exec_process import FREE, HANG_S, done_of, events_of, launch, left_of, model, script
 
 __all__ = ["launch", "model"]
 
 pytestmark = pytest.mark.versions
+
+Asked = Callable[[], Coroutine[None, None, None]]
 
 OLD = token(ACCOUNT, "access-old", timedelta(minutes=-1))
 
@@ -67,6 +72,66 @@ async def test_runs_that_begin_at_once_refresh_it_once_and_none_asks_the_model_w
         held = json.loads((launch.codex_home / AUTH_NAME).read_text())["tokens"]
     assert held["refresh_token"] == server.refresh_token
     assert {request.authorization for request in model.requests} == {f"Bearer {held['access_token']}"}
+
+
+async def abort(codex: CodexExec, asked: Asked) -> None:
+    """Have a run aborted once the login server is asked."""
+    async with codex.run(script({"say": "Said."}), FREE) as run, anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            await asked()
+            run.abort()
+
+        tasks.start_soon(stop)
+        assert done_of([event async for event in run]).stop_reason == "interrupted"
+
+
+async def cancel_the_scope(codex: CodexExec, asked: Asked) -> None:
+    """Have the task of a run cancelled by anyio then."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(events_of, codex, script({"say": "Said."}))
+        await asked()
+        tasks.cancel_scope.cancel()
+
+
+async def cancel_the_task(codex: CodexExec, asked: Asked) -> None:
+    """Have it cancelled by asyncio then, twice, which no shield holds."""
+    running = asyncio.create_task(events_of(codex, script({"say": "Said."})))
+    await asked()
+    for _ in range(2):
+        running.cancel()
+        await anyio.sleep(0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@pytest.mark.parametrize("stop", [abort, cancel_the_scope, cancel_the_task])
+async def test_a_run_that_is_stopped_while_it_refreshes_the_login_does_not_lose_it(
+    launch: Launch, model: ScriptedModel, stop: Callable[[CodexExec, Asked], Coroutine[None, None, None]]
+) -> None:
+    async with running_login_server(0.5) as server:
+        codex = CodexExec(subscribed(launch, server))
+        with anyio.fail_after(HANG_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stop, codex, server.was_asked)
+                await server.was_asked()
+                # It waits for the one that is stopped, although that is.
+                assert await answers(codex, 1) == ["Said."]
+        assert len(server.asked) == 1
+        held = json.loads((launch.codex_home / AUTH_NAME).read_text())["tokens"]
+    assert held["refresh_token"] == server.refresh_token
+    assert left_of(launch) == []
+
+
+async def test_a_codex_for_one_thing_that_is_late_in_mid_refresh_does_not_lose_it(launch: Launch) -> None:
+    async with running_login_server(0.5) as server:
+        launch = subscribed(launch, server)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(run_once, launch, "mcp", "list", within_s=HANG_S, late="late"))
+            await server.was_asked()
+            tasks.cancel_scope.cancel()
+        held = json.loads((launch.codex_home / AUTH_NAME).read_text())["tokens"]
+    assert held["refresh_token"] == server.refresh_token == "refresh-1-0123456789"
 
 
 async def test_a_login_that_is_not_used_holds_nobody_up(launch: Launch) -> None:

@@ -599,22 +599,6 @@ async def test_an_mcp_server_is_there_for_a_run_and_leaves_no_trace(launch: Laun
     assert (launch.codex_home / "config.toml").read_bytes() == config
 
 
-async def test_a_codex_that_is_replaced_in_its_place_is_asked_its_version_anew(launch: Launch, tmp_path: Path) -> None:
-    place = tmp_path / "codex-of-ours"
-    asked = tmp_path / "asked"
-    codex = CodexExec(replace(launch, binary=place))
-    for said, version in (("0.163.0", (0, 163, 0)), ("0.101.0", (0, 101, 0))):
-        new = tmp_path / "new"
-        new.write_text(f"#!/bin/sh\necho x >> {asked}\necho codex-cli {said}\n")
-        new.chmod(0o700)
-        new.replace(place)
-        assert [await codex.version(), await codex.version()] == [version] * 2
-    assert asked.read_text() == "x\n" * 2
-    place.unlink()
-    with pytest.raises(CodexCannotStart, match="codex cannot be started"):
-        await codex.version()
-
-
 async def test_settings_can_stand_in_the_shared_config_for_a_run(launch: Launch, model: ScriptedModel) -> None:
     file = launch.codex_home / "config.toml"
     before = file.read_bytes()
@@ -760,3 +744,19 @@ async def test_nothing_is_left_of_a_codex_that_was_asked_for_its_version(
 async def test_what_is_no_codex_is_one_sentence(launch: Launch, name: str, problem: str) -> None:
     with pytest.raises(CodexCannotStart, match=problem):
         await events_of(CodexExec(replace(launch, binary=Path(name))), "hi")
+
+
+async def test_a_codex_that_is_replaced_is_asked_for_its_version_anew_and_no_other_is(
+    launch: Launch, tmp_path: Path
+) -> None:
+    def install(version: str, name: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\necho codex-cli {version}\n")
+        (tmp_path / name).chmod(0o700)
+
+    install("0.163.0", "wrapper")
+    codex = CodexExec(replace(launch, binary=tmp_path / "wrapper"))
+    assert [await codex.version() for _ in range(2)] == [(0, 163, 0)] * 2
+    install("0.169.0", "newer")
+    (tmp_path / "newer").rename(tmp_path / "wrapper")
+    assert [await codex.version() for _ in range(2)] == [(0, 169, 0)] * 2
+    assert (tmp_path / "asked").read_text() == "asked\n" * 2

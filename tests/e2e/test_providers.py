@@ -3,7 +3,6 @@
 A custom endpoint is what all other tests use.
 """
 
-import base64
 import json
 import stat
 from dataclasses import replace
@@ -11,33 +10,30 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+import anyio
 from a2a.types import TaskState
 
 from codex_workspace.scripted_model import Message, ScriptedModel
 from tests.e2e.agent_process import SECRET, Place, running_agent
-from tests.e2e.client import Seen, peer
+from tests.e2e.client import Peer, Seen, peer
+from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server, token
+from tests.e2e.test_exec_process import binary
 
 COMPLETED: Final = TaskState.TASK_STATE_COMPLETED
 
 
-def token(account: str, mark: str, holds: timedelta = timedelta(days=1)) -> str:
-    """Return a token of codex's form that holds for so long; nobody has signed it."""
-
-    def part(content: dict[str, object]) -> str:
-        return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
-
-    until = (datetime.now(UTC) + holds).timestamp()
-    claims = {"chatgpt_account_id": account, "chatgpt_plan_type": "pro", "chatgpt_user_id": "user-1"}
-    said = {"exp": int(until), "email": "a@example.com", "jti": mark, "https://api.openai.com/auth": claims}
-    return f"{part({'alg': 'none', 'typ': 'JWT'})}.{part(said)}.c2lnbmVk"
-
-
-def login(account: str = "account-1", mark: str = "first", at: datetime | None = None) -> str:
-    """Return the content of an auth.json."""
+def login(
+    account: str = ACCOUNT,
+    mark: str = "first",
+    at: datetime | None = None,
+    holds: timedelta = timedelta(days=1),
+    refresh_token: str = "",
+) -> str:
+    """Return the content of an auth.json, whose access token holds for so long."""
     tokens = {
         "id_token": token(account, f"id-{mark}"),
-        "access_token": token(account, f"access-{mark}"),
-        "refresh_token": f"refresh-{account}-{mark}-0123456789",
+        "access_token": token(account, f"access-{mark}", holds),
+        "refresh_token": refresh_token or f"refresh-{account}-{mark}-0123456789",
         "account_id": account,
     }
     refreshed = (at or datetime.now(UTC)).isoformat()
@@ -107,6 +103,42 @@ async def test_a_subscription_answers_on_a_clean_state_and_on_the_one_before_of_
     log = place.log.read_text()
     assert "provider chatgpt: a subscription's login is handed in; credential: CODEX_AUTH_JSON" in log
     assert access_token(content) not in log
+
+
+def refreshed_by(place: Place, server: LoginServer) -> Place:
+    """Return the place of an agent whose codex has its login refreshed there; only its environment can tell it so."""
+    codex = place.root / "codex"
+    codex.write_text(f'#!/bin/sh\nexport CODEX_REFRESH_TOKEN_URL_OVERRIDE={server.url}\nexec {binary()} "$@"\n')
+    codex.chmod(0o700)
+    return replace(place, environment={**place.environment, "CODEX_BIN": str(codex)})
+
+
+async def refreshing(place: Place, server: LoginServer, client: Peer) -> Seen:
+    """Begin a turn with a login that is over, and return it once codex asks for a new one."""
+    auth_file(place).write_text(login(holds=timedelta(minutes=-1), refresh_token=server.refresh_token))
+    known = len(server.asked)
+    begun = await client.begin("hello", "ctx")
+    with anyio.fail_after(20):
+        await server.was_asked(known + 1)
+    return begun
+
+
+async def test_a_turn_that_is_canceled_or_stopped_while_its_codex_refreshes_the_login_does_not_lose_it(
+    place: Place, model: ScriptedModel
+) -> None:
+    async with running_login_server(0.5) as server:
+        at_once = replace(place, codex={"backend": "exec", "shutdown_grace_s": 0})
+        own = refreshed_by(subscribed(at_once, login()), server)
+        async with running_agent(own) as agent, peer(agent.url) as client:
+            begun = await refreshing(own, server, client)
+            assert (await client.cancel(begun.task_id)).state == TaskState.TASK_STATE_CANCELED
+            held = auth_file(own).read_text()
+            assert json.loads(held)["tokens"]["refresh_token"] == server.refresh_token
+            assert (await client.ask("hello", "ctx")).state == COMPLETED
+            assert model.requests[-1].authorization == f"Bearer {access_token(held)}"
+            await refreshing(own, server, client)
+        assert json.loads(auth_file(own).read_text())["tokens"]["refresh_token"] == server.refresh_token
+        assert len(server.asked) == 2
 
 
 async def test_codex_s_own_refreshed_login_stays_until_a_newer_one_or_another_account_comes(
