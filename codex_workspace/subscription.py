@@ -37,6 +37,9 @@ REFRESHED_AHEAD_S: Final = 300.0
 REFRESHED_AFTER_S: Final = 8 * 86_400.0
 """How long after the last refresh codex makes another where the token does not say how long it holds (0.163, 0.169)."""
 
+_NO_TIME: Final = 1e12
+"""No Unix time is so large: 30,000 years."""
+
 _CLAIMS: Final = "https://api.openai.com/auth"
 _TOKENS: Final = ("id_token", "access_token", "refresh_token")
 _HOW: Final = "run `codex login` where there is a browser, and hand in the content of its auth.json"
@@ -135,7 +138,7 @@ def _due_at(held: object) -> float | None:
     match held:
         case {"tokens": {"access_token": str(token), "refresh_token": str()}, **rest}:
             until = _claims(token).get("exp")
-            if isinstance(until, int | float) and not isinstance(until, bool):
+            if isinstance(until, int | float) and not isinstance(until, bool) and abs(until) < _NO_TIME:
                 return until - REFRESHED_AHEAD_S
             refreshed = _time(rest.get("last_refresh"))
             return refreshed.timestamp() + REFRESHED_AFTER_S if refreshed is not None else None

@@ -1,5 +1,6 @@
 """A subscription's login: what is one, and which of two stays."""
 
+import base64
 import json
 import math
 import stat
@@ -80,8 +81,9 @@ def test_when_codex_refreshes_the_login_on_disk(tmp_path: Path) -> None:
     told = due_at(login())
     assert told is not None
     assert 86_000 < told + REFRESHED_AHEAD_S - time.time() <= 86_400
-    # {}, {"exp": "1"}, {"exp": true}, and no JWT.
-    for odd in ("a.e30.c", "a.eyJleHAiOiAiMSJ9.c", "a.eyJleHAiOiB0cnVlfQ.c", "a"):
+    endless = base64.urlsafe_b64encode(b'{"exp": 1' + b"0" * 400 + b"}").decode()
+    # {}, {"exp": "1"}, {"exp": true}, no JWT, and more than a number of seconds can be.
+    for odd in ("a.e30.c", "a.eyJleHAiOiAiMSJ9.c", "a.eyJleHAiOiB0cnVlfQ.c", "a", f"a.{endless}.c"):
         tokens = {"tokens": {**TOKENS, "access_token": odd}}
         assert due_at(json.dumps(tokens)) is None
         refreshed = datetime(2026, 1, 1, tzinfo=UTC)
