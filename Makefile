@@ -13,7 +13,7 @@ NEWEST := .venv-codex-newest
 CODEX_NEWEST := 0.169.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-platform test test-oldest test-versions check lint types chaos \
+.PHONY: help demo demo-platform test test-exec test-oldest test-versions check lint types chaos \
 	chaos-platform bench image image-test lock clean
 
 help:            ## show what there is
@@ -25,9 +25,13 @@ demo: .venv/runtime      ## see the agent at work: no key, no network
 demo-platform: .venv/runtime  ## see two of them on a stand-in of the platform: one gives the other work
 	@$(BIN)/python -m codex_workspace demo --platform
 
-test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready     ## every test
-	$(BIN)/python -m pytest -m "not alone" --numprocesses 3 --dist worksteal
-	$(BIN)/python -m pytest -m alone
+test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready     ## the tests, each once
+	$(BIN)/python -m pytest -m "not alone and not with_exec" --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest -m "alone and not with_exec"
+
+test-exec: .venv/dev .venv-a2a-0.3/ready    ## the client's tests again, with codex exec instead of the app-server
+	$(BIN)/python -m pytest -m "with_exec and not alone" --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest -m "with_exec and alone"
 
 test-oldest: .venv/dev $(OLDEST)/ready      ## the tests marked versions, with the oldest codex
 	CODEX_BIN=$(CURDIR)/$(OLDEST)/codex_cli_bin/bin/codex $(BIN)/python -m pytest -m versions --numprocesses 3
@@ -38,7 +42,7 @@ test-versions: .venv/dev .venv-a2a-0.3/ready $(OLDEST)/ready $(NEWEST)/ready  ##
 		CODEX_BIN=$(CURDIR)/$$codex $(BIN)/python -m pytest tests/e2e -m alone || exit; \
 	done
 
-check: lint types test test-oldest   ## what CI runs: lint, types, tests
+check: lint types test test-exec test-oldest   ## what CI runs: lint, types, tests
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .

@@ -49,7 +49,7 @@ class Place:
 
     def prepare(self) -> dict[str, str]:
         """Write config.yaml and return the agent's whole environment."""
-        for name in ("workspace", "config", "state", "home"):
+        for name in ("workspace", "config", "state", "home", "absent"):
             (self.root / name).mkdir(exist_ok=True)
         config = {
             "name": "test-agent",
@@ -72,6 +72,7 @@ class Place:
             **self.config,
         }
         (self.root / "config" / "config.yaml").write_text(yaml.safe_dump(config))
+        (self.root / "absent" / "trio.py").write_text("raise ImportError('for tests only')\n")
         own = {
             "WORKSPACE_CONFIG_PATH": str(self.root / "config"),
             "WORKSPACE_STATE_DIR": str(self.root / "state"),
@@ -80,7 +81,8 @@ class Place:
             "SCRIPTED_KEY": SECRET,
             # Commands run in a login shell, and not every person's profile ends soon.
             "HOME": str(self.root / "home"),
-            "PYTHONPATH": str(REPOSITORY),
+            # A library loads trio where it is, which takes 50 ms and a program of its own; only tests have it.
+            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{self.root / 'absent'}",
         }
         passed = {name: os.environ[name] for name in ("PATH", "LANG", "CODEX_BIN") if name in os.environ}
         return passed | own | dict(self.environment)

@@ -14,8 +14,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests marked `both_backends` with either, but for those that one of them cannot pass."""
     if "backend" not in metafunc.fixturenames or metafunc.definition.get_closest_marker("both_backends") is None:
         return
+    backends = [pytest.param("app-server"), pytest.param("exec", marks=pytest.mark.with_exec)]
     alone = metafunc.definition.get_closest_marker("app_server_only") is not None
-    metafunc.parametrize("backend", ["app-server"] if alone else ["app-server", "exec"])
+    metafunc.parametrize("backend", backends[:1] if alone else backends)
 
 
 @pytest.fixture

@@ -100,7 +100,11 @@ OF_THE_BACKEND = ("before the turn is asked for", "after the turn has begun", "a
 
 
 @pytest.mark.parametrize(
-    ("backend", "step"), [*(("app-server", step) for step in STEPS), *(("exec", step) for step in OF_THE_BACKEND)]
+    ("backend", "step"),
+    [
+        *(("app-server", step) for step in STEPS),
+        *(pytest.param("exec", step, marks=pytest.mark.with_exec) for step in OF_THE_BACKEND),
+    ],
 )
 async def test_wherever_the_agent_dies_the_message_is_answered_once_though_exec_may_hear_it_twice(
     place: Place, backend: Backend, step: str

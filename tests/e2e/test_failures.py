@@ -162,30 +162,26 @@ def _one_sentence(stderr: bytes, *words: str) -> None:
     assert SECRET not in text
 
 
-@pytest.mark.both_backends
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        ({"fail": 401}, "refused the credential (HTTP 401)"),
-        ({"fail": 403}, "HTTP 403"),
-        ({"fail": 429}, "limits the rate (HTTP 429)"),
-        ({"fail": 500}, "internal error (HTTP 500)"),
-        ({"fail": 503}, "HTTP 503"),
-        ({"say": "one two three four", "cut": True}, "stream disconnected"),
-        ({"fail": "context_length_exceeded"}, "context window"),
-    ],
-    ids=str,
+FAULTS: tuple[tuple[dict[str, object], str], ...] = (
+    ({"fail": 401}, "refused the credential (HTTP 401)"),
+    ({"fail": 403}, "HTTP 403"),
+    ({"fail": 429}, "limits the rate (HTTP 429)"),
+    ({"fail": 500}, "internal error (HTTP 500)"),
+    ({"fail": 503}, "HTTP 503"),
+    ({"say": "one two three four", "cut": True}, "stream disconnected"),
+    ({"fail": "context_length_exceeded"}, "context window"),
 )
-async def test_what_the_model_does_wrong_is_a_failed_task_with_a_true_sentence(
-    client: Peer, fault: dict[str, object], expected: str
-) -> None:
-    with anyio.fail_after(20):
-        seen = await client.ask_blocking(script(fault), "ctx")
-    assert seen.state == FAILED
-    assert expected in seen.sentence
-    assert "http://" not in seen.sentence
-    assert (plain(seen.metadata[FAILURE])["code"] == "unauthorized") == (fault == {"fail": 401})
-    assert (await client.ask("go on", "ctx")).answer == "You said: go on"
+
+
+@pytest.mark.both_backends
+async def test_what_the_model_does_wrong_is_a_failed_task_with_a_true_sentence(client: Peer) -> None:
+    for fault, expected in FAULTS:
+        with anyio.fail_after(20):
+            seen = await client.ask_blocking(script(fault), expected)
+        assert (seen.state, expected in seen.sentence) == (FAILED, True), seen.sentence
+        assert "http://" not in seen.sentence
+        assert (plain(seen.metadata[FAILURE])["code"] == "unauthorized") == (fault == {"fail": 401})
+        assert (await client.ask("go on", expected)).answer == "You said: go on"
 
 
 @pytest.mark.both_backends
