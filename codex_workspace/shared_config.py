@@ -344,6 +344,9 @@ def _wait_while_held(folder: Path, until: float) -> None:
 def _build(file: Path) -> int | None:
     """Make the folders that `file` lacks, with a desk in them, at one blow; return its lock, None to try again."""
     missing = [folder for folder in (file.parent, *file.parent.parents) if not folder.is_dir()][::-1]
+    if not missing:
+        # Somebody has made them meanwhile.
+        return None
     aside = _aside(missing[0])
     desk = aside / _desk_of(file).relative_to(missing[0])
     descriptor = None

@@ -307,6 +307,21 @@ def test_whoever_waits_does_not_list_the_folders_again_and_again(file: Path, tmp
     assert file.read_bytes() == ORIGINAL
 
 
+def test_a_folder_that_another_process_makes_meanwhile_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, real = tmp_path / "home", Path.is_dir
+
+    def made_behind_the_look(path: Path) -> bool:
+        was = real(path)
+        if path == home and not was:
+            home.mkdir()
+        return was
+
+    monkeypatch.setattr(Path, "is_dir", made_behind_the_look)
+    with lent(home / "config.toml", {("model",): "m"}):
+        assert tomllib.loads((home / "config.toml").read_text()) == {"model": "m"}
+    assert names(tmp_path) == ["home"]
+
+
 BORROWS = """
 import sys
 from pathlib import Path

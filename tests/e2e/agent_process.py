@@ -49,7 +49,7 @@ class Place:
 
     def prepare(self) -> dict[str, str]:
         """Write config.yaml and return the agent's whole environment."""
-        for name in ("workspace", "config", "state", "home", "absent"):
+        for name in ("workspace", "config", "state", "home"):
             (self.root / name).mkdir(exist_ok=True)
         config = {
             "name": "test-agent",
@@ -72,7 +72,6 @@ class Place:
             **self.config,
         }
         (self.root / "config" / "config.yaml").write_text(yaml.safe_dump(config))
-        (self.root / "absent" / "trio.py").write_text("raise ImportError('for tests only')\n")
         own = {
             "WORKSPACE_CONFIG_PATH": str(self.root / "config"),
             "WORKSPACE_STATE_DIR": str(self.root / "state"),
@@ -81,8 +80,7 @@ class Place:
             "SCRIPTED_KEY": SECRET,
             # Commands run in a login shell, and not every person's profile ends soon.
             "HOME": str(self.root / "home"),
-            # A library loads trio where it is, which takes 50 ms and a program of its own; only tests have it.
-            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{self.root / 'absent'}",
+            "PYTHONPATH": str(REPOSITORY),
         }
         passed = {name: os.environ[name] for name in ("PATH", "LANG", "CODEX_BIN") if name in os.environ}
         return passed | own | dict(self.environment)
@@ -134,10 +132,19 @@ class AgentProcess:
 def spawn(place: Place, module: Sequence[str] = ("codex_workspace", "serve")) -> psutil.Popen:
     """Start the agent and return its process, ready or not; whoever calls has to end it."""
     environment = place.prepare()
+    environment["PYTHONPATH"] += os.pathsep + str(_without_trio(place.root))
     with place.log.open("ab") as output:
         return psutil.Popen(
             [sys.executable, "-m", *module], env=environment, cwd=place.root, stdout=output, stderr=output
         )
+
+
+def _without_trio(root: Path) -> Path:
+    """Return a folder for PYTHONPATH: a library loads trio where it is, by a program of its own; only tests have it."""
+    folder = root / "without-trio"
+    folder.mkdir(exist_ok=True)
+    (folder / "trio.py").write_text("raise ImportError('for tests only')\n")
+    return folder
 
 
 @asynccontextmanager
