@@ -25,11 +25,11 @@ demo: .venv/runtime      ## see the agent at work: no key, no network
 demo-platform: .venv/runtime  ## see two of them on a stand-in of the platform: one gives the other work
 	@$(BIN)/python -m codex_workspace demo --platform
 
-test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready     ## the tests, each once
+test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready     ## the tests, but for those with codex exec
 	$(BIN)/python -m pytest -m "not alone and not with_exec" --numprocesses 3 --dist worksteal
 	$(BIN)/python -m pytest -m "alone and not with_exec"
 
-test-exec: .venv/dev .venv-a2a-0.3/ready    ## the client's tests again, with codex exec instead of the app-server
+test-exec: .venv/dev .venv-a2a-0.3/ready    ## end to end with codex exec, the client's tests again among them
 	$(BIN)/python -m pytest -m "with_exec and not alone" --numprocesses 3 --dist worksteal
 	$(BIN)/python -m pytest -m "with_exec and alone"
 

@@ -29,6 +29,8 @@ from tests.e2e.test_deliveries import send
 from tests.e2e.test_exec_process import binary
 from tests.e2e.test_mcp import call, files_with, notices, stdio, told
 
+pytestmark = pytest.mark.with_exec
+
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
 FAILED, REJECTED = TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_REJECTED
 LIGHT = Path(__file__).with_name("light_mcp_server.py")

@@ -21,7 +21,7 @@ from tests.e2e.test_exec_process import FREE, HANG_S, done_of, events_of, launch
 
 __all__ = ["launch", "model"]
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.versions, pytest.mark.with_exec]
 
 Asked = Callable[[], Coroutine[None, None, None]]
 

@@ -38,7 +38,7 @@ from tests.test_exec_lines import replayed, runs_of
 
 _T = TypeVar("_T")
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.versions, pytest.mark.with_exec]
 
 HANG_S = 60.0
 
