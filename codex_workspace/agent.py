@@ -8,8 +8,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,7 +25,7 @@ from codex_workspace.codex_home import prepare_codex_home
 from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, prove_servers
 from codex_workspace.environment import Secret, without_proxy_for
 from codex_workspace.errands import Errands
-from codex_workspace.errors import CodexCannotStart, ConfigError, StoreUnavailable
+from codex_workspace.errors import CodexCannotStart, CodexGone, ConfigError, StoreUnavailable
 from codex_workspace.exec_backend import exec_backend, further_config
 from codex_workspace.groups import plain_task_group
 from codex_workspace.handover import HandoverBounds, tool_spec
@@ -463,6 +463,15 @@ def _supply_bounds(settings: Settings) -> SupplyBounds:
     )
 
 
+@contextmanager
+def _of_the_start() -> Iterator[None]:
+    """Take a codex that ends while it is tried for one that cannot start."""
+    try:
+        yield
+    except CodexGone as gone:
+        raise CodexCannotStart(f"codex cannot start: {gone.sentence}", gone.tail) from gone
+
+
 def _opener(
     launch: Launch, settings: Settings, options: ThreadOptions
 ) -> Callable[[], AbstractAsyncContextManager[Connection]]:
@@ -470,10 +479,11 @@ def _opener(
     async def opened() -> AsyncIterator[Connection]:
         async with open_app_server(launch) as codex:
             hiding.refuse_older(settings, codex.version)
-            await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir, options.profile)
-            if settings.mcp.required:
-                request_s = settings.config.codex.request_timeout_s
-                await prove_servers(codex, options, request_s)
+            with _of_the_start():
+                await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir, options.profile)
+                if settings.mcp.required:
+                    request_s = settings.config.codex.request_timeout_s
+                    await prove_servers(codex, options, request_s)
             yield codex
 
     return opened

@@ -73,6 +73,24 @@ async def test_codex_cannot_start(place: Place, tmp_path: Path, body: str, expec
     assert b"Traceback" not in done.stderr
 
 
+DIES_WHEN_IT_IS_TRIED = """
+import json, os, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("method") == "command/exec":
+        os.kill(os.getpid(), 9)
+    if "id" in message:
+        print(json.dumps({"id": message["id"], "result": {"userAgent": "codex_cli_rs/0.163.0 (x)"}}), flush=True)
+"""
+
+
+async def test_codex_dies_after_its_first_answers(place: Place, tmp_path: Path) -> None:
+    done = await _start(place, CODEX_BIN=_fake_codex(tmp_path, DIES_WHEN_IT_IS_TRIED))
+    assert "codex cannot start: codex was ended by signal 9 (SIGKILL)" in done.stderr.decode()
+    assert done.returncode == 3
+    assert b"Traceback" not in done.stderr
+
+
 @pytest.mark.both_backends
 @pytest.mark.parametrize(
     "setting", ['profile = "p"', f"[features]\nfoo = '{CANARY}'", "[tui]\nnotifications = 17"], ids=["p", "f", "t"]
