@@ -12,7 +12,7 @@ import anyio
 
 from app_server import KILL_GRACE_S, MARK, Process
 from codex_workspace.exec_login import LoginGate
-from codex_workspace.processes import end_kin, end_marked, kin_of, sweep
+from codex_workspace.processes import end_kin, end_marked, kin_of, sweep, sweep_kin
 
 TERM_GRACE_S: Final = 1.5
 """How long codex may take to end after SIGTERM before it gets SIGKILL."""
@@ -43,7 +43,7 @@ async def end_codex(process: Process, mark: str, gate: LoginGate | None, term_gr
                 if not await process.ended_within(term_grace_s):
                     process.signal_group(signal.SIGKILL)
                     await process.ended_within(KILL_GRACE_S)
-            end_kin(process.popen.pid, kin)
+            await sweep_kin(process.popen.pid, kin)
             await sweep(MARK, mark)
             is_ended = True
     finally:

@@ -88,8 +88,20 @@ def kin_of(process_id: int, known: Mapping[int, int] = MappingProxyType({})) -> 
     return {id_: began for id_, began in found.items() if not table[id_].is_zombie}
 
 
+async def sweep_kin(process_id: int, known: Mapping[int, int]) -> None:
+    """Kill what `kin_of` finds, which has found `known` before, and wait until it is gone."""
+    with anyio.CancelScope(shield=True):
+        for _ in range(SWEEP_ROUNDS):
+            found = kin_of(process_id, known)
+            if not found:
+                return
+            _kill(found)
+            known = {**known, **found}
+            await anyio.sleep(0.02)
+
+
 def end_kin(process_id: int, known: Mapping[int, int]) -> None:
-    """Kill what `kin_of` finds, which has found `known` before."""
+    """Do what `sweep_kin` does, without waiting."""
     for _ in range(SWEEP_ROUNDS):
         found = kin_of(process_id, known)
         if not found:
