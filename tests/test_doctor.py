@@ -87,7 +87,7 @@ def test_where_codex_exec_is_used_no_app_server_is_started(tmp_path: Path) -> No
         {"name": "some", "command": "some-server"},
         {"name": "other", "url": "http://x/", "headers": {"A": "${B}"}},
     ]
-    place = Place(tmp_path, "http://127.0.0.1:1/v1", codex={"backend": "exec"}, config={"mcp_servers": servers})
+    place = Place(tmp_path, "http://127.0.0.1:1/v1", backend="exec", config={"mcp_servers": servers})
     env = place.prepare()
     code, found = reports(env)
     assert code == 0

@@ -317,7 +317,7 @@ async def test_with_codex_exec_messages_are_answered_taken_up_and_a_codex_that_i
     codex = place.root / "codex"
     codex.write_text(f'#!/bin/sh\nexec {load_settings(place.prepare()).codex_bin} "$@"\n')
     codex.chmod(0o700)
-    place = under("august", replace(place, codex={"backend": "exec"}), CODEX_BIN=str(codex))
+    place = under("august", replace(place, backend="exec"), CODEX_BIN=str(codex))
     cut_off = message(script({"run": "sleep 30"}), "m-7")
     async with running_agent(place, HOST) as agent, platform(agent) as host:
         assert await host.said("remember the word quince") == "You said: remember the word quince"

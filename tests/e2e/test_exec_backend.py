@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +21,7 @@ from codex_workspace.errors import NOT_TAKEN
 from codex_workspace.orders import NO_STEERING
 from codex_workspace.scripted_model import ScriptedModel
 from codex_workspace.wishes import TURN
-from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent, spawn
+from tests.e2e.agent_process import SECRET, AgentProcess, Backend, Place, running_agent, spawn
 from tests.e2e.client import Peer, peer, request, script, tokens
 from tests.e2e.test_content import heard, png, task
 from tests.e2e.test_content import send as send_parts
@@ -31,11 +31,10 @@ from tests.e2e.test_mcp import call, files_with, notices, stdio, told
 
 pytestmark = pytest.mark.with_exec
 
-COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
+COMPLETED = TaskState.TASK_STATE_COMPLETED
 FAILED, REJECTED = TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_REJECTED
 LIGHT = Path(__file__).with_name("light_mcp_server.py")
 REPEAT = script({"repeat": True})
-PATCH = "*** Begin Patch\n*** Add File: made.txt\n+made\n*** End Patch"
 
 
 def light(name: str, *arguments: str, **keys: object) -> dict[str, object]:
@@ -44,20 +43,19 @@ def light(name: str, *arguments: str, **keys: object) -> dict[str, object]:
 
 
 @pytest.fixture
+def backend() -> Backend:
+    """The backend of this module's agents."""
+    return "exec"
+
+
+@pytest.fixture
 def place(place: Place) -> Place:
-    """The same folders, for an agent with this backend, whose commands may write to `more` and not to all of /tmp."""
+    """The same folders, for an agent whose commands may write to `more` and not to all of /tmp."""
     (place.root / "more").mkdir()
     file = place.root / "state" / "codex" / "config.toml"
     file.parent.mkdir(parents=True)
     file.write_text("[sandbox_workspace_write]\nexclude_slash_tmp = true\nexclude_tmpdir_env_var = true\n")
-    return replace(place, codex={"backend": "exec", "writable_folders": ["../more"]})
-
-
-@pytest.fixture
-async def agent(place: Place) -> AsyncIterator[AgentProcess]:
-    """A running agent."""
-    async with running_agent(place) as agent:
-        yield agent
+    return replace(place, codex={"writable_folders": ["../more"]})
 
 
 async def limits_of(agent: AgentProcess) -> str:
@@ -179,7 +177,7 @@ async def test_slow_servers_are_waited_for_and_those_that_are_not_there_said_onc
     ]
     echo = script(call("slow", "echo", text="hello"), {"say": "Done."})
     # Silence is bounded by less than the slow one takes, which is no silence.
-    place = replace(place, codex={"backend": "exec", "turn_inactivity_timeout_s": 1.5}, config={"mcp_servers": servers})
+    place = replace(place, codex={"turn_inactivity_timeout_s": 1.5}, config={"mcp_servers": servers})
     async with running_agent(place) as agent, peer(agent.url) as client:
         seen = await client.ask(echo, "ctx")
         assert (seen.state, seen.answer) == (COMPLETED, "Done.")
@@ -275,7 +273,7 @@ def troubled(place: Place) -> Place:
     trouble = place.root / "trouble"
     wrapper.write_text(f'#!/bin/sh\n[ "$1" = exec ] && [ -e {trouble} ] && . {trouble}\nexec {binary()} "$@"\n')
     wrapper.chmod(0o700)
-    return replace(place, codex={"backend": "exec", "recovery": "fail"}, environment={"CODEX_BIN": str(wrapper)})
+    return replace(place, codex={"recovery": "fail"}, environment={"CODEX_BIN": str(wrapper)})
 
 
 IN_A_SHELL = "exit 137\n"

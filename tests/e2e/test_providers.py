@@ -127,7 +127,7 @@ async def test_a_turn_that_is_canceled_or_stopped_while_its_codex_refreshes_the_
     place: Place, model: ScriptedModel
 ) -> None:
     async with running_login_server(0.5) as server:
-        at_once = replace(place, codex={"backend": "exec", "shutdown_grace_s": 0})
+        at_once = replace(place, backend="exec", codex={"shutdown_grace_s": 0})
         own = refreshed_by(subscribed(at_once, login()), server)
         async with running_agent(own) as agent, peer(agent.url) as client:
             begun = await refreshing(own, server, client)
