@@ -3,7 +3,7 @@
 import ctypes
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -91,23 +91,25 @@ def kin_of(process_id: int, known: Mapping[int, int] = MappingProxyType({})) -> 
 async def sweep_kin(process_id: int, known: Mapping[int, int]) -> None:
     """Kill what `kin_of` finds, which has found `known` before, and wait until it is gone."""
     with anyio.CancelScope(shield=True):
-        for _ in range(SWEEP_ROUNDS):
-            found = kin_of(process_id, known)
-            if not found:
-                return
-            _kill(found)
-            known = {**known, **found}
+        for _ in _killings(process_id, known):
             await anyio.sleep(0.02)
 
 
 def end_kin(process_id: int, known: Mapping[int, int]) -> None:
     """Do what `sweep_kin` does, without waiting."""
+    for _ in _killings(process_id, known):
+        pass
+
+
+def _killings(process_id: int, known: Mapping[int, int]) -> Iterator[None]:
+    """Kill what `kin_of` finds, and yield, until it finds nothing or `SWEEP_ROUNDS` are over."""
     for _ in range(SWEEP_ROUNDS):
         found = kin_of(process_id, known)
         if not found:
             return
         _kill(found)
         known = {**known, **found}
+        yield
 
 
 def _stats() -> dict[int, _Stat]:
