@@ -63,16 +63,21 @@ class OurSide:
 
     async def talk(self, conversations: Mapping[str, Sequence[str]]) -> Talk:
         """Run the conversations; their names are the context ids."""
-        turns: list[Timed] = []
+        return await _talk(self.send, conversations)
 
-        async def one(context_id: str, texts: Sequence[str]) -> None:
-            turns.extend([await self.send(text, context_id) for text in texts])
 
-        began = time.perf_counter()
-        async with anyio.create_task_group() as tasks:
-            for context_id, texts in conversations.items():
-                tasks.start_soon(one, context_id, texts)
-        return Talk(time.perf_counter() - began, turns)
+async def _talk(send: Send, conversations: Mapping[str, Sequence[str]]) -> Talk:
+    """Run the conversations side by side, the texts of each one after the other; `send` is told text and name."""
+    turns: list[Timed] = []
+
+    async def one(name: str, texts: Sequence[str]) -> None:
+        turns.extend([await send(text, name) for text in texts])
+
+    began = time.perf_counter()
+    async with anyio.create_task_group() as tasks:
+        for name, texts in conversations.items():
+            tasks.start_soon(one, name, texts)
+    return Talk(time.perf_counter() - began, turns)
 
 
 def sdk_streaming(peer: Peer) -> Send:
@@ -168,18 +173,9 @@ class RuntimeSide:
 
     async def talk(self, conversations: Mapping[str, Sequence[str]]) -> Talk:
         """Run the conversations; one that has begun is resumed."""
-        turns: list[Timed] = []
+        return await _talk(self._turn, conversations)
 
-        async def one(name: str, texts: Sequence[str]) -> None:
-            turns.extend([await self._turn(name, text) for text in texts])
-
-        began = time.perf_counter()
-        async with anyio.create_task_group() as tasks:
-            for name, texts in conversations.items():
-                tasks.start_soon(one, name, texts)
-        return Talk(time.perf_counter() - began, turns)
-
-    async def _turn(self, name: str, text: str) -> Timed:
+    async def _turn(self, text: str, name: str) -> Timed:
         began, first_s = time.perf_counter(), None
         async with self.runtime.run(text, ExecOptions(resume=self.sessions.get(name))) as run:
             async for event in run:
