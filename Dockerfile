@@ -79,5 +79,5 @@ WORKDIR /app
 VOLUME ["/configs", "/workspace"]
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=6s --start-period=30s --retries=3 \
-    CMD ["/opt/venv/bin/python", "-I", "/app/codex_workspace/probe.py"]
+    CMD ["/opt/venv/bin/python", "-I", "/app/codex_workspace/cli/probe.py"]
 ENTRYPOINT ["/app/start.sh"]

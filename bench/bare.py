@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from codex_workspace.wire import JsonObject
+    from codex_workspace.common.values import JsonObject
 
 MAX_LINE_BYTES = 1 << 26
 

@@ -15,16 +15,16 @@ import httpx
 import psutil
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from app_server import UNWANTED_NOTIFICATIONS, Launch, child_environment, command_line
 from bench.sides import BareSide, OurSide, RuntimeSide, plain_blocking, plain_streaming, sdk_blocking, sdk_streaming
-from codex_workspace.conversation import ThreadOptions
-from codex_workspace.runtimes import create_runtime
-from codex_workspace.settings import load_settings
+from codex_workspace.app_server import UNWANTED_NOTIFICATIONS, Launch, child_environment, command_line
+from codex_workspace.codex.thread import ThreadOptions
+from codex_workspace.config.settings import load_settings
+from codex_workspace.runtimes.registry import create_runtime
 from tests.e2e.agent_process import REPOSITORY, SECRET, Place, running_agent
 from tests.e2e.client import peer
 
 if TYPE_CHECKING:
-    from codex_workspace.wire import JsonObject
+    from codex_workspace.common.values import JsonObject
 
 BARE: Final = Path(__file__).with_name("bare.py")
 LEAVE_S: Final = 10.0
@@ -89,7 +89,7 @@ def new_place(root: Path, model_url: str, port: int = 0) -> Place:
 @asynccontextmanager
 async def open_model() -> AsyncIterator[str]:
     """Start the scripted model and return its base URL."""
-    command = [sys.executable, "-m", "codex_workspace.scripted_model"]
+    command = [sys.executable, "-m", "codex_workspace.devkit.model"]
     async with _running(command, {"PYTHONPATH": str(REPOSITORY)}) as process:
         yield (await _stdout(process).receive_until(b"\n", 1000)).decode()
         process.terminate()

@@ -14,10 +14,10 @@ from anyio.abc import ByteSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from google.protobuf.json_format import ParseDict
 
-from codex_workspace.agent_events import Done, Text
-from codex_workspace.exec_arguments import ExecOptions
-from codex_workspace.runtimes import Runtime
-from codex_workspace.wire import JsonObject
+from codex_workspace.backends.codex_exec.command import ExecOptions
+from codex_workspace.common.values import JsonObject
+from codex_workspace.runtimes.events import Done, Text
+from codex_workspace.runtimes.registry import Runtime
 from tests.e2e.client import Peer, Seen
 
 MAX_LINE_BYTES: Final = 1 << 26

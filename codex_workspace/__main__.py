@@ -9,7 +9,7 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.errors import CodexCannotStart, ConfigError
+from codex_workspace.common.errors import CodexCannotStart, ConfigError
 
 EXIT_CONFIG: Final = 2
 EXIT_CODEX: Final = 3
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
 def _say(chosen: argparse.Namespace, env: Mapping[str, str], sentence: str) -> None:
     """Say why the program ends, in the form of its log where it keeps one."""
     if chosen.command == "serve" and env.get("LOG_FORMAT", "").lower() == "json":
-        from codex_workspace.logs import json_line
+        from codex_workspace.common.logs import json_line
 
         print(json_line("error", __name__, sentence), file=sys.stderr)
     else:
@@ -51,9 +51,9 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
     # Imported by the command that needs it: `serve` is to be ready within a second.
     match chosen.command:
         case "serve":
-            from codex_workspace.processes import hide_from_others
-            from codex_workspace.serve import serve, serve_other
-            from codex_workspace.settings import load_settings
+            from codex_workspace.cli.serve import serve, serve_other
+            from codex_workspace.common.processes import hide_from_others
+            from codex_workspace.config.settings import load_settings
 
             hide_from_others()
             if chosen.executor is not None:
@@ -62,40 +62,40 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
                 anyio.run(serve, load_settings(env), env)
             return 0
         case "prepare":
-            from codex_workspace.codex_home import prepare_codex_home
-            from codex_workspace.providers import choose_provider
-            from codex_workspace.settings import load_settings
+            from codex_workspace.config.codex_toml import prepare_codex_home
+            from codex_workspace.config.providers import choose_provider
+            from codex_workspace.config.settings import load_settings
 
             settings = load_settings(env)
             prepare_codex_home(settings, choose_provider(settings, env))
             return 0
         case "doctor" if chosen.schema:
-            from codex_workspace.config_schema import as_text
+            from codex_workspace.config.json_schema import as_text
 
             print(as_text(), end="")
             return 0
         case "doctor":
-            from codex_workspace.doctor import doctor, set_database_aside
-            from codex_workspace.processes import hide_from_others
+            from codex_workspace.cli.doctor import doctor, set_database_aside
+            from codex_workspace.common.processes import hide_from_others
 
             hide_from_others()
             if chosen.set_aside:
                 return set_database_aside(env)
             return doctor(env, as_json=chosen.json, online=chosen.online)
         case "demo" if chosen.platform:
-            from codex_workspace.demo_platform import demo_platform
+            from codex_workspace.devkit.platform_demo import demo_platform
 
             return anyio.run(demo_platform, env)
         case "demo":
-            from codex_workspace.demo import demo
+            from codex_workspace.devkit.demo import demo
 
             return anyio.run(demo, env)
         case "platform":
-            from codex_workspace.platform_stand_in import play
+            from codex_workspace.devkit.platform.app import play
 
             return anyio.run(play, chosen.host, chosen.port, chosen.file, chosen.mode, chosen.faults)
         case _:
-            from codex_workspace.chat import chat
+            from codex_workspace.cli.chat import chat
 
             return anyio.run(chat, chosen.url, chosen.message, env)
 

@@ -18,46 +18,45 @@ import anyio
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from app_server import Connection, Launch, end_leftovers, open_app_server
-from codex_workspace import attachments, hiding
-from codex_workspace.admission import Admission, Bounds
-from codex_workspace.codex_home import prepare_codex_home
-from codex_workspace.conversation import Conversation, Conversations, ThreadOptions, prove_servers
-from codex_workspace.environment import Secret, without_proxy_for
-from codex_workspace.errands import Errands
-from codex_workspace.errors import CodexCannotStart, CodexGone, ConfigError, StoreUnavailable
-from codex_workspace.exec_backend import exec_backend, further_config
-from codex_workspace.groups import plain_task_group
-from codex_workspace.handover import HandoverBounds, tool_spec
-from codex_workspace.lock import folder_held
-from codex_workspace.mcp_startup import Expected
-from codex_workspace.midturn import MidTurn
-from codex_workspace.orders import OrderReader
-from codex_workspace.owner import Owner
-from codex_workspace.parts import PartLimits
-from codex_workspace.platform_api import PlatformApi, Token, open_platform_api, read_secret
-from codex_workspace.providers import SUBSCRIPTION, ChosenProvider
-from codex_workspace.recollection import StoredRecollection
-from codex_workspace.recovery import RecoveryPolicy
-from codex_workspace.retention import INTERVAL_S
-from codex_workspace.sandbox import refuse_blocked
-from codex_workspace.scrubbing import Scrubber
-from codex_workspace.settings import Platform, Settings
-from codex_workspace.skills import link_skills
-from codex_workspace.store import Store, open_store
-from codex_workspace.subscription import settle
-from codex_workspace.supply import Supply, SupplyBounds
-from codex_workspace.talks import Backend, Standing
-from codex_workspace.telemetry import Telemetry
-from codex_workspace.toolbox import Caller, Toolbox
-from codex_workspace.tracing import NO_TRACER, Tracer, open_tracing
-from codex_workspace.transcript import Transcripts
-from codex_workspace.turn import TurnLimits
-from codex_workspace.webhooks import AllowList, Guard, Webhooks
-from executor import CodexAppServerExecutor
+from codex_workspace.app_server import Connection, Launch, end_leftovers, open_app_server
+from codex_workspace.backends.codex_exec.backend import exec_backend, further_config
+from codex_workspace.codex import secret_files as hiding
+from codex_workspace.codex.recovery import RecoveryPolicy
+from codex_workspace.codex.sandbox import refuse_blocked
+from codex_workspace.codex.supervisor import Supply, SupplyBounds
+from codex_workspace.codex.thread import Conversation, ThreadOptions, prove_servers
+from codex_workspace.codex.transcript import Transcripts
+from codex_workspace.codex.turn import TurnLimits
+from codex_workspace.common.concurrency import Owner, plain_task_group
+from codex_workspace.common.errors import CodexCannotStart, CodexGone, ConfigError, StoreUnavailable
+from codex_workspace.common.files import folder_held
+from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.safe_http import AllowList, Guard, Webhooks
+from codex_workspace.common.tracing import NO_TRACER, Tracer, open_tracing
+from codex_workspace.config.codex_toml import prepare_codex_home
+from codex_workspace.config.environment import Secret, without_proxy_for
+from codex_workspace.config.login import settle
+from codex_workspace.config.prompts import link_skills
+from codex_workspace.config.providers import SUBSCRIPTION, ChosenProvider
+from codex_workspace.config.settings import Platform, Settings
+from codex_workspace.executor import CodexAppServerExecutor
+from codex_workspace.platform.client import PlatformApi, Token, open_platform_api, read_secret
+from codex_workspace.protocol.mcp_status import Expected
+from codex_workspace.runtimes.backend import Backend, BackendLifecycle, ThreadRegistry
+from codex_workspace.storage.retention import INTERVAL_S
+from codex_workspace.storage.store import Store, open_store
+from codex_workspace.tasks import incoming_files as attachments
+from codex_workspace.tasks.outgoing_files import HandoverBounds, tool_spec
+from codex_workspace.tasks.parts import PartLimits
+from codex_workspace.tasks.request import OrderReader
+from codex_workspace.tasks.scheduling import Admission, Bounds, MidTurn
+from codex_workspace.tasks.telemetry import Telemetry
+from codex_workspace.tools.file_requests import Errands
+from codex_workspace.tools.interface import Caller, Toolbox
+from codex_workspace.tools.memory import StoredRecollection
 
 if TYPE_CHECKING:
-    from codex_workspace.agent_tools import AgentTools
+    from codex_workspace.tools.mcp_server import AgentTools
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ class Agent:
 
     executor: CodexAppServerExecutor
     store: Store
-    codex: Standing
+    codex: BackendLifecycle
     admission: Admission
     telemetry: Telemetry
     transcripts: Transcripts
@@ -237,8 +236,8 @@ async def _own_tools(
         yield None
         return
     # Imported by those who have them: the MCP package takes half a second and 23 MB.
-    from codex_workspace.agent_tools import SPARE_S, open_tools
-    from codex_workspace.peer_calls import PeerCalls
+    from codex_workspace.tools.mcp_server import SPARE_S, open_tools
+    from codex_workspace.tools.peer_client import PeerCalls
 
     toolbox = Toolbox(
         PeerCalls(settings.peers),
@@ -246,7 +245,7 @@ async def _own_tools(
         handover=errands if is_exec(settings) else None,
     )
     if platform is not None:
-        from codex_workspace.platform_tools import tools_on_the_platform
+        from codex_workspace.platform.tools import tools_on_the_platform
 
         names = [peer.name for peer in settings.peers]
         toolbox = tools_on_the_platform(toolbox, platform, names, [entry.name for entry in settings.config.principals])
@@ -308,7 +307,7 @@ def _backend(
         return exec_backend(settings, provider, launch, store.memory, tools, errands)
     opener = _opener(launch, settings, thread_options(settings, provider))
     codex = Supply(opener, _supply_bounds(settings), Owner[Connection])
-    return Backend(codex, Conversations(_maker(settings, provider, store, codex, tools)), steers=True)
+    return Backend(codex, ThreadRegistry(_maker(settings, provider, store, codex, tools)), steers=True)
 
 
 def is_exec(settings: Settings) -> bool:

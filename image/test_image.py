@@ -27,7 +27,7 @@ import pytest
 import yaml
 from a2a.types import TaskState
 
-from codex_workspace.scripted_model import ScriptedModel, scripted_model
+from codex_workspace.devkit.model import ScriptedModel, scripted_model
 from image.__main__ import MARK, pip_secrets, pip_settings
 from image.container import HARDENED, IMAGE, SECRET, TOKEN, Container, Place, ended, image_config, started
 from image.engine import BASE, ROOT, Engine, runner

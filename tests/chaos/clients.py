@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 import httpx
 
-from codex_workspace.wire import JsonObject
+from codex_workspace.common.values import JsonObject
 from tests.chaos.hearing import Answer, Hearing, ProtocolFault, Unavailable
 from tests.chaos.plan import Message, Way
 

@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Final
 
-from codex_workspace.replies import FAILURE
-from codex_workspace.task_states import ANSWER
-from codex_workspace.wire import JsonObject, JsonValue
+from codex_workspace.common.a2a_terms import ANSWER
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.tasks.replies import FAILURE
 
 TERMINAL: Final = frozenset({"completed", "failed", "canceled", "rejected"})
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from codex_workspace.scripted_model import Cut, Failed, Fault, HttpFault
+from codex_workspace.devkit.model import Cut, Failed, Fault, HttpFault
 
 
 class Way(StrEnum):

@@ -20,10 +20,10 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.platform_stand_in import Options, StandIn, running_stand_in
-from codex_workspace.scripted_model import scripted_model
-from codex_workspace.stand_in_faults import Faults
-from codex_workspace.wire import JsonObject
+from codex_workspace.common.values import JsonObject
+from codex_workspace.devkit.model import scripted_model
+from codex_workspace.devkit.platform.app import Options, StandIn, running_stand_in
+from codex_workspace.devkit.platform.faults import Faults
 from tests.chaos.supervised import Supervised, end_family, free_port, supervised
 from tests.chaos.verdict import WENT_ON
 from tests.e2e.agent_process import Place

@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.scripted_model import scripted_model
+from codex_workspace.devkit.model import scripted_model
 from tests.chaos.clients import Client, Heard, client
 from tests.chaos.plan import Plan, Way
 from tests.chaos.strikes import Killer

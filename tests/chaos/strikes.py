@@ -9,7 +9,7 @@ from typing import Final, assert_never
 import anyio
 import psutil
 
-from codex_workspace.scripted_model import ScriptedModel
+from codex_workspace.devkit.model import ScriptedModel
 from tests.chaos.clients import Client, Heard
 from tests.chaos.plan import Blow, Strike
 from tests.chaos.supervised import Supervised

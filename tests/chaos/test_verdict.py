@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.wire import JsonObject
+from codex_workspace.common.values import JsonObject
 from tests.chaos.hearing import Answer, Hearing, ProtocolFault
 from tests.chaos.plan import Kind, Plan, make_plan
 from tests.chaos.verdict import WENT_ON, judge, judge_database, judge_exits, judge_log

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from codex_workspace.recovery import GO_ON
+from codex_workspace.runtimes.backend import CONTINUE_PROMPT
 from tests.chaos.hearing import TERMINAL, Answer
 from tests.chaos.plan import Message, Plan
 from tests.chaos.strikes import Struck
 
 LOG_LINES: Final = 60
-WENT_ON: Final = f"You said: {GO_ON}"
+WENT_ON: Final = f"You said: {CONTINUE_PROMPT}"
 """The scripted model's answer where a turn that was cut off goes on."""
 
 NO_REASON: Final = frozenset({"", "None", "internal", "unknown", "CodexGone", "CodexCannotStart", "CodexRefused"})

@@ -8,7 +8,7 @@ from a2a.client import Client
 from a2a.types import GetTaskRequest, StreamResponse, Task, TaskState
 
 from tests.conformance.sut import executor
-from tests.test_transports import TRANSPORTS, request, sent, served
+from tests.integration.test_transports import TRANSPORTS, request, sent, served
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 

@@ -3,7 +3,7 @@
 import aiosqlite
 import anyio
 
-from codex_workspace.scripted_model import ScriptedModel
+from codex_workspace.devkit.model import ScriptedModel
 from tests.e2e.agent_process import Place
 
 

@@ -27,8 +27,8 @@ from a2a.types import (
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
-from codex_workspace.replies import USAGE
-from codex_workspace.task_states import TERMINAL
+from codex_workspace.common.a2a_terms import TERMINAL
+from codex_workspace.tasks.replies import USAGE
 
 
 def script(*steps: dict[str, object], text: str = "") -> str:

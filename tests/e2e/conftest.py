@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.scripted_model import ScriptedModel, scripted_model
+from codex_workspace.devkit.model import ScriptedModel, scripted_model
 from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
 from tests.e2e.client import Peer, peer
 

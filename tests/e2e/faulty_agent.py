@@ -13,11 +13,11 @@ from a2a.server.context import ServerCallContext
 from a2a.types import Task
 
 from codex_workspace.__main__ import main
-from codex_workspace.conversation import Conversation
-from codex_workspace.deliveries import Deliveries
-from codex_workspace.exec_conversation import ExecConversation
-from codex_workspace.store import FrugalTaskStore
-from codex_workspace.task_states import TERMINAL
+from codex_workspace.backends.codex_exec.thread import ExecConversation
+from codex_workspace.codex.thread import Conversation
+from codex_workspace.common.a2a_terms import TERMINAL
+from codex_workspace.storage.deliveries import Deliveries
+from codex_workspace.storage.store import FrugalTaskStore
 
 
 def die() -> None:

@@ -1,5 +1,5 @@
 """The platform's runtime as an adapter meets it: what its main does with one, in its order. `molecule_runtime` is
-whichever stand-in is first on the path; none: `CONTRACT=codex_workspace.contract`.
+whichever stand-in is first on the path; none: `CONTRACT=codex_workspace.platform.runtime_contract`.
 
 `python -m tests.e2e.foreign_host` says where it listens, and stops at SIGTERM as the runtime does: `close` is not known
 to it. It serves what a host of the SDK serves by default, with tasks that it keeps in memory.

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from codex_workspace.server import bind, serving
+from codex_workspace.server.app import bind, serving
 
 ACCOUNT = "account-1"
 

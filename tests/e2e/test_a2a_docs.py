@@ -12,9 +12,9 @@ from typing import Final
 import anyio
 import yaml
 
-from codex_workspace.scripted_model import scripted_model
+from codex_workspace.devkit.model import scripted_model
 from tests.e2e.agent_process import REPOSITORY, Place, running_agent
-from tests.webhook_server import webhook
+from tests.support.webhook_server import webhook
 
 DOCUMENT: Final = REPOSITORY / "docs" / "a2a.md"
 BLOCK: Final = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -18,13 +18,13 @@ import httpx
 import psutil
 import pytest
 
-from adapter import Adapter
-from codex_workspace.contract import AdapterConfig
-from codex_workspace.hosted import NOTHING_NEW, report_wedges
-from codex_workspace.letters import STILL_AT_WORK
-from codex_workspace.platform_stand_in import Options, StandIn, running_stand_in
-from codex_workspace.scripted_model import ScriptedModel, numbered_text
-from codex_workspace.settings import load_settings
+from codex_workspace.adapter import Adapter
+from codex_workspace.config.settings import load_settings
+from codex_workspace.devkit.model import ScriptedModel, numbered_text
+from codex_workspace.devkit.platform.app import Options, StandIn, running_stand_in
+from codex_workspace.platform.dispatcher import STILL_AT_WORK
+from codex_workspace.platform.runtime_contract import AdapterConfig
+from codex_workspace.platform.runtime_host import NOTHING_NEW, report_wedges
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent, spawn
 from tests.e2e.client import script
 
@@ -45,7 +45,7 @@ def under(generation: str | None, place: Place, **more: str) -> Place:
     # The tools of our own are not what is tested here; they take a second to start.
     place = replace(place, config={"agent_tools": "never", **place.config})
     if generation is None:
-        return replace(place, environment=own | {"CONTRACT": "codex_workspace.contract"} | more)
+        return replace(place, environment=own | {"CONTRACT": "codex_workspace.platform.runtime_contract"} | more)
     path = f"{REPOSITORY}/tests/runtimes/{generation}:{REPOSITORY}"
     return replace(place, environment=own | {"PYTHONPATH": path} | more)
 

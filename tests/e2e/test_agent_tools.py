@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from a2a.types import TaskState
 
-from codex_workspace.platform_stand_in import running_stand_in
-from codex_workspace.scripted_model import Output, ScriptedModel
+from codex_workspace.devkit.model import Output, ScriptedModel
+from codex_workspace.devkit.platform.app import running_stand_in
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.client import Peer, peer, script
 

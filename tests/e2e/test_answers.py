@@ -13,9 +13,9 @@ import httpx
 import pytest
 from a2a.types import TaskState
 
-from codex_workspace.replies import UPDATE_INTERVAL_S
-from codex_workspace.scripted_model import ScriptedModel, numbered_text
-from codex_workspace.task_states import TERMINAL
+from codex_workspace.common.a2a_terms import TERMINAL
+from codex_workspace.devkit.model import ScriptedModel, numbered_text
+from codex_workspace.tasks.replies import UPDATE_INTERVAL_S
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Backend, Place, running_agent
 from tests.e2e.at_work import asked
 from tests.e2e.client import Peer, Seen, peer, script, tokens

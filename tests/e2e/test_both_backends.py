@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from app_server import Launch
-from codex_workspace.agent_events import AgentEvent, FileChange, Plan, ToolResult, ToolUse
-from codex_workspace.app_server_runs import open_app_server_runs
-from codex_workspace.exec_process import NO_SERVERS, CodexExec
-from codex_workspace.turn import TurnLimits
+from codex_workspace.app_server import Launch
+from codex_workspace.backends.codex_exec.process import NO_SERVERS, CodexExec
+from codex_workspace.codex.runtime import open_app_server_runs
+from codex_workspace.codex.turn import TurnLimits
+from codex_workspace.runtimes.events import AgentEvent, FileChange, Plan, ToolResult, ToolUse
 from tests.e2e.test_exec_process import FREE, launch, model, script
-from tests.test_exec_lines import check_balance, done, texts_of
+from tests.unit.runtimes.test_convert import check_balance, done, texts_of
 
 __all__ = ["launch", "model"]
 

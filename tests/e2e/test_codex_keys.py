@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from a2a.types import TaskState
 
-from codex_workspace.codex_home import update_config
-from codex_workspace.scripted_model import ScriptedModel
+from codex_workspace.config.codex_toml import update_config
+from codex_workspace.devkit.model import ScriptedModel
 from tests.e2e.agent_process import Place, running_agent, spawn
 from tests.e2e.client import peer, script
 

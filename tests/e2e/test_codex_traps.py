@@ -9,16 +9,17 @@ import anyio
 import psutil
 import pytest
 
-from app_server import Connection, Launch, open_app_server
 from codex_workspace.agent import launch_of, thread_options
-from codex_workspace.codex_home import prepare_codex_home
-from codex_workspace.conversation import Conversation, ThreadOptions
-from codex_workspace.errors import CodexGone, CodexRefused, InputRefused
-from codex_workspace.events import CommandFinished, TextDelta, TurnEnded, TurnText
-from codex_workspace.providers import choose_provider
-from codex_workspace.scripted_model import ScriptedModel
-from codex_workspace.settings import load_settings
-from codex_workspace.turn import Turn, TurnLimits, words
+from codex_workspace.app_server import Connection, Launch, open_app_server
+from codex_workspace.codex.thread import Conversation, ThreadOptions
+from codex_workspace.codex.turn import Turn, TurnLimits
+from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused
+from codex_workspace.config.codex_toml import prepare_codex_home
+from codex_workspace.config.providers import choose_provider
+from codex_workspace.config.settings import load_settings
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.protocol.codex_events import CommandFinished, TextDelta, TurnEnded, TurnText
+from codex_workspace.runtimes.backend import text_input
 from tests.e2e.agent_process import Place
 from tests.e2e.client import script
 
@@ -70,7 +71,7 @@ def talk(codex: Connection, options: ThreadOptions, memory: Remembered | None = 
 async def run(conversation: Conversation, text: str) -> tuple[TurnEnded, str]:
     """Run a turn to its end; return how it ended and what was said."""
     said = TurnText()
-    async with conversation.turn(words(text)) as begun:
+    async with conversation.turn(text_input(text)) as begun:
         while begun.turn.ended is None:
             for event in await begun.turn.receive():
                 said.apply(event)
@@ -108,7 +109,7 @@ async def test_an_interrupt_right_after_the_start_stops_the_turn(launch: Launch,
     async with open_app_server(launch) as codex:
         conversation = talk(codex, options)
         for _ in range(10):
-            async with conversation.turn(words(script({"say": "At work.", "stall": True}))) as begun:
+            async with conversation.turn(text_input(script({"say": "At work.", "stall": True}))) as begun:
                 begun.turn.interrupt()
                 with anyio.fail_after(3):
                     while begun.turn.ended is None:
@@ -121,7 +122,7 @@ async def test_an_interrupted_command_is_gone_and_closed(launch: Launch, options
     """Codex leaves it running, and its item open."""
     async with open_app_server(launch) as codex:
         conversation = talk(codex, options)
-        async with conversation.turn(words(script({"run": "sleep 86424"}))) as begun:
+        async with conversation.turn(text_input(script({"run": "sleep 86424"}))) as begun:
             seen: list[object] = []
             with anyio.fail_after(10):
                 while not (sleeping := _called("86424")):
@@ -156,7 +157,7 @@ def _called(word: str) -> list[psutil.Process]:
 async def test_leaving_a_turn_early_frees_the_thread(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
         conversation = talk(codex, options)
-        async with conversation.turn(words(script({"say": "At work.", "stall": True}))):
+        async with conversation.turn(text_input(script({"say": "At work.", "stall": True}))):
             pass
         assert (await run(conversation, "next"))[1] == "You said: next"
 
@@ -217,7 +218,7 @@ async def test_a_turn_that_is_left_while_it_asks_does_nothing_of_it_and_frees_th
     async with open_app_server(launch) as codex:
         conversation = talk(codex, asking)
         with anyio.fail_after(10):
-            async with conversation.turn(words(script({"run": "touch outside", "escalate": True}))) as begun:
+            async with conversation.turn(text_input(script({"run": "touch outside", "escalate": True}))) as begun:
                 while begun.turn.asked is None:
                     await begun.turn.receive()
             assert (await run(conversation, "next"))[1] == "You said: next"
@@ -227,7 +228,7 @@ async def test_a_turn_that_is_left_while_it_asks_does_nothing_of_it_and_frees_th
 @pytest.mark.alone
 async def test_the_death_of_codex_fails_all_who_wait_at_once(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
-        async with talk(codex, options).turn(words(script({"say": "At work.", "stall": True}))) as begun:
+        async with talk(codex, options).turn(text_input(script({"say": "At work.", "stall": True}))) as begun:
             while not any(isinstance(event, TextDelta) for event in await begun.turn.receive()):
                 pass
             begin = anyio.current_time()
@@ -284,7 +285,7 @@ async def test_an_api_key_stays_off_the_disk(launch: Launch, options: ThreadOpti
 
 
 def test_the_launch_is_what_the_recipe_says(launch: Launch) -> None:
-    from app_server import LAUNCH_OVERRIDES, command_line
+    from codex_workspace.app_server import LAUNCH_OVERRIDES, command_line
 
     line = command_line(launch, "mark")
     for key, value in LAUNCH_OVERRIDES.items():

@@ -16,9 +16,9 @@ from a2a.types import GetTaskRequest, Part, Task, TaskState
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
-from codex_workspace.attachments import FOLDER, Attachment, write
-from codex_workspace.scripted_model import Message as Said
-from codex_workspace.scripted_model import Output, ScriptedModel
+from codex_workspace.devkit.model import Message as Said
+from codex_workspace.devkit.model import Output, ScriptedModel
+from codex_workspace.tasks.incoming_files import FOLDER, Attachment, write
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 

@@ -13,8 +13,8 @@ from a2a.client import A2AClientError
 from a2a.types import SendMessageRequest, SubscribeToTaskRequest, TaskState
 from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
 
-from codex_workspace.recovery import GO_ON
-from codex_workspace.scripted_model import ScriptedModel, numbered_text
+from codex_workspace.devkit.model import ScriptedModel, numbered_text
+from codex_workspace.runtimes.backend import CONTINUE_PROMPT
 from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
 from tests.e2e.at_work import asked, at_work, turns
 from tests.e2e.client import Peer, Seen, peer, request, script
@@ -121,7 +121,7 @@ async def test_wherever_the_agent_dies_the_message_is_answered_once_though_exec_
         again = await send(client, sent)
         # What was cut off goes on: then the answer is to that.
         assert again.state == COMPLETED
-        answers = ["You said: the word is apple", f"You said: {GO_ON}"]
+        answers = ["You said: the word is apple", f"You said: {CONTINUE_PROMPT}"]
         assert again.answer in (answers[:1] if step in UNHEARD else answers)
         history = (await client.ask(REPEAT, "ctx")).answer
         once_more = await send(client, sent)
@@ -269,5 +269,5 @@ async def test_what_a_task_has_shown_is_still_there_when_it_was_taken_up(place: 
         await agent.ended()
     async with running_agent(place) as agent, peer(agent.url) as client:
         ended = await client.finished(seen.task_id)
-        assert (ended.state, ended.answer) == (COMPLETED, f"You said: {GO_ON}")
+        assert (ended.state, ended.answer) == (COMPLETED, f"You said: {CONTINUE_PROMPT}")
         assert "one.txt" in ended.artifacts["patch-1"]

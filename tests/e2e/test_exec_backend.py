@@ -17,10 +17,9 @@ import pytest
 from a2a.types import Part, TaskState
 from google.protobuf.json_format import ParseDict
 
-from codex_workspace.errors import NOT_TAKEN
-from codex_workspace.orders import NO_STEERING
-from codex_workspace.scripted_model import ScriptedModel
-from codex_workspace.wishes import TURN
+from codex_workspace.common.errors import NOT_TAKEN
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.tasks.request import NO_STEERING, TURN
 from tests.e2e.agent_process import SECRET, AgentProcess, Backend, Place, running_agent, spawn
 from tests.e2e.client import Peer, peer, request, script, tokens
 from tests.e2e.test_content import heard, png, task

@@ -20,21 +20,20 @@ import anyio
 import pytest
 import tomlkit
 
-from app_server import MARK, Launch, end_leftovers
-from codex_workspace.agent_events import AgentEvent, Done, Error, FileChange, Text, ToolResult, ToolUse
-from codex_workspace.codex_home import Managed
-from codex_workspace.environment import Secret
-from codex_workspace.errors import NOT_TAKEN, CodexCannotStart, ConfigError, InputRefused
-from codex_workspace.exec_arguments import ExecOptions
-from codex_workspace.exec_mcp_settings import told_of
-from codex_workspace.exec_process import CodexExec, ExecLimits
-from codex_workspace.mcp_servers import McpServer, McpServerEntry, McpServers, resolve
-from codex_workspace.processes import marked
-from codex_workspace.schema import Place
-from codex_workspace.scripted_model import MARKER, Output, ScriptedModel, scripted_model
+from codex_workspace.app_server import MARK, Launch, end_leftovers
+from codex_workspace.backends.codex_exec.command import ExecOptions, told_of
+from codex_workspace.backends.codex_exec.process import CodexExec, ExecLimits
+from codex_workspace.common.errors import NOT_TAKEN, CodexCannotStart, ConfigError, InputRefused
+from codex_workspace.common.processes import marked
+from codex_workspace.config.codex_toml import Managed
+from codex_workspace.config.environment import Secret
+from codex_workspace.config.mcp_servers import McpServer, McpServerEntry, McpServers, resolve
+from codex_workspace.config.validation import Place
+from codex_workspace.devkit.model import MARKER, Output, ScriptedModel, scripted_model
+from codex_workspace.runtimes.events import AgentEvent, Done, Error, FileChange, Text, ToolResult, ToolUse
 from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_content import png
-from tests.test_exec_lines import replayed, runs_of
+from tests.unit.runtimes.test_convert import replayed, runs_of
 
 _T = TypeVar("_T")
 
@@ -228,8 +227,9 @@ async def test_a_run_has_a_folder_only_where_it_needs_one_and_a_killed_one_s_goe
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     code = (
-        "import asyncio, os, pathlib, sys; from app_server import Launch;"
-        "from codex_workspace.exec_arguments import ExecOptions; from codex_workspace.exec_process import CodexExec\n"
+        "import asyncio, os, pathlib, sys; from codex_workspace.app_server import Launch;"
+        "from codex_workspace.backends.codex_exec.command import ExecOptions;"
+        "from codex_workspace.backends.codex_exec.process import CodexExec\n"
         "async def main():\n"
         "    binary, home, family, schema = sys.argv[1:]\n"
         "    launch = Launch(pathlib.Path(binary), pathlib.Path(home), pathlib.Path(home), family=family)\n"
@@ -619,7 +619,7 @@ async def test_what_a_killed_run_has_lent_is_taken_out_at_the_next_start(launch:
     file = launch.codex_home / "config.toml"
     before = file.read_bytes()
     code = (
-        "import os, pathlib, sys; from codex_workspace.shared_config import borrow;"
+        "import os, pathlib, sys; from codex_workspace.config.shared_config import borrow;"
         "borrow(pathlib.Path(sys.argv[1]), {('model_reasoning_effort',): 'low'}); os.kill(os.getpid(), 9)"
     )
     await anyio.run_process([sys.executable, "-c", code, str(file)], check=False, cwd=REPOSITORY)

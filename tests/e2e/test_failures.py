@@ -14,9 +14,9 @@ import psutil
 import pytest
 from a2a.types import TaskState
 
-from codex_workspace.errors import NOT_TAKEN
-from codex_workspace.replies import FAILURE
-from codex_workspace.scripted_model import ScriptedModel
+from codex_workspace.common.errors import NOT_TAKEN
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.tasks.replies import FAILURE
 from tests.e2e.agent_process import SECRET, Place, running_agent
 from tests.e2e.client import Peer, peer, plain, script
 

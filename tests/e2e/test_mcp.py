@@ -18,8 +18,8 @@ from a2a.types import Part, TaskState
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
-from codex_workspace.doctor import Facts, Finding, check_mcp
-from codex_workspace.scripted_model import Output, ScriptedModel
+from codex_workspace.cli.doctor import Facts, Finding, check_mcp
+from codex_workspace.devkit.model import Output, ScriptedModel
 from tests.e2e.agent_process import REPOSITORY, Place, running_agent, spawn
 from tests.e2e.client import Peer, Seen, peer, script
 

@@ -11,9 +11,9 @@ import pytest
 from a2a.client import A2AClientError
 from a2a.types import TaskState
 
-from codex_workspace.job import STOPPED
-from codex_workspace.recovery import GO_ON
-from codex_workspace.scripted_model import ScriptedModel
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.runtimes.backend import CONTINUE_PROMPT
+from codex_workspace.tasks.answering import STOPPED
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.at_work import asked
 from tests.e2e.client import Peer, Seen, peer, script
@@ -79,7 +79,7 @@ async def test_codex_killed_in_a_turn_ends_or_goes_on_and_the_context_remembers(
             seen.take(event)
         assert "SIGKILL" in seen.sentence + "".join(note.status.message.parts[0].text for note in seen.notes)
         if recovery == "resume":
-            assert (seen.state, seen.answer) == (COMPLETED, f"You said: {GO_ON}")
+            assert (seen.state, seen.answer) == (COMPLETED, f"You said: {CONTINUE_PROMPT}")
         _, alive = psutil.wait_procs(commands, timeout=2)
         assert not alive, "the command of the dead codex lives on"
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
@@ -124,7 +124,7 @@ async def test_sigterm_gives_a_running_turn_its_grace_and_then_fails_or_leaves_i
         if recovery == "fail":
             assert ended.sentence == STOPPED
         else:
-            assert (ended.state, ended.answer) == (COMPLETED, f"You said: {GO_ON}")
+            assert (ended.state, ended.answer) == (COMPLETED, f"You said: {CONTINUE_PROMPT}")
         assert (await client.ask("go on", "long")).state == COMPLETED
 
 

@@ -7,9 +7,9 @@ import pytest
 from a2a.types import SendMessageRequest, TaskState
 from google.protobuf.json_format import ParseDict
 
-from codex_workspace.job import SUPERSEDED
-from codex_workspace.scripted_model import ScriptedModel
-from codex_workspace.wishes import TURN
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.tasks.answering import SUPERSEDED
+from codex_workspace.tasks.request import TURN
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 

@@ -13,10 +13,10 @@ from a2a.types import Message, Part, Role, SendMessageRequest, TaskState, a2a_pb
 from google.protobuf.json_format import MessageToDict
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.docs.test_docs import names_in, table
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.e2e.otlp_receiver import Exported, otlp_receiver
-from tests.test_docs import names_in, table
 
 DOCUMENT: Final = REPOSITORY / "docs" / "observability.md"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from codex_workspace.letters import STILL_AT_WORK
-from codex_workspace.platform_stand_in import Options, running_stand_in
-from codex_workspace.scripted_model import ScriptedModel
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.devkit.platform.app import Options, running_stand_in
+from codex_workspace.platform.dispatcher import STILL_AT_WORK
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.client import script
 

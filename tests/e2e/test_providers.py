@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 from a2a.types import TaskState
 
-from codex_workspace.scripted_model import Message, ScriptedModel
+from codex_workspace.devkit.model import Message, ScriptedModel
 from tests.e2e.agent_process import SECRET, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer
 from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server, token

@@ -10,15 +10,16 @@ from pathlib import Path
 import anyio
 import pytest
 
-from app_server import Launch
-from codex_workspace.agent_events import AgentEvent, Done, FileChange, ToolResult, ToolUse
-from codex_workspace.app_server_runs import AppServerRun
-from codex_workspace.errors import ConfigError
-from codex_workspace.exec_arguments import ExecOptions
-from codex_workspace.exec_process import ExecRun
-from codex_workspace.mcp_servers import McpServers
-from codex_workspace.runtimes import GROUP, Run, Runtime, create_runtime
-from codex_workspace.scripted_model import ScriptedModel
+from codex_workspace.app_server import Launch
+from codex_workspace.backends.codex_exec.command import ExecOptions
+from codex_workspace.backends.codex_exec.process import ExecRun
+from codex_workspace.codex.runtime import AppServerRun
+from codex_workspace.common.errors import ConfigError
+from codex_workspace.config.mcp_servers import McpServers
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.runtimes.events import AgentEvent, Done, FileChange, ToolResult, ToolUse
+from codex_workspace.runtimes.registry import GROUP, Run, Runtime, create_runtime
+from tests.docs.test_docs import the_snippet
 from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_exec_process import (
     ADD,
@@ -34,7 +35,6 @@ from tests.e2e.test_exec_process import (
     probe,
     script,
 )
-from tests.test_docs import the_snippet
 
 __all__ = ["launch", "model"]
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from a2a.types import TaskState
 
-from codex_workspace.scripted_model import Output, scripted_model
+from codex_workspace.devkit.model import Output, scripted_model
 from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent
 from tests.e2e.client import peer, script
 

@@ -15,12 +15,12 @@ import pytest
 from a2a.types import TaskState
 from a2a.utils.errors import InternalError
 
-from codex_workspace.health import PROBE_INTERVAL_S
-from codex_workspace.lock import LOCK_NAME, PATIENCE_S
-from codex_workspace.migrations import NEWEST
+from codex_workspace.common.files import LOCK_NAME, PATIENCE_S
+from codex_workspace.storage.database import PROBE_INTERVAL_S
+from codex_workspace.storage.migrations import NEWEST
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import Seen, peer, script
-from tests.test_migrations import VERSION_1
+from tests.unit.storage.test_migrations import VERSION_1
 
 COMPLETED = TaskState.TASK_STATE_COMPLETED
 LONG_ANSWER = "x" * 400_000 + "The end."

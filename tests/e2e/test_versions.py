@@ -10,7 +10,7 @@ import pytest
 from a2a.types import TaskState
 from codex_cli_bin import bundled_codex_path  # type: ignore[import-untyped]
 
-from codex_workspace.recovery import GO_ON
+from codex_workspace.runtimes.backend import CONTINUE_PROMPT
 from tests.e2e.agent_process import REPOSITORY, Place, running_agent
 from tests.e2e.client import peer, script
 
@@ -68,4 +68,4 @@ async def test_a_turn_that_is_cut_off_is_gone_on_with_by_the_other_version(
         await agent.ended()
     async with running_agent(with_codex(place, then)) as agent, peer(agent.url) as client:
         ended = await client.finished(begun.task_id)
-        assert (ended.state, ended.answer) == (TaskState.TASK_STATE_COMPLETED, f"You said: {GO_ON}")
+        assert (ended.state, ended.answer) == (TaskState.TASK_STATE_COMPLETED, f"You said: {CONTINUE_PROMPT}")

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from codex_workspace.scripted_model import ScriptedModel, scripted_model
+from codex_workspace.devkit.model import ScriptedModel, scripted_model
 from tests.e2e.agent_process import Place, running_agent
 from tests.matrix.clients import KINDS, Client, Kind
 

@@ -2,9 +2,9 @@
 
 import inspect
 
+from tests.docs.test_docs import ROOT, names_in, table
 from tests.matrix import test_matrix
 from tests.matrix.clients import CANNOT, KINDS
-from tests.test_docs import ROOT, names_in, table
 
 DOCUMENT = ROOT / "docs" / "clients.md"
 

@@ -23,15 +23,15 @@ from a2a.types import (
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
-from codex_workspace.scripted_model import Message as Said
-from codex_workspace.scripted_model import ScriptedModel, numbered_text
-from codex_workspace.task_states import TERMINAL
+from codex_workspace.common.a2a_terms import TERMINAL
+from codex_workspace.devkit.model import Message as Said
+from codex_workspace.devkit.model import ScriptedModel, numbered_text
 from tests.e2e.client import Seen, script
 from tests.e2e.test_content import png
 from tests.matrix.clients import CANNOT
 from tests.matrix.conftest import Scene
 from tests.matrix.remote import RemoteError
-from tests.webhook_server import Received, webhook
+from tests.support.webhook_server import Received, webhook
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("no_hang")]
 

@@ -1,0 +1,240 @@
+"""How codex stands where each turn has a process of its own: nothing runs in between, so what can be told is whether
+the binary is there and its sandbox works.
+
+The backend of `codex exec`: what each run is told of the settings, and what stands in config.toml for all.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from codex_workspace.app_server import MINIMUM_VERSION, Launch, too_old
+from codex_workspace.backends.codex_exec.command import ExecOptions, Sandbox, told_of
+from codex_workspace.backends.codex_exec.mcp_servers import RunServers, has_failed
+from codex_workspace.backends.codex_exec.one_shot import last_line, run_once
+from codex_workspace.backends.codex_exec.process import CodexExec, ExecLimits
+from codex_workspace.backends.codex_exec.thread import ExecConversation, SessionOptions, Tally
+from codex_workspace.backends.codex_exec.turn import TurnLines
+from codex_workspace.codex.sandbox import PROBE_TIMEOUT_S, WITHOUT, blocked
+from codex_workspace.common.errors import CodexCannotStart
+from codex_workspace.common.values import Version
+from codex_workspace.config.codex_toml import CONFIG_NAME, Managed
+from codex_workspace.config.providers import ChosenProvider
+from codex_workspace.config.settings import Settings
+from codex_workspace.config.toml_text import KeyPath, TomlValue
+from codex_workspace.protocol.mcp_status import Expected
+from codex_workspace.runtimes.backend import Backend, BackendStats, Thread, ThreadIdStore, ThreadRegistry
+from codex_workspace.tools.file_requests import Errands
+from codex_workspace.tools.interface import Caller
+
+if TYPE_CHECKING:
+    import subprocess
+if TYPE_CHECKING:
+    from codex_workspace.tools.mcp_server import AgentTools
+
+NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {
+    ("model_provider",): "nobody",
+    ("model_providers", "nobody", "name"): "nobody",
+    ("model_providers", "nobody", "base_url"): "http://127.0.0.1:9",
+    ("model_providers", "nobody", "wire_api"): "responses",
+    ("model_providers", "nobody", "request_max_retries"): 0,
+    ("model_providers", "nobody", "stream_max_retries"): 0,
+}
+"""A provider that nobody is: codex begins its session before it asks one, and may ask once before it is ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A codex that was looked at."""
+
+    version: Version
+
+
+class ExecStanding:
+    """Looks at the codex that turns will be run by.
+
+    Args:
+        codex: what runs prompts.
+        launch: how codex is started.
+        sandbox: codex.sandbox of config.yaml.
+        servers: the MCP servers of config.yaml.
+        tally: counts the processes.
+    """
+
+    def __init__(self, codex: CodexExec, launch: Launch, sandbox: str, servers: RunServers, tally: Tally) -> None:
+        self._codex = codex
+        self._launch = launch
+        self._sandbox = sandbox
+        self._servers = servers
+        self._tally = tally
+
+    async def start(self) -> Found:
+        """Ask codex for its version, have it read its configuration, run a command in its sandbox, and start the MCP
+        servers that are required.
+
+        Raises:
+            CodexCannotStart: it is not there or too old, does not take its config.toml, has no sandbox that works on
+                this machine, or a required MCP server does not start.
+        """
+        version = await self._codex.version()
+        if version < MINIMUM_VERSION:
+            raise too_old(version)
+        await refuse_broken_config(self._launch)
+        await refuse_blocked(self._launch, self._sandbox)
+        await refuse_without_servers(self._codex, self._servers)
+        return Found(version)
+
+    @property
+    def broken(self) -> str | None:
+        """Why codex counts as broken; None while its binary is there."""
+        if os.access(self._launch.binary, os.X_OK):
+            return None
+        return "codex cannot be started: the program that CODEX_BIN names, or that was installed, is not there any more"
+
+    async def not_ready(self, within_s: float) -> str | None:
+        """Return why no turn could be begun, as far as that can be told without beginning one."""
+        return self.broken
+
+    def figures(self) -> BackendStats:
+        """Return how many processes there were and are; each has one thread. Their memory is not measured."""
+        return BackendStats(
+            self._tally.started, self._tally.died, self.broken is None, self._tally.running, resident_bytes=0
+        )
+
+    async def close(self) -> None:
+        """Do nothing: each turn ends its own process."""
+
+
+async def refuse_broken_config(launch: Launch) -> None:
+    """Let codex read its config.toml, by a command that does nothing else and asks no model.
+
+    Raises:
+        CodexCannotStart: it does not take the file; with codex's own words.
+    """
+    ran = await _run(launch, "mcp", "list")
+    if ran.returncode != 0:
+        said = (ran.stderr or ran.stdout).decode("utf-8", "replace")
+        _, error, why = said.partition("Error:")
+        raise CodexCannotStart.for_config(launch.codex_home / CONFIG_NAME, f"{error}{why}" or said)
+
+
+async def refuse_blocked(launch: Launch, mode: str) -> None:
+    """Have `codex sandbox` run a command, in its strictest sandbox; nothing where `mode` (of config.yaml) has none.
+
+    Raises:
+        CodexCannotStart: the sandbox cannot work here; with codex's own words, and the two ways out.
+    """
+    if mode in WITHOUT:
+        return
+    ran = await _run(launch, "sandbox", "--", "true")
+    if ran.returncode != 0:
+        raise blocked(mode, last_line(ran.stderr or ran.stdout) or f"exit code {ran.returncode}")
+
+
+async def refuse_without_servers(codex: CodexExec, servers: RunServers) -> None:
+    """Have codex begin a session with the required servers, kept nowhere and without a model; nothing without servers.
+
+    Raises:
+        CodexCannotStart: one of them does not start; with codex's own words.
+    """
+    if not servers.required:
+        return
+    attempt = servers.of_those_required()
+    options = ExecOptions(ephemeral=True, config={**NO_MODEL, **attempt.config()})
+    async with codex.follow("Nobody hears this.", options, TurnLines) as run:
+        while run.session_id is None and not run.is_over:
+            await run.take()
+        if run.session_id is not None:
+            return
+        if has_failed(run.last_words):
+            attempt.failed(run.last_words)
+        raise CodexCannotStart("codex ended before it had begun", run.diagnostics)
+
+
+async def _run(launch: Launch, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
+    late = f"codex {arguments[0]} did not end within {PROBE_TIMEOUT_S:g} s"
+    return await run_once(launch, *arguments, within_s=PROBE_TIMEOUT_S, late=late)
+
+
+_SANDBOXES: Final[Mapping[str, Sandbox]] = {
+    "read-only": "read-only",
+    "workspace-write": "workspace-write",
+    "danger-full-access": "danger-full-access",
+    "container": "danger-full-access",
+}
+
+
+def further_config(settings: Settings) -> Managed:
+    """Return our keys of config.toml beside the app-server's, which are told that one over its pipe. None is a secret.
+
+    Raises:
+        ConfigError: an MCP server's secret cannot be handed to codex in its environment.
+    """
+    servers, _ = told_of(settings.mcp)
+    text = settings.instructions.text
+    return servers | ({("developer_instructions",): text} if text else {})
+
+
+def exec_backend(
+    settings: Settings,
+    provider: ChosenProvider,
+    launch: Launch,
+    memory: Callable[[str, str], ThreadIdStore],
+    tools: "AgentTools | None",
+    errands: Errands,
+) -> Backend:
+    """Return the backend; `memory` gives what keeps the session id of an owner's context, `errands` hears the tools.
+
+    Raises:
+        ConfigError: as `further_config`.
+    """
+    _, handed = told_of(settings.mcp)
+    launch = replace(
+        launch, handed={**launch.handed, **handed}, secrets=[*launch.secrets, *(each for each in handed.values())]
+    )
+    configured = Expected(
+        tuple(server.name for server in settings.mcp.servers), settings.mcp.patience_s, settings.mcp.left_out
+    )
+    needed = [server.name for server in settings.mcp.servers if server.required]
+    expected = configured if tools is None else tools.added_to(configured, Caller("", ""))
+    servers = RunServers(expected, needed)
+    limits = ExecLimits(settings.config.codex.turn_inactivity_timeout_s, startup_s=expected.within_s)
+    codex = CodexExec(launch, limits)
+    tally = Tally()
+    options = SessionOptions(
+        ExecOptions(
+            model=provider.model, sandbox=_SANDBOXES[settings.config.codex.sandbox], cwd=settings.workspace_dir
+        ),
+        settings.instructions,
+        total_s=settings.turn_timeout_s,
+        max_text_chars=settings.config.limits.max_text_chars,
+    )
+
+    def make(owner: str, context_id: str) -> Thread:
+        own, caller = options, Caller(owner, context_id)
+        if tools is not None:
+            config, secrets = _told_of(tools.added_to(Expected(), caller))
+            own = replace(options, config=config, handed=secrets)
+        return ExecConversation(
+            codex, settings.codex_home, memory(owner, context_id), own, servers, errands, caller, tally
+        )
+
+    standing = ExecStanding(codex, launch, settings.config.codex.sandbox, RunServers(configured, needed), tally)
+    return Backend(standing, ThreadRegistry(make), steers=False)
+
+
+def _told_of(expected: Expected) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:
+    """Return what the command line says of servers that stand in no file, and the variables that hold their headers."""
+    config: dict[KeyPath, TomlValue] = {}
+    handed: dict[str, str] = {}
+    for name, table in expected.told.items():
+        for key, value in table.items():
+            if isinstance(value, str | int | float | bool):
+                config["mcp_servers", name, key] = value
+    for name, private in expected.private.items():
+        for number, ((_, header), secret) in enumerate(private.items()):
+            variable = f"MCP_OWN_{number}_{name.upper()}"
+            config["mcp_servers", name, "env_http_headers", header] = variable
+            handed[variable] = secret.reveal()
+    return config, handed

@@ -1,0 +1,253 @@
+"""A turn of `codex exec` for a job: what its lines say as the events that the app-server's turns have, and its end.
+
+Nothing can be said into it and it asks nobody: its process has read all its input, and says no to itself. What it wants
+of our own tools comes by another way (`serve`).
+"""
+
+import logging
+import math
+import uuid
+from typing import Final, Protocol
+
+import anyio
+
+from codex_workspace.common.errors import CodexGone
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.protocol.codex_events import Erred, TokenCount, TurnEnded, TurnEvent, TurnFailure, Usage
+from codex_workspace.protocol.exec_reader import ExecReader
+from codex_workspace.protocol.failures import PROCESS_EXITED, exited, too_long
+from codex_workspace.protocol.jsonrpc import Request
+from codex_workspace.protocol.mailbox import Asking
+from codex_workspace.protocol.open_items import OpenItems
+from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
+
+logger = logging.getLogger(__name__)
+
+
+class Run(Protocol):
+    """What a turn needs of its run: `ExecRun`."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether codex has ended."""
+
+    @property
+    def diagnostics(self) -> str:
+        """The last lines that codex wrote on stderr."""
+
+    async def take(self) -> list[TurnEvent]:
+        """Return the events since, after waiting for one; nothing after the last."""
+
+    def abort(self) -> None:
+        """Stop the run."""
+
+    def kill(self) -> None:
+        """End codex at once."""
+
+
+class TurnLines:
+    """Takes the lines of one run and gives the events of its turn, a `TurnEnded` last. No method raises.
+
+    Args:
+        used_before: the tokens of the session before it; None where they are not known.
+    """
+
+    def __init__(self, used_before: TokenCount | None) -> None:
+        self.used_before: Final = used_before
+        self.session_usage: TokenCount | None = used_before
+        self._reader: Final = ExecReader()
+        self._ended: TurnEnded | None = None
+        self._failure: TurnFailure | None = None
+
+    @property
+    def thread_id(self) -> str | None:
+        """Codex's id of the session; None before it is said."""
+        return self._reader.thread_id
+
+    @property
+    def ended(self) -> bool:
+        """Whether codex has said that the turn is over."""
+        return self._ended is not None
+
+    @property
+    def erred(self) -> bool:
+        """Whether codex has said that it gave up."""
+        return self._failure is not None
+
+    def feed(self, line: bytes | str) -> list[TurnEvent]:
+        """Return the events of a line, without its newline; none where it is no event."""
+        events = [] if self.ended else [told.event for told in self._reader.read(line)]
+        for event in events:
+            self._see(event)
+        return events
+
+    def skipped(self, size: int) -> list[TurnEvent]:
+        """Return what is said of a line of `size` bytes that was too long to be read."""
+        return [] if self.ended else [self._reader.skipped(size)]
+
+    def finish(
+        self, exit_code: int | None = None, failure: TurnFailure | None = None, *, stopped: bool = False
+    ) -> list[TurnEvent]:
+        """Return the turn's end, where codex has not said it."""
+        if self._ended is not None:
+            return []
+        if stopped:
+            self._ended = TurnEnded("interrupted", None, None)
+        else:
+            self._ended = TurnEnded("failed", failure or self._failure or exited(exit_code), None)
+        return [self._ended]
+
+    def _see(self, event: TurnEvent) -> None:
+        match event:
+            case TurnEnded():
+                self._ended = event
+            case Erred(failure):
+                self._failure = failure
+            case Usage():
+                self.session_usage = event.thread
+            case _:
+                pass
+
+
+class ExecTurn:
+    """A running turn of a session, whose process runs it alone.
+
+    Args:
+        run: its process.
+        lines: what reads what that writes.
+        thread_id: the session's id.
+        turn_id: its own.
+        total_s: how long it may take.
+        begun: the events that have come already.
+    """
+
+    def __init__(
+        self, run: Run, lines: TurnLines, thread_id: str, turn_id: str, total_s: float, begun: list[TurnEvent]
+    ) -> None:
+        self.thread_id: Final = thread_id
+        self.turn_id: Final = turn_id
+        self.ended: TurnEnded | None = None
+        self._run = run
+        self._lines = lines
+        self._total_s = total_s
+        self._budget_ends = anyio.current_time() + total_s
+        self._unread = begun
+        self._open_items = OpenItems()
+        self._end: TurnEnded | None = None
+        self._calls: list[PendingRequest] = []
+        self._is_left = False
+        self._waiting: anyio.CancelScope | None = None
+        self._has_news = False
+        self._stopped = False
+        self._too_long = False
+
+    @property
+    def usage(self) -> TokenCount | None:
+        """Its own tokens; None while codex has told none, or those before it are not known."""
+        before, now = self._lines.used_before, self._lines.session_usage
+        return None if before is None or now is None or now == before else now.minus(before)
+
+    @property
+    def thread_usage(self) -> TokenCount | None:
+        """Those of the whole session."""
+        return self._lines.session_usage
+
+    @property
+    def asked(self) -> PendingRequest | None:
+        """The oldest call of a tool of ours that waits for its result; nothing else is ever asked."""
+        return self._calls[0] if self._calls else None
+
+    def answer(self, asked: PendingRequest, result: JsonObject) -> None:
+        """Give a call its result. One that is not waited for any more is passed over."""
+        asked.asking.settle(result)
+        self._forget(asked)
+
+    async def serve(self, call: DynamicToolCall) -> JsonValue:
+        """Have whoever reads the turn do what the model calls a tool of ours for, and return the result.
+
+        None: the turn was over or left before.
+        """
+        if self._is_left or self.ended is not None:
+            return None
+        id_ = uuid.uuid4().hex
+        asked = PendingRequest(id_, call, Asking(Request(id_, call.tool, {})))
+        self._calls.append(asked)
+        self.wake()
+        try:
+            await asked.asking.settled.wait()
+        finally:
+            self._forget(asked)
+        return asked.asking.result
+
+    def _forget(self, asked: PendingRequest) -> None:
+        self._calls = [each for each in self._calls if each is not asked]
+
+    def leave(self) -> None:
+        """Take note that nobody reads the turn any more."""
+        self._is_left = True
+        for asked in self._calls:
+            asked.asking.settle(None)
+
+    def wake(self) -> None:
+        """Let `receive` return, if need be with nothing."""
+        self._has_news = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def steer(self, said: TurnInput, mark: str | None = None) -> bool:
+        """Return False: its process reads nothing any more."""
+        return False
+
+    def interrupt(self) -> None:
+        """Have the turn stopped: its process and all that it has started are ended."""
+        self._stopped = True
+        self._run.abort()
+
+    def kill(self) -> None:
+        """End its process at once."""
+        self._run.kill()
+
+    async def receive(self, by: float = math.inf) -> list[TurnEvent]:
+        """Wait for something and return the events since; nothing once `ended` is set, or at the time `by`.
+
+        The end comes when the process is gone, so that the session is whole on disk.
+
+        Raises:
+            CodexGone: the process has ended before its turn.
+        """
+        while self.ended is None:
+            events = await self._next(by)
+            if events or self._has_news or anyio.current_time() >= by:
+                self._has_news = False
+                return events
+        return []
+
+    async def _next(self, by: float) -> list[TurnEvent]:
+        deadline = by if self._too_long else min(by, self._budget_ends)
+        if not self._unread:
+            with anyio.CancelScope(deadline=deadline) as self._waiting:
+                self._unread = await self._run.take()
+            self._waiting = None
+        came, self._unread = self._unread, []
+        events = [followed for event in came for followed in self._follow(event)]
+        if self._end is not None and self._run.is_over:
+            return [*events, *self._close(self._end)]
+        if not self._too_long and anyio.current_time() >= self._budget_ends:
+            self._too_long = True
+            self._run.abort()
+        return events
+
+    def _follow(self, event: TurnEvent) -> list[TurnEvent]:
+        if isinstance(event, TurnEnded):
+            self._end = event
+            return []
+        return [event] if self._open_items.see(event) else []
+
+    def _close(self, end: TurnEnded) -> list[TurnEvent]:
+        failure = end.failure
+        if failure is not None and failure.kind == PROCESS_EXITED and not (self._stopped or self._too_long):
+            raise CodexGone(failure.message, self._run.diagnostics)
+        if self._too_long and end.status != "completed":
+            end = TurnEnded("failed", too_long(self._total_s), None)
+        self.ended = end
+        return [*self._open_items.close(), end]

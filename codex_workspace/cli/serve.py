@@ -1,0 +1,489 @@
+"""Executors of others: any `AgentExecutor` that a factory makes, served by this agent's server instead of codex's.
+
+Our own host: an executor behind the A2A server, from the first log line to a stop in good order.
+"""
+
+import gc
+import importlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+import anyio
+from a2a.server.agent_execution import AgentExecutor
+from a2a.types import AgentExtension
+from anyio.abc import TaskStatus
+from google.protobuf.json_format import MessageToDict
+
+from codex_workspace.agent import is_exec, open_agent, prepare_state, secrets_of, tracing
+from codex_workspace.codex.transcript import Transcripts
+from codex_workspace.common.a2a_terms import PRINCIPAL
+from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.files import folder_held
+from codex_workspace.common.logs import set_up_logging
+from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.values import dotted
+from codex_workspace.config.environment import Secret
+from codex_workspace.config.prompts import Skill
+from codex_workspace.config.providers import ChosenProvider, choose_provider
+from codex_workspace.config.settings import MISPLACED, Platform, Settings
+from codex_workspace.config.validation import Place
+from codex_workspace.runtimes.backend import BackendStats
+from codex_workspace.server.app import Application, Readiness, ServerOptions, bind, build_app, serving
+from codex_workspace.server.grpc_server import GrpcListener, grpc_bound
+from codex_workspace.server.handler import OnceHandler
+from codex_workspace.server.limits import Bounded, StreamBounds
+from codex_workspace.server.push import Push, PushOptions, open_push
+from codex_workspace.server.views import LevelReader, View, metrics_view, transcript_view
+from codex_workspace.storage.store import Store, open_store
+from codex_workspace.tasks.live_output import ITEMS
+from codex_workspace.tasks.parts import INPUT_MODES
+from codex_workspace.tasks.replies import USAGE
+from codex_workspace.tasks.request import TURN
+from codex_workspace.tasks.scheduling import Admission
+from codex_workspace.tasks.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from codex_workspace.platform.client import PlatformApi
+    from codex_workspace.platform.registration import Pulse
+
+
+def load_executor(name: str) -> AgentExecutor:
+    """Return what the factory `module:function` makes; the module may lie in the current folder.
+
+    Raises:
+        ConfigError: there is no such module or function, it fails, or makes something else.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute.isidentifier():
+        raise ConfigError(f"--executor: must be module:factory, but is {name}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"--executor: the module {module_name} cannot be imported: {error}") from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise ConfigError(f"--executor: {module_name} has no function {attribute}")
+    made = factory()
+    if not isinstance(made, AgentExecutor):
+        raise ConfigError(f"--executor: {name} makes a {type(made).__name__}, not an AgentExecutor")
+    return made
+
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+EXTENSIONS = (
+    AgentExtension(uri=USAGE, description="The tokens that a turn has used, in the metadata of its last status."),
+    AgentExtension(uri=TURN, description="A message's metadata say what its turn has its own way, such as the model."),
+    AgentExtension(uri=ITEMS, description="What commands print, and the diff so far, as artifacts that grow."),
+)
+"""What clients may ask for in A2A-Extensions, and need not."""
+
+LIMITS = "urn:codex-workspace:limits"
+"""The extension that says what an agent of this kind can do and this one cannot; it has nothing to ask for."""
+
+
+def exec_extensions(*, hands_over: bool) -> tuple[AgentExtension, ...]:
+    """Return the same, where codex is run by `codex exec`; `hands_over`: whether it can hand files over."""
+    files = "" if hands_over else "no files are handed over, "
+    limits = AgentExtension(
+        uri=LIMITS,
+        description=(
+            "Each turn is a process of its own: a message cannot join a running one (midTurn steer is refused), no "
+            f"questions are asked, {files}and each text comes whole."
+        ),
+    )
+    return (*(extension for extension in EXTENSIONS if extension.uri != ITEMS), limits)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the cards tell of who answers: media types, extensions, skills, and what only those let in may know."""
+
+    input_modes: tuple[str, ...] = ("text/plain",)
+    extensions: tuple[AgentExtension, ...] = ()
+    skills: tuple[Skill, ...] = ()
+    setup: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """An executor and what the server has to know of it.
+
+    begin: called when everything is there; gives what the log says of who answers.
+    drain: ends what is running, with so many seconds of patience.
+    telemetry: is told of messages on their way.
+    codex, transcripts: tell of the codex behind it, where there is one.
+    platform: the calls to it, where the agent is to be on one.
+    wedged: gives why nothing can be answered for a reason that lasts, None when it can.
+    """
+
+    executor: AgentExecutor
+    store: Store
+    ready: Readiness
+    admission: Admission | None
+    begin: Callable[[], Awaitable[str]]
+    drain: Callable[[float], Awaitable[None]]
+    telemetry: Telemetry
+    codex: Callable[[], BackendStats] | None = None
+    transcripts: Transcripts | None = None
+    platform: "PlatformApi | None" = None
+    wedged: Readiness | None = None
+
+
+Opening = Callable[[str], AbstractAsyncContextManager[Hosted]]
+"""Opens what is to be served, told the address at which it will answer."""
+
+
+async def serve(settings: Settings, env: Mapping[str, str]) -> None:
+    """Serve codex until SIGTERM or SIGINT; then let running turns end, and leave nothing behind.
+
+    Raises:
+        ConfigError: the configuration is wrong, or a port is taken.
+        CodexCannotStart: codex is missing, too old, or ends at once.
+    """
+    provider = choose_provider(settings, env)
+    _set_up_log(settings, secrets_of(settings, provider))
+
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Hosted]:
+        logger.info("provider: %s", provider.reason)
+        for key in settings.misplaced:
+            logger.warning("%s: %s is not read; it is %s that counts", settings.config_file, key, MISPLACED[key])
+        if settings.exposed:
+            logger.warning(
+                "WORKSPACE_DIR: commands can change %s there; name another folder", " and ".join(settings.exposed)
+            )
+        async with open_agent(settings, provider, env, url) as agent:
+
+            async def begin() -> str:
+                codex = await agent.codex.start()
+                return f"codex {dotted(codex.version)}, model {provider.model}"
+
+            yield Hosted(
+                agent.executor,
+                agent.store,
+                agent.not_ready,
+                agent.admission,
+                begin,
+                agent.executor.drain,
+                agent.telemetry,
+                agent.codex.figures,
+                agent.transcripts,
+                agent.platform,
+                agent.wedged,
+            )
+
+    extensions = exec_extensions(hands_over=settings.has_agent_tools) if is_exec(settings) else EXTENSIONS
+    await _serve(settings, About(INPUT_MODES, extensions, settings.skills, setup_of(settings, provider)), opened)
+
+
+async def serve_other(settings: Settings, name: str) -> None:
+    """Serve the executor that the factory `module:function` makes, as `serve` serves codex.
+
+    Raises:
+        ConfigError: there is no such factory, the configuration is wrong, or a port is taken.
+    """
+    executor = load_executor(name)
+    _set_up_log(settings, secrets_of(settings, None))
+
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Hosted]:
+        prepare_state(settings)
+        async with (
+            folder_held(settings.state_dir, url),
+            tracing(settings, Scrubber(secrets_of(settings, None))) as tracer,
+            open_store(settings.database_url.reveal()) as store,
+        ):
+
+            async def begin() -> str:
+                return name
+
+            telemetry = Telemetry(tracer=tracer)
+            yield Hosted(executor, store, store.problem, None, begin, _nothing_runs, telemetry)
+
+    await _serve(settings, About(), opened)
+
+
+async def _nothing_runs(_grace_s: float) -> None:
+    """An executor of others knows no end but being cancelled, which the application does."""
+
+
+async def _serve(settings: Settings, about: About, opening: Opening) -> None:
+    with bind(settings.listen.host, settings.listen.port) as listener:
+        async with _grpc_listener(settings) as grpc, plain_task_group() as tasks:
+            stop = await tasks.start(_watch_signals)
+            options = server_options(settings, url_of(settings, listener), grpc_url_of(settings, grpc), about)
+            async with (
+                opening(options.url) as hosted,
+                _push(settings, hosted.store) as push,
+                _joining(settings, hosted, stop) as joining,
+                build_app(
+                    options,
+                    joining.executor,
+                    hosted.store,
+                    hosted.ready,
+                    hosted.admission,
+                    push,
+                    views=partial(_views, settings, hosted, push),
+                    tracer=hosted.telemetry.tracer,
+                    handler_class=joining.handler_class,
+                ) as app,
+            ):
+                who = await _unless(stop, lambda: _begin(hosted, app))
+                if who is not None:
+                    async with (
+                        nullcontext() if grpc is None else app.grpc(grpc),
+                        serving(app.asgi, listener, settings.config.limits.slow_reader_s),
+                        joining.joined(app, options.url),
+                    ):
+                        _spare_the_lasting()
+                        also = "" if grpc is None else f", gRPC at {options.grpc_url}"
+                        logger.info("ready: %s%s, A2A at %s", who, also, options.url)
+                        await stop.wait()
+                        await hosted.drain(settings.config.codex.shutdown_grace_s)
+            tasks.cancel_scope.cancel()
+    logger.info("stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """What of the application is another way where there is a platform, and the block in which the agent is on it."""
+
+    executor: AgentExecutor
+    handler_class: type[OnceHandler]
+    joined: Callable[[Application, str], AbstractAsyncContextManager[None]]
+
+
+@asynccontextmanager
+async def _joining(settings: Settings, hosted: Hosted, stop: anyio.Event) -> AsyncIterator[_Joining]:
+    if settings.platform is None or hosted.platform is None:
+        yield _Joining(hosted.executor, OnceHandler, lambda _app, _url: nullcontext())
+        return
+    # Imported by those who are on a platform: with its HTTP client it takes 100 ms.
+    from codex_workspace.platform.deadline_reply import PunctualHandler
+    from codex_workspace.platform.registration import Pulse
+
+    pulse = Pulse(hosted.executor)
+    yield _Joining(
+        pulse, PunctualHandler, partial(_on_platform, settings, settings.platform, hosted.platform, hosted, pulse, stop)
+    )
+
+
+@asynccontextmanager
+async def _on_platform(
+    settings: Settings,
+    platform: Platform,
+    api: "PlatformApi",
+    hosted: Hosted,
+    pulse: "Pulse",
+    stop: anyio.Event,
+    app: Application,
+    url: str,
+) -> AsyncIterator[None]:
+    """Be on the platform while the block is open."""
+    from codex_workspace.platform.client import read_secret, write_secret
+    from codex_workspace.platform.deadline_reply import PunctualHandler, Pushing
+    from codex_workspace.platform.dispatcher import OWNER
+    from codex_workspace.platform.registration import HostOptions, Vitals, on_the_platform
+
+    config, limits = settings.config.platform, settings.config.limits
+    # Where nobody needs a token, the platform's messages cannot be told from others'.
+    owners = frozenset({OWNER} if settings.listen.tokens else {OWNER, PRINCIPAL})
+    pushing = Pushing(hosted.store.mail, config.answer_within_s, owners)
+    if isinstance(app.handler, PunctualHandler):
+        app.handler.serve_platform(pushing)
+
+    def let_in(secret: Secret) -> None:
+        if read_secret(platform.secret_file) != secret:
+            write_secret(platform.secret_file, secret)
+        app.let_in(OWNER, secret.reveal())
+
+    known = read_secret(platform.secret_file)
+    if known is not None:
+        let_in(known)
+    options = HostOptions(
+        url=url,
+        card=MessageToDict(app.card),
+        delivery=config.delivery,
+        heartbeat_s=config.heartbeat_s,
+        # Others want places, too.
+        at_once=max(1, min(limits.max_waiting_per_context, limits.max_waiting) // 2),
+    )
+    admission = hosted.admission
+    vitals = Vitals(
+        pulse,
+        hosted.telemetry.metrics.tasks_ended,
+        hosted.wedged or hosted.store.problem,
+        None if admission is None else lambda: admission.running,
+    )
+    async with on_the_platform(options, api, hosted.store.mail, app.front, vitals, pushing, let_in, stop):
+        yield
+
+
+def _spare_the_lasting() -> None:
+    """Have the garbage collector pass over what is there by now: modules mostly, which stay for good.
+
+    It would look through them all at once, some hundred milliseconds in which nobody is answered.
+    """
+    gc.freeze()
+
+
+def _views(settings: Settings, hosted: Hosted, push: Push | None, front: Bounded) -> list[View]:
+    """Return what those who run the agent can look at."""
+    reader = LevelReader(
+        hosted.store.deliveries,
+        lambda: front.open_streams,
+        hosted.admission,
+        hosted.codex,
+        None if push is None else lambda: push.sender.waiting,
+    )
+
+    async def scrape() -> bytes:
+        return hosted.telemetry.metrics.scrape(await reader.read())
+
+    metrics_token, platform = settings.observing.metrics_token, settings.platform
+    views = [metrics_view(scrape, None if metrics_token is None else metrics_token.reveal())]
+    if hosted.transcripts is not None:
+        token = platform.token.reveal() if platform is not None and platform.token is not None else None
+        views.append(transcript_view(hosted.transcripts.lines, token))
+    return views
+
+
+def _push(settings: Settings, store: Store) -> AbstractAsyncContextManager[Push | None]:
+    if not settings.config.a2a.push_notifications:
+        return nullcontext()
+    return open_push(PushOptions(**asdict(settings.config.push)), store.push_configs)
+
+
+def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListener | None]:
+    listen = settings.listen
+    if listen.grpc_port is None:
+        return nullcontext()
+    limits = settings.config.limits
+    return grpc_bound(listen.host, listen.grpc_port, limits.max_message_bytes, limits.slow_reader_s)
+
+
+async def _begin(hosted: Hosted, app: Application) -> str:
+    """Have the executor ready and take up what is unanswered; return who answers."""
+    about = await hosted.begin()
+    await app.take_up()
+    return about
+
+
+def _set_up_log(settings: Settings, secrets: Sequence[str]) -> None:
+    set_up_logging(as_json=settings.log.format == "json", level=settings.log.level, scrub=Scrubber(secrets))
+
+
+async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:
+    """Set the event that is handed out at SIGTERM or SIGINT; further ones change nothing."""
+    stop = anyio.Event()
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started(stop)
+        async for number in signals:
+            logger.info("%s: stopping", signal.Signals(number).name)
+            stop.set()
+
+
+async def _unless(stop: anyio.Event, begin: Callable[[], Awaitable[T]]) -> T | None:
+    """Return what `begin` gives; None, and no more waiting for it, once `stop` is set."""
+    begun: T | None = None
+    async with plain_task_group() as tasks:
+
+        async def give_up() -> None:
+            await stop.wait()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(give_up)
+        begun = await begin()
+        tasks.cancel_scope.cancel()
+    return begun
+
+
+def url_of(settings: Settings, listener: socket.socket) -> str:
+    """Return the address for clients: the public one if it is set, else where we listen.
+
+    A server on all interfaces says loopback, which is right for whoever tries it on the same machine; others need
+    A2A_PUBLIC_URL.
+    """
+    if settings.listen.public_url is not None:
+        return settings.listen.public_url
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}/"
+
+
+def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None:
+    """Return host:port of gRPC for clients, as `url_of` does it; None where gRPC is off."""
+    if listener is None:
+        return None
+    named = settings.config.a2a.grpc_url
+    if named is not None:
+        return named
+    host = urlsplit(settings.listen.public_url or "").hostname or settings.listen.host
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{shown}]:{listener.port}" if ":" in shown else f"{shown}:{listener.port}"
+
+
+def server_options(
+    settings: Settings, url: str, grpc_url: str | None = None, about: About | None = None
+) -> ServerOptions:
+    """Return what the server has to know of the settings.
+
+    Raises:
+        ConfigError: the key for the card's signature cannot be used.
+    """
+    config, limits = settings.config, settings.config.limits
+    about = about or About()
+    options = ServerOptions(
+        name=config.name,
+        description=config.description or "An agent that works on code with OpenAI Codex.",
+        version=config.version,
+        url=url,
+        grpc_url=grpc_url,
+        tokens={name: token.reveal() for name, token in settings.listen.tokens.items()},
+        max_body_bytes=limits.max_message_bytes,
+        one_main_context=config.codex.conversations == "main",
+        versions=config.a2a.protocol_versions,
+        streaming=config.a2a.streaming,
+        input_modes=about.input_modes,
+        extensions=about.extensions,
+        skills=about.skills,
+        setup=about.setup,
+        requests_per_minute=limits.requests_per_minute,
+        streams=StreamBounds(limits.max_streams_per_principal, limits.max_streams, limits.stream_idle_s),
+    )
+    if config.a2a.signing_key_file is None:
+        return options
+    # Imported by those who sign: it takes 30 ms.
+    from codex_workspace.server.card_signing import card_signer
+
+    file, place = settings.config_file, Place(str(settings.config_file)).at("a2a.signing_key_file")
+    return replace(options, sign=card_signer(file.parent / config.a2a.signing_key_file, place))
+
+
+def setup_of(settings: Settings, provider: ChosenProvider) -> Mapping[str, str]:
+    """Return what those who were let in may know of how the agent is set up."""
+    codex = settings.config.codex
+    return {
+        "workspace": str(settings.workspace_dir),
+        "model": provider.model,
+        "provider": provider.name,
+        "sandbox": codex.sandbox,
+        "approvalPolicy": codex.approval_policy,
+        "midTurn": codex.mid_turn,
+        "backend": codex.backend,
+    }

@@ -1,0 +1,107 @@
+"""Plain values: JSON types, typed access to JSON fields, versions, and delimiters around untrusted text."""
+
+import re
+import secrets
+from typing import Final, TypeAlias
+
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+
+
+JsonObject: TypeAlias = dict[str, JsonValue]
+
+
+MAX_INPUT_CHARS: Final = 1_048_576
+"""Codex refuses a turn's input beyond this many characters (-32602, `input_too_large`, 0.130 and later)."""
+
+
+THREAD_ID: Final = re.compile(r"[0-9a-zA-Z-]{1,64}")
+"""What the name of a file may be looked for by."""
+
+
+class OddShape(ValueError):
+    """A field that its reader cannot do without is missing or of another type."""
+
+
+def text(fields: JsonObject, key: str) -> str:
+    """Return a field that must be a string."""
+    value = fields.get(key)
+    if isinstance(value, str):
+        return value
+    raise OddShape(key)
+
+
+def text_or_none(fields: JsonObject, key: str) -> str | None:
+    """Return a field that is a string, or None."""
+    value = fields.get(key)
+    return value if isinstance(value, str) else None
+
+
+def number(fields: JsonObject, key: str) -> int:
+    """Return a field that must be a whole number."""
+    value = number_or_none(fields, key)
+    if value is None:
+        raise OddShape(key)
+    return value
+
+
+def number_or_none(fields: JsonObject, key: str) -> int | None:
+    """Return a field that is a whole number, or None."""
+    value = fields.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def nested(fields: JsonObject, key: str) -> JsonObject:
+    """Return a field that must be an object."""
+    value = fields.get(key)
+    if isinstance(value, dict):
+        return value
+    raise OddShape(key)
+
+
+def nested_or_empty(fields: JsonObject, key: str) -> JsonObject:
+    """Return a field that is an object, or an empty one."""
+    value = fields.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def objects(fields: JsonObject, key: str) -> list[JsonObject]:
+    """Return the objects in a field that is an array; nothing where it is none."""
+    return [value for value in _array(fields, key) if isinstance(value, dict)]
+
+
+def texts(fields: JsonObject, key: str) -> tuple[str, ...]:
+    """Return the strings in a field that is an array; nothing where it is none."""
+    return tuple(value for value in _array(fields, key) if isinstance(value, str))
+
+
+def _array(fields: JsonObject, key: str) -> list[JsonValue]:
+    value = fields.get(key)
+    return value if isinstance(value, list) else []
+
+
+def between_marks(text: str, opening: str, closing: str) -> str:
+    """Return somebody's words after a line that says `opening`, and before one that says `closing`.
+
+    Nobody can end the mark from within: the lines hold a number that is made up here.
+    """
+    number = secrets.token_hex(4)
+    return f"--- {number}: {opening}\n{text}\n--- {number}: {closing}"
+
+
+Version: TypeAlias = tuple[int, int, int]
+
+_VERSION: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
+
+
+def version_in(text: str) -> Version | None:
+    """Return the first version in a text; None where there is none."""
+    found = _VERSION.search(text)
+    if found is None:
+        return None
+    major, minor, patch = (int(number) for number in found.groups())
+    return major, minor, patch
+
+
+def dotted(version: Version) -> str:
+    """Return a version as people write it."""
+    return ".".join(map(str, version))

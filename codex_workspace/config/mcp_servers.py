@@ -1,0 +1,289 @@
+"""The MCP servers of config.yaml: what of them stands in codex's config.toml, and what codex is told with each thread.
+
+Codex starts the servers itself, one set of them for each thread, outside of its sandbox. A `${NAME}` of config.yaml is
+filled in here, from the agent's environment, and told to codex over its pipe: its environment and its files can be read
+by commands that run without a sandbox. How far codex has come with starting them is the business of `mcp_startup`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Final
+
+from codex_workspace.config.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret, read_secret
+from codex_workspace.config.toml_text import KeyPath, TomlValue
+from codex_workspace.config.validation import EnvName, Matches, Place, Seconds, Slug, Text
+
+McpUrl = Annotated[
+    str,
+    Matches(r"https?://[^\s/?#@\\]+(/[^\s#\\]*)?", "an http:// or https:// URL without user name and fragment"),
+]
+HeaderName = Annotated[str, Matches(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", "the name of an HTTP header")]
+
+SHORTEST_SECRET: Final = 8
+"""Values with fewer characters are not looked for in logs and answers: they stand in too many words."""
+
+_PLAIN: Final = frozenset(
+    {
+        *(variable.name for variable in ENVIRONMENT if not variable.secret),
+        *("USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "HOSTNAME", "PWD"),
+    }
+)
+"""Variables that hold no secret; their values stay readable in the log."""
+
+_REQUIRED: Final = ("required",)
+_REFERENCE: Final = re.compile(r"\$(\$\{)|\$\{([^}]*)\}?")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class McpServerEntry:
+    """One entry of `mcp_servers:`: started by `command` (stdio) or reached at `url` (streamable HTTP). Times in s.
+
+    name: its tools' names begin with it.
+    command, args, cwd: the program; cwd is seen from codex's working folder.
+    env: variables of the program; `${NAME}` stands for the agent's variable NAME (or the file that NAME_FILE names).
+    url: where it answers.
+    bearer_token_env: the agent's variable that holds the bearer token for it.
+    headers: further headers; `${NAME}` as in env.
+    startup_timeout_s: how long it may take to start; a thread's first turn waits for it that long.
+    tool_timeout_s: how long a call of one of its tools may take.
+    enabled_tools: the only tools that are offered; null = all of them.
+    disabled_tools: tools that are not.
+    required: nothing is answered without it.
+    trusted: its tools run without being asked for, under every approval policy.
+    """
+
+    name: Slug
+    command: Text | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[EnvName, str] = field(default_factory=dict)
+    cwd: Text | None = None
+    url: McpUrl | None = None
+    bearer_token_env: EnvName | None = None
+    headers: Mapping[HeaderName, str] = field(default_factory=dict)
+    startup_timeout_s: Seconds = 30.0
+    tool_timeout_s: Seconds = 60.0
+    enabled_tools: tuple[Text, ...] | None = None
+    disabled_tools: tuple[Text, ...] = ()
+    required: bool = False
+    trusted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class McpServer:
+    """A server that codex is told of.
+
+    table: its keys of config.toml, below `mcp_servers.<name>`; no secret is in them.
+    private: further keys of that table, by table and key, such as `env` and a variable's name; never in a file.
+    secrets: what in them must not show up anywhere.
+    """
+
+    name: str
+    table: Mapping[KeyPath, TomlValue]
+    private: Mapping[tuple[str, str], Secret]
+    secrets: tuple[Secret, ...]
+    startup_timeout_s: float
+    required: bool
+    trusted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class McpServers:
+    """All of them. `left_out`: why a server is not there, by its name; each a sentence without its full stop."""
+
+    servers: tuple[McpServer, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def managed(self) -> dict[KeyPath, TomlValue]:
+        """Their part of config.toml."""
+        return {
+            ("mcp_servers", server.name, *path): value
+            for server in self.servers
+            for path, value in server.table.items()
+        }
+
+    @property
+    def private(self) -> dict[str, Mapping[tuple[str, str], Secret]]:
+        """What codex is told of them with each thread, by their names."""
+        return {server.name: server.private for server in self.servers if server.private}
+
+    @property
+    def secrets(self) -> list[Secret]:
+        """What must not show up in a log or an answer."""
+        return [secret for server in self.servers for secret in server.secrets]
+
+    def threads_within(self, processes: int, threads: int) -> int:
+        """How many threads, `threads` at the most, have `processes` of them together: each thread has its own."""
+        programs = sum(("command",) in server.table for server in self.servers)
+        return min(threads, max(1, processes // programs)) if programs else threads
+
+    @property
+    def required(self) -> bool:
+        """Whether there is one without which nothing is answered."""
+        return any(server.required for server in self.servers)
+
+    @property
+    def optional(self) -> "McpServers":
+        """The same, none of them required."""
+        servers = [
+            replace(
+                server, required=False, table={path: server.table[path] for path in server.table if path != _REQUIRED}
+            )
+            for server in self.servers
+        ]
+        return McpServers(tuple(servers), self.left_out)
+
+    @property
+    def patience_s(self) -> float:
+        """How long the slowest of them may take to start; 0 where there is none."""
+        return max((server.startup_timeout_s for server in self.servers), default=0.0)
+
+
+class _Missing(Exception):
+    """A variable that is named and not set."""
+
+    def __init__(self, name: str, place: Place) -> None:
+        super().__init__(name)
+        self.name = name
+        self.place = place
+
+    @property
+    def problem(self) -> str:
+        return f"names the variable {self.name}, which is not set; set it (or {self.name}_FILE)"
+
+
+def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], place: Place) -> McpServers:
+    """The servers with their variables filled in from `env`. `place` is where `entries` stand, for messages.
+
+    One that is not required and names a variable that is not set is left out.
+
+    Raises:
+        ConfigError: an entry contradicts itself, two have one name, or a required one names a variable that is not set.
+    """
+    found: dict[str, McpServer] = {}
+    left_out: dict[str, str] = {}
+    for index, entry in enumerate(entries):
+        here = place.item(index)
+        if entry.name in (*found, *left_out):
+            raise here.at("name").error(f"must differ from the other servers', but is {entry.name} again")
+        _check(entry, here)
+        try:
+            found[entry.name] = _Reader(entry, env, here).server()
+        except _Missing as missing:
+            if entry.required:
+                raise missing.place.error(missing.problem) from None
+            left_out[entry.name] = f"{missing.place.key} {missing.problem}"
+    return McpServers(tuple(found.values()), left_out)
+
+
+def _check(entry: McpServerEntry, here: Place) -> None:
+    if (entry.command is None) == (entry.url is None):
+        raise here.error("must have one of command and url")
+    of_program = {"args": bool(entry.args), "env": bool(entry.env), "cwd": entry.cwd is not None}
+    of_address = {"bearer_token_env": entry.bearer_token_env is not None, "headers": bool(entry.headers)}
+    wrong, other = (of_address, "url") if entry.url is None else (of_program, "command")
+    for key, given in wrong.items():
+        if given:
+            raise here.at(key).error(f"is for a server with {other}")
+    for header in entry.headers:
+        if header.lower() == "authorization" and entry.bearer_token_env is not None:
+            raise here.at("headers").error("must not hold Authorization beside bearer_token_env")
+
+
+class _Reader:
+    """Makes a `McpServer` of one entry."""
+
+    def __init__(self, entry: McpServerEntry, env: Mapping[str, str], here: Place) -> None:
+        self._entry = entry
+        self._env = env
+        self._here = here
+        self._private: dict[tuple[str, str], Secret] = {}
+        self._secrets: list[Secret] = []
+
+    def server(self) -> McpServer:
+        entry = self._entry
+        own = self._program(entry.command) if entry.command is not None else self._address(entry.url or "")
+        return McpServer(
+            entry.name,
+            own | self._common(),
+            self._private,
+            tuple(self._secrets),
+            entry.startup_timeout_s,
+            entry.required,
+            entry.trusted,
+        )
+
+    def _common(self) -> dict[KeyPath, TomlValue]:
+        entry = self._entry
+        table: dict[KeyPath, TomlValue] = {
+            ("startup_timeout_sec",): entry.startup_timeout_s,
+            ("tool_timeout_sec",): entry.tool_timeout_s,
+        }
+        if entry.enabled_tools is not None:
+            table["enabled_tools",] = list(entry.enabled_tools)
+        if entry.disabled_tools:
+            table["disabled_tools",] = list(entry.disabled_tools)
+        if entry.required:
+            table[_REQUIRED] = True
+        if entry.trusted:
+            # Without it, codex 0.163 refuses under `never`, in a sandbox, every tool that is not said to be read-only.
+            table["default_tools_approval_mode",] = "approve"
+        return table
+
+    def _program(self, command: str) -> dict[KeyPath, TomlValue]:
+        table: dict[KeyPath, TomlValue] = {("command",): command, ("args",): list(self._entry.args)}
+        if self._entry.cwd is not None:
+            table["cwd",] = self._entry.cwd
+        for name, text in self._entry.env.items():
+            value = self._filled(text, self._here.at("env").at(name))
+            if value is None:
+                table["env", name] = text.replace("$${", "${")
+            else:
+                self._private["env", name] = value
+        return table
+
+    def _address(self, url: str) -> dict[KeyPath, TomlValue]:
+        table: dict[KeyPath, TomlValue] = {("url",): url}
+        name = self._entry.bearer_token_env
+        if name is not None:
+            token = read_header_secret(self._env, name)
+            if token is None:
+                raise _Missing(name, self._here.at("bearer_token_env"))
+            self._secrets.append(token)
+            self._private["http_headers", "Authorization"] = Secret(f"Bearer {token.reveal()}")
+        for header, text in self._entry.headers.items():
+            place = self._here.at("headers").at(header)
+            value = self._filled(text, place)
+            if not re.fullmatch(r"[\x20-\x7e]*", text if value is None else value.reveal()):
+                raise place.error("must be printable ASCII without line breaks")
+            if value is None:
+                table["http_headers", header] = text.replace("$${", "${")
+            else:
+                self._private["http_headers", header] = value
+        return table
+
+    def _filled(self, text: str, place: Place) -> Secret | None:
+        """`text` with every `${NAME}` filled in; None where there is none in it."""
+        filled: list[str] = []
+        end = 0
+        named = False
+        for found in _REFERENCE.finditer(text):
+            named = named or found[1] is None
+            filled += (text[end : found.start()], found[1] or self._value(found[0], place))
+            end = found.end()
+        return Secret("".join((*filled, text[end:]))) if named else None
+
+    def _value(self, reference: str, place: Place) -> str:
+        name = reference.removeprefix("${").removesuffix("}")
+        if not (reference.endswith("}") and _NAME.fullmatch(name)):
+            raise place.error("holds ${ without the name of a variable and }; a plain ${ is written $${")
+        value = read_secret(self._env, name)
+        if value is None:
+            raise _Missing(name, place)
+        if "\0" in value.reveal():
+            raise IN_ENVIRONMENT.at(name).error("holds a NUL, which no variable can")
+        if name not in _PLAIN and len(value.reveal()) >= SHORTEST_SECRET:
+            self._secrets.append(value)
+        return value.reveal()

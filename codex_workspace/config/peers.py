@@ -1,0 +1,66 @@
+"""The peers of config.yaml: A2A agents that this one may give work to, and their tokens.
+
+Nobody else is ever called: the model names a peer, never an address. How they are called is the business of
+`peer_calls`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from codex_workspace.config.environment import Secret, read_header_secret
+from codex_workspace.config.validation import EnvName, HttpUrl, Place, Slug, shown
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEntry:
+    """One entry of `peers:`, an A2A agent that the model may give work to.
+
+    name: how the model names it.
+    url: where it answers.
+    description: what it is good for, for the model; its own card's is told where this is empty.
+    token_env: the variable that holds the bearer token for it (or `…_FILE` the file).
+    allow_private: it may live at an address that is not public, such as this machine's or a container network's.
+    """
+
+    name: Slug
+    url: HttpUrl
+    description: str = ""
+    token_env: EnvName | None = None
+    allow_private: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer with its token; fields as in `PeerEntry`."""
+
+    name: str
+    url: str
+    description: str = ""
+    token: Secret | None = None
+    allow_private: bool = False
+
+
+def resolve_peers(entries: Iterable[PeerEntry], env: Mapping[str, str], place: Place) -> tuple[Peer, ...]:
+    """The peers with their tokens read from `env`. `place` is where `entries` stand, for messages.
+
+    Raises:
+        ConfigError: two have one name, or a token's variable is not set or cannot be sent in a header.
+    """
+    found: dict[str, Peer] = {}
+    for index, entry in enumerate(entries):
+        here = place.item(index)
+        if entry.name in found:
+            raise here.at("name").error(f"is there twice: {shown(entry.name)}")
+        found[entry.name] = Peer(
+            entry.name, entry.url, entry.description, _token(entry.token_env, env, here), entry.allow_private
+        )
+    return tuple(found.values())
+
+
+def _token(name: str | None, env: Mapping[str, str], here: Place) -> Secret | None:
+    if name is None:
+        return None
+    token = read_header_secret(env, name)
+    if token is None:
+        raise here.at("token_env").error(f"names the variable {name}, which is not set; set it (or {name}_FILE)")
+    return token

@@ -1,0 +1,290 @@
+"""Which provider answers, with which credential and model, and why: decided from settings and environment alone.
+
+Codex reads no API key from the environment by itself (docs/codex-protocol.md), so every provider that takes a key is
+rendered as a custom one that uses the key which codex is told at its start: what a `ChosenProvider` holds is what
+`codex_home` writes and what is told.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from codex_workspace.common.errors import ConfigError
+from codex_workspace.config.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret
+from codex_workspace.config.login import AUTH_NAME, handed_in, left_in
+from codex_workspace.config.settings import ProviderEntry, Settings
+from codex_workspace.config.validation import HttpUrl, Place, read_value
+
+AuthMode = Literal["openai_api", "openai_compat_responses", "chatgpt_subscription"]
+
+SUBSCRIPTION: Final = "chatgpt_subscription"
+"""The mode whose credential is a login that codex keeps and refreshes itself."""
+
+OPENAI_BASE_URL = "https://api.openai.com/v1"
+"""Where `openai_api` goes unless the environment variable of this name says otherwise."""
+
+CHATGPT_BASE_URL = "https://chatgpt.com/backend-api/codex"
+"""Where `chatgpt_subscription` goes."""
+
+RESERVED_SLUGS = frozenset({"openai", "ollama", "ollama-chat", "lmstudio", "amazon-bedrock"})
+"""Codex's built-in providers; a config.toml that defines one of them is refused as a whole (0.163)."""
+
+_NOT_CREDENTIALS = frozenset(variable.name for variable in ENVIRONMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One entry of the registry. `auth_env` empty = needs no credential; `base_url` None = the one of its mode."""
+
+    name: str
+    auth_mode: AuthMode
+    slug: str
+    base_url: str | None = None
+    auth_env: tuple[str, ...] = ()
+    model_prefixes: tuple[str, ...] = ()
+    model_aliases: tuple[str, ...] = ()
+    model_id_override: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenProvider:
+    """The provider that codex is set to.
+
+    slug: its name in config.toml. env_key, credential: where the key or login was found, a variable of ours for one,
+    and what it is; both None where none is needed. model: the id for the wire. reason: one sentence for log and doctor.
+    """
+
+    name: str
+    auth_mode: AuthMode
+    slug: str
+    base_url: str
+    env_key: str | None
+    credential: Secret | None
+    model: str
+    reason: str
+
+
+BUILT_IN: tuple[Provider, ...] = (
+    Provider(
+        name="openai",
+        auth_mode="openai_api",
+        slug="openai_api",
+        auth_env=("OPENAI_API_KEY", "CODEX_API_KEY"),
+        model_prefixes=("gpt-", "o", "codex-"),
+    ),
+    Provider(
+        name="chatgpt",
+        auth_mode="chatgpt_subscription",
+        slug="chatgpt",
+        auth_env=("CODEX_AUTH_JSON", "CODEX_CHATGPT_AUTH_JSON"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A credential and the variable it belongs to; both None for a provider that needs none."""
+
+    env_key: str | None
+    credential: Secret | None
+
+
+def registry(settings: Settings) -> tuple[Provider, ...]:
+    """The operator's entries in their order, then the built-in ones that no entry replaces by name.
+
+    Raises:
+        ConfigError: an entry contradicts itself, or two share a name or slug.
+    """
+    place = Place(str(settings.config_file)).at("providers")
+    own = tuple(_provider(entry, place.item(index)) for index, entry in enumerate(settings.config.providers))
+    for attribute, words in (("name", "name"), ("slug", "model_provider_slug")):
+        seen: set[str] = set()
+        for index, provider in enumerate(own):
+            value = getattr(provider, attribute)
+            if value in seen:
+                raise place.item(index).at(words).error(f"must differ from the other providers', but is {value} again")
+            seen.add(value)
+    taken = {provider.name for provider in own}
+    return own + tuple(provider for provider in BUILT_IN if provider.name not in taken)
+
+
+def choose_provider(settings: Settings, env: Mapping[str, str]) -> ChosenProvider:
+    """The provider to use, and why. In this order:
+
+    1. the one that `runtime_config.provider` names,
+    2. a subscription whose login is handed in,
+    3. the one that the model's name points to, if it has its credential,
+    4. the first that has its credential,
+    5. a subscription whose login is in CODEX_HOME still.
+
+    Reads, beside `env`, the files that a credential's `…_FILE` names.
+
+    Raises:
+        ConfigError: the choice is impossible; with the remedy.
+    """
+    providers = registry(settings)
+    _refuse_provider_as_model(settings, providers)
+    _refuse_missing(settings, env, providers)
+    if name := settings.config.runtime_config.provider:
+        return _explicit(settings, env, providers, name)
+    subscriptions = [provider for provider in providers if provider.auth_mode == SUBSCRIPTION]
+    usable = [provider for provider in providers if provider.auth_mode != SUBSCRIPTION]
+    for provider in subscriptions:
+        if found := _find_credential(provider, env):
+            return _chosen(settings, env, provider, found, "a subscription's login is handed in")
+    for provider, match in _matching(settings.model, usable):
+        if found := _find_credential(provider, env):
+            return _chosen(settings, env, provider, found, f"the model {settings.model} matches its {match}")
+    for provider in usable:
+        if found := _find_credential(provider, env):
+            why = (
+                f"no provider that matches the model {settings.model} has a credential, and this is the first that has"
+            )
+            return _chosen(settings, env, provider, found, why)
+    for provider in subscriptions:
+        if found := _left_login(settings):
+            why = "no provider has a credential, and CODEX_HOME holds a subscription's login still"
+            return _chosen(settings, env, provider, found, why)
+    names = [name for provider in (*usable, *subscriptions) for name in provider.auth_env]
+    raise IN_ENVIRONMENT.error(f"no provider has a credential; set {_one_of(names)} (each also as …_FILE)")
+
+
+def _provider(entry: ProviderEntry, place: Place) -> Provider:
+    compat = entry.auth_mode == "openai_compat_responses"
+    if compat and entry.base_url is None:
+        raise place.at("base_url").error("is missing; auth_mode openai_compat_responses needs an http(s) URL")
+    if entry.auth_mode == "openai_api" and entry.base_url is not None:
+        raise place.at("base_url").error("is not for auth_mode openai_api; OPENAI_BASE_URL moves it")
+    for index, name in enumerate(entry.auth_env):
+        if name in _NOT_CREDENTIALS:
+            raise (
+                place.at("auth_env")
+                .item(index)
+                .error(f"must be a variable of the provider's own, but {name} is the agent's")
+            )
+    built_in = {provider.auth_mode: provider for provider in BUILT_IN}.get(entry.auth_mode)
+    return Provider(
+        name=entry.name,
+        auth_mode=entry.auth_mode,
+        slug=_slug(entry, place),
+        base_url=entry.base_url,
+        auth_env=entry.auth_env or (built_in.auth_env if built_in else ()),
+        model_prefixes=entry.model_prefixes,
+        model_aliases=entry.model_aliases,
+        model_id_override=entry.model_id_override,
+    )
+
+
+def _slug(entry: ProviderEntry, place: Place) -> str:
+    if entry.model_provider_slug in RESERVED_SLUGS:
+        raise place.at("model_provider_slug").error(
+            f"must not be one of codex's own ({', '.join(sorted(RESERVED_SLUGS))}), but is {entry.model_provider_slug}"
+        )
+    made = re.sub(r"[^A-Za-z0-9_-]", "_", entry.name)[:60]
+    return entry.model_provider_slug or (f"{made}_api" if made in RESERVED_SLUGS else made)
+
+
+def _refuse_provider_as_model(settings: Settings, providers: Sequence[Provider]) -> None:
+    model = settings.model
+    named = [provider.name for provider in providers if re.match(rf"{re.escape(provider.name)}[:/]", model)]
+    aliased = any(model in provider.model_aliases for provider in providers)
+    if not aliased and any(model == provider.name for provider in providers):
+        raise ConfigError(
+            f"{settings.model_source}: {model} is a provider, not a model; "
+            f"name it as runtime_config.provider, and a model such as gpt-5.5 here"
+        )
+    if not aliased and named and not any(_begins(model, provider) for provider in providers):
+        raise ConfigError(
+            f"{settings.model_source}: {model} begins with a provider's name; "
+            f"name {named[0]} as runtime_config.provider, and here the model alone"
+        )
+
+
+def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider]) -> None:
+    """Refuse what `required_env` names and nobody has set; a provider's own variables are asked for by the choice."""
+    credentials = {name for provider in providers for name in provider.auth_env}
+    place = Place(str(settings.config_file)).at("runtime_config.required_env")
+    for index, name in enumerate(settings.config.runtime_config.required_env):
+        if name not in credentials and not (env.get(name) or env.get(f"{name}_FILE")):
+            raise place.item(index).error(f"names the variable {name}, which is not set; set it (or {name}_FILE)")
+
+
+def _begins(model: str, provider: Provider) -> bool:
+    """Tell whether one of a provider's prefixes goes beyond the provider's name, and so is meant for such a model."""
+    long = [prefix for prefix in provider.model_prefixes if re.search("[:/]", prefix)]
+    return any(model.startswith(prefix) for prefix in long)
+
+
+def _explicit(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider], name: str) -> ChosenProvider:
+    place = Place(str(settings.config_file)).at("runtime_config.provider")
+    provider = next((each for each in providers if each.name == name), None)
+    if provider is None:
+        names = [each.name for each in providers]
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise place.error(f"must be one of {', '.join(names)}, but is {name!r}{hint}")
+    found = _find_credential(provider, env)
+    if found is None and provider.auth_mode == SUBSCRIPTION:
+        found = _left_login(settings)
+    if found is None:
+        raise place.error(f"{name} has no credential; set {_one_of(provider.auth_env)} (each also as …_FILE)")
+    return _chosen(settings, env, provider, found, "runtime_config.provider names it")
+
+
+def _matching(model: str, providers: Iterable[Provider]) -> list[tuple[Provider, str]]:
+    """The providers that the model's name points to, with how; best first: aliases, then longer prefixes."""
+    ranked: list[tuple[int, Provider, str]] = []
+    for provider in providers:
+        prefixes = [prefix for prefix in provider.model_prefixes if model.startswith(prefix)]
+        if model in provider.model_aliases:
+            ranked.append((len(model) + 1, provider, f"alias {model}"))
+        elif prefixes:
+            longest = max(prefixes, key=len)
+            ranked.append((len(longest), provider, f"prefix {longest}"))
+    return [(provider, match) for _, provider, match in sorted(ranked, key=lambda each: -each[0])]
+
+
+def _find_credential(provider: Provider, env: Mapping[str, str]) -> _Found | None:
+    """The first of the provider's variables that is set; None where it needs one and has none."""
+    if provider.auth_mode == SUBSCRIPTION:
+        login = handed_in(env, provider.auth_env)
+        return None if login is None else _Found(*login)
+    if not provider.auth_env:
+        return _Found(None, None)
+    for name in provider.auth_env:
+        credential = read_header_secret(env, name)
+        if credential is not None:
+            return _Found(name, credential)
+    return None
+
+
+def _left_login(settings: Settings) -> _Found | None:
+    login = left_in(settings.codex_home)
+    return None if login is None else _Found(f"{AUTH_NAME} in CODEX_HOME", login)
+
+
+def _chosen(settings: Settings, env: Mapping[str, str], provider: Provider, found: _Found, why: str) -> ChosenProvider:
+    return ChosenProvider(
+        name=provider.name,
+        auth_mode=provider.auth_mode,
+        slug=provider.slug,
+        base_url=provider.base_url
+        or (CHATGPT_BASE_URL if provider.auth_mode == SUBSCRIPTION else _openai_base_url(env)),
+        env_key=found.env_key,
+        credential=found.credential,
+        model=provider.model_id_override or settings.model,
+        reason=f"provider {provider.name}: {why}; credential: {found.env_key or 'none needed'}",
+    )
+
+
+def _openai_base_url(env: Mapping[str, str]) -> str:
+    value = env.get("OPENAI_BASE_URL")
+    if not value:
+        return OPENAI_BASE_URL
+    return str(read_value(HttpUrl, value, IN_ENVIRONMENT.at("OPENAI_BASE_URL")))
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return " or ".join(dict.fromkeys(names))

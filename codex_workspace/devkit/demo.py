@@ -1,0 +1,137 @@
+"""See the whole thing at work, without a key and without a network: `python -m codex_workspace demo`.
+
+Everything is real but the model: the agent runs as the process that an operator would start, codex is codex, the client
+is the A2A SDK's. Only the model is scripted (`scripted_model`), on loopback. All files are in a temporary folder, and
+nothing of it stays behind.
+"""
+
+import secrets
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+from a2a.types import StreamResponse
+
+from codex_workspace.cli.chat import Outgoing, open_peer
+from codex_workspace.cli.terminal import TurnView, state_word
+from codex_workspace.devkit.model import scripted_model
+from codex_workspace.devkit.staging import Agent, Stage, Steps, Unexpected, running, set_up, shown, write_scenario
+
+TURN_TIMEOUT_S: Final = 60.0
+
+WRITE: Final = "Please write a small file and show me that it is there."
+RECALL: Final = "What have we said so far?"
+RECALL_AGAIN: Final = "You were restarted. What have we said so far?"
+
+GREETING: Final = "hello from the sandbox"
+ANSWER: Final = "There it is: greeting.txt, written by a patch and read by a command in codex's sandbox."
+
+SCENARIO: Final[list[dict[str, object]]] = [
+    {
+        "match": "write a small file",
+        "steps": [
+            {
+                "say": "I write the file first, then I look.",
+                "phase": "commentary",
+                "delay_ms": 20,
+                "patch": f"*** Begin Patch\n*** Add File: greeting.txt\n+{GREETING}\n*** End Patch",
+            },
+            {"run": "uname -sr && ls && cat greeting.txt"},
+            {"say": ANSWER, "phase": "final_answer", "delay_ms": 45},
+        ],
+    },
+    {"match": "said so far", "steps": [{"repeat": True, "delay_ms": 8}]},
+]
+"""What the scripted model does on our messages; its module's table explains the keys."""
+
+
+async def demo(env: Mapping[str, str]) -> int:
+    """Show an answer, a command in the sandbox, memory, and memory after a restart.
+
+    Returns:
+        The exit code: 0 when all was as expected, 1 when something was not, 130 when interrupted.
+    """
+    return await shown(partial(_demo, env=env), env)
+
+
+async def _demo(steps: Steps, folder: Path, env: Mapping[str, str]) -> str:
+    token = secrets.token_urlsafe(24)
+    async with scripted_model(scenario=write_scenario(folder, SCENARIO)) as model:
+        return await _play(steps, set_up(folder, model.base_url, env, {"A2A_TOKEN": token}), token)
+
+
+async def _play(steps: Steps, stage: Stage, token: str) -> str:
+    """Play the demo's steps; returns what was seen.
+
+    Raises:
+        AgentError: a step was not as expected.
+    """
+    steps.step("Start the agent, with the real codex behind it and a scripted model in place of OpenAI")
+    async with running(stage) as agent:
+        steps.done(agent.ready)
+        steps.step("Ask it, as an A2A client, to change and run something")
+        worked = await _turn(steps, agent, token, WRITE, None)
+        _check_work(worked, stage)
+        steps.step("Send a second message in the same context: does it remember?")
+        recalled = await _turn(steps, agent, token, RECALL, worked.context_id)
+        _check_memory(recalled, (WRITE, ANSWER))
+        steps.step("Stop the agent with SIGTERM and start it again")
+        await agent.stop()
+    async with running(stage) as agent:
+        steps.done(agent.ready)
+        steps.step("Send a third message in that context: does it still remember?")
+        recalled = await _turn(steps, agent, token, RECALL_AGAIN, worked.context_id)
+        _check_memory(recalled, (WRITE, ANSWER, RECALL))
+        await agent.stop()
+    return (
+        f"text streamed in {worked.text_updates} pieces, a file written by a patch, a command run in codex's sandbox, "
+        "memory from message to message and across a restart"
+    )
+
+
+async def _turn(steps: Steps, agent: Agent, token: str, text: str, context_id: str | None) -> TurnView:
+    """Send a message and show what comes of it.
+
+    Raises:
+        AgentError: the agent was lost, or the task did not complete.
+    """
+    steps.console.line(f"> {text}\n")
+    view = TurnView(steps.console.style, anyio.current_time())
+
+    def on_event(event: StreamResponse) -> None:
+        steps.console.write(view.apply(event, anyio.current_time()))
+
+    with anyio.move_on_after(TURN_TIMEOUT_S) as scope:
+        async with open_peer(agent.url, token) as peer:
+            await peer.send(Outgoing(text, context_id), on_event)
+    if scope.cancelled_caught:
+        raise Unexpected(f"the task did not end within {TURN_TIMEOUT_S:g} s")
+    if not view.completed:
+        raise Unexpected(f"the task ended as {state_word(view.state) if view.state else 'nothing'}")
+    if context_id is not None and view.context_id != context_id:
+        raise Unexpected("the answer came in another context")
+    return view
+
+
+def _check_work(view: TurnView, stage: Stage) -> None:
+    if not view.commands:
+        raise Unexpected("no command was run")
+    command = view.commands[-1]
+    if command.exit_code != 0:
+        raise Unexpected(f"the command ended with exit code {command.exit_code}; does codex's sandbox work here?")
+    if GREETING not in command.output:
+        raise Unexpected("the command's output is not what the file holds")
+    if not (stage.workspace / "greeting.txt").is_file():
+        raise Unexpected("the patch's file is not in the workspace")
+    if view.answer != ANSWER:
+        raise Unexpected(f"the answer is {view.answer!r}, not what the model said")
+    if view.text_updates < 2:
+        raise Unexpected("the text came in one piece, not as a stream")
+
+
+def _check_memory(view: TurnView, earlier: tuple[str, ...]) -> None:
+    for text in earlier:
+        if text not in view.answer:
+            raise Unexpected(f"it does not remember: {text!r}")

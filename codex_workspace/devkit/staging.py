@@ -1,0 +1,272 @@
+"""What the demos have in common: agents as processes of their own, in a temporary folder, and somebody who watches.
+
+What is shown is left to `demo` and `demo_platform`.
+"""
+
+import json
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+import yaml
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from codex_workspace.cli.terminal import Console, clean
+from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.common.errors import AgentError
+from codex_workspace.config.settings import CONFIG_NAME, TEMPLATE_DIR
+
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 15.0
+"""The agent's own steps to an end sum up to less than 10 s."""
+
+MAX_LOG_LINE_BYTES: Final = 1 << 20
+
+PASSED_ENVIRONMENT: Final = frozenset(("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "CODEX_BIN"))
+"""What the demo's agent gets of our environment: no key, no proxy, nothing of an agent that is configured here."""
+
+
+class Unexpected(AgentError):
+    """Something was not as the demo expects; the sentence says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A running agent: where it listens, and what it said when it was ready."""
+
+    url: str
+    ready: str
+    process: Process
+
+    async def stop(self) -> None:
+        """Ask the agent to end by SIGTERM, as Docker would.
+
+        Raises:
+            Unexpected: it did not end in time, or not with exit code 0.
+        """
+        self.process.send_signal(signal.SIGTERM)
+        with anyio.move_on_after(STOP_TIMEOUT_S):
+            code = await self.process.wait()
+            if code != 0:
+                raise Unexpected(f"the agent ended with exit code {code} when it was asked to stop")
+            return
+        raise Unexpected(f"the agent did not end within {STOP_TIMEOUT_S:g} s after SIGTERM")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """An agent's temporary folder, and the environment in which it runs."""
+
+    folder: Path
+    environment: Mapping[str, str]
+
+    @property
+    def workspace(self) -> Path:
+        """The folder that codex works in."""
+        return self.folder / "workspace"
+
+
+class Steps:
+    """Tells what happens, step by step, with the time that each step took."""
+
+    def __init__(self, console: Console) -> None:
+        self.console: Final = console
+        self._number = 0
+        self._began = 0.0
+
+    def step(self, what: str) -> None:
+        """Begin a step."""
+        self._number += 1
+        self._began = anyio.current_time()
+        gap = "\n" if self._number > 1 else ""
+        self.console.line(self.console.style.bold(f"{gap}{self._number}. {what}"))
+
+    def done(self, what: str) -> None:
+        """Say what came of the step."""
+        self.console.line(f"[{clean(what)}, {anyio.current_time() - self._began:.1f} s]")
+
+
+Play = Callable[[Steps, Path], Awaitable[str]]
+"""Plays in a folder; returns what was seen, and raises `AgentError` where something was not as expected."""
+
+
+async def shown(play: Play, env: Mapping[str, str]) -> int:
+    """Play something in a temporary folder, until it is over or a signal comes.
+
+    Returns:
+        The exit code: 0 when all was as expected, 1 when something was not, 130 when interrupted.
+    """
+    console = Console(sys.stdout, env)
+    # What the SDK logs is said in fewer words where it matters.
+    logging.basicConfig(handlers=[logging.NullHandler()])
+    code = 130
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async with plain_task_group() as tasks:
+
+            async def leave_when_told() -> None:
+                async for _ in signals:
+                    tasks.cancel_scope.cancel()
+
+            tasks.start_soon(leave_when_told)
+            code = await _shown(play, console)
+            tasks.cancel_scope.cancel()
+    if code == 130:
+        console.line("\nInterrupted; everything that was started has been ended.")
+    return code
+
+
+async def _shown(play: Play, console: Console) -> int:
+    started = anyio.current_time()
+    try:
+        with tempfile.TemporaryDirectory(prefix="codex-workspace-demo-") as folder:
+            seen = await play(Steps(console), Path(folder))
+    except AgentError as error:
+        console.line(console.style.bad(f"\nNot as expected: {clean(str(error))}"))
+        return 1
+    console.line(console.style.good(f"\nSeen in {anyio.current_time() - started:.1f} s: {seen}."))
+    return 0
+
+
+def write_scenario(folder: Path, scenario: Sequence[Mapping[str, object]]) -> Path:
+    """Write down what the scripted model does; its module's table explains the keys."""
+    file = folder / "scenario.yaml"
+    file.write_text(yaml.safe_dump(list(scenario)), encoding="utf-8")
+    return file
+
+
+def set_up(
+    folder: Path, model_url: str, env: Mapping[str, str], own: Mapping[str, str], name: str = "demo-agent"
+) -> Stage:
+    """Write an agent's configuration, as an operator would for any Responses endpoint.
+
+    own: what this agent has of an environment beside what all have.
+    """
+    stage = Stage(folder, {})
+    config, home, temporary = folder / "config", folder / "home", folder / "tmp"
+    for made in (config, home, temporary, stage.workspace):
+        made.mkdir(parents=True)
+    content = {
+        "name": name,
+        "runtime": "codex",
+        # A model whose abilities codex knows, apply_patch among them.
+        "runtime_config": {"model": "gpt-5.5", "provider": "demo"},
+        "providers": [
+            {
+                "name": "demo",
+                "auth_mode": "openai_compat_responses",
+                "base_url": model_url,
+                "auth_env": ["DEMO_KEY"],
+            }
+        ],
+    }
+    (config / CONFIG_NAME).write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    passed = {name: value for name, value in env.items() if name in PASSED_ENVIRONMENT}
+    common = {
+        "HOME": str(home),
+        # Codex's sandbox leaves a lock file there.
+        "TMPDIR": str(temporary),
+        "WORKSPACE_CONFIG_PATH": str(config),
+        "WORKSPACE_STATE_DIR": str(folder / "state"),
+        "WORKSPACE_DIR": str(stage.workspace),
+        "A2A_PORT": "0",
+        "LOG_FORMAT": "json",
+        "DEMO_KEY": secrets.token_urlsafe(24),
+    }
+    return Stage(folder, passed | common | dict(own))
+
+
+@asynccontextmanager
+async def running(stage: Stage) -> AsyncIterator[Agent]:
+    """Run the agent as a process of its own, ready when the block begins, ended when it is left.
+
+    Raises:
+        Unexpected: it did not become ready.
+    """
+    process = await anyio.open_process(
+        [sys.executable, "-m", "codex_workspace", "serve"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=TEMPLATE_DIR,
+        env=stage.environment,
+        # Ctrl-C on the terminal is for us; we stop the agent in good order.
+        start_new_session=True,
+    )
+    try:
+        async with plain_task_group() as tasks:
+            log = _Log(process)
+            tasks.start_soon(log.read)
+            yield await _when_ready(process, log)
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process)
+
+
+async def _when_ready(process: Process, log: "_Log") -> Agent:
+    with anyio.move_on_after(START_TIMEOUT_S):
+        await log.ready_or_ended.wait()
+    if log.url is None:
+        raise Unexpected(f"the agent did not start; its last words: {log.last or 'none'}")
+    return Agent(log.url, log.ready, process)
+
+
+async def _end(process: Process) -> None:
+    """End the agent in good order, or at last without; codex ends with the pipe that it loses."""
+    if process.returncode is None:
+        process.terminate()
+        with anyio.move_on_after(STOP_TIMEOUT_S):
+            await process.wait()
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.aclose()
+
+
+class _Log:
+    """The agent's log: says when the agent is ready and where, and keeps the last line."""
+
+    def __init__(self, process: Process) -> None:
+        assert process.stderr is not None
+        self._lines = BufferedByteReceiveStream(process.stderr)
+        self.ready_or_ended = anyio.Event()
+        self.ready = ""
+        self.url: str | None = None
+        self.last = ""
+
+    async def read(self) -> None:
+        """Read to the end, so that the agent never waits for us."""
+        try:
+            while True:
+                self._take((await self._lines.receive_until(b"\n", MAX_LOG_LINE_BYTES)).decode("utf-8", "replace"))
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError):
+            pass
+        finally:
+            self.ready_or_ended.set()
+
+    def _take(self, line: str) -> None:
+        self.last = _log_message(line)
+        ready, found, url = self.last.partition(", A2A at ")
+        if found and ready.startswith("ready: "):
+            self.ready, self.url = self.last, url
+            self.ready_or_ended.set()
+
+
+def _log_message(line: str) -> str:
+    """Return a JSON log line's message; a line of another kind as it is."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return line.strip()
+    message = record.get("message") if isinstance(record, dict) else None
+    return message if isinstance(message, str) else line.strip()

@@ -1,0 +1,240 @@
+"""Forms that an MCP server asks a person to fill in: their fields as values, and content checked against them.
+
+MCP allows a flat object of primitive fields. What a person's words mean for a form is left to `answers`.
+Source: `McpElicitationSchema` of `codex app-server generate-json-schema` (0.163), MCP 2025-11-25.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Final, TypeAlias, assert_never
+
+from codex_workspace.common.values import (
+    JsonObject,
+    JsonValue,
+    OddShape,
+    nested,
+    number_or_none,
+    objects,
+    text,
+    text_or_none,
+    texts,
+)
+
+MAX_FIELDS: Final = 100
+"""A form with more fields is for no person."""
+
+_MAX_SHOWN: Final = 20
+"""A sentence names at most so many choices or fields."""
+
+_MAX_WORD_CHARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the values that a field allows; `title` is what a person reads."""
+
+    value: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A text, one of `choices` where there are any; lengths in characters."""
+
+    choices: tuple[Choice, ...] = ()
+    min_length: int | None = None
+    max_length: int | None = None
+    format: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number, a whole one where `whole`; the bounds are allowed themselves."""
+
+    whole: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class YesNo:
+    """True or false."""
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """A list of values out of `choices`."""
+
+    choices: tuple[Choice, ...]
+    min_items: int | None = None
+    max_items: int | None = None
+
+
+FieldType: TypeAlias = Words | Number | YesNo | Several
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a form; `title` is its name where the server gave none."""
+
+    name: str
+    title: str
+    description: str | None
+    required: bool
+    type: FieldType
+
+
+class NotFitting(ValueError):
+    """Content that does not fit its form; the message is a sentence for a person and names the field."""
+
+
+def read_fields(schema: JsonObject) -> tuple[Field, ...]:
+    """Return the fields of a form in the order of its schema.
+
+    Raises:
+        OddShape: a field is of a type that MCP does not have, the form is too long, or requires what it does not have.
+    """
+    properties = nested(schema, "properties")
+    required = set(texts(schema, "required"))
+    if len(properties) > MAX_FIELDS or not required <= set(properties):
+        raise OddShape("properties")
+    return tuple(_read_field(name, nested(properties, name), name in required) for name in properties)
+
+
+def _read_field(name: str, schema: JsonObject, required: bool) -> Field:
+    return Field(
+        name, text_or_none(schema, "title") or name, text_or_none(schema, "description"), required, _type(schema)
+    )
+
+
+def _type(schema: JsonObject) -> FieldType:
+    match text(schema, "type"):
+        case "string":
+            return Words(
+                _choices(schema, "oneOf"),
+                number_or_none(schema, "minLength"),
+                number_or_none(schema, "maxLength"),
+                text_or_none(schema, "format"),
+            )
+        case "number":
+            return Number(False, _bound(schema, "minimum"), _bound(schema, "maximum"))
+        case "integer":
+            return Number(True, _bound(schema, "minimum"), _bound(schema, "maximum"))
+        case "boolean":
+            return YesNo()
+        case "array":
+            choices = _choices(nested(schema, "items"), "anyOf")
+            if not choices:
+                raise OddShape("items")
+            return Several(choices, number_or_none(schema, "minItems"), number_or_none(schema, "maxItems"))
+        case other:
+            raise OddShape(other)
+
+
+def _choices(schema: JsonObject, titled: str) -> tuple[Choice, ...]:
+    """Return the choices in one of MCP's three spellings: constants with titles, an enum with names, a bare enum."""
+    if titled in schema:
+        return tuple(Choice(text(each, "const"), text(each, "title")) for each in objects(schema, titled))
+    values, names = texts(schema, "enum"), texts(schema, "enumNames")
+    return tuple(map(Choice, values, names if len(names) == len(values) else values))
+
+
+def _bound(schema: JsonObject, key: str) -> float | None:
+    value = schema.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def checked(fields: tuple[Field, ...], content: JsonObject) -> JsonObject:
+    """Return `content` as the form wants it: whole numbers as such (A2A carries all numbers as floats), nothing else.
+
+    A field that is not required may be left out, or be null, which is the same.
+
+    Raises:
+        NotFitting: a field is missing, unknown, or has a value that it does not allow.
+    """
+    unknown = sorted(set(content) - {field.name for field in fields})
+    if unknown:
+        raise NotFitting(f"The form has no field {shown(unknown[0])}; its fields are: {field_names(fields)}.")
+    given = {name: value for name, value in content.items() if value is not None}
+    missing = tuple(field for field in fields if field.required and field.name not in given)
+    if missing:
+        raise NotFitting(f"The form needs a value for {field_names(missing)}.")
+    return {field.name: _checked(field, given[field.name]) for field in fields if field.name in given}
+
+
+def _checked(field: Field, value: JsonValue) -> JsonValue:
+    match field.type:
+        case Words() as words:
+            return _checked_words(shown(field.name), words, value)
+        case Number() as number:
+            return _checked_number(shown(field.name), number, value)
+        case YesNo():
+            if not isinstance(value, bool):
+                raise NotFitting(f"{shown(field.name)} has to be true or false.")
+            return value
+        case Several() as several:
+            return _checked_several(shown(field.name), several, value)
+        case _:
+            assert_never(field.type)
+
+
+def _checked_words(name: str, words: Words, value: JsonValue) -> str:
+    if not isinstance(value, str):
+        raise NotFitting(f"{name} has to be a text.")
+    if words.choices:
+        return _chosen(name, words.choices, value)
+    if words.min_length is not None and len(value) < words.min_length:
+        raise NotFitting(f"{name} needs at least {words.min_length} characters.")
+    if words.max_length is not None and len(value) > words.max_length:
+        raise NotFitting(f"{name} takes at most {words.max_length} characters.")
+    return value
+
+
+def _checked_number(name: str, number: Number, value: JsonValue) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise NotFitting(f"{name} has to be a number.")
+    if isinstance(value, float):
+        if not math.isfinite(value) or (number.whole and not value.is_integer()):
+            raise NotFitting(f"{name} has to be a {'whole' if number.whole else 'finite'} number.")
+        value = int(value) if number.whole else value
+    if number.minimum is not None and value < number.minimum:
+        raise NotFitting(f"{name} has to be at least {number.minimum}.")
+    if number.maximum is not None and value > number.maximum:
+        raise NotFitting(f"{name} has to be at most {number.maximum}.")
+    return value
+
+
+def _checked_several(name: str, several: Several, value: JsonValue) -> list[JsonValue]:
+    if not isinstance(value, list):
+        raise NotFitting(f"{name} has to be a list.")
+    if several.min_items is not None and len(value) < several.min_items:
+        raise NotFitting(f"{name} needs at least {several.min_items} of its choices.")
+    if several.max_items is not None and len(value) > several.max_items:
+        raise NotFitting(f"{name} takes at most {several.max_items} of its choices.")
+    chosen: list[JsonValue] = [_chosen(name, several.choices, each) for each in value]
+    return chosen
+
+
+def _chosen(name: str, choices: tuple[Choice, ...], value: JsonValue) -> str:
+    if isinstance(value, str) and any(choice.value == value for choice in choices):
+        return value
+    raise NotFitting(f"{name} has to be {named(choices)}.")
+
+
+def field_names(fields: tuple[Field, ...]) -> str:
+    """Return the names of the fields, at most twenty of them."""
+    names = ", ".join(shown(field.name) for field in fields[:_MAX_SHOWN])
+    return names if len(fields) <= _MAX_SHOWN else f"{names} and {len(fields) - _MAX_SHOWN} more"
+
+
+def named(choices: tuple[Choice, ...]) -> str:
+    """Return the choices as one of: "a", "b"; at most twenty of them."""
+    more = len(choices) - _MAX_SHOWN
+    values = ", ".join(shown(choice.value) for choice in choices[:_MAX_SHOWN])
+    return f"one of: {values}" + (f" and {more} more" if more > 0 else "")
+
+
+def shown(word: str) -> str:
+    """Return a word that somebody else chose as it may stand in a sentence: quoted, escaped, cut at 200 characters."""
+    return json.dumps(word if len(word) <= _MAX_WORD_CHARS else f"{word[:_MAX_WORD_CHARS]}…", ensure_ascii=False)

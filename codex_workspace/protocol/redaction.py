@@ -1,0 +1,101 @@
+"""A turn's events without the agent's secrets: the one place between what codex says and what anybody is told of it.
+
+Whatever the model says or a command prints may hold a secret that it has found somewhere. Text that comes in pieces
+goes through a stream of its own for each item, as a secret may be cut in two.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Final, TypeVar, cast
+
+from codex_workspace.common.redact import ScrubbedStream, Scrubber
+from codex_workspace.protocol.codex_events import (
+    CommandFinished,
+    CommandOutput,
+    Reasoned,
+    ReasoningDelta,
+    Said,
+    TextDelta,
+    TurnEnded,
+    TurnEvent,
+    Warned,
+)
+
+T = TypeVar("T")
+
+_StreamKey = tuple[type[TurnEvent], str, int]
+
+
+class Redactor:
+    """Redacts the events of one turn, in their order."""
+
+    def __init__(self, scrub: Scrubber) -> None:
+        self._scrub: Final = scrub
+        self._streams: dict[_StreamKey, ScrubbedStream] = {}
+
+    def take(self, event: TurnEvent) -> list[TurnEvent]:
+        """Return what of `event` can be told by now: nothing, the event, or what was held back and the event."""
+        if not self._scrub:
+            return [event]
+        match event:
+            case TextDelta(item_id=item, text=text) | CommandOutput(item_id=item, text=text):
+                return self._grown(event, (type(event), item, 0), text)
+            case ReasoningDelta(item_id=item, section=section, text=text):
+                return self._grown(event, (ReasoningDelta, item, section), text)
+            case Said(item_id=item) | CommandFinished(item_id=item) | Reasoned(item_id=item):
+                # The whole is here: what was held back of its pieces is in it.
+                self._forget(item)
+            case Warned(will_retry=True):
+                # What was said so far is said anew.
+                self._streams.clear()
+            case TurnEnded():
+                return [*self._left_over(), redacted(event, self._scrub)]
+            case _:
+                pass
+        return [redacted(event, self._scrub)]
+
+    def _grown(self, event: TextDelta | CommandOutput | ReasoningDelta, key: _StreamKey, text: str) -> list[TurnEvent]:
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = self._scrub.stream()
+        shown = stream.feed(text)
+        if shown == text:
+            return [event]
+        return [replace(event, text=shown)] if shown else []
+
+    def _forget(self, item: str) -> None:
+        for key in [key for key in self._streams if key[1] == item]:
+            del self._streams[key]
+
+    def _left_over(self) -> list[TurnEvent]:
+        """Return what was held back of messages that were broken off."""
+        rest = [(item, stream.finish()) for (kind, item, _), stream in self._streams.items() if kind is TextDelta]
+        self._streams.clear()
+        return [TextDelta(item, text) for item, text in rest if text]
+
+
+def redacted(value: T, scrub: Scrubber) -> T:
+    """Return a value with every text in it scrubbed: text, JSON, dataclasses, and tuples of them.
+
+    What holds no secret is given back as it is, not copied.
+    """
+    return cast("T", _redacted(value, scrub))
+
+
+def _redacted(value: Any, scrub: Scrubber) -> object:
+    match value:
+        case str():
+            return scrub(value)
+        case tuple() | list():
+            parts = [_redacted(each, scrub) for each in value]
+            is_same = all(mine is theirs for mine, theirs in zip(parts, value, strict=True))
+            return value if is_same else type(value)(parts)
+        case Mapping():
+            return {scrub(str(key)): _redacted(each, scrub) for key, each in value.items()}
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            before = {field.name: getattr(value, field.name) for field in fields(value)}
+            after = {name: _redacted(each, scrub) for name, each in before.items()}
+            changed = {name: each for name, each in after.items() if each is not before[name]}
+            return replace(value, **changed) if changed else value
+        case _:
+            return value

@@ -1,0 +1,314 @@
+"""The A2A server: an application around any `AgentExecutor`, and the loop that serves it.
+
+JSON-RPC at `/`, HTTP+JSON beside it, gRPC on a port of its own, for A2A 1.0 and 0.3; the agent card, `/healthz` and
+`/readyz`, and the views of those who run the agent. Nothing here knows codex.
+"""
+
+import errno
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+from a2a.server.agent_execution import AgentExecutor
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
+from a2a.types import AgentCard, AgentExtension
+from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from codex_workspace.common.a2a_terms import serves_major
+from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.tracing import NO_TRACER, Tracer
+from codex_workspace.config.prompts import Skill
+from codex_workspace.server.callers import Extensions, GrpcCallers, HttpCallers
+from codex_workspace.server.card import CardFacts, Version, agent_card, extended_card
+from codex_workspace.server.grpc_server import GrpcListener, serving_grpc
+from codex_workspace.server.handler import OnceHandler
+from codex_workspace.server.limits import Bounded, StreamBounds, impatient
+from codex_workspace.server.middleware import (
+    RPC_PATH,
+    ActiveExtensions,
+    BodyLimit,
+    Doorkeeper,
+    JsonOnly,
+    LastWord,
+    RateLimit,
+    TokenBackend,
+    VersionParameter,
+    refuse_request,
+    unauthorized,
+)
+from codex_workspace.server.overload import Rates
+from codex_workspace.server.push import Push
+from codex_workspace.server.sdk_fixes import checked_rest, checked_rpc, mended
+from codex_workspace.server.views import View, doors
+from codex_workspace.server.views import routes as view_routes
+from codex_workspace.storage.store import Store
+from codex_workspace.tasks.scheduling import Admission
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+PUBLIC_PATHS: Final = frozenset({AGENT_CARD_WELL_KNOWN_PATH, "/healthz", "/readyz"})
+"""What is answered without a token: probes, and the card that says that a token is needed."""
+
+CARD_CACHE: Final = "public, max-age=60"
+"""A card changes only with a restart; a minute later everybody has the new one."""
+
+CLOSE_GRACE_S: Final = 2
+"""How long open connections may take to end once their tasks have."""
+
+SLOW_READER_S: Final = 15.0
+"""What a client may take to catch up; a megabyte over a poor mobile connection."""
+
+BACKLOG: Final = 1024
+"""Connections that may wait to be accepted: a burst of clients is not turned away by the kernel."""
+
+Readiness = Callable[[], Awaitable[str | None]]
+"""Gives None when the agent can answer, else the reason why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What the application has to know of the settings.
+
+    url, grpc_url: where clients reach it; `grpc_url` is host:port, None where gRPC is off.
+    tokens: the principals' tokens by their names; without any, everybody is let in.
+    one_main_context: whether messages that name no context go to their sender's main one, instead of a new one each.
+    skills: the operator's, for the card.
+    setup: what the extended card tells to those who were let in.
+    sign: puts a signature under the card; only where `versions` is 1.0 alone, as 0.3 adds what is not signed.
+    """
+
+    name: str
+    description: str
+    version: str
+    url: str
+    grpc_url: str | None = None
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    max_body_bytes: int = 8 * 1024 * 1024
+    one_main_context: bool = True
+    versions: tuple[Version, ...] = ("1.0", "0.3")
+    streaming: bool = True
+    push_notifications: bool = False
+    input_modes: tuple[str, ...] = ("text/plain",)
+    extensions: tuple[AgentExtension, ...] = ()
+    skills: tuple[Skill, ...] = ()
+    setup: Mapping[str, str] = field(default_factory=dict)
+    sign: Callable[[AgentCard], AgentCard] | None = None
+    requests_per_minute: int = 60_000
+    streams: StreamBounds = field(default_factory=StreamBounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What is served: `asgi` over HTTP, `grpc` over gRPC, and the handler that all transports share."""
+
+    asgi: Starlette
+    handler: OnceHandler
+    front: Bounded
+    card: AgentCard
+    _doorkeeper: Doorkeeper
+    _push: Push | None
+    _callers: Callable[[int], GrpcCallers]
+    _versions: tuple[Version, ...]
+
+    async def take_up(self) -> int:
+        """Set to work what an earlier process left unanswered, before new messages come; return how much.
+
+        While the disk is full this waits for room.
+        """
+        taken_up = await self.handler.take_up()
+        if taken_up:
+            logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
+        if self._push is not None:
+            await self._push.take_up()
+        return taken_up
+
+    def let_in(self, name: str, token: str) -> None:
+        """Know one more principal, by a token that came later."""
+        self._doorkeeper.learn(name, token)
+
+    def grpc(self, listener: GrpcListener) -> AbstractAsyncContextManager[None]:
+        """Serve gRPC on a listener until the block is left; open calls get a moment to end."""
+        old = self._callers(0) if "0.3" in self._versions else None
+        return serving_grpc(listener, self.front, self._callers(1), old)
+
+
+@asynccontextmanager
+async def build_app(
+    options: ServerOptions,
+    executor: AgentExecutor,
+    store: Store,
+    ready: Readiness,
+    admission: Admission | None = None,
+    push: Push | None = None,
+    *,
+    views: Callable[[Bounded], Sequence[View]] = lambda _front: (),
+    tracer: Tracer = NO_TRACER,
+    handler_class: type[OnceHandler] = OnceHandler,
+) -> AsyncIterator[Application]:
+    """Make the application around an executor; leaving ends the tasks that still run in it.
+
+    `admission` says which messages are taken; the executor must claim their places in it. None: all are. `push` tells
+    webhooks of tasks; None: nobody does. `views` makes what is to be looked at, told what
+    counts the streams; `tracer` gets the requests' spans. `handler_class` answers them.
+    """
+    options = replace(options, push_notifications=push is not None)
+    facts = card_facts(options)
+    card = agent_card(facts)
+    handler = handler_class(executor, store, admission, card, one_main_context=options.one_main_context, push=push)
+    front = Bounded(handler, options.streams, card, extended_card(facts), tracer)
+    doorkeeper, rates = Doorkeeper(options.tokens), Rates(options.requests_per_minute)
+    seen = views(front)
+    extensions = Extensions(options.extensions)
+    backend = TokenBackend(doorkeeper, PUBLIC_PATHS, doors(seen, options.tokens))
+    routes = [
+        Route("/healthz", _healthz),
+        Route("/readyz", _readyz(ready)),
+        *view_routes(seen, options.tokens),
+        *_card_routes(card if options.sign is None else options.sign(card)),
+        *_a2a_routes(front, extensions, has_old="0.3" in options.versions),
+    ]
+    middleware = [
+        Middleware(BodyLimit, max_bytes=options.max_body_bytes),
+        Middleware(AuthenticationMiddleware, backend=backend, on_error=unauthorized),
+        Middleware(RateLimit, rates=rates),
+        Middleware(JsonOnly),
+        Middleware(VersionParameter),
+        Middleware(ActiveExtensions, known=extensions.uris),
+        Middleware(LastWord),
+    ]
+    asgi = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refuse_request})
+
+    def grpc_callers(major: int) -> GrpcCallers:
+        return GrpcCallers(doorkeeper, rates, extensions, serves_major(major))
+
+    try:
+        yield Application(asgi, handler, front, card, doorkeeper, push, grpc_callers, options.versions)
+    finally:
+        await handler.aclose()
+
+
+def card_facts(options: ServerOptions) -> CardFacts:
+    """Return what the agent's cards say."""
+    return CardFacts(
+        name=options.name,
+        description=options.description,
+        version=options.version,
+        url=options.url,
+        grpc_url=options.grpc_url,
+        versions=options.versions,
+        secured=bool(options.tokens),
+        streaming=options.streaming,
+        push_notifications=options.push_notifications,
+        input_modes=options.input_modes,
+        extensions=options.extensions,
+        skills=options.skills,
+        setup=options.setup,
+    )
+
+
+def _a2a_routes(front: Bounded, extensions: Extensions, *, has_old: bool) -> list[BaseRoute]:
+    callers = HttpCallers(extensions)
+    [rpc] = create_jsonrpc_routes(front, RPC_PATH, context_builder=callers, enable_v0_3_compat=has_old)
+    # The HTTP+JSON routes end with one that takes every path.
+    rest = create_rest_routes(front, context_builder=callers, enable_v0_3_compat=has_old)
+    return [Route(RPC_PATH, checked_rpc(mended(rpc.endpoint)), methods=["POST"]), *checked_rest(rest)]
+
+
+def _card_routes(card: AgentCard) -> list[Route]:
+    since = formatdate(usegmt=True)
+    [route] = create_agent_card_routes(card, cache_control=CARD_CACHE)
+
+    async def dated(request: Request) -> Response:
+        response: Response = await route.endpoint(request)
+        response.headers["Last-Modified"] = since
+        return response
+
+    return [Route(route.path, dated)]
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes any free one.
+
+    Raises:
+        ConfigError: the address is taken, or is none of this machine's.
+    """
+    # The protocol is named because asyncio turns Nagle's delay off only where it is: 40 ms of every blocking answer.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        remedy = (
+            "set A2A_HOST to an address of this machine's, such as 127.0.0.1 or 0.0.0.0"
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            else "stop the other program or choose another port"
+        )
+        raise ConfigError(
+            f"A2A_HOST/A2A_PORT: cannot listen on {host} port {port}: {error.strerror}; {remedy}"
+        ) from error
+    return listener
+
+
+@asynccontextmanager
+async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float = SLOW_READER_S) -> AsyncIterator[None]:
+    """Serve the application on a listening socket until the block is left; open connections get a moment to end.
+
+    A client that does not take what it is sent for `slow_reader_s` seconds is cut off.
+    """
+    config = uvicorn.Config(
+        app,
+        http=impatient(slow_reader_s),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=CLOSE_GRACE_S,
+        timeout_keep_alive=75,
+    )
+    server = _Server(config)
+    async with plain_task_group() as tasks:
+        tasks.start_soon(server.serve, [listener])
+        try:
+            yield
+        finally:
+            server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without hands on the signals: whoever started us decides when to stop."""
+
+    @contextmanager
+    def capture_signals(self) -> "Iterator[None]":
+        yield
+
+
+async def _healthz(_request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+def _readyz(ready: Readiness) -> Callable[[Request], Awaitable[Response]]:
+    async def readyz(_request: Request) -> Response:
+        reason = await ready()
+        if reason is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
+
+    return readyz

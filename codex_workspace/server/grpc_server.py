@@ -1,0 +1,108 @@
+"""A2A over gRPC, for 1.0 and 0.3, on a port of its own. Who is let in, and what they may do, is decided elsewhere."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import grpc.aio
+from a2a.compat.v0_3.a2a_v0_3_pb2_grpc import add_A2AServiceServicer_to_server as add_old_service
+from a2a.compat.v0_3.grpc_handler import CompatGrpcHandler
+from a2a.server.request_handlers import RequestHandler
+from a2a.server.request_handlers.grpc_handler import GrpcHandler
+from a2a.types.a2a_pb2_grpc import add_A2AServiceServicer_to_server as add_service
+from a2a.utils.errors import A2AError
+
+from codex_workspace.common.errors import ConfigError
+from codex_workspace.server.callers import GrpcCallers, UnauthenticatedError
+from codex_workspace.server.overload import BusyError
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Context: TypeAlias = grpc.aio.ServicerContext[object, object]
+
+CLOSE_GRACE_S: Final = 2.0
+"""How long calls may take to end once their tasks have."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcListener:
+    """A gRPC server that has its port and does not serve yet."""
+
+    server: grpc.aio.Server
+    port: int
+
+
+@asynccontextmanager
+async def grpc_bound(host: str, port: int, max_message_bytes: int, dead_after_s: float) -> AsyncIterator[GrpcListener]:
+    """Take a port for gRPC, 0 for any free one; leaving gives it back.
+
+    A client that does not even answer pings is asked after `dead_after_s` seconds, and given up after as many again.
+
+    Raises:
+        ConfigError: the address is taken, or is none of this machine's.
+    """
+    patience_ms = int(dead_after_s * 1000)
+    server = grpc.aio.server(
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.keepalive_time_ms", patience_ms),
+            ("grpc.http2.ping_timeout_ms", patience_ms),
+        ]
+    )
+    try:
+        taken = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"A2A_HOST/A2A_GRPC_PORT: cannot listen on {host} port {port}; "
+            "stop the other program or choose another port"
+        ) from error
+    try:
+        yield GrpcListener(server, taken)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await server.stop(None)
+
+
+@asynccontextmanager
+async def serving_grpc(
+    listener: GrpcListener, handler: RequestHandler, callers: GrpcCallers, old_callers: GrpcCallers | None
+) -> AsyncIterator[None]:
+    """Serve until the block is left; open calls get a moment to end. `old_callers` None: 0.3 is not spoken."""
+    add_service(_Service(handler, callers), listener.server)  # type: ignore[no-untyped-call]
+    if old_callers is not None:
+        add_old_service(_OldService(handler, old_callers), listener.server)  # type: ignore[no-untyped-call]
+    await listener.server.start()
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await listener.server.stop(CLOSE_GRACE_S)
+
+
+class _Service(GrpcHandler):
+    async def abort_context(self, error: A2AError, context: "Context") -> None:
+        await _refuse(error, context)
+        await super().abort_context(error, context)
+
+
+class _OldService(CompatGrpcHandler):
+    async def abort_context(self, error: A2AError, context: "Context") -> None:
+        await _refuse(error, context)
+        await super().abort_context(error, context)
+
+
+async def _refuse(error: A2AError, context: "Context") -> None:
+    """Abort the call for the errors that A2A has no name for, and return for all others."""
+    match error:
+        case UnauthenticatedError():
+            context.set_trailing_metadata((("www-authenticate", "Bearer"),))
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+        case BusyError():
+            context.set_trailing_metadata((("retry-after", str(error.retry_after_s)),))
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
+        case _:
+            pass

@@ -1,0 +1,412 @@
+"""A task as a reader was given it, and which of the events on their way are in it already.
+
+The SDK begins to collect a new reader's events before it reads the task for him: what happens in between comes twice.
+
+The SDK's request handler, made to answer every message once: written down before anything else, joined when it comes
+again, and taken up after a restart.
+"""
+
+import logging
+import math
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext, suppress
+from typing import Final
+
+import anyio
+from a2a.server.agent_execution import AgentExecutor, RequestContext, SimpleRequestContextBuilder
+from a2a.server.agent_execution.active_task import ActiveTask
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event
+from a2a.server.events.event_queue import QueueShutDown  # type: ignore[attr-defined]
+from a2a.server.id_generator import IDGenerator, IDGeneratorContext
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.types import (
+    AgentCard,
+    Message,
+    Part,
+    SendMessageRequest,
+    SubscribeToTaskRequest,
+    Task,
+    TaskArtifactUpdateEvent,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
+from a2a.utils.errors import (
+    A2AError,
+    InternalError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
+
+from codex_workspace.common.a2a_terms import AT_WORK, OFFSET, TERMINAL, Caller
+from codex_workspace.common.errors import StoreUnavailable
+from codex_workspace.server.open_questions import Answered
+from codex_workspace.server.overload import busy
+from codex_workspace.server.push import Push
+from codex_workspace.storage.deliveries import (
+    MAX_MESSAGE_ID_CHARS,
+    SAID_TO,
+    TAKEN_UP,
+    WRITTEN_DOWN,
+    Delivery,
+    Key,
+    OtherBody,
+    WrittenDown,
+    digest_of,
+)
+from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS
+from codex_workspace.storage.store import Store
+from codex_workspace.tasks.scheduling import Admission, Busy
+
+
+class Snapshot:
+    """What a reader knows of a task."""
+
+    def __init__(self, task: Task) -> None:
+        self._chars = {artifact.artifact_id: _chars(artifact.parts) for artifact in task.artifacts}
+        self._said = {message.message_id for message in task.history}
+        self._said.add(task.status.message.message_id)
+
+    def holds(self, event: Event) -> bool:
+        """Whether the reader knows what an event has to tell; if not, he knows it from now on."""
+        match event:
+            case TaskArtifactUpdateEvent():
+                return self._has_piece(event)
+            case TaskStatusUpdateEvent() if event.status.message.message_id:
+                is_known = event.status.message.message_id in self._said
+                self._said.add(event.status.message.message_id)
+                return is_known
+            case _:
+                return False
+
+    def _has_piece(self, update: TaskArtifactUpdateEvent) -> bool:
+        name, chars = update.artifact.artifact_id, _chars(update.artifact.parts)
+        known = self._chars.get(name, 0)
+        if not update.append:
+            self._chars[name] = chars
+            return False
+        if OFFSET in update.metadata and _number(update.metadata[OFFSET]) < known:
+            return True
+        self._chars[name] = known + chars
+        return False
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, float) else math.inf
+
+
+def _chars(parts: Iterable[Part]) -> int:
+    return sum(len(part.text) for part in parts)
+
+
+logger = logging.getLogger(__name__)
+
+TASK_APPEARS_WITHIN_S: Final = 5.0
+"""Between a message's acceptance and its task lie milliseconds."""
+
+LEFT_BEHIND: Final = "The agent was stopped in the middle of this task and does not know its message any more."
+
+
+class OnceHandler(DefaultRequestHandler):
+    """Answers a message once, however often it comes."""
+
+    def __init__(
+        self,
+        executor: AgentExecutor,
+        store: Store,
+        admission: Admission | None,
+        card: AgentCard,
+        *,
+        one_main_context: bool,
+        push: Push | None = None,
+    ) -> None:
+        self._answered = Answered()
+        chooser = _Reception(
+            store, admission, self._answered, one_main_context=one_main_context, takes_push=push is not None
+        )
+        super().__init__(
+            executor,
+            store.tasks,
+            card,
+            request_context_builder=chooser,
+            push_config_store=push.configs if push else None,
+            push_sender=push.sender if push else None,
+            push_url_validator=push.allowed if push else None,
+        )
+        self._store = store
+
+    async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
+        """Answer a message, or hand out the answer of the one that it repeats."""
+        known = await self._known(params, context)
+        if known is None:
+            try:
+                async with self._withdrawn_when_refused(context):
+                    answer: Message | Task = await super().on_message_send(params, context)
+            except _AcceptedMeanwhile as other:
+                known = other.delivery
+            else:
+                return answer
+        if not params.configuration.return_immediately:
+            async for _ in self._join(known, context):
+                pass
+        return await self._task(known, context)
+
+    async def on_message_send_stream(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        """Stream a message's answer, or join the stream of the one that it repeats."""
+        known = await self._known(params, context)
+        if known is None:
+            try:
+                async with self._withdrawn_when_refused(context):
+                    async for event in super().on_message_send_stream(params, context):
+                        yield event
+            except _AcceptedMeanwhile as other:
+                known = other.delivery
+        if known is not None:
+            async for event in self._join(known, context):
+                yield event
+
+    async def on_subscribe_to_task(
+        self, params: SubscribeToTaskRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        """Stream the task as it is, then what comes after that."""
+        known: Snapshot | None = None
+        events: AsyncGenerator[Event, None] = super().on_subscribe_to_task(params, context)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Task):
+                    known = Snapshot(event)
+                elif known is not None and known.holds(event):
+                    continue
+                yield event
+
+    async def take_up(self) -> int:
+        """Set everything to work that an earlier process left unfinished, in the order it came; return how much."""
+        taken_up: list[str] = []
+        for delivery in await self._store.deliveries.unfinished():
+            user = Caller(delivery.key.owner)
+            context = ServerCallContext(user=user, state={TAKEN_UP: delivery})
+            task = await self._store.tasks.get(delivery.task_id, context)
+            if task is not None and task.status.state in TERMINAL:
+                await self._store.deliveries.acknowledge(delivery.task_id)
+                continue
+            request = SendMessageRequest.FromString(delivery.request)
+            active_task, request_context = await self._setup_active_task(request, context)
+            await active_task.enqueue_request(request_context)
+            taken_up.append(delivery.task_id)
+        await self._store.fail_unfinished(LEFT_BEHIND, spared=taken_up)
+        return len(taken_up)
+
+    async def _setup_active_task(
+        self, params: SendMessageRequest, call_context: ServerCallContext
+    ) -> tuple[ActiveTask, RequestContext]:
+        # A client that leaves its 0.3 stream cancels the request, and what is written down has to come to work.
+        with anyio.CancelScope(shield=True):
+            accepted: tuple[ActiveTask, RequestContext] = await super()._setup_active_task(params, call_context)
+        return accepted
+
+    @asynccontextmanager
+    async def _withdrawn_when_refused(self, context: ServerCallContext) -> AsyncIterator[None]:
+        """Have what was written down for a request forgotten where the request is refused afterwards.
+
+        A task may end between the look at it and the moment when it gets the message.
+        """
+        try:
+            yield
+        except (A2AError, QueueShutDown) as error:
+            written_down = context.state.get(WRITTEN_DOWN)
+            if isinstance(written_down, WrittenDown):
+                delivery = written_down.delivery
+                self._answered.give_back(delivery.task_id, delivery.key.message_id)
+                await written_down.by.withdraw(delivery.key)
+            if isinstance(error, QueueShutDown):
+                raise UnsupportedOperationError(
+                    message="the task has ended meanwhile; the message was not used"
+                ) from error
+            raise
+
+    async def _known(self, params: SendMessageRequest, context: ServerCallContext) -> Delivery | None:
+        message_id = params.message.message_id
+        if len(message_id) > MAX_MESSAGE_ID_CHARS:
+            raise InvalidParamsError(message=f"messageId: at most {MAX_MESSAGE_ID_CHARS} characters")
+        if not message_id:
+            return None
+        try:
+            # A query that is cancelled takes its connection with it.
+            with anyio.CancelScope(shield=True):
+                known = await self._store.deliveries.find(_key(params, context), digest_of(params))
+        except OtherBody as error:
+            raise InvalidParamsError(message=str(error)) from error
+        return known
+
+    async def _join(self, delivery: Delivery, context: ServerCallContext) -> AsyncGenerator[Event, None]:
+        """Yield the task as it is, then what comes of it."""
+        task = await self._task(delivery, context)
+        if not self._is_at_rest(task.id, task.status):
+            # Where the task ends in the very moment of joining, the SDK refuses, ends the stream without the end, or
+            # tells the end twice: in the task it begins with, and as the event that was on its way.
+            with suppress(UnsupportedOperationError):
+                request = SubscribeToTaskRequest(id=task.id)
+                async with aclosing(self.on_subscribe_to_task(request, context)) as events:
+                    async for event in events:
+                        yield event
+                        if isinstance(event, Task | TaskStatusUpdateEvent) and self._is_at_rest(task.id, event.status):
+                            return
+            task = await self._task(delivery, context)
+        yield task
+
+    def _is_at_rest(self, task_id: str, status: TaskStatus) -> bool:
+        return status.state not in AT_WORK and not self._answered.holds(task_id, status)
+
+    async def _task(self, delivery: Delivery, context: ServerCallContext) -> Task:
+        with anyio.move_on_after(TASK_APPEARS_WITHIN_S):
+            while True:
+                task = await self._store.tasks.get(delivery.task_id, context)
+                if task is not None:
+                    return task
+                await anyio.sleep(0.01)
+        raise TaskNotFoundError
+
+
+class _AcceptedMeanwhile(Exception):
+    """The same message came twice at once, and this one is the second."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        super().__init__(delivery.key.message_id)
+        self.delivery = delivery
+
+
+class _Reception(SimpleRequestContextBuilder):
+    """Finds the context and the task of a message, writes it down, and refuses what could only be lost."""
+
+    def __init__(
+        self,
+        store: Store,
+        admission: Admission | None,
+        answered: Answered,
+        *,
+        one_main_context: bool,
+        takes_push: bool,
+    ) -> None:
+        super().__init__()
+        self._answered = answered
+        self._takes_push = takes_push
+        self._store = store
+        self._admission = admission
+        self._one_main_context = one_main_context
+
+    async def build(
+        self,
+        context: ServerCallContext,
+        params: SendMessageRequest | None = None,
+        task_id: str | None = None,
+        context_id: str | None = None,
+        task: Task | None = None,
+    ) -> RequestContext:
+        """Return the request's context; the message is on disk then.
+
+        Raises:
+            InvalidParamsError: the context id is too long, or the message id was used for another message.
+            TaskNotFoundError: the message is for a task that is not there.
+            UnsupportedOperationError: the message is for a task that is at work, has ended, or was answered already.
+            BusyError: too many messages wait.
+            InternalError: the message cannot be written down, so it is not accepted.
+        """
+        if params is None:
+            return await super().build(context, params, task_id, context_id, task)
+        taken_up = context.state.get(TAKEN_UP)
+        if isinstance(taken_up, Delivery):
+            return _request_context(context, params, taken_up.task_id, taken_up.context_id)
+        if params.configuration.HasField("task_push_notification_config") and not self._takes_push:
+            raise PushNotificationNotSupportedError
+        if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:
+            raise InvalidParamsError(message=f"contextId: at most {MAX_CONTEXT_ID_CHARS} characters")
+        if task_id is not None:
+            context_id = await self._asking(task_id, params.message.message_id, context)
+        try:
+            if task_id is None and context_id is None and self._one_main_context:
+                context_id = await self._store.main_context(context.user.user_name)
+            task_id, context_id = task_id or self._store.tasks.new_ids.make(), context_id or str(uuid.uuid4())
+            # A person's word is waited for: it takes nobody's place.
+            is_new = not params.message.task_id
+            with self._place(context, context_id, params.message.message_id or task_id) if is_new else nullcontext():
+                if params.message.message_id:
+                    await self._write_down(params, context, task_id, context_id)
+        except (A2AError, StoreUnavailable) as refused:
+            if task_id is not None:
+                self._answered.give_back(task_id, params.message.message_id)
+            if isinstance(refused, StoreUnavailable):
+                raise InternalError(message=refused.public) from refused
+            raise
+        except Busy as full:
+            raise busy(context, str(full), full.retry_after_s) from full
+        return _request_context(context, params, task_id, context_id)
+
+    def _place(self, context: ServerCallContext, context_id: str, message: str) -> AbstractContextManager[None]:
+        if self._admission is None:
+            return nullcontext()
+        return self._admission.enter(context.user.user_name, context_id, message)
+
+    async def _write_down(
+        self, params: SendMessageRequest, context: ServerCallContext, task_id: str, context_id: str
+    ) -> None:
+        key, digest, deliveries = _key(params, context), digest_of(params), self._store.deliveries
+        try:
+            accepted = await deliveries.accept(key, params, digest, task_id, context_id)
+            if accepted is not None:
+                context.state[WRITTEN_DOWN] = WrittenDown(accepted, deliveries)
+                return
+            known = await deliveries.find(key, digest)
+        except OtherBody as error:
+            raise InvalidParamsError(message=str(error)) from error
+        assert known is not None
+        raise _AcceptedMeanwhile(known)
+
+    async def _asking(self, task_id: str, message_id: str, context: ServerCallContext) -> str:
+        """Take a message for the answer to what a task asks; return the task's context."""
+        # The SDK would queue the message behind the running one and then drop it with a success.
+        known = await self._store.tasks.get(task_id, context)
+        if known is None:
+            raise TaskNotFoundError
+        if known.status.state in AT_WORK:
+            raise UnsupportedOperationError(
+                message=f"task {task_id} is at work and asks nothing; "
+                f"wait for its end or its next question, or send a new message with contextId {known.context_id} alone"
+            )
+        if known.status.state in TERMINAL:
+            raise UnsupportedOperationError(
+                message=f"task {task_id} has ended; send the message without taskId, with contextId {known.context_id}"
+            )
+        if not self._answered.claim(known, message_id):
+            raise UnsupportedOperationError(
+                message=f"what task {task_id} asks has been answered; wait for its end or its next question"
+            )
+        context.state[SAID_TO] = known.status.message.message_id
+        return known.context_id
+
+
+class _ThisId(IDGenerator):
+    """The task id that was written down."""
+
+    def __init__(self, task_id: str) -> None:
+        self._task_id = task_id
+
+    def generate(self, context: IDGeneratorContext) -> str:
+        """Return it."""
+        del context
+        return self._task_id
+
+
+def _key(params: SendMessageRequest, context: ServerCallContext) -> Key:
+    return Key(context.user.user_name, params.message.message_id)
+
+
+def _request_context(
+    context: ServerCallContext, params: SendMessageRequest, task_id: str, context_id: str
+) -> RequestContext:
+    # The id is generated, not named, so that the SDK makes the task where it is missing.
+    return RequestContext(context, params, None, context_id, task_id_generator=_ThisId(task_id))

@@ -1,0 +1,410 @@
+"""Tells webhooks what becomes of tasks: queued beside the task's path, in order, tried again, and kept over a restart.
+
+What is told: each change of a task's state, its artifacts once they are whole, and its end. Every webhook of every task
+has a queue and a worker of its own, so none waits for another. A notification that fails is tried again until
+`retry_for_s` has passed; then it is given up and the next one has its turn. The end is owed: it is the last to be
+dropped, and `push_configs` remembers over a restart that it was not told. So an end may come twice, and is never lost
+while its webhook answers within that time.
+"""
+
+import itertools
+import json
+import logging
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Protocol, assert_never
+from weakref import WeakValueDictionary
+
+import anyio
+from a2a.compat.v0_3.conversions import to_compat_task
+from a2a.server.tasks import PushNotificationEvent, PushNotificationSender
+from a2a.types import (
+    StreamResponse,
+    Task,
+    TaskArtifactUpdateEvent,
+    TaskPushNotificationConfig,
+    TaskState,
+    TaskStatusUpdateEvent,
+)
+from a2a.utils.errors import InvalidParamsError
+from a2a.utils.proto_utils import to_stream_response
+from anyio.abc import TaskGroup
+from google.protobuf.json_format import MessageToDict
+
+from codex_workspace.common.a2a_terms import AT_WORK, TERMINAL
+from codex_workspace.common.concurrency import growing, plain_task_group
+from codex_workspace.common.safe_http import (
+    Accepted,
+    AllowList,
+    Answer,
+    Failed,
+    Guard,
+    Refused,
+    Resolve,
+    TargetRefused,
+    Webhooks,
+    look_up,
+    read_target,
+)
+from codex_workspace.storage.push_configs import EndDue, PushConfigs
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+"""Before the second try, and at the most; in between it doubles."""
+
+LONGEST_RETRY_AFTER_S: Final = 300.0
+"""A webhook that wants to be left alone for longer is asked again after this."""
+
+HOST_SHARE: Final = 4
+"""One host gets at most this part of the requests that may be on their way, so that a slow one leaves room."""
+
+MAX_WAITING_BYTES: Final = 64 << 20
+"""Of all notifications that wait; artifacts can be large."""
+
+CLOSE_GRACE_S: Final = 1.0
+"""What is on its way when the agent stops may arrive within this; the rest is told after the next start."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushOptions:
+    """How webhooks are told; the keys of `push:` in config.yaml."""
+
+    allow: tuple[str, ...] = ()
+    timeout_s: float = 10.0
+    retry_for_s: float = 900.0
+    max_waiting: int = 1000
+    max_parallel: int = 32
+
+
+Post = Callable[[str, Mapping[str, str], bytes], Awaitable[Answer]]
+"""Sends a body with headers to a URL; does not raise."""
+
+
+class Subscriptions(Protocol):
+    """Who wants to hear of a task, and what is still owed to them; `PushConfigs` in the agent."""
+
+    def of(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
+        """Return those to tell of a task, by the ids of their configurations."""
+
+    async def settled(self, task_id: str, config_id: str) -> None:
+        """Take note that nothing is owed any more."""
+
+    def wants_tasks(self, task_id: str, config_id: str) -> bool:
+        """Tell whether a webhook was named in A2A 0.3, which has it told the whole task."""
+
+    async def task_for(self, task_id: str, config_id: str) -> Task | None:
+        """Return the task as it is now; None where it, or the configuration, is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """One of a task's configurations."""
+
+    task_id: str
+    config_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """What is told at once. `is_end`: it is the last; `size`: about how many bytes of memory it takes."""
+
+    payload: StreamResponse
+    is_end: bool
+    size: int
+
+    @classmethod
+    def of(cls, event: PushNotificationEvent) -> "Notification":
+        """Take an event as it is now; it may change afterwards."""
+        payload = to_stream_response(event)
+        is_end = not isinstance(event, TaskArtifactUpdateEvent) and event.status.state in TERMINAL
+        return cls(payload, is_end, payload.ByteSize())
+
+    def body(self) -> bytes:
+        """Return the JSON that is sent."""
+        return json.dumps(MessageToDict(self.payload), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What waits for one webhook, in order."""
+
+    waiting: deque[Notification] = field(default_factory=deque)
+    dropped: int = 0
+
+    def drop_oldest(self) -> Notification | None:
+        """Take the oldest away that is no end; return it, None where there is none."""
+        for notification in self.waiting:
+            if not notification.is_end:
+                self.waiting.remove(notification)
+                self.dropped += 1
+                return notification
+        return None
+
+
+class QueuedSender(PushNotificationSender):
+    """The SDK's sender: takes an event in microseconds, and has workers send it."""
+
+    def __init__(
+        self,
+        subscriptions: Subscriptions,
+        post: Post,
+        options: PushOptions,
+        workers: TaskGroup,
+        jitter: Callable[[], float] = lambda: random.uniform(0.75, 1.0),
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._post = post
+        self._options = options
+        self._workers = workers
+        self._jitter = jitter
+        self._slots = _Slots(options.max_parallel)
+        self._queues: dict[Webhook, _Queue] = {}
+        self._last_states: dict[str, TaskState] = {}
+        self._count = 0
+        self._bytes = 0
+        self._busy = 0
+        self._at_rest = anyio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """How many notifications are not told yet."""
+        return self._count
+
+    async def send_notification(self, task_id: str, event: PushNotificationEvent) -> None:
+        """Queue an event for whoever wants to hear of the task; waits for nothing."""
+        configs = self._subscriptions.of(task_id)
+        if not configs:
+            self._last_states.pop(task_id, None)
+            return
+        if self._is_news(task_id, event):
+            notification = Notification.of(event)
+            for config_id in configs:
+                if not (
+                    isinstance(event, TaskArtifactUpdateEvent) and self._subscriptions.wants_tasks(task_id, config_id)
+                ):
+                    self._put(Webhook(task_id, config_id), notification)
+
+    def owe(self, due: EndDue) -> None:
+        """Queue the end of a task that has ended before this process, or before the webhook was named."""
+        webhook = Webhook(due.task_id, due.config_id)
+        if webhook not in self._queues:
+            self._put(webhook, Notification.of(due.event))
+
+    async def rest(self) -> None:
+        """Wait until nothing is on its way: all is told, or waits to be tried again."""
+        while self._busy:
+            await self._at_rest.wait()
+
+    def _is_news(self, task_id: str, event: PushNotificationEvent) -> bool:
+        match event:
+            case TaskArtifactUpdateEvent():
+                return event.last_chunk
+            case Task() | TaskStatusUpdateEvent():
+                before, now = self._last_states.get(task_id), event.status.state
+                if now in TERMINAL:
+                    self._last_states.pop(task_id, None)
+                else:
+                    self._last_states[task_id] = now
+                # While at work, a status without a change is a remark; a question is news each time.
+                return now != before or now not in AT_WORK
+            case _:
+                assert_never(event)
+
+    def _put(self, webhook: Webhook, notification: Notification) -> None:
+        queue = self._queues.get(webhook)
+        while queue is not None and self._is_full(notification):
+            dropped = queue.drop_oldest()
+            if dropped is None:
+                break
+            self._uncount(dropped)
+        if self._is_full(notification) and not notification.is_end:
+            logger.warning("task %s: too many notifications wait, and one is dropped", webhook.task_id)
+            return
+        self._count += 1
+        self._bytes += notification.size
+        if queue is None:
+            queue = self._queues[webhook] = _Queue()
+            self._workers.start_soon(self._work, webhook, queue)
+            self._busy += 1
+        queue.waiting.append(notification)
+
+    def _is_full(self, further: Notification) -> bool:
+        return self._count >= self._options.max_waiting or self._bytes + further.size > MAX_WAITING_BYTES
+
+    def _uncount(self, notification: Notification) -> None:
+        self._count -= 1
+        self._bytes -= notification.size
+
+    async def _work(self, webhook: Webhook, queue: _Queue) -> None:
+        """Tell one webhook what waits for it, and end."""
+        try:
+            while queue.waiting:
+                notification = queue.waiting.popleft()
+                try:
+                    await self._tell(webhook, notification)
+                finally:
+                    self._uncount(notification)
+        except Exception:
+            # A mistake of this program's, which is not to end the agent; an end is still owed, and told after a start.
+            logger.exception("task %s: a webhook's notifications are given up", webhook.task_id)
+        finally:
+            for left in queue.waiting:
+                self._uncount(left)
+            if queue.dropped:
+                logger.warning("task %s: %d notifications were dropped for a webhook", webhook.task_id, queue.dropped)
+            del self._queues[webhook]
+            self._less_busy()
+
+    async def _tell(self, webhook: Webhook, notification: Notification) -> None:
+        """Send a notification until it is taken, refused, out of time, or not wanted any more."""
+        until = anyio.current_time() + self._options.retry_for_s
+        body = await self._body(webhook, notification)
+        for tries in itertools.count():
+            config = self._subscriptions.of(webhook.task_id).get(webhook.config_id)
+            if config is None:
+                return
+            origin = _origin(config.url)
+            async with self._slots.taken(origin):
+                answer = await self._post(config.url, _headers(config), body)
+            match answer:
+                case Accepted():
+                    logger.debug("task %s: webhook %s is told", webhook.task_id, origin)
+                    break
+                case Refused(reason):
+                    logger.warning("task %s: webhook %s cannot be told: %s", webhook.task_id, origin, reason)
+                    break
+                case Failed(reason, retry_after_s):
+                    pause = self._pause_after(tries, retry_after_s)
+                    if anyio.current_time() + pause > until:
+                        logger.warning(
+                            "task %s: webhook %s is not told, after %d tries: %s",
+                            *(webhook.task_id, origin, tries + 1, reason),
+                        )
+                        break
+                    logger.info(
+                        "task %s: webhook %s: %s; tried again in %.0f s", webhook.task_id, origin, reason, pause
+                    )
+                    with self._resting():
+                        await anyio.sleep(pause)
+                case _:
+                    assert_never(answer)
+        if notification.is_end:
+            await self._subscriptions.settled(webhook.task_id, webhook.config_id)
+
+    async def _body(self, webhook: Webhook, notification: Notification) -> bytes:
+        if self._subscriptions.wants_tasks(webhook.task_id, webhook.config_id):
+            task = await self._subscriptions.task_for(webhook.task_id, webhook.config_id)
+            if task is not None:
+                return to_compat_task(task).model_dump_json(by_alias=True, exclude_none=True).encode()
+        return notification.body()
+
+    def _pause_after(self, tries: int, retry_after_s: float | None) -> float:
+        pause = pause_after(tries) * self._jitter()
+        return max(pause, min(retry_after_s or 0.0, LONGEST_RETRY_AFTER_S))
+
+    @contextmanager
+    def _resting(self) -> Iterator[None]:
+        self._less_busy()
+        try:
+            yield
+        finally:
+            self._busy += 1
+
+    def _less_busy(self) -> None:
+        self._busy -= 1
+        if self._busy == 0:
+            self._at_rest.set()
+            self._at_rest = anyio.Event()
+
+
+class _Slots:
+    """Requests on their way: so many in all, and a part of that for one host."""
+
+    def __init__(self, in_all: int) -> None:
+        self._all = anyio.Semaphore(in_all)
+        self._of_one = max(1, in_all // HOST_SHARE)
+        self._hosts: WeakValueDictionary[str, anyio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def taken(self, origin: str) -> AsyncIterator[None]:
+        """Hold a slot for the block."""
+        host = self._hosts.setdefault(origin, self._hosts.get(origin) or anyio.Semaphore(self._of_one))
+        async with host, self._all:
+            yield
+
+
+class Push:
+    """What the server needs for push notifications; from `open_push`."""
+
+    def __init__(self, configs: PushConfigs, sender: QueuedSender, guard: Guard) -> None:
+        self.configs: Final = configs
+        self.sender: Final = sender
+        self._guard = guard
+
+    async def allowed(self, url: str) -> bool:
+        """Tell the SDK that a URL can be a webhook's. A host that cannot be found now passes; connecting checks again.
+
+        Raises:
+            InvalidParamsError: it cannot; with the reason.
+        """
+        try:
+            await self._guard.check(url)
+        except TargetRefused as error:
+            raise InvalidParamsError(message=str(error)) from error
+        return True
+
+    async def take_up(self) -> int:
+        """Tell the ends that an earlier process has not told; return how many. For after tasks were taken up."""
+        due = await self.configs.ends_due()
+        for each in due:
+            self.sender.owe(each)
+        if due:
+            logger.info("%d ends of tasks were not told to their webhooks yet, and are now", len(due))
+        return len(due)
+
+
+@asynccontextmanager
+async def open_push(options: PushOptions, configs: PushConfigs, resolve: Resolve = look_up) -> AsyncIterator[Push]:
+    """Hold ready what sends push notifications; leaving stops it, and what is owed is told after the next start.
+
+    `resolve` finds a webhook's addresses.
+
+    Raises:
+        ConfigError: `push.allow` cannot be read.
+    """
+    guard = Guard(AllowList.of(options.allow), resolve)
+    webhooks = Webhooks(guard, options.timeout_s)
+    await configs.load()
+    async with plain_task_group() as workers:
+        sender = QueuedSender(configs, webhooks.post, options, workers)
+        configs.have_told(sender.owe)
+        try:
+            yield Push(configs, sender, guard)
+        finally:
+            with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
+                await sender.rest()
+            workers.cancel_scope.cancel()
+
+
+def pause_after(tries: int) -> float:
+    """Return the seconds before the next try, when `tries` + 1 have failed."""
+    return growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries)
+
+
+def _headers(config: TaskPushNotificationConfig) -> dict[str, str]:
+    headers = {"X-A2A-Notification-Token": config.token} if config.token else {}
+    if config.authentication.scheme and config.authentication.credentials:
+        headers["Authorization"] = f"{config.authentication.scheme} {config.authentication.credentials}"
+    return headers
+
+
+def _origin(url: str) -> str:
+    try:
+        return read_target(url).origin
+    except TargetRefused:
+        return "(unreadable)"

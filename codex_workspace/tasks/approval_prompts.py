@@ -1,0 +1,290 @@
+"""Codex's questions said: to a person in Markdown, and to a program as JSON.
+
+Both ways say what, where, why and the choices. What is shown was written by a model or a server that may want a yes:
+it is fenced or on one line, and characters that would hide or turn round what follows are shown as escapes.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final, assert_never
+
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.protocol.codex_events import Change
+from codex_workspace.protocol.forms import Field, Number, Several, Words, YesNo, named
+from codex_workspace.protocol.server_requests import (
+    Asked,
+    CommandQuestion,
+    Form,
+    FormQuestion,
+    Link,
+    PatchQuestion,
+    PermissionQuestion,
+    Question,
+    ToolCall,
+    UserQuestion,
+    can_last,
+    is_yes_or_no,
+)
+from codex_workspace.runtimes.markdown import one_line, unified_diff, visible
+
+MAX_SHOWN_CHARS: Final = 4_000
+"""A person reads so much of a command, diff or tool's arguments; a program reads more."""
+
+MAX_SHOWN_LINES: Final = 120
+
+
+MAX_FILES_SHOWN: Final = 30
+
+MAX_DIFF_CHARS: Final = 100_000
+"""A program reads the diffs of one question up to this in all; the files' names always."""
+
+
+def prompt_of(question: Question) -> str:
+    """Return what a person reads: what codex wants, where, why, the choices, and how to answer."""
+    return "\n\n".join([*_body(question), _how_to_answer(question)])
+
+
+def _body(question: Question) -> Iterator[str]:
+    match question:
+        case CommandQuestion():
+            yield from _command(question)
+        case PatchQuestion():
+            yield from _patch(question)
+        case PermissionQuestion(permissions, cwd, reason):
+            yield "Codex asks for more permissions:"
+            yield fenced(_json(permissions), "json")
+            yield from _facts(("Where", cwd), ("Why", reason))
+        case UserQuestion(asked):
+            yield "Codex asks:" if len(asked) == 1 else f"Codex asks {len(asked)} questions:"
+            for number, each in enumerate(asked, 1):
+                yield _asked(each, None if len(asked) == 1 else number)
+        case FormQuestion():
+            yield from _form_question(question)
+        case _:
+            assert_never(question)
+
+
+def _command(question: CommandQuestion) -> Iterator[str]:
+    wants = "type into a command that it has running" if question.to_terminal else "run a command"
+    yield f"Codex asks to {wants}:"
+    yield "(this codex does not say which)" if question.command is None else fenced(question.command, "sh")
+    if question.permissions is not None:
+        yield "With permissions beyond the sandbox's:"
+        yield fenced(_json(question.permissions), "json")
+    yield from _facts(("Where", question.cwd), ("To reach", question.host), ("Why", question.reason))
+
+
+def _patch(question: PatchQuestion) -> Iterator[str]:
+    changes = question.changes
+    if changes:
+        yield f"Codex asks to change {len(changes)} file{'s' if len(changes) > 1 else ''}:"
+        files = [f"- {each.kind} {one_line(each.path)}" for each in changes[:MAX_FILES_SHOWN]]
+        more = len(changes) - MAX_FILES_SHOWN
+        yield "\n".join(files + ([f"- and {more} more"] if more > 0 else []))
+        yield fenced(unified_diff(changes), "diff")
+    else:
+        yield "Codex asks to change files, and does not say which."
+    yield from _facts(("Why", question.reason), ("And to write, for the rest of the session, in", question.grant_root))
+
+
+def _form_question(question: FormQuestion) -> Iterator[str]:
+    server, message = one_line(question.server), one_line(question.message)
+    match question.subject:
+        case ToolCall(tool, description, arguments):
+            called = f"the tool {one_line(tool)}" if tool else "a tool"
+            yield f"Codex asks to call {called} of the MCP server {server}: {message}"
+            yield from _facts(("What it does", description))
+            yield "With these arguments:"
+            yield fenced(_json(arguments), "json")
+        case Link(url):
+            yield f"The MCP server {server} asks you to open an address: {message}"
+            yield fenced(url, "")
+        case Form(()):
+            yield f"The MCP server {server} asks: {message}"
+        case Form(fields):
+            yield f"The MCP server {server} asks you to fill in a form: {message}"
+            yield "\n".join(_field(field) for field in fields)
+        case _:
+            assert_never(question.subject)
+
+
+def _facts(*facts: tuple[str, str | None]) -> Iterator[str]:
+    known = [f"{name}: {one_line(value)}" for name, value in facts if value]
+    if known:
+        yield "\n".join(known)
+
+
+def _asked(asked: Asked, number: int | None) -> str:
+    head = one_line(asked.text) if number is None else f"{number}: {one_line(asked.text)}"
+    options = [
+        f"   {place}. {one_line(option.label)}" + (f": {one_line(option.description)}" if option.description else "")
+        for place, option in enumerate(asked.options, 1)
+    ]
+    own = ["   or words of your own"] if asked.options and asked.is_other else []
+    secret = ["   (meant to stay secret: what you answer is kept in this task's history)"] if asked.is_secret else []
+    return "\n".join([head, *options, *own, *secret])
+
+
+def _field(field: Field) -> str:
+    title = "" if field.title == field.name else f", {one_line(field.title)}"
+    description = f": {one_line(field.description)}" if field.description else ""
+    optional = "" if field.required else ", may be left out"
+    return f"- `{one_line(field.name)}`{title} ({one_line(_type_of(field))}{optional}){description}"
+
+
+def _type_of(field: Field) -> str:
+    match field.type:
+        case Words(choices) if choices:
+            return named(choices)
+        case Words(_, shortest, longest, format_):
+            return f"{format_ or 'text'}{_span(shortest, longest, ' characters')}"
+        case Number(whole, lowest, highest):
+            return f"{'whole number' if whole else 'number'}{_span(lowest, highest, '')}"
+        case YesNo():
+            return "true or false"
+        case Several(choices, fewest, most):
+            return f"list, each {named(choices)}{_span(fewest, most, ' of them')}"
+        case _:
+            assert_never(field.type)
+
+
+def _span(least: float | None, most: float | None, unit: str) -> str:
+    bounds = ([f"at least {least}"] if least is not None else []) + ([f"at most {most}"] if most is not None else [])
+    return f", {' and '.join(bounds)}{unit}" if bounds else ""
+
+
+def _how_to_answer(question: Question) -> str:
+    match question:
+        case UserQuestion(asked):
+            return _how_to_choose(asked)
+        case FormQuestion(subject=Form(fields)) if fields:
+            return _how_to_fill_in(fields, is_yes_or_no(question))
+        case FormQuestion(subject=Link()):
+            return "Answer `yes` when that is done, or `no`."
+        case FormQuestion(subject=Form()):
+            return "Answer `yes` or `no`."
+        case _:
+            session = f", `yes, for this session` ({_lasting(question)})," if can_last(question) else ""
+            return f"Answer `yes`{session} or `no`; what to do instead may follow: `no, use make instead`."
+
+
+def _lasting(question: Question) -> str:
+    """Return what a yes for the session lets codex do without asking again, in this conversation alone (0.163)."""
+    match question:
+        case CommandQuestion():
+            return "this very command may run again"
+        case PatchQuestion():
+            return "these files may be changed again"
+        case FormQuestion():
+            return "this tool may be called with any arguments"
+        case _:
+            return "else it ends with this turn"
+
+
+def _how_to_choose(asked: tuple[Asked, ...]) -> str:
+    if len(asked) > 1:
+        lines = "\n".join(f"{number}: {_example(each)}" for number, each in enumerate(asked, 1))
+        return f"Answer one line for each question, such as\n\n{fenced(lines, '')}\n\nor `decline`."
+    if asked[0].options:
+        return "Answer the number or the words of your choice, or `decline`."
+    return "Answer in your own words, or `decline`."
+
+
+def _example(asked: Asked) -> str:
+    return one_line(asked.options[0].label) if asked.options else "your words"
+
+
+def _how_to_fill_in(fields: tuple[Field, ...], may_be_empty: bool) -> str:
+    example = json.dumps({field.name: _example_value(field) for field in fields}, ensure_ascii=False)
+    if len(fields) == 1:
+        return f"Answer the value alone, or as a JSON object such as\n\n{fenced(example, 'json')}\n\nor `decline`."
+    empty = "`yes` to leave it empty, or " if may_be_empty else ""
+    return f"Answer a JSON object such as\n\n{fenced(example, 'json')}\n\nor {empty}`decline`."
+
+
+def _example_value(field: Field) -> JsonValue:
+    match field.type:
+        case Words(choices):
+            return choices[0].value if choices else "…"
+        case Number(_, lowest, highest):
+            return next((bound for bound in (lowest, highest) if bound is not None), 1)
+        case YesNo():
+            return True
+        case Several(choices):
+            return [choices[0].value]
+        case _:
+            assert_never(field.type)
+
+
+def data_of(question: Question) -> JsonObject:
+    """Return what a program reads: `kind`, the question's fields (null where not known), and its `choices`.
+
+    In place of choices a question of kind `question` has its options, and a form with fields its schema.
+    """
+    match question:
+        case CommandQuestion(command, cwd, reason, to_terminal, permissions, host):
+            asked: JsonObject = {"kind": "command", "command": command, "cwd": cwd, "reason": reason}
+            asked |= {"toTerminal": to_terminal, "permissions": permissions, "host": host}
+        case PatchQuestion(changes, reason, grant_root):
+            told = list[JsonValue](_told(changes))
+            asked = {"kind": "patch", "changes": told, "reason": reason, "grantRoot": grant_root}
+        case PermissionQuestion(permissions, cwd, reason):
+            asked = {"kind": "permission", "permissions": permissions, "cwd": cwd, "reason": reason}
+        case UserQuestion(several):
+            return {"kind": "question", "questions": [_asked_data(each) for each in several]}
+        case FormQuestion(server, message, subject):
+            asked = {**_subject_data(subject), "server": server, "message": message}
+            if isinstance(subject, Form) and subject.fields:
+                return asked
+        case _:
+            assert_never(question)
+    return asked | {"choices": ["approve", *(["approveForSession"] if can_last(question) else []), "decline"]}
+
+
+def _subject_data(subject: Form | ToolCall | Link) -> JsonObject:
+    match subject:
+        case Form(_, schema):
+            return {"kind": "form", "schema": schema}
+        case ToolCall(tool, description, arguments):
+            return {"kind": "toolCall", "tool": tool, "description": description, "arguments": arguments}
+        case Link(url):
+            return {"kind": "url", "url": url}
+        case _:
+            assert_never(subject)
+
+
+def _told(changes: Iterable[Change]) -> Iterator[JsonObject]:
+    """Yield what a program reads of each change; `diff` is null where there would be too much of it."""
+    left = MAX_DIFF_CHARS
+    for change in changes:
+        diff = unified_diff((change,))
+        fits = len(diff) <= left
+        left -= len(diff) if fits else 0
+        yield {"path": change.path, "kind": change.kind, "diff": diff if fits else None}
+
+
+def _asked_data(asked: Asked) -> JsonObject:
+    options: list[JsonValue] = [{"label": each.label, "description": each.description} for each in asked.options]
+    return {
+        "id": asked.id,
+        "header": asked.header,
+        "question": asked.text,
+        "options": options,
+        "isOther": asked.is_other,
+        "isSecret": asked.is_secret,
+    }
+
+
+def fenced(text: str, language: str) -> str:
+    """Return the text in a fence that is longer than any in it, cut where it is long; says how much is left out."""
+    whole = visible(text.removesuffix("\n"))
+    part = "\n".join(whole.split("\n", MAX_SHOWN_LINES)[:MAX_SHOWN_LINES])[:MAX_SHOWN_CHARS]
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`+", part)), 3)
+    left_out = len(whole) - len(part)
+    note = f"\n\n({left_out} more characters are not shown here.)" if left_out else ""
+    return f"{fence}{language}\n{part}\n{fence}{note}"
+
+
+def _json(value: JsonObject) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)

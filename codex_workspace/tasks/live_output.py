@@ -1,0 +1,115 @@
+"""The live view of a turn, for clients that ask for the extension `ITEMS`: what commands print, and the diff so far.
+
+Pure, as `replies` is. Each command has an artifact `output-1`, `output-2`, …, which grows as it prints and is closed
+with the output's beginning and end; `diff` is replaced as the turn changes files. An artifact's metadata under `ITEMS`
+say which item of codex's it is about. What a command prints while it runs is best effort on codex's side, too.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from a2a.types import Artifact, Part, TaskArtifactUpdateEvent
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Struct
+
+from codex_workspace.common.values import JsonObject
+from codex_workspace.protocol.codex_events import CommandFinished, CommandOutput, CommandStarted, DiffUpdated, TurnEvent
+from codex_workspace.protocol.jsonrpc import safe_text
+
+ITEMS: Final = "urn:codex-workspace:items"
+"""The extension's name, and the key of the artifacts' metadata."""
+
+INTERVAL_S: Final = 0.25
+"""At most four updates of all artifacts a second: every one is work for each client, and for the store."""
+
+MAX_OUTPUT_CHARS: Final = 65_536
+"""Of one command's output, this much is shown as it comes."""
+
+MAX_KEPT_CHARS: Final = 4000
+"""And this much stays in the task."""
+
+MAX_DIFF_CHARS: Final = 262_144
+
+
+@dataclass(slots=True)
+class _Output:
+    """What a command has printed: how much went out, and what waits."""
+
+    name: str
+    about: JsonObject
+    waiting: str = ""
+    sent_chars: int = 0
+
+
+class LiveItems:
+    """The live artifacts of one task."""
+
+    def __init__(self, task_id: str, context_id: str) -> None:
+        self._task_id = task_id
+        self._context_id = context_id
+        self._outputs: dict[str, _Output] = {}
+        self._count = 0
+        self._diff: str | None = None
+        self._last = -INTERVAL_S
+
+    @property
+    def due(self) -> float | None:
+        """When `flush` has something to send, on the clock of `now`; None while nothing waits."""
+        waits = self._diff is not None or any(output.waiting for output in self._outputs.values())
+        return self._last + INTERVAL_S if waits else None
+
+    def see(self, event: TurnEvent) -> list[TaskArtifactUpdateEvent]:
+        """Take an event; return what goes out at once."""
+        match event:
+            case CommandStarted(item_id=item, command=command):
+                self._count += 1
+                about: JsonObject = {"kind": "commandOutput", "itemId": item, "command": command}
+                self._outputs[item] = _Output(f"output-{self._count}", about)
+            case CommandOutput(item_id=item, text=text) if item in self._outputs:
+                output = self._outputs[item]
+                room = MAX_OUTPUT_CHARS - output.sent_chars - len(output.waiting)
+                output.waiting += text[: max(0, room)]
+            case CommandFinished(item_id=item, output=whole) if item in self._outputs:
+                return [self._closed(self._outputs.pop(item), whole or "")]
+            case DiffUpdated(diff=diff):
+                self._diff = diff
+            case _:
+                pass
+        return []
+
+    def flush(self, now: float) -> list[TaskArtifactUpdateEvent]:
+        """Return what waits, whether or not its time has come."""
+        out = [self._grown(output) for output in self._outputs.values() if output.waiting]
+        if self._diff is not None:
+            out.append(self._shown_diff(self._diff))
+            self._diff = None
+        if out:
+            self._last = now
+        return out
+
+    def _grown(self, output: _Output) -> TaskArtifactUpdateEvent:
+        text, output.waiting = output.waiting, ""
+        is_first = output.sent_chars == 0
+        output.sent_chars += len(text)
+        return self._update(output.name, Part(text=safe_text(text)), output.about, append=not is_first)
+
+    def _closed(self, output: _Output, whole: str) -> TaskArtifactUpdateEvent:
+        kept = whole
+        if len(whole) > MAX_KEPT_CHARS:
+            half = MAX_KEPT_CHARS // 2
+            kept = f"{whole[:half]}\n[… {len(whole) - 2 * half} characters left out …]\n{whole[-half:]}"
+        return self._update(output.name, Part(text=safe_text(kept)), output.about, last=True)
+
+    def _shown_diff(self, diff: str) -> TaskArtifactUpdateEvent:
+        about: JsonObject = {"kind": "diff", "isCut": len(diff) > MAX_DIFF_CHARS}
+        part = Part(text=safe_text(diff[:MAX_DIFF_CHARS]), media_type="text/x-diff")
+        return self._update("diff", part, about)
+
+    def _update(
+        self, name: str, part: Part, about: JsonObject, *, append: bool = False, last: bool = False
+    ) -> TaskArtifactUpdateEvent:
+        artifact = Artifact(artifact_id=name, name=name, parts=[part], extensions=[ITEMS])
+        artifact.metadata.CopyFrom(ParseDict({ITEMS: about}, Struct()))
+        return TaskArtifactUpdateEvent(
+            task_id=self._task_id, context_id=self._context_id, artifact=artifact, append=append, last_chunk=last
+        )

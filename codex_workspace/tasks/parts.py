@@ -1,0 +1,514 @@
+"""What a message's parts are to codex: text, images, and files that are laid down in the workspace.
+
+Pure: nothing is fetched here, and files are written by `attachments`. Each part becomes, in the order of the parts:
+
+* text: words of the turn; with a file name, a file;
+* an image, as bytes or as a `data:` URL: an image of the turn. Codex 0.163 refuses images by http URL: whoever can
+  fetch them (`image_urls`) puts their bytes in the part's place before;
+* a file of text, or data (shown as JSON): within the turn's words where it is small, else an attachment;
+* any other file: an attachment;
+* another URL: a link in the turn's words.
+"""
+
+import base64
+import binascii
+import json
+import mimetypes
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Final, NoReturn
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+
+from a2a.types import Part
+from google.protobuf.struct_pb2 import Value
+
+from codex_workspace.common.errors import InputRefused
+from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
+from codex_workspace.tasks.incoming_files import Attachment
+
+IMAGE_MODES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""Images that codex shows the model. What it cannot read it replaces by a note, without a word to us."""
+
+TEXT_MODES: Final = (
+    *("text/plain", "application/json", "text/markdown", "text/csv", "text/tab-separated-values", "text/html"),
+    *("text/css", "text/javascript", "text/xml", "text/yaml", "text/x-diff", "text/x-patch", "text/x-python"),
+    *("text/prs.fallenstein.rst", "text/vnd.trolltech.linguist", "text/x-bibtex", "text/x-c++hdr", "text/x-c++src"),
+    *("text/x-chdr", "text/x-csh", "text/x-csrc", "text/x-dsrc", "text/x-haskell", "text/x-java"),
+    *("text/x-literate-haskell", "text/x-pascal", "text/x-perl", "text/x-scala", "text/x-sh", "text/x-tcl"),
+    *("text/x-tex", "application/javascript", "application/rls-services+xml", "application/sql", "application/toml"),
+    *("application/typescript", "application/vnd.dart", "application/x-csh", "application/x-httpd-php"),
+    *("application/x-ipynb+json", "application/x-javascript", "application/x-ndjson", "application/x-perl"),
+    *("application/x-ruby", "application/x-sh", "application/x-tcl", "application/x-tex", "application/x-yaml"),
+    *("application/xml", "application/yaml", "image/svg+xml"),
+)
+"""Files that are UTF-8 text. Beside these every `text/*` is, as RFC 2046 (4.1.4) has it of kinds that nobody knows.
+
+Named are the types that Python's `mimetypes` and others make of the names of source files, by their own tables and by
+Debian's: there `.ts` is Qt's, and `.rs` a list of resources.
+"""
+
+AMBIGUOUS_MODES: Final = (
+    *("application/vnd.wolfram.mathematica.package", "application/x-msdos-program", "video/mp2t"),
+)
+"""What names of source files (.m, .bat, .ts) are taken for: text where it is UTF-8, else a file."""
+
+FILE_MODES: Final = (
+    *("application/octet-stream", "application/pdf", "application/zip", "application/gzip", "application/x-tar"),
+    *("application/rtf", "application/vnd.oasis.opendocument.spreadsheet", "application/vnd.oasis.opendocument.text"),
+    "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+    *("image/bmp", "image/tiff"),
+)
+"""Files that codex gets as files only."""
+
+INPUT_MODES: Final = (*TEXT_MODES, *IMAGE_MODES, *AMBIGUOUS_MODES, *FILE_MODES)
+"""All that is taken beside the other kinds of text, as the agent card lists it."""
+
+_TEXT: Final = re.compile(r"text/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
+"""A type of text with a subtype as RFC 6838 (4.2) allows it."""
+
+_SAME: Final = {
+    "application/x-gzip": "application/gzip",
+    "application/x-zip-compressed": "application/zip",
+    "image/jpg": "image/jpeg",
+    "image/pjpeg": "image/jpeg",
+}
+"""Other names of types in use, and their registered ones."""
+
+MAX_NAME_CHARS: Final = 100
+MAX_NAME_BYTES: Final = 200
+"""File systems take 255."""
+
+MAX_URL_CHARS: Final = 8192
+
+MAX_EXACT: Final = 2**53
+"""Up to here a float tells one whole number from the next."""
+
+_BY_SUFFIX: Final = {
+    ".csv": "text/csv",
+    ".diff": "text/x-diff",
+    ".js": "text/javascript",
+    ".jsonl": "application/x-ndjson",
+    ".md": "text/markdown",
+    ".mjs": "text/javascript",
+    ".ndjson": "application/x-ndjson",
+    ".patch": "text/x-diff",
+    ".sql": "application/sql",
+    ".svg": "image/svg+xml",
+    ".toml": "application/toml",
+    ".ts": "text/plain",
+    ".tsv": "text/tab-separated-values",
+    ".xml": "application/xml",
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+}
+"""Where Python's own table differs between versions, or means something else (`.ts` is a video there)."""
+
+_TYPES: Final = mimetypes.MimeTypes()
+"""Python's own table, without this machine's files."""
+
+_SUFFIXES: Final = {media_type: suffix for suffix, media_type in _BY_SUFFIX.items()} | {
+    "application/json": ".json",
+    "application/pdf": ".pdf",
+    "application/zip": ".zip",
+    "text/csv": ".csv",
+    "text/html": ".html",
+    "text/javascript": ".js",
+    "text/plain": ".txt",
+    "text/x-python": ".py",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PartLimits:
+    """How much one message may bring.
+
+    max_file_bytes, max_files_bytes: of one file or image, and of all of them, decoded.
+    max_inline_bytes: a text file or data up to this size stands within the turn's words.
+    max_text_chars: of all words, with the files within them.
+    """
+
+    max_parts: int = 100
+    max_file_bytes: int = 5 << 20
+    max_files_bytes: int = 8 << 20
+    max_inline_bytes: int = 16 << 10
+    max_text_chars: int = MAX_INPUT_CHARS
+
+
+DEFAULT_LIMITS: Final = PartLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image as a `data:` URL."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnInput:
+    """What a turn begins with: words and images in their order, and files to be laid down before."""
+
+    pieces: tuple[str | Image, ...]
+    attachments: tuple[Attachment, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All words, without the images between them."""
+        return "\n".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    def items(self, told: str = "", max_text_chars: int = MAX_INPUT_CHARS) -> list[JsonObject]:
+        """Return codex's `input` of `turn/start` and `turn/steer`.
+
+        Args:
+            told: what `attachments.write` has returned; stands last.
+            max_text_chars: how much text may go out.
+
+        Raises:
+            InputRefused: there is more text than that.
+        """
+        pieces = (*self.pieces, told) if told else self.pieces
+        _check_chars(sum(len(piece) for piece in pieces if isinstance(piece, str)), max_text_chars)
+        return [_item(piece) for piece in pieces]
+
+
+def read_parts(parts: Sequence[Part], limits: PartLimits = DEFAULT_LIMITS) -> TurnInput:
+    """Return what a message's parts are to codex.
+
+    Raises:
+        InputRefused: a sentence that names the part, what is wrong with it, and what is taken.
+    """
+    if len(parts) > limits.max_parts:
+        raise InputRefused(f"The message has {len(parts)} parts; at most {limits.max_parts} are taken.")
+    reader = _Reader(limits)
+    for number, part in enumerate(parts, 1):
+        reader.read(_Place(number, part.filename), part)
+    return reader.done()
+
+
+def image_urls(parts: Sequence[Part]) -> dict[int, str]:
+    """Return which parts, by their place from 0, are images that stand elsewhere, and where."""
+    return {
+        number: part.url
+        for number, part in enumerate(parts)
+        if part.WhichOneof("content") == "url" and part.url[:5].lower() != "data:" and _image_by_url(part)
+    }
+
+
+def _image_by_url(part: Part) -> bool:
+    named = media_type_by_name(clean_name(part.filename) or clean_name(re.split(r"[?#]", part.url)[0]))
+    return (media_type_of(part.media_type) or named) in IMAGE_MODES
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Which part of the message it is."""
+
+    number: int
+    given_name: str
+
+    def refuse(self, what: str) -> NoReturn:
+        name = clean_name(self.given_name)
+        raise InputRefused(f"Part {self.number}{f' ({name})' if name else ''} {what}")
+
+
+@dataclass(slots=True)
+class _Reader:
+    limits: PartLimits
+    pieces: list[str | Image] = field(default_factory=list)
+    attachments: list[Attachment] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    total_bytes: int = 0
+
+    def read(self, place: _Place, part: Part) -> None:
+        declared = media_type_of(part.media_type)
+        if declared and not is_taken(declared):
+            place.refuse(f"has the media type {_shown(declared)}, which is not taken. {_taken()}")
+        match part.WhichOneof("content"):
+            case "text":
+                self.text(place, declared, part.text)
+            case "data":
+                shown = json.dumps(_plain(place, part.data), ensure_ascii=False, indent=2, sort_keys=True)
+                self.text_file(place, declared or "application/json", shown.encode())
+            case "raw":
+                self.file(place, declared, part.raw)
+            case "url":
+                self.url(place, declared, part.url)
+            case _:
+                place.refuse("is empty: it has neither text nor raw nor url nor data.")
+
+    def done(self) -> TurnInput:
+        pieces: list[str | Image] = []
+        for piece in self.pieces:
+            if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
+                pieces[-1] += f"\n{piece}"
+            else:
+                pieces.append(piece)
+        said = TurnInput(tuple(pieces), tuple(self.attachments))
+        _check_chars(len(said.text), self.limits.max_text_chars)
+        if not said.text.strip() and not said.attachments and not any(isinstance(each, Image) for each in pieces):
+            raise InputRefused("The message has no text.")
+        return said
+
+    def text(self, place: _Place, declared: str, text: str) -> None:
+        if declared and not is_text_type(declared) and declared not in AMBIGUOUS_MODES:
+            place.refuse(f"is text, but says that it is {declared}; send that as raw.")
+        if place.given_name:
+            data = text.encode()
+            self.text_file(place, declared or _taken_type(place.given_name, data), data)
+        else:
+            self.pieces.append(text)
+
+    def file(self, place: _Place, declared: str, data: bytes) -> None:
+        media_type = declared or _taken_type(place.given_name, data)
+        if media_type in IMAGE_MODES:
+            self.image(place, media_type, data)
+        elif media_type in AMBIGUOUS_MODES and _is_text(data):
+            self.text_file(place, media_type, data)
+        elif is_text_type(media_type):
+            if not _is_text(data):
+                place.refuse(
+                    f"says that it is {media_type}, but its bytes are no UTF-8 text; "
+                    "send it in UTF-8, or as application/octet-stream."
+                )
+            self.text_file(place, media_type, data)
+        else:
+            self.count(place, data)
+            self.attach(place, media_type, data)
+
+    def image(self, place: _Place, media_type: str, data: bytes) -> None:
+        found = image_type(data)
+        if found != media_type:
+            place.refuse(
+                f"says that it is {media_type}, but its bytes are {found or 'no image of a known kind'}. "
+                f"Images are taken as {', '.join(IMAGE_MODES)}."
+            )
+        self.count(place, data)
+        if place.given_name:
+            self.pieces.append(f"Image {self.name(place, media_type)}:")
+        self.pieces.append(Image(f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"))
+
+    def text_file(self, place: _Place, media_type: str, data: bytes) -> None:
+        self.count(place, data)
+        if len(data) > self.limits.max_inline_bytes:
+            self.attach(place, media_type, data)
+            return
+        text = data.decode("utf-8-sig")
+        fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+        ended = text if text.endswith("\n") or not text else f"{text}\n"
+        self.pieces.append(f"File {self.name(place, media_type)} ({media_type}):\n{fence}\n{ended}{fence}")
+
+    def url(self, place: _Place, declared: str, url: str) -> None:
+        if url[:5].lower() == "data:":
+            media_type, data = _data_of(place, url)
+            self.file(place, declared or media_type, data)
+            return
+        name = clean_name(place.given_name) or clean_name(_last_of(place, url))
+        media_type = declared or media_type_by_name(name) or ""
+        if media_type in IMAGE_MODES:
+            place.refuse(
+                "is an image by URL, which codex does not take; send its bytes (raw), a data: URL, "
+                "or the address within the text."
+            )
+        about = " ".join(filter(None, (name, f"({media_type})" if media_type else "")))
+        self.pieces.append(f"Linked file {about}: <{url}>" if about else f"Linked file: <{url}>")
+
+    def attach(self, place: _Place, media_type: str, data: bytes) -> None:
+        self.attachments.append(Attachment(self.name(place, media_type), media_type, data))
+
+    def count(self, place: _Place, data: bytes) -> None:
+        limits = self.limits
+        if len(data) > limits.max_file_bytes:
+            place.refuse(f"has {len(data)} bytes; a file may have {limits.max_file_bytes}.")
+        self.total_bytes += len(data)
+        if self.total_bytes > limits.max_files_bytes:
+            place.refuse(f"is too much: all files of a message may have {limits.max_files_bytes} bytes together.")
+
+    def name(self, place: _Place, media_type: str) -> str:
+        """Return a name for a file that no other of the message has, not even in other letters' case."""
+        wanted = clean_name(place.given_name) or f"part-{place.number}{_suffix(media_type)}"
+        name, number = wanted, 1
+        while name.casefold() in self.names:
+            number += 1
+            path = PurePosixPath(wanted)
+            name = _fitted(path.stem, f"-{number}{path.suffix}")
+        self.names.add(name.casefold())
+        return name
+
+
+def clean_name(given: str) -> str:
+    """Return the last component of a given file name without what could mislead people or programs; "" if none is left.
+
+    No control or format characters, no leading dots, at most `MAX_NAME_CHARS` characters and `MAX_NAME_BYTES` bytes.
+    """
+    last = re.split(r"[/\\]", given)[-1]
+    plain = "".join(char for char in last if unicodedata.category(char)[0] != "C" and char not in "`<>\u2028\u2029")
+    name = plain.strip().lstrip(".").strip()
+    path = PurePosixPath(name)
+    return _fitted(path.stem, path.suffix) if name else ""
+
+
+def media_type_of(given: str) -> str:
+    """Return a media type in small letters, without its parameters, and by its registered name."""
+    named = given.partition(";")[0].strip().lower()
+    return _SAME.get(named, named)
+
+
+def is_taken(media_type: str) -> bool:
+    """Tell whether a part may be of a media type, in the form of `media_type_of`."""
+    return media_type in INPUT_MODES or is_text_type(media_type)
+
+
+def is_text_type(media_type: str) -> bool:
+    """Tell whether files of a media type, in the form of `media_type_of`, are text."""
+    return media_type in TEXT_MODES or _TEXT.fullmatch(media_type) is not None
+
+
+def media_type_by_name(name: str) -> str | None:
+    """Return the media type that a file name's suffix stands for, None where it stands for none."""
+    known = _BY_SUFFIX.get(PurePosixPath(name).suffix.lower())
+    if known is not None:
+        return known
+    guessed, encoding = _TYPES.guess_type(f"/{name}")
+    match encoding:
+        case None:
+            return guessed
+        case "gzip":
+            return "application/gzip"
+        case _:
+            return "application/octet-stream"
+
+
+def image_type(data: bytes) -> str | None:
+    """Return which of `IMAGE_MODES` the bytes begin as, None where they are none of them."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "image/gif"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return None
+
+
+def guess_media_type(name: str, data: bytes) -> str:
+    """Return what a file is, by its first bytes, then by its name, then by whether it is UTF-8 text."""
+    found = image_type(data)
+    if found is not None:
+        return found
+    is_text = _is_text(data)
+    named = media_type_by_name(name)
+    if named is None or named in IMAGE_MODES:
+        return "text/plain" if is_text else "application/octet-stream"
+    if is_text_type(named) and not is_text:
+        return "application/octet-stream"
+    return named
+
+
+def _taken_type(name: str, data: bytes) -> str:
+    """Return a type that is taken for a part that does not say its own."""
+    guessed = guess_media_type(clean_name(name), data)
+    if is_taken(guessed):
+        return guessed
+    return "text/plain" if _is_text(data) else "application/octet-stream"
+
+
+def _taken() -> str:
+    others = ", ".join(mode for mode in INPUT_MODES if not mode.startswith("text/"))
+    return f"Taken are every text/* in UTF-8, and {others}; other files go as application/octet-stream."
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in data
+
+
+def _data_of(place: _Place, url: str) -> tuple[str, bytes]:
+    """Return media type and content of a `data:` URL (RFC 2397)."""
+    head, comma, content = url[5:].partition(",")
+    if not comma:
+        place.refuse("has a data: URL without content.")
+    flags = [flag.strip().lower() for flag in head.split(";")]
+    media_type = media_type_of(head)
+    if media_type and not is_taken(media_type):
+        place.refuse(f"has the media type {_shown(media_type)}, which is not taken. {_taken()}")
+    data = unquote_to_bytes(content)
+    if flags[-1] != "base64":
+        return media_type or "text/plain", data
+    try:
+        return media_type, base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        place.refuse("has a data: URL whose content is no base64.")
+
+
+def _last_of(place: _Place, url: str) -> str:
+    """Return the last component of a link's path, and see to it that it is a link for people."""
+    wrong = "has a URL that is none of the web; taken are http:, https: and data: URLs."
+    if len(url) > MAX_URL_CHARS:
+        place.refuse(f"has a URL of {len(url)} characters; at most {MAX_URL_CHARS} are taken.")
+    if not url.isprintable() or re.search(r"[\s<>]", url):
+        place.refuse("has a URL with spaces, brackets or control characters; they have to be written as %20.")
+    try:
+        parsed = urlsplit(url)
+        if parsed.scheme not in ("http", "https") or not parsed.hostname:
+            place.refuse(wrong)
+    except ValueError:
+        place.refuse(wrong)
+    return unquote(parsed.path, errors="replace").rpartition("/")[2]
+
+
+def _plain(place: _Place, value: Value) -> JsonValue:
+    """Return a data part's JSON; whole numbers, which protobuf keeps as floats, are whole again."""
+    match value.WhichOneof("kind"):
+        case "struct_value":
+            return {key: _plain(place, each) for key, each in value.struct_value.fields.items()}
+        case "list_value":
+            return [_plain(place, each) for each in value.list_value.values]
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case "number_value":
+            number = value.number_value
+            if number != number or abs(number) == float("inf"):
+                place.refuse("holds a number that is not finite.")
+            return int(number) if number.is_integer() and abs(number) <= MAX_EXACT else number
+        case _:
+            return None
+
+
+def _item(piece: str | Image) -> JsonObject:
+    match piece:
+        case str():
+            return {"type": "text", "text": piece}
+        case Image(url):
+            return {"type": "image", "url": url}
+
+
+def _check_chars(chars: int, most: int) -> None:
+    if chars > most:
+        raise InputRefused(f"The message has {chars} characters; at most {most} are taken.")
+
+
+def _fitted(stem: str, suffix: str) -> str:
+    """Return stem and suffix within the bounds of a file's name; the stem gives way, then the suffix."""
+    tail = suffix if len(suffix) <= MAX_NAME_CHARS // 2 and len(suffix.encode()) <= MAX_NAME_BYTES // 2 else ""
+    room = MAX_NAME_BYTES - len(tail.encode())
+    head = stem[: MAX_NAME_CHARS - len(tail)].encode()[:room].decode(errors="ignore")
+    return f"{head}{tail}"
+
+
+def _suffix(media_type: str) -> str:
+    return _SUFFIXES.get(media_type) or _TYPES.guess_extension(media_type) or ""
+
+
+def _shown(text: str) -> str:
+    return "".join(char for char in text if char.isprintable())[:100]

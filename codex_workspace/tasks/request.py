@@ -1,0 +1,217 @@
+"""What a message may want to have its own way, in its metadata under `TURN`: an A2A extension that no client needs.
+
+{"model": "gpt-5.5", "effort": "high", "workingFolder": "services/api", "outputSchema": {…}, "midTurn": "steer"}
+
+What a message wants, made ready for codex; and the tool of ours that the model may call for it.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import anyio
+from a2a.types import Message, Part
+from google.protobuf.json_format import MessageToDict
+
+from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.common.errors import InputRefused
+from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.safe_http import Failed, Fetched, Refused
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.protocol.server_requests import NOBODY_TO_ASK
+from codex_workspace.runtimes.backend import DynamicToolCall, TurnOptions
+from codex_workspace.tasks import incoming_files as attachments
+from codex_workspace.tasks import outgoing_files as handover
+from codex_workspace.tasks.answering import Order
+from codex_workspace.tasks.outgoing_files import HandedFile, HandoverBounds
+from codex_workspace.tasks.parts import IMAGE_MODES, PartLimits, image_type, image_urls, read_parts
+from codex_workspace.tasks.replies import A2AEvent, Reply
+from codex_workspace.tasks.scheduling import MidTurn
+
+TURN: Final = "urn:codex-workspace:turn"
+"""The extension's name, and the key of a message's metadata."""
+
+MAX_SCHEMA_CHARS: Final = 65_536
+
+_TYPES: Final = ("object", "array", "string", "number", "integer", "boolean", "null")
+"""What a JSON Schema's `type` may be. Providers take different parts of all else, and say so themselves."""
+
+_MODEL: Final = re.compile(r"[A-Za-z0-9][\w.:/@-]{0,127}")
+_EFFORT: Final = re.compile(r"[a-z]{1,32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What one message has its own way."""
+
+    options: TurnOptions
+    mid_turn: MidTurn
+
+
+def read_wishes(metadata: JsonObject, workspace: Path, usual: MidTurn) -> Wishes:
+    """Return what a message's metadata ask for; `usual` is what becomes of it where it does not say.
+
+    Raises:
+        InputRefused: a wish that is not known, or cannot be granted; the sentence says which ones can.
+    """
+    asked = metadata.get(TURN)
+    if asked is None:
+        return Wishes(TurnOptions(), usual)
+    if not isinstance(asked, dict):
+        raise _refused("must be an object")
+    wishes = Wishes(TurnOptions(), usual)
+    for key, value in asked.items():
+        reader = _READERS.get(key)
+        if reader is None:
+            raise _refused(f"{key[:50]!r} is not known; there are {', '.join(_READERS)}")
+        wishes = reader(wishes, value, workspace)
+    return wishes
+
+
+def _with_model(wishes: Wishes, value: JsonValue, _workspace: Path) -> Wishes:
+    if not isinstance(value, str) or not _MODEL.fullmatch(value):
+        raise _refused("model must be the name of a model")
+    return replace(wishes, options=replace(wishes.options, model=value))
+
+
+def _with_effort(wishes: Wishes, value: JsonValue, _workspace: Path) -> Wishes:
+    if not isinstance(value, str) or not _EFFORT.fullmatch(value):
+        raise _refused("effort must be a word such as low, medium or high")
+    return replace(wishes, options=replace(wishes.options, effort=value))
+
+
+def _with_folder(wishes: Wishes, value: JsonValue, workspace: Path) -> Wishes:
+    if not isinstance(value, str) or "\0" in value:
+        raise _refused("workingFolder must be the path of a folder, relative to the workspace")
+    home = workspace.resolve()
+    folder = (home / value).resolve()
+    if not folder.is_relative_to(home) or not folder.is_dir():
+        raise _refused("workingFolder must be a folder inside of the workspace that exists")
+    return replace(wishes, options=replace(wishes.options, cwd=folder))
+
+
+def _with_schema(wishes: Wishes, value: JsonValue, _workspace: Path) -> Wishes:
+    if not isinstance(value, dict) or len(json.dumps(value)) > MAX_SCHEMA_CHARS:
+        raise _refused(f"outputSchema must be a JSON Schema, an object of at most {MAX_SCHEMA_CHARS} characters")
+    if not _is_type(value.get("type", "object")):
+        raise _refused(f"outputSchema: type must be one of {', '.join(_TYPES)}")
+    return replace(wishes, options=replace(wishes.options, output_schema=value))
+
+
+def _is_type(value: JsonValue) -> bool:
+    named = value if isinstance(value, list) else [value]
+    return bool(named) and all(each in _TYPES for each in named)
+
+
+def _with_mid_turn(wishes: Wishes, value: JsonValue, _workspace: Path) -> Wishes:
+    if value not in list(MidTurn):
+        raise _refused(f"midTurn must be one of {', '.join(MidTurn)}")
+    return replace(wishes, mid_turn=MidTurn(value))
+
+
+_READERS: Final[Mapping[str, Callable[[Wishes, JsonValue, Path], Wishes]]] = {
+    "model": _with_model,
+    "effort": _with_effort,
+    "workingFolder": _with_folder,
+    "outputSchema": _with_schema,
+    "midTurn": _with_mid_turn,
+}
+
+
+def _refused(sentence: str) -> InputRefused:
+    return InputRefused(f"metadata {TURN}: {sentence}.")
+
+
+logger = logging.getLogger(__name__)
+
+HOLDS_A_SECRET = "The file holds a credential of this agent's own, which is handed over to nobody; take it out first."
+
+NO_STEERING: Final = (
+    "A message cannot join a running turn of this agent (codex.backend: exec); let it wait (queue) or take that one's "
+    "place (interrupt)."
+)
+
+Fetch = Callable[[str, int], Awaitable[Fetched | Failed | Refused]]
+"""Gets what stands at a URL, of at most so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderReader:
+    """Reads messages for one workspace.
+
+    mid_turn: what becomes of a message that comes while a turn of its context is at work and does not say itself.
+    parts: how much a message may bring. files: how much may be handed over in one task.
+    fetch: gets what stands at a URL, of at most so many bytes; without it images by URL are refused.
+    scrub: knows the secrets that no file which is handed over may hold.
+    steers: whether a message can join a running turn.
+    """
+
+    workspace: Path
+    mid_turn: MidTurn = MidTurn.QUEUE
+    parts: PartLimits = field(default_factory=PartLimits)
+    files: HandoverBounds = field(default_factory=HandoverBounds)
+    fetch: Fetch | None = None
+    scrub: Scrubber = field(default_factory=Scrubber)
+    steers: bool = True
+
+    async def read(self, message: Message, task_id: str) -> Order:
+        """Return what a message wants; its larger files are in the workspace then.
+
+        Raises:
+            InputRefused: a part cannot be taken, or a wish not be granted.
+            AttachmentsNotWritten: a file cannot be laid down.
+        """
+        wishes = read_wishes(MessageToDict(message.metadata), self.workspace, self.mid_turn)
+        if wishes.mid_turn is MidTurn.STEER and not self.steers:
+            raise InputRefused(NO_STEERING)
+        said = read_parts(await self._with_images(message.parts), self.parts)
+        cwd = wishes.options.cwd
+        told = ""
+        if said.attachments:
+            told = await anyio.to_thread.run_sync(attachments.write, self.workspace, task_id, said.attachments, cwd)
+        return Order(said.items(told, self.parts.max_text_chars), said.text, wishes.options, wishes.mid_turn)
+
+    async def _with_images(self, parts: Sequence[Part]) -> list[Part]:
+        """Return the parts with the bytes of the images that they only name."""
+        whole = list(parts)
+        urls = image_urls(parts[: self.parts.max_parts])
+        if self.fetch is None or not urls:
+            return whole
+        async with plain_task_group() as tasks:
+            for number, url in urls.items():
+                tasks.start_soon(self._put_image, whole, number, url, self.fetch)
+        return whole
+
+    async def _put_image(self, parts: list[Part], number: int, url: str, fetch: Fetch) -> None:
+        named = parts[number]
+        fetched = await fetch(url, self.parts.max_file_bytes)
+        if not isinstance(fetched, Fetched):
+            raise InputRefused(f"Part {number + 1} is an image by URL that cannot be fetched: {fetched.reason}.")
+        media_type = image_type(fetched.data)
+        if media_type is None:
+            taken = ", ".join(IMAGE_MODES)
+            raise InputRefused(f"Part {number + 1}: what stands at its URL is no image of a known kind ({taken}).")
+        parts[number] = Part(raw=fetched.data, media_type=media_type, filename=named.filename)
+
+    async def serve(self, call: DynamicToolCall, reply: Reply, cwd: Path | None) -> tuple[JsonObject, list[A2AEvent]]:
+        """Do what the model calls a tool for: the result for codex, and what goes out."""
+        if call.tool != handover.TOOL:
+            return handover.result(handover.NotHanded(NOBODY_TO_ASK)), []
+        handed = reply.files
+        left = replace(
+            self.files,
+            left_bytes=self.files.left_bytes - sum(len(part.raw) for file in handed for part in file.parts),
+            left_files=self.files.left_files - len(handed),
+        )
+        outcome = await anyio.to_thread.run_sync(handover.take, call.arguments, self.workspace, left, cwd)
+        if isinstance(outcome, HandedFile) and self.scrub.is_in(outcome.data):
+            outcome = handover.NotHanded(HOLDS_A_SECRET)
+        if not isinstance(outcome, HandedFile):
+            logger.info("a file was not handed over: %s", outcome.sentence)
+            return handover.result(outcome), []
+        artifact = handover.as_artifact(outcome, len(handed) + 1)
+        return handover.result(outcome), [reply.handed_over(artifact)]

@@ -1,0 +1,178 @@
+"""What is told of a message on its way, to all who look: ids under the log's lines, numbers, and spans.
+
+A `Job` says what happens, in blocks; what each of the three makes of it is decided here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+
+from codex_workspace.common.a2a_terms import HEADERS
+from codex_workspace.common.logs import IdName, identified
+from codex_workspace.common.metrics import Metrics, TaskOutcome, Tokens, TurnOutcome
+from codex_workspace.common.tracing import NO_TRACER, REQUEST_SPAN, Attributes, Kind, Span, Tracer
+from codex_workspace.protocol.codex_events import (
+    CommandFinished,
+    CommandStarted,
+    FilesChanged,
+    FilesChanging,
+    ItemStatus,
+    Said,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+    TurnEvent,
+    WebSearched,
+)
+from codex_workspace.runtimes.backend import TurnInfo
+
+FAILED: Final = frozenset({ItemStatus.FAILED, ItemStatus.DECLINED})
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Of one agent: its numbers, and where its spans go."""
+
+    metrics: Metrics = field(default_factory=Metrics)
+    tracer: Tracer = NO_TRACER
+    clock: Callable[[], float] = anyio.current_time
+
+    @contextmanager
+    def message(self, task_id: str, context_id: str, request: Mapping[str, object]) -> Iterator["MessageWatch"]:
+        """Watch a message while the block is open; `request` is the state of the call context that it came with."""
+        about: Attributes = {"a2a.task.id": task_id, "a2a.context.id": context_id}
+        caller, headers = request.get(REQUEST_SPAN), request.get(HEADERS)
+        if isinstance(caller, Span):
+            span = caller.child("message", about)
+        else:
+            # A host of others' has no span for the request.
+            span = self.tracer.begin("message", Kind.INTERNAL, about, headers if isinstance(headers, dict) else None)
+        ids: dict[IdName, str] = {"task": task_id, "context": context_id}
+        if span.trace_id is not None:
+            ids["trace"] = span.trace_id
+        with identified(ids), span:
+            yield MessageWatch(self, span)
+
+
+class MessageWatch:
+    """A message that is watched."""
+
+    def __init__(self, telemetry: Telemetry, span: Span) -> None:
+        self._telemetry = telemetry
+        self._span = span
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """It waits for its turn while the block is open."""
+        since = self._telemetry.clock()
+        with self._span.child("wait", {}):
+            yield
+        self._telemetry.metrics.waited(self._telemetry.clock() - since)
+
+    @contextmanager
+    def turn(self) -> Iterator["TurnWatch"]:
+        """A turn is begun for it, and over when the block is left."""
+        about: Attributes = {"gen_ai.operation.name": "invoke_agent"}
+        with self._span.child("turn", about) as span, ExitStack() as ids:
+            watch = TurnWatch(self._telemetry, span, ids)
+            try:
+                yield watch
+            finally:
+                watch.close()
+
+    def ended(self, outcome: TaskOutcome) -> None:
+        """Its task has come to an end that is on disk."""
+        self._telemetry.metrics.task_ended(outcome)
+        self._span.set({"a2a.task.state": outcome})
+
+
+class TurnWatch:
+    """A turn that is watched, from before codex takes it on; `ids` ends when nobody follows it any more."""
+
+    def __init__(self, telemetry: Telemetry, span: Span, ids: ExitStack) -> None:
+        self._telemetry = telemetry
+        self._span = span
+        self._ids = ids
+        self._since = telemetry.clock()
+        self._turn: TurnInfo | None = None
+        self._has_text = False
+        self._items: dict[str, Span] = {}
+
+    def began(self, turn: TurnInfo) -> None:
+        """Codex has taken it on."""
+        self._turn = turn
+        self._span.set({"gen_ai.conversation.id": turn.thread_id, "codex.turn.id": turn.turn_id})
+        self._ids.enter_context(identified({"thread": turn.thread_id, "turn": turn.turn_id}))
+
+    def see(self, event: TurnEvent) -> None:
+        """Take note of what happens in it; called for every delta, so the most frequent comes first."""
+        match event:
+            case TextDelta() | Said():
+                if not self._has_text:
+                    self._has_text = True
+                    self._telemetry.metrics.first_text(self._telemetry.clock() - self._since)
+            case CommandStarted(item_id, command, cwd):
+                self._begin(item_id, "command", {"codex.command": command, "codex.cwd": cwd})
+            case CommandFinished(item_id, exit_code=exit_code, status=status):
+                self._end(item_id, status, {} if exit_code is None else {"process.exit.code": exit_code})
+            case ToolStarted(item_id, server, tool):
+                about: Attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
+                self._begin(item_id, "tool", about if server is None else {**about, "codex.mcp.server": server})
+            case ToolFinished(item_id, is_error=is_error, status=status):
+                self._end(item_id, ItemStatus.FAILED if is_error else status, {})
+            case FilesChanging(item_id, changes):
+                self._begin(item_id, "file change", {"codex.files": len(changes)})
+            case FilesChanged(item_id, status=status):
+                self._end(item_id, status, {})
+            case WebSearched(item_id):
+                self._begin(item_id, "web search", {})
+                self._end(item_id, ItemStatus.COMPLETED, {})
+            case _:
+                pass
+
+    def close(self) -> None:
+        """Count it: whatever becomes of it now, nobody follows it any more."""
+        for span in self._items.values():
+            span.end("the turn was over before it")
+        outcome, used = _outcome(self._turn), _tokens(self._turn)
+        self._telemetry.metrics.turn_ended(outcome, self._telemetry.clock() - self._since, used)
+        self._span.set(
+            {
+                "codex.turn.outcome": outcome,
+                "gen_ai.usage.input_tokens": used.input + used.cached_input,
+                "gen_ai.usage.output_tokens": used.output + used.reasoning_output,
+            }
+        )
+        self._span.end(None if outcome in (TurnOutcome.COMPLETED, TurnOutcome.INTERRUPTED) else outcome)
+
+    def _begin(self, item_id: str, name: str, about: Attributes) -> None:
+        # An item may begin twice: when codex asks whether it may, and when it does.
+        if item_id not in self._items:
+            self._items[item_id] = self._span.child(name, {"codex.item.id": item_id, **about})
+
+    def _end(self, item_id: str, status: ItemStatus, about: Attributes) -> None:
+        span = self._items.pop(item_id, None)
+        if span is not None:
+            span.set(about)
+            span.end(status if status in FAILED else None)
+
+
+def _outcome(turn: TurnInfo | None) -> TurnOutcome:
+    if turn is None:
+        return TurnOutcome.NOT_BEGUN
+    return TurnOutcome.CUT_OFF if turn.ended is None else TurnOutcome(turn.ended.status)
+
+
+def _tokens(turn: TurnInfo | None) -> Tokens:
+    used = turn.usage if turn is not None else None
+    if used is None:
+        return Tokens()
+    return Tokens(
+        input=used.input - used.cached_input,
+        cached_input=used.cached_input,
+        output=used.output - used.reasoning_output,
+        reasoning_output=used.reasoning_output,
+    )

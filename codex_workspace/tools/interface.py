@@ -1,0 +1,158 @@
+"""What our own tools can do, as values: whoever does it is behind these protocols, whoever shows it to codex in front.
+
+A peer's words are in fields that say so; they are information, and nobody's order.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+from codex_workspace.common.errors import AgentError
+from codex_workspace.common.values import JsonObject
+from codex_workspace.storage.memories import Exchange, Memory
+
+_HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}:[A-Za-z0-9._-]{1,128}")
+
+
+class ToolRefused(AgentError):
+    """A tool cannot do what the model asked for; the sentence is for the model, and holds no words of a peer's."""
+
+
+class Progress(StrEnum):
+    """How far a peer is with what it was given."""
+
+    DONE = "done"
+    WORKING = "working"
+    ASKING = "asking"
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """One piece of work at a peer; as text `peer:task`."""
+
+    peer: str
+    task: str
+
+    def __str__(self) -> str:
+        return f"{self.peer}:{self.task}"
+
+    @classmethod
+    def read(cls, text: str) -> "Handle":
+        """Read what `str` gave.
+
+        Raises:
+            ToolRefused: it is none.
+        """
+        if not _HANDLE.fullmatch(text):
+            raise ToolRefused("That is no handle; take the one that delegate_task gave, as it is.")
+        peer, _, task = text.partition(":")
+        return cls(peer, task)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAbout:
+    """A peer that may be given work.
+
+    name: how the tools name it. described: the operator's words. problem: why it cannot be asked at the moment.
+    says: what it says of itself.
+    """
+
+    name: str
+    described: str = ""
+    problem: str = ""
+    says: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How far a piece of work is. `said`: the peer's words. `handle`: None where there is nothing to ask about later.
+
+    note: what is to be added in our own words.
+    """
+
+    peer: str
+    progress: Progress
+    said: str = ""
+    handle: Handle | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """On whose behalf a tool is called: the owner of the conversation, and its context."""
+
+    owner: str
+    context_id: str
+
+
+class Work(Protocol):
+    """Gives work to peers."""
+
+    async def peers(self) -> Sequence[PeerAbout]:
+        """Return the peers that may be given work."""
+
+    async def delegate(self, peer: str, task: str, wait_s: float, continues: Handle | None) -> Report:
+        """Give a peer work, or with `continues` say more to it; wait at most `wait_s` seconds for what comes of it.
+
+        Raises:
+            ToolRefused: there is no such peer, or it does not take it.
+        """
+
+    async def check(self, handle: Handle, wait_s: float) -> Report:
+        """Tell how far a piece of work is; wait at most `wait_s` seconds for its end.
+
+        Raises:
+            ToolRefused: there is no such work.
+        """
+
+
+class Recollection(Protocol):
+    """Remembers."""
+
+    async def commit(self, caller: Caller, content: str) -> None:
+        """Keep a text; it is durable on return."""
+
+    async def recall(self, caller: Caller, query: str, limit: int) -> Sequence[Memory]:
+        """Return what is remembered of `query`, the best first."""
+
+    async def history(self, caller: Caller, limit: int) -> Sequence[Exchange]:
+        """Return what was said lately, oldest first."""
+
+
+class Speaker(Protocol):
+    """Reaches the user beside the answer."""
+
+    async def tell_user(self, caller: Caller, text: str) -> None:
+        """Send the user a message now.
+
+        Raises:
+            ToolRefused: it could not be sent.
+        """
+
+
+class Handover(Protocol):
+    """Hands files over to whoever sent the message that a caller works on."""
+
+    async def hand_over(self, caller: Caller, arguments: JsonObject) -> str:
+        """Hand over the file that `arguments` name; return what the model is told of it.
+
+        Raises:
+            ToolRefused: it cannot be handed over.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """All that the tools can do.
+
+    speaker: None where a user can be reached by answers only. handover: None where codex has another tool for it.
+    """
+
+    work: Work
+    recollection: Recollection
+    speaker: Speaker | None = None
+    handover: Handover | None = None

@@ -1,0 +1,368 @@
+"""Calls of the peers of config.yaml, by A2A: each goes to the operator's own URL, and to no other host.
+
+A peer's card says how it is spoken to, never where: an interface that it names on another host is taken to be at its
+own URL. Without `allow_private`, connections are made to public addresses only (`webhooks.Guard`).
+"""
+
+import logging
+import re
+import ssl
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Final
+
+import anyio
+import httpcore
+import httpx
+from a2a.client import A2ACardResolver, Client, ClientCallContext, ClientConfig, ClientFactory
+from a2a.client.errors import A2AClientTimeoutError, AgentCardResolutionError
+from a2a.types import (
+    AgentCard,
+    GetTaskRequest,
+    Message,
+    Part,
+    Role,
+    SendMessageConfiguration,
+    SendMessageRequest,
+    Task,
+    TaskState,
+)
+from a2a.utils.constants import TransportProtocol
+from a2a.utils.errors import A2AError
+
+from codex_workspace.common.a2a_terms import ASKING, AT_WORK
+from codex_workspace.common.safe_http import USER_AGENT, AllowList, Guard, GuardedNetwork, TargetRefused
+from codex_workspace.config.peers import Peer
+from codex_workspace.tools.interface import Handle, PeerAbout, Progress, Report, ToolRefused
+
+logger = logging.getLogger(__name__)
+
+REQUEST_S: Final = 20.0
+"""One request, such as for a card or a task's state. A peer that answers a message only when all is done may take
+longer: as long as it is waited for."""
+
+CONNECT_S: Final = 10.0
+
+MAX_ANSWER_BYTES: Final = 8 << 20
+"""Of one response of a peer's."""
+
+FIRST_POLL_S: Final = 0.1
+LONGEST_POLL_S: Final = 3.0
+
+NOT_A2A: Final = "answers what is not A2A"
+
+_FAULTS: Final = (A2AError, httpx.HTTPError, httpx.InvalidURL, ValueError, ArithmeticError, RecursionError)
+"""What comes of a peer's words that are late, broken or odd: URLs that are none, too deep, too large a number."""
+
+_ANYWHERE: Final = AllowList.of(["0.0.0.0/0", "::/0"])
+_TASK_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_BINDINGS: Final = (TransportProtocol.JSONRPC.value, TransportProtocol.HTTP_JSON.value)
+
+
+class PeerCalls:
+    """Gives work to the peers of config.yaml."""
+
+    def __init__(self, peers: Iterable[Peer]) -> None:
+        self._peers: Final[Mapping[str, Peer]] = {peer.name: peer for peer in peers}
+
+    async def peers(self) -> list[PeerAbout]:
+        """Return all peers, each with what its card says of it, or why there is none to be had."""
+        found: dict[str, PeerAbout] = {}
+
+        async def look(peer: Peer) -> None:
+            try:
+                async with _line(peer) as http:
+                    card = await _card(http, peer)
+                    found[peer.name] = PeerAbout(peer.name, peer.description, says=_introduction(card))
+            except ToolRefused as error:
+                found[peer.name] = PeerAbout(peer.name, peer.description, problem=str(error))
+            except Exception:
+                # One peer's oddity must not take the others' cards with it.
+                logger.exception("the card of the peer %s cannot be read", peer.name)
+                found[peer.name] = PeerAbout(peer.name, peer.description, problem=f"The peer {peer.name} {NOT_A2A}.")
+
+        async with anyio.create_task_group() as tasks:
+            for peer in self._peers.values():
+                tasks.start_soon(look, peer)
+        return [found[name] for name in self._peers]
+
+    async def delegate(self, peer: str, task: str, wait_s: float, continues: Handle | None) -> Report:
+        """Send `task` to a peer, and wait for its end; see `toolbox.Work`."""
+        known = self._known(peer)
+        if continues is not None and continues.peer != peer:
+            raise ToolRefused(f"That handle is of work at {continues.peer}, not at {peer}.")
+        until = anyio.current_time() + wait_s
+        async with _client(known) as client:
+            earlier = None if continues is None else await _task(client, continues)
+            request = SendMessageRequest(
+                message=_message(task, earlier),
+                # The task's state is asked for instead: a line that breaks then takes no answer with it.
+                configuration=SendMessageConfiguration(return_immediately=True),
+            )
+            # A peer that answers only when all is done is given that time.
+            answer = await _sent(client, request, max(REQUEST_S, wait_s))
+            if isinstance(answer, Message):
+                return Report(peer, Progress.DONE, _text(answer.parts))
+            return await _followed(client, peer, answer, until)
+
+    async def check(self, handle: Handle, wait_s: float) -> Report:
+        """Ask a peer how far a task is, until it has ended; see `toolbox.Work`."""
+        known = self._known(handle.peer)
+        until = anyio.current_time() + wait_s
+        async with _client(known) as client:
+            return await _followed(client, handle.peer, await _task(client, handle), until)
+
+    def _known(self, name: str) -> Peer:
+        if name not in self._peers:
+            names = ", ".join(self._peers) or "there are none"
+            raise ToolRefused(f"There is no peer of that name; list_peers tells which there are: {names}.")
+        return self._peers[name]
+
+
+@asynccontextmanager
+async def _line(peer: Peer) -> AsyncIterator[httpx.AsyncClient]:
+    """Hold an HTTP client that reaches the peer and nobody else; turns errors of the way there into a sentence.
+
+    Raises:
+        ToolRefused: the peer cannot be reached, may not be, or answers what cannot be understood.
+    """
+    headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
+    if peer.token is not None:
+        headers["Authorization"] = f"Bearer {peer.token.reveal()}"
+    timeout = httpx.Timeout(REQUEST_S, connect=CONNECT_S)
+    try:
+        async with httpx.AsyncClient(transport=PeerTransport(peer), headers=headers, timeout=timeout) as http:
+            yield http
+    except TargetRefused as error:
+        raise ToolRefused(
+            f"The peer {peer.name} may not be called: its address is not a public one, and the operator has not set "
+            "allow_private for it."
+        ) from error
+    except _FAULTS as error:
+        raise ToolRefused(f"The peer {peer.name} {_problem(error)}.") from error
+
+
+@asynccontextmanager
+async def _client(peer: Peer) -> AsyncIterator[Client]:
+    async with _line(peer) as http:
+        config = ClientConfig(
+            streaming=False, polling=True, httpx_client=http, supported_protocol_bindings=list(_BINDINGS)
+        )
+        yield ClientFactory(config).create(await _card(http, peer))
+
+
+async def _card(http: httpx.AsyncClient, peer: Peer) -> AgentCard:
+    card = await A2ACardResolver(http, peer.url).get_agent_card()
+    here = _origin(httpx.URL(peer.url))
+    for interface in card.supported_interfaces:
+        if _origin(httpx.URL(interface.url)) != here:
+            interface.url = peer.url
+    return card
+
+
+async def _sent(client: Client, request: SendMessageRequest, timeout_s: float) -> Task | Message:
+    patience = ClientCallContext(timeout=timeout_s)
+    # Without streaming there is one event, which is the whole answer.
+    events = [event async for event in client.send_message(request, context=patience)]
+    for event in events:
+        if event.HasField("task"):
+            return event.task
+        if event.HasField("message"):
+            return event.message
+    raise ValueError("its answer is neither a task nor a message")
+
+
+async def _task(client: Client, handle: Handle) -> Task:
+    return await client.get_task(GetTaskRequest(id=handle.task))
+
+
+async def _followed(client: Client, peer: str, task: Task, until: float) -> Report:
+    """Ask for the task until it waits for nobody but us, or the time is over."""
+    pause_s = FIRST_POLL_S
+    handle = _handle(peer, task)
+    while task.status.state in AT_WORK and handle is not None:
+        left_s = until - anyio.current_time()
+        if left_s <= 0:
+            break
+        await anyio.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 1.5, LONGEST_POLL_S)
+        try:
+            task = await _task(client, handle)
+        except (A2AError, httpx.HTTPError) as error:
+            if not _may_pass(error):
+                raise
+            if anyio.current_time() >= until:
+                return Report(peer, Progress.UNREACHABLE, handle=handle, note=f"The peer {_problem(error)}.")
+    return _report(peer, task, handle)
+
+
+def _handle(peer: str, task: Task) -> Handle | None:
+    return Handle(peer, task.id) if _TASK_ID.fullmatch(task.id) else None
+
+
+def _report(peer: str, task: Task, handle: Handle | None) -> Report:
+    results = [_artifact(list(artifact.parts), artifact.name) for artifact in task.artifacts]
+    said = "\n".join(text for text in (*results, _text(task.status.message.parts)) if text)
+    if task.status.state in AT_WORK:
+        return Report(peer, Progress.WORKING, said, handle)
+    if task.status.state in ASKING:
+        return Report(peer, Progress.ASKING, said, handle)
+    if task.status.state == TaskState.TASK_STATE_COMPLETED:
+        return Report(peer, Progress.DONE, said)
+    state = TaskState.Name(task.status.state).removeprefix("TASK_STATE_").lower()
+    return Report(peer, Progress.FAILED, said, note=f"The task's state is {state}.")
+
+
+def _artifact(parts: list[Part], name: str) -> str:
+    text = _text(parts)
+    files = [part.filename or name or "a file" for part in parts if not part.HasField("text")]
+    return "\n".join([*([text] if text else []), *(f"[a file that is not shown here: {each}]" for each in files)])
+
+
+def _text(parts: Iterable[Part]) -> str:
+    return "".join(part.text for part in parts)
+
+
+def _message(text: str, earlier: Task | None) -> Message:
+    message = Message(role=Role.ROLE_USER, message_id=str(uuid.uuid4()), parts=[Part(text=text)])
+    if earlier is not None:
+        message.task_id, message.context_id = earlier.id, earlier.context_id
+    return message
+
+
+def _introduction(card: AgentCard) -> str:
+    skills = [f"- {skill.name}: {skill.description}" for skill in card.skills]
+    return "\n".join([f"{card.name}: {card.description}", *skills])
+
+
+def _may_pass(error: Exception) -> bool:
+    cause = _cause(error)
+    lost = isinstance(error, A2AClientTimeoutError) or isinstance(cause, httpx.RequestError)
+    return lost or (isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code in (429, 500, 502, 503))
+
+
+def _problem(error: Exception) -> str:
+    """Return what is wrong with a peer, in words that are none of its own."""
+    status = error.status_code if isinstance(error, AgentCardResolutionError) else None
+    cause = _cause(error)
+    if isinstance(cause, httpx.HTTPStatusError):
+        status = cause.response.status_code
+    if status in (401, 403):
+        return f"wants another token (HTTP {status}); the operator can set it by token_env"
+    if status is not None:
+        return f"answers HTTP {status}"
+    if isinstance(error, A2AClientTimeoutError) or isinstance(cause, httpx.TimeoutException):
+        return "has not answered in time, and may be at work on it all the same"
+    if isinstance(cause, httpx.RemoteProtocolError):
+        return "breaks off, or answers in a way that is not taken"
+    if isinstance(cause, httpx.RequestError):
+        return "cannot be reached at the moment"
+    if isinstance(error, A2AError) and not isinstance(error, AgentCardResolutionError):
+        return f"refuses it ({type(error).__name__})"
+    return NOT_A2A
+
+
+def _cause(error: Exception) -> BaseException | None:
+    return error if isinstance(error, httpx.HTTPError) else error.__cause__
+
+
+class PeerTransport(httpx.AsyncBaseTransport):
+    """Httpx's way to one peer: to its origin only, by judged addresses, without proxies and redirects."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._origin = _origin(httpx.URL(peer.url))
+        guard = Guard(_ANYWHERE if peer.allow_private else AllowList())
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=_tls() if self._origin[0] == "https" else None,
+            network_backend=GuardedNetwork(guard, CONNECT_S),
+        )
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send one request, and return the response; its body is read from it by and by.
+
+        Raises:
+            TargetRefused: it is for another origin than the peer's, or for an address that is not to be connected to.
+            httpx.RequestError: the peer was not reached, or broke off.
+        """
+        if _origin(request.url) != self._origin:
+            raise TargetRefused("the request is for another host than the peer's")
+        stream = request.stream
+        assert isinstance(stream, httpx.AsyncByteStream)
+        sent = httpcore.Request(
+            method=request.method,
+            url=httpcore.URL(
+                scheme=request.url.raw_scheme,
+                host=request.url.raw_host,
+                port=request.url.port,
+                target=request.url.raw_path,
+            ),
+            headers=request.headers.raw,
+            content=stream,
+            extensions=request.extensions,
+        )
+        try:
+            response = await self._pool.handle_async_request(sent)
+        except _FAILURES as error:
+            raise _as_httpx(error, request) from error
+        headers = httpx.Headers(response.headers)
+        if headers.get("content-encoding", "identity") != "identity":
+            # Unpacked, a small answer could be of any size.
+            await response.aclose()
+            raise httpx.RemoteProtocolError("the answer is compressed, which was not asked for", request=request)
+        assert isinstance(response.stream, AsyncIterable)
+        return httpx.Response(response.status, headers=response.headers, stream=_Bounded(response, request))
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._pool.aclose()
+
+
+class _Bounded(httpx.AsyncByteStream):
+    """A response's body, cut off where it is too large."""
+
+    def __init__(self, response: httpcore.Response, request: httpx.Request) -> None:
+        self._response = response
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        read = 0
+        try:
+            async for piece in self._response.aiter_stream():
+                read += len(piece)
+                if read > MAX_ANSWER_BYTES:
+                    raise httpx.RemoteProtocolError(
+                        f"the answer has more than {MAX_ANSWER_BYTES} bytes", request=self._request
+                    )
+                yield piece
+        except _FAILURES as error:
+            raise _as_httpx(error, self._request) from error
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+_FAILURES: Final = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, OSError)
+
+
+def _as_httpx(error: Exception, request: httpx.Request) -> httpx.RequestError:
+    match error:
+        case httpcore.TimeoutException():
+            return httpx.ReadTimeout(str(error), request=request)
+        case httpcore.ProtocolError():
+            return httpx.RemoteProtocolError(str(error), request=request)
+        case _:
+            return httpx.ConnectError(str(error), request=request)
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int]:
+    return url.scheme, url.host, url.port or (443 if url.scheme == "https" else 80)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    # Made when it is first needed, and once: reading the authorities takes tens of milliseconds.
+    context = httpcore.default_ssl_context()
+    context.load_default_certs()
+    return context

@@ -1,0 +1,131 @@
+"""What docs/a2a.md says in tables is what the code does, and its way to follow a task holds while the agent dies.
+
+Its examples are run by `tests.e2e.test_a2a_docs`.
+"""
+
+import asyncio
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import anyio
+import pytest
+import yaml
+from a2a.types import Task, TaskState
+from a2a.utils.errors import A2A_ERROR_MAPPING, JSON_RPC_ERROR_CODE_MAP
+
+from codex_workspace.common import errors
+from codex_workspace.devkit.model import scripted_model
+from codex_workspace.protocol.forms import Field, YesNo
+from codex_workspace.protocol.server_requests import (
+    Asked,
+    CommandQuestion,
+    Form,
+    FormQuestion,
+    Link,
+    PatchQuestion,
+    PermissionQuestion,
+    Question,
+    ToolCall,
+    UserQuestion,
+)
+from codex_workspace.tasks.approval_prompts import data_of
+from codex_workspace.tasks.incoming_files import AttachmentsNotWritten
+from tests.docs.test_docs import ROOT, names_in, sentences, table
+from tests.e2e.agent_process import Place, running_agent
+from tests.e2e.test_a2a_docs import DOCUMENT, SCENARIO, blocks, run_python
+
+QUESTIONS: Final[list[Question]] = [
+    CommandQuestion("ls", "/", None),
+    PatchQuestion((), None, None),
+    PermissionQuestion({"network": True}, None, None),
+    FormQuestion("server", "a call", ToolCall("tool", None, {}, can_last=True)),
+    FormQuestion("server", "an address", Link("https://example.com")),
+    FormQuestion("server", "a form", Form((Field("name", "Name", "", True, YesNo()),), {})),
+    UserQuestion((Asked("id", "", "Which?", (), True, False),)),
+]
+
+
+def names(rows: list[list[str]], column: int = 0) -> set[str]:
+    return {name for row in rows for name in names_in(row[column])}
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: type(each).__name__)
+def test_what_a_question_holds_is_as_the_table_says(question: Question) -> None:
+    (row,) = [row for row in table(DOCUMENT, "questions") if names_in(row[0]) == [data_of(question)["kind"]]]
+    assert set(data_of(question)) - {"kind"} <= set(names_in(row[1])) | {"choices"}
+    assert ("choices" in data_of(question)) == ("choices" in names_in(row[1]))
+
+
+def test_all_kinds_of_questions_and_remarks_are_in_the_tables() -> None:
+    assert names(table(DOCUMENT, "questions")) == {data_of(each)["kind"] for each in QUESTIONS}
+    source = (ROOT / "codex_workspace" / "replies.py").read_text()
+    remarks = re.findall(r'_note\(\s*"(\w+)"', source)
+    assert remarks
+    assert names(table(DOCUMENT, "kinds")) == set(remarks)
+
+
+def test_the_codes_of_failures_are_the_codes() -> None:
+    said = names(table(DOCUMENT, "codes"))
+    classes = {*vars(errors), AttachmentsNotWritten.__name__}
+    assert {code for code in said if code not in sentences() and code not in classes} <= {"httpStatus"}
+    source = "".join((ROOT / name).read_text() for name in ("executor.py", "codex_workspace/tasks/answering.py"))
+    given = re.findall(r'(?:code\(|_failed\([^\n]*, )"(\w+)"\)', source)
+    assert len(given) > 5
+    assert set(given) <= said
+
+
+def test_the_errors_of_a2a_are_as_the_sdk_maps_them() -> None:
+    by_code = {
+        code: A2A_ERROR_MAPPING[kind] for kind, code in JSON_RPC_ERROR_CODE_MAP.items() if kind in A2A_ERROR_MAPPING
+    }
+    rows = [row for row in table(DOCUMENT, "errors") if row[1].lstrip("-").isdigit()]
+    assert len(rows) > 5
+    for what, code, status, name, *_ in rows:
+        assert (int(status), name) == (by_code[int(code)].http_code, by_code[int(code)].grpc_status), what
+
+
+async def test_a_task_is_followed_while_its_agent_is_killed_and_started_again(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(yaml.safe_dump(SCENARIO))
+    async with scripted_model(scenario=scenario) as model:
+        place = Place(tmp_path, model.base_url, environment={"A2A_TOKEN": "my-token"})
+        reader: dict[str, object] = {"__name__": "reader"}
+        async with running_agent(place) as agent:
+            await read_up_to("async def follow", agent.url, reader)
+            await run_python(BEGIN, 1, reader)
+            following = asyncio.create_task(follow_in(reader))
+            agent.process.kill()
+            await agent.ended()
+        async with running_agent(replace(place, port=port_of(agent.url))):
+            with anyio.fail_after(20):
+                assert (await following).status.state == TaskState.TASK_STATE_COMPLETED
+        await run_python("await http.aclose()", 1, reader)
+
+
+BEGIN: Final = """
+request = say(Part(text="Take your time."))
+request.configuration.CopyFrom(SendMessageConfiguration(return_immediately=True))
+begun = await send(request)
+"""
+
+
+async def read_up_to(words: str, url: str, reader: dict[str, object]) -> None:
+    """Run the document's Python up to the example with these words."""
+    for line, language, code in blocks():
+        if language == "python":
+            await run_python(code.replace("http://127.0.0.1:8000/", url), line, reader)
+        if words in code:
+            return
+
+
+async def follow_in(reader: dict[str, object]) -> Task:
+    await run_python("followed = await follow(begun)", 1, reader)
+    followed = reader["followed"]
+    assert isinstance(followed, Task)
+    return followed
+
+
+def port_of(url: str) -> int:
+    return int(url.rstrip("/").rpartition(":")[2])

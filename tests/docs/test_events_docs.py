@@ -1,0 +1,207 @@
+"""docs/events.md is true: every row of its tables, for both backends."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from codex_workspace.protocol.codex_events import TurnReader
+from codex_workspace.protocol.jsonrpc import Notification, Request
+from codex_workspace.protocol.server_requests import read_question
+from codex_workspace.runtimes import events as agent_events
+from codex_workspace.runtimes.convert import AgentStream, ExecLines
+from codex_workspace.runtimes.events import (
+    EVENT_TYPES,
+    AgentEvent,
+    ChangedFile,
+    FileChange,
+    Plan,
+    PlanStep,
+    ToolResult,
+    ToolUse,
+)
+from codex_workspace.runtimes.markdown import MAX_LISTED, MAX_SHOWN_CHARS, MAX_SHOWN_LINES, markdown
+from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    from codex_workspace.common.values import JsonObject
+
+EVENTS: Final = ROOT / "docs" / "events.md"
+CODE: Final = re.compile(r"`([^`]+)`")
+
+
+def table(name: str) -> list[list[str]]:
+    _, _, behind = EVENTS.read_text().partition(f"<!-- table: {name} -->\n")
+    lines = behind[: behind.find("\n\n")].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+
+
+ROWS: Final = [
+    (CODE.findall(event), CODE.findall(server), CODE.findall(line)) for event, server, line in table("mapping")
+]
+SERVER: Final = sorted({(name, event[0] if event else "") for event, names, _ in ROWS for name in names})
+EXEC: Final = sorted({(name, event[0] if event else "") for event, _, names in ROWS for name in names})
+
+SERVER_ITEMS: Final[Mapping[str, "JsonObject"]] = {
+    "agentMessage": {"text": "hello"},
+    "reasoning": {"summary": ["hm"]},
+    "commandExecution": {"command": "ls", "cwd": "/", "aggregatedOutput": "a", "exitCode": 0, "status": "completed"},
+    "fileChange": {"changes": [{"path": "a", "kind": {"type": "add"}, "diff": "x"}], "status": "completed"},
+    "mcpToolCall": {"server": "s", "tool": "t", "arguments": {}, "status": "completed"},
+    "dynamicToolCall": {"tool": "t", "arguments": {}, "success": True, "status": "completed"},
+    "webSearch": {"query": "q"},
+    "unheardOf": {},
+}
+SERVER_PARAMS: Final[Mapping[str, "JsonObject"]] = {
+    "item/agentMessage/delta": {"itemId": "i", "delta": "x"},
+    "item/reasoning/summaryTextDelta": {"itemId": "i", "delta": "x"},
+    "item/reasoning/textDelta": {"itemId": "i", "delta": "x"},
+    "item/commandExecution/outputDelta": {"itemId": "i", "delta": "x"},
+    "turn/plan/updated": {"plan": [{"step": "a", "status": "pending"}]},
+    "turn/diff/updated": {"diff": "x"},
+    "thread/tokenUsage/updated": {"tokenUsage": {"total": {"inputTokens": 3}}},
+    "error": {"error": {"message": "no"}},
+    "warning": {"message": "no"},
+    "turn/started": {"turn": {"id": "u"}},
+    "turn/completed": {"turn": {"id": "u", "status": "completed"}},
+    "thread/status/changed": {"status": {"type": "idle"}},
+}
+WITHOUT_TURN: Final = {"turn/started", "turn/completed", "thread/status/changed"}
+"""Notifications that carry no turn's id beside their own words."""
+
+REQUESTS: Final[Mapping[str, "JsonObject"]] = {
+    "item/commandExecution/requestApproval": {"command": "ls"},
+    "item/fileChange/requestApproval": {"itemId": "i"},
+    "item/permissions/requestApproval": {"permissions": {"network": {"enabled": True}}},
+    "item/tool/requestUserInput": {"questions": [{"id": "q", "header": "h", "question": "?", "options": None}]},
+    "mcpServer/elicitation/request": {"serverName": "s", "mode": "url", "message": "m", "url": "https://example.com"},
+}
+EXEC_ITEMS: Final[Mapping[str, "JsonObject"]] = {
+    "agent_message": {"text": "hello"},
+    "assistant_message": {"text": "hello"},
+    "reasoning": {"text": "hm"},
+    "command_execution": {"command": "ls", "aggregated_output": "a", "exit_code": 0, "status": "completed"},
+    "file_change": {"changes": [{"path": "a", "kind": "add"}], "status": "completed"},
+    "mcp_tool_call": {"server": "s", "tool": "t", "arguments": {}, "status": "completed"},
+    "web_search": {"query": "q"},
+    "todo_list": {"items": [{"text": "a", "completed": False}]},
+    "error": {"message": "careful"},
+    "unheard_of": {},
+}
+EXEC_LINES: Final[Mapping[str, "JsonObject"]] = {
+    "thread.started": {"thread_id": "t"},
+    "session.created": {"session_id": "t"},
+    "turn.started": {},
+    "turn.completed": {"usage": {"input_tokens": 3}},
+    "turn.failed": {"error": {"message": "no"}},
+    "error": {"message": "no"},
+    "unheard.of": {},
+}
+
+
+def of_server(name: str) -> list[AgentEvent]:
+    """Return what a stream makes of one thing that an app-server says, up to its end."""
+    stream = AgentStream()
+    method, _, kind = name.partition(" ")
+    if method in REQUESTS:
+        question = read_question(Request(0, method, {"threadId": "t", "turnId": "u", **REQUESTS[method]}))
+        assert question is not None
+        return stream.asked("0", question)
+    params = {"item": {"id": "i", "type": kind, **SERVER_ITEMS[kind]}} if kind else SERVER_PARAMS[method]
+    ids: JsonObject = {"threadId": "t"} if method in WITHOUT_TURN else {"threadId": "t", "turnId": "u"}
+    said = TurnReader("t", "u").read(Notification(method, {**ids, **params}))
+    return [event for each in said for event in stream.see(each)] + (stream.end() if stream.ended else [])
+
+
+def of_exec(name: str) -> list[AgentEvent]:
+    """Return what a run makes of one line, and of its end where that tells it."""
+    kind, _, item = name.partition(" ")
+    if item:
+        word = "item_type" if item == "assistant_message" else "type"
+        fields: JsonObject = {"item": {"id": "i", word: item, **EXEC_ITEMS[item]}}
+    else:
+        fields = EXEC_LINES[kind]
+    lines = ExecLines()
+    if name == "item.started agent_message":
+        fields = {"item": {"id": "i", "type": item, "text": ""}}
+    events = lines.feed(json.dumps({"type": kind, **fields}))
+    return events + (lines.finish() if lines.ended else [])
+
+
+@pytest.mark.parametrize(("name", "event"), SERVER)
+def test_the_app_server_s_words_become_what_is_said(name: str, event: str) -> None:
+    types = {each.TYPE for each in of_server(name)}
+    assert types == {row for words, row in SERVER if words == name} - {""} | extra_uses(name, types)
+    assert not event or event in types
+
+
+@pytest.mark.parametrize(("name", "event"), EXEC)
+def test_exec_s_lines_become_what_is_said(name: str, event: str) -> None:
+    types = {each.TYPE for each in of_exec(name)}
+    assert types == {row for words, row in EXEC if words == name} - {""} | extra_uses(name, types)
+    assert not event or event in types
+
+
+def extra_uses(name: str, types: set[str]) -> set[str]:
+    """An end without a beginning has its use made of it: here each line stands alone."""
+    return {"tool_use"} & types if "completed" in name else set()
+
+
+def test_every_type_of_event_has_its_rows() -> None:
+    assert [event[0] for event, _, _ in ROWS if event] == list(EVENT_TYPES)
+    assert [CODE.findall(row[0])[0] for row in table("fields")] == list(EVENT_TYPES)
+
+
+def test_every_word_that_is_known_stands_in_the_table() -> None:
+    assert {name.partition(" ")[2] for name, _ in EXEC} >= set(EXEC_ITEMS)
+    assert {name for name, _ in EXEC} >= set(EXEC_LINES)
+    assert {name.partition(" ")[2] for name, _ in SERVER} >= set(SERVER_ITEMS)
+    assert {name for name, _ in SERVER} >= set(SERVER_PARAMS) | set(REQUESTS)
+
+
+@pytest.mark.parametrize("row", table("fields"), ids=lambda row: CODE.findall(row[0])[0])
+def test_the_fields_are_those_of_the_event(row: list[str]) -> None:
+    kinds = {
+        each.TYPE: each for each in vars(agent_events).values() if hasattr(each, "TYPE") and each.__name__[0] != "_"
+    }
+    (type_,) = CODE.findall(row[0])
+    assert CODE.findall(row[1]) == [each.name for each in fields(kinds[type_]) if each.name != "extra"]
+
+
+def test_tools_have_the_names_of_the_table() -> None:
+    said: set[tuple[str, str]] = set()
+    changed: JsonObject = {"id": "e", "type": "file_change", "changes": [{"path": "a", "kind": "update"}]}
+    lines = [{"id": kind, "type": kind, **item} for kind, item in EXEC_ITEMS.items()] + [changed]
+    run = ExecLines()
+    for each in lines:
+        for event in run.feed(json.dumps({"type": "item.completed", "item": each})):
+            if isinstance(event, ToolUse):
+                said.add((event.tool, event.name))
+    rows = {tuple(CODE.findall(tool) + CODE.findall(name)) for _, tool, name in table("tools")}
+    assert rows - {()} == said - {("t", "t")}
+    assert ("t", "t") in said
+
+
+FOR_PEOPLE: Final[tuple[AgentEvent, ...]] = (
+    ToolUse("c", "Bash", "command_execution", {"command": "/bin/bash -lc 'make test'"}),
+    ToolResult("c", "tests/test_sum.py:3: AssertionError\n", is_error=True, exit_code=2),
+    ToolUse("f", "Edit", "file_change", {"changes": [{"path": "sum.py", "kind": "update"}]}),
+    FileChange("f", (ChangedFile("sum.py", "update", "@@ -1 +1 @@\n-a - b\n+a + b\n"),)),
+    ToolResult("f", "", is_error=False),
+    ToolUse("w", "WebSearch", "web_search", {"query": "what is a sum"}),
+    ToolResult("w", "", is_error=False),
+    ToolUse("t", "now", "now", {"zone": "UTC"}, "clock"),
+    ToolResult("t", "12:00", is_error=False),
+    Plan((PlanStep("find the error", "completed"), PlanStep("test again", "in_progress"))),
+)
+
+
+def test_events_look_as_the_document_shows() -> None:
+    text = EVENTS.read_text()
+    _, _, behind = text.partition("<!-- for people -->\n````markdown\n")
+    assert behind.partition("\n````\n")[0] == "\n\n".join(filter(None, map(markdown, FOR_PEOPLE)))
+    assert f"{MAX_SHOWN_CHARS:,} characters and {MAX_SHOWN_LINES} lines are\nshown" in text
+    assert f"of files and steps {MAX_LISTED} are listed" in text

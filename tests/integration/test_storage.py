@@ -1,0 +1,395 @@
+"""What an operator relies on: damage is named, a full disk loses nothing, and old tasks go."""
+
+import os
+import random
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+from a2a.types import Message, Part, Role, SendMessageRequest, Task
+
+from codex_workspace.common.errors import ConfigError, StoreUnavailable
+from codex_workspace.storage.database import PROBE_INTERVAL_S, file_version, require_sound, set_aside, what_is_wrong
+from codex_workspace.storage.deliveries import DeliveryState, Key, digest_of
+from codex_workspace.storage.migrations import NEWEST
+from codex_workspace.storage.retention import BATCH
+from codex_workspace.storage.store import Store, open_store
+from tests.e2e.small_disk import small_disk
+from tests.unit.storage.test_store import COMPLETED, ME, SUBMITTED, WORKING, task_of, text_of
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+
+def url(file: Path) -> str:
+    return f"sqlite+aiosqlite:///{file}"
+
+
+@pytest.fixture
+async def file(tmp_path: Path) -> Path:
+    """A sound database with a hundred rows."""
+    file = tmp_path / "workspace.sqlite3"
+    async with open_store(url(file)) as store:
+        for number in range(100):
+            await store.memory("me", f"context-{number}").save("thread-" + "x" * 50)
+    return file
+
+
+def rows(file: Path, query: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(file)) as connection:
+        return list(connection.execute(query))
+
+
+# --- Damage ---
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def write_noise(file: Path) -> None:
+    file.write_bytes(random.Random(7).randbytes(20_000))
+
+
+def write_noise_behind_the_header(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:100] + random.Random(7).randbytes(file.stat().st_size - 100))
+
+
+def spoil_a_page(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[4096 * 8 : 4096 * 9] = random.Random(7).randbytes(4096)
+    file.write_bytes(content)
+
+
+def write_zeros(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def make_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def make_another_programs(file: Path) -> None:
+    file.unlink()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("create table songs (title text); create table albums (name text)")
+
+
+def make_another_programs_tasks(file: Path) -> None:
+    file.unlink()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("create table tasks (id integer, title text, done integer)")
+
+
+def drop_a_table(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("drop table deliveries")
+
+
+WRONG: list[tuple[Callable[[Path], None], str]] = [
+    (truncate, "is damaged: "),
+    (write_noise, "is no SQLite database"),
+    (write_noise_behind_the_header, "is damaged: "),
+    (spoil_a_page, "is damaged: "),
+    (write_zeros, "is no SQLite database"),
+    (make_folder, "is a folder, not a database"),
+    (make_another_programs, "is another program's database: it has the tables albums, songs"),
+    (make_another_programs_tasks, "is another program's database: it has the tables tasks"),
+    (drop_a_table, "is damaged: it lacks the tables deliveries"),
+]
+
+
+def content_of(file: Path) -> bytes | None:
+    return None if file.is_dir() else file.read_bytes()
+
+
+@pytest.mark.parametrize(("spoil", "said"), WRONG, ids=lambda value: getattr(value, "__name__", ""))
+async def test_a_file_that_is_not_the_store_is_named_and_left_alone(
+    file: Path, spoil: Callable[[Path], None], said: str
+) -> None:
+    spoil(file)
+    before = content_of(file)
+    with pytest.raises(ConfigError) as refused:
+        async with open_store(url(file)):
+            pytest.fail("it is open")
+    assert str(refused.value).startswith(f"DATABASE_URL: {file} {said}")
+    assert "`python -m codex_workspace doctor --set-aside`" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert content_of(file) == before
+
+
+@pytest.mark.parametrize(("spoil", "said"), WRONG, ids=lambda value: getattr(value, "__name__", ""))
+def test_it_is_set_aside_when_it_is_asked_for(file: Path, spoil: Callable[[Path], None], said: str) -> None:
+    spoil(file)
+    before = content_of(file)
+    for suffix in ("-wal", "-shm"):
+        file.with_name(file.name + suffix).write_bytes(suffix.encode())
+    if "SQLite" not in said and "folder" not in said:
+        # What SQLite reads itself must not meet a log that is none.
+        for suffix in ("-wal", "-shm"):
+            file.with_name(file.name + suffix).write_bytes(b"")
+    aside = set_aside(file)
+    assert aside.name.startswith("workspace.sqlite3.damaged-2")
+    assert content_of(aside) == before
+    assert not [name for name in os.listdir(file.parent) if name.startswith("workspace.sqlite3-")]
+    assert aside.with_name(f"{aside.name}-wal").exists()
+    assert what_is_wrong(file) is None
+
+
+async def test_a_sound_file_is_not_set_aside(file: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing is wrong with"):
+        set_aside(file)
+    async with open_store(url(file)) as store:
+        # Also while it is open, with rows that are in the log only.
+        await store.memory("me", "new").save("thread")
+        with pytest.raises(ConfigError, match="nothing is wrong with"):
+            set_aside(file)
+        assert file_version(file) == NEWEST
+
+
+def test_two_that_are_set_aside_in_a_second_keep_apart(file: Path) -> None:
+    write_noise(file)
+    first = set_aside(file)
+    file.write_bytes(b"nonsense" * 100)
+    second = set_aside(file)
+    assert first != second
+    assert second.read_bytes() == b"nonsense" * 100
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_no_file_and_an_empty_one_are_a_beginning(tmp_path: Path, *, there: bool) -> None:
+    file = tmp_path / "new.sqlite3"
+    if there:
+        file.touch()
+    require_sound(file)
+    assert list(tmp_path.iterdir()) == ([file] if there else [])
+
+
+async def test_looking_changes_nothing(file: Path) -> None:
+    async with open_store(url(file)) as store:
+        await store.memory("me", "new").save("thread")
+        before = {path: path.read_bytes() for path in file.parent.iterdir() if not path.name.endswith("-shm")}
+        require_sound(file)
+        assert file_version(file) == NEWEST
+        assert {path: path.read_bytes() for path in before} == before
+
+
+# --- A full disk ---
+
+
+def request_of(message_id: str, text: str) -> SendMessageRequest:
+    message = Message(role=Role.ROLE_USER, message_id=message_id, parts=[Part(text=text)])
+    return SendMessageRequest(message=message)
+
+
+async def accept(store: Store, message_id: str, text: str = "Hello", task_id: str = "task-1") -> Key:
+    key, request = Key("me", message_id), request_of(message_id, text)
+    assert await store.deliveries.accept(key, request, digest_of(request), task_id, "context-1") is not None
+    return key
+
+
+@asynccontextmanager
+async def store_on_a_small_disk(folder: Path) -> AsyncIterator[tuple[Store, Path]]:
+    """Give a store, and the file that makes its disk full."""
+    full = folder / "full"
+    with small_disk(full):
+        async with open_store(url(folder / "small.sqlite3")) as store:
+            yield store, full
+    assert rows(folder / "small.sqlite3", "pragma integrity_check") == [("ok",)]
+
+
+BIG = "x" * 500_000
+
+
+async def test_what_does_not_fit_is_refused_in_words_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+    async with store_on_a_small_disk(tmp_path) as (store, full):
+        await accept(store, "before")
+        assert await store.problem() is None
+        full.touch()
+        with pytest.raises(StoreUnavailable, match=r"the disk is full\); nothing was accepted, send it again later"):
+            await accept(store, "during", BIG)
+        assert await store.problem() == "the disk is full"
+        request = request_of("during", BIG)
+        assert await store.deliveries.find(Key("me", "during"), digest_of(request)) is None
+        assert len(await store.deliveries.unfinished()) == 1
+        # Nobody hammers at a disk that is full.
+        full.unlink()
+        assert await store.problem() == "the disk is full"
+        await anyio.sleep(PROBE_INTERVAL_S + 0.1)
+        assert await store.problem() is None
+        await accept(store, "during", BIG)
+    assert rows(tmp_path / "small.sqlite3", "select message_id from deliveries order by 1") == [
+        ("before",),
+        ("during",),
+    ]
+
+
+async def test_while_it_is_full_it_is_tried_by_and_by(tmp_path: Path) -> None:
+    async with store_on_a_small_disk(tmp_path) as (store, full):
+        full.touch()
+        with pytest.raises(StoreUnavailable):
+            await accept(store, "during", BIG)
+        await anyio.sleep(PROBE_INTERVAL_S + 0.1)
+        assert await store.problem() == "the disk is full"
+        full.unlink()
+        assert await store.problem() == "the disk is full"
+
+
+async def test_the_answer_of_an_accepted_message_waits_for_room(tmp_path: Path) -> None:
+    async with store_on_a_small_disk(tmp_path) as (store, full):
+        key = await accept(store, "first")
+        await store.tasks.save(task_of(SUBMITTED), ME)
+        await store.deliveries.started(key, "thread-1", "turn-1")
+        await store.tasks.save(task_of(WORKING), ME)
+        full.touch()
+
+        async def end() -> None:
+            await store.deliveries.answered(key, b"x" * 500_000)
+            await store.tasks.save(task_of(COMPLETED, BIG), ME)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end)
+            await anyio.sleep(0.3)
+            assert (await state_of(store, "first")) == DeliveryState.STARTED
+            assert (await status_of(store)) == WORKING
+            full.unlink()
+        assert (await state_of(store, "first")) == DeliveryState.ACKNOWLEDGED
+        assert (await status_of(store)) == COMPLETED
+
+
+async def state_of(store: Store, message_id: str) -> DeliveryState:
+    found = await store.deliveries.find(Key("me", message_id), digest_of(request_of(message_id, "Hello")))
+    assert found is not None
+    return found.state
+
+
+async def status_of(store: Store) -> int:
+    task: Task | None = await store.tasks.get("task-1", ME)
+    assert task is not None
+    return task.status.state
+
+
+async def test_a_growing_answer_is_read_though_it_cannot_be_written(tmp_path: Path) -> None:
+    async with store_on_a_small_disk(tmp_path) as (store, full):
+        await store.tasks.save(task_of(SUBMITTED), ME)
+        await store.tasks.save(task_of(WORKING), ME)
+        await anyio.sleep(1.05)
+        full.touch()
+        await store.tasks.save(task_of(WORKING, BIG), ME)
+        assert await store.problem() == "the disk is full"
+        assert text_of(await store.tasks.get("task-1", ME)) == BIG
+        full.unlink()
+    # Leaving the store writes what waits.
+    assert rows(tmp_path / "small.sqlite3", "select length(artifacts) > 500000 from tasks") == [(1,)]
+
+
+async def test_a_full_disk_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+    async with store_on_a_small_disk(tmp_path) as (store, full):
+        await store.tasks.save(task_of(SUBMITTED), ME)
+        await store.tasks.save(task_of(WORKING, BIG), ME)
+        await store.tasks.save(task_of(WORKING, BIG + BIG), ME)
+        full.touch()
+    assert "SUBMITTED" in str(rows(tmp_path / "small.sqlite3", "select status from tasks"))
+
+
+# --- Old tasks ---
+
+
+def put_task(
+    file: Path, task_id: str, *, days_ago: float, state: str = "TASK_STATE_COMPLETED", delivery: str = ""
+) -> None:
+    when = datetime.now(UTC) - timedelta(days=days_ago)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        row = (task_id, "context-1", "task", "me", when.strftime("%Y-%m-%d %H:%M:%S.%f"), f'{{"state": "{state}"}}')
+        connection.execute(
+            "insert into tasks (id, context_id, kind, owner, last_updated, status) values (?,?,?,?,?,?)", row
+        )
+        if delivery:
+            put_delivery(connection, task_id, delivery, when.timestamp())
+
+
+def put_delivery(connection: sqlite3.Connection, task_id: str, state: str, when: float) -> None:
+    connection.execute(
+        "insert into deliveries (owner, message_id, digest, task_id, context_id, state, request, deaths, ending,"
+        " accepted_at, changed_at) values ('me', ?, x'00', ?, 'context-1', ?, x'00', 0, x'00', ?, ?)",
+        (f"message of {task_id}", task_id, state, when, when),
+    )
+
+
+async def pruned(file: Path, keep_days: float = 30, keep_tasks: int = 1000) -> set[object]:
+    """Prune and return the ids of the tasks that are left."""
+    async with open_store(url(file)) as store:
+        await store.retention(keep_days, keep_tasks).prune()
+    return {task_id for (task_id,) in rows(file, "select id from tasks")}
+
+
+def messages(file: Path) -> set[object]:
+    return {task_id for (task_id,) in rows(file, "select task_id from deliveries")}
+
+
+async def test_tasks_go_by_age_with_their_deliveries(file: Path) -> None:
+    put_task(file, "old", days_ago=31, delivery="acknowledged")
+    put_task(file, "new", days_ago=29, delivery="acknowledged")
+    assert await pruned(file) == {"new"} == messages(file)
+
+
+async def test_tasks_go_by_count_the_oldest_first(file: Path) -> None:
+    for number in range(5):
+        put_task(file, f"task-{number}", days_ago=number, delivery="acknowledged")
+    assert await pruned(file, keep_tasks=2) == {"task-0", "task-1"} == messages(file)
+    assert await pruned(file, keep_tasks=2) == {"task-0", "task-1"}
+    assert await pruned(file, keep_tasks=0) == set()
+
+
+UNFINISHED = ["TASK_STATE_SUBMITTED", "TASK_STATE_WORKING", "TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"]
+
+
+@pytest.mark.parametrize("state", UNFINISHED)
+async def test_an_unfinished_task_stays_however_old(file: Path, state: str) -> None:
+    put_task(file, "old", days_ago=400, state=state, delivery="started")
+    assert await pruned(file, keep_tasks=0) == {"old"} == messages(file)
+
+
+@pytest.mark.parametrize(
+    ("state", "left"), [("accepted", {"old"}), ("started", {"old"}), ("answered", set()), ("acknowledged", set())]
+)
+async def test_a_task_stays_until_its_delivery_is_finished(file: Path, state: str, left: set[str]) -> None:
+    put_task(file, "old", days_ago=400, delivery=state)
+    assert await pruned(file, keep_tasks=0) == left == messages(file)
+
+
+@pytest.mark.parametrize("state", ["CANCELED", "FAILED", "REJECTED"])
+async def test_every_kind_of_end_is_one(file: Path, state: str) -> None:
+    put_task(file, "old", days_ago=31, state=f"TASK_STATE_{state}")
+    assert await pruned(file) == set()
+
+
+async def test_a_finished_delivery_without_a_task_goes_by_age(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        for name, state, days in [("a", "acknowledged", 31), ("b", "acknowledged", 29), ("c", "accepted", 31)]:
+            put_delivery(connection, name, state, time.time() - days * 86_400)
+    await pruned(file)
+    assert messages(file) == {"b", "c"}
+
+
+async def test_many_go_in_small_transactions_and_conversations_stay(file: Path) -> None:
+    for number in range(3 * BATCH + 1):
+        put_task(file, f"task-{number}", days_ago=31)
+    async with open_store(url(file)) as store:
+        assert await store.retention(30, 1000).prune() == 3 * BATCH + 1
+        assert await store.memory("me", "context-1").load() is not None
+
+
+async def test_what_the_agent_itself_wrote_is_as_old_as_it_says(file: Path) -> None:
+    """The SDK writes the time, and reads it as UTC: a day's difference would prune what is new."""
+    async with open_store(url(file)) as store:
+        task = task_of(COMPLETED)
+        task.status.timestamp.GetCurrentTime()
+        await store.tasks.save(task, ME)
+        assert await store.retention(0.02, 10).prune() == 0
+        assert await store.retention(0, 10).prune() == 1

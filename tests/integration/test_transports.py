@@ -1,0 +1,762 @@
+"""Every transport over real sockets, with the SDK's own client: what they have in common, and what tells them apart."""
+
+import json
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import anyio
+import grpc.aio
+import httpx
+import pytest
+from a2a.client import Client, ClientCallContext, ClientConfig, ClientFactory
+from a2a.client.errors import A2AClientError
+from a2a.compat.v0_3 import a2a_v0_3_pb2, a2a_v0_3_pb2_grpc
+from a2a.server.agent_execution import AgentExecutor
+from a2a.types import (
+    AgentExtension,
+    CancelTaskRequest,
+    GetExtendedAgentCardRequest,
+    GetTaskRequest,
+    ListTasksRequest,
+    Message,
+    Part,
+    Role,
+    SendMessageConfiguration,
+    SendMessageRequest,
+    StreamResponse,
+    SubscribeToTaskRequest,
+    Task,
+    TaskState,
+    a2a_pb2_grpc,
+)
+from a2a.utils.errors import (
+    A2AError,
+    ContentTypeNotSupportedError,
+    ExtensionSupportRequiredError,
+    InvalidParamsError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
+from google.protobuf.json_format import ParseDict
+
+from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.server.app import ServerOptions, bind, build_app, card_facts, serving
+from codex_workspace.server.card import agent_card
+from codex_workspace.server.grpc_server import grpc_bound
+from codex_workspace.server.limits import MAX_NESTING, StreamBounds
+from codex_workspace.storage.store import open_store
+from tests.unit.server.test_app import Echo
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+TRANSPORTS = ("JSONRPC", "HTTP+JSON", "GRPC")
+OPTIONS = ServerOptions("echo", "Says it again.", "1.2.3", "", max_body_bytes=100_000)
+USAGE = AgentExtension(uri="urn:test:usage")
+NEW = {"A2A-Version": "1.0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server with all transports, and clients for them."""
+
+    options: ServerOptions
+    http: httpx.AsyncClient
+    channel: grpc.aio.Channel
+    executor: Echo
+
+    @property
+    def grpc(self) -> a2a_pb2_grpc.A2AServiceStub:
+        return a2a_pb2_grpc.A2AServiceStub(self.channel)  # type: ignore[no-untyped-call]
+
+    def client(self, transport: str, *, streaming: bool = False) -> Client:
+        config = ClientConfig(
+            streaming=streaming,
+            httpx_client=self.http,
+            grpc_channel_factory=lambda _url: self.channel,
+            supported_protocol_bindings=[transport],
+        )
+        return ClientFactory(config).create(agent_card(card_facts(self.options)))
+
+
+@asynccontextmanager
+async def served(
+    folder: Path, options: ServerOptions = OPTIONS, other: AgentExecutor | None = None, dead_after_s: float = 15
+) -> AsyncIterator[Served]:
+    """Serve an echo, or another executor."""
+
+    async def ready() -> str | None:
+        return None
+
+    with bind("127.0.0.1", 0) as listener:
+        async with grpc_bound("127.0.0.1", 0, options.max_body_bytes, dead_after_s) as grpc_listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+            options = replace(options, url=url, grpc_url=f"127.0.0.1:{grpc_listener.port}")
+            executor = Echo()
+            async with (
+                open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
+                build_app(options, other or executor, store, ready) as app,
+                app.grpc(grpc_listener),
+                serving(app.asgi, listener),
+                httpx.AsyncClient(base_url=url, timeout=4) as http,
+                grpc.aio.insecure_channel(str(options.grpc_url)) as channel,
+            ):
+                yield Served(options, http, channel, executor)
+
+
+def request(
+    message_id: str, text: str = "hello", *, wait: bool = True, context_id: str = "", task_id: str = ""
+) -> SendMessageRequest:
+    message = Message(
+        role=Role.ROLE_USER, message_id=message_id, parts=[Part(text=text)], context_id=context_id, task_id=task_id
+    )
+    return SendMessageRequest(message=message, configuration=SendMessageConfiguration(return_immediately=not wait))
+
+
+def shown(token: str) -> ClientCallContext:
+    return ClientCallContext(service_parameters={"Authorization": f"Bearer {token}"})
+
+
+async def sent(client: Client, asked: SendMessageRequest, context: ClientCallContext | None = None) -> Task:
+    """Send a message and return its task as the first event has it."""
+    task: Task | None = None
+    async for event in client.send_message(asked, context=context):
+        task = task or event.task
+    assert task is not None
+    return task
+
+
+def states(events: Sequence[StreamResponse]) -> list[str]:
+    found = [event.status_update.status.state or event.task.status.state for event in events]
+    return [TaskState.Name(state).removeprefix("TASK_STATE_") for state in found if state]
+
+
+# --- What all have in common ---
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_message_is_answered_streamed_got_listed_and_canceled(tmp_path: Path, transport: str) -> None:
+    async with served(tmp_path) as now:
+        client = now.client(transport)
+        task = await sent(client, request("m-1", context_id="one"))
+        assert task.status.state == TaskState.TASK_STATE_COMPLETED
+        assert (await client.get_task(GetTaskRequest(id=task.id))).artifacts[0].parts[0].text == "hello"
+
+        streamed = [event async for event in now.client(transport, streaming=True).send_message(request("m-2"))]
+        assert states(streamed) == ["SUBMITTED", "WORKING", "COMPLETED"]
+
+        waiting = await sent(client, request("m-3", "wait", wait=False, context_id="two"))
+        canceled = await client.cancel_task(CancelTaskRequest(id=waiting.id))
+        assert canceled.status.state == TaskState.TASK_STATE_CANCELED
+        with pytest.raises(TaskNotCancelableError):
+            await client.cancel_task(CancelTaskRequest(id=waiting.id))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_tasks_are_listed_in_pages_and_by_what_is_asked_for(tmp_path: Path, transport: str) -> None:
+    async with served(tmp_path) as now:
+        client = now.client(transport)
+        made = [(await sent(client, request(f"m-{number}", context_id=f"c-{number % 2}"))).id for number in range(5)]
+        seen: list[str] = []
+        token = ""
+        while True:
+            page = await client.list_tasks(ListTasksRequest(page_size=2, page_token=token))
+            assert (page.total_size, len(page.tasks) <= 2) == (5, True)
+            assert not any(task.artifacts for task in page.tasks)
+            seen += [task.id for task in page.tasks]
+            token = page.next_page_token
+            if not token:
+                break
+        assert seen == made[::-1], "the newest first"
+        of_one = await client.list_tasks(ListTasksRequest(context_id="c-1", include_artifacts=True))
+        assert [task.id for task in of_one.tasks] == [made[3], made[1]]
+        assert all(task.artifacts for task in of_one.tasks)
+        failed = await client.list_tasks(ListTasksRequest(status=TaskState.TASK_STATE_FAILED))
+        assert list(failed.tasks) == []
+        with pytest.raises(InvalidParamsError):
+            await client.list_tasks(ListTasksRequest(page_size=101))
+        with pytest.raises(InvalidParamsError):
+            await client.list_tasks(ListTasksRequest(page_token="no page"))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_who_subscribes_gets_the_task_and_its_end(tmp_path: Path, transport: str) -> None:
+    async with served(tmp_path) as now:
+        client = now.client(transport, streaming=True)
+        task = await sent(now.client(transport), request("m-1", "wait", wait=False))
+        events: list[StreamResponse] = []
+        async for event in client.subscribe(SubscribeToTaskRequest(id=task.id)):
+            events.append(event)
+            now.executor.go.set()
+        assert events[0].task.id == task.id
+        assert states(events)[-1] == "COMPLETED"
+        with pytest.raises(UnsupportedOperationError):
+            [event async for event in client.subscribe(SubscribeToTaskRequest(id=task.id))]
+        with pytest.raises(TaskNotFoundError):
+            [event async for event in client.subscribe(SubscribeToTaskRequest(id="no-such-task"))]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_media_type_that_the_card_does_not_name_is_refused(
+    tmp_path: Path, transport: str, streaming: bool
+) -> None:
+    asked = request("m-1")
+    asked.message.parts.append(Part(raw=b"x", media_type="application/x-nothing"))
+    async with served(tmp_path) as now:
+        with pytest.raises(ContentTypeNotSupportedError, match="application/x-nothing is not supported"):
+            await sent(now.client(transport, streaming=streaming), asked)
+        assert now.executor.owners == []
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_media_type_is_taken_whatever_its_parameters_and_capitals(
+    tmp_path: Path, transport: str, streaming: bool
+) -> None:
+    async with served(tmp_path, replace(OPTIONS, input_modes=("text/plain", "application/json", "image/jpeg"))) as now:
+        for given in ("TEXT/PLAIN", "application/json; charset=utf-8", "image/jpg", "text/x-csrc", "text/x-log;a=b"):
+            asked = request(given)
+            asked.message.parts.append(Part(raw=b"x", media_type=given))
+            assert await sent(now.client(transport, streaming=streaming), asked)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_text_of_any_kind_is_not_taken_where_text_is_not(tmp_path: Path, transport: str) -> None:
+    async with served(tmp_path, replace(OPTIONS, input_modes=("application/json",))) as now:
+        asked = request("m-1")
+        asked.message.parts.append(Part(raw=b"x", media_type="text/x-csrc"))
+        with pytest.raises(ContentTypeNotSupportedError, match="text/x-csrc is not supported"):
+            await sent(now.client(transport), asked)
+
+
+NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
+
+
+def holding(place: str, value: JsonValue) -> SendMessageRequest:
+    """Return a message with a value somewhere in its JSON."""
+    asked = request(str(uuid.uuid4()))
+    match place:
+        case "data":
+            ParseDict({"a": [value]}, asked.message.parts.add().data)
+        case "a part's metadata":
+            ParseDict({"a": value}, asked.message.parts[0].metadata)
+        case "metadata":
+            ParseDict({"a": {"b": value}}, asked.message.metadata)
+        case _:
+            ParseDict({"a": value}, asked.metadata)
+    return asked
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("place", ["data", "a part's metadata", "metadata", "the request's metadata"])
+async def test_a_number_that_json_does_not_have_is_refused_before_it_is_written_down(
+    tmp_path: Path, place: str, streaming: bool
+) -> None:
+    """Once written down, it could not be given out any more, and be taken up at every start."""
+    async with served(tmp_path) as now:
+        for number in NOT_FINITE:
+            asked = holding(place, number)
+            with pytest.raises(InvalidParamsError, match="a number that JSON does not have"):
+                await sent(now.client("GRPC", streaming=streaming), asked)
+            asked.message.parts[0].text = "another message under the id"
+            for value in (asked.message.parts[-1].data, asked.message.metadata, asked.metadata):
+                value.Clear()
+            asked.message.parts[0].metadata.Clear()
+            del asked.message.parts[1:]
+            assert (await sent(now.client("GRPC"), asked)).id, "nothing was kept of it"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_a_number_that_only_python_reads_is_refused_over_http(tmp_path: Path, number: str) -> None:
+    new: JsonObject = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"data": {"a": "NUMBER"}}]}
+    old: JsonObject = new | {"kind": "message", "role": "user", "parts": [{"kind": "data", "data": {"a": "NUMBER"}}]}
+    calls: tuple[tuple[str, JsonObject, dict[str, str]], ...] = (
+        ("/", {"jsonrpc": "2.0", "id": 7, "method": "SendMessage", "params": {"message": new}}, NEW),
+        ("/", {"jsonrpc": "2.0", "id": 7, "method": "message/send", "params": {"message": old}}, {}),
+        ("/message:send", {"message": new}, NEW),
+    )
+    async with served(tmp_path) as now:
+        for path, body, headers in calls:
+            content = json.dumps(body).replace('"NUMBER"', number)
+            answer = await now.http.post(path, content=content, headers={**headers, "Content-Type": "application/json"})
+            error = answer.json()["error"]
+            assert error["code"] in (-32602, 400), (path, error)
+            assert "a number that JSON does not have" in error["message"]
+        assert now.executor.owners == []
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS[:2])
+@pytest.mark.parametrize("place", ["data", "a part's metadata", "metadata", "the request's metadata"])
+async def test_what_is_nested_deeper_than_can_be_read_again_is_refused(
+    tmp_path: Path, transport: str, place: str
+) -> None:
+    """Over gRPC such a message cannot be read at all, nor a task with it in its history."""
+    async with served(tmp_path) as now:
+        task = await sent(now.client(transport), holding(place, nested(MAX_NESTING - 2)))
+        assert (await now.client("GRPC").get_task(GetTaskRequest(id=task.id))).id == task.id
+        asked = holding(place, nested(MAX_NESTING + 1))
+        with pytest.raises(InvalidParamsError, match=f"at most {MAX_NESTING} within one another"):
+            await sent(now.client(transport), asked)
+
+
+def nested(depth: int) -> JsonValue:
+    """Return so many objects within one another."""
+    return {"a": nested(depth - 1)} if depth else "x"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_what_belongs_to_one_is_not_there_for_others(tmp_path: Path, transport: str) -> None:
+    options = replace(OPTIONS, tokens={"operator": "o-token", "ada": "a-token"})
+    async with served(tmp_path, options) as now:
+        client = now.client(transport)
+        ours = await sent(client, request("m-1", "wait", wait=False, context_id="same"), shown("a-token"))
+        theirs = await sent(client, request("m-1", context_id="same"), shown("o-token"))
+        assert now.executor.owners == ["ada", "operator"]
+        assert ours.id != theirs.id
+        with pytest.raises(TaskNotFoundError):
+            await client.get_task(GetTaskRequest(id=ours.id), context=shown("o-token"))
+        with pytest.raises(TaskNotFoundError):
+            await client.cancel_task(CancelTaskRequest(id=ours.id), context=shown("o-token"))
+        with pytest.raises(TaskNotFoundError):
+            await sent(client, request("m-2", task_id=ours.id), shown("o-token"))
+        streaming = now.client(transport, streaming=True)
+        with pytest.raises(TaskNotFoundError):
+            await anext(streaming.subscribe(SubscribeToTaskRequest(id=ours.id), context=shown("o-token")))
+        listed = await client.list_tasks(ListTasksRequest(), context=shown("o-token"))
+        assert [task.id for task in listed.tasks] == [theirs.id]
+        now.executor.go.set()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_nobody_is_let_in_without_a_token_that_is_known(tmp_path: Path, transport: str) -> None:
+    async with served(tmp_path, replace(OPTIONS, tokens={"operator": "o-token"})) as now:
+        for context in (None, shown("wrong"), ClientCallContext(service_parameters={"X-API-Key": "wrong"})):
+            with pytest.raises(A2AClientError, match=r"401|UNAUTHENTICATED"):
+                await sent(now.client(transport), request("m-1"), context)
+        key = ClientCallContext(service_parameters={"X-API-Key": "o-token"})
+        assert (await sent(now.client(transport), request("m-1"), key)).status.state == TaskState.TASK_STATE_COMPLETED
+        assert now.executor.owners == ["operator"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_who_asks_too_often_is_told_when_to_come_back(tmp_path: Path, transport: str) -> None:
+    options = replace(OPTIONS, tokens={"ada": "a", "bob": "b"}, requests_per_minute=12)
+    async with served(tmp_path, options) as now:
+        client = now.client(transport)
+        for _ in range(2):
+            await client.list_tasks(ListTasksRequest(), context=shown("a"))
+        with pytest.raises(A2AClientError, match=r"429|RESOURCE_EXHAUSTED"):
+            await client.list_tasks(ListTasksRequest(), context=shown("a"))
+        await client.list_tasks(ListTasksRequest(), context=shown("b"))
+        for _ in range(5):
+            assert (await now.http.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_more_streams_than_may_be_open_are_refused(tmp_path: Path, transport: str) -> None:
+    options = replace(OPTIONS, streams=StreamBounds(per_principal=1))
+    async with served(tmp_path, options) as now:
+        client = now.client(transport, streaming=True)
+        first = client.send_message(request("m-1", "wait"))
+        task = (await anext(first)).task
+        with pytest.raises((A2AClientError, A2AError), match=r"429|RESOURCE_EXHAUSTED"):
+            await sent(client, request("m-2"))
+        with pytest.raises((A2AClientError, A2AError), match=r"429|RESOURCE_EXHAUSTED"):
+            await anext(client.subscribe(SubscribeToTaskRequest(id=task.id)))
+        now.executor.go.set()
+        assert states([event async for event in first])[-1] == "COMPLETED"
+        assert (await sent(client, request("m-3"))).id
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_stream_without_any_event_is_ended_and_its_task_goes_on(tmp_path: Path, transport: str) -> None:
+    async with served(tmp_path, replace(OPTIONS, streams=StreamBounds(idle_s=0.2))) as now:
+        client = now.client(transport, streaming=True)
+        events = [event async for event in client.send_message(request("m-1", "wait"))]
+        assert states(events) == ["SUBMITTED", "WORKING"]
+        now.executor.go.set()
+        task = await client.get_task(GetTaskRequest(id=events[0].task.id))
+        while task.status.state != TaskState.TASK_STATE_COMPLETED:
+            await anyio.sleep(0.005)
+            task = await client.get_task(GetTaskRequest(id=task.id))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_streams_that_are_not_offered_are_refused(tmp_path: Path, transport: str) -> None:
+    async with served(tmp_path, replace(OPTIONS, streaming=False)) as now:
+        client = now.client(transport, streaming=True)
+        assert (await sent(client, request("m-1"))).status.state == TaskState.TASK_STATE_COMPLETED, "the client knows"
+        message = {"messageId": "m-2", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
+        refused = await now.http.post("/message:stream", json={"message": message}, headers=NEW)
+        assert refused.json()["error"]["details"][0]["reason"] == "UNSUPPORTED_OPERATION"
+        call = {"jsonrpc": "2.0", "id": 1, "method": "SendStreamingMessage", "params": {"message": message}}
+        assert (await now.http.post("/", json=call, headers=NEW)).json()["error"]["code"] == -32004
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_only_who_was_let_in_is_told_how_the_agent_is_set_up(tmp_path: Path, transport: str) -> None:
+    options = replace(OPTIONS, tokens={"ada": "a"}, setup={"model": "gpt-5.5"})
+    async with served(tmp_path, options) as now:
+        public = await now.http.get("/.well-known/agent-card.json")
+        assert public.json()["capabilities"]["extendedAgentCard"]
+        assert "gpt-5.5" not in public.text
+        client = now.client(transport)
+        told = await client.get_extended_agent_card(GetExtendedAgentCardRequest(), context=shown("a"))
+        assert [dict(each.params)["model"] for each in told.capabilities.extensions] == ["gpt-5.5"]
+        with pytest.raises(A2AClientError, match=r"401|UNAUTHENTICATED"):
+            await now.client(transport).get_extended_agent_card(GetExtendedAgentCardRequest())
+
+
+# --- Extensions and versions ---
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_extension_that_is_required_has_to_be_asked_for(tmp_path: Path, transport: str) -> None:
+    required = AgentExtension(uri="urn:test:required", required=True)
+    async with served(tmp_path, replace(OPTIONS, extensions=(required, USAGE))) as now:
+        client = now.client(transport)
+        with pytest.raises(ExtensionSupportRequiredError, match="requires urn:test:required in A2A-Extensions"):
+            await sent(client, request("m-1"))
+        asked = ClientCallContext(service_parameters={"A2A-Extensions": "urn:other, urn:test:required"})
+        assert (await sent(client, request("m-1"), asked)).id
+
+
+async def test_the_answer_tells_which_extensions_are_on(tmp_path: Path) -> None:
+    async with served(tmp_path, replace(OPTIONS, extensions=(USAGE,))) as now:
+        headers = {**NEW, "A2A-Extensions": "urn:other,urn:test:usage"}
+        assert (await now.http.get("/tasks", headers=headers)).headers["a2a-extensions"] == "urn:test:usage"
+        assert "a2a-extensions" not in (await now.http.get("/tasks", headers=NEW)).headers
+        old = await now.http.get("/v1/tasks/x", headers={"X-A2A-Extensions": "urn:test:usage"})
+        assert old.headers["x-a2a-extensions"] == "urn:test:usage"
+        call = now.grpc.ListTasks(
+            ListTasksRequest(), metadata=(("a2a-version", "1.0"), ("a2a-extensions", "urn:other,urn:test:usage"))
+        )
+        await call
+        assert ("a2a-extensions", "urn:test:usage") in tuple(await call.trailing_metadata())
+
+
+@pytest.mark.parametrize("version", ["99.0", "0.3", "", "nonsense"])
+async def test_a_version_that_is_not_spoken_is_refused(tmp_path: Path, version: str) -> None:
+    async with served(tmp_path) as now:
+        headers = {"A2A-Version": version}
+        answer = await now.http.get("/tasks", headers=headers)
+        assert answer.json()["error"]["details"][0]["reason"] == "VERSION_NOT_SUPPORTED"
+        call = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
+        assert (await now.http.post("/", json=call, headers=headers)).json()["error"]["code"] == -32009
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await now.grpc.ListTasks(ListTasksRequest(), metadata=(("a2a-version", version),))
+        assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_the_version_may_be_named_in_the_address(tmp_path: Path) -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
+    message = {"message": said({"text": "hello"})}
+    async with served(tmp_path) as now:
+        assert (await now.http.get("/tasks?A2A-Version=1.0&pageSize=3")).json()["pageSize"] == 3
+        assert (await now.http.post("/?A2A-Version=1.0", json=call)).json()["result"]["totalSize"] == 0
+        assert (await now.http.post("/message:send?A2A-Version=1.0", json=message)).json()["task"]
+        for wrong in ("99.0", "0.3", "", "1%0a.0", "%ff"):
+            answer = await now.http.get(f"/tasks?A2A-Version={wrong}")
+            assert answer.json()["error"]["details"][0]["reason"] == "VERSION_NOT_SUPPORTED"
+        header_first = await now.http.get("/tasks?A2A-Version=1.0", headers={"A2A-Version": "99.0"})
+        assert header_first.status_code == 400
+
+
+async def test_a_newer_version_of_the_same_generation_is_spoken(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        assert (await now.http.get("/tasks", headers={"A2A-Version": "1.7"})).status_code == 200
+        assert (await now.grpc.ListTasks(ListTasksRequest(), metadata=(("a2a-version", "1.7"),))).total_size == 0
+
+
+async def test_the_older_dialect_is_spoken_on_all_transports(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        rest = {"request": {"messageId": "m-1", "role": "ROLE_USER", "content": [{"text": "hello"}]}}
+        task = (await now.http.post("/v1/message:send", json=rest)).json()["task"]
+        assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+        old = a2a_v0_3_pb2_grpc.A2AServiceStub(now.channel)  # type: ignore[no-untyped-call]
+        message = a2a_v0_3_pb2.Message(
+            message_id="m-2", role=a2a_v0_3_pb2.ROLE_USER, content=[a2a_v0_3_pb2.Part(text="hello")]
+        )
+        answer = await old.SendMessage(a2a_v0_3_pb2.SendMessageRequest(request=message))
+        assert answer.task.status.state == a2a_v0_3_pb2.TASK_STATE_COMPLETED
+        with pytest.raises(grpc.aio.AioRpcError):
+            await old.GetTask(a2a_v0_3_pb2.GetTaskRequest(name="tasks/x"), metadata=(("a2a-version", "1.0"),))
+
+
+async def test_where_only_the_newer_dialect_is_spoken_the_older_is_not(tmp_path: Path) -> None:
+    async with served(tmp_path, replace(OPTIONS, versions=("1.0",))) as now:
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tasks/get", "params": {"id": "x"}}
+        assert (await now.http.post("/", json=call)).json()["error"]["code"] == -32601
+        assert (await now.http.get("/v1/card")).status_code == 404
+        old = a2a_v0_3_pb2_grpc.A2AServiceStub(now.channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await old.GetTask(a2a_v0_3_pb2.GetTaskRequest(name="tasks/x"))
+        assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+# --- Errors ---
+
+
+async def rpc(now: Served, method: str, params: object, **headers: str) -> dict[str, object]:
+    call = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
+    answer = (await now.http.post("/", json=call, headers=headers)).json()
+    assert (answer["jsonrpc"], answer["id"]) == ("2.0", 7)
+    return dict(answer)
+
+
+def said(part: JsonObject, role: str = "ROLE_USER") -> JsonObject:
+    return {"messageId": "m-1", "role": role, "parts": [part]}
+
+
+def said_of_old(file: JsonObject, **more: JsonValue) -> JsonObject:
+    return {"kind": "message", "messageId": "m-1", "role": "user", "parts": [{"kind": "file", "file": file, **more}]}
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "code"),
+    [
+        ("SendMessage", {}, -32602),
+        ("SendMessage", {"message": "no object"}, -32602),
+        ("SendMessage", {"message": {"role": "ROLE_USER", "parts": [{"text": "x"}]}}, -32602),
+        ("GetTask", {}, -32602),
+        ("GetTask", {"id": "x"}, -32001),
+        ("CancelTask", {"id": "x"}, -32001),
+        ("ListTasks", {"pageSize": 0}, -32602),
+        ("ListTasks", {"pageSize": "many"}, -32602),
+        ("ListTasks", {"status": 77}, -32602),
+        ("ListTasks", {"status": "77"}, -32602),
+        ("ListTasks", {"status": "FOO"}, -32602),
+        ("ListTasks", {"includeArtifacts": "maybe"}, -32602),
+        ("SendMessage", {"message": said({"raw": "!!!"})}, -32602),
+        ("SendMessage", {"message": said({"raw": "aGVsbG8!!!"})}, -32602),
+        ("SendStreamingMessage", {"message": said({"raw": "aGVsb"})}, -32602),
+        ("SendMessage", {"message": said({"text": "x"}, role="ROLE_NOBODY")}, -32602),
+        ("NoSuchMethod", {}, -32601),
+        ("CreateTaskPushNotificationConfig", {"taskId": "x", "url": "https://example.com"}, -32003),
+        ("GetExtendedAgentCard", {}, -32004),
+    ],
+)
+async def test_the_codes_of_json_rpc(tmp_path: Path, method: str, params: object, code: int) -> None:
+    async with served(tmp_path) as now:
+        error = (await rpc(now, method, params, **NEW))["error"]
+        assert isinstance(error, dict)
+        assert error["code"] == code, error
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "code"),
+    [
+        ("message/send", {}, -32602),
+        ("message/send", {"message": {"kind": "message"}}, -32602),
+        ("message/send", "no object", -32602),
+        ("message/send", {"message": said_of_old({"bytes": "!!!"})}, -32602),
+        ("message/stream", {"message": said_of_old({"bytes": "aGVsb"})}, -32602),
+        ("message/send", {"message": said_of_old({"uri": "https://x"}, metadata=nested(60))}, -32602),
+        ("tasks/get", {}, -32602),
+        ("tasks/get", {"id": "x"}, -32001),
+        ("tasks/nonsense", {}, -32601),
+    ],
+)
+async def test_the_codes_of_json_rpc_0_3(tmp_path: Path, method: str, params: object, code: int) -> None:
+    async with served(tmp_path) as now:
+        error = (await rpc(now, method, params))["error"]
+        assert isinstance(error, dict)
+        assert error["code"] == code, error
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "reason"),
+    [
+        ("GET", "/tasks/x", None, 404, "TASK_NOT_FOUND"),
+        ("POST", "/tasks/x:cancel", None, 404, "TASK_NOT_FOUND"),
+        ("POST", "/message:send", {}, 400, "INVALID_PARAMS"),
+        ("POST", "/message:send", [], 400, "INVALID_PARAMS"),
+        ("GET", "/tasks?pageSize=0", None, 400, "INVALID_PARAMS"),
+        ("GET", "/tasks?pageSize=many", None, 400, "INVALID_REQUEST"),
+        ("GET", "/tasks?status=77", None, 400, "INVALID_PARAMS"),
+        ("GET", "/tasks?status=BOGUS", None, 400, "INVALID_PARAMS"),
+        ("GET", "/tasks?includeArtifacts=maybe", None, 400, "INVALID_PARAMS"),
+        ("GET", "/a-tenant/tasks?status=BOGUS", None, 400, "INVALID_PARAMS"),
+        ("POST", "/message:send", {"message": said({"raw": "!!!"})}, 400, "INVALID_PARAMS"),
+        ("POST", "/message:stream", {"message": said({"raw": "aGVsbG8!!!"})}, 400, "INVALID_PARAMS"),
+        ("GET", "/extendedAgentCard", None, 400, "UNSUPPORTED_OPERATION"),
+        ("POST", "/tasks/x/pushNotificationConfigs", {"url": "https://x"}, 400, "PUSH_NOTIFICATION_NOT_SUPPORTED"),
+        ("GET", "/nowhere/at/all", None, 404, None),
+        ("DELETE", "/tasks/x", None, 404, None),
+        ("GET", "/", None, 405, None),
+    ],
+)
+async def test_the_codes_of_http(
+    tmp_path: Path, method: str, path: str, body: object, status: int, reason: str | None
+) -> None:
+    async with served(tmp_path) as now:
+        content = {} if body is None else {"json": body}
+        answer = await now.http.request(method, path, headers=NEW, **content)  # type: ignore[arg-type]
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
+        error = answer.json()["error"]
+        assert error["code"] == status
+        assert reason is None or error["details"][0]["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "code"),
+    [
+        (
+            "/",
+            b'{"jsonrpc": "2.0", "id": 7, "method": "ListTasks", "params": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+            -32700,
+        ),
+        ("/", b'{"jsonrpc": "2.0", "id": 7, "method": "\xff"}', -32700),
+        ("/", b"{", -32700),
+        ("/message:send", b'{"metadata": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400),
+        ("/message:send", b'{"message": "\xff"}', 400),
+        ("/message:send", b"{", 400),
+        ("/v1/message:send", b'{"request": "\xff"}', 400),
+        ("/v1/message:send", b'{"metadata": {"a": 1e999}}', 400),
+        (
+            "/v1/message:send",
+            b'{"request": {"messageId": "m", "content": [{"file": {"fileWithBytes": "!!!"}}]}}',
+            400,
+        ),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_the_client_s_mistake(
+    tmp_path: Path, path: str, content: bytes, code: int
+) -> None:
+    async with served(tmp_path) as now:
+        version = {} if path.startswith("/v1/") else NEW
+        answer = await now.http.post(path, content=content, headers={"Content-Type": "application/json", **version})
+        assert answer.json()["error"]["code"] == code, answer.text
+        assert "mistake of its own" not in answer.text
+        assert now.executor.owners == []
+
+
+async def test_bytes_may_come_in_either_alphabet_with_or_without_filling_and_in_lines(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        for number, content in enumerate(("-_8=", "+/8", "+/8=", "", "aGVs\nbG8=\n")):
+            message = {**said({"raw": content}), "messageId": f"m-{number}"}
+            answer = await now.http.post("/message:send", json={"message": message}, headers=NEW)
+            assert answer.status_code == 200, answer.text
+
+
+async def test_a_state_that_is_none_is_refused_over_grpc_too(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        asked = ListTasksRequest()
+        asked.status = 77  # type: ignore[assignment]
+        with pytest.raises(InvalidParamsError, match="77 is none of the states"):
+            await now.client("GRPC").list_tasks(asked)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_a_body_must_say_that_it_is_json(tmp_path: Path, kind: str) -> None:
+    """What a page in a browser can post without asking the agent first is no message."""
+    message = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+    headers = NEW | ({"Content-Type": kind} if kind else {})
+    async with served(tmp_path) as now:
+        refused = await now.http.post("/", content=json.dumps(call).encode(), headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (415, -32005)
+        refused = await now.http.post("/message:send", content=json.dumps({"message": message}), headers=headers)
+        assert refused.status_code == 415
+        assert refused.json()["error"]["details"][0]["reason"] == "CONTENT_TYPE_NOT_SUPPORTED"
+        assert now.executor.owners == []
+        for fine in ("application/json; charset=utf-8", "application/a2a+json"):
+            content = json.dumps({"message": {**message, "messageId": fine}}).encode()
+            answer = await now.http.post("/message:send", content=content, headers={**NEW, "Content-Type": fine})
+            assert answer.status_code == 200
+
+
+async def test_a_call_over_the_limit_is_refused_on_grpc_too(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await now.grpc.SendMessage(request("m-1", "x" * 100_001), metadata=(("a2a-version", "1.0"),))
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert now.executor.owners == []
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_mistake_of_ours_is_told_without_its_text(
+    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from codex_workspace.server.handler import OnceHandler
+
+    async def broken(*_arguments: object) -> None:
+        raise ValueError("the secret is 42")
+
+    monkeypatch.setattr(OnceHandler, "on_get_task", broken)
+    async with served(tmp_path) as now:
+        with pytest.raises(A2AError) as told:
+            await now.client(transport).get_task(GetTaskRequest(id="x"))
+    assert "mistake of its own" in str(told.value)
+    assert "42" not in str(told.value)
+    assert "the secret is 42" in caplog.text
+
+
+# --- The port ---
+
+
+async def test_a_grpc_port_that_is_taken_is_one_sentence() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"A2A_HOST/A2A_GRPC_PORT: cannot listen on 127.0.0.1 port {port}; "):
+            async with grpc_bound("127.0.0.1", port, 1000, 15):
+                pass
+
+
+STUCK: Final = """
+import sys, grpc
+from a2a.types import Message, Part, SendMessageRequest
+from a2a.types.a2a_pb2_grpc import A2AServiceStub
+message = Message(message_id="m-1", role="ROLE_USER", parts=[Part(text="wait")])
+call = A2AServiceStub(grpc.insecure_channel(sys.argv[1])).SendStreamingMessage(
+    SendMessageRequest(message=message), metadata=(("a2a-version", "1.0"),))
+next(call)
+print("open", flush=True)
+next(call)
+"""
+"""A client that takes one event, and waits for the next."""
+
+
+async def test_a_grpc_client_that_is_gone_without_a_word_gives_its_place_back(tmp_path: Path) -> None:
+    options = replace(OPTIONS, streams=StreamBounds(in_all=1))
+    async with (
+        served(tmp_path, options, dead_after_s=1) as now,
+        await anyio.open_process([sys.executable, "-c", STUCK, str(now.options.grpc_url)]) as client,
+    ):
+        assert client.stdout is not None
+        assert b"open" in await client.stdout.receive()
+        assert await is_refused(now)
+        client.send_signal(signal.SIGSTOP)
+        while await is_refused(now):
+            await anyio.sleep(0.1)
+        client.kill()
+
+
+async def is_refused(now: Served) -> bool:
+    """Whether there is no place for one more stream."""
+    call = now.grpc.SendStreamingMessage(request(str(uuid.uuid4())), metadata=(("a2a-version", "1.0"),))
+    try:
+        await call.read()
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise
+        return True
+    call.cancel()
+    return False
+
+
+async def test_grpc_stops_although_a_stream_is_open(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        call = now.grpc.SendStreamingMessage(request("m-1", "wait"), metadata=(("a2a-version", "1.0"),))
+        await call.read()
+        began = anyio.current_time()
+    assert anyio.current_time() - began < 4
+    assert call.cancelled() or call.done()

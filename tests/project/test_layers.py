@@ -1,0 +1,122 @@
+"""The packages of `codex_workspace` import downwards only, and each outside party is known to the packages named here.
+
+`docs/architecture.md` explains the packages.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGE: Final = ROOT / "codex_workspace"
+
+LAYERS: Final = (
+    ("__main__",),
+    ("devkit",),
+    ("cli", "adapter"),
+    ("agent",),
+    ("platform",),
+    ("tools",),
+    ("server", "executor"),
+    ("tasks",),
+    ("backends",),
+    ("codex",),
+    ("app_server",),
+    ("runtimes",),
+    ("protocol",),
+    ("config", "storage"),
+    ("common",),
+)
+"""The packages and top-level modules, from the top; each may import from the layers below it."""
+
+DEPTH: Final = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
+
+PENDING: Final = {
+    ("runtimes", "app_server"),
+    ("runtimes", "backends"),
+    ("runtimes", "codex"),
+    ("runtimes", "tasks"),
+    ("codex", "backends"),
+    ("backends", "tasks"),
+    ("backends", "tools"),
+    ("common", "config"),
+    ("config", "protocol"),
+}
+"""Upward imports that still have to go."""
+
+KNOWN_BY: Final = {
+    "a2a": {
+        "adapter",
+        "agent",
+        "cli",
+        "common",
+        "devkit",
+        "executor",
+        "platform",
+        "server",
+        "storage",
+        "tasks",
+        "tools",
+    },
+    "cryptography": {"server"},
+    "grpc": {"server"},
+    "httpcore": {"common", "tools"},
+    "mcp": {"tools"},
+    "molecule_runtime": {"platform"},
+    "opentelemetry": {"common"},
+    "prometheus_client": {"common"},
+    "sqlalchemy": {"agent", "cli", "storage"},
+    "starlette": {"devkit", "server", "tools"},
+    "tomlkit": {"backends", "codex", "config"},
+}
+"""The packages that may import an outside party."""
+
+FILES: Final = sorted(file for file in PACKAGE.rglob("*.py"))
+
+
+def place_of(file: Path) -> str:
+    """Return the package, or the top-level module, that a file belongs to."""
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """Return the dotted names of all modules that a file imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                yield from (f"{module}.{name.name}" for name in names)
+            case _:
+                pass
+
+
+def places_imported_by(file: Path) -> set[str]:
+    """Return the packages and top-level modules of `codex_workspace` that a file imports."""
+    names = (name.split(".") for name in imports_of(file))
+    return {parts[1] for parts in names if parts[0] == "codex_workspace" and len(parts) > 1} & set(DEPTH)
+
+
+def test_every_package_has_its_layer() -> None:
+    assert {place_of(file) for file in FILES} - {"__init__"} == set(DEPTH)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_point_downwards(file: Path) -> None:
+    own = place_of(file)
+    upwards = {
+        name
+        for name in places_imported_by(file)
+        if name != own and DEPTH[name] <= DEPTH.get(own, -1) and (own, name) not in PENDING
+    }
+    assert not upwards
+
+
+@pytest.mark.parametrize("party", KNOWN_BY)
+def test_only_the_named_packages_import_an_outside_party(party: str) -> None:
+    importers = {place_of(file) for file in FILES if any(name.split(".")[0] == party for name in imports_of(file))}
+    assert importers <= KNOWN_BY[party]

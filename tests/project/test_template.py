@@ -1,0 +1,223 @@
+"""The checkout is a template as the platform takes one, and what it is built and deployed with is well-formed."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from codex_workspace.config.settings import TEMPLATE_DIR, load_settings
+
+ROOT: Final = TEMPLATE_DIR
+DOCKERFILE: Final = (ROOT / "Dockerfile").read_text()
+RUNTIME_PACKAGE: Final = "molecule-ai-workspace-runtime"
+
+BARE_MODULES: Final = frozenset(
+    {
+        *("a2a_cli", "a2a_client", "a2a_executor", "a2a_mcp_server", "a2a_tools", "adapter_base", "adapters", "agent"),
+        *("agents_md", "builtin_tools", "config", "configs_dir", "consolidation", "coordinator", "event_log", "events"),
+        *("executor_helpers", "heartbeat", "inbox", "initial_prompt", "main", "molecule_ai_status", "platform_auth"),
+        *("plugins", "policies", "preflight", "prompt", "runtime_wedge", "shared_runtime", "skill_loader"),
+        *("transcript_auth", "watcher"),
+    }
+)
+"""The runtime's own modules, which lie on the same path as a template's files."""
+
+KNOWN_KEYS: Final = frozenset(
+    {
+        *("name", "runtime", "template_schema_version", "description", "version", "tier", "model", "models"),
+        *("runtime_config", "env", "skills", "tools", "a2a", "delegation", "prompt_files", "bridge", "governance"),
+    }
+)
+OUR_KEYS: Final = frozenset({"codex"})
+"""What config.yaml has beside the platform's keys: it warns of them."""
+
+SECRETS: Final = {
+    "a model provider's key": r"\bsk-(?!your-key|scripted-|x\b)[A-Za-z0-9_-]{20,}",
+    "a code host's token": r"\b(gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}|glpat-[A-Za-z0-9_-]{20,})",
+    "a cloud's key": r"\b(AKIA[0-9A-Z]{16}|AIza[0-9A-Za-z_-]{35})\b",
+    "a chat's token": r"\bxox[abprs]-[A-Za-z0-9-]{10,}",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    "a quoted text of 40 letters and digits": r"""["'](?=[A-Za-z0-9/+=]*\d)[A-Za-z0-9/+=]{40}["']""",
+}
+
+
+def test_the_dockerfile_is_one_the_platform_builds() -> None:
+    stages = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    assert set(stages) == {"python:3.11-slim"}
+    assert re.search(r"^ARG RUNTIME_VERSION=$", DOCKERFILE, re.MULTILINE)
+    runs = re.findall(r"^RUN (?:.*\\\n)*.*", DOCKERFILE, re.MULTILINE)
+    assert any("${RUNTIME_VERSION}" in run and RUNTIME_PACKAGE in run for run in runs)
+    assert re.search(r"useradd[^\n]*--uid 1000[^\n]*\bagent\b", DOCKERFILE)
+
+
+def test_the_entry_point_is_a_script_that_starts_the_platforms_runtime() -> None:
+    assert re.findall(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.MULTILINE) == ['["/app/start.sh"]']
+    assert "molecule-runtime" in (ROOT / "start.sh").read_text()
+    assert (ROOT / "start.sh").stat().st_mode & 0o111
+
+
+def test_the_entry_point_takes_a_command_too() -> None:
+    asked = subprocess.run([str(ROOT / "start.sh"), "doctor", "--help"], capture_output=True, text=True, cwd="/")
+    assert asked.returncode == 0, asked.stderr
+    assert "--json" in asked.stdout
+
+
+def test_the_requirements_name_the_platforms_runtime() -> None:
+    assert RUNTIME_PACKAGE in (ROOT / "requirements.txt").read_text()
+
+
+def test_the_configuration_has_the_platforms_keys() -> None:
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    assert {"name", "runtime", "template_schema_version"} <= set(config)
+    assert type(config["template_schema_version"]) is int
+    assert config["template_schema_version"] == 1
+    assert set(config) - KNOWN_KEYS <= OUR_KEYS
+
+
+def test_the_adapter_module_has_one_adapter() -> None:
+    tree = ast.parse((ROOT / "adapter.py").read_text())
+    classes = [each.name for each in tree.body if isinstance(each, ast.ClassDef)]
+    aliases = [
+        (target.id, each.value.id)
+        for each in tree.body
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Name)
+        for target in each.targets
+        if isinstance(target, ast.Name)
+    ]
+    assert len(classes) == 1
+    assert aliases == [("Adapter", classes[0])]
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("*.py")), ids=lambda file: file.name)
+def test_a_module_stands_alone_and_takes_no_name_of_the_runtimes(file: Path) -> None:
+    assert file.stem not in BARE_MODULES
+    roots = {
+        (node.module or "") if isinstance(node, ast.ImportFrom) else name.name
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in node.names
+    }
+    assert {root.split(".")[0] for root in roots} & BARE_MODULES == set()
+    imported = subprocess.run([sys.executable, "-c", f"import {file.stem}"], cwd=ROOT, capture_output=True, text=True)
+    assert imported.returncode == 0, imported.stderr
+
+
+def test_the_manifest_has_the_templates_entry() -> None:
+    manifest = json.loads((ROOT / "manifest.json").read_text())
+    assert set(manifest) == {"version", "plugins", "workspace_templates", "org_templates"}
+    (entry,) = manifest["workspace_templates"]
+    assert entry["name"] == yaml.safe_load((ROOT / "config.yaml").read_text())["runtime"]
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", entry["repo"])
+    assert entry["ref"]
+
+
+def tracked() -> list[Path]:
+    """Return the files of the repository; all files of a checkout that is none."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    names = listed.stdout.split("\0") if listed.returncode == 0 else []
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_no_file_looks_like_it_holds_a_secret(kind: str) -> None:
+    shape = re.compile(SECRETS[kind])
+    # Recordings hold what codex says, made-up keys and hashes included; tests hold made-up secrets.
+    files = [file for file in tracked() if "tests" not in file.relative_to(ROOT).parts and file.suffix != ".json"]
+    found = [str(file.relative_to(ROOT)) for file in files if shape.search(file.read_text(errors="ignore"))]
+    assert found == []
+
+
+# --- What is built and deployed with it ---
+
+
+def test_the_build_sees_what_the_dockerfile_copies_and_no_more() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
+    copied = {
+        source
+        for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE)
+        for source in [word for word in line.split() if not word.startswith("--")][:-1]
+    }
+    assert {name.removesuffix("/*.py").removesuffix("/py.typed") for name in allowed} == copied | {"Dockerfile"}
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+def rules_of(profile: Path) -> dict[str, set[str]]:
+    """Return what a seccomp profile does without a condition, by action: the system calls' names."""
+    found: dict[str, set[str]] = {}
+    for rule in json.loads(profile.read_text())["syscalls"]:
+        if not rule.get("args"):
+            found.setdefault(rule["action"], set()).update(rule["names"])
+    return found
+
+
+def test_the_seccomp_profile_lets_the_sandbox_be_made_and_nothing_else_of_its_kind() -> None:
+    rules = rules_of(ROOT / "deploy" / "seccomp.json")
+    allowed, refused = rules["SCMP_ACT_ALLOW"], rules["SCMP_ACT_ERRNO"]
+    assert allowed & refused == set()
+    assert {"clone", "clone3", "unshare", "mount", "umount2", "pivot_root"} <= allowed
+    assert {"setns", "bpf", "init_module", "kexec_load", "open_by_handle_at", "perf_event_open", "reboot"} <= refused
+    assert {"io_uring_setup", "keyctl", "userfaultfd", "fsopen", "move_mount", "open_tree"} <= refused
+
+
+KUBERNETES: Final = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "agent.yaml").read_text()))
+KUBERNETES_VERSIONS: Final = ("1.30", "1.36")
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_kubernetes_takes_it(version: str) -> None:
+    wanted = "--kubernetes-version", version, "--strict"
+    file = ROOT / "deploy" / "kubernetes" / "agent.yaml"
+    checked = subprocess.run(
+        [sys.executable, "-m", "kubernetes_validate", *wanted, str(file)], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_kubernetes_runs_one_agent_without_any_right() -> None:
+    (workload,) = [each for each in KUBERNETES if each["kind"] == "StatefulSet"]
+    pod = workload["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert workload["spec"]["replicas"] == 1
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert pod["securityContext"]["runAsUser"] == 1000
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is False
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    claimed = {claim["metadata"]["name"] for claim in workload["spec"]["volumeClaimTemplates"]}
+    assert claimed == {"state", "workspace"}
+
+
+def test_kubernetes_gives_it_a_configuration_that_it_takes(tmp_path: Path) -> None:
+    (settings,) = [each for each in KUBERNETES if each["kind"] == "ConfigMap"]
+    (tmp_path / "config.yaml").write_text(settings["data"]["config.yaml"])
+    load_settings({"WORKSPACE_CONFIG_PATH": str(tmp_path), "HOME": str(tmp_path)}, cwd=tmp_path, root=tmp_path)
+
+
+def test_compose_takes_it() -> None:
+    schema = "--builtin-schema", "vendor.compose-spec"
+    checked = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", *schema, str(ROOT / "compose.yaml")], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_compose_runs_it_without_any_right() -> None:
+    service = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["agent"]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert "seccomp=deploy/seccomp.json" in service["security_opt"]
+    assert service["user"] == "1000:1000"
+    assert {mount.partition(":")[2].partition(":")[0] for mount in service["volumes"]} == {"/configs", "/workspace"}

@@ -1,0 +1,592 @@
+"""What operators get wrong: one entry for each kind, with the sentence that tells them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from codex_workspace.config.settings import PLATFORM_DEFAULT_MODEL
+
+GOOD: Final = "name: agent\nruntime: codex\nmodel: gpt-5.5\n"
+
+CREDENTIAL: Final = "sk-secret-1"
+"""Stands in the table where a secret may stand; no sentence shows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A configuration that is refused.
+
+    place: the file (or `environment`) and the key, as the sentence begins; `{root}` stands for the machine's root.
+    words: part of the rest of it.
+    env, files: variables, and files below the root, that are there as well.
+    schema: whether config.schema.json refuses it too; it cannot where it takes more than the file to see what is wrong.
+    command: which one finds it; `serve` opens the database and answers people, beside what `prepare` does.
+    """
+
+    config: str
+    place: str
+    words: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    schema: bool = True
+    command: Literal["prepare", "serve"] = "prepare"
+
+
+CONFIG: Final = "{root}/configs/config.yaml: "
+
+
+def _not_yaml(text: str, where: str, words: str) -> Bad:
+    return Bad(text, f"{CONFIG}{where}", words, schema=False)
+
+
+def _key(text: str, key: str, words: str, schema: bool = True, **env: str) -> Bad:
+    return Bad(GOOD + text, f"{CONFIG}{key}: ", words, env=env, schema=schema)
+
+
+def _variable(name: str, words: str, **env: str) -> Bad:
+    return Bad(GOOD, f"environment: {name}: ", words, env=env, schema=False)
+
+
+def _file(path: str, content: str | bytes, place: str, words: str) -> Bad:
+    return Bad(GOOD, f"{{root}}/{path}: {place}", words, files={path: content}, schema=False)
+
+
+COMPAT: Final = "auth_mode: openai_compat_responses, base_url: 'http://127.0.0.1:9/v1'"
+
+BAD: Final[Mapping[str, Bad]] = {
+    # --- config.yaml: no YAML, or none that is a configuration
+    "empty": Bad("", CONFIG, "must be a mapping of keys, but is empty"),
+    "a list": Bad("- a\n- b\n", CONFIG, "must be a mapping of keys, but is a list"),
+    "only text": Bad("just text", CONFIG, "must be a mapping of keys, but is text"),
+    "an open bracket": _not_yaml("name: [a\n", "line 2, column 1: ", "expected"),
+    "a tab": _not_yaml("name: a\n\tb: c\n", "line 2, column 1: ", "cannot start any token"),
+    "two colons": _not_yaml("a: b: c\n", "line 1, column 5: ", "not allowed here"),
+    "two documents": _not_yaml("name: a\n---\nname: b\n", "line 2, column 1: ", "document"),
+    "a tag": _not_yaml("name: !python/object:os.system x\n", "line 1, column 7: ", "could not determine a constructor"),
+    "a NUL": _not_yaml("name: a\x00b\n", "", "is not YAML"),
+    "not UTF-8": _file("configs/config.yaml", b"name: \xff\n", "", "is not YAML"),
+    "an alias of nothing": _not_yaml("name: *nobody\n", "line 1, column 7: ", "undefined alias"),
+    "a day that is none": _not_yaml(GOOD + "version: 2024-99-99\n", "", "a value that YAML cannot make"),
+    "deep nesting": _not_yaml("[" * 5000, "", "nested too deeply"),
+    "a key twice": _not_yaml(GOOD + "name: other\n", "line 4, column 1: ", "the key name is there twice"),
+    "a key of a section twice": _not_yaml(
+        GOOD + "codex:\n  sandbox: read-only\n  sandbox: container\n",
+        "line 6, column 3: ",
+        "the key sandbox is there twice",
+    ),
+    "a number as key": Bad(GOOD + "1: x\n", CONFIG + "line 4, column 1: ", "a key must be text"),
+    "a list as key": _not_yaml(GOOD + "? [a]\n: x\n", "line 4, column 3: ", "a key must be text"),
+    # --- keys that must be there, and keys that nobody knows
+    "no name": Bad("runtime: codex\nmodel: x\n", CONFIG + "name: ", "is missing; it must be one line of text"),
+    "no runtime": Bad("name: a\nmodel: x\n", CONFIG + "runtime: ", "is missing; it must be codex"),
+    "another runtime": Bad(
+        "name: a\nruntime: claude-code\nmodel: x\n", CONFIG + "runtime: ", "must be codex, but is 'claude-code'"
+    ),
+    "no model": Bad(
+        "name: a\nruntime: codex\n",
+        CONFIG + "runtime_config.model: ",
+        "is missing; it must be a model such as gpt-5.5 (or set MODEL)",
+        schema=False,
+    ),
+    "the platform's default model": Bad(
+        f"name: a\nruntime: codex\nmodel: {PLATFORM_DEFAULT_MODEL}\n",
+        CONFIG + "runtime_config.model: ",
+        "is missing; it must be",
+        schema=False,
+    ),
+    "a schema version to come": _key("template_schema_version: 2\n", "template_schema_version", "number 1, but is 2"),
+    "a schema version that is true": _key(
+        "template_schema_version: true\n", "template_schema_version", "must be a whole number 1, but is true"
+    ),
+    "a schema version in quotes": _key("template_schema_version: '1'\n", "template_schema_version", "but is text"),
+    "a slip": _key("modle: x\n", "modle", "is not a known key (did you mean model?)"),
+    "a slip in a section": _key("codex:\n  sandbx: x\n", "codex.sandbx", "is not a known key (did you mean sandbox?)"),
+    "a key without its unit": _key(
+        "codex:\n  turn_timeout: 5\n", "codex.turn_timeout", "is not a known key (did you mean turn_timeout_s?)"
+    ),
+    "a slip in a key of the platform's": _key("initial_promt: hi\n", "initial_promt", "did you mean initial_prompt?"),
+    "a slip in its section": _key(
+        "runtime_config:\n  requird_env: []\n", "runtime_config.requird_env", "did you mean required_env?"
+    ),
+    "a key of nobody's": _key("qqqq: 1\n", "qqqq", "is not a known key"),
+    "a key of two lines": _key('"two\\nlines": 1\n', "'two\\nlines'", "is not a known key"),
+    "a limit of nobody's": _key("limits:\n  max_bytes: 1\n", "limits.max_bytes", "is not a known key"),
+    # --- values of another type
+    "a number as name": Bad(
+        "name: 5\nruntime: codex\nmodel: x\n",
+        CONFIG + "name: ",
+        "must be one line of text, not blank, but is a number; put it in quotes",
+    ),
+    "a no as name": Bad("name: no\nruntime: codex\nmodel: x\n", CONFIG + "name: ", "but is false; put it in quotes"),
+    "a blank name": Bad("name: '  '\nruntime: codex\nmodel: x\n", CONFIG + "name: ", "must be one line of text"),
+    "a version without quotes": _key("version: 1.0\n", "version", "must be text, but is a number; put it in quotes"),
+    "a day as version": _key("version: 2024-01-01\n", "version", "must be text, but is a date"),
+    "a description without any": _key("description: null\n", "description", "must be text, but is empty"),
+    "text for a list": _key("skills: git\n", "skills", "must be a list, each item the name of a folder"),
+    "a number in a list of texts": _key(
+        "prompt_files: [a, 3]\n", "prompt_files[1]", "must be one line of text, not blank, but is a number"
+    ),
+    "text for a section": _key("codex: fast\n", "codex", "must be a mapping of keys, but is text"),
+    "a section without keys": _key("codex:\n", "codex", "must be a mapping of keys, but is empty"),
+    "text for a number": _key("tier: high\n", "tier", "must be a whole number from 0 to 99, but is text"),
+    "true for a number": _key("tier: true\n", "tier", "must be a whole number from 0 to 99, but is true"),
+    "a number for true": _key(
+        "codex:\n  network_access: 1\n", "codex.network_access", "must be true or false, but is a number"
+    ),
+    "seconds with a unit": _key(
+        "codex:\n  turn_timeout_s: 1h\n", "codex.turn_timeout_s", "must be a number from 0.1 to 604800, but is text"
+    ),
+    "a port in quotes": _key("a2a: {port: '8000'}\n", "a2a.port", "must be a whole number from 0 to 65535, but is"),
+    "a broken port": _key("a2a: {port: 80.5}\n", "a2a.port", "must be a whole number from 0 to 65535, but is a number"),
+    "a whole number with a point": _key(
+        "a2a: {port: 8000.0}\n", "a2a.port", "must be a whole number from 0 to 65535, but is a number", schema=False
+    ),
+    "a mapping for a list": _key(
+        "providers: {a: b}\n", "providers", "must be a list, each item a mapping of keys, but is a mapping"
+    ),
+    # --- values beyond what is allowed
+    "a port too high": _key("a2a: {port: 70000}\n", "a2a.port", "must be a whole number from 0 to 65535, but is 70000"),
+    "no time at all": _key(
+        "codex:\n  turn_timeout_s: 0\n", "codex.turn_timeout_s", "must be a number from 0.1 to 604800"
+    ),
+    "a time that is no number": _key(
+        "codex:\n  turn_timeout_s: .nan\n", "codex.turn_timeout_s", "but is nan", schema=False
+    ),
+    "a time before now": _key(
+        "codex:\n  turn_inactivity_timeout_s: -1\n", "codex.turn_inactivity_timeout_s", "must be a number from 0.1"
+    ),
+    "a time beyond all": _key(f"codex:\n  turn_timeout_s: {10**400}\n", "codex.turn_timeout_s", "but is inf"),
+    "a grace longer than an engine's": _key(
+        "codex:\n  shutdown_grace_s: 61\n", "codex.shutdown_grace_s", "must be a number from 0 to 60"
+    ),
+    "more text than codex takes": _key(
+        "limits: {max_text_chars: 2000000}\n", "limits.max_text_chars", "from 1 to 1048576, but is 2000000"
+    ),
+    "a limit of nothing": _key("limits: {max_message_bytes: 0}\n", "limits.max_message_bytes", "must be a whole"),
+    "a negative age": _key("storage: {keep_days: -1}\n", "storage.keep_days", "must be a number from 0 to 36500"),
+    "a webhook's timeout beyond all": _key("push: {timeout_s: 600}\n", "push.timeout_s", "must be a number from 0.1"),
+    "a sandbox with an underscore": _key(
+        "codex:\n  sandbox: workspace_write\n",
+        "codex.sandbox",
+        "must be one of read-only, workspace-write, danger-full-access, container, but is 'workspace_write' "
+        "(did you mean workspace-write?)",
+    ),
+    "an approval policy of the past": _key(
+        "codex:\n  approval_policy: on-failure\n", "codex.approval_policy", "must be one of never, on-request"
+    ),
+    "conversations of no kind": _key(
+        "codex:\n  conversations: single\n", "codex.conversations", "must be one of main, per-context"
+    ),
+    "an effort as a number": _key(
+        "codex:\n  reasoning_effort: 3\n", "codex.reasoning_effort", "must be a word such as"
+    ),
+    "a mid-turn of no kind": _key("codex:\n  mid_turn: later\n", "codex.mid_turn", "must be one of queue, steer"),
+    "a web search of yes": _key("codex:\n  web_search: true\n", "codex.web_search", "must be one of disabled, cached"),
+    "a recovery of no kind": _key("codex:\n  recovery: never\n", "codex.recovery", "must be one of resume, rerun"),
+    "a backend of no kind": _key("codex:\n  backend: sdk\n", "codex.backend", "must be one of app-server, exec"),
+    "approvals where nobody is asked": _key(
+        "codex: {backend: exec, approval_policy: on-request}\n",
+        "codex.approval_policy",
+        "cannot be on-request with codex.backend: exec",
+        schema=False,
+    ),
+    "steering where nothing is taken": _key(
+        "codex: {backend: exec, mid_turn: steer}\n",
+        "codex.mid_turn",
+        "cannot be steer with codex.backend: exec",
+        schema=False,
+    ),
+    "hiding where nothing is hidden": _key(
+        "codex: {backend: exec, hide_secrets: true}\n",
+        "codex.hide_secrets",
+        "cannot be true with codex.backend: exec",
+        schema=False,
+    ),
+    # --- writable folders
+    "a writable folder that is not there": _key(
+        "codex: {writable_folders: [nowhere]}\n",
+        "codex.writable_folders[0]",
+        "must be a folder that exists",
+        schema=False,
+    ),
+    "a writable folder of the agent's": _key(
+        "codex: {writable_folders: [../state]}\n",
+        "codex.writable_folders[0]",
+        "must be apart from the state folder",
+        schema=False,
+    ),
+    "writable folders without a sandbox": _key(
+        "codex: {writable_folders: [.], sandbox: container}\n",
+        "codex.writable_folders",
+        "is for sandbox workspace-write, but the sandbox is container; leave one of them out",
+    ),
+    # --- A2A and who may ask
+    "no protocol": _key("a2a: {protocol_versions: []}\n", "a2a.protocol_versions", "must name each version once"),
+    "a protocol twice": _key(
+        'a2a: {protocol_versions: ["1.0", "1.0"]}\n', "a2a.protocol_versions", "must name each version once"
+    ),
+    "a protocol of the past": _key(
+        'a2a: {protocol_versions: ["0.2"]}\n', "a2a.protocol_versions[0]", "must be one of 1.0, 0.3, but is '0.2'"
+    ),
+    "a protocol without quotes": _key(
+        "a2a: {protocol_versions: [1.0]}\n", "a2a.protocol_versions[0]", "must be one of 1.0, 0.3, but is a number"
+    ),
+    "a signature for the older protocol": _key(
+        "a2a: {signing_key_file: key.pem}\n", "a2a.signing_key_file", 'needs protocol_versions: ["1.0"]'
+    ),
+    "a URL where a host is meant": _key("a2a: {grpc_url: 'http://x:1'}\n", "a2a.grpc_url", "must be host:port"),
+    "a principal without a token": _key(
+        "principals: [{name: ada}]\n", "principals[0]", "must have one of token_env and token_file"
+    ),
+    "a principal with two tokens": _key(
+        "principals: [{name: ada, token_env: ADA, token_file: x}]\n",
+        "principals[0]",
+        "must have one of token_env and token_file",
+    ),
+    "a principal's variable that is not set": _key(
+        "principals: [{name: ada, token_env: ADA}]\n",
+        "principals[0].token_env",
+        "names the variable ADA, which is not set",
+        schema=False,
+    ),
+    "a principal with the operator's name": _key(
+        "principals: [{name: operator, token_env: ADA}]\n",
+        "principals[0].name",
+        "must not be operator, which is whoever has A2A_TOKEN",
+        ADA="a",
+    ),
+    "two principals of one name": _key(
+        "principals: [{name: ada, token_env: ADA}, {name: ada, token_env: BOB}]\n",
+        "principals[1].name",
+        "is there twice: 'ada'",
+        schema=False,
+        ADA="a",
+        BOB="b",
+    ),
+    "one token for two": _key(
+        "principals: [{name: ada, token_env: ADA}, {name: bob, token_env: ADA}]\n",
+        "principals[1]",
+        "has the token of another principal; everybody needs their own",
+        schema=False,
+        ADA=CREDENTIAL,
+    ),
+    "a webhook's network that is none": _key(
+        "push: {allow: [internal, 10.0.0.0/33]}\n",
+        "push.allow[1]",
+        "must be a host name, an address, or a network such as 10.0.0.0/8, but is '10.0.0.0/33'",
+        schema=False,
+    ),
+    "a peer without an address": _key("peers: [{name: a}]\n", "peers[0].url", "is missing; it must be an http://"),
+    "a peer's address with a password": _key(
+        "peers: [{name: a, url: 'http://u:p@b'}]\n", "peers[0].url", "must be an http:// or https:// URL without user"
+    ),
+    "a peer's name of two words": _key("peers: [{name: a b, url: 'http://b'}]\n", "peers[0].name", "must be 1 to 64"),
+    "a peer's token that is not set": _key(
+        "peers: [{name: a, url: 'http://b', token_env: ADA}]\n",
+        "peers[0].token_env",
+        "names the variable ADA, which is not set; set it (or ADA_FILE)",
+        schema=False,
+    ),
+    "two peers of one name": _key(
+        "peers: [{name: a, url: 'http://b'}, {name: a, url: 'http://c'}]\n",
+        "peers[1].name",
+        "is there twice: 'a'",
+        schema=False,
+    ),
+    "an MCP server with the name of our own": _key(
+        "agent_tools: always\nmcp_servers: [{name: agent, command: x}]\n",
+        "mcp_servers[0].name",
+        "must not be agent, which is the agent's own; rename it, or set agent_tools: never",
+        schema=False,
+    ),
+    # --- providers and their credentials
+    "a provider without a mode": _key(
+        "providers: [{name: a}]\n", "providers[0].auth_mode", "is missing; it must be one of openai_api"
+    ),
+    "a provider of no kind": _key(
+        "providers: [{name: a, auth_mode: api}]\n", "providers[0].auth_mode", "must be one of openai_api"
+    ),
+    "a provider's key of nobody's": _key(
+        "providers: [{name: a, auth_mode: openai_api, url: x}]\n", "providers[0].url", "is not a known key"
+    ),
+    "the wire of the past": _key(
+        f"providers: [{{name: a, {COMPAT}, wire_api: chat}}]\n",
+        "providers[0].wire_api",
+        "chat is no longer spoken by codex; use responses",
+    ),
+    "a key where its variable is meant": _key(
+        f"providers: [{{name: a, {COMPAT}, auth_env: [{CREDENTIAL}]}}]\n",
+        "providers[0].auth_env[0]",
+        "must be the name of an environment variable, not its value",
+    ),
+    "the agent's own variable as a provider's": _key(
+        f"providers: [{{name: a, {COMPAT}, auth_env: [A2A_TOKEN]}}]\n",
+        "providers[0].auth_env[0]",
+        "must be a variable of the provider's own, but A2A_TOKEN is the agent's",
+    ),
+    "a slug with a point": _key(
+        f"providers: [{{name: a, {COMPAT}, model_provider_slug: a.b}}]\n",
+        "providers[0].model_provider_slug",
+        "must be 1 to 64 letters, digits, _ or -",
+    ),
+    "a slug of codex's own": _key(
+        f"providers: [{{name: a, {COMPAT}, model_provider_slug: ollama}}]\n",
+        "providers[0].model_provider_slug",
+        "must not be one of codex's own",
+    ),
+    "an endpoint without an address": _key(
+        "providers: [{name: a, auth_mode: openai_compat_responses}]\n",
+        "providers[0].base_url",
+        "is missing; auth_mode openai_compat_responses needs an http(s) URL",
+    ),
+    "an address where OpenAI's is known": _key(
+        "providers: [{name: a, auth_mode: openai_api, base_url: 'http://h'}]\n",
+        "providers[0].base_url",
+        "is not for auth_mode openai_api; OPENAI_BASE_URL moves it",
+    ),
+    **{
+        f"the address {url}": _key(
+            f"providers: [{{name: a, auth_mode: openai_compat_responses, base_url: '{url}'}}]\n",
+            "providers[0].base_url",
+            "must be an http:// or https:// URL without user name, password, query or fragment",
+        )
+        for url in (
+            "ftp://host/v1",
+            "host/v1",
+            f"http://me:{CREDENTIAL}@host/v1",
+            f"http://host/v1?key={CREDENTIAL}",
+            "http://",
+        )
+    },
+    "two providers of one name": _key(
+        f"providers: [{{name: a, {COMPAT}}}, {{name: a, {COMPAT}}}]\n",
+        "providers[1].name",
+        "must differ from the other providers'",
+        schema=False,
+    ),
+    "a provider that is not there": _key(
+        "runtime_config: {provider: opnai}\n",
+        "runtime_config.provider",
+        "must be one of openai, chatgpt, but is 'opnai' (did you mean openai?)",
+        schema=False,
+    ),
+    "a provider without its credential": _key(
+        "runtime_config: {provider: chatgpt}\n",
+        "runtime_config.provider",
+        "chatgpt has no credential; set CODEX_AUTH_JSON or CODEX_CHATGPT_AUTH_JSON",
+        schema=False,
+    ),
+    "a provider as model": Bad(
+        "name: a\nruntime: codex\nmodel: openai\n",
+        CONFIG + "model: ",
+        "openai is a provider, not a model; name it as runtime_config.provider",
+        schema=False,
+    ),
+    "no credential at all": Bad(
+        GOOD,
+        "environment: ",
+        "no provider has a credential; set OPENAI_API_KEY or CODEX_API_KEY",
+        env={"OPENAI_API_KEY": ""},
+        schema=False,
+    ),
+    "a required variable that is not set": _key(
+        "runtime_config: {required_env: [TICKETS]}\n",
+        "runtime_config.required_env[0]",
+        "names the variable TICKETS, which is not set; set it (or TICKETS_FILE)",
+        schema=False,
+    ),
+    # --- MCP servers
+    "a server without a program": _key(
+        "mcp_servers: [{name: a}]\n", "mcp_servers[0]", "must have one of command and url"
+    ),
+    "a server with an address and a program": _key(
+        "mcp_servers: [{name: a, command: x, url: 'http://h'}]\n", "mcp_servers[0]", "must have one of command and url"
+    ),
+    "arguments for an address": _key(
+        "mcp_servers: [{name: a, url: 'http://h', args: [x]}]\n",
+        "mcp_servers[0].args",
+        "is for a server with command",
+    ),
+    "headers for a program": _key(
+        "mcp_servers: [{name: a, command: x, headers: {X: y}}]\n",
+        "mcp_servers[0].headers",
+        "is for a server with url",
+    ),
+    "two tokens for a server": _key(
+        "mcp_servers: [{name: a, url: 'http://h', bearer_token_env: T, headers: {Authorization: x}}]\n",
+        "mcp_servers[0].headers",
+        "must not hold Authorization beside bearer_token_env",
+        T="t",
+    ),
+    "a variable's name that is none": _key(
+        "mcp_servers: [{name: a, command: x, env: {a-b: y}}]\n",
+        "mcp_servers[0].env",
+        "holds the key 'a-b', but a key must be the name of an environment variable",
+    ),
+    "a number for a program's variable": _key(
+        "mcp_servers: [{name: a, command: x, env: {X: 8080}}]\n",
+        "mcp_servers[0].env.X",
+        "must be text, but is a number; put it in quotes",
+    ),
+    "a reference without its end": _key(
+        "mcp_servers: [{name: a, command: x, env: {X: '${A'}}]\n",
+        "mcp_servers[0].env.X",
+        "holds ${ without the name of a variable and }; a plain ${ is written $${",
+    ),
+    "a required server whose variable is not set": _key(
+        "mcp_servers: [{name: a, command: x, env: {X: '${A}'}, required: true}]\n",
+        "mcp_servers[0].env.X",
+        "names the variable A, which is not set; set it (or A_FILE)",
+        schema=False,
+    ),
+    "two servers of one name": _key(
+        "mcp_servers: [{name: a, command: x}, {name: a, command: y}]\n",
+        "mcp_servers[1].name",
+        "must differ from the other servers', but is a again",
+        schema=False,
+    ),
+    # --- prompt files and skills
+    "a prompt file that is not there": _key(
+        "prompt_files: [how.md]\n",
+        "prompt_files[0]",
+        "which is not there; write it, or take the entry away",
+        schema=False,
+    ),
+    "a prompt file of somebody else's": _key(
+        "prompt_files: [../state/auth.json]\n", "prompt_files[0]", "which is not there", schema=False
+    ),
+    "a prompt file outside": _key("prompt_files: [/etc/passwd]\n", "prompt_files[0]", "is outside of", schema=False),
+    "a skill that is not there": _key("skills: [notes]\n", "skills[0]", "which is not there; write it", schema=False),
+    "a skill that is a path": _key("skills: [../notes]\n", "skills[0]", "must be the name of a folder"),
+    "a skill without a head": Bad(
+        GOOD + "skills: [notes]\n",
+        CONFIG + "skills[0]: ",
+        "which must begin with a line ---, keys, and another line ---",
+        files={"configs/skills/notes/SKILL.md": "Write them.\n"},
+        schema=False,
+    ),
+    "a skill without a description": Bad(
+        GOOD + "skills: [notes]\n",
+        "{root}/configs/skills/notes/SKILL.md: description: ",
+        "is missing; it must be a text of 1 to 1024 characters",
+        files={"configs/skills/notes/SKILL.md": "---\nname: notes\n---\n"},
+        schema=False,
+    ),
+    # --- codex's own files
+    "a config.toml that is none": _file(
+        "state/codex/config.toml", "a = 1\nb = \n", "line 2, column 5: ", "Invalid value"
+    ),
+    "a config.toml with a key twice": _file(
+        "state/codex/config.toml", "a = 1\na = 2\n", "line 2, column 6: ", "Cannot overwrite a value; the file is left"
+    ),
+    "a config.toml that is not UTF-8": _file(
+        "state/codex/config.toml",
+        b'a = 1\nb = "\xff"\n',
+        "line 2, column 6: ",
+        "is not UTF-8; the file is left as it is",
+    ),
+    "a table where our key is": _file(
+        "state/codex/config.toml", "[model]\nx = 1\n", "model: ", "the file is left as it is"
+    ),
+    "a record that is damaged": _file(
+        "state/codex/.codex-workspace.json", "{", "", "is damaged; remove it, and take what codex-workspace set out"
+    ),
+    "a file where CODEX_HOME is": _file("state/codex", "", "", "cannot be used as part of CODEX_HOME"),
+    "a login that is none": _variable(
+        "CODEX_AUTH_JSON", "is not JSON; run `codex login`", CODEX_AUTH_JSON=f"{CREDENTIAL} {{"
+    ),
+    "a login without tokens": _variable("CODEX_AUTH_JSON", "has no tokens; run `codex login`", CODEX_AUTH_JSON="{}"),
+    # --- the environment
+    "a port by name": _variable("A2A_PORT", "must be a whole number from 0 to 65535, but is 'http'", A2A_PORT="http"),
+    "a port's number too high": _variable("A2A_PORT", "must be a whole number from 0 to 65535", A2A_PORT="65536"),
+    "a negative port": _variable("A2A_GRPC_PORT", "must be a whole number from 0 to 65535", A2A_GRPC_PORT="-1"),
+    "one port for two": _variable(
+        "A2A_GRPC_PORT", "must differ from A2A_PORT, but both are 8001", A2A_PORT="8001", A2A_GRPC_PORT="8001"
+    ),
+    "one token for metrics and all": _variable(
+        "METRICS_TOKEN", "is another token as well", METRICS_TOKEN=CREDENTIAL, A2A_TOKEN=CREDENTIAL
+    ),
+    "a token of two words": _variable("A2A_TOKEN", "must be printable ASCII without blanks", A2A_TOKEN="two words"),
+    "a metrics token of two words": _variable("METRICS_TOKEN", "must be printable ASCII", METRICS_TOKEN="a b"),
+    "a collector without a scheme": _variable(
+        "OTEL_EXPORTER_OTLP_ENDPOINT", "must be an http://", OTEL_EXPORTER_OTLP_ENDPOINT="collector:4318"
+    ),
+    "a protocol that is not there": _variable(
+        "OTEL_EXPORTER_OTLP_PROTOCOL", "must be one of http/protobuf", OTEL_EXPORTER_OTLP_PROTOCOL="grpc"
+    ),
+    "an exporter that is not there": _variable(
+        "OTEL_TRACES_EXPORTER", "must be one of otlp, none", OTEL_TRACES_EXPORTER="zipkin"
+    ),
+    "beyond loopback without a token": _variable(
+        "A2A_TOKEN",
+        "is missing, and A2A_HOST '0.0.0.0' is beyond loopback; set A2A_TOKEN or A2A_TOKEN_FILE",
+        A2A_HOST="0.0.0.0",
+    ),
+    "beyond loopback, in IPv6": _variable("A2A_TOKEN", "or A2A_ALLOW_ANONYMOUS=1", A2A_HOST="::"),
+    "a name that may be beyond loopback": _variable("A2A_TOKEN", "is beyond loopback", A2A_HOST="agent.internal"),
+    "an empty token": _variable("A2A_TOKEN", "is missing", A2A_HOST="0.0.0.0", A2A_TOKEN=""),
+    "a flag of maybe": _variable("A2A_ALLOW_ANONYMOUS", "must be one of 1, true, yes, on", A2A_ALLOW_ANONYMOUS="maybe"),
+    "a public address without a scheme": _variable("A2A_PUBLIC_URL", "must be an http://", A2A_PUBLIC_URL="agent:80"),
+    "a model of two lines": _variable("MODEL", "must be one line of text, not blank", MODEL="gpt\n-5"),
+    "a provider as MODEL": _variable("MODEL", "openai is a provider, not a model", MODEL="openai"),
+    "a log of no format": _variable("LOG_FORMAT", "must be one of text, json, but is 'xml'", LOG_FORMAT="xml"),
+    "a log of no level": _variable("LOG_LEVEL", "must be one of debug, info, warning, error", LOG_LEVEL="loud"),
+    "a workspace that is not there": _variable("WORKSPACE_DIR", "must be a folder that exists", WORKSPACE_DIR="/none"),
+    "a database without a scheme": _variable("DATABASE_URL", "must be a URL such as", DATABASE_URL=CREDENTIAL),
+    "a platform without an id": _variable(
+        "WORKSPACE_ID", "is missing; PLATFORM_URL is set", PLATFORM_URL="http://platform"
+    ),
+    "a platform without a scheme": _variable("PLATFORM_URL", "must be an http://", PLATFORM_URL="p", WORKSPACE_ID="w"),
+    "a secret where its file is meant": _variable(
+        "A2A_TOKEN_FILE", "names a file that cannot be read (No such file", A2A_TOKEN_FILE=CREDENTIAL
+    ),
+    "a folder as a secret's file": _variable("A2A_TOKEN_FILE", "cannot be read (Is a directory)", A2A_TOKEN_FILE="/"),
+    "an empty file of a secret": _variable("A2A_TOKEN_FILE", "is empty", A2A_TOKEN_FILE="/dev/null"),
+    "a secret and its file": _variable(
+        "A2A_TOKEN_FILE", "is set as well as A2A_TOKEN; set one of them", A2A_TOKEN_FILE="/x", A2A_TOKEN=CREDENTIAL
+    ),
+    "a credential and its file": _variable(
+        "OPENAI_API_KEY_FILE", "is set as well as OPENAI_API_KEY; set one of them", OPENAI_API_KEY_FILE="/x"
+    ),
+    "a key with a line break": _variable(
+        "OPENAI_API_KEY", "must be printable ASCII without blanks or line breaks", OPENAI_API_KEY=f"{CREDENTIAL}\n"
+    ),
+    "a base URL with a password": _variable(
+        "OPENAI_BASE_URL", "must be an http://", OPENAI_BASE_URL=f"http://u:{CREDENTIAL}@h/v1"
+    ),
+    "a folder that is config.yaml": _variable(
+        "WORKSPACE_CONFIG_PATH", "must be the folder of config.yaml", WORKSPACE_CONFIG_PATH="{root}/configs/config.yaml"
+    ),
+    "a folder without config.yaml": Bad(
+        GOOD,
+        "{root}/workspace/config.yaml: ",
+        "cannot be read (No such file or directory)",
+        env={"WORKSPACE_CONFIG_PATH": "{root}/workspace"},
+        schema=False,
+    ),
+    # --- what only `serve` finds
+    "a signing key that is not there": Bad(
+        GOOD + 'a2a: {protocol_versions: ["1.0"], signing_key_file: key.pem}\n',
+        CONFIG + "a2a.signing_key_file: ",
+        "which cannot be read (No such file or directory); it must be a PEM file that this user may read",
+        schema=False,
+        command="serve",
+    ),
+    "a database that is none": Bad(
+        GOOD,
+        "DATABASE_URL: {root}/state/workspace.sqlite3 ",
+        "is no SQLite database; it is left as it is: put a copy of the right one in its place",
+        files={"state/workspace.sqlite3": "a letter"},
+        schema=False,
+        command="serve",
+    ),
+    "a database driver that is not there": Bad(
+        GOOD,
+        "DATABASE_URL: ",
+        "name an asynchronous driver and install it",
+        env={"DATABASE_URL": f"mysql+nothing://u:{CREDENTIAL}@h/d"},
+        schema=False,
+        command="serve",
+    ),
+}
+"""By what is wrong."""

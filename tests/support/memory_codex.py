@@ -1,0 +1,118 @@
+"""Codex in memory: the real connection, and the far end of its pipes in the hands of a test."""
+
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+from trio.testing import MockClock
+
+from codex_workspace.app_server import Connection
+from codex_workspace.common.errors import CodexGone
+from codex_workspace.common.processes import PipeReader, PipeWriter
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.protocol.jsonrpc import MAX_LINE_BYTES, LineSplitter
+
+ENDED = "codex ended with exit code 0"
+"""What the connection says once codex in memory has left."""
+
+
+class MemoryCodex:
+    """The far end: what we wrote comes out of `read`, what codex would say goes in by `write`."""
+
+    def __init__(self, connection: Connection, requests: PipeReader, messages: PipeWriter) -> None:
+        self.connection = connection
+        self.unread: list[JsonObject] = []
+        self._requests = requests
+        self._messages = messages
+        self._splitter = LineSplitter()
+
+    async def read(self, method: str | None = None) -> JsonObject:
+        """Return the next message of ours; it must be for `method` where one is named."""
+        while not self.unread:
+            for line in self._splitter.feed(await self._requests.receive()):
+                assert isinstance(line, bytes)
+                self.unread.append(json.loads(line))
+        message = self.unread.pop(0)
+        if method is not None:
+            assert message.get("method") == method, message
+        return message
+
+    async def answer(self, method: str, result: JsonValue) -> JsonObject:
+        """Read the next request, which must be for `method`, answer it, and return its params."""
+        request = await self.read(method)
+        await self.reply(request, result)
+        return params_of(request)
+
+    async def write(self, *messages: JsonObject) -> None:
+        """Say messages as they are."""
+        await self.write_bytes(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+
+    async def write_bytes(self, data: bytes) -> None:
+        """Say bytes as they are."""
+        await self._messages.send(data)
+
+    async def reply(self, request: JsonObject, result: JsonValue) -> None:
+        """Answer a request of ours."""
+        await self.write({"id": request["id"], "result": result})
+
+    async def refuse(self, request: JsonObject, code: int, message: str) -> None:
+        """Answer a request of ours with an error."""
+        await self.write({"id": request["id"], "error": {"code": code, "message": message}})
+
+    async def tell(self, method: str, **params: JsonValue) -> None:
+        """Say a notification."""
+        await self.write({"method": method, "params": params})
+
+    async def exit(self) -> None:
+        """Die: both pipes close."""
+        await self._messages.aclose()
+        await self._requests.aclose()
+
+
+def params_of(request: JsonObject) -> JsonObject:
+    """Return a request's params."""
+    params = request["params"]
+    assert isinstance(params, dict)
+    return params
+
+
+@asynccontextmanager
+async def memory_codex(*, max_line_bytes: int = MAX_LINE_BYTES) -> AsyncIterator[MemoryCodex]:
+    """Connect to a codex in memory; `kill` makes it exit."""
+    to_codex, to_us = os.pipe(), os.pipe()
+    async with (
+        PipeReader(to_codex[0]) as requests,
+        PipeWriter(to_codex[1]) as stdin,
+        PipeReader(to_us[0]) as stdout,
+        PipeWriter(to_us[1]) as messages,
+        anyio.create_task_group() as tasks,
+    ):
+
+        def kill() -> None:
+            tasks.start_soon(codex.exit)
+
+        connection = Connection(max_line_bytes=max_line_bytes, kill=kill)
+        codex = MemoryCodex(connection, requests, messages)
+
+        async def carry() -> None:
+            await connection.run(stdin, stdout)
+            connection.fail(CodexGone(ENDED))
+
+        tasks.start_soon(carry)
+        try:
+            yield codex
+        finally:
+            tasks.cancel_scope.cancel()
+            connection.fail(CodexGone(ENDED))
+
+
+def in_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Run an asynchronous test on a clock that jumps to the next deadline as soon as nothing is left to do."""
+
+    def run() -> None:
+        anyio.run(test, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+
+    run.__name__, run.__doc__ = getattr(test, "__name__", "run"), test.__doc__
+    return run

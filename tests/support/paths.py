@@ -1,0 +1,7 @@
+"""Where the checkout and its test data are."""
+
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+RECORDINGS: Final = ROOT / "tests" / "recordings"

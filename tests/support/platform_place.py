@@ -1,0 +1,123 @@
+"""An agent on the stand-in of the platform, with everything of ours but codex: its work is an echo."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import anyio
+from a2a.helpers import new_task_from_user_message
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.events import EventQueue
+from a2a.server.tasks import TaskUpdater
+from a2a.types import Part
+from google.protobuf.json_format import MessageToDict
+
+from codex_workspace.common.metrics import TaskOutcome
+from codex_workspace.config.environment import Secret
+from codex_workspace.devkit.platform.app import StandIn
+from codex_workspace.platform.client import PlatformApi, Token, open_platform_api
+from codex_workspace.platform.deadline_reply import PunctualHandler, Pushing
+from codex_workspace.platform.dispatcher import OWNER
+from codex_workspace.platform.registration import HostOptions, Pulse, Vitals, on_the_platform
+from codex_workspace.server.app import ServerOptions, bind, build_app, serving
+from codex_workspace.storage.store import Store, open_store
+
+ME = "11111111-1111-4111-8111-111111111111"
+PEER = "22222222-2222-4222-8222-222222222222"
+
+
+@dataclass
+class Echo(AgentExecutor):
+    """Answers each message with what it says; held back while `gate` is closed, or failing where it says so."""
+
+    heard: list[str] = field(default_factory=list)
+    tasks: list[str] = field(default_factory=list)
+    gate: anyio.Event = field(default_factory=anyio.Event)
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        assert context.message is not None
+        text = "".join(part.text for part in context.message.parts)
+        self.heard.append(text)
+        self.tasks.append(context.task_id or "")
+        task = context.current_task or new_task_from_user_message(context.message)
+        task.id, task.context_id = context.task_id or task.id, context.context_id or task.context_id
+        await event_queue.enqueue_event(task)
+        updater = TaskUpdater(event_queue, task.id, task.context_id)
+        await updater.start_work()
+        await self.gate.wait()
+        if "please ask" in text:
+            await updater.requires_input(updater.new_agent_message([Part(text="which one?")]))
+            return
+        if "please fail" in text:
+            await updater.failed(updater.new_agent_message([Part(text="the work went wrong")]))
+            return
+        await updater.add_artifact([Part(text=f"echo: {text}")], artifact_id="answer", name="answer", last_chunk=True)
+        await updater.complete()
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        """Nobody cancels."""
+
+
+@dataclass
+class Place:
+    """What outlives an agent's processes, and how it is set up."""
+
+    folder: Path
+    platform: StandIn
+    delivery: Literal["push", "poll", "auto"] = "poll"
+    workspace_id: str = ME
+    echo: Echo = field(default_factory=Echo)
+    answer_within_s: float = 60.0
+    at_once: int = 10
+    tokens: dict[str, str] = field(default_factory=dict)
+    running: Callable[[], int] | None = None
+
+
+@dataclass
+class Placed:
+    """A running agent."""
+
+    store: Store
+    api: PlatformApi
+    url: str
+    stop: anyio.Event
+    pushing: Pushing
+    secrets: list[Secret]
+
+
+@asynccontextmanager
+async def placed(place: Place) -> AsyncIterator[Placed]:
+    """Run an agent at its place until the block ends, which is as sudden as a death."""
+    pulse = Pulse(place.echo)
+    stop, secrets = anyio.Event(), list[Secret]()
+    token = Token(place.folder / "token", [place.folder / ".auth_token"])
+    with bind("127.0.0.1", 0) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        options = ServerOptions("echo", "echoes", "1", url, tokens=place.tokens)
+
+        async def ready() -> None:
+            return None
+
+        async with (
+            open_store(f"sqlite+aiosqlite:///{place.folder / 'store.sqlite3'}") as store,
+            build_app(options, pulse, store, ready, handler_class=PunctualHandler) as app,
+            open_platform_api(place.platform.url, place.workspace_id, token) as api,
+        ):
+            await app.take_up()
+            pushing = Pushing(store.mail, place.answer_within_s, frozenset({OWNER, "operator"}))
+            assert isinstance(app.handler, PunctualHandler)
+            app.handler.serve_platform(pushing)
+
+            def let_in(secret: Secret) -> None:
+                secrets.append(secret)
+                app.let_in(OWNER, secret.reveal())
+
+            host = HostOptions(url, MessageToDict(app.card), place.delivery, 1.0, place.at_once)
+            vitals = Vitals(pulse, lambda: dict.fromkeys(TaskOutcome, 0), ready, place.running)
+            async with (
+                serving(app.asgi, listener),
+                on_the_platform(host, api, store.mail, app.front, vitals, pushing, let_in, stop),
+            ):
+                yield Placed(store, api, url, stop, pushing, secrets)

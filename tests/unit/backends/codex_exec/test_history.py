@@ -1,0 +1,87 @@
+"""What a session's file tells of a turn whose process is gone."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from codex_workspace.backends.codex_exec.history import file_of, new_turn_id, place_in, size_of, tokens_of, what_became
+from codex_workspace.protocol.codex_events import Said, TokenCount, TurnEnded, TurnFailure
+from codex_workspace.runtimes.backend import TurnRecord
+
+SESSION = "01a1fe46-9a98-7c30-b39a-166cc5c53530"
+
+
+def begun() -> dict[str, object]:
+    return {"type": "event_msg", "payload": {"type": "task_started"}}
+
+
+def said(text: str) -> dict[str, object]:
+    content = [{"type": "input_text", "text": text}]
+    return {"type": "response_item", "payload": {"type": "message", "role": "user", "content": content}}
+
+
+def ended(answer: str | None, **more: object) -> dict[str, object]:
+    return {"type": "event_msg", "payload": {"type": "task_complete", "last_agent_message": answer, **more}}
+
+
+def written(folder: Path, lines: Sequence[object]) -> Path:
+    file = folder / "sessions" / "2026" / f"rollout-2026-{SESSION}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in lines))
+    return file
+
+
+BEFORE = (begun(), said("hello"), ended("an answer to the message before"))
+CONTEXT = said("<environment_context>of the machine</environment_context>")
+COMPLETED = TurnEnded("completed", None, Said("recorded", "hi", None))
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([], TurnRecord.NONE),
+        ([begun(), CONTEXT], TurnRecord.NONE),
+        ([begun(), CONTEXT, said("hello")], TurnRecord.CUT_OFF),
+        ([begun(), said("hello"), ended("hi")], COMPLETED),
+        ([begun(), said("New instructions.\n\nhello\n"), ended("hi")], COMPLETED),
+        ([begun(), said("hello"), ended(None)], TurnRecord.CUT_OFF),
+        (
+            [begun(), said("hello"), ended(None, error={"message": "the model is gone"})],
+            TurnEnded("failed", TurnFailure("the model is gone", "other", None, None), None),
+        ),
+        ([begun(), said("hello"), begun(), said("go on"), ended("hi")], COMPLETED),
+        ([begun(), said("hello"), ended("no"), begun(), said("go on")], TurnRecord.CUT_OFF),
+        ([begun(), said("hello"), '{"type": "event_msg", "payload": {"type": "task_compl'], TurnRecord.CUT_OFF),
+        (["nonsense", "[1]", '"user"', "9" * 5000, begun(), said("something else"), ended("hi")], TurnRecord.NONE),
+    ],
+)
+def test_only_what_stands_behind_the_place_counts(tmp_path: Path, lines: Sequence[object], found: object) -> None:
+    written(tmp_path, BEFORE)
+    place = size_of(tmp_path, SESSION)
+    file = written(tmp_path, [*BEFORE, *lines])
+    assert what_became(file, place, ("hello", "go on")) == found
+
+
+def test_tokens_are_the_last_ones_told(tmp_path: Path) -> None:
+    def told(given: int) -> dict[str, object]:
+        info = {"total_token_usage": {"input_tokens": given, "cached_input_tokens": 1, "output_tokens": 2}}
+        return {"type": "event_msg", "payload": {"type": "token_count", "info": info}}
+
+    assert tokens_of(tmp_path, SESSION) is None
+    written(tmp_path, BEFORE)
+    assert tokens_of(tmp_path, SESSION) is None
+    nothing = {"type": "event_msg", "payload": {"type": "token_count", "info": None}}
+    written(tmp_path, [*BEFORE, told(10), told(30), nothing, said('"token_count"')])
+    assert tokens_of(tmp_path, SESSION) == TokenCount(32, 30, 1, 2, 0)
+
+
+def test_a_place_is_the_beginning_of_a_turns_id(tmp_path: Path) -> None:
+    assert place_in(new_turn_id(1234)) == 1234
+    assert len(new_turn_id(10**17)) <= 64
+    assert place_in("01945678-9a98-7c30-b39a-166cc5c53530") is None
+    assert place_in(f"exec-{'9' * 30}-x") is None
+    assert size_of(tmp_path, SESSION) == 0
+    assert file_of(tmp_path, "../" * 3) is None
+    assert what_became(tmp_path / "nowhere", 0, ("hello",)) is TurnRecord.NONE

@@ -1,0 +1,443 @@
+"""Talking to an agent: the command as a person runs it, against the real agent and against others."""
+
+import os
+import pty
+import random
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+
+import anyio
+import pytest
+from a2a.helpers import new_task_from_user_message
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.events import EventQueue
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
+from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
+from a2a.types import AgentCapabilities, AgentCard, AgentInterface, Part, StreamResponse, TaskState
+from anyio.abc import SocketAttribute, SocketStream
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import BaseRoute, Route
+
+from codex_workspace.cli.chat import ChatError, Outgoing, open_peer
+from codex_workspace.cli.terminal import Style, TurnView
+from codex_workspace.devkit.model import ScriptedModel, scripted_model
+from codex_workspace.runtimes.backend import CONTINUE_PROMPT
+from codex_workspace.server.app import bind, serving
+from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent
+from tests.e2e.client import script
+
+TOKEN = "a-token-for-the-tests"
+COMMAND = (sys.executable, "-m", "codex_workspace", "chat")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a chat process has left."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def chat(*arguments: str, typed: str = "", env: Mapping[str, str] | None = None) -> Said:
+    """Run the command, away from any terminal."""
+    with anyio.fail_after(20):
+        done = await anyio.run_process(
+            [*COMMAND, *arguments], input=typed.encode(), env=environment(env), cwd=REPOSITORY, check=False
+        )
+    return Said(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "A2A_TOKEN": TOKEN, **(env or {})}
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ScriptedModel]:
+    async with scripted_model() as model:
+        yield model
+
+
+@pytest.fixture
+async def agent(model: ScriptedModel, tmp_path: Path) -> AsyncIterator[AgentProcess]:
+    async with running_agent(Place(tmp_path, model.base_url, environment={"A2A_TOKEN": TOKEN})) as agent:
+        yield agent
+
+
+async def test_one_message_shows_what_comes_of_it_and_leaves_with_0_or_1(agent: AgentProcess) -> None:
+    said = await chat(agent.url, "-m", script({"run": "echo sum $((40+2))"}, {"say": "Forty-two it is."}))
+    assert said.err == ""
+    assert said.code == 0
+    assert said.out.startswith(
+        "**Bash**\n\n```bash\necho sum $((40+2))\n```\n\n```\nsum 42\n```\n\nForty-two it is.\n\n[completed, "
+    )
+    assert "\x1b" not in said.out
+    failed = await chat(agent.url, "-m", script({"fail": 401}))
+    assert (failed.code, failed.err) == (1, "")
+    assert "**Failed**: The model provider refused the credential (HTTP 401)" in failed.out
+    assert "\n[failed, " in failed.out
+
+
+async def test_lines_are_one_conversation_until_a_new_one_begins(agent: AgentProcess) -> None:
+    lines = ["the word is apple", "", script({"repeat": True}), "/new", script({"repeat": True}), "/quit", "not sent"]
+    said = await chat(agent.url, typed="\n".join(lines))
+    assert (said.code, said.err) == (0, "")
+    before, after = said.out.split("[a new conversation]\n")
+    assert "You said: the word is apple\n\n[completed, " in before
+    assert "user: the word is apple\nassistant: You said: the word is apple\n" in before
+    assert "apple" not in after
+    assert "not sent" not in said.out
+
+
+async def test_the_last_line_needs_no_end_and_a_file_can_be_the_input(tmp_path: Path) -> None:
+    typed = tmp_path / "typed"
+    typed.write_text("from a file")
+    async with other_agent(streaming=True) as url:
+        with typed.open("rb") as stdin, anyio.fail_after(20):
+            done = await anyio.run_process([*COMMAND, url], stdin=stdin, env=environment(), cwd=REPOSITORY)
+    assert done.stdout.decode().startswith("from a file: in task ")
+
+
+async def test_a_wrong_token_and_a_missing_one_are_one_sentence(agent: AgentProcess, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    for env in ({"A2A_TOKEN": "wrong"}, {"A2A_TOKEN": ""}):
+        said = await chat(agent.url, "-m", "hello", env=env)
+        assert (said.code, said.out) == (1, "")
+        assert said.err.startswith("the agent wants another token (HTTP 401)")
+        assert said.err.count("\n") == 1
+    by_file = {"A2A_TOKEN": "", "A2A_TOKEN_FILE": str(token)}
+    assert (await chat(agent.url, "-m", "hello", env=by_file)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("http://127.0.0.1:{free}", "no agent can be reached at http://127.0.0.1:{free}: no connection"),
+        ("127.0.0.1:{free}", "no agent can be reached at http://127.0.0.1:{free}: no connection"),
+        ("ftp://127.0.0.1", "ftp://127.0.0.1 is no http or https address"),
+        ("http://127.0.0.1:x", "http://127.0.0.1:x is no address"),
+        ("{other}", "{other} is not an A2A agent: it answers HTTP 404 where the agent card should be"),
+        ("{other}/text", "{other}/text is not an A2A agent: what it gives as agent card is none"),
+    ],
+)
+async def test_what_is_no_agent_is_said_in_one_sentence(url: str, sentence: str) -> None:
+    async with somewhere() as names:
+        with pytest.raises(ChatError) as caught:
+            async with open_peer(url.format(**names)):
+                pass
+    assert str(caught.value).startswith(sentence.format(**names))
+
+
+async def test_an_agent_that_is_not_there_is_no_traceback() -> None:
+    async with somewhere() as names:
+        said = await chat("127.0.0.1:{free}".format(**names), "-m", "hello")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.startswith("no agent can be reached at ")
+    assert said.err.count("\n") == 1
+
+
+@asynccontextmanager
+async def somewhere() -> AsyncIterator[dict[str, str | int]]:
+    """Addresses without an agent."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        card = Route("/text/.well-known/agent-card.json", lambda _request: PlainTextResponse("<html>"))
+        async with serving_at([card]) as other:
+            yield {"free": reserved.getsockname()[1], "other": other}
+
+
+class Terminal:
+    """A chat under a pseudo-terminal: what a person sees and types."""
+
+    def __init__(self, master: int) -> None:
+        self._master = master
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    async def until(self, text: str, after: int = 0) -> None:
+        """Wait until `text` is seen, `after` that many characters."""
+        with anyio.fail_after(10):
+            while text not in self.seen[after:]:
+                await anyio.wait_readable(self._master)
+                self.seen += os.read(self._master, 65536).decode()
+
+
+@asynccontextmanager
+async def terminal(url: str) -> AsyncIterator[tuple[Terminal, anyio.abc.Process]]:
+    master, slave = pty.openpty()
+    try:
+        process = await anyio.open_process(
+            # `setsid --ctty` makes the pseudo-terminal the one whose Ctrl-C reaches the process.
+            ["setsid", "--ctty", "--wait", *COMMAND, url],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment({"TERM": "xterm"}),
+            cwd=REPOSITORY,
+        )
+        os.close(slave)
+        async with process:
+            yield Terminal(master), process
+    finally:
+        os.close(master)
+
+
+async def test_ctrl_c_cancels_the_turn_and_at_the_prompt_leaves(agent: AgentProcess) -> None:
+    async with terminal(agent.url) as (screen, process):
+        await screen.until("> ")
+        screen.type(script({"run": "sleep 86422"}) + "\n")
+        await screen.until("sleep 86422\x1b[0m")
+        mark = len(screen.seen)
+        screen.type("\x03")
+        await screen.until("canceled", mark)
+        await screen.until("> ", mark)
+        assert agent.commands("86422") == []
+        mark = len(screen.seen)
+        screen.type(script({"repeat": True}) + "\n")
+        await screen.until("completed", mark)
+        await screen.until("> ", mark)
+        assert "user: @script" in screen.seen[mark:]
+        screen.type("\x03")
+        with anyio.fail_after(5):
+            assert await process.wait() == 0
+    assert "Traceback" not in screen.seen
+    assert "\x1b[2m```bash\x1b[0m\r\n\x1b[1msleep 86422\x1b[0m\r\n\x1b[2m```\x1b[0m\r\n" in screen.seen
+    assert "\x1b[31m**Stopped**\x1b[0m\r\n" in screen.seen
+
+
+async def test_ctrl_c_during_a_streamed_answer_cancels_it(agent: AgentProcess) -> None:
+    process = await anyio.open_process(
+        [*COMMAND, agent.url, "-m", script({"chunks": 2000, "delay_ms": 20})],
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=environment(),
+        cwd=REPOSITORY,
+    )
+    async with process:
+        assert process.stdout is not None
+        with anyio.fail_after(10):
+            out = ""
+            while "no 000003." not in out:
+                out += (await process.stdout.receive()).decode()
+            process.send_signal(signal.SIGINT)
+            async for data in process.stdout:
+                out += data.decode()
+            assert await process.wait() == 1
+    assert "\n[canceled, " in out
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on, and that the kernel gives to nobody who asks for any."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+class Proxy:
+    """A way to an agent that can be cut."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self._scopes: list[anyio.CancelScope] = []
+
+    def cut(self) -> None:
+        """Drop all connections that are open."""
+        for scope in self._scopes:
+            scope.cancel()
+
+    async def serve(self, stream: SocketStream) -> None:
+        async with stream, await anyio.connect_tcp("127.0.0.1", self.target) as far, anyio.create_task_group() as tasks:
+            self._scopes.append(tasks.cancel_scope)
+            tasks.start_soon(_pump, stream, far)
+            await _pump(far, stream)
+            tasks.cancel_scope.cancel()
+
+
+async def _pump(source: SocketStream, sink: SocketStream) -> None:
+    async for data in source:
+        await sink.send(data)
+
+
+async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model: ScriptedModel, tmp_path: Path) -> None:
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/"
+    proxy = Proxy(free_port())
+    behind = {"A2A_PUBLIC_URL": url, "A2A_PORT": str(proxy.target)}
+    place = Place(tmp_path, model.base_url, environment=behind)
+    async with running_agent(place), listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, proxy.serve)
+        view, cuts, text = TurnView(Style(), 0.0), 0, ""
+
+        def on_event(event: StreamResponse) -> None:
+            nonlocal cuts, text
+            text += view.apply(event, 0.0)
+            if view.text_updates > 2 * (cuts + 1) and cuts < 2:
+                cuts += 1
+                proxy.cut()
+
+        async with open_peer(url) as peer:
+            with anyio.fail_after(15):
+                await peer.send(Outgoing(script({"chunks": 100, "delay_ms": 12})), on_event)
+        tasks.cancel_scope.cancel()
+    assert cuts == 2
+    assert view.completed
+    assert text.split("\n")[0] == "".join(f"no {number:06d}." for number in range(100))
+
+
+async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_went_on(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
+    place = Place(tmp_path, model.base_url, environment={"A2A_PORT": str(free_port()), "A2A_TOKEN": TOKEN})
+    async with running_agent(place) as agent:
+        process = await anyio.open_process(
+            [*COMMAND, agent.url, "-m", script({"chunks": 2000, "delay_ms": 10})],
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=environment(),
+            cwd=REPOSITORY,
+        )
+        async with process:
+            assert process.stdout is not None
+            await process.stdout.receive()
+            agent.process.kill()
+            async with running_agent(place):
+                with anyio.fail_after(10):
+                    out = "".join([data.decode() async for data in process.stdout])
+                    assert await process.wait() == 0
+    assert f"You said: {CONTINUE_PROMPT}" in out
+    assert "[completed, " in out
+
+
+class Echo(AgentExecutor):
+    """Somebody else's agent: works until its task is canceled, or echoes, once `may_end` is set where there is one."""
+
+    def __init__(self, at_work: anyio.Event, may_end: anyio.Event | None) -> None:
+        self._at_work = at_work
+        self._may_end = may_end
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        assert context.message is not None
+        task = context.current_task or new_task_from_user_message(context.message)
+        if context.current_task is None:
+            await event_queue.enqueue_event(task)
+        updater = TaskUpdater(event_queue, task.id, task.context_id)
+        await updater.start_work()
+        text = context.get_user_input()
+        if text == "for ever":
+            self._at_work.set()
+            await anyio.sleep_forever()
+        if text == "ask":
+            await updater.requires_input(updater.new_agent_message([Part(text="Which one?")]))
+            return
+        if self._may_end is not None:
+            await self._may_end.wait()
+        await updater.complete(updater.new_agent_message([Part(text=f"{text}: in task {task.id}")]))
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        assert context.task_id is not None
+        assert context.context_id is not None
+        await TaskUpdater(event_queue, context.task_id, context.context_id).cancel()
+
+
+@asynccontextmanager
+async def serving_at(routes: Sequence[BaseRoute]) -> AsyncIterator[str]:
+    """Serve routes on a free port."""
+    with bind("127.0.0.1", 0) as listener:
+        async with serving(Starlette(routes=list(routes)), listener):
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def other_agent(
+    *, streaming: bool, version: str = "1.0", at_work: anyio.Event | None = None, may_end: anyio.Event | None = None
+) -> AsyncIterator[str]:
+    """Serve somebody else's agent, built with the SDK's own parts."""
+    with bind("127.0.0.1", 0) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        card = AgentCard(
+            name="echo",
+            description="echoes",
+            version="1",
+            capabilities=AgentCapabilities(streaming=streaming),
+            supported_interfaces=[AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version=version)],
+            default_input_modes=["text/plain"],
+            default_output_modes=["text/plain"],
+        )
+        handler = DefaultRequestHandler(Echo(at_work or anyio.Event(), may_end), InMemoryTaskStore(), card)
+        routes = [*create_agent_card_routes(card), *create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True)]
+        async with serving(Starlette(routes=routes), listener):
+            try:
+                yield url
+            finally:
+                await handler.aclose()
+
+
+@pytest.mark.parametrize(("streaming", "version"), [(True, "1.0"), (False, "1.0"), (True, "0.3"), (False, "0.3")])
+async def test_other_agents_can_be_talked_to_streaming_or_not(streaming: bool, version: str) -> None:
+    view, text, seen_at_work = TurnView(Style(), 0.0), "", anyio.Event()
+
+    def on_event(event: StreamResponse) -> None:
+        nonlocal text
+        text += view.apply(event, 0.0)
+        if view.state == TaskState.TASK_STATE_WORKING:
+            seen_at_work.set()
+
+    async with (
+        other_agent(streaming=streaming, version=version, may_end=seen_at_work) as url,
+        open_peer(url) as peer,
+    ):
+        with anyio.fail_after(10):
+            await peer.send(Outgoing("hello"), on_event)
+    assert text == f"hello: in task {view.task_id}\n\n[completed, 0.0 s]\n"
+
+
+async def test_an_answer_to_an_agents_question_belongs_to_its_task() -> None:
+    async with other_agent(streaming=True) as url:
+        said = await chat(url, typed="ask\nthe red one\n")
+        async with open_peer(url) as peer:
+            view = TurnView(Style(), 0.0)
+
+            def on_event(event: StreamResponse) -> None:
+                view.apply(event, 0.0)
+
+            await peer.send(Outgoing("ask"), on_event)
+    assert "Which one?\n\n[input required, " in said.out
+    assert "the red one: in task " in said.out
+    assert view.state == TaskState.TASK_STATE_INPUT_REQUIRED
+
+
+async def test_a_task_of_an_agent_that_does_not_stream_can_be_canceled_too() -> None:
+    at_work = anyio.Event()
+    async with other_agent(streaming=False, at_work=at_work) as url:
+        process = await anyio.open_process(
+            [*COMMAND, url, "-m", "for ever"], stdin=DEVNULL, stdout=PIPE, env=environment(), cwd=REPOSITORY
+        )
+        async with process:
+            with anyio.fail_after(10):
+                await at_work.wait()
+            process.send_signal(signal.SIGINT)
+            assert process.stdout is not None
+            with anyio.fail_after(8):
+                out = "".join([data.decode() async for data in process.stdout])
+                assert await process.wait() == 1
+    assert out.startswith("[canceled, ")
+
+
+async def test_a_message_that_is_refused_is_one_sentence() -> None:
+    async with other_agent(streaming=True) as url, open_peer(url) as peer:
+        with pytest.raises(ChatError, match=r"^the agent refused: .*not.* found"):
+            await peer.send(Outgoing("hello", task_id="no-such-task"), lambda _event: None)

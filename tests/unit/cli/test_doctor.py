@@ -1,0 +1,384 @@
+"""The doctor as a person runs it, on settings that are right and on wrong ones."""
+
+import json
+import signal
+import sys
+import uuid
+from contextlib import closing
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, CompletedProcess, Popen, run
+
+import anyio
+import pytest
+from anyio.abc import SocketAttribute, SocketStream
+
+from codex_workspace.cli.doctor import (
+    CHECKS,
+    TESTED_VERSIONS,
+    Facts,
+    Finding,
+    check_access,
+    check_codex,
+    check_database,
+    check_instructions,
+    check_model,
+    check_platform,
+    check_workspace,
+)
+from codex_workspace.devkit.model import scripted_model
+from codex_workspace.server.app import bind
+from tests.e2e.agent_process import REPOSITORY, SECRET, Place, running_agent
+
+COMMAND = (sys.executable, "-m", "codex_workspace", "doctor")
+WITHOUT_CAPABILITIES = (sys.executable, "-m", "tests.e2e.without_capabilities", "codex_workspace", "doctor")
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """The environment of an agent that nothing is wrong with; its model is not asked."""
+    return Place(tmp_path, "http://127.0.0.1:1/v1").prepare()
+
+
+def doctor(env: dict[str, str], *arguments: str, command: tuple[str, ...] = COMMAND) -> CompletedProcess[str]:
+    return run(
+        [*command, *arguments],
+        env=env,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        stdin=DEVNULL,
+        timeout=20,
+        check=False,
+    )
+
+
+def reports(env: dict[str, str], command: tuple[str, ...] = COMMAND) -> tuple[int, dict[str, dict[str, str]]]:
+    done = doctor(env, "--json", command=command)
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert [report["check"] for report in found] == [check.name for check in CHECKS]
+    return done.returncode, {report["check"]: report for report in found}
+
+
+def codex_that_says(folder: Path, text: str) -> str:
+    binary = folder / "some-codex"
+    binary.write_text(f"#!/bin/sh\necho '{text}'\n")
+    binary.chmod(0o755)
+    return str(binary)
+
+
+def test_nothing_is_wrong(env: dict[str, str], tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    done = doctor(env)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["ok"] * len(CHECKS)
+    assert "credential: SCRIPTED_KEY" in done.stdout
+    assert "answered initialize in " in done.stdout
+    assert SECRET not in done.stdout
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    # Codex makes a place to mount something in its working folder, and takes it away.
+    workspace = tmp_path / "workspace"
+    assert after | {workspace: before[workspace]} == before
+
+
+def test_where_codex_exec_is_used_no_app_server_is_started(tmp_path: Path) -> None:
+    servers = [
+        {"name": "some", "command": "some-server"},
+        {"name": "other", "url": "http://x/", "headers": {"A": "${B}"}},
+    ]
+    place = Place(tmp_path, "http://127.0.0.1:1/v1", backend="exec", config={"mcp_servers": servers})
+    env = place.prepare()
+    code, found = reports(env)
+    assert code == 0
+    assert "read its configuration in " in found["handshake"]["finding"]
+    assert "sandbox works here; what a command may do is not tried" in found["sandbox"]["finding"]
+    assert "some: not tried" in found["mcp servers"]["finding"]
+    assert "names the variable B" in found["mcp servers"]["finding"]
+    home = tmp_path / "state" / "codex"
+    home.mkdir()
+    (home / "config.toml").write_text("[tui]\nnotifications = 17\n")
+    code, found = reports(env)
+    assert code == 3
+    assert f"codex does not take {home / 'config.toml'}: " in found["handshake"]["finding"]
+
+
+def test_what_the_agent_is_told_is_shown(env: dict[str, str], tmp_path: Path) -> None:
+    prompt = Path(env["WORKSPACE_CONFIG_PATH"]) / "system-prompt.md"
+    prompt.write_text("Be brief.")
+    facts = Facts(env)
+    facts.learn_settings()
+    assert check_instructions(facts) == Finding("ok", f"9 characters of {prompt}")
+    (tmp_path / "workspace" / "AGENTS.md").write_text("x" * 32769)
+    found = check_instructions(facts)
+    assert found.status == "warning"
+    assert "AGENTS.md has 32769 bytes, of which codex reads 32768" in found.finding
+    assert "project_doc_max_bytes" in found.remedy
+
+
+def test_a_reader_that_leaves_early_is_no_traceback(env: dict[str, str]) -> None:
+    with Popen(COMMAND, env=env, cwd=REPOSITORY, stdout=PIPE, stderr=PIPE, text=True, stdin=DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(20) == 128 + signal.SIGPIPE
+
+
+def test_a_wrong_configuration_leaves_with_2_and_what_depends_on_it_is_not_run(env: dict[str, str]) -> None:
+    config = Path(env["WORKSPACE_CONFIG_PATH"]) / "config.yaml"
+    config.write_text(f"{config.read_text()}\nnonsense: 1\n")
+    code, found = reports(env)
+    assert code == 2
+    assert found["config"]["status"] == "failed"
+    assert "nonsense" in found["config"]["finding"]
+    assert {report["status"] for name, report in found.items() if name != "config"} == {"not run"}
+    assert found["handshake"]["finding"] == "needs provider and codex"
+
+
+def test_a_missing_credential_leaves_with_2_and_the_rest_is_looked_at(env: dict[str, str]) -> None:
+    code, found = reports(env | {"SCRIPTED_KEY": ""})
+    assert code == 2
+    assert found["provider"]["status"] == "failed"
+    assert "SCRIPTED_KEY" in found["provider"]["finding"]
+    assert found["handshake"] == {
+        "check": "handshake",
+        "status": "not run",
+        "finding": "needs provider",
+        "remedy": "",
+    }
+    assert found["codex"]["status"] == "ok"
+
+
+def test_a_missing_codex_leaves_with_3(env: dict[str, str]) -> None:
+    code, found = reports(env | {"CODEX_BIN": "/nowhere/codex"})
+    assert code == 3
+    assert found["codex"]["finding"] == "/nowhere/codex cannot be run: No such file or directory"
+    assert "CODEX_BIN" in found["codex"]["remedy"]
+    assert found["handshake"]["status"] == "not run"
+
+
+def test_a_codex_that_does_not_answer_leaves_with_3(env: dict[str, str], tmp_path: Path) -> None:
+    code, found = reports(env | {"CODEX_BIN": codex_that_says(tmp_path, "codex-cli 0.163.0")})
+    assert code == 3
+    assert found["codex"]["status"] == "ok"
+    assert found["handshake"]["status"] == "failed"
+    assert found["handshake"]["finding"].startswith("codex cannot start: it ended with exit code 0")
+
+
+def test_a_broken_config_toml_is_named_where_it_lies_and_leaves_with_2(env: dict[str, str], tmp_path: Path) -> None:
+    home = tmp_path / "codex-home"
+    home.mkdir()
+    (home / "config.toml").write_text("model = \n")
+    code, found = reports(env | {"CODEX_HOME": str(home)})
+    assert (code, found["handshake"]["status"]) == (2, "failed")
+    assert str(home / "config.toml") in found["handshake"]["finding"]
+    assert "codex-workspace-doctor-" not in json.dumps(found)
+
+
+def test_folders_that_cannot_be_used_leave_with_1(env: dict[str, str], tmp_path: Path) -> None:
+    state = tmp_path / "a-file"
+    state.touch()
+    code, found = reports(env | {"WORKSPACE_STATE_DIR": str(state)})
+    assert code == 1
+    for name in ("state", "codex home"):
+        assert found[name]["status"] == "failed"
+        assert f"{state} is a file" in found[name]["finding"]
+
+
+def test_a_port_that_another_program_has_leaves_with_1(env: dict[str, str]) -> None:
+    with closing(bind("127.0.0.1", 0)) as taken:
+        # It takes connections and says nothing.
+        port = taken.getsockname()[1]
+        code, found = reports(env | {"A2A_PORT": str(port)})
+    assert code == 1
+    assert found["port"]["status"] == "failed"
+    assert f"cannot listen on 127.0.0.1 port {port}" in found["port"]["finding"]
+
+
+async def test_an_agent_that_serves_there_already_is_no_fault(tmp_path: Path) -> None:
+    place = Place(tmp_path, "http://127.0.0.1:1/v1")
+    async with running_agent(place) as agent:
+        port = agent.url.rstrip("/").rsplit(":", 1)[1]
+        code, found = reports(place.prepare() | {"A2A_PORT": port})
+    assert code == 0
+    assert found["port"]["finding"] == f"an agent serves at http://127.0.0.1:{port} already, and is ready"
+    assert "tables" in found["database"]["finding"]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "finding"),
+    [
+        ("codex-cli 0.135.9", "failed", "codex 0.135.9 at {binary} is too old"),
+        ("codex-cli 0.136.0", "warning", "codex 0.136.0 at {binary} was not tested with this agent"),
+        ("codex-cli 0.157.1", "warning", "codex 0.157.1 at {binary} was not tested with this agent"),
+        ("codex-cli 0.158.0", "ok", "codex 0.158.0 at {binary}; tested are 0.158.0 to 0.169.0"),
+        ("codex-cli 0.169.7", "ok", "codex 0.169.7 at {binary}; tested are 0.158.0 to 0.169.0"),
+        ("codex-cli 0.170.0", "warning", "codex 0.170.0 at {binary} was not tested with this agent"),
+        ("codex-cli 1.0.0", "warning", "codex 1.0.0 at {binary} was not tested with this agent"),
+        ("hello", "failed", "{binary} does not tell a version, it is not codex"),
+    ],
+)
+def test_a_codex_is_judged_by_its_version(
+    env: dict[str, str], tmp_path: Path, said: str, status: str, finding: str
+) -> None:
+    binary = codex_that_says(tmp_path, said)
+    found = check_codex(facts(env | {"CODEX_BIN": binary}))
+    assert (found.status, found.finding) == (status, finding.format(binary=binary))
+    assert (found.remedy == "") == (status == "ok")
+
+
+def test_the_tested_versions_are_those_that_make_test_and_make_test_versions_run() -> None:
+    oldest, newest = (".".join(map(str, version)) for version in TESTED_VERSIONS)
+    assert f"openai-codex-cli-bin=={oldest}\n" in (REPOSITORY / "requirements-codex-oldest.txt").read_text()
+    assert f"\nCODEX_NEWEST := {newest}\n" in (REPOSITORY / "Makefile").read_text()
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "finding"),
+    [
+        ("sqlite+aiosqlite:///{folder}/new.sqlite3", "ok", "sqlite+aiosqlite:///{folder}/new.sqlite3 (will be made"),
+        ("sqlite+aiosqlite:///{folder}/text", "failed", "sqlite+aiosqlite:///{folder}/text does not open: "),
+        ("postgresql+asyncpg://me:hidden-word@127.0.0.1:1/x", "failed", "postgresql+asyncpg://me:***@127.0.0.1:1/x"),
+    ],
+)
+def test_a_database_is_tried_and_its_password_not_shown(
+    env: dict[str, str], tmp_path: Path, url: str, status: str, finding: str
+) -> None:
+    (tmp_path / "text").write_text("this is no database, and long enough to be none: " * 10)
+    known = facts(env | {"DATABASE_URL": url.format(folder=tmp_path)})
+    found = check_database(known)
+    assert found.status == status
+    assert found.finding.startswith(finding.format(folder=tmp_path))
+    assert "hidden-word" not in found.finding
+    assert known.scrub("hidden-word") == ("***" if "hidden-word" in url else "hidden-word")
+
+
+def test_a_workspace_that_cannot_be_written_is_a_warning(env: dict[str, str]) -> None:
+    # Not even root can make files there.
+    assert check_workspace(facts(env | {"WORKSPACE_DIR": "/proc"})).status == "warning"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "status", "finding"),
+    [
+        ({}, "ok", "no token is set"),
+        ({"A2A_TOKEN": "0123456789abcdef"}, "ok", "there is one for operator"),
+        ({"ADA_TOKEN": "0123456789abcdef"}, "ok", "there is one for ada"),
+        ({"A2A_TOKEN": "0123456789abcdef", "ADA_TOKEN": "0123"}, "warning", "that of ada can be guessed"),
+    ],
+)
+def test_who_may_send_messages(tmp_path: Path, tokens: dict[str, str], status: str, finding: str) -> None:
+    principals = [{"name": "ada", "token_env": "ADA_TOKEN"}] if "ADA_TOKEN" in tokens else []
+    place = Place(tmp_path, "http://127.0.0.1:1/v1", config={"principals": principals}, environment=tokens)
+    found = check_access(facts(place.prepare()))
+    assert found.status == status
+    assert finding in found.finding
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "said"),
+    [
+        ("workspace-write", ("can write the workspace", "; reaches no network; saw no credential")),
+        ("read-only", ("can only read the workspace, config.yaml's folder", "; reaches no network; saw no credential")),
+        (
+            "container",
+            ("can write the workspace, config.yaml's folder", "; reaches this machine's network; saw no cred"),
+        ),
+    ],
+)
+def test_what_a_command_may_do_is_tried(tmp_path: Path, sandbox: str, said: tuple[str, str]) -> None:
+    env = Place(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": sandbox}).prepare()
+    # Of this machine's other agents, root would see the key that all tests use.
+    code, found = reports(env | {"SCRIPTED_KEY": uuid.uuid4().hex}, WITHOUT_CAPABILITIES)
+    assert (code, found["sandbox"]["status"]) == (0, "ok")
+    assert found["sandbox"]["finding"].startswith(f"{sandbox}: a command {said[0]}")
+    assert said[1] in found["sandbox"]["finding"]
+
+
+def test_a_credential_that_a_command_could_read_is_a_warning(tmp_path: Path) -> None:
+    env = Place(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": "container"}).prepare()
+    secret = uuid.uuid4().hex
+    # As the shell is that has set the variables.
+    command = [sys.executable, "-m", "tests.e2e.without_capabilities", "code"]
+    with Popen(command, env=env | {"SOME_KEY": secret}, cwd=REPOSITORY, stdin=PIPE, stdout=PIPE, stderr=PIPE) as shell:
+        assert shell.stderr is not None
+        assert shell.stderr.readline().startswith(b"Python")
+        code, found = reports(env | {"SCRIPTED_KEY": secret}, WITHOUT_CAPABILITIES)
+        shell.communicate(b"exit()\n")
+    assert (code, found["sandbox"]["status"]) == (0, "warning")
+    assert f"in the environment of the processes {shell.pid} (python" in found["sandbox"]["finding"]
+    assert secret not in str(found)
+
+
+def test_a_sandbox_that_cannot_work_leaves_with_3(env: dict[str, str]) -> None:
+    code, found = reports(env, (sys.executable, "-m", "tests.e2e.as_in_docker", "codex_workspace", "doctor"))
+    assert code == 3
+    assert found["handshake"]["status"] == "ok"
+    assert found["sandbox"]["status"] == "failed"
+    assert "codex.sandbox to container" in found["sandbox"]["finding"]
+
+
+# --- Online ---
+
+
+def test_a_platform_that_does_not_answer_leaves_with_1(env: dict[str, str]) -> None:
+    platform = {"PLATFORM_URL": "http://127.0.0.1:1", "WORKSPACE_ID": "me"}
+    found = check_platform(facts(env | platform))
+    assert (found.status, found.finding[:40]) == ("failed", "http://127.0.0.1:1 does not answer: [Err")
+    assert check_platform(facts(env)) == Finding("ok", "none is configured")
+
+
+async def test_the_model_is_asked_only_online(tmp_path: Path) -> None:
+    async with scripted_model(model="gpt-5.5") as model:
+        env = Place(tmp_path, model.base_url).prepare()
+
+        def asked(**more: str) -> Finding:
+            known = facts(env | more)
+            known.learn_provider()
+            return check_model(known)
+
+        found = await anyio.to_thread.run_sync(asked)
+        assert found.status == "ok"
+        assert "has the model gpt-5.5" in found.finding
+        other = await anyio.to_thread.run_sync(lambda: asked(MODEL="gpt-other"))
+        assert (other.status, "does not name the model gpt-other" in other.finding) == ("warning", True)
+
+
+@pytest.mark.parametrize(("status", "judged"), [(401, "failed"), (403, "failed"), (404, "warning"), (500, "warning")])
+async def test_what_a_provider_says_is_judged(tmp_path: Path, status: int, judged: str) -> None:
+    asked: list[bytes] = []
+
+    async def answer(stream: SocketStream) -> None:
+        async with stream:
+            asked.append(await stream.receive())
+            await stream.send(f"HTTP/1.1 {status} No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, answer)
+        port = listener.extra(SocketAttribute.local_port)
+        known = facts(Place(tmp_path, f"http://127.0.0.1:{port}/v1/").prepare())
+        known.learn_provider()
+        found = await anyio.to_thread.run_sync(check_model, known)
+        tasks.cancel_scope.cancel()
+    assert found.status == judged
+    assert SECRET not in str(found)
+    assert asked[0].startswith(b"GET /v1/models ")
+    assert f"Bearer {SECRET}".encode() in asked[0]
+
+
+def test_a_provider_that_nobody_serves_fails_online_only(env: dict[str, str]) -> None:
+    done = doctor(env, "--json", "--online")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)[-1] == {
+        "check": "model",
+        "status": "failed",
+        "finding": "http://127.0.0.1:1/v1 does not answer: [Errno 111] Connection refused",
+        "remedy": "correct base_url (or OPENAI_BASE_URL), or see why this machine does not reach it",
+    }
+
+
+def facts(env: dict[str, str]) -> Facts:
+    known = Facts(env)
+    known.learn_settings()
+    return known

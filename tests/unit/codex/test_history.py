@@ -1,0 +1,130 @@
+"""A turn's end, out of codex's own record. The table of statuses: `test_conversation`, where it settles turns."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codex_workspace.codex.history import ended_in, remembered, rollout_of
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.protocol.codex_events import Said
+from tests.support.paths import RECORDINGS
+
+json_values: st.SearchStrategy[JsonValue] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def reads() -> Iterator[JsonObject]:
+    """Yield codex's recorded answers to `thread/read` that hold turns."""
+    for file in sorted(RECORDINGS.glob("*/*.ndjson")):
+        asked: set[object] = set()
+        for line in file.read_text().splitlines():
+            entry = json.loads(line)
+            message = entry.get("msg")
+            if not isinstance(message, dict):
+                continue
+            if entry.get("dir") == ">" and message.get("method") == "thread/read":
+                asked.add(message["id"])
+            elif entry.get("dir") == "<" and message.get("id") in asked and "result" in message:
+                yield message["result"]
+
+
+def test_recorded_turns_end_as_codex_says() -> None:
+    ends = 0
+    for read in reads():
+        thread = read["thread"]
+        assert isinstance(thread, dict)
+        turns = thread["turns"]
+        assert isinstance(turns, list)
+        for turn in turns:
+            assert isinstance(turn, dict)
+            ended = ended_in(read, str(turn["id"]))
+            if turn["status"] == "inProgress":
+                assert ended is None
+            else:
+                assert ended is not None
+                assert ended.status == turn["status"]
+                assert (ended.failure is not None) == (ended.status == "failed")
+                ends += 1
+    assert ends >= 4
+
+
+def test_the_last_message_is_the_turns_last_message() -> None:
+    items: list[JsonValue] = [
+        {"type": "userMessage", "id": "u"},
+        {"type": "agentMessage", "id": "a", "text": "first"},
+        {"type": "agentMessage", "id": "b", "text": "last"},
+        {"type": "agentMessage", "id": "c"},
+        {"type": "commandExecution", "id": "d"},
+    ]
+    ended = ended_in({"thread": {"turns": [{"id": "t", "status": "completed", "items": items}]}}, "t")
+    assert ended is not None
+    assert ended.last_message == Said("b", "last", None)
+
+
+@given(json_values, json_values, json_values)
+def test_an_odd_record_is_no_accident(status: JsonValue, items: JsonValue, error: JsonValue) -> None:
+    turn: JsonObject = {"id": "t", "status": status, "items": items, "error": error}
+    ended = ended_in({"thread": {"turns": [None, turn]}}, "t")
+    assert ended is not None
+    assert ended.status == "failed"
+
+
+@given(json_values)
+def test_no_record_is_a_failed_turn(read: JsonValue) -> None:
+    ended = ended_in(read, "t")
+    assert ended is not None
+    assert ended.status == "failed"
+
+
+# --- A record that is torn ---
+
+STARTED = '{"type": "event_msg", "payload": {"type": "task_started", "turn_id": "t"}}'
+
+
+SHOWN = '{"type": "event_msg", "payload": {"type": "item_completed", "item": {"type": "UserMessage", "id": "u"}}}'
+SHOWN_BEFORE_0_153 = '{"type": "event_msg", "payload": {"type": "user_message", "client_id": "u", "message": "hello"}}'
+
+
+def said(text: str, role: str = "user") -> str:
+    content = [{"type": "input_text", "text": text}]
+    return json.dumps({"type": "response_item", "payload": {"type": "message", "role": role, "content": content}})
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_remembered"),
+    [
+        ([STARTED, said("hello")], True),
+        ([STARTED, said("hello"), "{torn"], True),
+        ([STARTED, said("hello"), STARTED], False),
+        ([STARTED, said("hello"), STARTED, said("hello")], True),
+        ([STARTED, said("hello", "assistant")], False),
+        ([STARTED, said("hello there")], False),
+        ([STARTED, said("hello")[:-2]], False),
+        ([STARTED, said("hello"), SHOWN], False),
+        ([STARTED, said("hello"), SHOWN_BEFORE_0_153], False),
+        ([STARTED, said("first"), SHOWN, said("hello")], True),
+        ([], False),
+    ],
+)
+def test_a_message_that_the_model_remembers_is_found_where_the_record_does_not_show_it(
+    lines: list[str], is_remembered: bool
+) -> None:
+    assert remembered(lines, "hello") == is_remembered
+
+
+@given(st.lists(st.text(max_size=30) | json_values.map(json.dumps), max_size=5))
+def test_an_odd_file_remembers_nothing(lines: list[str]) -> None:
+    assert not remembered(lines, "hello, I am not there")
+
+
+def test_the_file_is_where_codex_says() -> None:
+    found = [rollout_of(read) for read in reads()]
+    assert found
+    assert all(path is not None and path.name.startswith("rollout-") for path in found)
+    assert rollout_of({"thread": {"path": None}}) is None

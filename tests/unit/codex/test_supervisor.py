@@ -1,0 +1,494 @@
+"""Codex given out: started again, waited for, replaced; over small programs in memory, on a clock that jumps."""
+
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import anyio
+import pytest
+from anyio.abc import TaskGroup
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codex_workspace.codex.supervisor import (
+    DRAIN_AGAIN_S,
+    DRAIN_S,
+    LONGEST_PAUSE_S,
+    MAX_SILENCE_S,
+    STEADY_S,
+    Supply,
+    SupplyBounds,
+    pause_after,
+    some_shorter,
+)
+from codex_workspace.common.errors import CodexCannotStart, CodexGone
+from tests.support.memory_codex import in_virtual_time
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+BOUNDS = SupplyBounds(threads=10)
+DEAD = "codex ended with exit code 1"
+
+
+@dataclass(eq=False)
+class Child:
+    """A codex, as far as the supply knows it."""
+
+    number: int
+    threads: int = 0
+    proved: bool = False
+    worn: str | None = None
+    gone: CodexGone | None = None
+    pid: int | None = None
+    stands_still: bool = False
+
+    def die(self) -> None:
+        self.gone = CodexGone(DEAD, "its last lines")
+
+    async def answers(self, within_s: float) -> bool:
+        if self.stands_still:
+            await anyio.sleep(within_s)
+        return not self.stands_still
+
+    def kill(self) -> None:
+        self.die()
+
+
+@dataclass
+class Factory:
+    """Makes codexes; the next ones fail as often as `failing` says, after `start_s` seconds each."""
+
+    failing: int = 0
+    start_s: float = 0.0
+    made: list[Child] = field(default_factory=list)
+    closed: list[Child] = field(default_factory=list)
+    tries: list[float] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Child]:
+        self.tries.append(anyio.current_time())
+        await anyio.sleep(self.start_s)
+        if self.failing:
+            self.failing -= 1
+            raise CodexCannotStart("codex cannot start: it ended with exit code 7", "why it did")
+        child = Child(len(self.made))
+        self.made.append(child)
+        try:
+            yield child
+        finally:
+            self.closed.append(child)
+
+    def pauses(self) -> list[float]:
+        """The seconds between the tries."""
+        return [after - before for before, after in pairwise(self.tries)]
+
+
+@dataclass(eq=False)
+class Held:
+    """A block that is open, or on its way."""
+
+    opened: anyio.Event = field(default_factory=anyio.Event)
+    enough: anyio.Event = field(default_factory=anyio.Event)
+    left: anyio.Event = field(default_factory=anyio.Event)
+    child: Child | None = None
+    error: Exception | None = None
+
+
+class Holder:
+    """What `Owner` is on asyncio's event loop, for any other; its tasks are the test's."""
+
+    def __init__(self, tasks: TaskGroup, open_it: Callable[[], AbstractAsyncContextManager[Child]]) -> None:
+        self._tasks = tasks
+        self._open_it = open_it
+        self._lock = anyio.Lock()
+        self._held: Held | None = None
+
+    @property
+    def current(self) -> Child | None:
+        held = self._held
+        if held is None or held.child is None or held.enough.is_set() or held.child.gone is not None:
+            return None
+        return held.child
+
+    async def get(self) -> Child:
+        async with self._lock:
+            if self._held is None or (self._held.opened.is_set() and self.current is None):
+                await self.close()
+                self._held = Held()
+                self._tasks.start_soon(self._hold, self._held)
+            held = self._held
+            await held.opened.wait()
+            if held.error is not None:
+                raise held.error
+            assert held.child is not None
+            return held.child
+
+    def retire(self) -> None:
+        assert self._held is not None
+        self._held.enough.set()
+
+    async def close(self) -> None:
+        if self._held is not None:
+            self._held.enough.set()
+            await self._held.left.wait()
+
+    async def _hold(self, held: Held) -> None:
+        try:
+            async with self._open_it() as held.child:
+                held.opened.set()
+                await held.enough.wait()
+        except CodexCannotStart as error:
+            held.error = error
+            held.opened.set()
+        held.left.set()
+
+
+@dataclass
+class Scene:
+    supply: Supply[Child]
+    factory: Factory
+
+    async def turn(self, duration_s: float = 0.0, threads: int = 0) -> Child:
+        """Run a turn that ends well, after which codex holds `threads` more."""
+        async with self.supply.use() as codex:
+            await anyio.sleep(duration_s)
+            codex.threads += threads
+            codex.proved = True
+        return codex
+
+
+@asynccontextmanager
+async def scene(
+    bounds: SupplyBounds = BOUNDS, *, failing: int = 0, start_s: float = 0.0, jitter: float = 1.0
+) -> AsyncIterator[Scene]:
+    factory = Factory(failing, start_s)
+    async with anyio.create_task_group() as tasks:
+        supply = Supply(factory.open, bounds, lambda open_it, _usable: Holder(tasks, open_it), lambda: jitter)
+        yield Scene(supply, factory)
+        await supply.close()
+
+
+# --- Starting again ---
+
+
+@in_virtual_time
+async def test_everybody_gets_the_one_codex() -> None:
+    async with scene() as now:
+        first = await now.supply.get()
+        assert await now.turn() is first
+        assert await now.supply.get() is first
+        assert now.factory.made == [first]
+
+
+@in_virtual_time
+async def test_the_first_failure_costs_no_pause() -> None:
+    async with scene(failing=1) as now:
+        before = anyio.current_time()
+        await now.supply.get()
+        assert anyio.current_time() == before
+
+
+@in_virtual_time
+async def test_pauses_grow_and_whoever_waits_gets_codex_in_the_end() -> None:
+    async with scene(failing=7) as now:
+        await now.supply.get()
+        assert now.factory.pauses() == [0, 0.5, 1, 2, LONGEST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+
+
+@in_virtual_time
+async def test_many_that_wait_try_no_more_often_than_one() -> None:
+    async with scene(failing=4) as now, anyio.create_task_group() as tasks:
+        for _ in range(10):
+            tasks.start_soon(now.turn)
+        await anyio.wait_all_tasks_blocked()
+        await now.turn()
+        assert now.factory.pauses() == [0, 0.5, 1, 2]
+        assert len(now.factory.made) == 1
+
+
+@in_virtual_time
+async def test_jitter_shortens_a_pause() -> None:
+    async with scene(failing=2, jitter=0.8) as now:
+        await now.supply.get()
+        assert now.factory.pauses() == [0, pytest.approx(0.4)]
+
+
+@in_virtual_time
+async def test_waiting_is_bounded_and_says_why_and_how_often() -> None:
+    async with scene(SupplyBounds(restart_wait_s=10), failing=99) as now:
+        before = anyio.current_time()
+        with pytest.raises(CodexCannotStart) as raised:
+            await now.turn()
+        assert anyio.current_time() - before == 10
+        assert (
+            raised.value.public == "codex cannot start: it ended with exit code 7; given up after 5 failures in a row"
+        )
+        assert raised.value.tail == "why it did"
+
+
+@in_virtual_time
+async def test_who_gives_up_leaves_the_next_try_to_the_others() -> None:
+    async with scene(SupplyBounds(restart_wait_s=10), failing=5) as now:
+        with pytest.raises(CodexCannotStart):
+            await now.turn()
+        await anyio.sleep(15)
+        await now.turn()
+        assert now.factory.pauses()[-1] == LONGEST_PAUSE_S
+
+
+@in_virtual_time
+async def test_a_start_that_hangs_is_waited_for_no_longer_than_a_failing_one() -> None:
+    async with scene(SupplyBounds(restart_wait_s=10), start_s=15) as now:
+        with pytest.raises(CodexCannotStart, match="codex did not start within 10 s"):
+            await now.turn()
+        assert (await now.turn()).number == 0
+        assert len(now.factory.tries) == 1
+
+
+@in_virtual_time
+async def test_a_failure_counts_also_where_nobody_waits_for_it_any_more() -> None:
+    async with scene(failing=2, start_s=15) as now:
+        assert await now.supply.not_ready(3) == "codex did not start within 3 s"
+        await anyio.sleep(20)
+        assert await now.supply.not_ready(3) == (
+            "codex cannot start: it ended with exit code 7; 1 failure in a row, it is being started again"
+        )
+
+
+@in_virtual_time
+async def test_waiting_for_a_pause_can_be_cancelled() -> None:
+    async with scene(failing=99) as now:
+        with anyio.move_on_after(7) as waiting:
+            await now.turn()
+        assert waiting.cancelled_caught
+
+
+@in_virtual_time
+async def test_start_is_one_try() -> None:
+    async with scene(failing=1) as now:
+        with pytest.raises(CodexCannotStart, match=r"exit code 7\n"):
+            await now.supply.start()
+        assert (await now.supply.start()).number == 0
+
+
+@given(st.integers(1, 3000), st.integers(1, 1000))
+def test_a_pause_has_its_bounds(failures: int, max_restarts: int) -> None:
+    pause = pause_after(failures, max_restarts)
+    assert 0 <= pause <= LONGEST_PAUSE_S
+    assert (pause == 0) == (failures == 1)
+    assert pause_after(failures + 1, max_restarts) >= pause
+    assert failures < max_restarts or failures == 1 or pause == LONGEST_PAUSE_S
+    assert 0.75 <= some_shorter() <= 1
+
+
+# --- What counts as a failure ---
+
+
+@in_virtual_time
+async def test_a_codex_that_worked_is_replaced_at_once_however_often_it_dies() -> None:
+    async with scene() as now:
+        for number in range(20):
+            codex = await now.turn(STEADY_S)
+            assert codex.number == number
+            codex.die()
+        assert now.factory.pauses() == [STEADY_S] * 19
+
+
+@in_virtual_time
+async def test_a_codex_that_dies_soon_after_its_start_pauses_nobody_where_its_turn_ended_well() -> None:
+    async with scene() as now:
+        for _ in range(20):
+            (await now.turn()).die()
+        assert set(now.factory.pauses()) == {0}
+
+
+@in_virtual_time
+async def test_a_codex_that_dies_in_every_turn_is_paused_for() -> None:
+    async with scene() as now:
+        for _ in range(6):
+            async with now.supply.use() as codex:
+                await anyio.sleep(STEADY_S + 1)
+                codex.die()
+        assert [pause - STEADY_S - 1 for pause in now.factory.pauses()] == [0, 0.5, 1, 2, LONGEST_PAUSE_S]
+
+
+@in_virtual_time
+async def test_a_turn_that_ends_well_makes_up_for_all_failures() -> None:
+    async with scene(failing=4) as now:
+        (await now.turn()).die()
+        now.factory.failing = 1
+        before = anyio.current_time()
+        await now.turn()
+        assert now.factory.tries[-3:] == [before, before, before + 0.5]
+
+
+# --- Readiness ---
+
+
+@in_virtual_time
+async def test_readiness_starts_codex() -> None:
+    async with scene() as now:
+        assert await now.supply.not_ready(3) is None
+        (await now.supply.get()).die()
+        assert await now.supply.not_ready(3) is None
+        assert len(now.factory.made) == 2
+
+
+@in_virtual_time
+async def test_a_codex_that_stands_still_is_not_ready_and_ended_after_a_while() -> None:
+    async with scene() as now:
+        codex = await now.turn(STEADY_S)
+        codex.stands_still = True
+        assert await now.supply.not_ready(3) == "codex has not answered for 3 s"
+        codex.stands_still = False
+        assert await now.supply.not_ready(3) is None
+        codex.stands_still = True
+        began = anyio.current_time()
+        while (why := await now.supply.not_ready(3)) is not None:
+            assert why.startswith("codex has not answered for")
+            await anyio.sleep(7)
+        assert MAX_SILENCE_S <= anyio.current_time() - began <= MAX_SILENCE_S + 20
+        assert (codex.gone is not None, len(now.factory.made)) == (True, 2)
+
+
+def test_a_broken_supply_says_why_at_once_and_one_success_heals_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    @in_virtual_time
+    async def story() -> None:
+        async with scene(failing=6) as now, anyio.create_task_group() as tasks:
+            tasks.start_soon(now.turn)
+            await anyio.sleep(5)
+            assert now.factory.failing == 1
+            before = anyio.current_time()
+            assert await now.supply.not_ready(3) == (
+                "codex cannot start: it ended with exit code 7; 5 failures in a row, next try in 29 s"
+            )
+            assert anyio.current_time() == before
+            await anyio.sleep(100)
+            assert await now.supply.not_ready(3) is None
+
+    story()
+    assert caplog.text.count("counts as broken after 5 failures in a row") == 1
+    assert "why it did" in caplog.text
+    assert caplog.text.count("works again after 6 failures in a row") == 1
+
+
+@in_virtual_time
+async def test_a_probe_alone_heals_it_too_once_codex_has_lived_for_a_while() -> None:
+    async with scene(failing=5) as now:
+        why = [await now.supply.not_ready(3) for _ in range(8)]
+        assert why[0] is not None
+        while now.factory.failing or not now.factory.made:
+            await anyio.sleep(1)
+            why.append(await now.supply.not_ready(3))
+        assert why[-1] == "codex cannot start: it ended with exit code 7; 5 failures in a row, it was started just now"
+        await anyio.sleep(STEADY_S)
+        assert await now.supply.not_ready(3) is None
+        assert now.factory.pauses()[-1] >= LONGEST_PAUSE_S
+
+
+# --- Replacing ---
+
+
+@in_virtual_time
+async def test_a_codex_with_too_many_threads_is_replaced_between_turns() -> None:
+    async with scene() as now:
+        first = await now.turn(threads=9)
+        assert await now.turn(threads=0) is first
+        assert await now.turn(threads=1) is first
+        await anyio.wait_all_tasks_blocked()
+        assert now.factory.closed == [first], "its memory is free before anybody needs the next one"
+        assert (await now.turn()).number == 1
+        assert set(now.factory.pauses()) == {0}
+
+
+@in_virtual_time
+async def test_a_codex_with_too_much_memory_is_replaced() -> None:
+    async with scene(SupplyBounds(memory_mb=1)) as now:
+        async with now.supply.use() as first:
+            # This process stands in for codex: it has more than a megabyte.
+            first.pid = os.getpid()
+        async with now.supply.use() as second:
+            assert second is not first
+            second.pid = 2**22 + 1
+        assert await now.turn() is second, "no process, no memory"
+
+
+@in_virtual_time
+async def test_running_turns_end_and_new_ones_wait_for_the_next_codex() -> None:
+    async with scene() as now, anyio.create_task_group() as tasks:
+        used: list[int] = []
+
+        async def turn(duration_s: float, threads: int) -> None:
+            used.append((await now.turn(duration_s, threads)).number)
+
+        tasks.start_soon(turn, 30, 1)
+        tasks.start_soon(turn, 40, 1)
+        await anyio.wait_all_tasks_blocked()
+        await now.turn(threads=10)
+        before = anyio.current_time()
+        assert (await now.turn()).number == 1
+        assert anyio.current_time() - before == 40
+        assert sorted(used) == [0, 0]
+
+
+@in_virtual_time
+async def test_a_long_turn_keeps_nobody_waiting_for_ever() -> None:
+    async with scene() as now, anyio.create_task_group() as tasks:
+        tasks.start_soon(now.turn, 1000.0)
+        await anyio.wait_all_tasks_blocked()
+        await now.turn(threads=10)
+        before = anyio.current_time()
+        assert (await now.turn()).number == 0
+        assert anyio.current_time() - before == DRAIN_S
+        for _ in range(3):
+            assert (await now.turn()).number == 0
+        assert anyio.current_time() - before == DRAIN_S, "they are let in for a while"
+        await anyio.sleep(DRAIN_AGAIN_S)
+        await now.turn()
+        before = anyio.current_time()
+        assert (await now.turn()).number == 0
+        assert anyio.current_time() - before == DRAIN_S, "it was tried again"
+        await anyio.sleep(1000)
+        assert (await now.turn()).number == 1
+
+
+@in_virtual_time
+async def test_a_death_ends_the_waiting_for_a_replacement() -> None:
+    async with scene() as now, anyio.create_task_group() as tasks:
+
+        async def dying() -> None:
+            async with now.supply.use() as codex:
+                await anyio.sleep(20)
+                codex.die()
+
+        tasks.start_soon(dying)
+        await anyio.wait_all_tasks_blocked()
+        await now.turn(threads=10)
+        before = anyio.current_time()
+        assert (await now.turn()).number == 1
+        assert anyio.current_time() - before == 20
+
+
+@in_virtual_time
+async def test_no_use_ever_outlives_its_codex() -> None:
+    """Many at a time, and codex replaced again and again: whoever holds one holds a living one."""
+    async with scene(SupplyBounds(threads=7), start_s=0.2) as now:
+
+        async def client(number: int) -> None:
+            for step in range(20):
+                async with now.supply.use() as codex:
+                    codex.threads += 1
+                    await anyio.sleep((number * 7 + step * 3) % 5)
+                    assert codex not in now.factory.closed
+                    codex.proved = True
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(client, number)
+        assert len(now.factory.made) >= 10
+        assert now.factory.made[:-1] == [codex for codex in now.factory.closed if codex is not now.factory.made[-1]]

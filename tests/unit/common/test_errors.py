@@ -1,0 +1,66 @@
+"""What codex says of its configuration: where it went wrong, and no value that stands there."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codex_workspace.common.errors import NOT_TAKEN, CodexRefused, hide_values, is_about_config, without_values
+
+CANARY = "sk-operator-secret"
+FILE = "/state/codex/config.toml"
+SAID = {
+    f'Error loading config.toml: invalid type: string "Bearer {CANARY}", expected a map\nin `mcp_servers.own.head`': (
+        "Error loading config.toml: invalid type: string …, expected a map\nin `mcp_servers.own.head`"
+    ),
+    f"Error loading config.toml:\n{FILE}:3:55: unclosed inline table, expected `}}`\n  |\n"
+    f'3 | headers = {{"A" = "Bearer {CANARY}"\n  |     ^\n': (
+        f"Error loading config.toml:\n{FILE}:3:55: unclosed inline table, expected `}}`\n"
+    ),
+    "Error: failed to load bootstrap configuration\n\nCaused by:\n"
+    f"    0: {FILE}:3:1: duplicate key\n    1: TOML parse error at line 3, column 1\n         |\n"
+    f'       3 | url="{CANARY}"\n         | ^^^\n       duplicate key\n': (
+        "Error: failed to load bootstrap configuration\n\nCaused by:\n"
+        f"    0: {FILE}:3:1: duplicate key\n    1: TOML parse error at line 3, column 1\n       duplicate key\n"
+    ),
+    f"failed to load configuration: {FILE}:1:16: unknown variant `{CANARY}`, expected one of `read-only`, `on`": (
+        f"failed to load configuration: {FILE}:1:16: unknown variant …, expected one of `read-only`, `on`"
+    ),
+    f"failed to read configuration layers: {FILE}:1:9: invalid type: integer `12`, expected a string": (
+        f"failed to read configuration layers: {FILE}:1:9: invalid type: integer …, expected a string"
+    ),
+    "invalid configuration: bearer_token is not supported for streamable_http\nin `mcp_servers.own`\n": (
+        "invalid configuration: bearer_token is not supported for streamable_http\nin `mcp_servers.own`\n"
+    ),
+    f'failed to load configuration: legacy `profile = "{CANARY}"` config is gone; use `--profile {CANARY}` instead': (
+        "failed to load configuration: legacy … instead"
+    ),
+    f"Error: Model provider `{CANARY}` not found\n": "Error: Model provider … not found\n",
+}
+
+
+@pytest.mark.parametrize(("said", "expected"), SAID.items())
+def test_codexs_words_keep_the_place_and_lose_the_value(said: str, expected: str) -> None:
+    before = 'WARNING: proceeding (home: "/state")\n'
+    assert is_about_config(said)
+    assert hide_values(before + said) == before + expected
+    assert is_about_config(expected)
+    assert CANARY not in without_values(said)
+
+
+def test_other_words_stay_as_they_are() -> None:
+    said = 'Error: thread/resume: no rollout found for "x"\n3 | x'
+    assert not is_about_config(said)
+    assert hide_values(said) == said
+    assert CodexRefused("thread/resume", -1, said).public == f"codex refused thread/resume: {said} (-1)"
+
+
+@given(st.text(), st.text())
+def test_no_value_shows_whatever_stands_around_it(before: str, behind: str) -> None:
+    value = f"{before}{CANARY}{behind}"
+    debug = json.dumps(value, ensure_ascii=False)
+    for quoted in (f"string {debug}, expected a map\nin `a.b`", f"unknown variant `{value}`, expected `a` or `b`"):
+        refused = CodexRefused("thread/start", -32600, f"failed to load configuration: {FILE}:1:9: {quoted}")
+        assert CANARY not in str(refused)
+        assert refused.public == NOT_TAKEN

@@ -1,0 +1,97 @@
+"""Processes that outlived the one that started them."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from codex_workspace.common.processes import marked, resident_bytes, sweep
+from tests.e2e.agent_process import REPOSITORY
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+NAME = "CODEX_WORKSPACE_TEST"
+
+
+@contextmanager
+def sleeper(mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process of the mark that only a SIGKILL ends, and that has said so."""
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    environment = {**os.environ, NAME: mark}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_only_the_mark_with_its_whole_value_counts() -> None:
+    mark = uuid.uuid4().hex
+    with sleeper(mark) as process, sleeper(f"{mark}-longer"):
+        assert marked(NAME, mark) == [process.pid]
+        assert marked(NAME, mark[:-1]) == []
+        assert marked(NAME[1:], mark) == []
+        assert len(marked(NAME, mark, or_longer=True)) == 2
+        assert len(marked(NAME, mark[:-1], or_longer=True)) == 2
+        assert marked(NAME, mark[1:], or_longer=True) == []
+
+
+async def test_sweep_kills_what_is_marked_and_nothing_else() -> None:
+    mark = uuid.uuid4().hex
+    with sleeper(mark) as one, sleeper(mark) as two, sleeper("another") as other:
+        assert await sweep(NAME, mark) == 2
+        assert [one.wait(), two.wait()] == [-9, -9]
+        assert other.poll() is None
+        assert marked(NAME, mark) == []
+
+
+def test_a_zombie_is_no_process() -> None:
+    mark = uuid.uuid4().hex
+    with sleeper(mark) as process:
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert marked(NAME, mark) == []
+
+
+def test_the_memory_of_a_process_is_that_of_the_kernel_and_nothing_of_one_that_is_gone() -> None:
+    ours = resident_bytes(os.getpid())
+    ballast = b"x" * (64 << 20)
+    assert resident_bytes(os.getpid()) - ours >= len(ballast) * 0.9
+    with sleeper(uuid.uuid4().hex) as process:
+        assert 1 << 20 < resident_bytes(process.pid) < 1 << 30
+    process.wait()
+    assert resident_bytes(process.pid) == 0
+
+
+HIDE = (
+    "import sys; from codex_workspace.common.processes import hide_from_others; hide_from_others(); print(flush=True)"
+)
+
+# As root, this test could read everything; so who looks has no capabilities.
+LOOK = """
+import os, sys
+from tests.e2e.without_capabilities import drop_all
+drop_all()
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+
+
+def test_a_program_that_cannot_be_read_is_found_by_its_arguments() -> None:
+    mark = uuid.uuid4().hex
+    arguments = [sys.executable, "-c", f"{HIDE}; sys.stdin.read()", f'a.{NAME}="{mark}"']
+    wanted = (f"{mark!r}", f"{mark[:9]!r}", f"{mark[:9]!r}, or_longer=True")
+    calls = ", ".join(f"marked({NAME!r}, {each})" for each in wanted)
+    look = f"from codex_workspace.common.processes import marked; print({calls})"
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        looked = [sys.executable, "-c", LOOK, look]
+        said = subprocess.run(looked, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout
+        process.communicate()
+    assert said == f"[{process.pid}] [] [{process.pid}]\n"

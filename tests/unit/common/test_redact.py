@@ -1,0 +1,101 @@
+"""Secrets taken out of text, whole and in pieces."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codex_workspace.common.redact import MASK, SHORTEST_REST, Scrubber
+
+PEM = "-----BEGIN KEY-----\nAAAAbbbbCCCCdddd\neeeeFFFFgggg\n-----END KEY-----\n"
+
+
+def streamed(secrets: list[str], pieces: list[str]) -> str:
+    stream = Scrubber(secrets).stream()
+    return "".join([*(stream.feed(piece) for piece in pieces), stream.finish()])
+
+
+def test_the_longest_secret_goes_first() -> None:
+    scrub = Scrubber(["sk-1", "sk-1-longer", ""])
+    assert scrub("a sk-1-longer b sk-1 c") == "a *** b *** c"
+    assert scrub("nothing") == "nothing"
+    assert Scrubber([])("anything") == "anything"
+    assert not Scrubber([""])
+
+
+def test_a_secret_is_found_in_the_forms_that_json_and_repr_give_it() -> None:
+    secret = 'sk-"quo\\ted'
+    scrub = Scrubber([secret])
+    for shown in (secret, json.dumps(secret), repr(secret), json.dumps({"key": secret})):
+        assert "quo" not in scrub(shown)
+
+
+def test_a_secret_can_be_learned_later() -> None:
+    scrub = Scrubber()
+    assert not scrub
+    scrub.learn("token-1")
+    scrub.learn("token-12")
+    assert scrub("a token-12 b token-1") == "a *** b ***"
+    assert scrub.is_in(b"token-1")
+
+
+def test_each_line_of_a_secret_of_several_lines_is_one() -> None:
+    scrub = Scrubber([PEM])
+    assert scrub(PEM) == MASK
+    assert scrub("+AAAAbbbbCCCCdddd\n+eeeeFFFFgggg") == "+***\n+***"
+
+
+def test_bytes_are_looked_through() -> None:
+    scrub = Scrubber(["sk-söcret"])
+    assert scrub.is_in(b"\xff\x00" + "sk-söcret".encode() + b"\xff")
+    assert not scrub.is_in(b"\xff\x00sk-s\xff")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        (["the key is sk-se", "cret-1, see"], ["the key is ", "***, see"]),
+        (["sk", "-", "secret", "-1"], ["", "", "", "***"]),
+        (["sk-secret", "ary"], ["", "sk-secretary"]),
+        (["sk-secret-1"], ["***"]),
+        (["sk-sk-secret-1"], ["sk-***"]),
+        (["no", "thing"], ["no", "thing"]),
+    ],
+)
+def test_what_may_become_a_secret_waits(pieces: list[str], shown: list[str]) -> None:
+    stream = Scrubber(["sk-secret-1"]).stream()
+    assert [stream.feed(piece) for piece in pieces] == shown
+
+
+def test_a_secret_that_begins_another_waits_for_it() -> None:
+    assert streamed(["sk-1", "sk-1-longer"], ["a sk-1", "-longer b"]) == "a *** b"
+    assert streamed(["sk-1", "sk-1-longer"], ["a sk-1", "-", "other b"]) == "a ***-other b"
+    # The end of the one could begin the other.
+    assert streamed(["abcx", "xyz"], ["abcx", "yz"]) == "***yz"
+
+
+def test_what_is_left_in_the_end_shows_no_large_part_of_a_secret() -> None:
+    assert streamed(["sk-secret-1"], ["it is sk-"]) == "it is sk-"
+    assert streamed(["sk-secret-1"], ["it is sk-secret-"]) == "it is ***"
+    assert streamed(["sk-1", "sk-1-longer"], ["it is sk-1"]) == "it is ***"
+
+
+@given(
+    secrets=st.lists(st.text("abc", min_size=2, max_size=6), min_size=1, max_size=3),
+    pieces=st.lists(st.text("abcd", max_size=5), max_size=8),
+)
+def test_no_cutting_lets_a_secret_through(secrets: list[str], pieces: list[str]) -> None:
+    shown = streamed(secrets, pieces)
+    for part in shown.split(MASK):
+        assert not any(secret in part for secret in secrets), shown
+
+
+@given(pieces=st.lists(st.text("sk-ecrt1 xyz", max_size=6), max_size=10))
+def test_nothing_else_is_changed(pieces: list[str]) -> None:
+    secret = "sk-secret-1"
+    shown, whole = streamed([secret], pieces), "".join(pieces)
+    expected = whole.replace(secret, MASK)
+    # But for the rest that may be a large part of one.
+    held = next((n for n in range(len(secret) - 1, SHORTEST_REST - 1, -1) if expected.endswith(secret[:n])), 0)
+    assert shown == (expected[:-held] + MASK if held else expected)

@@ -1,0 +1,23 @@
+"""Versions of codex, as it tells them and as they are shown."""
+
+import pytest
+
+from codex_workspace.common.values import Version, dotted, version_in
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("codex-cli 0.163.0\n", (0, 163, 0)),
+        ("codex_workspace/0.169.2 (Debian 12.0.1)", (0, 169, 2)),
+        ("codex-cli 1.10.100-alpha.3", (1, 10, 100)),
+        ("codex-cli 0.163", None),
+        ("", None),
+    ],
+)
+def test_the_first_version_is_found(text: str, version: Version | None) -> None:
+    assert version_in(text) == version
+
+
+def test_a_version_is_shown_as_people_write_it() -> None:
+    assert dotted((0, 72, 0)) == "0.72.0"

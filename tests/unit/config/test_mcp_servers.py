@@ -1,0 +1,200 @@
+"""`mcp_servers` of config.yaml: what codex's config.toml holds of them, what only its pipe carries, what is refused."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from codex_workspace.agent import secrets_of, thread_options
+from codex_workspace.common.errors import ConfigError
+from codex_workspace.config.codex_toml import managed_config, merge
+from codex_workspace.config.mcp_servers import McpServers
+from codex_workspace.config.providers import choose_provider
+from codex_workspace.config.settings import TEMPLATE_DIR, Settings, load_settings
+from tests.docs.test_docs import CONFIGURATION, the_snippet
+
+TOKEN = "token-0123456789"
+PROGRAM = {"name": "srv", "command": "serve"}
+ADDRESS = {"name": "srv", "url": "https://mcp.example/v1?tools=all"}
+
+
+def load(folder: Path, *servers: object, **env: str) -> Settings:
+    config = {"name": "agent", "runtime": "codex", "model": "gpt-5.5", "mcp_servers": list(servers)}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return load_settings(
+        {"WORKSPACE_STATE_DIR": str(folder), "OPENAI_API_KEY": "sk-1", **env}, config_path=folder, cwd=folder
+    )
+
+
+def in_toml(settings: Settings) -> object:
+    """What codex reads of the servers in its config.toml."""
+    provider = choose_provider(settings, {"OPENAI_API_KEY": "sk-1"})
+    text, _ = merge("", managed_config(settings, provider))
+    assert TOKEN not in text
+    return tomllib.loads(text).get("mcp_servers", {})
+
+
+def told(settings: Settings) -> object:
+    """What codex is told of them with each thread."""
+    provider = choose_provider(settings, {"OPENAI_API_KEY": "sk-1"})
+    return thread_options(settings, provider).params().get("config")
+
+
+def test_without_servers_there_is_nothing_of_them(tmp_path: Path) -> None:
+    settings = load(tmp_path)
+    assert (settings.mcp, in_toml(settings), told(settings)) == (McpServers(), {}, None)
+
+
+def test_a_program_with_all_that_can_be_said_of_it(tmp_path: Path) -> None:
+    entry = {
+        **PROGRAM,
+        "args": ["--level", "${NOT_FILLED}"],
+        "env": {"PLAIN": "a $ b", "BRACES": "$${X}", "KEY": "${MY_TOKEN}", "URL": "u:${MY_TOKEN}@${HOME}"},
+        "cwd": "tools",
+        "startup_timeout_s": 5,
+        "tool_timeout_s": 7.5,
+        "enabled_tools": ["a", "b"],
+        "disabled_tools": ["b"],
+        "required": True,
+        "trusted": True,
+    }
+    settings = load(tmp_path, entry, MY_TOKEN=TOKEN, HOME="/home/somebody")
+    assert in_toml(settings) == {
+        "srv": {
+            "command": "serve",
+            "args": ["--level", "${NOT_FILLED}"],
+            "cwd": "tools",
+            "env": {"PLAIN": "a $ b", "BRACES": "${X}"},
+            "startup_timeout_sec": 5.0,
+            "tool_timeout_sec": 7.5,
+            "enabled_tools": ["a", "b"],
+            "disabled_tools": ["b"],
+            "required": True,
+            "default_tools_approval_mode": "approve",
+        }
+    }
+    assert told(settings) == {
+        "mcp_servers": {"srv": {"env": {"KEY": TOKEN, "URL": f"u:{TOKEN}@/home/somebody"}}},
+    }
+    hidden = secrets_of(settings, None)
+    assert TOKEN in hidden
+    assert "/home/somebody" not in hidden
+    assert TOKEN not in repr(settings)
+    assert (settings.mcp.required, settings.mcp.patience_s) == (True, 5.0)
+
+
+def test_an_address_with_all_that_can_be_said_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    headers = {"X-Plain": "agent", "X-Key": "id ${PARTNER}"}
+    entry = {**ADDRESS, "bearer_token_env": "MY_TOKEN", "headers": headers}
+    settings = load(tmp_path, entry, MY_TOKEN_FILE=str(file), PARTNER="partner-012345")
+    assert in_toml(settings) == {
+        "srv": {
+            "url": "https://mcp.example/v1?tools=all",
+            "http_headers": {"X-Plain": "agent"},
+            "startup_timeout_sec": 30.0,
+            "tool_timeout_sec": 60.0,
+        }
+    }
+    assert told(settings) == {
+        "mcp_servers": {"srv": {"http_headers": {"Authorization": f"Bearer {TOKEN}", "X-Key": "id partner-012345"}}}
+    }
+    assert {TOKEN, "partner-012345"} <= set(secrets_of(settings, None))
+
+
+def test_short_values_are_no_secrets_to_look_for(tmp_path: Path) -> None:
+    settings = load(tmp_path, {**PROGRAM, "env": {"LEVEL": "${LEVEL}"}}, LEVEL="info")
+    assert "info" not in secrets_of(settings, None)
+
+
+def test_one_that_is_not_required_is_left_out_without_its_variable(tmp_path: Path) -> None:
+    settings = load(tmp_path, {**PROGRAM, "env": {"KEY": "${MISSING}"}}, {**ADDRESS, "name": "other"})
+    assert list(settings.mcp.left_out) == ["srv"]
+    assert settings.mcp.left_out["srv"] == (
+        "mcp_servers[0].env.KEY names the variable MISSING, which is not set; set it (or MISSING_FILE)"
+    )
+    assert [server.name for server in settings.mcp.servers] == ["other"]
+
+
+def test_where_none_is_required_nothing_else_is_different(tmp_path: Path) -> None:
+    settings = load(tmp_path, {**PROGRAM, "required": True}, {**ADDRESS, "name": "other"})
+    same = load(tmp_path, PROGRAM, {**ADDRESS, "name": "other"})
+    assert settings.mcp.optional == same.mcp
+    assert settings.mcp.required
+
+
+def test_processes_of_all_threads_are_bounded(tmp_path: Path) -> None:
+    two = load(tmp_path, PROGRAM, {**PROGRAM, "name": "other"}, {**ADDRESS, "name": "web"}).mcp
+    assert [two.threads_within(processes, 400) for processes in (1, 3, 64, 1000)] == [1, 1, 32, 400]
+    assert load(tmp_path, ADDRESS).mcp.threads_within(1, 400) == 400
+
+
+def examples() -> list[object]:
+    """What CONFIGURATION and config.yaml show of the servers."""
+    commented = (TEMPLATE_DIR / "config.yaml").read_text().partition("\n# mcp_servers:\n")[2].partition("\n\n")[0]
+    shown = "\n".join(["mcp_servers:", *(line.removeprefix("# ") for line in commented.splitlines())])
+    return [yaml.safe_load(text)["mcp_servers"] for text in (the_snippet(CONFIGURATION, "mcp_servers"), shown)]
+
+
+@pytest.mark.parametrize("servers", examples(), ids=["CONFIGURATION", "config.yaml"])
+def test_what_the_documents_show_is_taken(tmp_path: Path, servers: list[object]) -> None:
+    settings = load(tmp_path, *servers, TICKETS_TOKEN=TOKEN, DOCS_TOKEN="d", TEAM="t")
+    assert [server.name for server in settings.mcp.servers] == ["tickets", "docs"]
+    assert told(settings) == {
+        "mcp_servers": {
+            "tickets": {"env": {"TICKETS_TOKEN": TOKEN}},
+            "docs": {"http_headers": {"Authorization": "Bearer d", "X-Team": "t"}},
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [
+        ([{"name": "srv"}], "mcp_servers[0]: must have one of command and url"),
+        ([PROGRAM | ADDRESS], "mcp_servers[0]: must have one of command and url"),
+        ([PROGRAM, ADDRESS], "mcp_servers[1].name: must differ from the other servers', but is srv again"),
+        ([PROGRAM | {"name": "a b"}], "mcp_servers[0].name: must be 1 to 64 letters, digits, _ or -"),
+        ([PROGRAM | {"url_": 1}], "mcp_servers[0].url_: is not a known key (did you mean url?)"),
+        ([PROGRAM | {"headers": {"X": "y"}}], "mcp_servers[0].headers: is for a server with url"),
+        ([PROGRAM | {"bearer_token_env": "T"}], "mcp_servers[0].bearer_token_env: is for a server with url"),
+        ([ADDRESS | {"args": ["x"]}], "mcp_servers[0].args: is for a server with command"),
+        ([ADDRESS | {"env": {"X": "y"}}], "mcp_servers[0].env: is for a server with command"),
+        ([ADDRESS | {"cwd": "x"}], "mcp_servers[0].cwd: is for a server with command"),
+        ([ADDRESS | {"url": "mcp.example"}], "mcp_servers[0].url: must be an http:// or https:// URL"),
+        ([ADDRESS | {"url": "https://u:p@mcp.example"}], "mcp_servers[0].url: must be an http:// or https:// URL"),
+        ([PROGRAM | {"env": ["X=y"]}], "mcp_servers[0].env: must be a mapping, each value text, but is a list"),
+        ([PROGRAM | {"env": {"X": 8080}}], "mcp_servers[0].env.X: must be text, but is a number; put it in quotes"),
+        ([PROGRAM | {"env": {"a-b": "y"}}], "mcp_servers[0].env: holds the key 'a-b', but a key must be the name of"),
+        ([PROGRAM | {"env": {"X": "${A"}}], "mcp_servers[0].env.X: holds ${ without the name of a variable and }"),
+        ([PROGRAM | {"env": {"X": "${A B}"}}], "mcp_servers[0].env.X: holds ${ without the name of a variable and }"),
+        (
+            [PROGRAM | {"env": {"X": "${NOT_SET}"}, "required": True}],
+            "mcp_servers[0].env.X: names the variable NOT_SET, which is not set; set it (or NOT_SET_FILE)",
+        ),
+        (
+            [ADDRESS | {"bearer_token_env": "NOT_SET", "required": True}],
+            "mcp_servers[0].bearer_token_env: names the variable NOT_SET, which is not set",
+        ),
+        ([ADDRESS | {"headers": {"X": "a\nb"}}], "mcp_servers[0].headers.X: must be printable ASCII"),
+        ([ADDRESS | {"headers": {"X": "${LINES}"}}], "mcp_servers[0].headers.X: must be printable ASCII"),
+        (
+            [ADDRESS | {"headers": {"authorization": "x"}, "bearer_token_env": "LINES"}],
+            "mcp_servers[0].headers: must not hold Authorization beside bearer_token_env",
+        ),
+        ([PROGRAM | {"startup_timeout_s": 0}], "mcp_servers[0].startup_timeout_s: must be a number from 0.1 to 604800"),
+        ([PROGRAM | {"enabled_tools": "all"}], "mcp_servers[0].enabled_tools: must be a list"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, entries: list[object], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, *entries, LINES="one\ntwo")
+    assert str(caught.value).startswith(f"{tmp_path}/config.yaml: {problem}")
+
+
+def test_a_bearer_token_has_no_blank_in_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="environment: MY_TOKEN: must be printable ASCII without blanks") as caught:
+        load(tmp_path, ADDRESS | {"bearer_token_env": "MY_TOKEN"}, MY_TOKEN="to ken")
+    assert "to ken" not in str(caught.value)

@@ -1,0 +1,173 @@
+"""What the rows of the platform's inbox are: each kind of the guide's, as the stand-in gives it."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.devkit.platform.delivery import result_row
+from codex_workspace.devkit.platform.store import NewRow, StandInStore
+from codex_workspace.platform.activity_rows import Incoming, Skipped, read_row
+from codex_workspace.platform.client import ActivityRow, Token, open_platform_api
+from codex_workspace.platform.dispatcher import letter_of
+from codex_workspace.storage.outbox import Route
+from tests.support.platform_place import ME, PEER
+
+ROWS: list[tuple[str, NewRow, str | None]] = [
+    ("echo", NewRow(ME, method="notify", summary="Agent message: hi", request={"message": "hi"}), None),
+    (
+        "self-report",
+        NewRow(ME, source_id=ME, method="delegate_task", request={"task": "x"}, response={"result": "y"}),
+        None,
+    ),
+    ("self-report without an answer", NewRow(ME, source_id=ME, request={"task": "x"}), None),
+    ("upload", NewRow(ME, method="chat_upload_receive", request={"file_id": "f", "name": "a.txt"}), None),
+    (
+        "pushed and answered",
+        NewRow(
+            ME,
+            method="message/send",
+            request={"params": {"message": {"parts": [{"kind": "text", "text": "pushed"}]}}},
+            response={"result": {}},
+            duration_ms=5,
+        ),
+        None,
+    ),
+    (
+        "prompt of its own",
+        NewRow(
+            ME,
+            source_id=ME,
+            method="message/send",
+            request={"params": {"message": {"parts": [{"kind": "text", "text": "begin"}]}}},
+        ),
+        "begin",
+    ),
+    (
+        "type for kind",
+        NewRow(
+            ME, method="message/send", request={"params": {"message": {"parts": [{"type": "text", "text": "typed"}]}}}
+        ),
+        "typed",
+    ),
+    ("bare", NewRow(ME, method="message/send", request={"parts": [{"text": "bare", "kind": "text"}]}), "bare"),
+    (
+        "body as text",
+        NewRow(
+            ME, method="message/send", request='{"params": {"message": {"parts": [{"kind": "text", "text": "s"}]}}}'
+        ),
+        "s",
+    ),
+    ("summary", NewRow(ME, method="message/send", summary="only a summary"), "only a summary"),
+    ("result", result_row(ME, PEER, "work-1", "it is done"), "it is done"),
+    (
+        "result of who polls",
+        result_row(ME, PEER, "work-2", '{"status": "queued", "delivery_mode": "poll", "method": "message/send"}'),
+        None,
+    ),
+]
+
+
+async def given(row: NewRow) -> ActivityRow:
+    """Return a row as the agent's client gets it."""
+    store = StandInStore(None)
+    store.add_workspace(ME, delivery="poll")
+    store.write(row)
+    page = store.page(ME, "may")
+    store.close()
+    transport = httpx.MockTransport(lambda _request: httpx.Response(200, json=page))
+    async with open_platform_api("http://platform.test", ME, Token(Path("/none")), transport) as api:
+        (found,) = await api.activity()
+    return found
+
+
+@pytest.mark.parametrize(("row", "heard"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+async def test_a_row_is_work_or_it_is_not(row: NewRow, heard: str | None) -> None:
+    found = read_row(await given(row), ME)
+    assert isinstance(found, Skipped) == (heard is None)
+    if isinstance(found, Incoming):
+        assert found.request.message.parts[-1].text == heard
+        assert found.message_id
+
+
+SAID: JsonValue = [{"kind": "text", "text": "x"}]
+
+
+def message(said_id: str, parts: JsonValue, metadata: JsonValue = None, context_id: str = "") -> ActivityRow:
+    said: JsonObject = {"messageId": said_id, "parts": parts, "metadata": metadata, "contextId": context_id}
+    return ActivityRow("row-1", "2026-05-01T00:00:00Z", "message/send", PEER, request={"params": {"message": said}})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "route"),
+    [
+        ({}, Route.PEER),
+        ({"delegation_id": "m-1"}, Route.PEER),
+        ({"delegation_id": "work-1"}, Route.USER),
+        ({"in_reply_to": "m-0"}, Route.USER),
+    ],
+)
+def test_an_answer_of_a_peers_is_for_the_user(metadata: dict[str, str], route: Route) -> None:
+    found = read_row(message("m-1", SAID, {**metadata}), ME)
+    assert isinstance(found, Incoming)
+    assert (found.route, found.peer, found.message_id) == (route, PEER, f"{PEER}/m-1")
+
+
+@pytest.mark.parametrize("said_id", ["", "x" * 300])
+def test_a_message_without_a_usable_id_is_known_by_its_row(said_id: str) -> None:
+    found = read_row(message(said_id, SAID), ME)
+    assert isinstance(found, Incoming)
+    assert found.message_id == "row-1"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"metadata": {"a": 10**400}},
+        {"metadata": {"a": float("inf")}},
+        {"metadata": {"\ud800": "\ud800", "delegation_id": "\ud800"}},
+        {"metadata": {"in_reply_to": {"a": 1}}},
+        {"messageId": "\ud800"},
+        {"messageId": "\x00"},
+        {"contextId": "\ud800"},
+        {"parts": [{"kind": "data", "data": {"a": 10**400}}, {"kind": "text", "text": "x"}]},
+        {
+            "parts": [
+                {"kind": ["text"]},
+                {"kind": "file", "file": {"uri": "http://\ud800"}},
+                {"kind": "text", "text": "x"},
+            ]
+        },
+    ],
+)
+@pytest.mark.parametrize("method", ["message/send", "delegate_result"])
+def test_a_peers_odd_words_make_a_letter(odd: dict[str, JsonValue], method: str) -> None:
+    said: JsonObject = {"messageId": "m-1", "parts": SAID, **odd}
+    row = ActivityRow("row-1", "2026-05-01T00:00:00Z", method, PEER, request={"params": {"message": said}})
+    found = read_row(row, ME)
+    assert isinstance(found, Incoming)
+    letter = letter_of(row.id, row.created_at, found)
+    for text in (letter.message_id, letter.said_id, letter.delegation_id):
+        assert text.isprintable()
+
+
+def test_parts_of_all_kinds_are_taken_and_what_is_none_is_left_out() -> None:
+    parts: list[JsonValue] = [
+        {"kind": "text", "text": "a\ud800b"},
+        {"kind": "data", "data": {"k": [1]}},
+        {"kind": "file", "file": {"bytes": "aGk=", "name": "a.txt", "mimeType": "text/plain"}},
+        {"kind": "file", "file": {"uri": "https://a.test/b.png", "name": "b.png", "mimeType": "image/png"}},
+        {"kind": "file", "file": {"uri": "platform-pending:x/y", "name": "c.txt"}},
+        {"kind": "file", "file": {"bytes": "no base64!", "name": "d.txt"}},
+        {"kind": "other"},
+        "none",
+    ]
+    found = read_row(message("m-1", parts, {"a": [[1]]}, "c" * 37), ME)
+    assert isinstance(found, Incoming)
+    _mark, text, data, held, linked, pending, *broken = found.request.message.parts
+    assert (text.text, held.raw, linked.url) == ("a\ufffdb", b"hi", "https://a.test/b.png")
+    assert data.WhichOneof("content") == "data"
+    assert "c.txt" in pending.text
+    assert ["d.txt" in part.text for part in broken] == [True]
+    assert not found.request.message.context_id

@@ -1,0 +1,153 @@
+"""What the platform pushes and our own host answers in time: questions, what comes twice, and peers' answers."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from codex_workspace.common.metrics import TaskOutcome
+from codex_workspace.devkit.platform.app import StandIn
+from codex_workspace.devkit.platform.delivery import Outcome, result_row
+from codex_workspace.devkit.platform.store import NewRow
+from codex_workspace.platform.deadline_reply import NOTED
+from codex_workspace.platform.dispatcher import SENT_APART, STILL_AT_WORK
+from codex_workspace.platform.registration import ErrorRate
+from tests.support.platform_place import ME, PEER, Place, placed
+from tests.unit.platform.test_registration import pushing_world
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+
+def said_to(outcome: Outcome) -> str:
+    assert outcome.result is not None
+    parts = outcome.result["parts"]
+    assert isinstance(parts, list)
+    assert isinstance(parts[0], dict)
+    return str(parts[0]["text"])
+
+
+async def registered(platform: StandIn) -> None:
+    await platform.until(lambda: platform.workspace(ME).heartbeat != {})
+
+
+async def test_the_heartbeat_tells_of_turns_and_not_of_what_waits_for_one(tmp_path: Path) -> None:
+    turns = 0
+    async with pushing_world(tmp_path) as platform:
+        place = Place(tmp_path, platform, "push", answer_within_s=0.1, running=lambda: turns)
+        async with placed(place):
+            await registered(platform)
+            await platform.canvas_message(ME, "long")
+            await platform.until(lambda: platform.workspace(ME).heartbeat["current_task"] == "long")
+            assert platform.workspace(ME).active_tasks == 0
+            turns = 1
+            await platform.until(lambda: platform.workspace(ME).active_tasks == 1)
+
+
+def test_one_failure_is_weighed_against_the_last_minutes() -> None:
+    errors = ErrorRate()
+    assert errors.failed_of({TaskOutcome.COMPLETED: 5, TaskOutcome.FAILED: 5}, 0.0) == (0, 0)
+    for second in range(1, 100):
+        assert errors.failed_of({TaskOutcome.COMPLETED: 5 + second, TaskOutcome.FAILED: 5}, second) == (0, second)
+    assert errors.failed_of({TaskOutcome.COMPLETED: 104, TaskOutcome.FAILED: 6}, 100.0) == (1, 100)
+    assert errors.failed_of({TaskOutcome.COMPLETED: 104, TaskOutcome.FAILED: 6}, 500.0) == (0, 0)
+
+
+async def test_the_next_message_answers_a_question(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as platform:
+        place = Place(tmp_path, platform, "push")
+        place.echo.gate.set()
+        async with placed(place):
+            await registered(platform)
+            assert said_to(await platform.canvas_message(ME, "please ask")) == "which one?"
+            for _ in range(2):
+                # The second comes again, and is the same answer to the same question.
+                assert said_to(await platform.canvas_message(ME, "the blue one", "m-2")) == "echo: the blue one"
+            assert said_to(await platform.canvas_message(ME, "something else")) == "echo: something else"
+        assert place.echo.heard == ["please ask", "the blue one", "something else"]
+        assert len(set(place.echo.tasks)) == 2
+        assert platform.notifications(ME) == []
+
+
+async def test_a_question_of_a_long_turn_is_answered_by_the_next_message_and_told_once(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as platform:
+        place = Place(tmp_path, platform, "push", answer_within_s=0.3)
+        async with placed(place):
+            await registered(platform)
+            assert said_to(await platform.canvas_message(ME, "please ask")) == STILL_AT_WORK
+            place.echo.gate.set()
+            await platform.until(lambda: platform.notifications(ME) == ["which one?"])
+            for _ in range(2):
+                assert said_to(await platform.canvas_message(ME, "blue", "m-2")) in (STILL_AT_WORK, SENT_APART)
+            await platform.until(lambda: len(platform.notifications(ME)) == 2)
+            assert said_to(await platform.canvas_message(ME, "blue", "m-2")) == SENT_APART
+        assert platform.notifications(ME) == ["which one?", "echo: blue"]
+        assert len(set(place.echo.tasks)) == 1
+
+
+async def test_a_question_to_a_peer_goes_to_it(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as platform:
+        place = Place(tmp_path, platform, "push", answer_within_s=0.3)
+        async with placed(place):
+            await registered(platform)
+            assert said_to(await platform.peer_message(PEER, ME, "please ask", "m-1")) == STILL_AT_WORK
+            place.echo.gate.set()
+            await platform.until(lambda: bool(platform.activity(PEER)))
+            assert "which one?" in str(platform.activity(PEER)[0])
+            assert platform.notifications(ME) == []
+
+
+async def test_a_message_that_comes_again_after_its_letter_gets_a_word(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as platform:
+        place = Place(tmp_path, platform, "push", answer_within_s=0.3)
+        async with placed(place):
+            await registered(platform)
+            for _ in range(2):
+                assert said_to(await platform.canvas_message(ME, "long", "m-9")) == STILL_AT_WORK
+            place.echo.gate.set()
+            await platform.until(lambda: platform.notifications(ME) == ["echo: long"])
+            assert said_to(await platform.canvas_message(ME, "long", "m-9")) == SENT_APART
+        assert platform.shown(ME).count("echo: long") == 1
+        assert place.echo.heard == ["long"]
+
+
+@pytest.mark.parametrize("about", [{"in_reply_to": "m-0"}, {"delegation_id": "work-1"}])
+async def test_a_peers_answer_is_told_to_the_user_and_not_answered(tmp_path: Path, about: dict[str, str]) -> None:
+    async with pushing_world(tmp_path) as platform:
+        place = Place(tmp_path, platform, "push", answer_within_s=0.3)
+        async with placed(place):
+            await registered(platform)
+            for _ in range(2):
+                assert said_to(await platform.peer_message(PEER, ME, "it is done", "m-1", {**about})) == NOTED
+            place.echo.gate.set()
+            await platform.until(lambda: bool(platform.notifications(ME)))
+            await anyio.sleep(0.1)
+        (heard,) = place.echo.heard
+        assert heard.startswith("The agent that was asked answers what was given to it")
+        assert heard.endswith("it is done")
+        assert len(platform.notifications(ME)) == 1
+        assert platform.activity(PEER) == []
+
+
+async def test_a_result_of_our_own_delegation_is_read_from_the_inbox_and_nothing_else(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as platform:
+        place = Place(tmp_path, platform, "push")
+        place.echo.gate.set()
+        pushed = '{"params": {"message": {"parts": [{"kind": "text", "text": "on its way by push"}]}}}'
+        for _ in range(2):
+            async with placed(place):
+                await registered(platform)
+                platform.write(NewRow(ME, method="message/send", request=pushed))
+                platform.write(result_row(ME, PEER, f"work-{len(place.echo.heard)}", "forty-two"))
+                told = len(place.echo.heard) + 1
+                await platform.until(lambda: len(platform.notifications(ME)) == told)  # noqa: B023
+        assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == ["forty-two"] * 2
+
+
+async def test_work_by_the_platforms_own_delegation_is_answered(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as platform:
+        place = Place(tmp_path, platform, "push")
+        place.echo.gate.set()
+        async with placed(place):
+            await registered(platform)
+            outcome = await platform.peer_message(PEER, ME, "do it", "work-1", {"delegation_id": "work-1"})
+            assert said_to(outcome) == "echo: do it"

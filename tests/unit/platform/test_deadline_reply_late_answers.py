@@ -1,0 +1,145 @@
+"""Answers that a foreign host has not waited for: sent to whoever the platform says has asked, once."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+from a2a.server.context import ServerCallContext
+from a2a.types import Message, Part, Role, SendMessageRequest
+
+from codex_workspace.common.a2a_terms import PRINCIPAL, Caller
+from codex_workspace.common.errors import StoreUnavailable
+from codex_workspace.devkit.platform.app import StandIn, message_of, running_stand_in
+from codex_workspace.devkit.platform.store import NewRow
+from codex_workspace.platform.client import Token, open_platform_api
+from codex_workspace.platform.deadline_reply import LateAnswers, answering_later
+from codex_workspace.platform.dispatcher import SENT_APART, STILL_AT_WORK
+from codex_workspace.server.app import card_facts
+from codex_workspace.server.card import agent_card
+from codex_workspace.server.handler import OnceHandler
+from codex_workspace.storage.deliveries import Deliveries, Delivery, Key
+from codex_workspace.storage.outbox import Mail
+from codex_workspace.storage.store import open_store
+from tests.unit.platform.test_runtime_host import Worker
+from tests.unit.server.test_app import OPTIONS
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+ME, PEER = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
+ASKED = Message(role=Role.ROLE_USER, message_id="m-1", parts=[Part(text="hello")])
+
+
+@dataclass(frozen=True)
+class Place:
+    platform: StandIn
+    handler: OnceHandler
+    worker: Worker
+    later: LateAnswers
+    mail: Mail
+
+    async def ask(self) -> None:
+        """Have a message accepted, as a host does, and leave before it is answered."""
+        request = SendMessageRequest(message=ASKED)
+        request.configuration.return_immediately = True
+        await self.handler.on_message_send(request, ServerCallContext(user=Caller(PRINCIPAL)))
+
+    def tell_who_asked(self, source_id: str | None) -> None:
+        """Write down a message as the platform does when it is through with it."""
+        request = message_of("hello", "m-1")
+        self.platform.write(NewRow(ME, source_id=source_id, method="message/send", request=request))
+
+
+@asynccontextmanager
+async def place(folder: Path) -> AsyncIterator[Place]:
+    async with (
+        running_stand_in() as platform,
+        open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
+    ):
+        platform.add_workspace(ME, "token-of-me-0123456789", "push")
+        platform.add_workspace(PEER, "token-of-peer-0123456789", "poll")
+        (folder / "token").write_text("token-of-me-0123456789")
+        (folder / "token").chmod(0o600)
+        worker = Worker()
+        handler = OnceHandler(worker, store, None, agent_card(card_facts(OPTIONS)), one_main_context=True)
+        async with (
+            open_platform_api(platform.url, ME, Token(folder / "token")) as api,
+            answering_later(api, store.mail, handler, 0.1) as later,
+        ):
+            yield Place(platform, handler, worker, later, store.mail)
+        await handler.aclose()
+
+
+async def test_a_peer_gets_it_though_the_platform_tells_of_it_a_moment_later(tmp_path: Path) -> None:
+    async with place(tmp_path) as own:
+        await own.ask()
+        await own.later.owe(ASKED, PRINCIPAL)
+        await own.later.owe(ASKED, PRINCIPAL)
+        await own.platform.until(lambda: any(asked.method == "GET" for asked in own.platform.requests))
+        own.tell_who_asked(PEER)
+        await own.platform.until(lambda: bool(own.platform.activity(PEER)))
+        (row,) = own.platform.activity(PEER)
+        assert row["source_id"] == ME
+        assert "You said: hello" in str(row)
+        assert own.platform.notifications(ME) == []
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_the_user_gets_it_and_so_they_do_where_nobody_knows_who_asked(tmp_path: Path, is_known: bool) -> None:
+    async with place(tmp_path) as own:
+        await own.ask()
+        if is_known:
+            own.tell_who_asked(None)
+        await own.later.owe(ASKED, PRINCIPAL)
+        await own.platform.until(lambda: bool(own.platform.notifications(ME)))
+        assert own.platform.notifications(ME) == ["You said: hello"]
+
+
+async def test_a_database_that_fails_for_a_moment_takes_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = 0
+    find = Deliveries.find
+
+    async def no_find(self: Deliveries, key: Key, digest: bytes) -> Delivery | None:
+        nonlocal failed
+        if failed < 2:
+            failed += 1
+            raise StoreUnavailable("out of reach")
+        return await find(self, key, digest)
+
+    async with place(tmp_path) as own:
+        await own.ask()
+        own.tell_who_asked(None)
+        monkeypatch.setattr(Deliveries, "find", no_find)
+        await own.later.owe(ASKED, PRINCIPAL)
+        await own.platform.until(lambda: own.platform.notifications(ME) == ["You said: hello"])
+    assert failed == 2
+
+
+async def test_what_the_agent_has_said_to_itself_is_answered_to_nobody(tmp_path: Path) -> None:
+    async with place(tmp_path) as own:
+        own.tell_who_asked(ME)
+        await own.ask()
+        await own.later.owe(ASKED, PRINCIPAL)
+        while await own.mail.unfinished():
+            await anyio.sleep(0.01)
+        assert own.platform.notifications(ME) == []
+        assert all(asked.method == "GET" for asked in own.platform.requests)
+
+
+async def test_a_message_that_comes_again_gets_a_word_and_not_the_answer_once_more(tmp_path: Path) -> None:
+    async with place(tmp_path) as own:
+        assert await own.later.word(ASKED, PRINCIPAL) is None
+        await own.ask()
+        await own.later.owe(ASKED, PRINCIPAL)
+        own.tell_who_asked(None)
+        await own.platform.until(lambda: bool(own.platform.notifications(ME)))
+        assert await own.later.word(ASKED, PRINCIPAL) in (STILL_AT_WORK, SENT_APART)
+        assert await own.later.word(ASKED, "another") is None
+        while await own.mail.unfinished():
+            await anyio.sleep(0.01)
+        assert await own.later.word(ASKED, PRINCIPAL) == SENT_APART
+        assert own.platform.notifications(ME) == ["You said: hello"]

@@ -1,0 +1,627 @@
+"""Our own host on the platform, against its stand-in: the inbox with its traps, replies, pushes, and being there."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from a2a.server.context import ServerCallContext
+from a2a.types import Message, SendMessageRequest, Task
+from a2a.utils.errors import InternalError
+from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route as StarletteRoute
+
+from codex_workspace.common.errors import StoreUnavailable
+from codex_workspace.common.values import JsonObject, JsonValue, nested, objects, text
+from codex_workspace.devkit.platform.app import Options, StandIn, running_stand_in
+from codex_workspace.devkit.platform.delivery import result_row
+from codex_workspace.devkit.platform.faults import Fault
+from codex_workspace.devkit.platform.store import NewRow
+from codex_workspace.platform.activity_rows import Incoming, Skipped, read_row
+from codex_workspace.platform.client import ActivityRow, DeliveryMode
+from codex_workspace.platform.dispatcher import STILL_AT_WORK, Clerk
+from codex_workspace.server.app import bind, serving
+from codex_workspace.server.handler import OnceHandler
+from codex_workspace.storage.deliveries import Deliveries, Delivery, Key
+from codex_workspace.storage.outbox import Letter, Mail
+from tests.support.platform_place import ME, PEER, Place, placed
+from tests.unit.platform.test_activity_rows import ROWS
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+
+@asynccontextmanager
+async def world(folder: Path) -> AsyncIterator[tuple[StandIn, Place]]:
+    """A platform of May with two workspaces, and where an agent lives on it."""
+    async with running_stand_in(folder / "platform.sqlite3") as platform:
+        platform.add_workspace(ME, delivery="poll", name="me")
+        platform.add_workspace(PEER, "peer's", "poll", name="peer")
+        place = Place(folder, platform)
+        place.echo.gate.set()
+        yield platform, place
+
+
+@asynccontextmanager
+async def pushing_world(folder: Path) -> AsyncIterator[StandIn]:
+    """A platform that pushes and has little patience."""
+    options = Options(wait_s=1.0, tells_secret=True)
+    async with running_stand_in(folder / "platform.sqlite3", options=options) as platform:
+        platform.add_workspace(ME, delivery="push", name="me")
+        platform.add_workspace(PEER, "peer's", "poll", name="peer")
+        yield platform
+
+
+async def test_a_message_of_the_users_is_answered_on_the_canvas(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place):
+            await platform.canvas_message(ME, "hello")
+            await platform.until(lambda: platform.notifications(ME) == ["echo: hello"])
+        assert place.echo.heard == ["hello"]
+
+
+async def test_what_came_before_the_agent_is_answered_in_its_order(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        for number in range(5):
+            await platform.canvas_message(ME, str(number))
+        async with placed(place):
+            await platform.until(lambda: len(platform.notifications(ME)) == 5)
+        assert platform.notifications(ME) == [f"echo: {number}" for number in range(5)]
+
+
+async def test_a_backlog_above_the_page_is_read_to_its_end(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        for number in range(75):
+            await platform.canvas_message(ME, str(number))
+        async with placed(place):
+            await platform.until(lambda: len(platform.notifications(ME)) == 75)
+        assert platform.notifications(ME) == [f"echo: {number}" for number in range(75)]
+        assert place.echo.heard == [str(number) for number in range(75)]
+
+
+async def test_a_peer_gets_a_message_that_says_what_it_answers(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place):
+            await platform.peer_message(PEER, ME, "do it", "work-1", {"delegation_id": "work-1"})
+            await platform.until(lambda: len(platform.activity(PEER)) == 1)
+        [row] = platform.activity(PEER)
+        said = nested(nested(nested(row, "request_body"), "params"), "message")
+        assert said["metadata"] == {"in_reply_to": "work-1", "delegation_id": "work-1"}
+        assert "do it" in text(objects(said, "parts")[0], "text")
+        assert place.echo.heard[0].startswith(f"A message from the agent {PEER}")
+        assert platform.notifications(ME) == []
+
+
+@pytest.mark.parametrize("about", [{"in_reply_to": "m-0"}, {"delegation_id": "work-1"}])
+async def test_an_answer_of_a_peers_is_told_to_the_user_and_not_answered(tmp_path: Path, about: dict[str, str]) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place):
+            await platform.peer_message(PEER, ME, "it is done", "m-1", {**about})
+            await platform.until(lambda: len(platform.notifications(ME)) == 1)
+            await platform.canvas_message(ME, "and now?")
+            await platform.until(lambda: len(platform.notifications(ME)) == 2)
+        assert "it is done" in platform.notifications(ME)[0]
+        assert place.echo.heard[0].startswith(f"The agent {PEER} answers")
+        assert platform.activity(PEER) == []
+
+
+async def test_two_agents_do_not_answer_each_other_for_ever(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / ".auth_token").write_text("peer's")
+        other = Place(tmp_path / "other", platform, workspace_id=PEER)
+        other.echo.gate.set()
+        async with placed(place), placed(other):
+            await platform.peer_message(PEER, ME, "ping", "m-1")
+            await platform.until(lambda: len(platform.notifications(PEER)) == 1)
+            await platform.canvas_message(ME, "still there?")
+            await platform.until(lambda: len(platform.notifications(ME)) == 1)
+        assert len(place.echo.heard) == 2
+        assert len(other.echo.heard) == 1
+
+
+async def test_rows_of_all_kinds_are_work_or_they_are_not(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place), placed(place):
+        for _, row, _ in ROWS:
+            platform.write(row)
+        await platform.canvas_message(ME, "and this")
+        await platform.until(lambda: "echo: and this" in platform.notifications(ME))
+        work = [heard for _, _, heard in ROWS if heard is not None]
+        assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == [*work, "and this"]
+        # What it has told itself is answered nowhere.
+        assert len([text for text in platform.notifications(ME) if text.startswith("echo")]) == len(work)
+
+
+async def test_a_result_that_a_tool_has_told_is_not_told_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place), placed(place) as agent:
+        agent.api.told_by_tools.append("work-1")
+        platform.write(result_row(ME, PEER, "work-1", "told"))
+        platform.write(result_row(ME, PEER, "work-2", "new"))
+        await platform.until(lambda: len(platform.notifications(ME)) == 1)
+        assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == ["new"]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_result_that_a_tool_waits_for_is_told_by_one_of_both(tmp_path: Path, *, is_told: bool) -> None:
+    async with world(tmp_path) as (platform, place), placed(place) as agent:
+        agent.api.waited_by_tools.append("work-1")
+        platform.write(result_row(ME, PEER, "work-1", "it is done"))
+        await platform.canvas_message(ME, "hello")
+        await platform.until(lambda: platform.notifications(ME) == ["echo: hello"])
+        assert place.echo.heard == ["hello"]
+        if is_told:
+            agent.api.told_by_tools.append("work-1")
+        agent.api.waited_by_tools.clear()
+        if not is_told:
+            await platform.until(lambda: len(platform.notifications(ME)) == 2)
+        while await agent.store.mail.unfinished():
+            await anyio.sleep(0.02)
+        heard = ["hello"] if is_told else ["hello", "it is done"]
+        assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == heard
+
+
+async def test_nothing_is_done_twice_after_a_restart(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        for life in range(3):
+            async with placed(place):
+                await platform.canvas_message(ME, f"life {life}")
+                await platform.until(lambda: len(platform.notifications(ME)) == life + 1)  # noqa: B023
+        assert place.echo.heard == [f"life {life}" for life in range(3)]
+
+
+async def test_a_lost_cursor_replays_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place) as agent:
+            for number in range(3):
+                await platform.canvas_message(ME, str(number))
+            await platform.until(lambda: len(platform.notifications(ME)) == 3)
+            assert agent.store.mail is not None
+        platform.faults.next_time(Fault.PRUNED, times=2)
+        await platform.canvas_message(ME, "3")
+        async with placed(place):
+            await platform.canvas_message(ME, "4")
+            await platform.until(lambda: len(platform.notifications(ME)) == 5)
+        assert place.echo.heard == [str(number) for number in range(5)]
+
+
+async def test_a_death_before_the_answer_is_out_takes_no_answer(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.faults.next_time(Fault.FAILING, "/notify", times=100)
+        async with placed(place):
+            await platform.canvas_message(ME, "hello")
+            while not platform.faults.met[Fault.FAILING]:
+                await anyio.sleep(0.02)
+        platform.faults.stop()
+        async with placed(place):
+            await platform.until(lambda: bool(platform.notifications(ME)))
+        assert (place.echo.heard, platform.notifications(ME)) == (["hello"], ["echo: hello"])
+
+
+async def test_an_answer_that_came_through_although_the_line_broke_is_not_sent_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.faults.next_time(Fault.LOST, "/notify")
+        async with placed(place):
+            await platform.canvas_message(ME, "hello", "m-1")
+            await platform.canvas_message(ME, "hello", "m-2")
+            await platform.canvas_message(ME, "other", "m-3")
+            await platform.until(lambda: "echo: other" in platform.notifications(ME))
+        assert platform.notifications(ME) == ["echo: hello", "echo: hello", "echo: other"]
+
+
+async def test_a_look_for_an_answer_that_fails_proves_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.faults.next_time(Fault.LOST, "/notify")
+        async with placed(place):
+            await platform.canvas_message(ME, "hello")
+            await platform.until(lambda: bool(platform.notifications(ME)))
+            # The inbox's own requests meet some of them.
+            platform.faults.next_time(Fault.UNAUTHORIZED, "/activity", times=4)
+            await platform.canvas_message(ME, "other")
+            await platform.until(lambda: "echo: other" in platform.notifications(ME))
+        assert platform.notifications(ME) == ["echo: hello", "echo: other"]
+
+
+async def test_rows_of_one_moment_are_all_read(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.faults.by_chance(1.0, Fault.SAME_TIME)
+        async with placed(place):
+            for number in range(40):
+                await platform.canvas_message(ME, str(number))
+            await platform.until(lambda: len(platform.notifications(ME)) == 40)
+        assert sorted(place.echo.heard, key=int) == [str(number) for number in range(40)]
+
+
+@pytest.mark.parametrize("odd", [{"metadata": {"a": 10**400}}, {"messageId": "\ud800"}, {"contextId": "\x00"}])
+async def test_no_row_stops_the_inbox(tmp_path: Path, odd: dict[str, JsonValue]) -> None:
+    said: JsonObject = {"messageId": "m-1", "parts": [{"kind": "text", "text": "odd"}], **odd}
+    async with world(tmp_path) as (platform, place), placed(place):
+        platform.faults.by_chance(1.0, Fault.TEXT_BODY)
+        platform.write(NewRow(ME, source_id=PEER, method="message/send", request={"params": {"message": said}}))
+        await platform.canvas_message(ME, "hello")
+        await platform.until(lambda: "echo: hello" in platform.notifications(ME))
+
+
+async def test_a_row_that_nobody_foresaw_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(row: ActivityRow, own_id: str) -> Incoming | Skipped:
+        if row.source_id == PEER:
+            raise KeyError("unforeseen")
+        return read_row(row, own_id)
+
+    monkeypatch.setattr("codex_workspace.inbox.read_row", read)
+    async with world(tmp_path) as (platform, place), placed(place):
+        await platform.peer_message(PEER, ME, "odd", "m-1")
+        await platform.canvas_message(ME, "hello")
+        await platform.until(lambda: "echo: hello" in platform.notifications(ME))
+    assert "unforeseen" in caplog.text
+
+
+@asynccontextmanager
+async def peer_that_answers(status: int) -> AsyncIterator[str]:
+    """Run an agent that refuses each message so; give its address."""
+
+    async def refuse(_request: Request) -> JSONResponse:
+        return JSONResponse({"error": "no"}, status)
+
+    app = Starlette(routes=[StarletteRoute("/", refuse, methods=["POST"])])
+    with bind("127.0.0.1", 0) as listener:
+        async with serving(app, listener):
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+
+
+@pytest.mark.parametrize("status", [410, 401, 429, 503, 404])
+async def test_a_peer_that_takes_no_answer_stops_neither_the_agent_nor_its_inbox(tmp_path: Path, status: int) -> None:
+    async with peer_that_answers(status) as url, running_stand_in(tmp_path / "platform.sqlite3") as platform:
+        platform.add_workspace(ME, delivery="poll", name="me")
+        platform.add_workspace(PEER, "peer's", "push", name="peer", url=url)
+        place = Place(tmp_path, platform, at_once=3)
+        place.echo.gate.set()
+        async with placed(place) as agent:
+            for number in range(5):
+                await platform.peer_message(PEER, ME, f"do {number}", f"m-{number}")
+            await platform.until(lambda: len(place.echo.heard) == 5)
+            await platform.canvas_message(ME, "hello")
+            await platform.until(lambda: platform.notifications(ME) == ["echo: hello"])
+            assert not agent.stop.is_set()
+
+
+async def test_large_rows_do_not_stop_the_inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codex_workspace.platform_api.MAX_BODY_BYTES", 50_000)
+    async with world(tmp_path) as (platform, place):
+        for number in range(4):
+            await platform.peer_message(PEER, ME, "x" * 20_000, f"m-{number}")
+        await platform.canvas_message(ME, "hello")
+        async with placed(place):
+            await platform.until(lambda: platform.notifications(ME) == ["echo: hello"])
+        assert len(place.echo.heard) == 5
+
+
+async def test_an_agent_that_takes_one_message_at_a_time_hears_the_answer_to_its_question(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        place.at_once = 1
+        async with placed(place):
+            await platform.canvas_message(ME, "please ask")
+            await platform.until(lambda: platform.notifications(ME) == ["which one?"])
+            await platform.canvas_message(ME, "the second")
+            await platform.until(lambda: platform.notifications(ME) == ["which one?", "echo: the second"])
+
+
+async def test_an_answer_is_found_however_much_came_after_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.faults.next_time(Fault.LOST, "/notify")
+        async with placed(place):
+            await platform.canvas_message(ME, "hello")
+            await platform.until(lambda: bool(platform.notifications(ME)))
+            for _ in range(120):
+                platform.write(NewRow(ME, method="message/send", request={"x": 1}))
+            await platform.canvas_message(ME, "other")
+            await platform.until(lambda: "echo: other" in platform.notifications(ME))
+        assert platform.notifications(ME) == ["echo: hello", "echo: other"]
+
+
+async def test_a_switch_of_the_delivery_takes_no_message_from_the_agents_hands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go = anyio.Event(), anyio.Event()
+    real = Clerk._hand_over
+
+    async def slow(self: Clerk, letter: Letter) -> None:
+        entered.set()
+        await go.wait()
+        await real(self, letter)
+
+    monkeypatch.setattr(Clerk, "_hand_over", slow)
+    async with world(tmp_path) as (platform, place):
+        place.delivery = "auto"
+        async with placed(place) as agent:
+            await platform.canvas_message(ME, "one")
+            await entered.wait()
+            modes: tuple[DeliveryMode, ...] = ("push", "poll")
+            for mode in modes:
+                await agent.api.register({"name": "me"}, agent.url, mode)
+                # The next beat fails, and the host registers again.
+                platform.revoke_tokens(ME)
+                await platform.until(lambda: agent.pushing.is_on == (mode == "push"))  # noqa: B023
+            go.set()
+            await platform.canvas_message(ME, "two")
+            await platform.until(lambda: platform.notifications(ME) == ["echo: one", "echo: two"])
+
+
+async def test_a_database_that_fails_for_a_moment_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[str] = []
+    reading, find = Mail._reading, Deliveries.find
+
+    def no_reading(self: Mail) -> AbstractAsyncContextManager[AsyncConnection]:
+        if failed.count("mail") < 2:
+            failed.append("mail")
+            raise StoreUnavailable("out of reach")
+        return reading(self)
+
+    async def no_find(self: Deliveries, key: Key, digest: bytes) -> Delivery | None:
+        if failed.count("deliveries") < 2:
+            failed.append("deliveries")
+            raise StoreUnavailable("out of reach")
+        return await find(self, key, digest)
+
+    monkeypatch.setattr(Mail, "_reading", no_reading)
+    monkeypatch.setattr(Deliveries, "find", no_find)
+    async with world(tmp_path) as (platform, place), placed(place):
+        await platform.canvas_message(ME, "hello")
+        await platform.until(lambda: platform.notifications(ME) == ["echo: hello"])
+    assert len(failed) == 4
+
+
+async def test_a_task_that_cannot_be_followed_for_a_while_is_answered_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codex_workspace.letters.LONGEST_LOOK_S", 0.01)
+    failed = 0
+    send = OnceHandler.on_message_send
+
+    async def failing(self: OnceHandler, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
+        nonlocal failed
+        if not params.configuration.return_immediately and failed < 30:
+            failed += 1
+            raise InternalError(message="not now")
+        return await send(self, params, context)
+
+    monkeypatch.setattr(OnceHandler, "on_message_send", failing)
+    async with world(tmp_path) as (platform, place), placed(place):
+        await platform.canvas_message(ME, "hello")
+        await platform.until(lambda: platform.notifications(ME) == ["echo: hello"])
+    assert failed == 30
+
+
+async def test_what_shows_up_late_of_the_first_moment_is_read(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        platform.write(NewRow(ME, method="notify", summary="old", request={"message": "old"}))
+        async with placed(place):
+            await platform.until(lambda: sum(each.path.endswith("/activity") for each in platform.requests) > 1)
+            platform.faults.by_chance(1.0, Fault.SAME_TIME)
+            await platform.canvas_message(ME, "late")
+            await platform.until(lambda: "echo: late" in platform.notifications(ME))
+
+
+async def test_the_same_message_in_two_rows_is_answered_once(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place):
+            for _ in range(2):
+                await platform.peer_message(PEER, ME, "once", "m-1")
+            await platform.peer_message(PEER, ME, "another with its id", "m-1")
+            await platform.until(lambda: len(platform.activity(PEER)) == 2)
+        assert len(place.echo.heard) == 2
+
+
+async def test_no_more_is_fetched_than_is_worked_on(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        place.at_once = 3
+        place.echo.gate = anyio.Event()
+        for number in range(10):
+            await platform.canvas_message(ME, str(number))
+        async with placed(place) as agent:
+            while len(place.echo.heard) < 1:
+                await anyio.sleep(0.02)
+            await anyio.sleep(1.0)
+            assert len(await agent.store.mail.unfinished()) == 3
+            place.echo.gate.set()
+            await platform.until(lambda: len(platform.notifications(ME)) == 10)
+
+
+async def test_a_failed_task_is_told_as_one(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place):
+            await platform.canvas_message(ME, "please fail")
+            await platform.until(lambda: bool(platform.notifications(ME)))
+        assert platform.notifications(ME) == ["This could not be done: the work went wrong"]
+
+
+async def test_a_question_goes_out_and_the_next_message_is_its_answer(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place), placed(place) as agent:
+        await platform.canvas_message(ME, "please ask")
+        await platform.until(lambda: platform.notifications(ME) == ["which one?"])
+        await platform.canvas_message(ME, "the second")
+        await platform.until(lambda: len(platform.notifications(ME)) == 2)
+        assert platform.notifications(ME) == ["which one?", "echo: the second"]
+        while await agent.store.mail.unfinished():
+            await anyio.sleep(0.02)
+
+
+async def test_an_idle_agent_is_quick_and_does_not_hammer(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place), placed(place):
+        await platform.until(lambda: any(each.path.endswith("/activity") for each in platform.requests))
+        before = sum(each.path.endswith("/activity") for each in platform.requests)
+        await anyio.sleep(2.0)
+        asked = sum(each.path.endswith("/activity") for each in platform.requests) - before
+        assert asked <= 6
+        start = anyio.current_time()
+        await platform.canvas_message(ME, "hello")
+        while not place.echo.heard:
+            await anyio.sleep(0.01)
+        assert anyio.current_time() - start < 1.0
+
+
+async def test_a_removed_workspace_stops_the_agent(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, place):
+        async with placed(place) as agent:
+            await platform.until(lambda: platform.workspace(ME).heartbeat != {})
+            platform.remove(ME)
+            await agent.stop.wait()
+        async with placed(place) as agent:
+            await agent.stop.wait()
+
+
+async def test_a_rotated_token_is_found(tmp_path: Path) -> None:
+    async with world(tmp_path) as (platform, _place):
+        other = "33333333-3333-4333-8333-333333333333"
+        platform.add_workspace(other, "first", "poll", token_file=tmp_path / ".auth_token")
+        (tmp_path / ".auth_token").write_text("first")
+        place = Place(tmp_path, platform, workspace_id=other)
+        place.echo.gate.set()
+        async with placed(place):
+            await platform.canvas_message(other, "one")
+            await platform.until(lambda: len(platform.notifications(other)) == 1)
+            platform.rotate_token(other)
+            await platform.canvas_message(other, "two")
+            await platform.until(lambda: len(platform.notifications(other)) == 2)
+
+
+async def test_a_platform_that_was_away_finds_the_agent_again(tmp_path: Path) -> None:
+    file = tmp_path / "platform.sqlite3"
+    async with anyio.create_task_group() as tasks:
+        async with running_stand_in(file) as platform:
+            platform.add_workspace(ME, delivery="poll")
+            place = Place(tmp_path, platform)
+            place.echo.gate.set()
+            tasks.start_soon(live, place)
+            await platform.canvas_message(ME, "one")
+            await platform.until(lambda: len(platform.notifications(ME)) == 1)
+        await anyio.sleep(1.0)
+        port = int(platform.url.rsplit(":", 1)[1])
+        async with running_stand_in(file, port=port) as again:
+            await again.canvas_message(ME, "two")
+            await again.until(lambda: len(again.notifications(ME)) == 2)
+            await again.until(lambda: any(each.path == "/registry/register" for each in again.requests))
+            assert again.notifications(ME) == ["echo: one", "echo: two"]
+        tasks.cancel_scope.cancel()
+
+
+async def live(place: Place) -> None:
+    async with placed(place):
+        await anyio.sleep_forever()
+
+
+# --- Pushed ---
+
+
+async def test_what_is_pushed_is_answered_by_one_message(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as pusher:
+        place = Place(tmp_path, pusher, "auto")
+        place.echo.gate.set()
+        async with placed(place) as agent:
+            await pusher.until(lambda: pusher.workspace(ME).heartbeat != {})
+            outcome = await pusher.canvas_message(ME, "hello")
+            assert agent.secrets
+        assert outcome.result is not None
+        assert outcome.result["parts"] == [{"kind": "text", "text": "echo: hello"}]
+        assert pusher.shown(ME) == ["echo: hello"]
+
+
+@pytest.mark.parametrize("sender", [None, PEER])
+async def test_a_long_turn_is_answered_in_time_and_in_the_end(tmp_path: Path, sender: str | None) -> None:
+    async with pushing_world(tmp_path) as pusher:
+        place = Place(tmp_path, pusher, "push", answer_within_s=0.3)
+        async with placed(place):
+            await pusher.until(lambda: pusher.workspace(ME).heartbeat != {})
+            if sender is None:
+                outcome = await pusher.canvas_message(ME, "long")
+            else:
+                outcome = await pusher.peer_message(sender, ME, "long", "m-1")
+            assert outcome.result is not None
+            assert outcome.result["parts"] == [{"kind": "text", "text": STILL_AT_WORK}]
+            await pusher.until(lambda: pusher.workspace(ME).active_tasks == 1)
+            place.echo.gate.set()
+            if sender is None:
+                await pusher.until(lambda: pusher.notifications(ME) == ["echo: long"])
+            else:
+                await pusher.until(lambda: bool(pusher.activity(PEER)))
+                assert pusher.notifications(ME) == []
+        assert place.echo.heard == ["long"]
+
+
+async def test_a_peers_answer_is_a_peers_however_long_the_platform_does_not_tell(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as pusher:
+        place = Place(tmp_path, pusher, "push", answer_within_s=0.3)
+        async with placed(place):
+            await pusher.until(lambda: pusher.workspace(ME).heartbeat != {})
+            pusher.faults.next_time(Fault.FAILING, "/activity", times=3)
+            await pusher.peer_message(PEER, ME, "secret", "m-1")
+            for _ in range(120):
+                pusher.write(NewRow(ME, method="notify", summary="x", request={"message": "hi"}))
+            place.echo.gate.set()
+            await pusher.until(lambda: bool(pusher.activity(PEER)))
+        assert set(pusher.notifications(ME)) <= {"hi"}
+
+
+async def test_a_pushed_answer_of_a_peers_gets_no_late_answer(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as pusher:
+        place = Place(tmp_path, pusher, "push", answer_within_s=0.3)
+        async with placed(place):
+            await pusher.until(lambda: pusher.workspace(ME).heartbeat != {})
+            await pusher.peer_message(PEER, ME, "it is done", "m-1", {"in_reply_to": "m-0"})
+            place.echo.gate.set()
+            await pusher.until(lambda: bool(pusher.notifications(ME)))
+        assert "it is done" in pusher.notifications(ME)[0]
+        assert pusher.activity(PEER) == []
+
+
+async def test_two_agents_that_are_pushed_to_do_not_answer_each_other_for_ever(tmp_path: Path) -> None:
+    options = Options(wait_s=5.0, tells_secret=True)
+    async with running_stand_in(tmp_path / "platform.sqlite3", options=options) as platform:
+        platform.add_workspace(ME, delivery="push", name="me")
+        platform.add_workspace(PEER, "peer's", "push", name="peer")
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / ".auth_token").write_text("peer's")
+        place = Place(tmp_path, platform, "push", answer_within_s=0.1)
+        other = Place(tmp_path / "other", platform, "push", workspace_id=PEER, answer_within_s=0.1)
+        async with placed(place), placed(other):
+            await platform.until(lambda: all(platform.workspace(each).heartbeat for each in (ME, PEER)))
+            await platform.peer_message(PEER, ME, "ping", "m-1")
+            place.echo.gate.set()
+            await platform.until(lambda: len(other.echo.heard) == 1)
+            other.echo.gate.set()
+            await platform.until(lambda: len(platform.notifications(PEER)) == 1)
+            # Whatever it would still send would be there before the answer to this.
+            await platform.canvas_message(ME, "still there?")
+        assert ["ping" in text for text in place.echo.heard] == [True, False]
+        assert len(other.echo.heard) == 1
+        assert "ping" in platform.notifications(PEER)[0]
+
+
+async def test_a_long_turn_survives_a_death(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as pusher:
+        place = Place(tmp_path, pusher, "push", answer_within_s=0.3)
+        async with placed(place):
+            await pusher.until(lambda: pusher.workspace(ME).heartbeat != {})
+            await pusher.canvas_message(ME, "long")
+        place.echo.gate.set()
+        async with placed(place):
+            await pusher.until(lambda: pusher.notifications(ME) == ["echo: long"])
+
+
+async def test_a_redelivered_message_joins_its_turn(tmp_path: Path) -> None:
+    async with pushing_world(tmp_path) as pusher:
+        place = Place(tmp_path, pusher, "push", answer_within_s=30.0)
+        async with placed(place):
+            await pusher.until(lambda: pusher.workspace(ME).heartbeat != {})
+            outcome = await pusher.canvas_message(ME, "long")
+            assert outcome.status == 202
+            place.echo.gate.set()
+            await pusher.until(lambda: bool(pusher.shown(ME)))
+        assert (place.echo.heard, pusher.shown(ME)) == (["long"], ["echo: long"])
+        assert len(pusher.pushes) == 2

@@ -1,0 +1,345 @@
+"""The agent under a host that is not ours: made-up ids, redelivery, questions, and answers that take too long."""
+
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import pytest
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event, EventQueue
+from a2a.types import (
+    Artifact,
+    Message,
+    Part,
+    Role,
+    SendMessageRequest,
+    Task,
+    TaskArtifactUpdateEvent,
+    TaskState,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
+from a2a.utils.errors import InternalError, InvalidParamsError
+
+from codex_workspace.common.a2a_terms import PRINCIPAL, Caller
+from codex_workspace.platform.dispatcher import NOTHING_SAID, STILL_AT_WORK
+from codex_workspace.platform.runtime_contract import WAKE_UP, DelegationResults
+from codex_workspace.platform.runtime_host import NOTHING_NEW, HostedExecutor, hosted
+from codex_workspace.storage.store import Store, open_store
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+
+class Worker(AgentExecutor):
+    """Says what it hears, in which context; "wait" waits for `go`, "ask" at the end asks, "fail" fails."""
+
+    def __init__(self) -> None:
+        self.go = anyio.Event()
+        self.heard: list[tuple[str, str]] = []
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        text, context_id = context.get_user_input(), str(context.context_id)
+        self.heard.append((text, context_id))
+        if context.current_task is None:
+            status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
+            await event_queue.enqueue_event(Task(id=context.task_id, context_id=context_id, status=status))
+            await event_queue.enqueue_event(status_of(context, TaskState.TASK_STATE_WORKING))
+        if "wait" in text:
+            await self.go.wait()
+        if text.endswith("ask"):
+            await event_queue.enqueue_event(status_of(context, TaskState.TASK_STATE_INPUT_REQUIRED, "Which one?"))
+            return
+        if text.endswith("fail"):
+            await event_queue.enqueue_event(status_of(context, TaskState.TASK_STATE_FAILED, "It is broken."))
+            return
+        parts = [] if text == "silence" else [Part(text=f"You said: {text}")]
+        if parts:
+            await event_queue.enqueue_event(artifact_of(context, "answer", parts))
+        if text == "file":
+            file = Part(raw=b"1", filename="one.txt", media_type="text/plain")
+            await event_queue.enqueue_event(artifact_of(context, "file-1", [file]))
+        await event_queue.enqueue_event(status_of(context, TaskState.TASK_STATE_COMPLETED))
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        await event_queue.enqueue_event(status_of(context, TaskState.TASK_STATE_CANCELED, "Canceled."))
+
+
+def status_of(context: RequestContext, state: TaskState, text: str = "") -> TaskStatusUpdateEvent:
+    status = TaskStatus(state=state)
+    status.timestamp.GetCurrentTime()
+    if text:
+        said = Message(role=Role.ROLE_AGENT, message_id=str(uuid.uuid4()), parts=[Part(text=text)])
+        status.message.CopyFrom(said)
+    return TaskStatusUpdateEvent(task_id=context.task_id, context_id=context.context_id, status=status)
+
+
+def artifact_of(context: RequestContext, artifact_id: str, parts: list[Part]) -> TaskArtifactUpdateEvent:
+    artifact = Artifact(artifact_id=artifact_id, parts=parts)
+    return TaskArtifactUpdateEvent(
+        task_id=context.task_id, context_id=context.context_id, artifact=artifact, last_chunk=True
+    )
+
+
+class Read(EventQueue):
+    """What the host gets."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    async def enqueue_event(self, event: Event) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.events.append(event)
+
+
+@dataclass
+class Owed:
+    """Where late answers go; `within_s` is how long the host waits."""
+
+    within_s: float
+    letters: list[tuple[str, str]] = field(default_factory=list)
+
+    async def word(self, message: Message, owner: str) -> str | None:
+        await anyio.lowlevel.checkpoint()
+        return STILL_AT_WORK if (message.message_id, owner) in self.letters else None
+
+    async def owe(self, message: Message, owner: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.letters.append((message.message_id, owner))
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host that makes up ids of task and context, as the SDK's does."""
+
+    executor: HostedExecutor
+    worker: Worker
+    store: Store
+
+    async def send(self, text: str, message_id: str = "", context_id: str = "", task_id: str = "") -> Message:
+        message = Message(
+            role=Role.ROLE_USER,
+            message_id=message_id or str(uuid.uuid4()),
+            parts=[Part(text=text)],
+            context_id=context_id or str(uuid.uuid4()),
+            task_id=task_id or str(uuid.uuid4()),
+        )
+        context = RequestContext(ServerCallContext(), SendMessageRequest(message=message))
+        read = Read()
+        await self.executor.execute(context, read)
+        (answer,) = read.events
+        assert isinstance(answer, Message)
+        return answer
+
+    async def state_of(self, task_id: str) -> TaskState:
+        task = await self.store.tasks.get(task_id, ServerCallContext(user=Caller(PRINCIPAL)))
+        assert task is not None
+        return task.status.state
+
+    async def said(self, text: str, message_id: str = "", context_id: str = "") -> str:
+        answer = await self.send(text, message_id, context_id)
+        return answer.parts[0].text
+
+
+@asynccontextmanager
+async def host(
+    folder: Path, *, one_main_context: bool = True, later: Owed | None = None, heartbeat: object = None
+) -> AsyncIterator[Host]:
+    worker = Worker()
+    results = DelegationResults(folder / "results", folder / "told", lambda: "")
+    open_later = None if later is None else lambda _handler: nullcontext(later)
+    async with (
+        open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
+        hosted(
+            worker,
+            store,
+            None,
+            results,
+            heartbeat=heartbeat,
+            open_later=open_later,
+            one_main_context=one_main_context,
+        ) as executor,
+    ):
+        yield Host(executor, worker, store)
+
+
+async def test_contexts_that_the_host_makes_up_are_the_main_one(tmp_path: Path) -> None:
+    async with host(tmp_path) as own:
+        first, second = await own.send("one"), await own.send("two")
+        main = await own.store.main_context(PRINCIPAL)
+        assert [context for _, context in own.worker.heard] == [main, main]
+        assert (first.context_id, second.context_id) == (main, main)
+
+
+async def test_a_context_that_was_spoken_in_is_continued(tmp_path: Path) -> None:
+    async with host(tmp_path) as own:
+        other = str(uuid.uuid4())
+        await own.store.memory(PRINCIPAL, other).save("thread-2")
+        await own.said("one", context_id=other)
+        await own.said("two", context_id="release-7")
+        assert [context for _, context in own.worker.heard] == [other, "release-7"]
+
+
+async def test_per_context_each_of_them_is_one_of_its_own(tmp_path: Path) -> None:
+    async with host(tmp_path, one_main_context=False) as own:
+        for text in ("one", "two"):
+            await own.said(text)
+        assert len({context for _, context in own.worker.heard}) == 2
+
+
+async def test_what_comes_again_joins_and_gets_the_same_answer(tmp_path: Path) -> None:
+    async with host(tmp_path) as own:
+        answers: list[Message] = []
+
+        async def send() -> None:
+            answers.append(await own.send("wait", "m-1"))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(send)
+            while not own.worker.heard:
+                await anyio.sleep(0.01)
+            own.worker.go.set()
+        await send()
+        assert len({answer.SerializeToString(deterministic=True) for answer in answers}) == 1
+        assert len(own.worker.heard) == 1
+        with pytest.raises(InvalidParamsError, match="m-1"):
+            await own.send("another", "m-1")
+
+
+async def test_a_process_that_ended_is_gone_on_for_and_its_sender_gets_the_answer(tmp_path: Path) -> None:
+    async with host(tmp_path) as own:
+        with anyio.move_on_after(0.3):
+            await own.send("wait", "m-1")
+        assert own.worker.heard
+    async with host(tmp_path) as own:
+        while not own.worker.heard:
+            await anyio.sleep(0.01)
+        own.worker.go.set()
+        assert await own.said("wait", "m-1") == "You said: wait"
+        assert len(own.worker.heard) == 1
+
+
+@pytest.mark.parametrize(("text", "expected"), [("fail", "It is broken."), ("wait and fail", "It is broken.")])
+async def test_a_failure_is_an_error(tmp_path: Path, text: str, expected: str) -> None:
+    async with host(tmp_path) as own:
+        own.worker.go.set()
+        with pytest.raises(InternalError, match=expected):
+            await own.send(text)
+
+
+async def test_an_answer_has_text_even_where_nothing_was_said_and_files_behind_it(tmp_path: Path) -> None:
+    async with host(tmp_path) as own:
+        assert await own.said("silence") == NOTHING_SAID
+        text, file = (await own.send("file")).parts
+        assert (text.text, file.filename) == ("You said: file", "one.txt")
+
+
+async def test_a_question_is_an_answer_and_the_next_message_answers_it(tmp_path: Path) -> None:
+    async with host(tmp_path) as own:
+        assert await own.said("ask") == "Which one?"
+        assert await own.said("the first") == "You said: the first"
+        assert await own.said("and now?") == "You said: and now?"
+        assert await own.store.deliveries.unfinished() == []
+
+
+async def test_a_cancel_reaches_the_task(tmp_path: Path) -> None:
+    async with host(tmp_path) as own, anyio.create_task_group() as tasks:
+
+        async def send() -> None:
+            with pytest.raises(InternalError, match="Canceled"):
+                await own.send("wait", "m-1", task_id="host-1")
+
+        tasks.start_soon(send)
+        while not own.worker.heard:
+            await anyio.sleep(0.01)
+        message = Message(task_id="host-1", context_id="c", message_id="x")
+        request = SendMessageRequest(message=message)
+        context = RequestContext(ServerCallContext(), request, task_id="host-1", context_id="c")
+        await own.executor.cancel(context, Read())
+
+
+async def test_an_answer_that_takes_longer_than_the_host_waits_is_owed(tmp_path: Path) -> None:
+    later = Owed(within_s=0.05)
+    async with host(tmp_path, later=later) as own:
+        first, again = await own.send("wait", "m-1"), await own.send("wait", "m-1")
+        assert first.parts[0].text == STILL_AT_WORK
+        assert first == again
+        assert later.letters == [("m-1", PRINCIPAL)]
+        own.worker.go.set()
+        later.within_s = 5
+        # The letter has the answer, and has it alone.
+        assert await own.said("wait", "m-1") == STILL_AT_WORK
+        assert len(own.worker.heard) == 1
+        assert await own.said("quick") == "You said: quick"
+
+
+async def test_a_late_question_is_answered_by_the_next_message(tmp_path: Path) -> None:
+    async with host(tmp_path, later=Owed(within_s=0.05)) as own:
+        told = await own.send("wait and ask", "m-1")
+        assert told.parts[0].text == STILL_AT_WORK
+        task_id = told.message_id.removesuffix("-at-work")
+        own.worker.go.set()
+        with anyio.fail_after(5):
+            while await own.state_of(task_id) != TaskState.TASK_STATE_INPUT_REQUIRED:
+                await anyio.sleep(0.01)
+        # What comes of the task is told by the letter of the message that began it.
+        for _ in range(2):
+            assert await own.said("the first", "m-2") == STILL_AT_WORK
+        with anyio.fail_after(5):
+            while await own.state_of(task_id) != TaskState.TASK_STATE_COMPLETED:
+                await anyio.sleep(0.01)
+        assert [text for text, _ in own.worker.heard] == ["wait and ask", "the first"]
+        assert len({context for _, context in own.worker.heard}) == 1
+
+
+async def test_a_snapshots_thread_is_gone_on_in_only_where_there_is_none(tmp_path: Path) -> None:
+    async with host(tmp_path) as own:
+        own.executor.restore("thread-1")
+        await own.said("hello")
+        memory = own.store.memory(PRINCIPAL, await own.store.main_context(PRINCIPAL))
+        assert await memory.load() == "thread-1"
+        assert own.executor.thread_id == "thread-1"
+        own.executor.restore("thread-2")
+        await own.said("hello")
+        assert await memory.load() == "thread-1"
+
+
+async def test_a_call_to_results_that_are_known_begins_nothing(tmp_path: Path) -> None:
+    echo = {"delegation_id": "row-1", "source_id": "w-1", "status": "completed", "response_preview": "look at it"}
+    woken = f"{WAKE_UP}. Review them and take appropriate action:"
+    async with host(tmp_path) as own:
+        await own.said("look at it")
+        (tmp_path / "results").write_text(json.dumps(echo) + "\n")
+        assert await own.said(woken) == NOTHING_NEW
+        assert len(own.worker.heard) == 1
+        # The same words without anything that was known, or with something new, are a message as any other.
+        assert (await own.said(woken)).startswith("You said: ")
+        (tmp_path / "results").write_text(json.dumps(echo) + "\n" + json.dumps({"delegation_id": "d-2"}) + "\n")
+        assert "d-2" in await own.said(woken)
+
+
+@dataclass
+class Heartbeat:
+    active_tasks: int = 0
+    current_task: str = ""
+
+
+async def test_a_host_sees_what_is_at_work_and_not_what_was_put_before_it(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text('{"delegation_id": "d-1", "status": "completed"}\n')
+    heartbeat = Heartbeat()
+    async with host(tmp_path, heartbeat=heartbeat) as own:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(own.send, "wait for it")
+            while not own.worker.heard:
+                await anyio.sleep(0.01)
+            await anyio.wait_all_tasks_blocked()
+            assert "d-1" in own.worker.heard[0][0]
+            assert (heartbeat.active_tasks, heartbeat.current_task) == (1, "wait for it")
+            own.worker.go.set()
+        await anyio.wait_all_tasks_blocked()
+        assert heartbeat.active_tasks == 0

@@ -1,0 +1,81 @@
+"""The sentence for a failed turn."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codex_workspace.common.values import JsonObject
+from codex_workspace.protocol.codex_events import TurnFailure
+from codex_workspace.protocol.failures import MAX_QUOTED_CHARS, explain, told_of
+
+RAW = "unexpected status {0}: Incorrect API key sk-raw, url: https://gateway.internal/v1/responses, request id: r-1"
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (TurnFailure(RAW.format("401 Unauthorized"), "other", None, None), "refused the credential (HTTP 401)"),
+        (TurnFailure("x", "httpConnectionFailed", 401, None), "refused the credential (HTTP 401)"),
+        (TurnFailure("x", "httpConnectionFailed", 402, None), "payment"),
+        (TurnFailure("x", "httpConnectionFailed", 403, None), "credential's rights"),
+        (TurnFailure(RAW.format("404 Not Found"), "other", None, None), "does not know the model or the address"),
+        (TurnFailure("x", "modelNotFound", None, None), "does not know the model"),
+        (TurnFailure("x", "responseTooManyFailedAttempts", 429, None), "limits the rate (HTTP 429)"),
+        (TurnFailure("x", "rateLimitExceeded", None, None), "limits the rate"),
+        (TurnFailure("x", "usageLimitExceeded", 429, None), "usage limit is reached"),
+        (TurnFailure("x", "internalServerError", None, None), "internal error (HTTP 500)"),
+        (TurnFailure("x", "serverOverloaded", 503, None), "overloaded"),
+        (TurnFailure("x", "contextWindowExceeded", None, None), "begin a new context"),
+        (TurnFailure("x", "httpConnectionFailed", 502, None), "had an error (HTTP 502); try again later"),
+        (TurnFailure("unexpected status 503 Service Unavailable", "other", None, None), "(HTTP 503)"),
+        (TurnFailure("The turn was silent for 300 s.", "watchdogTimeout", None, None), "silent for 300 s"),
+        (TurnFailure("Missing environment variable: `X`.", "other", None, None), "Missing environment variable: `X`."),
+    ],
+)
+def test_a_known_failure_has_a_sentence_of_ours(failure: TurnFailure, said: str) -> None:
+    sentence = explain(failure)
+    assert said in sentence
+    assert "sk-raw" not in sentence
+    assert "gateway" not in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (TurnFailure("x", "httpConnectionFailed", 401, None), {"code": "unauthorized", "httpStatus": 401}),
+        (TurnFailure("x", "responseStreamConnectionFailed", 401, None), {"code": "unauthorized", "httpStatus": 401}),
+        (TurnFailure(RAW.format("401 Unauthorized"), "other", None, None), {"code": "unauthorized", "httpStatus": 401}),
+        (TurnFailure("x", "unauthorized", None, None), {"code": "unauthorized"}),
+        (TurnFailure("x", "httpConnectionFailed", 403, None), {"code": "httpConnectionFailed", "httpStatus": 403}),
+        (TurnFailure("x", "serverOverloaded", 503, None), {"code": "serverOverloaded", "httpStatus": 503}),
+        (TurnFailure("It was silent.", "watchdogTimeout", None, None), {"code": "watchdogTimeout"}),
+    ],
+)
+def test_programs_are_told_a_code_and_a_status(failure: TurnFailure, told: JsonObject) -> None:
+    assert told_of(failure) == told
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1:9/v1/responses",
+        "https://user:pass@gateway.internal/v1?api_key=sk-secret",
+        "wss://gateway.internal/v1/responses",
+        "HTTPS://gateway.internal/",
+        "(http://gateway.internal:8080/v1)",
+    ],
+)
+def test_addresses_do_not_show(address: str) -> None:
+    sentence = explain(TurnFailure(f"error sending request for url {address}: refused", "other", None, None))
+    assert "[address]" in sentence
+    for part in ("gateway", "127.0.0.1", "sk-secret", "pass"):
+        assert part not in sentence
+
+
+@given(st.text(), st.text(), st.none() | st.integers(0, 999))
+def test_any_failure_is_one_bounded_line(message: str, kind: str, status: int | None) -> None:
+    sentence = explain(TurnFailure(message, kind, status, None))
+    assert len(sentence) < MAX_QUOTED_CHARS + 30
+    assert "\n" not in sentence
+    assert sentence.strip()

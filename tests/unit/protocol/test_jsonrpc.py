@@ -1,0 +1,235 @@
+"""Codex's lines: split, decoded and encoded."""
+
+import json
+import time
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.protocol.jsonrpc import (
+    Failure,
+    LineSplitter,
+    Message,
+    Notification,
+    NotUnderstood,
+    Request,
+    Result,
+    Skipped,
+    decode,
+    encode_error,
+    encode_notification,
+    encode_request,
+    encode_result,
+    safe_text,
+)
+
+any_text = st.text(st.characters(categories=None))
+"""Strings as Python can hold them, lone surrogates included."""
+
+json_values: st.SearchStrategy[JsonValue] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | any_text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3),
+    max_leaves=8,
+)
+json_objects: st.SearchStrategy[JsonObject] = st.dictionaries(any_text, json_values, max_size=4)
+ids = st.integers() | st.text()
+
+
+def pieces_of(data: bytes, cuts: list[int]) -> list[bytes]:
+    ends = [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def split(pieces: list[bytes], max_line_bytes: int = 1000) -> list[bytes | Skipped]:
+    splitter = LineSplitter(max_line_bytes)
+    return [line for piece in pieces for line in splitter.feed(piece)] + splitter.finish()
+
+
+@given(
+    st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b""))),
+    st.lists(st.integers(0)),
+    st.integers(1, 9),
+)
+def test_any_chunking_yields_the_same_lines(lines: list[bytes], cuts: list[int], max_line_bytes: int) -> None:
+    data = b"".join(line + b"\n" for line in lines)
+    expected = [line if len(line) <= max_line_bytes else Skipped(len(line)) for line in lines]
+    assert split(pieces_of(data, cuts), max_line_bytes) == expected
+
+
+def test_only_a_newline_ends_a_line() -> None:
+    line = "a\u2028b\u2029c\x85d\x0be\x0cf\rg".encode()
+    assert split([line + b"\n"]) == [line]
+
+
+def test_the_unterminated_rest_comes_at_the_end() -> None:
+    splitter = LineSplitter()
+    assert splitter.feed(b"one\ntwo") == [b"one"]
+    assert splitter.finish() == [b"two"]
+    assert splitter.finish() == []
+
+
+def test_a_line_that_is_too_long_is_reported_once_and_the_next_one_is_read() -> None:
+    assert split([b"abcdef", b"ghi", b"jk\nnext\n", b"abcdefghi\nlast\n"], 8) == [
+        Skipped(11),
+        b"next",
+        Skipped(9),
+        b"last",
+    ]
+
+
+def test_a_rest_that_is_too_long_is_reported_too() -> None:
+    assert split([b"abcdef", b"ghi"], 8) == [Skipped(9)]
+
+
+def test_a_long_line_in_small_pieces_takes_linear_time() -> None:
+    def seconds(size: int) -> float:
+        splitter, piece = LineSplitter(), b"x" * 4096
+        start = time.process_time()
+        for _ in range(size // len(piece)):
+            splitter.feed(piece)
+        splitter.feed(b"\n")
+        return time.process_time() - start
+
+    small = min(seconds(2 * 1024 * 1024) for _ in range(3))
+    assert min(seconds(32 * 1024 * 1024) for _ in range(2)) < 16 * small * 8  # a quadratic one takes 16 * 16 times
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"id":0,"result":{}}', Result(0, {})),
+        (b'{"id":"0","result":null}', Result("0", None)),
+        (b'{"id":-5,"result":[1]}\r', Result(-5, [1])),
+        (b'{"error":{"code":-32600,"message":"no"},"id":3}', Failure(3, -32600, "no")),
+        (
+            b'{"error":{"code":-32602,"message":"long","data":{"max":1}},"id":"a"}',
+            Failure("a", -32602, "long", {"max": 1}),
+        ),
+        (
+            b'{"error":"odd","id":3}',
+            Failure(3, 0, "codex refused, and did not say why in a known way", "odd"),
+        ),
+        (
+            b'{"method":"turn/started","params":{"threadId":"t"},"emittedAtMs":7}',
+            Notification("turn/started", {"threadId": "t"}),
+        ),
+        (b'{"method":"initialized"}', Notification("initialized", {})),
+        (b'{"method":"initialized","params":null}', Notification("initialized", {})),
+        (b'{"id":0,"method":"item/tool/call","params":{"tool":"x"}}', Request(0, "item/tool/call", {"tool": "x"})),
+        (b'{"id":"0","method":"item/tool/call"}', Request("0", "item/tool/call", {})),
+        (b'{"id":0,"method":"m","params":{},"result":1}', Request(0, "m", {})),
+    ],
+)
+def test_decode_gives_the_message(line: bytes, message: Message) -> None:
+    assert decode(line) == message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"not json",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"id":1}',
+        b'{"id":null,"result":1}',
+        b'{"id":true,"result":1}',
+        b'{"id":1.5,"result":1}',
+        b'{"result":1}',
+        b'{"id":[],"method":"m"}',
+        b'{"id":null,"method":"m"}',
+        b'{"id":true,"method":"m"}',
+        b'{"method":1}',
+        b'{"method":"m","params":[]}',
+        b"[" * 100_000,
+        b"1" * 5000,
+    ],
+)
+def test_what_is_no_message_is_not_understood(line: bytes) -> None:
+    message = decode(line)
+    assert isinstance(message, NotUnderstood)
+    assert message.reason
+    assert message.start == line.decode("utf-8", "replace")[:200]
+
+
+@given(st.binary())
+@example(b'{"id":1,"error":{"code":1e999}}')
+@example(b'{"method":"m","params":{"x":NaN}}')
+def test_decode_never_raises(line: bytes) -> None:
+    decode(line)
+
+
+@given(json_values)
+def test_decode_never_raises_for_any_json(value: JsonValue) -> None:
+    decode(json.dumps(value).encode())
+
+
+def safe(value: JsonValue) -> JsonValue:
+    match value:
+        case str():
+            return safe_text(value)
+        case list():
+            return [safe(inner) for inner in value]
+        case dict():
+            return {safe_text(key): safe(inner) for key, inner in value.items()}
+        case _:
+            return value
+
+
+def is_one_line_of_valid_text(line: bytes) -> bool:
+    return line.endswith(b"\n") and line.count(b"\n") == 1 and bool(line.decode("utf-8", "strict"))
+
+
+@given(ids, any_text, json_objects)
+def test_a_request_comes_back_as_it_was_sent_but_for_lone_surrogates(
+    id_: int | str, method: str, params: JsonObject
+) -> None:
+    line = encode_request(id_, method, params)
+    assert is_one_line_of_valid_text(line)
+    assert json.loads(line) == safe({"id": id_, "method": method, "params": params})
+    assert isinstance(decode(line), Request)
+
+
+@given(ids, json_values)
+def test_a_result_comes_back_as_it_was_sent_but_for_lone_surrogates(id_: int | str, value: JsonValue) -> None:
+    line = encode_result(id_, value)
+    assert is_one_line_of_valid_text(line)
+    assert decode(line) == Result(id_, safe(value))
+
+
+@given(ids, st.integers(), any_text)
+def test_an_error_comes_back_as_it_was_sent_but_for_lone_surrogates(id_: int | str, code: int, message: str) -> None:
+    line = encode_error(id_, code, message)
+    assert is_one_line_of_valid_text(line)
+    assert decode(line) == Failure(id_, code, safe_text(message))
+
+
+def test_empty_params_of_a_request_are_sent() -> None:
+    assert encode_request(1, "model/list", {}) == b'{"id":1,"method":"model/list","params":{}}\n'
+
+
+def test_a_notification_is_sent_with_and_without_params() -> None:
+    assert encode_notification("initialized") == b'{"method":"initialized"}\n'
+    assert encode_notification("x", {"a": 1}) == b'{"method":"x","params":{"a":1}}\n'
+
+
+def test_a_number_that_json_cannot_say_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        encode_result(1, float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("plain", "plain"), ("a\ud83db", "a\ufffdb"), ("\ud83d\ude00", "\U0001f600"), ("\udc80", "\ufffd"), ("", "")],
+)
+def test_safe_text_is_valid_unicode(text: str, expected: str) -> None:
+    assert safe_text(text) == expected
+
+
+@given(st.text())
+def test_safe_text_leaves_valid_text_alone(text: str) -> None:
+    assert safe_text(text) == text

@@ -1,0 +1,297 @@
+"""How far MCP servers are, over a codex in memory and on a clock that jumps."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from codex_workspace.codex.thread import prove_servers
+from codex_workspace.common.errors import CodexCannotStart
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.config.environment import Secret
+from codex_workspace.protocol.mcp_status import (
+    CLOSED,
+    MAX_FAILURE_CHARS,
+    MAX_REVIVALS,
+    RELOAD,
+    RELOADS,
+    RETRY_S,
+    STARTUP,
+    Expected,
+    Found,
+    Startups,
+    State,
+    troubles,
+)
+from tests.integration.test_thread import ECHO, OPTIONS, FarEnd, Scene, Talk, scene, talk
+from tests.support.memory_codex import in_virtual_time, memory_codex
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+TWO = Expected(("a", "b"), 30.0)
+
+
+def status(name: str, state: str, thread_id: str | None = "t", **more: JsonValue) -> JsonObject:
+    return {"name": name, "status": state, "threadId": thread_id, **more}
+
+
+def said(*notes: JsonObject) -> Startups:
+    startups = Startups()
+    for note in notes:
+        startups.take(note)
+    return startups
+
+
+# --- What codex has said ---
+
+
+def test_the_last_word_of_a_thread_counts() -> None:
+    known = said(status("a", "starting"), status("a", "ready"), status("a", "failed", "other")).of("t")
+    assert {name: each.state for name, each in known.items()} == {"a": State.READY}
+
+
+def test_a_word_without_a_thread_counts_for_every_thread() -> None:
+    startups = said({"name": "a", "status": "failed", "error": "no such file"})
+    assert startups.of("t")["a"].error == "no such file"
+    startups.take(status("a", "ready"))
+    assert startups.of("t")["a"].state is State.READY
+
+
+@pytest.mark.parametrize("odd", [{}, {"name": 1, "status": "ready"}, {"name": "a"}])
+def test_what_is_of_another_shape_says_nothing(odd: JsonObject) -> None:
+    assert said(odd).of("t") == {}
+
+
+def test_a_new_word_of_codex_is_no_end() -> None:
+    assert not said(status("a", "warming up")).of("t")["a"].settled
+
+
+def test_codex_s_sentence_is_cut_to_what_happened() -> None:
+    failed = "MCP client for `a` failed to start: MCP startup failed: no such\n file."
+    late = "MCP client for `b` timed out after 3 seconds. Add or adjust `startup_timeout_sec` in your config.toml:\n[…]"
+    startups = said(status("a", "failed", error=failed), status("b", "failed", error=late))
+    assert troubles(replace(TWO, left_out={"c": "names X, which is not set"}), startups.of("t")) == {
+        "c": "The MCP server c is not there: names X, which is not set.",
+        "a": "The MCP server a is not there: no such file.",
+        "b": "The MCP server b is not there: timed out after 3 seconds.",
+    }
+
+
+def test_one_that_nobody_has_heard_of_is_missed() -> None:
+    assert troubles(TWO, said(status("a", "ready")).of("t")) == {
+        "b": "The MCP server b is not there yet; it has not started within 30 s."
+    }
+
+
+def test_what_only_the_pipe_carries_has_the_shape_of_codex_s_configuration() -> None:
+    private = {"a": {("env", "KEY"): Secret("1"), ("env", "TOKEN"): Secret("2"), ("http_headers", "X"): Secret("3")}}
+    assert Expected(("a",), private=private).config() == {
+        "mcp_servers": {"a": {"env": {"KEY": "1", "TOKEN": "2"}, "http_headers": {"X": "3"}}}
+    }
+    assert "1" not in repr(private)
+
+
+# --- Waiting ---
+
+
+@in_virtual_time
+async def test_all_that_are_named_are_waited_for() -> None:
+    startups = Startups()
+    async with anyio.create_task_group() as tasks:
+
+        async def start() -> None:
+            for note in (status("a", "starting"), status("b", "failed"), status("a", "ready")):
+                await anyio.sleep(1)
+                startups.take(note)
+
+        tasks.start_soon(start)
+        began = anyio.current_time()
+        known = await startups.settled("t", ("a", "b"), 30)
+        assert anyio.current_time() - began == 3
+    assert {name: each.state for name, each in known.items()} == {"a": State.READY, "b": State.FAILED}
+
+
+@in_virtual_time
+async def test_nobody_waits_longer_than_they_want_or_for_a_codex_that_is_gone() -> None:
+    startups = Startups()
+    began = anyio.current_time()
+    assert await startups.settled("t", ("a",), 7) == {}
+    assert anyio.current_time() - began == 7
+    startups.end()
+    assert await startups.settled("t", ("a",), 7) == {}
+    assert anyio.current_time() - began == 7
+
+
+# --- A conversation ---
+
+
+@asynccontextmanager
+async def with_servers(*, version: tuple[int, int, int] = RELOADS) -> AsyncIterator[Scene]:
+    async with scene(options=replace(OPTIONS, servers=TWO)) as now:
+        now.end.codex.connection.version = version
+        yield now
+
+
+async def begin(end: FarEnd, **states: str) -> None:
+    """Start the thread and its servers, then the turn."""
+    await end.start_thread()
+    for name, state in states.items():
+        await end.codex.tell(STARTUP, **status(name, state, "thread-1"))
+    await end.start_turn()
+
+
+async def lose_a_server(end: FarEnd) -> None:
+    item: JsonObject = {"type": "mcpToolCall", "id": "m", "server": "a", "tool": "x", "status": "failed"}
+    await end.say("item/completed", turnId="turn-1", item={**item, "error": {"message": f"call failed: {CLOSED}"}})
+
+
+def note_of(said: Talk) -> str | None:
+    assert said.begun is not None
+    return said.begun.note
+
+
+@in_virtual_time
+async def test_a_turn_waits_for_the_servers_of_its_thread() -> None:
+    async with with_servers() as now:
+
+        async def far(end: FarEnd) -> None:
+            await end.start_thread()
+            await end.codex.tell(STARTUP, **status("a", "ready", "thread-1"))
+            await anyio.sleep(5)
+            assert end.codex.unread == []
+            await end.codex.tell(STARTUP, **status("b", "ready", "thread-1"))
+            await end.start_turn()
+            await end.complete()
+
+        assert note_of(await talk(now, far)) is None
+
+
+@in_virtual_time
+async def test_who_leaves_while_servers_start_leaves_no_turn_behind() -> None:
+    async with with_servers() as now:
+
+        async def leave() -> None:
+            with anyio.move_on_after(5):
+                await Talk()(now.conversation)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(leave)
+            await now.end.start_thread()
+        assert now.end.codex.unread == []
+
+        async def far(end: FarEnd) -> None:
+            for name in TWO.names:
+                await end.codex.tell(STARTUP, **status(name, "ready", "thread-1"))
+            await end.start_turn()
+            await end.complete()
+
+        assert note_of(await talk(now, far)) is None
+
+
+@in_virtual_time
+async def test_who_is_missed_is_said_once_and_tried_again_later() -> None:
+    async with with_servers() as now:
+
+        async def first(end: FarEnd) -> None:
+            await begin(end, a="ready", b="failed")
+            await end.complete()
+
+        async def second(end: FarEnd) -> None:
+            await end.start_turn("turn-2")
+            await end.complete("turn-2")
+
+        async def third(end: FarEnd) -> None:
+            await end.codex.answer(RELOAD, {})
+            await end.codex.tell(STARTUP, **status("b", "ready", "thread-1"))
+            await end.start_turn("turn-3")
+            await end.complete("turn-3")
+
+        assert note_of(await talk(now, first)) == "The MCP server b is not there: failed."
+        assert note_of(await talk(now, second)) is None
+        await anyio.sleep(RETRY_S)
+        assert note_of(await talk(now, third)) is None
+
+
+@in_virtual_time
+async def test_a_server_that_has_ended_is_started_again_so_often_and_no_more() -> None:
+    async with with_servers() as now:
+
+        async def far(end: FarEnd) -> None:
+            await begin(end, a="ready", b="ready")
+            for _ in range(MAX_REVIVALS):
+                await lose_a_server(end)
+                await end.codex.answer(RELOAD, {})
+            await lose_a_server(end)
+            await end.complete()
+
+        said = await talk(now, far)
+        assert said.ended.status == "completed"
+        assert now.end.codex.unread == []
+        assert now.end.codex.connection.worn is None
+
+
+@in_virtual_time
+async def test_an_older_codex_is_to_be_replaced_instead() -> None:
+    async with with_servers(version=(0, 133, 0)) as now:
+
+        async def far(end: FarEnd) -> None:
+            await begin(end, a="ready", b="ready")
+            await lose_a_server(end)
+            await end.complete()
+
+        await talk(now, far)
+        assert now.end.codex.connection.worn == "has lost an MCP server"
+
+
+# --- A thread for trying them ---
+
+
+@in_virtual_time
+async def test_a_required_server_that_fails_is_told_in_codex_s_words() -> None:
+    async with memory_codex() as codex, anyio.create_task_group() as tasks:
+
+        async def far() -> None:
+            asked = await codex.read("thread/start")
+            said = "error creating thread: required MCP servers failed to initialize: a: no such file"
+            await codex.refuse(asked, -32603, said)
+
+        tasks.start_soon(far)
+        with pytest.raises(CodexCannotStart, match=r"a required MCP server does not start \(.*\): a: no such file$"):
+            await prove_servers(codex.connection, OPTIONS, 30)
+
+
+@in_virtual_time
+async def test_a_thread_that_was_for_trying_them_is_taken_away() -> None:
+    found: list[Found] = []
+    async with memory_codex() as codex, anyio.create_task_group() as tasks:
+
+        async def near() -> None:
+            found.append(await prove_servers(codex.connection, replace(OPTIONS, servers=TWO), 30))
+
+        tasks.start_soon(near)
+        await codex.answer("thread/start", {"thread": {"id": "t"}, **ECHO})
+        await codex.tell(STARTUP, **status("a", "ready"))
+        await codex.tell(STARTUP, **status("b", "failed", error="no"))
+        listed: JsonObject = {"data": [{"name": "a", "tools": {"two": {}, "one": {}}}]}
+        asked = await codex.answer("mcpServerStatus/list", listed)
+        assert asked == {"threadId": "t", "serverName": "a", "detail": "toolsAndAuthOnly"}
+        await codex.answer("thread/delete", {})
+    assert found == [Found({"a": ["one", "two"]}, {"b": "The MCP server b is not there: no."})]
+
+
+def test_why_a_server_is_not_there_is_a_sentence_for_people() -> None:
+    chain = (
+        "MCP client for `far` failed to start: MCP startup failed: handshaking with MCP server failed: "
+        "Send message error "
+        "Transport [rmcp::transport::worker::WorkerTransport<rmcp::transport::http::Worker<reqwest::Client>>] error: "
+        "Client error: error sending request for url (http://127.0.0.1:1/mcp), when send initialize request"
+    )
+    startups = said({"threadId": "t", "name": "far", "status": "failed", "error": chain})
+    sentence = troubles(Expected(("far",), 30.0), startups.of("t"))["far"]
+    assert "::" not in sentence
+    assert "handshaking with MCP server failed" in sentence
+    assert sentence.endswith("when send initialize request.")
+    long = said({"threadId": "t", "name": "far", "status": "failed", "error": f"began {'x' * 5000} ended"})
+    assert len(troubles(Expected(("far",), 30.0), long.of("t"))["far"]) < MAX_FAILURE_CHARS + 50

@@ -1,0 +1,658 @@
+"""The lines of `codex exec --json` as the public stream: what real codexes said, and any lines at all."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codex_workspace.protocol.codex_events import TokenCount, TurnFailure
+from codex_workspace.runtimes.convert import NO_RESULT, NO_SESSION, NONE_USED, ExecLines
+from codex_workspace.runtimes.events import (
+    AgentEvent,
+    ChangedFile,
+    Done,
+    Error,
+    FileChange,
+    Other,
+    Plan,
+    PlanStep,
+    Reasoning,
+    Text,
+    Tokens,
+    ToolResult,
+    ToolUse,
+    Usage,
+    as_json,
+)
+from tests.support.paths import ROOT
+from tests.support.record_exec import SCENARIOS
+
+if TYPE_CHECKING:
+    from codex_workspace.common.values import JsonObject
+
+FOLDER: Final = ROOT / "tests" / "recordings" / "exec"
+VERSIONS: Final = sorted((path.name for path in FOLDER.iterdir() if path.is_dir()), key=lambda name: name.split("."))
+RECORDINGS: Final = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.ndjson"))
+NEWER: Final = ("0.136.0", "0.163.0", "0.169.0")
+WITH_TURNS: Final = ("0.72.0", "0.101.0", *NEWER)
+"""Versions that say when a turn ends."""
+
+WATCHDOG: Final = TurnFailure("no line for 300 s", "watchdogTimeout", None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a recording."""
+
+    lines: tuple[str, ...]
+    exit_code: int
+
+
+@cache
+def runs_of(recording: str) -> tuple[Run, ...]:
+    runs, lines = list[Run](), list[str]()
+    for text in (FOLDER / f"{recording}.ndjson").read_text().split("\n"):
+        record = json.loads(text or "{}")
+        if "line" in record:
+            lines.append(record["line"])
+        if "exit" in record:
+            runs.append(Run(tuple(lines), record["exit"]))
+            lines = []
+    return tuple(runs)
+
+
+def replayed(run: Run, used_before: TokenCount | None = NONE_USED) -> list[AgentEvent]:
+    lines = ExecLines(used_before)
+    events = [event for line in run.lines for event in lines.feed(line)]
+    return events + lines.finish(run.exit_code, stopped=run.exit_code < 0)
+
+
+def told(recording: str) -> list[AgentEvent]:
+    """Return the events of a recording's only run, without the warning of an unknown model."""
+    (run,) = runs_of(recording)
+    return replayed(run)
+
+
+def done(events: Sequence[AgentEvent]) -> Done:
+    last = events[-1]
+    assert isinstance(last, Done)
+    return last
+
+
+def check_balance(events: Sequence[AgentEvent]) -> None:
+    """Every use of a tool has one result behind it, every result a use before it, and the end is one."""
+    opened, closed = list[str](), set[str]()
+    for event in events:
+        match event:
+            case ToolUse(id=id_):
+                assert id_ not in opened
+                opened.append(id_)
+            case ToolResult(id=id_):
+                assert id_ in opened
+                assert id_ not in closed
+                closed.add(id_)
+            case FileChange(item_id=id_):
+                assert id_ in opened
+                assert id_ not in closed
+            case _:
+                pass
+    assert set(opened) == closed
+    assert [type(event) for event in events].count(Done) == 1
+    assert isinstance(events[-1], Done)
+
+
+def texts_of(events: Sequence[AgentEvent]) -> dict[str, str]:
+    """Return the messages as a reader puts them together."""
+    texts: dict[str, str] = {}
+    for event in events:
+        if isinstance(event, Text):
+            texts[event.item_id] = event.text if event.replaces else texts.get(event.item_id, "") + event.text
+    return texts
+
+
+def test_three_versions_and_more_are_here() -> None:
+    assert set(VERSIONS) == {"0.42.0", *WITH_TURNS}
+    assert {Path(recording).name for recording in RECORDINGS} == set(SCENARIOS)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_a_recording_is_understood_and_ends_once(recording: str) -> None:
+    for run in runs_of(recording):
+        events = replayed(run)
+        check_balance(events)
+        assert not [event for event in events if isinstance(event, Other)]
+        assert done(events).session_id
+        assert json.loads(json.dumps([as_json(event) for event in events]))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_answer_comes_with_what_was_thought(version: str) -> None:
+    events = told(f"{version}/answer")
+    thought = [event.text for event in events if isinstance(event, Reasoning)]
+    assert "\n".join(thought) == "think hard\nand again"
+    end = done(events)
+    assert (end.text, end.stop_reason, end.error) == ("It is done, as you said.", "completed", None)
+    assert list(texts_of(events).values()) == ["It is done, as you said."]
+    assert (end.usage is None) == (version == "0.42.0")
+    assert "cost" not in json.dumps(as_json(end))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_resumed_session_has_its_id_and_memory(version: str) -> None:
+    first, second = runs_of(f"{version}/resume")
+    before, after = done(replayed(first)), done(replayed(second))
+    assert before.session_id == after.session_id
+    assert "assistant: The word is basalt." in after.text
+
+
+@pytest.mark.parametrize("version", ["0.101.0", *NEWER])
+def test_the_tokens_of_a_resumed_run_are_its_own(version: str) -> None:
+    first, second = runs_of(f"{version}/resume")
+    lines = ExecLines()
+    for line in first.lines:
+        lines.feed(line)
+    assert lines.session_usage is not None
+    before, after = done(replayed(first)).usage, done(replayed(second, lines.session_usage)).usage
+    assert before is not None
+    assert after is not None
+    # The second call says the first turn again, and little more.
+    assert before.input < after.input < before.input * 1.5
+    assert done(replayed(second, None)).usage is None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_commands_are_pairs_with_their_output(version: str) -> None:
+    events = told(f"{version}/commands")
+    uses = [event for event in events if isinstance(event, ToolUse)]
+    results = {event.id: event for event in events if isinstance(event, ToolResult)}
+    assert {(use.name, use.tool) for use in uses} == {("Bash", "command_execution")}
+    said = {str(use.input["command"]).split("-lc ")[1]: results[use.id] for use in uses}
+    outcomes = {command: (each.output, each.exit_code, each.is_error) for command, each in said.items()}
+    assert outcomes == {
+        "\"echo hi; printf 'no newline'\"": ("hi\nno newline", 0, False),
+        "false": ("", 1, True),
+        "'echo to-stderr >&2; exit 3'": ("to-stderr\n", 3, True),
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_changed_files_are_told_with_their_kinds(version: str) -> None:
+    events = told(f"{version}/files")
+    # Two of them warn the model of its way of patching, as a user: there the script ends.
+    seen = 1 if version in ("0.72.0", "0.101.0") else 2
+    assert [event.name for event in events if isinstance(event, ToolUse)] == ["Write", "Edit"][:seen]
+    changes = [event.changes for event in events if isinstance(event, FileChange)]
+    a, gone = "/home/agent/work/a.txt", "/home/agent/work/gone.txt"
+    assert [set(each) for each in changes] == [
+        {ChangedFile(a, "add"), ChangedFile(gone, "add")},
+        {ChangedFile(a, "update"), ChangedFile(gone, "delete")},
+    ][:seen]
+
+
+@pytest.mark.parametrize("version", WITH_TURNS)
+def test_tools_of_mcp_servers_have_their_own_names(version: str) -> None:
+    events = told(f"{version}/mcp")
+    uses = [(event.name, event.server, event.input) for event in events if isinstance(event, ToolUse)]
+    assert uses == [
+        ("echo", "probe", {"text": "hello"}),
+        ("echo", "probe", {"wrong": 1}),
+        ("crash", "probe", {}),
+    ]
+    results = [event for event in events if isinstance(event, ToolResult)]
+    assert [event.is_error for event in results] == [False, True, True]
+    assert results[0].output.startswith("echo hello from process")
+    assert results[0].extra == {"result": {"structured_content": {"result": results[0].output}}}
+    assert "Field required" in results[1].output
+    assert "Transport closed" in results[2].output
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_plan_is_told_whenever_it_changes(version: str) -> None:
+    plans = [event for event in told(f"{version}/plan") if isinstance(event, Plan)]
+    assert [sum(step.status == "completed" for step in plan.steps) for plan in plans] == [0, 1, 3]
+    assert plans[1].steps[:2] == (PlanStep("look", "completed"), PlanStep("write", "pending"))
+    assert plans[0].name == "TodoWrite"
+
+
+@pytest.mark.parametrize("version", WITH_TURNS)
+def test_a_search_is_a_pair(version: str) -> None:
+    events = told(f"{version}/search")
+    (use,) = [event for event in events if isinstance(event, ToolUse)]
+    assert (use.name, use.tool, use.input) == ("WebSearch", "web_search", {"query": "basalt density"})
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_retry_is_an_error_that_ends_nothing(version: str) -> None:
+    events = told(f"{version}/retried")
+    assert [(event.code, event.fatal) for event in events if isinstance(event, Error)] == [("RETRYING", False)]
+    assert (done(events).stop_reason, done(events).text) == ("completed", "Cut off here and said again.")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_refused_credential_is_said_once_as_fatal(version: str) -> None:
+    events = told(f"{version}/refused")
+    (fatal,) = [event for event in events if isinstance(event, Error) and event.fatal]
+    assert fatal.code == "UNAUTHORIZED"
+    assert (done(events).stop_reason, done(events).error) == ("failed", fatal)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_failure_keeps_what_was_done_before(version: str) -> None:
+    events = told(f"{version}/failed")
+    assert [event.output for event in events if isinstance(event, ToolResult)] == ["before\n"]
+    (fatal,) = [event for event in events if isinstance(event, Error) and event.fatal]
+    assert fatal.code == ("OTHER" if version == "0.42.0" else "CONTEXT_WINDOW_EXCEEDED")
+    assert done(events).error == fatal
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_stopped_run_closes_what_is_open(version: str) -> None:
+    events = told(f"{version}/stopped")
+    assert [event.output for event in events if isinstance(event, ToolResult)] == [NO_RESULT]
+    assert (done(events).stop_reason, done(events).text, done(events).error) == ("interrupted", "Now.", None)
+    assert done(told(f"{version}/stopped_in_words")).stop_reason == "interrupted"
+
+
+@pytest.mark.parametrize("version", NEWER)
+def test_a_command_that_outlives_its_turn_has_a_result_all_the_same(version: str) -> None:
+    events = told(f"{version}/outlived")
+    assert [(event.output, event.is_error) for event in events if isinstance(event, ToolResult)] == [(NO_RESULT, True)]
+    assert done(events).stop_reason == "completed"
+
+
+def test_a_command_that_runs_on_is_no_error_where_codex_says_that_it_is_completed() -> None:
+    (result,) = [event for event in told("0.101.0/outlived") if isinstance(event, ToolResult)]
+    assert (result.output, result.is_error, result.exit_code) == ("", False, None)
+
+
+@pytest.mark.parametrize("version", NEWER)
+def test_a_warning_ends_nothing(version: str) -> None:
+    events = told(f"{version}/unknown_model")
+    warnings = [event for event in events if isinstance(event, Error)]
+    assert {(event.code, event.fatal) for event in warnings} <= {("WARNING", False)}
+    assert done(events).stop_reason == "completed"
+
+
+@pytest.mark.parametrize("version", WITH_TURNS)
+def test_a_run_that_is_cut_anywhere_fails_with_one_end(version: str) -> None:
+    (run,) = runs_of(f"{version}/commands")
+    for cut in range(len(run.lines)):
+        events = replayed(Run(run.lines[:cut], 101))
+        check_balance(events)
+        error = done(events).error
+        assert error is not None
+        assert error.code == "PROCESS_EXITED"
+        assert "exit code 101" in error.message
+
+
+def line(kind: str, **fields: object) -> str:
+    return json.dumps({"type": kind, **fields})
+
+
+def item(stage: str, **fields: object) -> str:
+    return line(f"item.{stage}", item=fields)
+
+
+def events_of(*lines: str | bytes, exit_code: int | None = 0) -> list[AgentEvent]:
+    run = ExecLines(clock=lambda: 0.0)
+    return [event for each in lines for event in run.feed(each)] + run.finish(exit_code)
+
+
+ENDED: Final = line("turn.completed")
+
+
+def end(text: str = "", session: str | None = None, usage: Tokens | None = None) -> Done:
+    return Done(text, session, 0, usage, "completed")
+
+
+def test_growing_text_comes_as_deltas() -> None:
+    message: Mapping[str, object] = {"id": "m", "type": "agent_message"}
+    events = events_of(
+        item("started", **message, text=""),
+        item("updated", **message, text="Hel"),
+        item("updated", **message, text="Hello"),
+        item("updated", **message, text="Hello"),
+        item("completed", **message, text="Hello you"),
+        item("completed", **message, text="Hello you"),
+        ENDED,
+    )
+    assert events == [Text("m", "Hel"), Text("m", "lo"), Text("m", " you"), end("Hello you")]
+
+
+def test_rewritten_text_takes_the_place_of_what_came_before() -> None:
+    message: Mapping[str, object] = {"id": "m", "type": "agent_message"}
+    events = events_of(
+        item("updated", **message, text="Hel"),
+        item("updated", **message, text="Bye"),
+        item("completed", **message, text="Bye now"),
+        ENDED,
+    )
+    assert texts_of(events) == {"m": "Bye now"}
+    assert done(events).text == "Bye now"
+
+
+def test_a_message_that_was_rewritten_grows_on() -> None:
+    run = ExecLines()
+    texts = ["Hel", "Bye", "Bye now", "Bye now all"]
+    events = [event for text in texts for event in run.feed(item("updated", id="m", type="agent_message", text=text))]
+    assert events == [Text("m", "Hel"), Text("m", "Bye", replaces=True), Text("m", " now"), Text("m", " all")]
+    assert done(run.finish(stopped=True)).text == "Bye now all"
+
+
+def test_growing_thoughts_come_as_deltas() -> None:
+    thought: Mapping[str, object] = {"id": "r", "type": "reasoning"}
+    events = events_of(
+        item("started", **thought, text="a"),
+        item("updated", **thought, text="ab"),
+        item("completed", **thought, text="abc"),
+    )
+    assert [event.text for event in events if isinstance(event, Reasoning)] == ["a", "b", "c"]
+
+
+def test_orphans_and_duplicates_become_pairs() -> None:
+    command: Mapping[str, object] = {"type": "command_execution", "command": "true", "aggregated_output": "x"}
+    events = events_of(
+        item("completed", id="orphan", **command, exit_code=0, status="completed"),
+        item("started", id="twice", **command),
+        item("started", id="twice", **command),
+        item("completed", id="twice", **command, exit_code=0, status="completed"),
+        item("completed", id="twice", **command, exit_code=1, status="failed"),
+        item("started", id="twice", **command),
+        ENDED,
+    )
+    used: JsonObject = {"command": "true"}
+    assert events == [
+        ToolUse("orphan", "Bash", "command_execution", used),
+        ToolResult("orphan", "x", is_error=False, exit_code=0),
+        ToolUse("twice", "Bash", "command_execution", used),
+        ToolResult("twice", "x", is_error=False, exit_code=0),
+        end(),
+    ]
+
+
+def test_items_without_ids_get_some() -> None:
+    command: Mapping[str, object] = {"type": "command_execution", "command": "true"}
+    events = events_of(
+        item("started", **command),
+        item("started", **command),
+        item("completed", **command, status="completed", exit_code=0),
+        item("completed", **command, status="completed", exit_code=0),
+        item("completed", type="agent_message", text="ok"),
+        ENDED,
+    )
+    check_balance(events)
+    assert len([event for event in events if isinstance(event, ToolUse)]) == 2
+    assert NO_RESULT not in [event.output for event in events if isinstance(event, ToolResult)]
+
+
+def test_two_items_of_one_id_are_two() -> None:
+    events = events_of(
+        item("started", id="x", type="command_execution", command="a"),
+        item("updated", id="x", type="reasoning", text="hm"),
+        item("updated", id="x", type="agent_message", text="I look"),
+        item("completed", id="x", type="web_search", query="q"),
+        item("completed", id="x", type="agent_message", text="I look."),
+        item("completed", id="x", type="command_execution", command="a", exit_code=0, status="completed"),
+        line("turn.completed"),
+    )
+    check_balance(events)
+    assert [(each.id, each.name) for each in events if isinstance(each, ToolUse)] == [
+        ("x", "Bash"),
+        ("x-web_search", "WebSearch"),
+    ]
+    assert [each for each in events if isinstance(each, Reasoning)] == [Reasoning("x-reasoning", "hm")]
+    assert texts_of(events) == {"x-agent_message": "I look."}
+    assert not [each for each in events if isinstance(each, ToolResult) and each.is_error]
+
+
+def test_a_line_that_was_left_out_is_said() -> None:
+    lines = ExecLines()
+    (said,) = lines.skipped(5_000)
+    assert said == Error(
+        "codex wrote a line of 5000 bytes, which is more than is read; what it said is missing here.",
+        "WARNING",
+        fatal=False,
+    )
+    assert done(lines.finish(0)).stop_reason == "failed"
+    assert lines.skipped(5_000) == []
+
+
+def test_unknown_fields_are_kept_and_unknown_types_passed_through() -> None:
+    strange, stranger = {"type": "moon.risen", "phase": 3}, {"id": "x", "type": "dance", "steps": ["a"]}
+    usage = {"input_tokens": 5, "cached_input_tokens": 1, "output_tokens": 2, "cache_write_input_tokens": 4}
+    events = events_of(
+        json.dumps(strange),
+        item("started", **stranger),
+        json.dumps(
+            {"type": "item.completed", "at": 7, "item": {"id": "m", "type": "agent_message", "text": "a", "by": 1}}
+        ),
+        line("turn.completed", usage=usage),
+    )
+    tokens = Tokens(5, 1, 2, 0)
+    assert events == [
+        Other("moon.risen", {"type": "moon.risen", "phase": 3}),
+        Other("dance", {"type": "item.started", "item": {"id": "x", "type": "dance", "steps": ["a"]}}),
+        Text("m", "a", extra={"at": 7, "by": 1}),
+        Usage(tokens, tokens, extra={"cache_write_input_tokens": 4}),
+        end("a", usage=tokens),
+    ]
+
+
+def test_unknown_fields_of_lines_without_an_event_stand_in_the_next_one_or_the_last() -> None:
+    change = {"path": "a", "kind": "update", "diff": "+x", "move_path": "b"}
+    steps = [{"text": "look", "completed": False, "by": "me"}]
+    events = events_of(
+        line("thread.started", thread_id="t", root="/"),
+        line("turn.started", turn="u"),
+        item("started", id="m", type="agent_message", text="", phase="final"),
+        item("completed", id="m", type="agent_message", text="a"),
+        item("started", id="c", type="command_execution", command="ls"),
+        item("updated", id="c", type="command_execution", command="ls", pid=3),
+        item("completed", id="c", type="command_execution", command="ls", exit_code=0, status="completed"),
+        item("completed", id="f", type="file_change", changes=[change], status="completed"),
+        item("started", id="p", type="todo_list", items=steps),
+        line("turn.completed", cost=1),
+    )
+    assert [(event.TYPE, event.extra) for event in events if event.extra] == [
+        ("text", {"phase": "final"}),
+        ("tool_result", {"pid": 3}),
+        ("tool_result", {"changes": [change]}),
+        ("plan", {"items": steps}),
+        ("done", {"root": "/", "turn": "u", "cost": 1}),
+    ]
+    assert FileChange("f", (ChangedFile("a", "update", "+x"),)) in events
+
+
+def test_unknown_fields_of_a_failure_are_kept() -> None:
+    events = events_of(line("turn.failed", error={"message": "no", "code": 7}, at=1))
+    assert done(events).extra == {"error": {"code": 7}, "at": 1}
+
+
+def test_an_end_need_not_say_again_what_its_tool_was_given() -> None:
+    events = events_of(
+        item("started", id="c", type="command_execution", command="ls"),
+        item("completed", id="c", type="command_execution", aggregated_output="a\n", exit_code=0, status="completed"),
+        item("started", id="m", type="mcp_tool_call", server="s", tool="echo", arguments={"x": 1}),
+        item("completed", id="m", type="mcp_tool_call", tool=None, status="completed"),
+        ENDED,
+    )
+    assert events == [
+        ToolUse("c", "Bash", "command_execution", {"command": "ls"}),
+        ToolResult("c", "a\n", is_error=False, exit_code=0),
+        ToolUse("m", "echo", "echo", {"x": 1}, "s"),
+        ToolResult("m", "", is_error=False),
+        end(),
+    ]
+
+
+def test_only_the_first_of_several_reasons_is_fatal() -> None:
+    first, second = Error("A", "OTHER", fatal=True), Error("B", "OTHER", fatal=False)
+    failed = Done("", None, 0, None, "failed", Error("B", "OTHER", fatal=True))
+    last = line("turn.failed", error={"message": "B"})
+    assert events_of(line("error", message="A"), last) == [first, second, failed]
+    assert events_of(line("error", message="A"), line("error", message="B"), last) == [first, second, failed]
+    assert events_of(line("error", message="B"), line("error", message="B"), last) == [failed.error, failed]
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"",
+        "  ",
+        "WARNING: proceeding",
+        b"\xff\xfe{}",
+        "[" * 100_000,
+        "[1]",
+        "3",
+        '{"type": "turn.comp',
+        "1" * 5000,
+        '{"type": "error", "message": "no", "at": NaN}',
+        "null",
+    ],
+)
+def test_lines_that_are_no_events_are_tolerated(noise: bytes | str) -> None:
+    assert events_of(noise, item("completed", id="m", type="agent_message", text="ok"), ENDED) == [
+        Text("m", "ok"),
+        end("ok"),
+    ]
+
+
+def test_noise_is_kept_for_diagnostics_and_bounded() -> None:
+    run = ExecLines()
+    for number in range(100):
+        run.feed(f"warning {number} " + "x" * 10_000)
+    assert len(run.noise) == 20
+    assert run.noise[-1].startswith("warning 99")
+    assert all(len(each) <= 200 for each in run.noise)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        line("item.completed"),
+        line("item.completed", item=[]),
+        item("completed", id="a", type="agent_message", text=3),
+        item("started", id="a", type="command_execution"),
+        line("thread.started"),
+        line("error"),
+        "{}",
+    ],
+)
+def test_a_line_of_an_odd_shape_is_passed_through(odd: str) -> None:
+    events = events_of(odd, ENDED)
+    assert [type(event) for event in events] == [Other, Done]
+
+
+def test_what_was_given_up_says_why() -> None:
+    run = ExecLines()
+    run.feed(line("thread.started", thread_id="t"))
+    run.feed(item("started", id="c", type="command_execution", command="sleep"))
+    result, error, last = run.finish(failure=WATCHDOG)
+    assert result == ToolResult("c", NO_RESULT, is_error=True)
+    assert error == Error("no line for 300 s", "WATCHDOG_TIMEOUT", fatal=True)
+    assert isinstance(last, Done)
+    assert (last.stop_reason, last.session_id, last.error) == ("failed", "t", error)
+    assert run.finish() == []
+    assert run.feed(item("completed", id="m", type="agent_message", text="late")) == []
+
+
+def test_a_session_that_codex_began_instead_is_not_the_run_s() -> None:
+    run = ExecLines()
+    run.feed(line("thread.started", thread_id="another"))
+    last = done(run.finish(failure=TurnFailure("none", NO_SESSION, None, None)))
+    assert last.session_id is None
+    assert last.error == Error("none", "SESSION_NOT_FOUND", fatal=True)
+
+
+def test_a_turn_that_is_over_stays_completed_whatever_becomes_of_the_process() -> None:
+    for outcome in ({"failure": WATCHDOG}, {"stopped": True}, {"exit_code": 1}):
+        run = ExecLines()
+        run.feed(ENDED)
+        assert run.ended
+        assert done(run.finish(**outcome)).stop_reason == "completed"
+
+
+IDS: Final = st.sampled_from(["a", "b", "c", None])
+STAGES: Final = st.sampled_from(["started", "updated", "completed"])
+ITEMS: Final = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["agent_message", "assistant_message", "reasoning"]), "text": st.text()}
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("command_execution"),
+            "command": st.text(),
+            "aggregated_output": st.text(),
+            "exit_code": st.none() | st.integers(-1, 2),
+            "status": st.sampled_from(["in_progress", "completed", "failed", "declined", "new"]),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("file_change"),
+            "changes": st.lists(st.fixed_dictionaries({"path": st.text(), "kind": st.sampled_from(["add", "update"])})),
+            "status": st.sampled_from(["completed", "failed"]),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("mcp_tool_call"),
+            "tool": st.text(),
+            "arguments": st.none() | st.integers() | st.dictionaries(st.text(), st.integers()),
+            "status": st.sampled_from(["completed", "failed"]),
+        }
+    ),
+    st.fixed_dictionaries({"type": st.just("web_search"), "query": st.text()}),
+    st.fixed_dictionaries({"type": st.just("todo_list"), "items": st.just([{"text": "a", "completed": True}])}),
+    st.fixed_dictionaries({"type": st.just("error"), "message": st.text()}),
+    st.fixed_dictionaries({"type": st.text()}),
+)
+
+
+@st.composite
+def item_lines(draw: st.DrawFn) -> str:
+    id_ = draw(IDS)
+    fields = draw(ITEMS) | ({} if id_ is None else {"id": id_})
+    return json.dumps({"type": f"item.{draw(STAGES)}", "item": fields})
+
+
+LINES: Final = st.one_of(
+    item_lines(),
+    item_lines(),
+    st.sampled_from(
+        [
+            line("thread.started", thread_id="t"),
+            line("session.created", session_id="s"),
+            line("turn.started"),
+            ENDED,
+            line("turn.failed", error={"message": "no"}),
+            line("error", message="no"),
+            line("error", message="Reconnecting... 1/5"),
+        ]
+    ),
+    st.text(),
+    st.binary(),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(LINES, max_size=30), st.none() | st.integers(-15, 1), st.booleans())
+def test_any_lines_give_balanced_pairs_and_one_end(lines: list[str | bytes], code: int | None, stopped: bool) -> None:
+    run = ExecLines()
+    events = [event for each in lines for event in run.feed(each)]
+    assert not [event for event in events if isinstance(event, Done)]
+    events += run.finish(code, stopped=stopped)
+    check_balance(events)
+    assert (done(events).error is not None) == (done(events).stop_reason == "failed")
+    errors = [event for event in events if isinstance(event, Error)]
+    assert [error.fatal for error in errors].count(True) <= 1
+    error = done(events).error
+    assert error is None or (error.message, error.code) in [(each.message, each.code) for each in errors]
+    for event in events:
+        assert as_json(event)["type"] == event.TYPE

@@ -1,0 +1,162 @@
+"""The public stream of an app-server's turns: its recordings, replayed, and the rules of a stream one by one."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from codex_workspace.protocol.codex_events import (
+    CommandStarted,
+    Erred,
+    Planned,
+    Reasoned,
+    ReasoningDelta,
+    Said,
+    TextDelta,
+    TokenCount,
+    ToolFinished,
+    ToolStarted,
+    TurnEnded,
+    TurnEvent,
+    TurnFailure,
+    TurnStarted,
+    Unknown,
+    Warned,
+)
+from codex_workspace.protocol.codex_events import ItemStatus as Status
+from codex_workspace.protocol.codex_events import PlanStep as CodexStep
+from codex_workspace.protocol.codex_events import Usage as CodexUsage
+from codex_workspace.protocol.server_requests import CommandQuestion
+from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED, AgentStream
+from codex_workspace.runtimes.events import (
+    Approval,
+    Done,
+    Error,
+    Other,
+    Plan,
+    PlanStep,
+    Reasoning,
+    Text,
+    Tokens,
+    ToolResult,
+    ToolUse,
+    Usage,
+)
+from tests.integration.test_recordings import RECORDINGS, TRIMMED, replays_of
+from tests.unit.runtimes.test_convert import check_balance, done, texts_of
+
+COMPLETED = TurnEnded("completed", None, None)
+FULL = TurnFailure("limit", "usageLimitExceeded", None, None)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_recordings_of_the_app_server_become_balanced_streams(recording: str) -> None:
+    for turn in replays_of(recording):
+        stream = AgentStream()
+        events = [said for event in turn.events for said in stream.see(event)] + stream.end()
+        check_balance(events)
+        assert not [event for event in events if isinstance(event, Other)]
+        end = done(events)
+        assert end.text == turn.text.answer
+        if turn.ends:
+            assert end.stop_reason == turn.ends[-1].status
+        whole = {said.item_id: said.text for said in turn.events if isinstance(said, Said)}
+        texts = texts_of(events)
+        for item, text in whole.items():
+            assert texts.get(item, "") == text or TRIMMED in text + texts[item]
+
+
+def said_of(*events: TurnEvent, used_before: TokenCount | None = NONE_USED) -> Sequence[object]:
+    stream = AgentStream(used_before, clock=lambda: 0.0)
+    return [said for event in events for said in stream.see(event)] + list(stream.end())
+
+
+def end(text: str = "") -> Done:
+    return Done(text, None, 0, None, "completed")
+
+
+def test_what_was_streamed_is_not_said_again() -> None:
+    said = said_of(TextDelta("m", "Hel"), Said("m", "Hello", None), TextDelta("m", "late"), COMPLETED)
+    assert said == [Text("m", "Hel"), Text("m", "lo"), end("Hello")]
+
+
+def test_the_sections_of_thoughts_are_parted_and_not_said_again() -> None:
+    said = said_of(
+        ReasoningDelta("r", 0, "a"),
+        ReasoningDelta("r", 0, "b"),
+        ReasoningDelta("r", 1, "c"),
+        Reasoned("r", ("ab", "c")),
+        Reasoned("s", ("once",)),
+        COMPLETED,
+    )
+    texts = ["a", "b", "\n\nc"]
+    assert said == [*(Reasoning("r", text) for text in texts), Reasoning("s", "once"), end()]
+
+
+def test_a_failure_is_said_once() -> None:
+    error = Error("limit", "USAGE_LIMIT_EXCEEDED", fatal=True)
+    failed = Done("", None, 0, None, "failed", error)
+    assert said_of(Erred(FULL), TurnEnded("failed", FULL, None)) == [error, failed]
+    assert said_of(TurnEnded("failed", FULL, None)) == [error, failed]
+    assert said_of(Erred(FULL)) == [error, failed]
+
+
+def test_an_end_that_nobody_told_is_a_failure() -> None:
+    *_, last = said_of(CommandStarted("c", "ls", ""))
+    assert isinstance(last, Done)
+    assert last.error is not None
+    assert (last.stop_reason, last.error.code) == ("failed", "NO_END")
+
+
+def test_an_interrupted_turn_closes_its_tools() -> None:
+    said = said_of(ToolStarted("t", "srv", "echo", "words"), TurnEnded("interrupted", None, None))
+    assert said == [
+        ToolUse("t", "echo", "echo", {"arguments": "words"}, "srv"),
+        ToolResult("t", NO_RESULT, is_error=True),
+        Done("", None, 0, None, "interrupted"),
+    ]
+
+
+def test_a_further_turn_of_the_run_counts() -> None:
+    *_, last = said_of(COMPLETED, TurnStarted(), TurnEnded("interrupted", None, None))
+    assert isinstance(last, Done)
+    assert last.stop_reason == "interrupted"
+
+
+def test_the_other_events_are_said_so() -> None:
+    finished = ToolFinished("t", None, "look", None, "no", True, Status.FAILED, 5)
+    said = said_of(
+        Planned((CodexStep("a", "inProgress"),), "why"),
+        Warned("careful", will_retry=False),
+        finished,
+        Unknown("x/y", {"a": 1}),
+        COMPLETED,
+    )
+    assert said == [
+        Plan((PlanStep("a", "in_progress"),), "why"),
+        Error("careful", "WARNING", fatal=False),
+        ToolUse("t", "look", "look", {}),
+        ToolResult("t", "no", is_error=True, duration_ms=5),
+        Other("x/y", {"a": 1}),
+        end(),
+    ]
+
+
+def test_a_resumed_session_s_tokens_are_told_apart_by_its_newest_call() -> None:
+    count = TokenCount(120, 100, 10, 20, 5)
+    used = CodexUsage(120, 100, 10, 20, 5, None, last=TokenCount(12, 10, 1, 2, 0))
+    session = Tokens(100, 10, 20, 5)
+    assert said_of(used)[0] == Usage(session, session)
+    assert said_of(used, used_before=None)[0] == Usage(Tokens(10, 1, 2, 0), session)
+    assert said_of(used, used_before=count)[0] == Usage(Tokens(0, 0, 0, 0), session)
+    untold = CodexUsage(120, 100, 10, 20, 5, None)
+    assert said_of(untold, used_before=None)[0] == Usage(None, session)
+
+
+def test_a_question_is_an_approval_until_the_end() -> None:
+    stream = AgentStream()
+    (asked,) = stream.asked("7", CommandQuestion("ls", "/", None))
+    assert isinstance(asked, Approval)
+    assert (asked.id, asked.about["kind"], asked.about["command"]) == ("7", "command", "ls")
+    stream.end()
+    assert stream.asked("8", CommandQuestion("ls", "/", None)) == []
+    assert stream.end() == []

@@ -1,0 +1,238 @@
+"""Agent events as Markdown: it is read as it was meant, whatever stands in it."""
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codex_workspace.protocol.codex_events import Change, FilesChanged, FilesChanging, ItemStatus, WebSearched
+from codex_workspace.runtimes.convert import AgentStream
+from codex_workspace.runtimes.events import (
+    FILES,
+    AgentEvent,
+    Approval,
+    ChangedFile,
+    Done,
+    Error,
+    FileChange,
+    Other,
+    Plan,
+    PlanStep,
+    Reasoning,
+    Text,
+    Tokens,
+    ToolResult,
+    ToolUse,
+    Usage,
+)
+from codex_workspace.runtimes.markdown import (
+    MAX_LISTED,
+    MAX_SHOWN_CHARS,
+    MAX_SHOWN_LINES,
+    code,
+    data,
+    fenced,
+    markdown,
+    marked,
+    result,
+    shortened,
+    unwrapped,
+)
+
+TOKENS = Tokens(1, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("event", "shown"),
+    [
+        (Text("m", "*Hello*\n\t\U0001f468\u200d\U0001f467"), "*Hello*\n\t\U0001f468\u200d\U0001f467"),
+        (Reasoning("r", "one\ntwo"), "> one\n> two"),
+        (
+            ToolUse("c", "Bash", "command_execution", {"command": "/bin/bash -lc 'ls -l'"}),
+            "**Bash**\n\n```bash\nls -l\n```",
+        ),
+        (
+            ToolUse("f", "Edit", "file_change", {"changes": [{"path": "a`b", "kind": "update"}]}),
+            "**Edit**\n\n- update ``a`b``",
+        ),
+        (ToolUse("w", "WebSearch", "web_search", {"query": "basalt"}), "**WebSearch** `basalt`"),
+        (ToolUse("t", "echo_it", "echo_it", {"x": 1}, "srv"), '**echo_it** (srv)\n\n```json\n{\n  "x": 1\n}\n```'),
+        (ToolUse("t", "now", "now", {}), "**now**"),
+        (ToolUse("t", "command_execution", "command_execution", {"command": 3}), None),
+        (ToolResult("c", "hi\n", is_error=False, exit_code=0), "```\nhi\n```"),
+        (ToolResult("c", "", is_error=False, exit_code=0), "*No output.*"),
+        (ToolResult("c", "no", is_error=True, exit_code=3), "**Failed** (exit code 3)\n\n```\nno\n```"),
+        (ToolResult("c", "", is_error=True), "**Failed**"),
+        (ToolResult("w", "", is_error=False), ""),
+        (FileChange("f", (ChangedFile("a", "add"), ChangedFile("b", "delete"))), ""),
+        (
+            FileChange("f", (ChangedFile("a", "update", "@@ -1 +1 @@\n-x\n+y\n"), ChangedFile("b", "delete"))),
+            "```diff\n--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n```",
+        ),
+        (
+            Plan((PlanStep("look", "completed"), PlanStep("write", "in_progress"), PlanStep("test", "pending")), "Why"),
+            "**TodoWrite**\n\nWhy\n\n- [x] look\n- [ ] *now:* write\n- [ ] test",
+        ),
+        (Error("gone\nwrong", "OTHER", fatal=True), "**Failed** (OTHER): gone wrong"),
+        (Error("again", "RETRYING", fatal=False), "**Note** (RETRYING): again"),
+        (
+            Error("see [x](http://a) <img> **b**", "OTHER", fatal=True),
+            r"**Failed** (OTHER): see \[x\](http://a) \<img\> \*\*b\*\*",
+        ),
+        (Plan(()), "**TodoWrite**"),
+        (
+            Plan((PlanStep("[x](y)", "pending"),), "# h\n```\n~~~"),
+            "**TodoWrite**\n\n\\# h \\`\\`\\` \\~\\~\\~\n\n- [ ] \\[x\\](y)",
+        ),
+        (
+            Plan((PlanStep("a & b; &lt;b&gt; &#42; &#x2a;", "pending"),)),
+            "**TodoWrite**\n\n- [ ] a & b; \\&lt;b\\&gt; \\&#42; \\&#x2a;",
+        ),
+        (
+            ToolUse("t", "command_execution", "command_execution", {"command": "ls"}, "srv"),
+            '**command_execution** (srv)\n\n```json\n{\n  "command": "ls"\n}\n```',
+        ),
+        (Approval("0", {"kind": "url"}), '**Waits for an answer**\n\n```json\n{\n  "kind": "url"\n}\n```'),
+        (Usage(TOKENS, TOKENS), ""),
+        (Other("x", {}), ""),
+        (Done("text", "s", 1, TOKENS, "completed"), ""),
+    ],
+)
+def test_events_are_shown_so(event: AgentEvent, shown: str | None) -> None:
+    assert shown is None or markdown(event) == shown
+
+
+@given(st.text(alphabet="`a\n ~", max_size=200) | st.text())
+def test_nothing_ends_a_fence_from_inside(text: str) -> None:
+    opening, *inside, closing = fenced(text).split("\n")
+    assert opening == closing
+    assert re.fullmatch("`{3,}", opening)
+    assert not [line for line in inside if opening in line]
+
+
+@given(st.text(alphabet="`a\n ", max_size=50))
+def test_code_is_one_line_that_nothing_ends_from_inside(text: str) -> None:
+    shown = code(text)
+    ticks = re.match("`+", shown)
+    assert "\n" not in shown
+    if not text.strip():
+        assert shown == "*empty*"
+        return
+    assert ticks is not None
+    assert ticks[0] not in re.split(r"(?<=[^`])`+$", shown[len(ticks[0]) :])[0]
+
+
+def test_a_long_output_is_cut_in_the_middle_and_says_so() -> None:
+    shown = result("first\n" + "x" * 100_000 + "\nlast", is_error=False)
+    assert shown.startswith("```\nfirst\n")
+    assert shown.endswith("\nlast\n```")
+    assert f"[… {100_011 - MAX_SHOWN_CHARS} characters left out …]" in shown
+    assert len(shown) < MAX_SHOWN_CHARS + 100
+
+
+def test_only_what_is_shown_of_a_long_output_is_looked_at() -> None:
+    began = time.process_time()
+    for _ in range(10):
+        result("é\x1b\n" * 2_000_000, is_error=False)
+        bash("/bin/bash -lc 'cat > f <<EOF\n" + "x y z\n" * 50_000 + "EOF'")
+    assert time.process_time() - began < 2
+
+
+def bash(line: str) -> str:
+    return markdown(ToolUse("c", "Bash", "command_execution", {"command": line}))
+
+
+def test_what_a_terminal_would_obey_is_shown_as_what_it_is() -> None:
+    assert bash("echo \x1b[31mred") == "**Bash**\n\n```bash\necho \\x1b[31mred\n```"
+    assert result("\x1b[2J", is_error=False) == "```\n\\x1b[2J\n```"
+    assert markdown(Text("m", "\x1b[2J\u202e\x9b\r")) == "\\x1b[2J\\u202e\\x9b\\r"
+    assert data({"\u202e": "\x1b"}) == '```json\n{\n  "\\u202e": "\\u001b"\n}\n```'
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("list_peers", "list_peers"),
+        ("a__b_c", "a__b_c"),
+        ("_private", r"\_private"),
+        ("__init__", r"\_\_init\_\_"),
+        ("a_ b", r"a\_ b"),
+        ("a_*b*", r"a\_\*b\*"),
+        ("#1 #2", r"\#1 #2"),
+    ],
+)
+def test_only_what_markdown_would_obey_is_escaped(name: str, shown: str) -> None:
+    assert markdown(ToolUse("t", name, name, {})) == f"**{shown}**"
+
+
+def test_a_sentence_is_marked_by_a_word() -> None:
+    assert marked("Failed", "The model *refused*.") == "**Failed**: The model *refused*."
+
+
+def test_of_many_lines_the_middle_is_left_out() -> None:
+    shown = result("".join(f"{number}\n" for number in range(1000)), is_error=False)
+    first, last = ("\n".join(map(str, numbers)) for numbers in (range(10), range(970, 1000)))
+    assert shown == f"```\n{first}\n[… {3889 - len(first) - len(last)} characters left out …]\n{last}\n```"
+    assert result("x\n" * MAX_SHOWN_LINES, is_error=False).count("x") == MAX_SHOWN_LINES
+
+
+texts = st.text(alphabet="x\n", max_size=200) | st.integers(0, 20_000).map("x\n".__mul__) | st.text()
+
+
+@given(texts, st.none() | st.integers(4, 50))
+def test_a_shortened_text_says_how_much_there_is_not(text: str, max_lines: int | None) -> None:
+    shown = shortened(text, max_lines)
+    if shown == text:
+        assert len(text) <= MAX_SHOWN_CHARS
+        assert max_lines is None or len(text.split("\n")) <= max_lines
+        return
+    found = re.fullmatch(r"(.*)\n\[… (\d+) characters left out …\]\n(.*)", shown, re.DOTALL)
+    assert found is not None
+    head, left_out, tail = found.groups()
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert len(head) + int(left_out) + len(tail) == len(text)
+    assert int(left_out) > 0
+    assert len(head) + len(tail) <= MAX_SHOWN_CHARS
+    assert max_lines is None or len(head.split("\n")) + len(tail.split("\n")) <= max_lines
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("/bin/bash -lc 'uname -sr; ls'", "uname -sr; ls"),
+        ("/usr/bin/zsh -c ls", "ls"),
+        ("ls -l", "ls -l"),
+        ("echo 'unclosed", "echo 'unclosed"),
+        ("python -c 1", "python -c 1"),
+    ],
+)
+def test_a_command_is_shown_as_a_person_would_type_it(command: str, expected: str) -> None:
+    assert unwrapped(command) == expected
+    assert bash(command) == f"**Bash**\n\n```bash\n{expected}\n```"
+
+
+def test_a_long_list_says_how_much_more_there_is() -> None:
+    numbers = range(MAX_LISTED + 7)
+    shown = markdown(
+        ToolUse("f", "Write", FILES, {"changes": [{"path": str(each), "kind": "add"} for each in numbers]})
+    )
+    assert shown.endswith("- … and 7 more")
+    assert len(shown.splitlines()) == 2 + MAX_LISTED + 1
+
+
+def test_a_run_names_what_it_has_changed_and_looked_for_once() -> None:
+    stream = AgentStream()
+    changes = (Change("sum.py", "update", ""),)
+    told = [
+        markdown(event)
+        for each in (
+            FilesChanging("f", changes),
+            FilesChanged("f", changes, ItemStatus.COMPLETED),
+            WebSearched("w", "basalt"),
+        )
+        for event in stream.see(each)
+    ]
+    assert list(filter(None, told)) == ["**Edit**\n\n- update `sum.py`", "**WebSearch** `basalt`"]

@@ -1,0 +1,411 @@
+"""The application around any executor, over a real socket, with the SDK's own client."""
+
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from a2a.client import Client, ClientConfig, ClientFactory
+from a2a.client.errors import A2AClientError
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.server.events import EventQueue
+from a2a.types import (
+    Artifact,
+    CancelTaskRequest,
+    GetTaskRequest,
+    Message,
+    Part,
+    Role,
+    SendMessageConfiguration,
+    SendMessageRequest,
+    Task,
+    TaskArtifactUpdateEvent,
+    TaskState,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
+from a2a.utils.errors import InvalidParamsError, TaskNotFoundError, UnsupportedOperationError
+
+from codex_workspace.common.errors import ConfigError
+from codex_workspace.config.prompts import Skill
+from codex_workspace.server.app import ServerOptions, bind, build_app, card_facts, serving
+from codex_workspace.server.card import agent_card
+from codex_workspace.server.handler import OnceHandler
+from codex_workspace.storage.store import Store, open_store
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+OPTIONS = ServerOptions("echo", "Says it again.", "1.2.3", "http://127.0.0.1/", max_body_bytes=100_000)
+
+
+class Echo(AgentExecutor):
+    """Says again what it hears; "wait" is said when `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = anyio.Event()
+        self.owners: list[str] = []
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        self.owners.append(context.call_context.user.user_name)
+        submitted = status_of(context, TaskState.TASK_STATE_SUBMITTED).status
+        await event_queue.enqueue_event(Task(id=context.task_id, context_id=context.context_id, status=submitted))
+        await event_queue.enqueue_event(status_of(context, TaskState.TASK_STATE_WORKING))
+        text = context.get_user_input()
+        if text == "wait":
+            await self.go.wait()
+        artifact = Artifact(artifact_id="answer", parts=[Part(text=text)])
+        update = TaskArtifactUpdateEvent(
+            task_id=context.task_id, context_id=context.context_id, artifact=artifact, last_chunk=True
+        )
+        await event_queue.enqueue_event(update)
+        await event_queue.enqueue_event(status_of(context, TaskState.TASK_STATE_COMPLETED))
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        await event_queue.enqueue_event(status_of(context, TaskState.TASK_STATE_CANCELED))
+
+
+def status_of(context: RequestContext, state: TaskState) -> TaskStatusUpdateEvent:
+    status = TaskStatus(state=state)
+    status.timestamp.GetCurrentTime()
+    return TaskStatusUpdateEvent(task_id=context.task_id, context_id=context.context_id, status=status)
+
+
+@dataclass(slots=True)
+class Served:
+    """A running server, and ways to talk to it."""
+
+    url: str
+    http: httpx.AsyncClient
+    executor: Echo
+    store: Store
+    not_ready: str | None = None
+    clients: list[Client] = field(default_factory=list)
+
+    async def client(self, *, streaming: bool = False) -> Client:
+        card = agent_card(card_facts(replace(OPTIONS, url=self.url)))
+        client = ClientFactory(ClientConfig(streaming=streaming, httpx_client=self.http)).create(card)
+        self.clients.append(client)
+        return client
+
+    async def send(
+        self, text: str, *, streaming: bool = False, wait: bool = True, task_id: str = "", context_id: str = ""
+    ) -> Task:
+        """Send a message and return the task as it is in the end."""
+        message = Message(
+            role=Role.ROLE_USER,
+            message_id=str(uuid.uuid4()),
+            parts=[Part(text=text)],
+            task_id=task_id,
+            context_id=context_id,
+        )
+        configuration = SendMessageConfiguration(return_immediately=not wait)
+        client = await self.client(streaming=streaming)
+        async for event in client.send_message(SendMessageRequest(message=message, configuration=configuration)):
+            task_id = event.task.id or event.status_update.task_id or task_id
+        return await self.get(task_id)
+
+    async def get(self, task_id: str) -> Task:
+        return await (await self.client()).get_task(GetTaskRequest(id=task_id))
+
+    async def until(self, task_id: str, state: TaskState) -> Task:
+        while (task := await self.get(task_id)).status.state != state:
+            await anyio.sleep(0.005)
+        return task
+
+
+@asynccontextmanager
+async def served(folder: Path, options: ServerOptions = OPTIONS, **headers: str) -> AsyncIterator[Served]:
+    executor, now = Echo(), None
+
+    async def ready() -> str | None:
+        return now.not_ready if now is not None else None
+
+    with bind("127.0.0.1", 0) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        async with (
+            open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
+            build_app(replace(options, url=url), executor, store, ready) as app,
+            serving(app.asgi, listener),
+            httpx.AsyncClient(base_url=url, headers=headers, timeout=4) as http,
+        ):
+            now = Served(url, http, executor, store)
+            yield now
+
+
+def answer_of(task: Task) -> str:
+    return "".join(part.text for artifact in task.artifacts for part in artifact.parts)
+
+
+# --- Messages and tasks ---
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_any_executor_is_served(tmp_path: Path, streaming: bool) -> None:
+    async with served(tmp_path) as now:
+        task = await now.send("hello", streaming=streaming)
+        assert (task.status.state, answer_of(task)) == (TaskState.TASK_STATE_COMPLETED, "hello")
+
+
+async def test_a_client_may_leave_at_once_and_ask_later(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        task = await now.send("wait", wait=False)
+        assert task.status.state in (TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING)
+        now.executor.go.set()
+        assert answer_of(await now.until(task.id, TaskState.TASK_STATE_COMPLETED)) == "wait"
+
+
+async def test_a_task_can_be_canceled(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        task = await now.send("wait", wait=False)
+        canceled = await (await now.client()).cancel_task(CancelTaskRequest(id=task.id))
+        assert canceled.status.state == TaskState.TASK_STATE_CANCELED
+
+
+async def test_messages_without_a_context_meet_in_the_main_one(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        one, two = await now.send("one"), await now.send("two", streaming=True)
+        assert one.context_id == two.context_id == await now.store.main_context("operator")
+        own = str(uuid.uuid4())
+        assert (await now.send("three", context_id=own)).context_id == own
+
+
+async def test_messages_without_a_context_may_have_one_each(tmp_path: Path) -> None:
+    async with served(tmp_path, replace(OPTIONS, one_main_context=False)) as now:
+        one, two = await now.send("one"), await now.send("two")
+        assert one.context_id != two.context_id
+
+
+async def test_a_message_for_a_task_at_work_is_refused_with_the_way_to_do_it(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        task = await now.send("wait", wait=False)
+        await now.until(task.id, TaskState.TASK_STATE_WORKING)
+        with pytest.raises(UnsupportedOperationError, match=f"at work.*contextId {task.context_id}"):
+            await now.send("more", task_id=task.id)
+        now.executor.go.set()
+        assert answer_of(await now.until(task.id, TaskState.TASK_STATE_COMPLETED)) == "wait"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_message_for_a_task_that_cannot_take_it_is_refused_and_not_kept(
+    tmp_path: Path, streaming: bool
+) -> None:
+    async with served(tmp_path) as now:
+        task = await now.send("hello")
+        with pytest.raises(UnsupportedOperationError, match=f"has ended.*contextId {task.context_id}"):
+            await now.send("more", task_id=task.id, streaming=streaming)
+        with pytest.raises(TaskNotFoundError):
+            await now.send("more", task_id="no-such-task", streaming=streaming)
+        assert await now.store.deliveries.unfinished() == []
+
+
+async def test_a_message_that_is_refused_after_it_was_written_down_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task of a follow-up ends in the moment between the look at it and the handing over."""
+    async with served(tmp_path) as now:
+        task = await now.send("hello")
+        real, looks = now.store.tasks.get, 0
+
+        async def a_moment_ago(task_id: str, context: ServerCallContext) -> Task | None:
+            nonlocal looks
+            looks += 1
+            found = await real(task_id, context)
+            if found is not None and looks <= 2:
+                found.status.state = TaskState.TASK_STATE_INPUT_REQUIRED
+            return found
+
+        monkeypatch.setattr(now.store.tasks, "get", a_moment_ago)
+        with pytest.raises(UnsupportedOperationError):
+            await now.send("more", task_id=task.id)
+        assert looks > 2
+        assert await now.store.deliveries.unfinished() == []
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_context_id_that_is_too_long_is_refused(tmp_path: Path, streaming: bool) -> None:
+    async with served(tmp_path) as now:
+        with pytest.raises(InvalidParamsError, match="at most 36 characters"):
+            await now.send("hello", streaming=streaming, context_id="x" * 37)
+        assert (await now.send("hello", context_id="x" * 36)).context_id == "x" * 36
+
+
+async def test_the_older_dialect_is_spoken_too(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        message = {"kind": "message", "role": "user", "messageId": "m-1", "parts": [{"kind": "text", "text": "hello"}]}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {"message": message}}
+        result = (await now.http.post("/", json=body)).json()["result"]
+        assert (result["kind"], result["status"]["state"]) == ("task", "completed")
+        assert result["artifacts"][0]["parts"] == [{"kind": "text", "text": "hello"}]
+
+
+# --- What stands around it ---
+
+
+async def test_the_card_says_where_and_how(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        card = (await now.http.get("/.well-known/agent-card.json")).json()
+        assert (card["name"], card["version"], card["capabilities"]["streaming"]) == ("echo", "1.2.3", True)
+        assert {(each["url"], each["protocolVersion"]) for each in card["supportedInterfaces"]} == {
+            (now.url, "1.0"),
+            (now.url, "0.3"),
+            (now.url.rstrip("/"), "1.0"),
+            (now.url.rstrip("/"), "0.3"),
+        }
+        assert card["url"] == now.url, "what old clients look for"
+        assert "securitySchemes" not in card
+
+
+async def test_the_card_lists_the_operator_s_skills(tmp_path: Path) -> None:
+    mine = (
+        Skill(Path("/c/skills/notes"), "release notes", "Writes them"),
+        Skill(Path("/c/skills/review"), "r", "Mine"),
+    )
+    card = agent_card(card_facts(replace(OPTIONS, skills=mine)))
+    assert [(each.id, each.name) for each in card.skills] == [
+        ("code", "Work on the code"),
+        ("explain", "Explain the code"),
+        ("notes", "release notes"),
+        ("review", "r"),
+    ]
+    assert list(card.skills[2].examples) == ["Use $release notes."]
+
+
+async def test_the_card_may_be_kept_for_a_while(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        card = await now.http.get("/.well-known/agent-card.json")
+        assert card.headers["cache-control"] == "public, max-age=60"
+        assert parsedate_to_datetime(card.headers["last-modified"]) <= datetime.now(UTC)
+        headers = {"If-None-Match": card.headers["etag"]}
+        again = await now.http.get("/.well-known/agent-card.json", headers=headers)
+        assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_a_token_is_needed_for_all_but_card_and_probes(tmp_path: Path) -> None:
+    async with served(tmp_path, replace(OPTIONS, tokens={"operator": "t0ken"})) as now:
+        for path in ("/", "/message:send", "/v1/message:send", "/tenant/message:send", "/nowhere"):
+            assert (await now.http.post(path, json={})).status_code == 401
+        for path in ("/.well-known/agent-card.json", "/healthz", "/readyz"):
+            assert (await now.http.get(path)).status_code == 200
+        card = (await now.http.get("/.well-known/agent-card.json")).json()
+        assert "bearer" in card["securitySchemes"]
+        assert now.executor.owners == []
+    async with served(tmp_path, replace(OPTIONS, tokens={"operator": "t0ken"}), Authorization="Bearer t0ken") as now:
+        assert answer_of(await now.send("hello")) == "hello"
+        assert now.executor.owners == ["operator"]
+
+
+async def test_ready_says_why_not(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        assert (await now.http.get("/healthz")).json() == {"status": "ok"}
+        assert (await now.http.get("/readyz")).json() == {"status": "ready"}
+        now.not_ready = "codex did not start"
+        not_ready = await now.http.get("/readyz")
+        assert (not_ready.status_code, not_ready.json()) == (
+            503,
+            {"status": "not ready", "reason": "codex did not start"},
+        )
+        assert (await now.http.get("/healthz")).status_code == 200
+
+
+async def test_a_body_over_the_limit_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as now:
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"x": "x" * 100_000}}).encode()
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), 10_000):
+                yield body[start : start + 10_000]
+
+        headers = {"A2A-Version": "1.0", "Content-Type": "application/json"}
+        for content in (body, chunks()):
+            refused = await now.http.post("/", content=content, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["status"]) == (413, "INVALID_ARGUMENT")
+            assert "over the limit of 100000 bytes" in refused.text
+        assert answer_of(await now.send("still here")) == "still here"
+
+
+@pytest.mark.parametrize("body", [b"", b"not json", b"[]", b"\xff", b'{"jsonrpc":"2.0","id":1,"method":"Nonsense"}'])
+async def test_nonsense_is_answered_by_an_error(tmp_path: Path, body: bytes) -> None:
+    async with served(tmp_path) as now:
+        headers = {"A2A-Version": "1.0", "Content-Type": "application/json"}
+        answer = await now.http.post("/", content=body, headers=headers)
+        assert "error" in answer.json()
+        assert answer_of(await now.send("still here")) == "still here"
+
+
+@pytest.mark.parametrize("path", ["/", "/message:send", "/v1/message:send"])
+async def test_a_client_that_leaves_within_its_body_is_no_mistake_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    async with served(tmp_path) as now:
+        host, port = now.http.base_url.host, now.http.base_url.port or 0
+        async with await anyio.connect_tcp(host, port) as stream:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
+            await stream.send(f"{head}A2A-Version: 1.0\r\n\r\n{{".encode())
+        assert (await now.http.get("/healthz")).status_code == 200
+        await anyio.wait_all_tasks_blocked()
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+# --- The socket ---
+
+
+def test_a_port_that_is_taken_is_one_sentence() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1 port {port}: Address already in use"):
+            bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_one_sentence(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"A2A_HOST/A2A_PORT: cannot listen on {host} port 0: .*; set A2A_HOST to"):
+        bind(host, 0)
+
+
+async def test_the_server_stops_although_a_stream_is_open(tmp_path: Path) -> None:
+    # The client outlives the server: one that hangs up first leaves no stream to be closed.
+    async with httpx.AsyncClient(timeout=None) as http, anyio.create_task_group() as tasks:
+        async with served(tmp_path) as now:
+            client, is_open = await replace(now, http=http).client(streaming=True), anyio.Event()
+            message = Message(role=Role.ROLE_USER, message_id=str(uuid.uuid4()), parts=[Part(text="wait")])
+
+            async def listen() -> None:
+                async for _ in client.send_message(SendMessageRequest(message=message)):
+                    is_open.set()
+
+            async def listen_to_the_end() -> None:
+                with pytest.raises(A2AClientError, match="peer closed connection"):
+                    await listen()
+
+            tasks.start_soon(listen_to_the_end)
+            await is_open.wait()
+            began = anyio.current_time()
+        assert anyio.current_time() - began < 4
+
+
+async def test_a_client_that_leaves_while_its_message_is_accepted_loses_nothing(tmp_path: Path) -> None:
+    """A 0.3 stream that is left cancels its request, wherever it is; here at one time after the other."""
+    async with open_store(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}") as store:
+        handler = OnceHandler(Echo(), store, None, agent_card(card_facts(OPTIONS)), one_main_context=True)
+        context = ServerCallContext()
+
+        async def send(message: Message) -> None:
+            async for _ in handler.on_message_send_stream(SendMessageRequest(message=message), context):
+                pass
+
+        for number in range(60):
+            message = Message(role=Role.ROLE_USER, message_id=str(number), parts=[Part(text="hello")])
+            with anyio.move_on_after(number * 0.0002):
+                await send(message)
+            again = await handler.on_message_send(SendMessageRequest(message=message), context)
+            assert isinstance(again, Task)
+            assert again.status.state == TaskState.TASK_STATE_COMPLETED
+        await handler.aclose()

@@ -1,0 +1,65 @@
+"""What a reader who joins in the middle is told: everything, and nothing twice."""
+
+import pytest
+from a2a.types import Artifact, Message, Part, Task, TaskArtifactUpdateEvent, TaskStatus, TaskStatusUpdateEvent
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codex_workspace.common.a2a_terms import OFFSET
+from codex_workspace.server.handler import Snapshot
+
+
+def piece(text: str, offset: int | None = None) -> TaskArtifactUpdateEvent:
+    """An update that begins the answer, or goes on after `offset` characters."""
+    artifact = Artifact(artifact_id="answer", parts=[Part(text=text)])
+    event = TaskArtifactUpdateEvent(artifact=artifact, append=offset is not None)
+    if offset is not None:
+        event.metadata[OFFSET] = offset
+    return event
+
+
+def note(message_id: str) -> TaskStatusUpdateEvent:
+    return TaskStatusUpdateEvent(status=TaskStatus(message=Message(message_id=message_id)))
+
+
+def told(*pieces: str) -> Task:
+    """A task whose answer consists of some parts."""
+    return Task(artifacts=[Artifact(artifact_id="answer", parts=[Part(text=piece) for piece in pieces])])
+
+
+@given(st.lists(st.text(min_size=1), min_size=1), st.data())
+def test_a_text_is_whole_wherever_its_reader_joins_and_whatever_is_on_its_way(
+    pieces: list[str], data: st.DataObject
+) -> None:
+    known = data.draw(st.integers(0, len(pieces)))
+    since = data.draw(st.integers(0, known))
+    snapshot, text = Snapshot(told(*pieces[:known])), "".join(pieces[:known])
+    for number in range(since, len(pieces)):
+        event = piece(pieces[number], len("".join(pieces[:number])) if number else None)
+        if not snapshot.holds(event):
+            text = text + pieces[number] if event.append else pieces[number]
+    assert text == "".join(pieces)
+
+
+def test_what_begins_anew_goes_on_from_there() -> None:
+    snapshot = Snapshot(told("a long remark"))
+    assert not snapshot.holds(piece("short"))
+    assert not snapshot.holds(piece(" answer", 5))
+    assert snapshot.holds(piece(" answer", 5))
+
+
+@pytest.mark.parametrize("where", ["history", "status"])
+def test_a_note_is_told_once(where: str) -> None:
+    said = Message(message_id="said")
+    snapshot = Snapshot(Task(history=[said]) if where == "history" else Task(status=TaskStatus(message=said)))
+    assert snapshot.holds(note("said"))
+    assert not snapshot.holds(note("new"))
+    assert snapshot.holds(note("new"))
+
+
+def test_what_has_no_mark_passes() -> None:
+    snapshot = Snapshot(told("some"))
+    assert not snapshot.holds(TaskStatusUpdateEvent(status=TaskStatus()))
+    assert not snapshot.holds(TaskStatusUpdateEvent(status=TaskStatus()))
+    unmarked = TaskArtifactUpdateEvent(artifact=Artifact(artifact_id="answer", parts=[Part(text="x")]), append=True)
+    assert not snapshot.holds(unmarked)

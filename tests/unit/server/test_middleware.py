@@ -1,0 +1,200 @@
+"""Who is let in, and how much of a body."""
+
+from collections.abc import AsyncIterator, Mapping
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from codex_workspace.common.a2a_terms import PRINCIPAL
+from codex_workspace.server.middleware import (
+    BodyLimit,
+    Doorkeeper,
+    LastWord,
+    TokenBackend,
+    answer_instead,
+    unauthorized,
+)
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+TOKEN = "t0ken-ü"
+PUBLIC = frozenset({"/healthz", "/card"})
+MAX_BYTES = 100
+
+
+async def echo(request: Request) -> Response:
+    body = await request.body()
+    user = request.user.display_name if request.user.is_authenticated else None
+    return JSONResponse({"user": user, "bytes": len(body)})
+
+
+def client(token: str | None = TOKEN, **others: str) -> httpx.AsyncClient:
+    tokens = {} if token is None else {PRINCIPAL: token, **others}
+    app = Starlette(
+        routes=[Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/healthz", "/card", "/card/more")],
+        middleware=[
+            Middleware(BodyLimit, max_bytes=MAX_BYTES),
+            Middleware(
+                AuthenticationMiddleware, backend=TokenBackend(Doorkeeper(tokens), PUBLIC), on_error=unauthorized
+            ),
+        ],
+    )
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent")
+
+
+def bearer(token: str, scheme: str = "Bearer") -> dict[bytes, bytes]:
+    return {b"Authorization": f"{scheme} {token}".encode("latin-1")}
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_the_right_token_opens(scheme: str) -> None:
+    async with client("t0ken") as http:
+        answer = await http.get("/", headers=bearer("t0ken", scheme))
+        assert answer.json() == {"user": PRINCIPAL, "bytes": 0}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearer("wrong"),
+        bearer(""),
+        bearer("t0ken-longer"),
+        bearer("t0ke"),
+        bearer("t0ken", "Basic"),
+        {b"Authorization": b"t0ken"},
+        {b"Authorization": b"Bearer"},
+        {b"X-API-Key": b"t0ken-longer"},
+        {b"X-API-Key": b""},
+        {b"X-API-Key": b"t0ken", b"Authorization": b"Bearer wrong"},
+        {b"Authorization": b"Bearer \xff\xfe"},
+    ],
+)
+async def test_anything_else_is_refused_with_the_way_to_do_it(headers: Mapping[bytes, bytes]) -> None:
+    async with client("t0ken") as http:
+        answer = await http.post("/", headers=headers, content=b"x")
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        error = answer.json()["error"]
+        assert (error["code"], error["status"]) == (401, "UNAUTHENTICATED")
+        assert "token" in error["message"]
+        assert "t0ken" not in answer.text
+
+
+async def test_a_token_may_be_shown_as_an_api_key() -> None:
+    async with client("t0ken") as http:
+        assert (await http.get("/", headers={"X-API-Key": "t0ken"})).json()["user"] == PRINCIPAL
+
+
+async def test_everybody_is_known_by_their_own_token() -> None:
+    async with client("t0ken", ada="a-token", bob="b-token") as http:
+        for name, token in ((PRINCIPAL, "t0ken"), ("ada", "a-token"), ("bob", "b-token")):
+            assert (await http.get("/", headers=bearer(token))).json()["user"] == name
+            assert (await http.get("/", headers={"X-API-Key": token})).json()["user"] == name
+        assert (await http.get("/", headers=bearer("c-token"))).status_code == 401
+
+
+@pytest.mark.parametrize("path", sorted(PUBLIC))
+async def test_public_paths_need_no_token_and_take_any(path: str) -> None:
+    async with client() as http:
+        for headers in ({}, bearer("wrong")):
+            answer = await http.get(path, headers=headers)
+            assert answer.json() == {"user": None, "bytes": 0}
+
+
+@pytest.mark.parametrize("path", ["/card/more", "/?x=/healthz", "/#/healthz", "/unknown", "/healthz/", "/Healthz"])
+async def test_only_the_whole_path_is_public(path: str) -> None:
+    async with client() as http:
+        assert (await http.get(path)).status_code == 401
+
+
+@pytest.mark.parametrize("host", [b"agent/healthz?", b"agent/card#", b"agent/healthz", b"x@agent/card?x=", b"[::1"])
+async def test_a_crafted_host_is_no_path(host: bytes) -> None:
+    async with client() as http:
+        assert (await http.get("/", headers={b"Host": host})).status_code == 401
+
+
+async def test_without_a_token_everybody_is_the_one_principal() -> None:
+    async with client(None) as http:
+        for headers in ({}, bearer("whatever")):
+            assert (await http.get("/", headers=headers)).json()["user"] == PRINCIPAL
+
+
+async def chunks(*sizes: int) -> AsyncIterator[bytes]:
+    for size in sizes:
+        yield b"x" * size
+
+
+async def test_a_body_up_to_the_limit_passes() -> None:
+    async with client(None) as http:
+        assert (await http.post("/", content=b"x" * MAX_BYTES)).json()["bytes"] == MAX_BYTES
+        assert (await http.post("/", content=chunks(60, 40))).json()["bytes"] == MAX_BYTES
+
+
+async def test_a_body_over_the_limit_is_refused_by_its_header() -> None:
+    async with client(None) as http:
+        answer = await http.post("/", content=b"x" * (MAX_BYTES + 1))
+        said = {"code": 413, "status": "INVALID_ARGUMENT", "message": "the body is over the limit of 100 bytes"}
+        assert (answer.status_code, answer.json()) == (413, {"error": said})
+
+
+@pytest.mark.parametrize("length", [b"-1", b"1e3", b"abc", b"", b"99999999999999999999"])
+async def test_a_length_that_is_none_is_refused(length: bytes) -> None:
+    async with client(None) as http:
+        answer = await http.post("/", content=chunks(1), headers={b"Content-Length": length})
+        assert answer.status_code == 413
+
+
+async def test_a_body_over_the_limit_is_refused_by_what_comes() -> None:
+    async with client(None) as http:
+        answer = await http.post("/", content=chunks(60, 60))
+        assert answer.status_code == 413
+        assert "over the limit of 100 bytes" in answer.text
+        lying = await http.post("/", content=chunks(60, 60), headers={b"Content-Length": b"10"})
+        assert lying.status_code == 413
+
+
+# --- Another answer ---
+
+
+async def stubborn(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer 200 in two pieces, however the first of them is called."""
+    if scope["path"] == "/busy":
+        answer_instead({"error": "busy"}, 429, {"Retry-After": "7"})
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/busy-after-the-head":
+        answer_instead({"error": "busy"}, 429, {"Retry-After": "7"})
+    await send({"type": "http.response.body", "body": b"all ", "more_body": True})
+    if scope["path"] == "/too-late":
+        answer_instead({"error": "busy"}, 429, {})
+    await send({"type": "http.response.body", "body": b"is well"})
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/", 200, "all is well"),
+        ("/busy", 429, '{"error":"busy"}'),
+        ("/busy-after-the-head", 429, '{"error":"busy"}'),
+        ("/too-late", 200, "all is well"),
+    ],
+)
+async def test_another_answer_takes_the_place_of_one_whose_body_has_not_begun(
+    path: str, status: int, text: str
+) -> None:
+    transport = httpx.ASGITransport(app=LastWord(stubborn))
+    async with httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
+        answer = await http.get(path)
+        assert (answer.status_code, answer.text) == (status, text)
+        assert answer.headers.get("retry-after") == ("7" if status == 429 else None)
+
+
+def test_without_a_request_there_is_nothing_to_answer() -> None:
+    answer_instead({}, 429, {})

@@ -1,0 +1,719 @@
+"""Telling webhooks: in order, again, after a restart; in virtual time, and with the SDK's handler over real sockets."""
+
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+from ipaddress import ip_address
+from pathlib import Path
+
+import anyio
+import pytest
+import yaml
+from a2a.compat.v0_3 import types as old_types
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.server.events import EventQueue
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.types import (
+    AgentCapabilities,
+    AgentCard,
+    Artifact,
+    AuthenticationInfo,
+    Message,
+    Part,
+    Role,
+    SendMessageConfiguration,
+    SendMessageRequest,
+    Task,
+    TaskArtifactUpdateEvent,
+    TaskPushNotificationConfig,
+    TaskState,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
+from a2a.utils.errors import InvalidParamsError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codex_workspace.common.a2a_terms import HEADERS
+from codex_workspace.common.safe_http import Accepted, AllowList, Answer, Failed, Refused
+from codex_workspace.config import settings
+from codex_workspace.config.settings import TEMPLATE_DIR
+from codex_workspace.config.validation import Place, read_section
+from codex_workspace.server.push import (
+    LONGEST_PAUSE_S,
+    LONGEST_RETRY_AFTER_S,
+    Push,
+    PushOptions,
+    QueuedSender,
+    open_push,
+    pause_after,
+)
+from codex_workspace.storage.push_configs import MAX_CONFIGS_PER_TASK
+from codex_workspace.storage.store import Store
+from tests.support.memory_codex import in_virtual_time
+from tests.support.webhook_server import WebhookServer, webhook
+from tests.unit.storage.test_store import COMPLETED, ME, WORKING, by, on_disk, opened, task_of
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+OPTIONS = PushOptions(retry_for_s=100.0)
+HOOK = "https://hooks.example.com/secret-path?key=secret-query"
+STATES = {"submitted": TaskState.TASK_STATE_SUBMITTED, "working": WORKING, "completed": COMPLETED}
+
+
+# --- Order and patience, in virtual time ---
+
+
+def status(state: TaskState, text: str = "", task_id: str = "t", context_id: str = "c") -> TaskStatusUpdateEvent:
+    message = Message(message_id="m", role=Role.ROLE_AGENT, parts=[Part(text=text)]) if text else None
+    told = TaskStatus(state=state, message=message)
+    return TaskStatusUpdateEvent(task_id=task_id, context_id=context_id, status=told)
+
+
+def chunk(text: str, *, last: bool, task_id: str = "t", context_id: str = "c") -> TaskArtifactUpdateEvent:
+    artifact = Artifact(artifact_id="answer", parts=[Part(text=text)])
+    return TaskArtifactUpdateEvent(task_id=task_id, context_id=context_id, artifact=artifact, last_chunk=last)
+
+
+@dataclass(slots=True)
+class Peers:
+    """Webhooks in memory: who subscribed, what they answer, and what they got at which (virtual) second."""
+
+    configs: dict[str, dict[str, TaskPushNotificationConfig]] = field(default_factory=dict)
+    answers: list[Answer] = field(default_factory=list)
+    held: dict[str, anyio.Event] = field(default_factory=dict)
+    got: list[tuple[float, str, str]] = field(default_factory=list)
+    settled_ends: list[tuple[str, str]] = field(default_factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
+    began: float = field(default_factory=anyio.current_time)
+
+    def subscribe(self, task_id: str = "t", url: str = HOOK, config_id: str = "a") -> None:
+        config = TaskPushNotificationConfig(task_id=task_id, id=config_id, url=url, token="secret-token")
+        self.configs.setdefault(task_id, {})[config_id] = config
+
+    def of(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
+        return self.configs.get(task_id, {})
+
+    async def settled(self, task_id: str, config_id: str) -> None:
+        self.settled_ends.append((task_id, config_id))
+        del self.configs[task_id][config_id]
+
+    def wants_tasks(self, task_id: str, config_id: str) -> bool:
+        return False
+
+    async def task_for(self, task_id: str, config_id: str) -> Task | None:
+        raise AssertionError
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        assert headers["X-A2A-Notification-Token"] == "secret-token"
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        if url in self.held:
+            await self.held[url].wait()
+        self.at_once -= 1
+        self.got.append((anyio.current_time() - self.began, url, body.decode()))
+        return self.answers.pop(0) if self.answers else Accepted()
+
+    @property
+    def times(self) -> list[float]:
+        return [round(at, 3) for at, _, _ in self.got]
+
+    @property
+    def words(self) -> list[str]:
+        """What each request held, by its one distinctive word."""
+        known = ("SUBMITTED", "WORKING", "INPUT_REQUIRED", "COMPLETED", "chunk-1", "chunk-2", "chunk-3")
+        return [word for _, _, body in self.got for word in known if word in body]
+
+
+@asynccontextmanager
+async def sending(peers: Peers, options: PushOptions = OPTIONS) -> AsyncIterator[QueuedSender]:
+    """A sender without jitter; at the block's end everything was told or given up."""
+    async with anyio.create_task_group() as workers:
+        yield QueuedSender(peers, peers.post, options, workers, jitter=lambda: 1.0)
+
+
+@in_virtual_time
+async def test_failures_are_tried_again_with_growing_pauses() -> None:
+    peers = Peers(answers=[Failed("down")] * 4)
+    peers.subscribe()
+    async with sending(peers) as sender:
+        await sender.send_notification("t", status(WORKING))
+        await sender.send_notification("t", status(COMPLETED))
+    assert peers.times == [0, 1, 3, 7, 15, 15]
+    assert peers.words == ["WORKING"] * 5 + ["COMPLETED"]
+    assert peers.settled_ends == [("t", "a")]
+
+
+@in_virtual_time
+async def test_a_notification_that_is_out_of_time_is_given_up_and_the_next_has_its_turn() -> None:
+    peers = Peers(answers=[Failed("down")] * 7)
+    peers.subscribe()
+    async with sending(peers) as sender:
+        await sender.send_notification("t", status(WORKING))
+        await sender.send_notification("t", status(COMPLETED))
+    assert peers.times == [0, 1, 3, 7, 15, 31, 63, 63], "the next try would come after 123 s of 100"
+    assert peers.words[-1] == "COMPLETED"
+
+
+@in_virtual_time
+async def test_an_end_that_nobody_takes_is_given_up_too() -> None:
+    peers = Peers(answers=[Failed("down")] * 100)
+    peers.subscribe()
+    async with sending(peers, replace(OPTIONS, retry_for_s=0)) as sender:
+        await sender.send_notification("t", status(COMPLETED))
+    assert peers.times == [0]
+    assert peers.settled_ends == [("t", "a")]
+
+
+@in_virtual_time
+async def test_what_a_webhook_refuses_is_not_sent_again() -> None:
+    peers = Peers(answers=[Refused("HTTP 400"), Refused("HTTP 302")])
+    peers.subscribe()
+    async with sending(peers) as sender:
+        for event in (status(WORKING), chunk("chunk-1", last=True), status(COMPLETED)):
+            await sender.send_notification("t", event)
+    assert peers.times == [0, 0, 0]
+    assert peers.words == ["WORKING", "chunk-1", "COMPLETED"]
+
+
+@in_virtual_time
+async def test_a_webhook_says_when_it_wants_to_be_asked_again() -> None:
+    peers = Peers(answers=[Failed("HTTP 429", 20.0), Failed("HTTP 503", 0.0), Failed("HTTP 503", 1e9)])
+    peers.subscribe()
+    async with sending(peers, replace(OPTIONS, retry_for_s=1000)) as sender:
+        await sender.send_notification("t", status(COMPLETED))
+    assert peers.times == [0, 20, 22, 22 + LONGEST_RETRY_AFTER_S]
+
+
+@in_virtual_time
+async def test_the_sender_is_done_before_the_webhook_has_heard_anything() -> None:
+    peers = Peers(held={HOOK: anyio.Event()})
+    peers.subscribe()
+    async with sending(peers) as sender:
+        for event in (status(WORKING), chunk("chunk-1", last=True), status(COMPLETED)):
+            await sender.send_notification("t", event)
+        assert anyio.current_time() == peers.began
+        assert not peers.got
+        peers.held[HOOK].set()
+    assert peers.words == ["WORKING", "chunk-1", "COMPLETED"]
+
+
+@in_virtual_time
+async def test_one_webhook_that_stands_still_holds_up_no_other() -> None:
+    slow, quick = "https://slow.example.com/", "https://quick.example.com/"
+    peers = Peers(held={slow: anyio.Event()})
+    for number in range(40):
+        peers.subscribe(f"slow-{number}", slow)
+    peers.subscribe("t", slow, "a")
+    peers.subscribe("t", quick, "b")
+    async with sending(peers) as sender:
+        for number in range(40):
+            await sender.send_notification(f"slow-{number}", status(COMPLETED))
+        await sender.send_notification("t", status(COMPLETED))
+        with anyio.move_on_after(1):
+            await sender.rest()
+        assert [url for _, url, _ in peers.got] == [quick]
+        assert peers.at_once == OPTIONS.max_parallel // 4
+        peers.held[slow].set()
+    assert len(peers.got) == 42
+
+
+@in_virtual_time
+async def test_no_more_requests_than_allowed_are_on_their_way() -> None:
+    peers = Peers()
+    for number in range(20):
+        url = f"https://host-{number}.example.com/"
+        peers.held[url] = anyio.Event()
+        peers.subscribe(f"task-{number}", url)
+    async with sending(peers, replace(OPTIONS, max_parallel=3)) as sender:
+        for number in range(20):
+            await sender.send_notification(f"task-{number}", status(COMPLETED))
+        with anyio.move_on_after(1):
+            await sender.rest()
+        for event in peers.held.values():
+            event.set()
+    assert peers.most_at_once == 3
+    assert len(peers.got) == 20
+
+
+@in_virtual_time
+async def test_what_is_told_and_what_is_not() -> None:
+    peers = Peers()
+    peers.subscribe()
+    asking = TaskState.TASK_STATE_INPUT_REQUIRED
+    events: list[Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent] = [
+        Task(id="t", context_id="c", status=TaskStatus(state=STATES["submitted"])),
+        status(WORKING),
+        status(WORKING, "a remark"),
+        chunk("chunk-1", last=False),
+        chunk("chunk-2", last=False),
+        chunk("chunk-3", last=True),
+        status(asking, "first question"),
+        status(asking, "second question"),
+        status(WORKING),
+        status(COMPLETED),
+    ]
+    async with sending(peers) as sender:
+        for event in events:
+            await sender.send_notification("t", event)
+        await sender.send_notification("somebody-elses", status(COMPLETED, task_id="somebody-elses"))
+    asked = ["INPUT_REQUIRED", "INPUT_REQUIRED"]
+    assert peers.words == ["SUBMITTED", "WORKING", "chunk-3", *asked, "WORKING", "COMPLETED"]
+
+
+@in_virtual_time
+async def test_an_event_is_told_as_it_was_when_it_came() -> None:
+    peers = Peers(held={HOOK: anyio.Event()})
+    peers.subscribe()
+    task = Task(id="t", context_id="c", status=TaskStatus(state=STATES["submitted"]))
+    async with sending(peers) as sender:
+        await sender.send_notification("t", task)
+        task.status.state = WORKING
+        peers.held[HOOK].set()
+    assert peers.words == ["SUBMITTED"]
+
+
+@in_virtual_time
+async def test_where_too_many_wait_the_oldest_go_and_never_an_end() -> None:
+    peers = Peers(held={HOOK: anyio.Event()})
+    peers.subscribe()
+    peers.subscribe("other")
+    async with sending(peers, replace(OPTIONS, max_waiting=3)) as sender:
+        await sender.send_notification("t", status(WORKING))
+        await anyio.wait_all_tasks_blocked()
+        for number in (1, 2, 3):
+            await sender.send_notification("t", chunk(f"chunk-{number}", last=True))
+        await sender.send_notification("other", status(WORKING))
+        await sender.send_notification("other", status(COMPLETED))
+        await sender.send_notification("t", status(COMPLETED))
+        peers.held[HOOK].set()
+    assert sorted(peers.words) == ["COMPLETED", "COMPLETED", "WORKING"]
+    assert sorted(peers.settled_ends) == [("other", "a"), ("t", "a")]
+
+
+@in_virtual_time
+async def test_who_has_unsubscribed_hears_nothing_more() -> None:
+    peers = Peers(answers=[Failed("down")])
+    peers.subscribe()
+    async with sending(peers) as sender:
+        await sender.send_notification("t", status(WORKING))
+        await sender.send_notification("t", status(COMPLETED))
+        await sender.rest()
+        peers.configs.clear()
+    assert peers.times == [0]
+    assert not peers.settled_ends
+
+
+@in_virtual_time
+async def test_a_changed_configuration_counts_from_the_next_try_on() -> None:
+    peers = Peers(answers=[Failed("down")])
+    peers.subscribe()
+    async with sending(peers) as sender:
+        await sender.send_notification("t", status(COMPLETED))
+        await sender.rest()
+        peers.subscribe(url="https://new.example.com/")
+    assert [url for _, url, _ in peers.got] == [HOOK, "https://new.example.com/"]
+
+
+def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        peers = Peers(answers=[Failed("down"), Refused("HTTP 400"), *[Failed("down")] * 9])
+        peers.subscribe()
+        async with sending(peers) as sender:
+            await sender.send_notification("t", status(WORKING))
+            await sender.send_notification("t", status(COMPLETED))
+
+    with caplog.at_level(logging.DEBUG):
+        run()
+    assert "task t: webhook https://hooks.example.com cannot be told: HTTP 400" in caplog.text
+    assert "task t: webhook https://hooks.example.com is not told, after 7 tries: down" in caplog.text
+    assert "secret" not in caplog.text
+
+
+@given(st.lists(st.sampled_from([Accepted(), Failed("down"), Failed("busy", 3.0), Refused("no")]), max_size=30))
+def test_whatever_a_webhook_answers_the_order_stays(answers: list[Answer]) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        peers = Peers(answers=list(answers))
+        peers.subscribe()
+        async with sending(peers) as sender:
+            for event in (status(WORKING), chunk("chunk-1", last=True), chunk("chunk-2", last=True), status(COMPLETED)):
+                await sender.send_notification("t", event)
+        expected = ["WORKING", "chunk-1", "chunk-2", "COMPLETED"]
+        assert list(dict.fromkeys(peers.words)) == expected
+        assert peers.words == sorted(peers.words, key=expected.index)
+        assert peers.settled_ends == [("t", "a")]
+
+    run()
+
+
+def test_pauses_grow_up_to_a_bound() -> None:
+    assert [pause_after(tries) for tries in (0, 1, 5, 6, 1000)] == [1, 2, 32, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+
+
+# --- The SDK's handler, a database, and real sockets ---
+
+
+class Worker(AgentExecutor):
+    """Works on a task for a moment: state, two chunks of an artifact, end."""
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        task_id, context_id = str(context.task_id), str(context.context_id)
+        submitted = TaskStatus(state=STATES["submitted"])
+        await event_queue.enqueue_event(Task(id=task_id, context_id=context_id, status=submitted))
+        await event_queue.enqueue_event(status(WORKING, "", task_id, context_id))
+        await event_queue.enqueue_event(chunk("Forty", last=False, task_id=task_id, context_id=context_id))
+        await event_queue.enqueue_event(chunk("Forty-two.", last=True, task_id=task_id, context_id=context_id))
+        await event_queue.enqueue_event(status(COMPLETED, "", task_id, context_id))
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """The SDK's handler with our sender, over a database."""
+
+    handler: DefaultRequestHandler
+    push: Push
+    store: Store
+
+    async def work(self, config: TaskPushNotificationConfig, caller: ServerCallContext = ME) -> Task:
+        message = Message(message_id="m", role=Role.ROLE_USER, parts=[Part(text="Six by seven?")])
+        configuration = SendMessageConfiguration(task_push_notification_config=config)
+        answer = await self.handler.on_message_send(
+            SendMessageRequest(message=message, configuration=configuration), caller
+        )
+        assert isinstance(answer, Task)
+        assert answer.status.state == COMPLETED
+        return answer
+
+
+LOOPBACK = PushOptions(allow=("127.0.0.1",))
+
+
+@asynccontextmanager
+async def agent(folder: Path, options: PushOptions = LOOPBACK) -> AsyncIterator[Agent]:
+    card = AgentCard(name="worker", capabilities=AgentCapabilities(push_notifications=True))
+    async with opened(folder) as store, open_push(options, store.push_configs) as push:
+        handler = DefaultRequestHandler(
+            Worker(),
+            store.tasks,
+            card,
+            push_config_store=push.configs,
+            push_sender=push.sender,
+            push_url_validator=push.allowed,
+        )
+        try:
+            yield Agent(handler, push, store)
+        finally:
+            await handler.aclose()
+
+
+def states_of(server: WebhookServer) -> list[object]:
+    """Return what each request told: a state, or "artifact"."""
+    return [state_of(request.payload) for request in server.received]
+
+
+def state_of(payload: Mapping[str, dict[str, object]]) -> object:
+    ((kind, told),) = payload.items()
+    if kind == "artifactUpdate":
+        return "artifact"
+    assert kind in ("task", "statusUpdate")
+    found = told["status"]
+    assert isinstance(found, dict)
+    return str(found["state"]).removeprefix("TASK_STATE_")
+
+
+ALL = ["SUBMITTED", "WORKING", "artifact", "COMPLETED"]
+
+
+def due_on_disk(folder: Path) -> list[object]:
+    return [config_id for (config_id,) in on_disk(folder, "select config_id from push_due order by config_id")]
+
+
+async def test_a_webhook_is_told_what_becomes_of_a_task(tmp_path: Path) -> None:
+    async with webhook() as server, agent(tmp_path) as working:
+        credentials = AuthenticationInfo(scheme="Bearer", credentials="theirs")
+        config = TaskPushNotificationConfig(id="a", url=server.url, token="known", authentication=credentials)
+        task = await working.work(config)
+        await server.heard(4)
+        assert states_of(server) == ALL
+        for request in server.received:
+            assert request.headers["x-a2a-notification-token"] == "known"
+            assert request.headers["authorization"] == "Bearer theirs"
+            assert request.headers["content-type"] == "application/json"
+        ((_, update),) = server.received[2].payload.items()
+        assert update == {
+            "taskId": task.id,
+            "contextId": task.context_id,
+            "artifact": {"artifactId": "answer", "parts": [{"text": "Forty-two."}]},
+            "lastChunk": True,
+        }
+    assert due_on_disk(tmp_path) == []
+
+
+async def test_a_webhook_of_a_client_of_0_3_is_told_whole_tasks_as_0_3_has_them(tmp_path: Path) -> None:
+    old = ServerCallContext(user=ME.user, state={HEADERS: {"host": "agent"}})
+    config = TaskPushNotificationConfig(id="a", url="", token="known")
+    async with webhook() as server:
+        config.url = server.url
+        async with agent(tmp_path) as working:
+            task = await working.work(config, old)
+            await server.heard(3)
+        told = [old_types.Task.model_validate_json(request.body) for request in server.received]
+        assert len(told) == 3
+        assert {each.id for each in told} == {task.id}
+        assert told[-1].status.state == old_types.TaskState.completed
+        assert [artifact.artifact_id for artifact in told[-1].artifacts or []] == ["answer"]
+        assert all(b'"kind":"task"' in request.body for request in server.received)
+
+
+async def test_a_webhook_that_is_named_anew_in_1_0_hears_1_0_and_both_are_known_after_a_restart(tmp_path: Path) -> None:
+    old = ServerCallContext(user=ME.user, state={HEADERS: {"a2a-version": "0.3"}})
+    new = ServerCallContext(user=ME.user, state={HEADERS: {"a2a-version": "1.0"}})
+    config = TaskPushNotificationConfig(url="https://hooks.example.com")
+    async with opened(tmp_path) as store:
+        for config.id, contexts in {"stays": [old], "changes": [old, new]}.items():
+            for context in contexts:
+                await store.push_configs.set_info("t", config, context)
+    async with opened(tmp_path) as store:
+        await store.push_configs.load()
+        assert store.push_configs.wants_tasks("t", "stays")
+        assert not store.push_configs.wants_tasks("t", "changes")
+        await store.push_configs.delete_info("t", old, "stays")
+        assert not store.push_configs.wants_tasks("t", "stays")
+
+
+@pytest.mark.alone
+async def test_a_webhook_that_takes_two_seconds_does_not_slow_the_task(tmp_path: Path) -> None:
+    async with webhook(takes_s=2.0) as server, agent(tmp_path) as working:
+        began = time.monotonic()
+        await working.work(TaskPushNotificationConfig(id="a", url=server.url))
+        assert time.monotonic() - began < 1.0
+        assert len(server.received) <= 1
+        await server.heard(2)
+    assert states_of(server) == ALL[:2]
+    assert due_on_disk(tmp_path) == ["a"]
+
+
+async def test_a_webhook_that_fails_twice_gets_everything_in_order(tmp_path: Path) -> None:
+    async with webhook((503, {}), (500, {})) as server, agent(tmp_path) as working:
+        await working.work(TaskPushNotificationConfig(id="a", url=server.url))
+        await server.heard(6)
+        assert states_of(server) == [ALL[0], ALL[0], *ALL]
+
+
+async def test_an_end_that_was_not_told_is_told_after_a_restart(tmp_path: Path) -> None:
+    down = [(503, dict[str, str]())] * 4
+    async with webhook(*down) as server:
+        async with agent(tmp_path) as working:
+            task = await working.work(TaskPushNotificationConfig(id="a", url=server.url))
+            await server.heard(1)
+        assert due_on_disk(tmp_path) == ["a"]
+        server.answers.clear()
+        server.received.clear()
+        async with agent(tmp_path) as again:
+            assert await again.push.take_up() == 1
+            (request,) = await server.heard(1)
+            await again.push.sender.rest()
+        assert due_on_disk(tmp_path) == []
+        update = request.payload["statusUpdate"]
+        assert (update["taskId"], update["contextId"]) == (task.id, task.context_id)
+        assert state_of(request.payload) == "COMPLETED"
+        async with agent(tmp_path) as third:
+            assert await third.push.take_up() == 0
+
+
+async def test_the_end_of_a_task_that_a_killed_process_left_is_told(tmp_path: Path) -> None:
+    async with webhook() as server:
+        async with agent(tmp_path) as working:
+            await working.store.tasks.save(task_of(WORKING), ME)
+            await working.push.configs.set_info("task-1", TaskPushNotificationConfig(url=server.url, token="known"), ME)
+        async with agent(tmp_path) as again:
+            assert await again.push.take_up() == 0
+            await again.store.fail_unfinished("It was cut off.")
+            assert await again.push.take_up() == 1
+            (request,) = await server.heard(1)
+    assert state_of(request.payload) == "FAILED"
+    assert "It was cut off." in request.body.decode()
+    assert request.headers["x-a2a-notification-token"] == "known"
+
+
+async def test_who_comes_after_the_end_is_told_it_at_once_and_not_again(tmp_path: Path) -> None:
+    """A task may end before its client comes to name the webhook."""
+    async with webhook() as server:
+        async with agent(tmp_path) as working:
+            await working.store.tasks.save(task_of(COMPLETED), ME)
+            late = TaskPushNotificationConfig(task_id="task-1", url=server.url, token="known")
+            await working.handler.on_create_task_push_notification_config(late, ME)
+            (request,) = await server.heard(1)
+            await working.push.sender.rest()
+        assert state_of(request.payload) == "COMPLETED"
+        assert request.headers["x-a2a-notification-token"] == "known"
+        assert due_on_disk(tmp_path) == []
+        async with agent(tmp_path) as again:
+            assert await again.push.configs.get_info("task-1", ME)
+            assert await again.push.take_up() == 0
+    assert len(server.received) == 1
+
+
+async def test_who_comes_after_the_end_and_is_away_is_told_it_after_a_restart(tmp_path: Path) -> None:
+    async with webhook((503, {})) as server:
+        async with agent(tmp_path) as working:
+            await working.store.tasks.save(task_of(COMPLETED), ME)
+            await working.push.configs.set_info("task-1", TaskPushNotificationConfig(url=server.url), ME)
+            await server.heard(1)
+        assert due_on_disk(tmp_path) == ["task-1"]
+        async with agent(tmp_path) as again:
+            assert await again.push.take_up() == 1
+            await server.heard(2)
+    assert states_of(server) == ["COMPLETED", "COMPLETED"]
+
+
+async def test_a_private_webhook_is_refused_when_it_is_named(tmp_path: Path) -> None:
+    async with webhook() as server, agent(tmp_path, PushOptions()) as working:
+        with pytest.raises(InvalidParamsError) as refused:
+            await working.work(TaskPushNotificationConfig(id="a", url=server.url))
+        assert "its host is not a public one" in refused.value.message
+    assert not server.received
+
+
+async def test_a_redirect_to_a_private_address_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with webhook() as inside:
+        away = (307, {"Location": inside.url})
+        async with webhook(away, away, away, away) as server, agent(tmp_path) as working:
+            await working.work(TaskPushNotificationConfig(id="a", url=server.url))
+            await server.heard(4)
+            await working.push.sender.rest()
+    assert not inside.received
+    assert "HTTP 307: redirects are not followed" in caplog.text
+
+
+async def test_a_name_that_leads_inside_is_refused_when_connecting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        del host, port
+        return ["127.0.0.1"]
+
+    async with (
+        webhook() as server,
+        opened(tmp_path) as store,
+        open_push(PushOptions(), store.push_configs, resolve) as push,
+    ):
+        url = f"http://hooks.example.com:{server.port}/"
+        await push.configs.set_info("t", TaskPushNotificationConfig(url=url), ME)
+        await push.sender.send_notification("t", status(COMPLETED))
+        await push.sender.rest()
+    assert not server.received
+    assert "cannot be told: its host is not a public one" in caplog.text
+
+
+def test_the_options_are_the_keys_of_the_config_and_the_document_shows_some() -> None:
+    shown = re.findall(r"```yaml\n(.*?)```", (TEMPLATE_DIR / "docs" / "push.md").read_text(), re.DOTALL)
+    (section,) = [read_section(settings.Push, yaml.safe_load(each)["push"], Place("push.md")) for each in shown]
+    assert asdict(PushOptions()) == asdict(settings.Push())
+    assert AllowList.of(section.allow).permits("hooks.internal", ip_address("127.0.0.1"))
+    assert AllowList.of(section.allow).permits("other.internal", ip_address("10.20.0.1"))
+
+
+# --- Configurations ---
+
+
+async def test_configurations_are_their_owners_alone(tmp_path: Path) -> None:
+    async with agent(tmp_path) as working:
+        configs = working.push.configs
+        for config_id in ("b", "a"):
+            await configs.set_info("t", TaskPushNotificationConfig(id=config_id, url=HOOK), ME)
+        assert [each.id for each in await configs.get_info("t", ME)] == ["a", "b"]
+        assert await configs.get_info("t", by("somebody")) == []
+        await configs.delete_info("t", by("somebody"))
+        await configs.delete_info("t", by("somebody"), "a")
+        assert [each.id for each in await configs.get_info("t", ME)] == ["a", "b"]
+        assert list(configs.of("t")) == ["b", "a"]
+
+
+async def test_a_configuration_without_an_id_gets_the_tasks_and_replaces_the_one_before(tmp_path: Path) -> None:
+    async with agent(tmp_path) as working:
+        configs = working.push.configs
+        for url in ("https://one.example.com/", "https://two.example.com/"):
+            assert (await configs.set_info("t", TaskPushNotificationConfig(url=url), ME)).id == "t"
+        (known,) = await configs.get_info("t", ME)
+        assert known.url == "https://two.example.com/"
+        assert configs.of("t")["t"].url == "https://two.example.com/"
+
+
+async def test_configurations_outlive_the_process(tmp_path: Path) -> None:
+    authentication = AuthenticationInfo(scheme="Bearer", credentials="theirs")
+    config = TaskPushNotificationConfig(id="a", task_id="t", url=HOOK, token="known", authentication=authentication)
+    async with agent(tmp_path) as working:
+        await working.push.configs.set_info("t", config, ME)
+    async with agent(tmp_path) as again:
+        assert await again.push.configs.get_info("t", ME) == [config]
+        assert dict(again.push.configs.of("t")) == {"a": config}
+        assert not again.push.configs.of("other")
+
+
+async def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:
+    async with agent(tmp_path) as working:
+        configs = working.push.configs
+        for config_id in ("a", "b", "c"):
+            await configs.set_info("t", TaskPushNotificationConfig(id=config_id, url=HOOK), ME)
+        await configs.delete_info("t", ME, "b")
+        assert list(configs.of("t")) == ["a", "c"]
+        assert due_on_disk(tmp_path) == ["a", "c"]
+        await configs.delete_info("t", ME)
+        assert not configs.of("t")
+        assert due_on_disk(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (TaskPushNotificationConfig(id="x" * 256), "id: at most 255 characters"),
+        (TaskPushNotificationConfig(token="a\r\nHost: b"), "token: at most"),
+        (TaskPushNotificationConfig(token="a" * 9000), "token: at most"),
+        (TaskPushNotificationConfig(authentication=AuthenticationInfo(credentials="a\nb")), "authentication.cred"),
+        (TaskPushNotificationConfig(authentication=AuthenticationInfo(scheme="a b")), "authentication.scheme: must"),
+    ],
+)
+async def test_what_cannot_be_kept_or_sent_is_refused(
+    tmp_path: Path, config: TaskPushNotificationConfig, named: str
+) -> None:
+    async with agent(tmp_path) as working:
+        with pytest.raises(InvalidParamsError) as refused:
+            await working.push.configs.set_info("t", config, ME)
+        assert named in refused.value.message
+        assert not working.push.configs.of("t")
+
+
+async def test_a_task_takes_so_many_configurations(tmp_path: Path) -> None:
+    async with agent(tmp_path) as working:
+        configs = working.push.configs
+        for number in range(MAX_CONFIGS_PER_TASK):
+            await configs.set_info("t", TaskPushNotificationConfig(id=str(number), url=HOOK), ME)
+        with pytest.raises(InvalidParamsError, match="at most"):
+            await configs.set_info("t", TaskPushNotificationConfig(id="more", url=HOOK), ME)
+        await configs.set_info("t", TaskPushNotificationConfig(id="0", url=HOOK), ME)
+
+
+async def test_configurations_go_with_their_tasks(tmp_path: Path) -> None:
+    async with agent(tmp_path) as working:
+        for task_id in ("task-1", "task-2", "stray"):
+            await working.push.configs.set_info(task_id, TaskPushNotificationConfig(id="a", url=HOOK), ME)
+        ended = task_of(COMPLETED)
+        ended.status.timestamp.GetCurrentTime()
+        await working.store.tasks.save(ended, ME)
+        await working.store.tasks.save(task_of(STATES["submitted"], task_id="task-2"), ME)
+        assert await working.store.retention(keep_days=30, keep_tasks=0).prune() == 1
+        assert {task for (task,) in on_disk(tmp_path, "select task_id from push_due")} == {"task-2", "stray"}
+        await working.store.retention(keep_days=0, keep_tasks=0).prune()
+    for table in ("push_due", "push_notification_configs"):
+        assert on_disk(tmp_path, f"select task_id from {table}") == [("task-2",)]

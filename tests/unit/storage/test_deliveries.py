@@ -1,0 +1,542 @@
+"""How far a message has come, in a real SQLite file: every move there is, and every one that there is not."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
+from itertools import product
+from pathlib import Path
+
+import pytest
+from a2a.types import Message, Part, Role, SendMessageConfiguration, SendMessageRequest, TaskState
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from codex_workspace.storage.deliveries import (
+    MOVES,
+    Deliveries,
+    Delivery,
+    DeliveryState,
+    IllegalMove,
+    Key,
+    OtherBody,
+    digest_of,
+)
+from codex_workspace.storage.store import Store
+from tests.unit.storage.test_store import ME, SUBMITTED, WORKING, on_disk, opened, task_of
+
+pytestmark = pytest.mark.usefixtures("no_hang")
+
+ACCEPTED, STARTED = DeliveryState.ACCEPTED, DeliveryState.STARTED
+ANSWERED, ACKNOWLEDGED = DeliveryState.ANSWERED, DeliveryState.ACKNOWLEDGED
+
+KEY = Key("me", "message-1")
+UNKNOWN = Key("me", "nobody sent this")
+
+Act = Callable[[Deliveries], Awaitable[object]]
+
+
+def request_of(message_id: str = KEY.message_id, text: str = "Hello") -> SendMessageRequest:
+    return SendMessageRequest(message=Message(role=Role.ROLE_USER, message_id=message_id, parts=[Part(text=text)]))
+
+
+async def accept(
+    deliveries: Deliveries, key: Key = KEY, task_id: str = "task-1", text: str = "Hello"
+) -> Delivery | None:
+    request = request_of(key.message_id, text)
+    return await deliveries.accept(key, request, digest_of(request), task_id, "context-1")
+
+
+async def known(deliveries: Deliveries, key: Key = KEY) -> Delivery | None:
+    return await deliveries.find(key, digest_of(request_of(key.message_id)))
+
+
+async def state_of(deliveries: Deliveries, key: Key = KEY) -> DeliveryState | None:
+    found = await known(deliveries, key)
+    return None if found is None else found.state
+
+
+def start(deliveries: Deliveries) -> Awaitable[object]:
+    return deliveries.started(KEY, "thread-1", "turn-1")
+
+
+def answer(deliveries: Deliveries) -> Awaitable[object]:
+    return deliveries.answered(KEY, b"the end")
+
+
+def acknowledge(deliveries: Deliveries) -> Awaitable[object]:
+    return deliveries.acknowledge("task-1")
+
+
+def settle(deliveries: Deliveries) -> Awaitable[object]:
+    return deliveries.settle(KEY)
+
+
+def withdraw(deliveries: Deliveries) -> Awaitable[object]:
+    return deliveries.withdraw(KEY)
+
+
+def die(deliveries: Deliveries) -> Awaitable[object]:
+    return deliveries.died(KEY)
+
+
+WAY_TO: dict[DeliveryState, list[Act]] = {
+    ACCEPTED: [],
+    STARTED: [start],
+    ANSWERED: [start, answer],
+    ACKNOWLEDGED: [start, answer, acknowledge],
+}
+CHECKED: dict[DeliveryState, Act] = {STARTED: start, ANSWERED: answer}
+"""The moves that are refused where they are illegal; the way to the end is open from everywhere."""
+
+
+async def bring_to(deliveries: Deliveries, state: DeliveryState) -> Delivery:
+    """Accept the message, take it to a state, and return it as it stands."""
+    await accept(deliveries)
+    for act in WAY_TO[state]:
+        await act(deliveries)
+    found = await known(deliveries)
+    assert found is not None
+    assert found.state == state
+    return found
+
+
+def rows(folder: Path) -> list[tuple[object, ...]]:
+    """Return all that the file holds of deliveries, also what a `Delivery` does not show."""
+    return on_disk(folder, "select * from deliveries order by owner, message_id")
+
+
+def execute(folder: Path, statement: str) -> None:
+    """Change the file from outside."""
+    with closing(sqlite3.connect(folder / "store.sqlite3")) as connection, connection:
+        connection.execute(statement)
+
+
+# --- Acceptance ---
+
+
+async def test_an_accepted_message_is_found_as_it_came(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        assert await known(store.deliveries) is None
+        accepted = await accept(store.deliveries)
+        whole = request_of().SerializeToString()
+        assert accepted == Delivery(KEY, "task-1", "context-1", ACCEPTED, whole, None, None, 0, b"")
+        assert await known(store.deliveries) == accepted
+        assert await store.deliveries.of_task("task-1") == accepted
+
+
+async def test_the_whole_request_is_kept(tmp_path: Path) -> None:
+    request = request_of()
+    request.configuration.return_immediately = True
+    request.metadata["priority"] = "high"
+    async with opened(tmp_path) as store:
+        kept = await store.deliveries.accept(KEY, request, digest_of(request), "task-1", "context-1")
+        assert kept is not None
+        assert SendMessageRequest.FromString(kept.request) == request
+
+
+async def test_the_same_message_again_is_not_accepted_and_changes_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        before = await bring_to(store.deliveries, STARTED)
+        assert await accept(store.deliveries, task_id="task-2") is None
+        assert await known(store.deliveries) == before
+        assert await store.deliveries.of_task("task-2") is None
+
+
+async def test_an_id_that_was_used_for_another_message_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        first = await accept(store.deliveries)
+        with pytest.raises(OtherBody, match="messageId message-1 was used for another message"):
+            await accept(store.deliveries, task_id="task-2", text="Something else")
+        with pytest.raises(OtherBody):
+            await store.deliveries.find(KEY, digest_of(request_of(text="Something else")))
+        assert await known(store.deliveries) == first
+
+
+async def test_two_senders_may_use_the_same_id(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        yours = Key("you", KEY.message_id)
+        await accept(store.deliveries)
+        assert await accept(store.deliveries, yours, "task-2", "Something else") is not None
+        await store.deliveries.started(yours, "thread-2", "turn-2")
+        await store.deliveries.died(yours)
+        mine = await known(store.deliveries)
+        assert mine is not None
+        assert (mine.task_id, mine.state, mine.deaths) == ("task-1", ACCEPTED, 0)
+
+
+async def accepted_at_once(stores: list[Store], texts: list[str]) -> list[Delivery | BaseException | None]:
+    """Have each store accept the message with each of the texts, all at the same time, under a task of its own."""
+    attempts = [
+        accept(store.deliveries, task_id=f"task-{number}", text=text)
+        for number, (store, text) in enumerate(product(stores, texts))
+    ]
+    return await asyncio.gather(*attempts, return_exceptions=True)
+
+
+async def test_of_the_same_message_at_once_one_is_accepted(tmp_path: Path) -> None:
+    async with opened(tmp_path) as one, opened(tmp_path) as two:
+        results = await accepted_at_once([one, two], ["Hello"] * 5)
+        accepted = [result for result in results if result is not None]
+        assert accepted == [await known(one.deliveries)] == [await known(two.deliveries)]
+        assert len(await one.deliveries.unfinished()) == 1
+
+
+async def test_of_two_bodies_at_once_one_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        results = await accepted_at_once([store], ["Hello", "Something else"])
+        assert sorted(type(result).__name__ for result in results) == ["Delivery", "OtherBody"]
+        assert len(await store.deliveries.unfinished()) == 1
+
+
+# --- What makes two bodies the same ---
+
+
+# Protobuf keeps the entries of a map in an order of its own; with ten or more, the order of insertion shows in it.
+NAMES = [f"name {number}" for number in range(50)]
+
+
+def with_metadata(names: list[str]) -> SendMessageRequest:
+    request = request_of()
+    request.message.metadata.update({name: {"nested": name} for name in names})
+    return request
+
+
+def asked_in_another_way() -> SendMessageRequest:
+    request = request_of()
+    request.configuration.CopyFrom(SendMessageConfiguration(return_immediately=True, history_length=3))
+    request.metadata["sent"] = "again"
+    request.tenant = "another way in"
+    return request
+
+
+def test_how_a_message_is_sent_makes_no_other_message() -> None:
+    assert digest_of(asked_in_another_way()) == digest_of(request_of())
+    assert len(digest_of(request_of())) == 32
+
+
+def test_the_order_of_metadata_makes_no_other_message() -> None:
+    one, other = with_metadata(NAMES), with_metadata(NAMES[::-1])
+    assert one.SerializeToString() != other.SerializeToString()
+    assert digest_of(one) == digest_of(other)
+
+
+OTHERS = [
+    Message(message_id="message-2"),
+    Message(context_id="context-2"),
+    Message(task_id="task-2"),
+    Message(role=Role.ROLE_AGENT),
+    Message(parts=[Part(text="")]),
+    Message(extensions=["https://example.com/extension"]),
+    Message(reference_task_ids=["task-3"]),
+]
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=lambda change: change.ListFields()[0][0].name)
+def test_everything_in_a_message_makes_it_another(change: Message) -> None:
+    other = request_of()
+    other.message.MergeFrom(change)
+    assert digest_of(other) != digest_of(request_of())
+
+
+def test_metadata_of_a_message_makes_it_another() -> None:
+    assert digest_of(with_metadata(["name"])) != digest_of(request_of())
+
+
+@given(st.text(), st.text())
+def test_two_texts_are_the_same_message_if_they_are_the_same_text(one: str, other: str) -> None:
+    assert (digest_of(request_of(text=one)) == digest_of(request_of(text=other))) == (one == other)
+
+
+# --- Moves ---
+
+
+def test_only_these_moves_are_refused() -> None:
+    """The drawing in the module's docstring, by what it does not have."""
+    illegal = {(state, to) for state, to in product(DeliveryState, repeat=2) if to not in MOVES[state]}
+    into_acceptance = {(state, ACCEPTED) for state in DeliveryState}
+    after_the_answer = {(ANSWERED, STARTED), (ANSWERED, ANSWERED)}
+    after_the_end = {(ACKNOWLEDGED, to) for to in DeliveryState}
+    assert illegal == into_acceptance | after_the_answer | after_the_end
+
+
+PAIRS = list(product(DeliveryState, CHECKED))
+LEGAL = [pair for pair in PAIRS if pair[1] in MOVES[pair[0]]]
+ILLEGAL = [pair for pair in PAIRS if pair[1] not in MOVES[pair[0]]]
+
+
+@pytest.mark.parametrize(("state", "to"), LEGAL)
+async def test_a_legal_move_is_made(tmp_path: Path, state: DeliveryState, to: DeliveryState) -> None:
+    async with opened(tmp_path) as store:
+        await bring_to(store.deliveries, state)
+        await CHECKED[to](store.deliveries)
+        assert await state_of(store.deliveries) == to
+
+
+@pytest.mark.parametrize(("state", "to"), ILLEGAL)
+async def test_an_illegal_move_is_refused_and_changes_nothing(
+    tmp_path: Path, state: DeliveryState, to: DeliveryState
+) -> None:
+    async with opened(tmp_path) as store:
+        await bring_to(store.deliveries, state)
+        before = rows(tmp_path)
+        with pytest.raises(IllegalMove, match=f"^message-1: {state} -> {to}$"):
+            await CHECKED[to](store.deliveries)
+        assert rows(tmp_path) == before
+
+
+async def test_what_was_never_accepted_cannot_be_moved(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await accept(store.deliveries)
+        with pytest.raises(IllegalMove, match=r"^nobody sent this: None -> started$"):
+            await store.deliveries.started(UNKNOWN, "thread-1", "turn-1")
+        with pytest.raises(IllegalMove, match=r"^nobody sent this: None -> answered$"):
+            await store.deliveries.answered(UNKNOWN, b"the end")
+        await store.deliveries.settle(UNKNOWN)
+        await store.deliveries.withdraw(UNKNOWN)
+        await store.deliveries.acknowledge("no such task")
+        assert await state_of(store.deliveries) == ACCEPTED
+        assert await known(store.deliveries, UNKNOWN) is None
+
+
+@pytest.mark.parametrize("act", [start, answer, acknowledge, settle, die])
+async def test_whatever_happens_to_a_message_is_dated(tmp_path: Path, act: Act) -> None:
+    """What is forgotten by age goes by this date: a message that was old when it was finished stays its time."""
+    async with opened(tmp_path) as store:
+        await accept(store.deliveries)
+        execute(tmp_path, "update deliveries set accepted_at = 1, changed_at = 1")
+        before = time.time()
+        await act(store.deliveries)
+        [(accepted_at, changed_at)] = on_disk(tmp_path, "select accepted_at, changed_at from deliveries")
+        assert accepted_at == 1
+        assert isinstance(changed_at, float)
+        assert before <= changed_at <= time.time()
+
+
+async def test_what_is_acknowledged_already_keeps_its_date(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await bring_to(store.deliveries, ACKNOWLEDGED)
+        before = rows(tmp_path)
+        await acknowledge(store.deliveries)
+        assert rows(tmp_path) == before
+
+
+async def test_a_start_notes_its_turn_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await accept(store.deliveries)
+        for turn_id in ("turn-1", "turn-2"):
+            await store.deliveries.started(KEY, "thread-1", turn_id)
+            found = await known(store.deliveries)
+            assert found is not None
+            assert (found.thread_id, found.turn_id, found.ending) == ("thread-1", turn_id, b"")
+
+
+async def test_the_end_of_an_answer_is_kept_to_the_byte(tmp_path: Path) -> None:
+    ending = bytes(range(256)) * 100
+    async with opened(tmp_path) as store:
+        await bring_to(store.deliveries, STARTED)
+        await store.deliveries.answered(KEY, ending)
+        await acknowledge(store.deliveries)
+        found = await known(store.deliveries)
+        assert found is not None
+        assert found.ending == ending
+
+
+@pytest.mark.parametrize("end", [acknowledge, settle])
+@pytest.mark.parametrize("state", DeliveryState)
+async def test_the_end_can_be_reached_from_every_state(tmp_path: Path, state: DeliveryState, end: Act) -> None:
+    async with opened(tmp_path) as store:
+        before = await bring_to(store.deliveries, state)
+        await end(store.deliveries)
+        after = await known(store.deliveries)
+        assert after is not None
+        assert after.state == ACKNOWLEDGED
+        assert (after.thread_id, after.turn_id, after.ending) == (before.thread_id, before.turn_id, before.ending)
+        assert await store.deliveries.unfinished() == []
+
+
+async def test_settling_a_word_leaves_the_message_that_its_task_answers(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        word = Key("me", "a word on it")
+        await bring_to(store.deliveries, STARTED)
+        await accept(store.deliveries, word)
+        await store.deliveries.settle(word)
+        assert await state_of(store.deliveries, word) == ACKNOWLEDGED
+        assert await state_of(store.deliveries) == STARTED
+
+
+TERMINAL_STATES = [
+    TaskState.TASK_STATE_COMPLETED,
+    TaskState.TASK_STATE_CANCELED,
+    TaskState.TASK_STATE_FAILED,
+    TaskState.TASK_STATE_REJECTED,
+]
+
+
+@pytest.mark.parametrize("end", TERMINAL_STATES)
+@pytest.mark.parametrize("state", DeliveryState)
+async def test_a_tasks_end_in_the_store_acknowledges_all_its_messages_and_no_others(
+    tmp_path: Path, state: DeliveryState, end: TaskState
+) -> None:
+    async with opened(tmp_path) as store:
+        other, second = Key("me", "of another task"), Key("me", "of the same task")
+        await accept(store.deliveries, other, "task-2")
+        await bring_to(store.deliveries, state)
+        await accept(store.deliveries, second)
+        for at_work in (SUBMITTED, WORKING, TaskState.TASK_STATE_INPUT_REQUIRED, WORKING):
+            await store.tasks.save(task_of(at_work), ME)
+            assert await state_of(store.deliveries) == state
+        await store.tasks.save(task_of(end), ME)
+        assert await state_of(store.deliveries) == ACKNOWLEDGED
+        assert await state_of(store.deliveries, second) == ACKNOWLEDGED
+        assert await state_of(store.deliveries, other) == ACCEPTED
+
+
+async def test_a_message_is_withdrawn_as_if_it_had_never_come(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        other = Key("me", "message-2")
+        await accept(store.deliveries, other)
+        await accept(store.deliveries)
+        await withdraw(store.deliveries)
+        assert await known(store.deliveries) is None
+        assert await state_of(store.deliveries, other) == ACCEPTED
+        assert await accept(store.deliveries, task_id="task-2") is not None
+
+
+@pytest.mark.parametrize("state", [STARTED, ANSWERED, ACKNOWLEDGED])
+async def test_what_has_begun_is_not_withdrawn(tmp_path: Path, state: DeliveryState) -> None:
+    async with opened(tmp_path) as store:
+        await bring_to(store.deliveries, state)
+        before = rows(tmp_path)
+        await withdraw(store.deliveries)
+        assert rows(tmp_path) == before
+
+
+async def test_deaths_are_counted_and_move_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await bring_to(store.deliveries, STARTED)
+        assert [await store.deliveries.died(KEY) for _ in range(3)] == [1, 2, 3]
+        await store.deliveries.started(KEY, "thread-1", "turn-2")
+        assert await store.deliveries.died(KEY) == 4
+        found = await known(store.deliveries)
+        assert found is not None
+        assert (found.state, found.deaths) == (STARTED, 4)
+
+
+async def test_deaths_at_the_same_time_all_count(tmp_path: Path) -> None:
+    async with opened(tmp_path) as one, opened(tmp_path) as two:
+        await bring_to(one.deliveries, STARTED)
+        counts = await asyncio.gather(*(store.deliveries.died(KEY) for _ in range(5) for store in (one, two)))
+        assert sorted(counts) == list(range(1, 11))
+
+
+# --- What is left to do ---
+
+
+async def test_a_tasks_newest_message_is_the_one_it_answers(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        assert await store.deliveries.of_task("task-1") is None
+        for message_id in ("z", "a", "m"):
+            await accept(store.deliveries, Key("me", message_id))
+            await accept(store.deliveries, Key("me", f"other {message_id}"), "task-2")
+            newest = await store.deliveries.of_task("task-1")
+            assert newest is not None
+            assert newest.key.message_id == message_id
+
+
+async def test_what_is_unfinished_comes_in_the_order_of_acceptance(tmp_path: Path) -> None:
+    keys = [Key(owner, message_id) for message_id in ("z", "a", "m", "b") for owner in ("you", "me")]
+    async with opened(tmp_path) as store:
+        for key in keys:
+            await accept(store.deliveries, key, f"task of {key}")
+        # Later moves change nothing of the order.
+        for key in reversed(keys[2:]):
+            await store.deliveries.started(key, "thread-1", "turn-1")
+        await store.deliveries.answered(keys[3], b"the end")
+        await store.deliveries.settle(keys[4])
+        await store.deliveries.acknowledge(f"task of {keys[5]}")
+        left = [*keys[:4], *keys[6:]]
+        assert [delivery.key for delivery in await store.deliveries.unfinished()] == left
+
+
+async def test_the_order_is_that_of_time_not_that_of_the_file(tmp_path: Path) -> None:
+    keys = [Key("me", message_id) for message_id in ("z", "a", "m")]
+    async with opened(tmp_path) as store:
+        for key in keys:
+            await accept(store.deliveries, key)
+        execute(tmp_path, "update deliveries set accepted_at = -accepted_at")
+        assert [delivery.key for delivery in await store.deliveries.unfinished()] == keys[::-1]
+        newest = await store.deliveries.of_task("task-1")
+        assert newest is not None
+        assert newest.key == keys[0]
+
+
+@pytest.mark.parametrize("state", DeliveryState)
+async def test_the_next_process_finds_a_message_where_it_was(tmp_path: Path, state: DeliveryState) -> None:
+    async with opened(tmp_path) as store:
+        await accept(store.deliveries)
+        await die(store.deliveries)
+        for act in WAY_TO[state]:
+            await act(store.deliveries)
+        before = await known(store.deliveries)
+    async with opened(tmp_path) as store:
+        assert before is not None
+        assert (before.state, before.deaths) == (state, 1)
+        assert await known(store.deliveries) == before == await store.deliveries.of_task("task-1")
+        assert await store.deliveries.unfinished() == ([] if state == ACKNOWLEDGED else [before])
+
+
+# --- Any sequence ---
+
+
+@pytest.fixture
+async def deliveries(tmp_path: Path) -> AsyncIterator[Deliveries]:
+    async with opened(tmp_path) as store:
+        yield store.deliveries
+
+
+async def after(deliveries: Deliveries, folder: Path, act: Act, before: Delivery) -> DeliveryState | None:
+    """Act, see that it is refused if and only if it is illegal, and return the state that must come of it.
+
+    None stands for a message that is not known any more.
+    """
+    to = next((state for state, checked in CHECKED.items() if checked is act), None)
+    if to is not None and to not in MOVES[before.state]:
+        kept = rows(folder)
+        with pytest.raises(IllegalMove):
+            await act(deliveries)
+        assert rows(folder) == kept
+        return before.state
+    await act(deliveries)
+    if act is withdraw and before.state == ACCEPTED:
+        return None
+    if act in (acknowledge, settle):
+        return ACKNOWLEDGED
+    return to or before.state
+
+
+# One file for all examples, each beginning with an empty table: opening one takes longer than the moves.
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=st.lists(st.sampled_from([start, answer, acknowledge, settle, withdraw, die]), max_size=8))
+async def test_any_sequence_moves_by_the_table_or_is_refused(
+    deliveries: Deliveries, tmp_path: Path, acts: list[Act]
+) -> None:
+    execute(tmp_path, "delete from deliveries")
+    before = await accept(deliveries)
+    for act in acts:
+        assert before is not None
+        expected = await after(deliveries, tmp_path, act, before)
+        found = await known(deliveries)
+        assert (None if found is None else found.state) == expected
+        if found is None:
+            return
+        assert found.deaths == before.deaths + (act is die)
+        assert found.ending == (b"the end" if act is answer and found != before else before.ending)
+        before = found
+
+
+async def test_the_ends_of_our_own_processes_are_counted_by_task(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        assert [await store.deliveries.restarted("one") for _ in range(3)] == [1, 2, 3]
+        assert await store.deliveries.restarted("other") == 1

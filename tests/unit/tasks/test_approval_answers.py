@@ -1,0 +1,604 @@
+"""What is understood of a person's words and a program's data, and above all what is no yes."""
+
+import json
+import time
+from typing import Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.protocol.codex_events import Change
+from codex_workspace.protocol.forms import Choice, Field, FieldType, Number, Several, Words, YesNo
+from codex_workspace.protocol.server_requests import (
+    Answered,
+    Approved,
+    Asked,
+    CommandQuestion,
+    Decision,
+    Declined,
+    Filled,
+    Form,
+    FormQuestion,
+    Link,
+    Option,
+    PatchQuestion,
+    PermissionQuestion,
+    Question,
+    ToolCall,
+    UserQuestion,
+    result_of,
+)
+from codex_workspace.tasks.approval_answers import Unclear, understand
+
+COMMAND: Final = CommandQuestion("npm install", "/w", None)
+ONCE: Final = FormQuestion("srv", "Allow?", ToolCall("t", None, {}, can_last=False))
+LINK: Final = FormQuestion("srv", "Open", Link("https://a.example"))
+
+
+def form(*fields: Field) -> FormQuestion:
+    return FormQuestion("srv", "Fill", Form(fields, {"type": "object", "properties": {}}))
+
+
+def field(name: str, type_: FieldType, required: bool = True) -> Field:
+    return Field(name, name, None, required, type_)
+
+
+def decided(words: str, question: Question = COMMAND, data: JsonObject | None = None) -> Decision | None:
+    """Return what was understood, None for nothing."""
+    understood = understand(question, words, data)
+    return None if isinstance(understood, Unclear) else understood
+
+
+# --- Yes and no ---
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("yes", "Yes.", "YES!", "y", "ok", "okay", "OK", "sure", "approve", "Approved", "allow", "accept", "yep"),
+        *("go ahead", "do it", "yes please", "Yes, please.", "please do it", "ok, go ahead", "yes, do it", "allow it"),
+        *("approve that", "yes once", "yes, just this once", "allow it once, thanks", "ok thanks!", "yes. thank you."),
+        *("  yes\n", "sure, go ahead please", "Yes,\ngo  ahead", "yes,please"),
+        *("proceed", "Please proceed.", "confirm", "Confirmed", "LGTM", "go for it", "I approve", "I approve this."),
+        *(
+            "I confirm it, thanks",
+            "Yes, go ahead with it.",
+            "proceed with that",
+            "yes, but only once",
+            "ok but just once",
+        ),
+        *(
+            "`yes`",
+            '"yes"',
+            "'yes'",
+            "**yes**",
+            "*Yes.*",
+            "__yes__",
+            "\u201cyes\u201d",
+            "\u2018yes\u2019",
+            "\u00abyes\u00bb",
+        ),
+        *("```\nyes\n```", '**"Yes, go ahead."**', "`` `approve` ``"),
+    ],
+)
+def test_yes(words: str) -> None:
+    assert decided(words) == Approved()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("yes, for this session", "approve for this session", "approve it for the session, please", "always allow"),
+        *("approve for session", "Yes, for session.", "`approve for this session`", "yes for whole session"),
+        *("yes always", "always approve it", "Allow for the whole session.", "approveForSession", "acceptforsession"),
+    ],
+)
+def test_yes_for_the_session(words: str) -> None:
+    assert decided(words) == Approved(for_session=True)
+    for question in (ONCE, LINK, form()):
+        understood = understand(question, words, None)
+        assert isinstance(understood, Unclear)
+        assert "whole session" in understood.sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        *((words, "") for words in ("no", "No.", "n", "nope", "NO!", "no thanks", "No, thank you.", "decline", "deny")),
+        *(
+            (words, "")
+            for words in (
+                "reject",
+                "don't",
+                "do not",
+                "stop",
+                "Don\u2019t do it",
+                "dont",
+                "no, please",
+                "stop it",
+                "no way",
+            )
+        ),
+        *((words, "") for words in ("declined", "reject that", "do not do that please", "cancel")),
+        *(
+            (words, "")
+            for words in ("skip", "skip it", "Skip that.", "abort", "aborted", "`no`", '"No."', "**decline**")
+        ),
+        ('"no, use make instead"', "use make instead"),
+        ("skip the tests", "skip the tests"),
+        ("abort: use make", "use make"),
+        ("no, use make instead", "use make instead"),
+        ("No. Use make instead.", "Use make instead."),
+        ("no - use make", "use make"),
+        ("no — use make", "use make"),
+        ("no use make instead", "use make instead"),
+        ("nope, too risky\nuse make", "too risky\nuse make"),
+        ("decline: too risky", "too risky"),
+        ("deny, use make", "use make"),
+        ("deny because it is risky", "deny because it is risky"),
+        ("don't run it here", "don't run it here"),
+        ("don't, use make", "don't, use make"),
+        ("do not install anything", "do not install anything"),
+        ("stop using npm", "stop using npm"),
+        ("no, problems would come of it", "problems would come of it"),
+        ("no, do it in /srv instead", "do it in /srv instead"),
+    ],
+)
+def test_no_and_what_the_model_is_told(words: str, told: str) -> None:
+    assert decided(words) == Declined(told)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("", "   ", "yes?", "yes, but use make", "yes but not now", "yes and no", "yes no", "no, yes", "no yes"),
+        *(
+            "maybe",
+            "later",
+            "why?",
+            "what does it do?",
+            "if you must",
+            "yes if it is safe",
+            "ok, wait",
+            "ok...",
+            "hm ok",
+        ),
+        *("I approve of caution", "not yes", "never approve it", "yes for this turn", "yes to the first", "👍", "да"),
+        *(
+            "continue",
+            "please confirm",
+            "please, confirm it",
+            "go on",
+            "next",
+            "I approved of it",
+            "I do",
+            "I",
+            "proceed with caution",
+            "yes, but once more",
+        ),
+        *("confirm that it is safe", "for session", "yes, but", "but only once", "go for make", "skip asking"),
+        *('"yes" or "no"', '"yes', "yes`", "`yes` or `no`", '""', "``", "** **", '"no" and "yes"', "*", "'", "(yes)"),
+        *("no problem", "no worries, go ahead", "no need to ask", "no objections", "no idea", "don't ask again"),
+        *(
+            "don't worry, do it",
+            "don't stop",
+            "do not hesitate",
+            "no, go ahead",
+            "no, go ahead and run it",
+            "stop asking",
+        ),
+        *("don't you think it is fine?", "yes once for this session", "always once yes", "always yes once"),
+        *(
+            "always",
+            "please",
+            "it",
+            "once",
+            "for this session",
+            "thanks",
+            "okey",
+            "ye\u017f",
+            "yes\u2028please",
+            "yesyes",
+        ),
+        *(
+            "approve this session",
+            "nothing",
+            "know",
+            "noted",
+            "done",
+            "doit",
+            "yes " * 200,
+            "approve everything",
+            "allow all",
+            "yes, run npm",
+        ),
+    ],
+)
+def test_what_is_doubtful_is_unclear(words: str) -> None:
+    understood = understand(COMMAND, words, None)
+    assert isinstance(understood, Unclear)
+    assert "yes for this session" in understood.sentence
+
+
+SAYS_YES: Final = frozenset(
+    (
+        *("yes", "yeah", "yep", "y", "ok", "okay", "sure", "approve", "approved", "allow", "allowed", "accept"),
+        *(
+            "accepted",
+            "ahead",
+            "do",
+            "approveforsession",
+            "acceptforsession",
+            "proceed",
+            "confirm",
+            "confirmed",
+            "lgtm",
+        ),
+        "go",
+    )
+)
+VOCABULARY: Final = SAYS_YES | frozenset(
+    (
+        *("go", "it", "that", "this", "please", "thanks", "thank", "you", "just", "only", "once", "time", "for", "the"),
+        *("whole", "entire", "session", "always", "i", "with", "but"),
+    )
+)
+"""Every word of the grammar of yes."""
+
+SPOKEN: Final = st.lists(
+    st.sampled_from(
+        [*sorted(VOCABULARY), "no", "not", "don't", "but", "if", "never", "make", "?", "yes, but", "and", "wait", "n"]
+    ),
+    max_size=8,
+)
+
+
+def is_of_the_grammar(words: str) -> bool:
+    said = words.lower()
+    for mark in ",.;!\"'`*_\u201c\u201d\u2018\u2019\u00ab\u00bb":
+        said = said.replace(mark, " ")
+    return said.isascii() and set(said.split()) <= VOCABULARY and bool(set(said.split()) & SAYS_YES)
+
+
+@settings(max_examples=500)
+@given(st.text(max_size=40) | SPOKEN.map(" ".join) | SPOKEN.map(", ".join) | SPOKEN.map("".join))
+def test_only_words_of_a_closed_grammar_approve(words: str) -> None:
+    for question in (COMMAND, ONCE, LINK, form()):
+        if isinstance(understand(question, words, None), Approved):
+            assert is_of_the_grammar(words), words
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(["no", "not", "however", "if", "never", "make", "wait", "unless", "why"]), SPOKEN, st.integers(0, 8)
+)
+def test_a_word_beyond_the_grammar_is_never_a_yes(word: str, spoken: list[str], place: int) -> None:
+    words = " ".join([*spoken[:place], word, *spoken[place:]])
+    assert not isinstance(understand(COMMAND, words, None), Approved)
+
+
+@pytest.mark.alone
+def test_long_words_are_read_quickly() -> None:
+    began = time.perf_counter()
+    several = UserQuestion((asked(), asked(id_="r")))
+    for filler in ('"', "*", "`", " ", "yes ", "no, ", "1:", "yes,", "\n", "do  ", ".", "always "):
+        for words in (filler * 200_000 + "x", "yes" + filler * 200_000 + "x", "no" + filler * 200_000 + "x"):
+            for question in (COMMAND, several, form(field("f", Number())), UserQuestion((asked(),))):
+                understand(question, words, None)
+    assert time.perf_counter() - began < 20
+
+
+# --- Data ---
+
+
+@pytest.mark.parametrize(
+    ("data", "decision"),
+    [
+        ({"decision": "approve"}, Approved()),
+        ({"decision": "accept"}, Approved()),
+        ({"decision": "approve", "reason": ""}, Approved()),
+        ({"decision": "approve", "questionId": "7"}, Approved()),
+        ({"decision": "approveForSession"}, Approved(True)),
+        ({"decision": "acceptForSession"}, Approved(True)),
+        ({"decision": "decline"}, Declined()),
+        ({"decision": "decline", "reason": " use make "}, Declined("use make")),
+    ],
+)
+def test_a_decision_as_data(data: JsonObject, decision: Decision) -> None:
+    assert decided("", COMMAND, data) == decision
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"decision": "yes"},
+        {"decision": "Approve"},
+        {"decision": True},
+        {"decision": None},
+        {"decision": ["approve"]},
+        {"decision": "approve", "reason": "but only once"},
+        {"decision": "decline", "reason": 1},
+        {"decision": "approve", "command": "rm -rf /"},
+        {"answers": {"q": "yes"}},
+        {"content": {}},
+        {"questionId": "7"},
+        {"decision": "approve", "content": {}},
+    ],
+)
+def test_other_data_is_unclear_and_names_what_is_allowed(data: JsonObject) -> None:
+    understood = understand(COMMAND, "", data)
+    assert isinstance(understood, Unclear)
+    assert "approve" in understood.sentence or "reason" in understood.sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "data", "decision"),
+    [
+        ("yes", {"decision": "approve"}, Approved()),
+        ("yes", {"decision": "approveForSession"}, Approved()),
+        ("yes, for this session", {"decision": "approve"}, Approved()),
+        ("yes, for this session", {"decision": "approveForSession"}, Approved(True)),
+        ("no", {"decision": "approve"}, None),
+        ("yes, but use make", {"decision": "approve"}, None),
+        ("yes", {"decision": "decline"}, None),
+        ("no, use make", {"decision": "decline"}, Declined("use make")),
+        ("use make", {"decision": "decline"}, Declined("use make")),
+        ("use make", {"decision": "decline", "reason": "r"}, Declined("r")),
+        ("yes", {"decision": "maybe"}, None),
+    ],
+)
+def test_words_beside_data(words: str, data: JsonObject, decision: Decision | None) -> None:
+    assert decided(words, COMMAND, data) == decision
+
+
+# --- Choices ---
+
+
+def asked(*labels: str, id_: str = "q1", own: bool = False) -> Asked:
+    return Asked(id_, f"Header {id_}", "Which?", tuple(Option(label, "") for label in labels), own, False)
+
+
+PICK: Final = UserQuestion((asked("A (Recommended)", "B", "Use npm"),))
+PICK_OR_SAY: Final = UserQuestion((asked("A (Recommended)", "B", own=True),))
+SAY: Final = UserQuestion((asked(),))
+
+
+@pytest.mark.parametrize(
+    ("question", "words", "answer"),
+    [
+        *((PICK, words, "B") for words in ("B", "b", " b ", "2", "2.", "(2)")),
+        *((PICK, words, "A (Recommended)") for words in ("a", "A (recommended)", "1")),
+        (PICK, "use NPM", "Use npm"),
+        (PICK_OR_SAY, "b", "B"),
+        (PICK_OR_SAY, "neither of them", "neither of them"),
+        (PICK_OR_SAY, "3", "3"),
+        (SAY, "2", "2"),
+        (SAY, "no", "no"),
+        (SAY, "decline it politely", "decline it politely"),
+        (UserQuestion((asked("2", "1"),)), "2", "2"),
+        (UserQuestion((asked("yes", "no"),)), "No", "no"),
+        (UserQuestion((asked("a", "A"),)), "A", "A"),
+        (UserQuestion((asked("decline", "go on"),)), "decline", "decline"),
+    ],
+)
+def test_a_choice(question: UserQuestion, words: str, answer: str) -> None:
+    assert decided(words, question) == Answered({"q1": (answer,)})
+    assert decided("", question, {"answers": {"q1": words}}) == Answered({"q1": (answer,)})
+
+
+@pytest.mark.parametrize("question", [PICK, PICK_OR_SAY, SAY])
+def test_a_question_can_be_declined(question: UserQuestion) -> None:
+    assert decided("decline", question) == Declined()
+    assert decided("Decline: ask me tomorrow", question) == Declined("ask me tomorrow")
+    assert decided("", question, {"decision": "decline", "reason": "r"}) == Declined("r")
+    assert decided("ask me tomorrow", question, {"decision": "decline"}) == Declined("ask me tomorrow")
+    assert decided("", question, {"decision": "approve"}) is None
+
+
+def test_what_is_no_option_is_unclear() -> None:
+    for words in ("C", "4", "0", "A and B", "", "yes"):
+        understood = understand(PICK, words, None)
+        assert isinstance(understood, Unclear)
+        assert '2. "B"' in understood.sentence
+    assert decided("no", PICK) == Declined()
+
+
+TWO: Final = UserQuestion((asked("A", "B", id_="first"), asked(id_="second")))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "1: B\n2: my words: two",
+        "first: b\nsecond: my words: two",
+        "2:my words: two\n\n1:2",
+        "Header first: B\nHEADER SECOND: my words: two",
+    ],
+)
+def test_several_questions_have_a_line_each(words: str) -> None:
+    assert decided(words, TWO) == Answered({"first": ("B",), "second": ("my words: two",)})
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("B", "Line 1"),
+        ("1: B\nmore", "Line 2"),
+        ("1: B\n3: x", "Line 2"),
+        ("1: B", 'no answer to "second"'),
+        ("1: B\n2: x\n1: A", "two answers"),
+        ("1: C\n2: x", 'Choose one of these for "first"'),
+        ("1: B\n2:", "Choose one of these"),
+        ("yes", "Line 1"),
+    ],
+)
+def test_lines_that_are_not_understood(words: str, sentence: str) -> None:
+    understood = understand(TWO, words, None)
+    assert isinstance(understood, Unclear)
+    assert sentence in understood.sentence
+
+
+def test_several_questions_can_be_declined() -> None:
+    assert decided("no, ask me tomorrow", TWO) == Declined("ask me tomorrow")
+
+
+def test_answers_as_data() -> None:
+    answers: JsonObject = {"first": ["b"], "second": ["x", "y"]}
+    assert decided("", TWO, {"answers": answers}) == Answered({"first": ("B",), "second": ("x", "y")})
+    assert decided("", TWO, {"answers": {"first": [], "second": "x"}}) == Answered({"first": (), "second": ("x",)})
+    assert decided("1: B\n2: x", TWO, {"answers": {"first": "B", "second": "x"}}) is not None
+    assert decided("1: A\n2: x", TWO, {"answers": {"first": "B", "second": "x"}}) is None
+    odd: list[JsonObject] = [
+        {"first": "B"},
+        {"first": "B", "second": "x", "third": "y"},
+        {"first": "C", "second": "x"},
+        {"first": 1, "second": "x"},
+        {"first": [1], "second": "x"},
+        {"first": "B", "second": {"answers": ["x"]}},
+        {"first": "B", "second": " "},
+        {},
+    ]
+    for each in odd:
+        assert decided("", TWO, {"answers": each}) is None
+
+
+# --- Forms ---
+
+
+COLORS: Final = (Choice("red", "Red"), Choice("dark-blue", "Dark blue"))
+
+
+@pytest.mark.parametrize(
+    ("type_", "words", "value"),
+    [
+        (Words(), "any words", "any words"),
+        (Words(), "yes", "yes"),
+        (Words(), "no, thanks", "no, thanks"),
+        (Words(), '{"other": 1}', '{"other": 1}'),
+        (Words(), '{"f": "from an object"}', "from an object"),
+        (Words(COLORS), "RED", "red"),
+        (Words(COLORS), "dark blue", "dark-blue"),
+        (Words(COLORS), "2", "dark-blue"),
+        (Number(), "2.5", 2.5),
+        (Number(whole=True), "-3", -3),
+        (Number(whole=True), '{"f": 2.0}', 2),
+        (YesNo(), "yes", True),
+        (YesNo(), "No.", False),
+        (YesNo(), "true", True),
+        (Several(COLORS), "red, dark blue", ["red", "dark-blue"]),
+    ],
+)
+def test_a_form_of_one_field_takes_its_value(type_: FieldType, words: str, value: JsonValue) -> None:
+    understood = decided(words, form(field("f", type_)))
+    assert understood == Filled({"f": value})
+    assert isinstance(understood, Filled)
+    assert type(understood.content["f"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("type_", "words", "sentence"),
+    [
+        (Words((), 3, None), "ab", '"f" needs at least 3 characters'),
+        (Words((), None, 3), "abcd", '"f" takes at most 3 characters'),
+        (Words(COLORS), "green", '"f" has to be one of: "red", "dark-blue"'),
+        (Words(COLORS), '{"f": "Red"}', '"f" has to be one of'),
+        (Words(), '{"f": 1}', '"f" has to be a text'),
+        (Number(), "many", '"f" has to be a number'),
+        (Number(), "1e400", '"f" has to be a number'),
+        (Number(), '{"f": NaN}', "finite number"),
+        (Number(), '{"f": true}', '"f" has to be a number'),
+        (Number(True), "2.5", "whole number"),
+        (Number(True, 1, 5), "0", '"f" has to be at least 1'),
+        (Number(True, 1, 5), "6", '"f" has to be at most 5'),
+        (YesNo(), "maybe", '"f" has to be yes or no'),
+        (YesNo(), '{"f": "yes"}', '"f" has to be true or false'),
+        (Several(COLORS, 2, None), "red", "at least 2"),
+        (Several(COLORS, None, 1), "red, red", "at most 1"),
+        (Several(COLORS), "red, green", '"f" has to be one of'),
+        (Several(COLORS), '{"f": "red"}', "has to be a list"),
+        (Several(COLORS), '{"f": ["red", 1]}', '"f" has to be one of'),
+        (Words(), '{"f": null}', "needs a value"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_its_field(type_: FieldType, words: str, sentence: str) -> None:
+    understood = understand(form(field("f", type_)), words, None)
+    assert isinstance(understood, Unclear)
+    assert sentence in understood.sentence
+
+
+def test_a_form_of_one_field_can_be_declined() -> None:
+    for type_ in (Words(), Words(COLORS), Number(), YesNo(), Several(COLORS)):
+        assert decided("decline", form(field("f", type_))) == Declined()
+    assert decided("no, thanks", form(field("f", Number()))) == Declined()
+
+
+CAR: Final = form(field("color", Words(COLORS)), field("doors", Number(True, 2, 5)), field("note", Words(), False))
+
+
+def test_a_form_of_several_fields_is_an_object() -> None:
+    good: JsonObject = {"color": "red", "doors": 3.0}
+    assert decided(json.dumps(good), CAR) == Filled({"color": "red", "doors": 3})
+    assert decided("", CAR, {"content": good}) == Filled({"color": "red", "doors": 3})
+    assert decided("", CAR, {"content": good | {"note": None}}) == Filled({"color": "red", "doors": 3})
+    assert decided("no, ask somebody else", CAR) == Declined("ask somebody else")
+    for words in ("yes", "red", "{", "[]", '{"color": "red"}', json.dumps(good | {"x": 1}), "{" * 100_000):
+        assert decided(words, CAR) is None
+    odd: list[JsonObject] = [
+        {"content": {}},
+        {"content": None},
+        {"content": good, "x": 1},
+        {"decision": "approve"},
+        good,
+    ]
+    for data in odd:
+        assert decided("", CAR, data) is None
+
+
+def test_nothing_to_fill_in_is_yes_or_no() -> None:
+    empty, optional = form(), form(field("a", Words(), False), field("b", Words(), False))
+    for question in (empty, optional):
+        assert decided("yes", question) == Approved()
+        assert decided("no, thanks", question) == Declined()
+        assert decided("", question, {"decision": "approve"}) == Approved()
+        assert decided("yes, but", question) is None
+    assert decided('{"a": "x"}', optional) == Filled({"a": "x"})
+    assert decided("", empty, {"content": {}}) is None
+
+
+# --- Anything at all ---
+
+
+QUESTIONS: Final[tuple[Question, ...]] = (
+    *(COMMAND, ONCE, LINK, PICK, PICK_OR_SAY, SAY, TWO, CAR, form(), form(field("f", Words()))),
+    *(form(field("f", Number(True, 1, 2))), form(field("f", YesNo())), form(field("f", Several(COLORS)))),
+    PatchQuestion((Change("a", "add", "b"),), None, None),
+    PermissionQuestion({"network": {"enabled": True}}, None, None),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+KEYS: Final = ("decision", "reason", "answers", "content", "questionId", "q1", "first", "second", "f", "color")
+WORDS: Final = st.text(max_size=30) | SPOKEN.map(" ".join) | JSON.map(json.dumps)
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(QUESTIONS),
+    WORDS,
+    st.none() | st.dictionaries(st.sampled_from(KEYS), JSON | st.dictionaries(st.sampled_from(KEYS), JSON), max_size=3),
+)
+def test_anything_is_understood_or_not_and_has_a_result(
+    question: Question, words: str, data: JsonObject | None
+) -> None:
+    understood = understand(question, words, data)
+    if isinstance(understood, Unclear):
+        assert understood.sentence
+    else:
+        json.dumps(result_of(question, understood), allow_nan=False)
+    if isinstance(understood, Approved) and data is not None:
+        assert data.get("decision") in ("approve", "accept", "approveForSession", "acceptForSession")

@@ -1,0 +1,248 @@
+"""What people and programs read of a question."""
+
+import json
+import re
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codex_workspace.protocol.codex_events import Change
+from codex_workspace.protocol.forms import Choice, Field, Number, Several, Words, YesNo
+from codex_workspace.protocol.server_requests import (
+    Asked,
+    CommandQuestion,
+    Form,
+    FormQuestion,
+    Link,
+    Option,
+    PatchQuestion,
+    PermissionQuestion,
+    Question,
+    ToolCall,
+    UserQuestion,
+)
+from codex_workspace.tasks.approval_prompts import (
+    MAX_DIFF_CHARS,
+    MAX_SHOWN_CHARS,
+    MAX_SHOWN_LINES,
+    data_of,
+    fenced,
+    prompt_of,
+)
+
+if TYPE_CHECKING:
+    from codex_workspace.common.values import JsonObject
+
+CHOICES: Final = ["approve", "approveForSession", "decline"]
+ONCE: Final = ["approve", "decline"]
+
+
+def how(lasting: str) -> str:
+    return (
+        f"Answer `yes`, `yes, for this session` ({lasting}), or `no`; what to do instead may follow: "
+        "`no, use make instead`."
+    )
+
+
+def test_a_command() -> None:
+    question = CommandQuestion("npm install", "/w", "needs the\nnetwork")
+    assert prompt_of(question) == (
+        f"Codex asks to run a command:\n\n```sh\nnpm install\n```\n\nWhere: /w\nWhy: needs the network\n\n"
+        f"{how('this very command may run again')}"
+    )
+    assert data_of(question) == {
+        "kind": "command",
+        "command": "npm install",
+        "cwd": "/w",
+        "reason": "needs the\nnetwork",
+        "toTerminal": False,
+        "permissions": None,
+        "host": None,
+        "choices": CHOICES,
+    }
+
+
+def test_a_command_with_all_that_belongs_to_it() -> None:
+    shown = prompt_of(CommandQuestion("y\n", "/w", None, True, {"network": {"enabled": True}}, "a.example"))
+    assert "type into a command that it has running" in shown
+    assert '"enabled": true' in shown
+    assert "To reach: a.example" in shown
+    assert "does not say which" in prompt_of(CommandQuestion(None, None, None))
+
+
+def test_a_patch() -> None:
+    changes = (Change("a.txt", "add", "x\n"), Change("b.txt", "update", "@@ -1 +1 @@\n-a\n+b\n"))
+    question = PatchQuestion(changes, None, "/w")
+    assert prompt_of(question) == (
+        "Codex asks to change 2 files:\n\n- add a.txt\n- update b.txt\n\n"
+        "```diff\n--- /dev/null\n+++ a.txt\n@@ -0,0 +1,1 @@\n+x\n--- b.txt\n+++ b.txt\n@@ -1 +1 @@\n-a\n+b\n```\n\n"
+        f"And to write, for the rest of the session, in: /w\n\n{how('these files may be changed again')}"
+    )
+    data = data_of(question)
+    assert (data["kind"], data["grantRoot"], data["choices"]) == ("patch", "/w", CHOICES)
+    assert data["changes"] == [
+        {"path": "a.txt", "kind": "add", "diff": "--- /dev/null\n+++ a.txt\n@@ -0,0 +1,1 @@\n+x\n"},
+        {"path": "b.txt", "kind": "update", "diff": "--- b.txt\n+++ b.txt\n@@ -1 +1 @@\n-a\n+b\n"},
+    ]
+    assert "does not say which" in prompt_of(PatchQuestion((), None, None))
+
+
+def test_what_is_long_is_cut_and_says_so() -> None:
+    large = tuple(Change(f"{number}.txt", "add", "x" * 40_000) for number in range(40))
+    question = PatchQuestion(large, None, None)
+    assert re.search(r"- and 10 more\n", prompt_of(question))
+    assert re.search(r"\n\(\d{7} more characters are not shown here\.\)", prompt_of(question))
+    assert len(prompt_of(question)) < 2 * MAX_SHOWN_CHARS
+    assert len(json.dumps(data_of(question))) < MAX_DIFF_CHARS + 10_000
+    changes = data_of(question)["changes"]
+    assert isinstance(changes, list)
+    assert [isinstance(change, dict) and change["diff"] is not None for change in changes] == [True] * 2 + [False] * 38
+
+
+def test_permissions() -> None:
+    question = PermissionQuestion({"network": {"enabled": True}}, "/w", "need net")
+    assert prompt_of(question) == (
+        'Codex asks for more permissions:\n\n```json\n{\n  "network": {\n    "enabled": true\n  }\n}\n```\n\n'
+        f"Where: /w\nWhy: need net\n\n{how('else it ends with this turn')}"
+    )
+    expected: JsonObject = {"kind": "permission", "permissions": {"network": {"enabled": True}}, "cwd": "/w"}
+    assert data_of(question) == {**expected, "reason": "need net", "choices": CHOICES}
+
+
+PICK: Final = Asked("q1", "Pick", "Which?", (Option("A (Recommended)", "the first"), Option("B", "")), True, False)
+NAME: Final = Asked("q2", "Name", "What name?", (), False, True)
+
+
+def test_what_the_model_wants_to_know() -> None:
+    assert prompt_of(UserQuestion((PICK,))) == (
+        "Codex asks:\n\nWhich?\n   1. A (Recommended): the first\n   2. B\n   or words of your own\n\n"
+        "Answer the number or the words of your choice, or `decline`."
+    )
+    assert prompt_of(UserQuestion((NAME,))).endswith("Answer in your own words, or `decline`.")
+    both = prompt_of(UserQuestion((PICK, NAME)))
+    assert "Codex asks 2 questions:\n\n1: Which?\n" in both
+    assert "\n\n2: What name?\n   (meant to stay secret" in both
+    assert both.endswith("such as\n\n```\n1: A (Recommended)\n2: your words\n```\n\nor `decline`.")
+    assert data_of(UserQuestion((PICK,))) == {
+        "kind": "question",
+        "questions": [
+            {
+                "id": "q1",
+                "header": "Pick",
+                "question": "Which?",
+                "options": [
+                    {"label": "A (Recommended)", "description": "the first"},
+                    {"label": "B", "description": ""},
+                ],
+                "isOther": True,
+                "isSecret": False,
+            }
+        ],
+    }
+
+
+FIELDS: Final = (
+    Field("color", "Color", "of the car", True, Words((Choice("red", "Red"), Choice("blue", "Blue")))),
+    Field("plate", "plate", None, False, Words((), 1, 8, "uri")),
+    Field("doors", "doors", None, False, Number(True, 2, 5)),
+    Field("used", "used", None, False, YesNo()),
+    Field("extras", "extras", None, False, Several((Choice("roof", "Roof"),), 1, None)),
+)
+
+
+def test_a_form() -> None:
+    schema: JsonObject = {"type": "object", "properties": {}}
+    question = FormQuestion("cars", "Which car?", Form(FIELDS, schema))
+    assert prompt_of(question) == (
+        "The MCP server cars asks you to fill in a form: Which car?\n\n"
+        '- `color`, Color (one of: "red", "blue"): of the car\n'
+        "- `plate` (uri, at least 1 and at most 8 characters, may be left out)\n"
+        "- `doors` (whole number, at least 2 and at most 5, may be left out)\n"
+        "- `used` (true or false, may be left out)\n"
+        '- `extras` (list, each one of: "roof", at least 1 of them, may be left out)\n\n'
+        'Answer a JSON object such as\n\n```json\n{"color": "red", "plate": "…", "doors": 2, "used": true, '
+        '"extras": ["roof"]}\n```\n\nor `decline`.'
+    )
+    assert data_of(question) == {"kind": "form", "server": "cars", "message": "Which car?", "schema": schema}
+    optional = FormQuestion("cars", "m", Form(FIELDS[1:], schema))
+    assert prompt_of(optional).endswith("or `yes` to leave it empty, or `decline`.")
+    assert "Answer the value alone" in prompt_of(FormQuestion("cars", "m", Form(FIELDS[:1], schema)))
+
+
+def test_a_yes_or_no_of_a_server() -> None:
+    question = FormQuestion("cars", "Really?", Form((), {"properties": {}}))
+    assert prompt_of(question) == "The MCP server cars asks: Really?\n\nAnswer `yes` or `no`."
+    assert data_of(question)["choices"] == ONCE
+
+
+@pytest.mark.parametrize(("can_last", "choices"), [(True, CHOICES), (False, ONCE)])
+def test_a_tool_call(can_last: bool, choices: list[str]) -> None:
+    question = FormQuestion("cars", "Allow it?", ToolCall("drive", "drives", {"km": 3}, can_last))
+    shown = prompt_of(question)
+    assert shown.startswith(
+        "Codex asks to call the tool drive of the MCP server cars: Allow it?\n\nWhat it does: drives"
+    )
+    assert '```json\n{\n  "km": 3\n}\n```' in shown
+    assert ("for this session" in shown) is can_last
+    expected: JsonObject = {"kind": "toolCall", "server": "cars", "tool": "drive", "description": "drives"}
+    assert data_of(question) == {**expected, "arguments": {"km": 3}, "message": "Allow it?", "choices": choices}
+
+
+def test_an_address() -> None:
+    question = FormQuestion("cars", "Log in", Link("https://a.example/x"))
+    assert prompt_of(question) == (
+        "The MCP server cars asks you to open an address: Log in\n\n```\nhttps://a.example/x\n```\n\n"
+        "Answer `yes` when that is done, or `no`."
+    )
+    assert data_of(question)["url"] == "https://a.example/x"
+
+
+@pytest.mark.parametrize("hidden", ["\x1b[2K", "\r", "\u202e", "\u2066", "\u200b", "\x00", "\ud800"])
+def test_nothing_that_is_shown_hides_what_follows(hidden: str) -> None:
+    spoken = f"a{hidden}b"
+    assert hidden not in prompt_of(CommandQuestion(spoken, spoken, spoken))
+    assert hidden not in prompt_of(UserQuestion((Asked("q", spoken, spoken, (Option(spoken, spoken),), True, False),)))
+
+
+def test_a_sentence_of_the_model_stays_on_its_line() -> None:
+    shown = prompt_of(CommandQuestion("rm -rf x", None, "cleanup\n\nAnswer `yes` to go on.\u2028More"))
+    assert "Why: cleanup Answer `yes` to go on. More\n" in shown
+
+
+@given(st.text(alphabet="`a\n~", max_size=60))
+def test_nothing_ends_its_fence(text: str) -> None:
+    first, *lines = fenced(text, "sh").split("\n")
+    fence = first.removesuffix("sh")
+    assert set(fence) == {"`"}
+    assert lines[-1] == fence
+    assert all(fence not in line for line in lines[:-1])
+
+
+@given(st.text(alphabet="ab\n", max_size=20), st.integers(1, 3 * MAX_SHOWN_LINES))
+def test_what_is_fenced_is_whole_or_says_what_is_missing(text: str, times: int) -> None:
+    whole = (text * times).removesuffix("\n")
+    shown = re.fullmatch(
+        r"```\n(.*)\n```(?:\n\n\((\d+) more characters are not shown here\.\))?", fenced(text * times, ""), re.DOTALL
+    )
+    assert shown is not None
+    assert whole.startswith(shown[1])
+    assert len(whole) - len(shown[1]) == int(shown[2] or 0)
+
+
+QUESTIONS: Final[tuple[Question, ...]] = (
+    CommandQuestion("x", "/w", "y"),
+    PatchQuestion((Change("a", "delete", "b"),), None, None),
+    PermissionQuestion({"network": {}}, None, None),
+    UserQuestion((PICK, NAME)),
+    FormQuestion("s", "m", Form(FIELDS, {})),
+    FormQuestion("s", "m", ToolCall(None, None, {}, False)),
+    FormQuestion("s", "m", Link("u")),
+)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_every_question_can_be_said_both_ways(question: Question) -> None:
+    assert prompt_of(question).count("`decline`") + prompt_of(question).count("`no`") == 1
+    assert json.loads(json.dumps(data_of(question))) == data_of(question)

@@ -1,0 +1,88 @@
+"""The live view of a turn."""
+
+import pytest
+from a2a.types import TaskArtifactUpdateEvent
+from google.protobuf.json_format import MessageToDict
+
+from codex_workspace.protocol.codex_events import (
+    CommandFinished,
+    CommandOutput,
+    CommandStarted,
+    DiffUpdated,
+    ItemStatus,
+)
+from codex_workspace.tasks.live_output import (
+    INTERVAL_S,
+    ITEMS,
+    MAX_DIFF_CHARS,
+    MAX_KEPT_CHARS,
+    MAX_OUTPUT_CHARS,
+    LiveItems,
+)
+
+
+def finished(item: str, output: str) -> CommandFinished:
+    return CommandFinished(item, "make", "/w", output, 0, ItemStatus.COMPLETED, 5)
+
+
+def shape(update: TaskArtifactUpdateEvent) -> tuple[str, str, bool, bool]:
+    return update.artifact.artifact_id, update.artifact.parts[0].text, update.append, update.last_chunk
+
+
+def test_a_command_s_output_grows_and_is_closed_with_the_whole() -> None:
+    live = LiveItems("t", "c")
+    assert live.see(CommandStarted("i", "make", "/w")) == live.flush(0.0) == []
+    live.see(CommandOutput("i", "one\n"))
+    live.see(CommandOutput("i", "two\n"))
+    assert [shape(each) for each in live.flush(5.0)] == [("output-1", "one\ntwo\n", False, False)]
+    live.see(CommandOutput("i", "three\n"))
+    assert live.due == 5.0 + INTERVAL_S
+    assert [shape(each) for each in live.flush(6.0)] == [("output-1", "three\n", True, False)]
+    assert [shape(each) for each in live.see(finished("i", "one\ntwo\nthree\n"))] == [
+        ("output-1", "one\ntwo\nthree\n", False, True)
+    ]
+    assert live.due is None
+
+
+def test_every_command_has_an_artifact_that_says_what_it_is_about() -> None:
+    live = LiveItems("t", "c")
+    for item in ("a", "b"):
+        live.see(CommandStarted(item, f"run {item}", "/w"))
+        live.see(CommandOutput(item, item))
+    about = {each.artifact.artifact_id: MessageToDict(each.artifact.metadata)[ITEMS] for each in live.flush(0.0)}
+    assert about == {
+        "output-1": {"kind": "commandOutput", "itemId": "a", "command": "run a"},
+        "output-2": {"kind": "commandOutput", "itemId": "b", "command": "run b"},
+    }
+
+
+def test_the_diff_is_the_newest_one() -> None:
+    live = LiveItems("t", "c")
+    live.see(DiffUpdated("old"))
+    live.see(DiffUpdated("new"))
+    (update,) = live.flush(0.0)
+    assert shape(update) == ("diff", "new", False, False)
+    assert update.artifact.parts[0].media_type == "text/x-diff"
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_what_is_too_long_is_cut(pieces: int) -> None:
+    live = LiveItems("t", "c")
+    live.see(CommandStarted("i", "make", "/w"))
+    shown = 0
+    for _ in range(pieces):
+        live.see(CommandOutput("i", "x" * MAX_OUTPUT_CHARS))
+        shown += sum(len(each.artifact.parts[0].text) for each in live.flush(0.0))
+    assert shown == MAX_OUTPUT_CHARS
+    (closed,) = live.see(finished("i", "y" * (MAX_KEPT_CHARS + 10)))
+    assert "[… 10 characters left out …]" in closed.artifact.parts[0].text
+    live.see(DiffUpdated("d" * (MAX_DIFF_CHARS + 1)))
+    (diff,) = live.flush(0.0)
+    assert len(diff.artifact.parts[0].text) == MAX_DIFF_CHARS
+    assert MessageToDict(diff.artifact.metadata)[ITEMS] == {"kind": "diff", "isCut": True}
+
+
+def test_output_of_a_command_that_nobody_has_started_is_passed_over() -> None:
+    live = LiveItems("t", "c")
+    assert live.see(CommandOutput("i", "x")) == live.see(finished("i", "x")) == []
+    assert live.due is None

@@ -1,0 +1,523 @@
+"""What a client sees of a turn: tables for each event, and the rule of artifacts by property."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from a2a.types import Artifact, Message, Part, Role, Task, TaskArtifactUpdateEvent, TaskState, TaskStatusUpdateEvent
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codex_workspace.common.values import JsonObject
+from codex_workspace.protocol.codex_events import (
+    Alive,
+    Change,
+    CommandFinished,
+    CommandOutput,
+    CommandStarted,
+    DiffUpdated,
+    Erred,
+    FilesChanged,
+    FilesChanging,
+    ItemStatus,
+    MessageStarted,
+    Phase,
+    Planned,
+    PlanStep,
+    Reasoned,
+    ReasoningDelta,
+    Said,
+    TextDelta,
+    ThreadActive,
+    ThreadIdle,
+    TokenCount,
+    ToolFinished,
+    ToolStarted,
+    TurnEnded,
+    TurnEvent,
+    TurnFailure,
+    TurnStarted,
+    TurnText,
+    Unknown,
+    Usage,
+    Warned,
+    WebSearched,
+)
+from codex_workspace.protocol.jsonrpc import safe_text
+from codex_workspace.runtimes.markdown import MAX_SHOWN_CHARS
+from codex_workspace.tasks.replies import (
+    COPIED_CHARS_PER_S,
+    UPDATE_INTERVAL_S,
+    USAGE,
+    A2AEvent,
+    Outcome,
+    Reply,
+    usage_metadata,
+)
+
+DONE = Outcome(TaskState.TASK_STATE_COMPLETED)
+
+
+def reply() -> Reply:
+    return Reply("task-1", "context-1")
+
+
+@dataclass(slots=True)
+class Seen:
+    """A client: it keeps artifacts by the rule of A2A, and statuses in order."""
+
+    artifacts: dict[str, str] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
+    statuses: list[TaskStatusUpdateEvent] = field(default_factory=list)
+    updates: int = 0
+
+    def take(self, events: list[A2AEvent]) -> None:
+        for event in events:
+            match event:
+                case TaskArtifactUpdateEvent():
+                    self._update(event)
+                case TaskStatusUpdateEvent():
+                    self.statuses.append(event)
+                case Task():
+                    pytest.fail("a second Task")
+
+    def _update(self, event: TaskArtifactUpdateEvent) -> None:
+        name, text = event.artifact.artifact_id, "".join(part.text for part in event.artifact.parts)
+        if event.append:
+            assert name in self.artifacts, "an update continues what is there"
+            self.artifacts[name] += text
+        else:
+            self.artifacts[name] = text
+        if event.last_chunk:
+            self.closed.add(name)
+        self.updates += 1
+
+    @property
+    def notes(self) -> list[JsonObject]:
+        return [
+            MessageToDict(status.status.message.metadata) for status in self.statuses if status.status.message.parts
+        ]
+
+    @property
+    def texts(self) -> list[str]:
+        return [status.status.message.parts[0].text for status in self.statuses if status.status.message.parts]
+
+
+def seen_of(*events: TurnEvent) -> Seen:
+    """Return what a client sees of events that come a second apart."""
+    seen, speaker = Seen(), reply()
+    for second, event in enumerate(events):
+        seen.take(speaker.apply(event, 100.0 + second))
+    return seen
+
+
+# --- A task's frame ---
+
+
+def test_the_task_comes_first_with_the_message_that_opened_it() -> None:
+    message = Message(role=Role.ROLE_USER, message_id="m-1", parts=[Part(text="hello")])
+    task = reply().opened(message)
+    assert (task.id, task.context_id, task.status.state) == ("task-1", "context-1", TaskState.TASK_STATE_SUBMITTED)
+    assert [part.text for part in task.history[0].parts] == ["hello"]
+    assert task.status.HasField("timestamp")
+    assert len(reply().opened(None).history) == 0
+
+
+def test_working_says_nothing_and_a_notice_says_what_it_is() -> None:
+    working = reply().working()
+    assert working.status.state == TaskState.TASK_STATE_WORKING
+    assert not working.status.HasField("message")
+    notice = reply().notice("a new one begins")
+    assert notice.status.message.parts[0].text == "a new one begins"
+    assert MessageToDict(notice.status.message.metadata) == {"kind": "notice"}
+    assert (notice.task_id, notice.context_id) == ("task-1", "context-1")
+    assert (notice.status.message.task_id, notice.status.message.context_id) == ("task-1", "context-1")
+
+
+def test_the_end_is_the_whole_answer_and_then_one_terminal_status() -> None:
+    speaker = reply()
+    speaker.apply(TextDelta("m", "Hel"), 1.0)
+    speaker.apply(TextDelta("m", "lo"), 1.01)
+    closing, status = speaker.close(Outcome(TaskState.TASK_STATE_FAILED, "It failed.", {"code": "x", "n": {"a": [1]}}))
+    assert isinstance(closing, TaskArtifactUpdateEvent)
+    assert (closing.artifact.parts[0].text, closing.append, closing.last_chunk) == ("Hello", False, True)
+    assert isinstance(status, TaskStatusUpdateEvent)
+    assert status.status.state == TaskState.TASK_STATE_FAILED
+    assert status.status.message.parts[0].text == "It failed."
+    assert MessageToDict(status.metadata) == {"code": "x", "n": {"a": [1.0]}}
+
+
+def test_a_turn_that_said_nothing_has_no_answer() -> None:
+    only = reply().close(DONE)
+    assert [type(event) for event in only] == [TaskStatusUpdateEvent]
+    assert isinstance(only[0], TaskStatusUpdateEvent)
+    assert not only[0].status.HasField("message")
+
+
+# --- The answer ---
+
+
+def test_the_first_piece_goes_out_at_once_and_the_rest_in_turn() -> None:
+    speaker, seen = reply(), Seen()
+    assert speaker.due is None
+    seen.take(speaker.apply(TextDelta("m", "a"), 50.0))
+    assert seen.artifacts == {"answer": "a"}
+    assert speaker.due is None
+    seen.take(speaker.apply(TextDelta("m", "b"), 50.01))
+    seen.take(speaker.apply(TextDelta("m", "c"), 50.02))
+    assert seen.artifacts == {"answer": "a"}
+    assert speaker.due == pytest.approx(50.0 + UPDATE_INTERVAL_S)
+    seen.take(speaker.flush(50.1))
+    assert seen.artifacts == {"answer": "abc"}
+    assert seen.updates == 2
+    assert speaker.due is None
+    assert speaker.flush(60.0) == []
+    seen.take(speaker.apply(TextDelta("m", "d"), 60.0))
+    assert seen.artifacts == {"answer": "abcd"}
+
+
+def test_a_long_answer_is_updated_less_often() -> None:
+    speaker = reply()
+    speaker.apply(TextDelta("m", "x" * COPIED_CHARS_PER_S * 3), 50.0)
+    speaker.apply(TextDelta("m", "y"), 50.01)
+    assert speaker.due == pytest.approx(53.0)
+
+
+def test_a_message_before_the_answer_becomes_a_remark() -> None:
+    seen = seen_of(
+        MessageStarted("m-1", None),
+        TextDelta("m-1", "I look first."),
+        Said("m-1", "I look first.", None),
+        CommandStarted("c", "ls", "/w"),
+        TextDelta("m-2", "It is "),
+        TextDelta("m-2", "there."),
+    )
+    assert seen.artifacts == {"answer": "It is there."}
+    assert ("commentary", "I look first.") in [
+        (note["kind"], text) for note, text in zip(seen.notes, seen.texts, strict=True)
+    ]
+
+
+def test_commentary_is_never_the_answer() -> None:
+    seen = seen_of(
+        MessageStarted("m-1", "commentary"),
+        TextDelta("m-1", "First I "),
+        TextDelta("m-1", "look."),
+        Said("m-1", "First I look.", "commentary"),
+        Said("m-2", "Done.", "final_answer"),
+    )
+    assert seen.artifacts == {"answer": "Done."}
+    assert seen.texts == ["First I look."]
+
+
+def test_a_whole_message_without_deltas_is_streamed_at_once() -> None:
+    assert seen_of(Said("m", "whole", None)).artifacts == {"answer": "whole"}
+
+
+def test_a_whole_message_adds_what_was_not_streamed() -> None:
+    assert seen_of(TextDelta("m", "who"), Said("m", "whole", None)).artifacts == {"answer": "whole"}
+
+
+def test_a_whole_message_that_differs_wins_at_the_end() -> None:
+    speaker, seen = reply(), Seen()
+    seen.take(speaker.apply(TextDelta("m", "wrong"), 1.0))
+    seen.take(speaker.apply(Said("m", "right", None), 2.0))
+    seen.take(speaker.close(DONE))
+    assert seen.artifacts == {"answer": "right"}
+
+
+def test_lone_surrogates_can_be_sent() -> None:
+    speaker, seen = reply(), Seen()
+    for event in (
+        TextDelta("m", "a\ud800"),
+        CommandStarted("c", "echo \udfff", "/\ud83d"),
+        CommandFinished("c", "echo \udfff", "/w", "\ud83d", 0, ItemStatus.COMPLETED, 1),
+        ToolStarted("t", "s\ud800", "t\udc00", {"\ud800": ["\ud800"]}),
+        ToolFinished("t", "s\ud800", "t", {}, "\ud800", False, ItemStatus.COMPLETED, 1),
+        Planned((PlanStep("\ud800", "pending"),), "\ud800"),
+        Reasoned("r", ("\ud800",)),
+        WebSearched("w", "\ud800"),
+        Warned("\ud800", will_retry=False),
+        FilesChanged("f", (Change("/\ud800", "add", "\ud800"),), ItemStatus.COMPLETED),
+        FilesChanged("f", (Change("/\ud800", "add", "\ud800"),), ItemStatus.FAILED),
+    ):
+        seen.take(speaker.apply(event, 1.0))
+    seen.take(speaker.close(Outcome(TaskState.TASK_STATE_FAILED, "\ud800"), "b\udfff"))
+    assert seen.artifacts["answer"] == "b\ufffd"
+    for status in seen.statuses:
+        status.SerializeToString()
+
+
+messages = st.sampled_from(["m-1", "m-2", "m-3"])
+phases: st.SearchStrategy[Phase] = st.sampled_from([None, "commentary", "final_answer"])
+pieces = st.text(st.characters(categories=None), max_size=4)
+turn_events: st.SearchStrategy[TurnEvent] = st.one_of(
+    st.just(Warned("Reconnecting... 1/5", will_retry=True)),
+    st.builds(TextDelta, messages, pieces),
+    st.builds(TextDelta, messages, pieces),
+    st.builds(Said, messages, pieces, phases),
+    st.builds(MessageStarted, messages, phases),
+    st.just(CommandStarted("c", "ls", "/w")),
+    st.just(CommandFinished("c", "ls", "/w", "out", 0, ItemStatus.COMPLETED, 1)),
+    st.just(Planned((), None)),
+)
+steps = st.sampled_from([0.0, 0.001, 0.03, 0.0999, 0.1, 0.5, 30.0])
+
+
+@given(st.lists(st.tuples(turn_events, steps), max_size=40))
+def test_any_turn_ends_with_exactly_its_answer(turn: list[tuple[TurnEvent, float]]) -> None:
+    speaker, seen, said = reply(), Seen(), TurnText()
+    now, sent_at = 1000.0, []
+    for event, step in turn:
+        # As the executor does: what is due goes out at its time, events as they come.
+        until = now + step
+        while speaker.due is not None and max(now, speaker.due) <= until:
+            now = max(now, speaker.due)
+            before = seen.updates
+            seen.take(speaker.flush(now))
+            sent_at += [now] * (seen.updates - before)
+        now = until
+        said.apply(event)
+        out = speaker.apply(event, now)
+        sent_at += [now] * sum(isinstance(each, TaskArtifactUpdateEvent) and not each.last_chunk for each in out)
+        seen.take(out)
+    states = [status.status.state for status in seen.statuses]
+    assert set(states) <= {TaskState.TASK_STATE_WORKING}
+    assert "answer" not in seen.closed
+    assert all(later - earlier >= UPDATE_INTERVAL_S - 1e-9 for earlier, later in pairwise(sent_at))
+    closing = speaker.close(DONE, said.answer)
+    seen.take(closing)
+    assert seen.artifacts.get("answer", "") == safe_text(said.answer)
+    assert isinstance(closing[-1], TaskStatusUpdateEvent)
+    assert closing[-1].status.state == TaskState.TASK_STATE_COMPLETED
+    assert ("answer" in seen.closed) == ("answer" in seen.artifacts)
+
+
+@given(st.lists(st.tuples(pieces, steps), max_size=30))
+def test_what_is_streamed_of_one_message_is_always_a_beginning_of_it(deltas: list[tuple[str, float]]) -> None:
+    speaker, seen, now, whole = reply(), Seen(), 5.0, ""
+    for text, step in deltas:
+        now += step
+        whole += text
+        seen.take(speaker.apply(TextDelta("m", text), now))
+        shown = seen.artifacts.get("answer", "")
+        assert len(shown) <= len(whole)
+        waits = speaker.due is not None
+        assert waits == (len(shown) < len(whole))
+    seen.take(speaker.flush(now + 1))
+    # A pair of surrogates may be cut between two updates; only whole characters are compared.
+    if whole.isprintable() or not any("\ud800" <= char <= "\udfff" for char in whole):
+        assert seen.artifacts.get("answer", "") == whole
+
+
+# --- Everything else ---
+
+
+def test_a_command_is_shown_twice_and_its_output_cut_in_the_middle() -> None:
+    output = "first\n" + "x" * 10_000 + "\nlast\n"
+    seen = seen_of(
+        CommandStarted("c", "make", "/w"),
+        CommandOutput("c", output),
+        CommandFinished("c", "make", "/w", output, 2, ItemStatus.FAILED, 12),
+    )
+    assert seen.notes[0] == {
+        "kind": "command",
+        "itemId": "c",
+        "command": "make",
+        "cwd": "/w",
+        "status": "inProgress",
+    }
+    assert seen.texts[0] == "**Bash**\n\n```bash\nmake\n```"
+    assert len(seen.texts) == 2
+    finished, text = seen.notes[1], seen.texts[1]
+    assert {name: finished[name] for name in ("status", "exitCode", "durationMs")} == {
+        "status": "failed",
+        "exitCode": 2.0,
+        "durationMs": 12.0,
+    }
+    shown = finished["output"]
+    assert isinstance(shown, str)
+    assert shown.startswith("first\n")
+    assert shown.endswith("\nlast\n")
+    assert f"[… {len(output) - MAX_SHOWN_CHARS} characters left out …]" in shown
+    assert len(shown) < MAX_SHOWN_CHARS + 100
+    assert text.startswith("**Failed** (exit code 2)\n\n```\nfirst\n")
+    assert text.endswith("last\n```")
+    assert len(text) < MAX_SHOWN_CHARS + 200
+
+
+def test_a_command_that_was_stopped_has_no_exit_code() -> None:
+    seen = seen_of(CommandFinished("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None))
+    assert seen.texts == ["**Bash**\n\n```bash\nsleep 9\n```\n\n**Stopped**"]
+    assert seen.notes[0]["exitCode"] is None
+
+
+def test_every_change_of_files_is_a_patch_of_its_own() -> None:
+    change = (Change("/w/a", "add", "hello\n"),)
+    seen = seen_of(
+        FilesChanging("f", change),
+        FilesChanged("f", change, ItemStatus.COMPLETED),
+        FilesChanged("g", change, ItemStatus.DECLINED),
+        FilesChanged("h", change, ItemStatus.COMPLETED),
+    )
+    diff = "--- /dev/null\n+++ /w/a\n@@ -0,0 +1,1 @@\n+hello\n"
+    assert seen.artifacts == {"patch-1": diff, "patch-2": diff}
+    assert seen.closed == {"patch-1", "patch-2"}
+    assert seen.texts == ["**Write**\n\n- add `/w/a`\n\n**Failed**\n\n```\nNo file was changed (declined).\n```"]
+    assert seen.notes == [
+        {
+            "kind": "tool",
+            "itemId": "g",
+            "tool": "file_change",
+            "server": None,
+            "status": "declined",
+            "isError": True,
+            "durationMs": None,
+            "output": "No file was changed (declined).",
+        }
+    ]
+
+
+def test_a_patch_lists_its_files() -> None:
+    changes = (Change("/w/a", "add", "x"), Change("/w/b", "update", "@@ -1 +1 @@\n-x\n+y\n"))
+    (event,) = reply().apply(FilesChanged("f", changes, ItemStatus.COMPLETED), 1.0)
+    assert isinstance(event, TaskArtifactUpdateEvent)
+    assert event.artifact.description == "**Edit**\n\n- add `/w/a`\n- update `/w/b`"
+
+
+def test_a_plan_replaces_the_one_before() -> None:
+    speaker = reply()
+    for status in ("pending", "completed"):
+        (event,) = speaker.apply(Planned((PlanStep("test", status),), "why"), 1.0)
+        assert isinstance(event, TaskArtifactUpdateEvent)
+        assert (event.artifact.artifact_id, event.append) == ("plan", False)
+        assert event.artifact.description.startswith("**TodoWrite**\n\nwhy\n\n- [")
+        assert MessageToDict(event.artifact.parts[0].data) == {
+            "explanation": "why",
+            "steps": [{"step": "test", "status": status}],
+        }
+
+
+def test_a_tool_is_shown_by_server_and_name_with_what_it_was_given_and_gave() -> None:
+    seen = seen_of(
+        ToolStarted("t", "srv", "echo", {"x": [1, None]}),
+        ToolFinished("t", "srv", "echo", {"x": [1, None]}, "pong", False, ItemStatus.COMPLETED, 5),
+        ToolStarted("u", None, "look", None),
+        ToolFinished("u", None, "look", None, "no such thing", True, ItemStatus.FAILED, None),
+        ToolStarted("v", None, "much", {"text": "x" * 9000}),
+    )
+    assert seen.texts[:4] == [
+        '**echo** (srv)\n\n```json\n{\n  "x": [\n    1,\n    null\n  ]\n}\n```',
+        "```\npong\n```",
+        "**look**",
+        "**Failed**\n\n```\nno such thing\n```",
+    ]
+    assert seen.notes[0]["input"] == {"x": [1.0, None]}
+    assert seen.notes[3]["isError"] is True
+    assert isinstance(seen.notes[4]["input"], str)
+
+
+BASH_ONE = "**Bash**\n\n```bash\none\n```"
+CHANGED = FilesChanged("f", (Change("/w/a", "add", "x"),), ItemStatus.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("between", "head"),
+    [
+        ((), ""),
+        ((CommandOutput("1", "o"), DiffUpdated("d")), ""),
+        ((CommandStarted("2", "two", "/w"),), f"{BASH_ONE}\n\n"),
+        ((TextDelta("m", "By the way"),), f"{BASH_ONE}\n\n"),
+        ((Reasoned("r", ("Hm",)),), f"{BASH_ONE}\n\n"),
+        ((CHANGED,), f"{BASH_ONE}\n\n"),
+    ],
+)
+def test_a_result_that_does_not_stand_below_its_tool_says_of_which_it_is(
+    between: tuple[TurnEvent, ...], head: str
+) -> None:
+    ended = CommandFinished("1", "one", "/w", "out\n", 0, ItemStatus.COMPLETED, 1)
+    assert seen_of(CommandStarted("1", "one", "/w"), *between, ended).texts[-1] == f"{head}```\nout\n```"
+
+
+def test_tools_that_run_side_by_side_are_told_apart() -> None:
+    first = ToolFinished("1", "srv", "f", {"x": 1}, "one", False, ItemStatus.COMPLETED, 1)
+    second = ToolFinished("2", None, "g", {}, "two", False, ItemStatus.COMPLETED, 1)
+    seen = seen_of(ToolStarted("1", "srv", "f", {"x": 1}), ToolStarted("2", None, "g", {}), first, second)
+    assert seen.texts[2:] == ["**f** (srv)\n\n```\none\n```", "**g**\n\n```\ntwo\n```"]
+
+
+def test_what_a_tool_is_given_is_shown_whatever_it_is() -> None:
+    assert seen_of(ToolStarted("t", None, "f", ["x"])).texts == [
+        '**f**\n\n```json\n{\n  "arguments": [\n    "x"\n  ]\n}\n```'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "text"),
+    [
+        (Reasoned("r", ("Look at it.",)), "reasoning", "Look at it."),
+        (WebSearched("w", "codex"), "search", "**WebSearch** `codex`"),
+        (Warned("Reconnecting... 1/5", will_retry=True), "notice", "Reconnecting... 1/5"),
+    ],
+)
+def test_a_note_says_what_it_is(event: TurnEvent, kind: str, text: str) -> None:
+    seen = seen_of(event)
+    assert (seen.notes[0]["kind"], seen.texts) == (kind, [text])
+
+
+def test_every_section_of_reasoning_is_a_note_of_its_own() -> None:
+    assert seen_of(Reasoned("r", ("one", " \n", "two"))).texts == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        TurnStarted(),
+        MessageStarted("m", None),
+        ReasoningDelta("r", 0, "x"),
+        CommandOutput("c", "x"),
+        FilesChanging("f", ()),
+        DiffUpdated("x"),
+        Usage(1, 1, 0, 0, 0, None),
+        Erred(TurnFailure("x", "other", None, None)),
+        ThreadIdle(system_error=False),
+        ThreadActive(()),
+        TurnEnded("completed", None, None),
+        Alive(),
+        Unknown("new/thing", {}),
+        Said("m", "", None),
+        Reasoned("r", ()),
+    ],
+)
+def test_the_rest_is_not_shown(event: TurnEvent) -> None:
+    assert reply().apply(event, 1.0) == []
+
+
+def test_usage_is_told_for_the_turn_and_the_thread() -> None:
+    assert usage_metadata(None, None) == {}
+    turn: JsonObject = {
+        "totalTokens": 5,
+        "inputTokens": 3,
+        "cachedInputTokens": 1,
+        "outputTokens": 2,
+        "reasoningOutputTokens": 1,
+    }
+    count = TokenCount(5, 3, 1, 2, 1)
+    assert usage_metadata(count, None) == {USAGE: turn}
+    assert usage_metadata(None, count) == {USAGE: {"thread": turn}}
+    assert usage_metadata(count, count) == {USAGE: {**turn, "thread": turn}}
+
+
+def test_an_answer_that_is_taken_up_goes_on_counting_where_the_earlier_process_stopped() -> None:
+    before = [
+        Artifact(artifact_id=name, name=name, parts=[Part(text=name)]) for name in ("answer", "patch-1", "file-1")
+    ]
+    reply = Reply("task", "context", before=before)
+    changed = FilesChanged("item", (Change("/w/new.txt", "add", "one\n"),), ItemStatus.COMPLETED)
+    (update,) = reply.apply(changed, 0.0)
+    assert isinstance(update, TaskArtifactUpdateEvent)
+    assert update.artifact.artifact_id == "patch-2"
+    assert len(reply.files) == 1
+    ended = reply.ended(Outcome(TaskState.TASK_STATE_COMPLETED))
+    assert [each.artifact_id for each in ended.artifacts] == ["patch-1", "file-1", "patch-2"]

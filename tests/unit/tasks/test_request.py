@@ -1,0 +1,56 @@
+"""What a message may have its own way, and what is refused with a sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from codex_workspace.common.errors import InputRefused
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.runtimes.backend import TurnOptions
+from codex_workspace.tasks.request import MAX_SCHEMA_CHARS, TURN, Wishes, read_wishes
+from codex_workspace.tasks.scheduling import MidTurn
+
+
+def read(wishes: JsonValue, workspace: Path) -> Wishes:
+    return read_wishes({TURN: wishes}, workspace, MidTurn.QUEUE)
+
+
+def test_without_a_wish_all_is_as_usual(tmp_path: Path) -> None:
+    usual = Wishes(TurnOptions(), MidTurn.STEER)
+    assert read_wishes({"other": {"model": "x"}}, tmp_path, MidTurn.STEER) == usual
+    assert read_wishes({TURN: {}}, tmp_path, MidTurn.STEER) == usual
+
+
+def test_wishes_are_granted(tmp_path: Path) -> None:
+    (tmp_path / "services" / "api").mkdir(parents=True)
+    schema: JsonObject = {"type": ["object", "null"], "properties": {}}
+    wishes = read(
+        {"model": "gpt-5.4", "effort": "high", "workingFolder": "services/api", "outputSchema": schema}, tmp_path
+    )
+    assert wishes.options == TurnOptions("gpt-5.4", "high", tmp_path.resolve() / "services" / "api", schema)
+    assert read({"midTurn": "interrupt"}, tmp_path).mid_turn is MidTurn.INTERRUPT
+    assert read({"outputSchema": {"anyOf": []}}, tmp_path).options.output_schema == {"anyOf": []}
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        ("fast", "must be an object"),
+        ({"colour": "red"}, "'colour' is not known; there are model, effort"),
+        ({"model": "a b"}, "model must be the name of a model"),
+        ({"model": 5}, "model must be the name of a model"),
+        ({"effort": "High!"}, "effort must be a word"),
+        ({"workingFolder": ".."}, "inside of the workspace"),
+        ({"workingFolder": "nowhere"}, "inside of the workspace that exists"),
+        ({"workingFolder": "a\0b"}, "must be the path of a folder"),
+        ({"outputSchema": "object"}, "must be a JSON Schema"),
+        ({"outputSchema": {"description": "x" * MAX_SCHEMA_CHARS}}, "must be a JSON Schema"),
+        ({"outputSchema": {"type": "nonsense"}}, "type must be one of object, array"),
+        ({"outputSchema": {"type": []}}, "type must be one of object, array"),
+        ({"outputSchema": {"type": {"a": "object"}}}, "type must be one of object, array"),
+        ({"midTurn": "shout"}, "midTurn must be one of"),
+    ],
+)
+def test_what_cannot_be_granted_is_refused(tmp_path: Path, wishes: JsonValue, sentence: str) -> None:
+    with pytest.raises(InputRefused, match=f"^metadata {TURN}: .*{sentence}"):
+        read(wishes, tmp_path)
