@@ -13,7 +13,7 @@ NEWEST := .venv-codex-newest
 CODEX_NEWEST := 0.169.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-platform test test-exec test-oldest test-versions check lint types chaos \
+.PHONY: help demo demo-platform demo-picture test test-exec test-oldest test-versions check lint types chaos \
 	chaos-platform bench image image-test lock clean
 
 help:            ## show what there is
@@ -24,6 +24,9 @@ demo: .venv/runtime      ## see the agent at work: no key, no network
 
 demo-platform: .venv/runtime  ## see two of them on a stand-in of the platform: one gives the other work
 	@$(BIN)/python -m codex_workspace demo --platform
+
+demo-picture: .venv/dev  ## record the first turn of the demo for the README: docs/demo.svg
+	@$(BIN)/python scripts/demo_picture.py
 
 test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready     ## the tests, but for those with codex exec
 	$(BIN)/python -m pytest -m "not alone and not with_exec" --numprocesses 3 --dist worksteal

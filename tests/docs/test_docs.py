@@ -40,6 +40,7 @@ from tests.project.test_layers import FILES, LAYERS
 ROOT: Final = TEMPLATE_DIR
 README: Final = ROOT / "README.md"
 CONTRIBUTING: Final = ROOT / "CONTRIBUTING.md"
+CLIENTS: Final = ROOT / "docs" / "clients.md"
 CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
 OPERATING: Final = ROOT / "docs" / "operating.md"
 PLATFORM: Final = ROOT / "docs" / "platform.md"
@@ -235,7 +236,7 @@ def test_there_are_messages_to_look_up() -> None:
 
 def test_the_packages_in_the_documents_are_the_pinned_ones() -> None:
     pinned = (ROOT / "requirements-codex.txt").read_text().rpartition("==")[2].strip()
-    assert f"Pinned is {pinned}," in README.read_text()
+    assert f"Version {pinned} is pinned," in " ".join(OPERATING.read_text().split())
     assert f"({pinned} pinned" in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -258,7 +259,7 @@ def test_make_knows_its_targets() -> None:
 
 
 def test_the_configuration_shown_is_taken(tmp_path: Path) -> None:
-    shown = yaml.safe_load(the_snippet(README, "config.yaml"))
+    shown = yaml.safe_load(the_snippet(CONFIGURATION, "config.yaml"))
     template = yaml.safe_load((ROOT / "config.yaml").read_text())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(template | shown))
     env = {"WORKSPACE_CONFIG_PATH": str(tmp_path), "HOME": str(tmp_path), "MY_GATEWAY_KEY": "k"}
@@ -340,8 +341,8 @@ def path_with_curl(folder: Path) -> str:
     return f"{os.environ['PATH']}:{folder / 'bin'}"
 
 
-async def test_what_the_readme_says_works_when_pasted(tmp_path: Path) -> None:
-    to_run = [each for each in snippets_of(README) if each.mark.startswith(RUNS)]
+async def test_commands_in_the_documents_work_when_pasted(tmp_path: Path) -> None:
+    to_run = [each for file in (README, CLIENTS) for each in snippets_of(file) if each.mark.startswith(RUNS)]
     assert len(to_run) >= 6
     path = path_with_curl(tmp_path)
     async with scripted_model() as model, started_as_told(tmp_path, model.base_url) as url:

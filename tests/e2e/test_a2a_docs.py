@@ -93,5 +93,5 @@ async def test_every_example_does_what_it_says(tmp_path: Path) -> None:
                 count += 1
             assert count > 15
             heard = hook.received[-1]
-            assert heard.headers["x-a2a-notification-token"] == "so-that-you-know-it-is-us"
+            assert heard.headers["x-a2a-notification-token"] == "my-webhook-secret"
     assert (place.root / "made.txt").read_text() == "made\n"

@@ -10,7 +10,7 @@ DOCUMENT = ROOT / "docs" / "clients.md"
 
 
 def test_the_document_names_every_row_and_what_cannot_be_done() -> None:
-    sdks = DOCUMENT.read_text().partition("| what | test | ")[2].splitlines()[0].strip("| ").split(" | ")
+    sdks = DOCUMENT.read_text().partition("| feature | test | ")[2].splitlines()[0].strip("| ").split(" | ")
     rows = {names_in(test)[0]: dict(zip(sdks, cells, strict=True)) for _, test, *cells in table(DOCUMENT, "clients")}
     run = {name for name, test in inspect.getmembers(test_matrix, inspect.isfunction) if name.startswith("test_")}
     assert set(rows) == run
