@@ -1,51 +1,52 @@
-# Everything a person or CI does here. Needs Python 3.11 or newer and make; the rest is installed into .venv.
+# Every task of a developer or of CI. Needs Python 3.11 or newer and make; everything else is installed into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install
+INSTALL := $(PYTHON) scripts/pip_install.py
 
-# The JavaScript SDK's client is tested where there is a Node for it, 20 or newer.
+# The client of the JavaScript SDK is tested if Node 20 or newer is installed.
 JAVASCRIPT := $(shell command -v npm >/dev/null && \
 	node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' && echo .node-a2a/ready)
 
-# The ends of the supported range; in the middle is the pinned codex. The newest has no wheel.
+# The oldest and the newest supported codex; the pinned version is between them. The newest has no wheel.
 OLDEST := .venv-codex-oldest
 NEWEST := .venv-codex-newest
 CODEX_NEWEST := 0.169.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-platform demo-picture test test-exec test-oldest test-versions check lint types chaos \
-	chaos-platform bench image image-test lock clean
+.PHONY: help demo demo-platform demo-picture test test-exec test-oldest test-versions check lint types docs chaos \
+	chaos-platform bench image image-test lock clean demo-setup test-setup
 
-help:            ## show what there is
+help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: .venv/runtime      ## see the agent at work: no key, no network
+demo: demo-setup .venv/runtime  ## run the agent with the real codex and a scripted model: no key needed
 	@$(BIN)/python -m codex_workspace demo
 
-demo-platform: .venv/runtime  ## see two of them on a stand-in of the platform: one gives the other work
+demo-platform: demo-setup .venv/runtime  ## run two agents on a stand-in for the platform: one delegates work to the other
 	@$(BIN)/python -m codex_workspace demo --platform
 
 demo-picture: .venv/dev  ## record the first turn of the demo for the README: docs/demo.svg
 	@$(BIN)/python scripts/demo_picture.py
 
-test: .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready     ## the tests, but for those with codex exec
+test: test-setup .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready  ## run the tests, except those with codex exec
 	$(BIN)/python -m pytest -m "not alone and not with_exec" --numprocesses 3 --dist worksteal
 	$(BIN)/python -m pytest -m "alone and not with_exec"
 
-test-exec: .venv/dev .venv-a2a-0.3/ready    ## end to end with codex exec, the client's tests again among them
+test-exec: test-setup .venv/dev .venv-a2a-0.3/ready    ## run the end-to-end tests with codex exec
 	$(BIN)/python -m pytest -m "with_exec and not alone" --numprocesses 3 --dist worksteal
 	$(BIN)/python -m pytest -m "with_exec and alone"
 
-test-oldest: .venv/dev $(OLDEST)/ready      ## the tests marked versions, with the oldest codex
+test-oldest: .venv/dev $(OLDEST)/ready      ## run the tests marked `versions` with the oldest codex
 	CODEX_BIN=$(CURDIR)/$(OLDEST)/codex_cli_bin/bin/codex $(BIN)/python -m pytest -m versions --numprocesses 3
 
-test-versions: .venv/dev .venv-a2a-0.3/ready $(OLDEST)/ready $(NEWEST)/ready  ## every end-to-end test with the oldest and the newest codex (needs npm)
+test-versions: .venv/dev .venv-a2a-0.3/ready $(OLDEST)/ready $(NEWEST)/ready  ## run every end-to-end test with the oldest and the newest codex (needs npm)
 	@for codex in $(OLDEST)/codex_cli_bin/bin/codex $(NEWEST)/bin/codex; do \
 		CODEX_BIN=$(CURDIR)/$$codex $(BIN)/python -m pytest tests/e2e -m "not alone" --numprocesses 2 && \
 		CODEX_BIN=$(CURDIR)/$$codex $(BIN)/python -m pytest tests/e2e -m alone || exit; \
 	done
 
-check: lint types test test-exec test-oldest   ## what CI runs: lint, types, tests
+check: lint types docs test test-exec test-oldest   ## run what CI runs: lint, types, docs, tests
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .
@@ -56,27 +57,27 @@ lint: .venv/dev
 types: .venv/dev
 	$(BIN)/mypy
 
-chaos: .venv/dev         ## strike everything down for minutes, and see that nothing is lost (SEED= MESSAGES= STRIKES=)
+chaos: .venv/dev         ## kill and stop processes for minutes and check that no message is lost (SEED= MESSAGES= STRIKES=)
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(MESSAGES),--messages $(MESSAGES)) \
 		$(if $(STRIKES),--strikes $(STRIKES))
 
-chaos-platform: .venv/dev    ## the same on a platform where everything goes wrong (SEED= MESSAGES= DEATHS=)
+chaos-platform: .venv/dev    ## the same on a platform with faults (SEED= MESSAGES= DEATHS=)
 	@$(BIN)/python -m tests.chaos.platform $(if $(SEED),--seed $(SEED)) $(if $(MESSAGES),--messages $(MESSAGES)) \
 		$(if $(DEATHS),--deaths $(DEATHS))
 
-bench: .venv/dev         ## the benchmark tables
+bench: .venv/dev         ## print the benchmark tables
 	@$(BIN)/python -m bench
 
 image:           ## build the container image with docker, podman or buildah (TAG= ENGINE= RUNTIME_VERSION=)
 	@$(PYTHON) -m image build $(if $(TAG),--tag $(TAG)) $(if $(ENGINE),--engine $(ENGINE)) \
 		$(if $(RUNTIME_VERSION),--runtime-version $(RUNTIME_VERSION))
 
-image-test: .venv/dev    ## build it and hold it to its contract, in real containers
+image-test: .venv/dev    ## build the image and test it in real containers
 	$(BIN)/python -m image build --tag codex-workspace:test
 	$(BIN)/python -m pytest image -m "not alone" --numprocesses 2
 	$(BIN)/python -m pytest image -m alone
 
-lock: .venv/dev          ## pin anew what pyproject.toml asks for
+lock: .venv/dev          ## update the pinned versions of all dependencies
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.txt pyproject.toml
 	@echo '# molecule-ai-workspace-runtime is installed beside these where the image is built with RUNTIME_VERSION' \
 		>> requirements.txt
@@ -85,34 +86,53 @@ lock: .venv/dev          ## pin anew what pyproject.toml asks for
 LOCK := --quiet --upgrade --strip-extras --annotation-style=line --no-header --no-emit-options --no-emit-index-url \
 	--no-emit-find-links --no-emit-trusted-host
 
-clean:           ## remove what was installed and cached
-	rm -rf .venv .venv-a2a-0.3 $(OLDEST) $(NEWEST) .node-a2a .mypy_cache .pytest_cache .ruff_cache .hypothesis
+docs: .venv/dev          ## build the documentation site into build/site; fails on a broken link
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "Open build/site/index.html, or run: $(BIN)/python -m mkdocs serve"
+
+clean:           ## remove everything that was installed, built and cached
+	rm -rf build .venv .venv-a2a-0.3 $(OLDEST) $(NEWEST) .node-a2a .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# Sizes and times below: measured on two cores with an empty cache.
+demo-setup:
+	@[ -e .venv/runtime ] || echo "First run: sets up .venv (162 MB to download, about 1 minute). The demo needs no network afterwards."
+
+test-setup:
+	@[ -e .venv/dev ] && [ -e $(OLDEST)/ready ] || \
+		echo "First run: sets up .venv and test clients (up to 400 MB to download, about 3 minutes)."
 
 .venv/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit("this needs Python 3.11 or newer; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	@echo "Creating .venv"
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 .venv/runtime: .venv/bin/python requirements.txt requirements-codex.txt
-	$(PIP) -r requirements.txt
-	$(PIP) --no-deps -r requirements-codex.txt
+	@echo "Installing the Python packages into .venv (26 MB)"
+	@$(INSTALL) $(BIN)/python requirements.txt
+	@echo "Installing codex into .venv (136 MB)"
+	@$(PIP) --no-deps -r requirements-codex.txt
 	@touch $@
 
 .venv/dev: .venv/runtime requirements-dev.txt
-	$(PIP) -r requirements-dev.txt
+	@echo "Installing the development tools into .venv (70 MB)"
+	@$(INSTALL) $(BIN)/python requirements-dev.txt
 	@touch $@
 
-# The older SDK cannot live beside the newer one.
+# The older SDK cannot be installed beside the newer one.
 .venv-a2a-0.3/ready: requirements-a2a-0.3.txt
-	$(PYTHON) -m venv .venv-a2a-0.3
-	.venv-a2a-0.3/bin/python -m pip --disable-pip-version-check --no-input install --quiet -r requirements-a2a-0.3.txt
+	@echo "Installing the client of A2A 0.3 into .venv-a2a-0.3 (18 MB)"
+	@$(PYTHON) -m venv .venv-a2a-0.3
+	@$(INSTALL) .venv-a2a-0.3/bin/python requirements-a2a-0.3.txt
 	@touch $@
 
 $(OLDEST)/ready: requirements-codex-oldest.txt .venv/bin/python
-	rm -rf $(OLDEST)
-	$(PIP) --no-deps --target $(OLDEST) -r requirements-codex-oldest.txt
+	@echo "Installing the oldest supported codex into $(OLDEST) (132 MB)"
+	@rm -rf $(OLDEST)
+	@$(PIP) --no-deps --target $(OLDEST) -r requirements-codex-oldest.txt
 	@touch $@
 
 $(NEWEST)/ready: Makefile
+	@echo "Installing the newest supported codex into $(NEWEST) (150 MB)"
 	rm -rf $(NEWEST)
 	mkdir $(NEWEST)
 	cd $(NEWEST) && npm pack --silent @openai/codex@$(CODEX_NEWEST)-linux-$(if $(filter aarch64,$(shell uname -m)),arm64,x64)
@@ -121,7 +141,8 @@ $(NEWEST)/ready: Makefile
 	@touch $@
 
 .node-a2a/ready: tests/matrix/javascript/package.json tests/matrix/javascript/package-lock.json
+	@echo "Installing the JavaScript client into .node-a2a (18 MB)"
 	@mkdir -p .node-a2a
-	cp $^ .node-a2a
-	npm --prefix .node-a2a ci --ignore-scripts --no-audit --no-fund --loglevel error
+	@cp $^ .node-a2a
+	@npm --prefix .node-a2a ci --ignore-scripts --no-audit --no-fund --loglevel error
 	@touch $@
