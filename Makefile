@@ -79,12 +79,15 @@ image-test: .venv/dev    ## build the image and test it in real containers
 
 lock: .venv/dev          ## update the pinned versions of all dependencies
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.txt pyproject.toml
-	@echo '# molecule-ai-workspace-runtime is installed beside these where the image is built with RUNTIME_VERSION' \
-		>> requirements.txt
+	@sed -i '/^$$/,$$d' requirements.txt
+	@echo '# The image also installs molecule-ai-workspace-runtime if it is built with RUNTIME_VERSION.' >> requirements.txt
 	$(BIN)/pip-compile $(LOCK) --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml
+	@sed -i '/^$$/,$$d' requirements-dev.txt
 
-LOCK := --quiet --upgrade --strip-extras --annotation-style=line --no-header --no-emit-options --no-emit-index-url \
-	--no-emit-find-links --no-emit-trusted-host
+# codex is left out: it is pinned in requirements-codex.txt, because the image has it in a layer of its own.
+LOCK := --quiet --upgrade --unsafe-package openai-codex-cli-bin --unsafe-package pip --unsafe-package setuptools \
+	--strip-extras --annotation-style=line --no-header --no-emit-options --no-emit-index-url --no-emit-find-links \
+	--no-emit-trusted-host
 
 docs: .venv/dev          ## build the documentation site into build/site; fails on a broken link
 	$(BIN)/python -m mkdocs build --strict --quiet

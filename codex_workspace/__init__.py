@@ -1,7 +1,9 @@
-"""The workspace agent's rooms; `docs/architecture.md` is the map."""
+"""A workspace agent that puts OpenAI Codex behind A2A; `docs/architecture.md` describes the packages."""
 
 import os
 
-# The SDK reads this when it is imported. Its spans cost every call, exporter or not, and those of streams end with an
-# error in the log. `tracing` makes ours.
+__version__ = "0.1.0"
+
+# The A2A SDK reads this when it is imported. Its spans slow down every call, even without an exporter, and spans of
+# streams log errors. `codex_workspace.common.tracing` creates the agent's own spans.
 os.environ.setdefault("OTEL_INSTRUMENTATION_A2A_SDK_ENABLED", "false")

@@ -1,4 +1,4 @@
-"""The command line: `python -m codex_workspace serve`, and what helps around it."""
+"""The command line: `codex-workspace COMMAND`, or `python -m codex_workspace COMMAND` in a checkout."""
 
 import argparse
 import os
@@ -9,6 +9,7 @@ from typing import Final
 
 import anyio
 
+from codex_workspace import __version__
 from codex_workspace.common.errors import CodexCannotStart, ConfigError
 
 EXIT_CONFIG: Final = 2
@@ -101,7 +102,8 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m codex_workspace", description="A workspace agent for OpenAI Codex")
+    parser = argparse.ArgumentParser(prog="codex-workspace", description="A workspace agent for OpenAI Codex")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run the agent until SIGTERM")
     serve.add_argument(

@@ -21,6 +21,7 @@ from typing import Final, assert_never
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
+from codex_workspace import __version__
 from codex_workspace.common.concurrency import plain_task_group
 from codex_workspace.common.errors import (
     CodexCannotStart,
@@ -578,7 +579,7 @@ async def _carry(connection: Connection, process: Process, stdin: PipeWriter, st
 
 async def _greet(connection: Connection, process: Process, launch: Launch) -> None:
     hello: JsonObject = {
-        "clientInfo": {"name": CLIENT_NAME, "title": "Codex workspace agent", "version": "0.1.0"},
+        "clientInfo": {"name": CLIENT_NAME, "title": "Codex workspace agent", "version": __version__},
         "capabilities": {
             "experimentalApi": True,
             "optOutNotificationMethods": list(UNWANTED_NOTIFICATIONS),

@@ -1,7 +1,7 @@
 """Hooks of mkdocs: the documents at the top level become pages, and links into the repository keep working.
 
-On a git host the documents are read where they are; their links are relative to their own folder. In the site, a link to
-another page leads to that page, and a link to any other file of the repository leads to the repository.
+On a git host the links between documents are relative to their own folders. In the site, a link to another document
+leads to its page, and a link to any other file leads to the repository.
 """
 
 import os

@@ -23,6 +23,7 @@ from a2a.types import AgentExtension
 from anyio.abc import TaskStatus
 from google.protobuf.json_format import MessageToDict
 
+from codex_workspace import __version__
 from codex_workspace.agent import is_exec, open_agent, prepare_state, secrets_of, tracing
 from codex_workspace.codex.transcript import Transcripts
 from codex_workspace.common.a2a_terms import PRINCIPAL
@@ -451,7 +452,7 @@ def server_options(
     options = ServerOptions(
         name=config.name,
         description=config.description or "An agent that works on code with OpenAI Codex.",
-        version=config.version,
+        version=config.version or __version__,
         url=url,
         grpc_url=grpc_url,
         tokens={name: token.reveal() for name, token in settings.listen.tokens.items()},

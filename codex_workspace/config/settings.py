@@ -63,8 +63,10 @@ TURN_TIMEOUT_S = 3600.0
 MISPLACED: Mapping[str, str] = {"sandbox": "codex.sandbox", "effort": "codex.reasoning_effort"}
 """Keys that the platform takes at the top level and this agent does not read, and where it reads the like."""
 
-TEMPLATE_DIR = Path(__file__).resolve().parents[2]
-"""The folder that holds the config.yaml which this template brings along."""
+PACKAGE_DIR: Final = Path(__file__).resolve().parents[1]
+
+TEMPLATE_DIR: Final = PACKAGE_DIR if (PACKAGE_DIR / CONFIG_NAME).is_file() else PACKAGE_DIR.parent
+"""The folder of the default config.yaml: the package if it was installed from a wheel, otherwise the checkout."""
 
 PLATFORM_DEFAULT_MODEL = "anthropic:claude-opus-4-7"
 """What the platform writes as top-level `model:` where nobody chose one; never a model of codex's."""
@@ -295,7 +297,8 @@ class Config:
     """The whole of config.yaml.
 
     IGNORED: the platform's keys that are legal there and mean nothing to this agent.
-    name, description, version: the agent's, on its card.
+    name, description: the agent's, on its card.
+    version: the agent's, on its card; empty = the version of codex-workspace.
     role, tier: the platform's.
     runtime: which template the platform starts.
     template_schema_version: of this file.
@@ -329,7 +332,7 @@ class Config:
     template_schema_version: Annotated[int, Range(1, 1)] = 1
     description: str = ""
     role: str = ""
-    version: str = "0.1.0"
+    version: str = ""
     tier: Annotated[int, Range(0, 99)] | None = None
     model: Text | None = None
     runtime_config: RuntimeConfig = field(default_factory=RuntimeConfig)

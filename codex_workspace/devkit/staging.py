@@ -25,7 +25,10 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from codex_workspace.cli.terminal import Console, clean
 from codex_workspace.common.concurrency import plain_task_group
 from codex_workspace.common.errors import AgentError
-from codex_workspace.config.settings import CONFIG_NAME, TEMPLATE_DIR
+from codex_workspace.config.settings import CONFIG_NAME, PACKAGE_DIR
+
+PROGRAM_DIR: Final = PACKAGE_DIR.parent
+"""The folder from which `python -m codex_workspace` finds the package, whether it is installed or not."""
 
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 15.0
@@ -198,7 +201,7 @@ async def running(stage: Stage) -> AsyncIterator[Agent]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        cwd=TEMPLATE_DIR,
+        cwd=PROGRAM_DIR,
         env=stage.environment,
         # Ctrl-C on the terminal is for us; we stop the agent in good order.
         start_new_session=True,
