@@ -42,14 +42,13 @@ from codex_workspace.server.middleware import (
     BodyLimit,
     Doorkeeper,
     JsonOnly,
-    LastWord,
     RateLimit,
     TokenBackend,
     VersionParameter,
     refuse_request,
     unauthorized,
 )
-from codex_workspace.server.overload import Rates
+from codex_workspace.server.overload import LastWord, Rates
 from codex_workspace.server.push import Push
 from codex_workspace.server.sdk_fixes import checked_rest, checked_rpc, mended
 from codex_workspace.server.views import View, doors

@@ -10,8 +10,6 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from contextlib import suppress
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser
@@ -161,65 +159,6 @@ class BodyLimit:
             return message
 
         return counted
-
-
-@dataclass(slots=True)
-class _Instead:
-    """The response that takes the place of the one that is being made."""
-
-    response: Response | None = None
-
-
-_instead: ContextVar[_Instead | None] = ContextVar("instead", default=None)
-
-
-def answer_instead(content: object, status: int, headers: Mapping[str, str]) -> None:
-    """Have the request that is being answered get this JSON, whatever is sent from now on.
-
-    For what a library between us and the client would answer with a status of its own. Without effect where no request
-    is being answered, and where the answer's body has begun.
-    """
-    instead = _instead.get()
-    if instead is not None:
-        instead.response = JSONResponse(content, status, headers)
-
-
-class LastWord:
-    """Lets `answer_instead` replace an answer until its body begins; the head is held back so long."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and what is sent for it back."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        instead = _Instead()
-        head: Message | None = None
-        replaced = False
-
-        async def passed_on(message: Message) -> None:
-            nonlocal head, replaced
-            if replaced:
-                return
-            if message["type"] == "http.response.start":
-                head = message
-                return
-            first, head = head, None
-            if first is not None and instead.response is not None:
-                replaced = True
-                await instead.response(scope, receive, send)
-                return
-            if first is not None:
-                await send(first)
-            await send(message)
-
-        token = _instead.set(instead)
-        try:
-            await self._app(scope, receive, passed_on)
-        finally:
-            _instead.reset(token)
 
 
 RPC_PATH: Final = "/"

@@ -8,16 +8,18 @@ How often, and how many at once: counters of what one principal may ask for. No 
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
 from a2a.server.context import ServerCallContext
 from a2a.utils.errors import A2AError
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.server.middleware import answer_instead
 
 BUSY_CODE: Final = -32000
 """Of JSON-RPC's codes for servers, the one that A2A leaves to implementations."""
@@ -143,3 +145,62 @@ class Places:
             self._held[principal] -= 1
             if not self._held[principal]:
                 del self._held[principal]
+
+
+@dataclass(slots=True)
+class _Instead:
+    """The response that takes the place of the one that is being made."""
+
+    response: Response | None = None
+
+
+_instead: ContextVar[_Instead | None] = ContextVar("instead", default=None)
+
+
+def answer_instead(content: object, status: int, headers: Mapping[str, str]) -> None:
+    """Have the request that is being answered get this JSON, whatever is sent from now on.
+
+    For what a library between us and the client would answer with a status of its own. Without effect where no request
+    is being answered, and where the answer's body has begun.
+    """
+    instead = _instead.get()
+    if instead is not None:
+        instead.response = JSONResponse(content, status, headers)
+
+
+class LastWord:
+    """Lets `answer_instead` replace an answer until its body begins; the head is held back so long."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and what is sent for it back."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        instead = _Instead()
+        head: Message | None = None
+        replaced = False
+
+        async def passed_on(message: Message) -> None:
+            nonlocal head, replaced
+            if replaced:
+                return
+            if message["type"] == "http.response.start":
+                head = message
+                return
+            first, head = head, None
+            if first is not None and instead.response is not None:
+                replaced = True
+                await instead.response(scope, receive, send)
+                return
+            if first is not None:
+                await send(first)
+            await send(message)
+
+        token = _instead.set(instead)
+        try:
+            await self._app(scope, receive, passed_on)
+        finally:
+            _instead.reset(token)

@@ -60,7 +60,7 @@ def test_what_a_question_holds_is_as_the_table_says(question: Question) -> None:
 
 def test_all_kinds_of_questions_and_remarks_are_in_the_tables() -> None:
     assert names(table(DOCUMENT, "questions")) == {data_of(each)["kind"] for each in QUESTIONS}
-    source = (ROOT / "codex_workspace" / "replies.py").read_text()
+    source = (ROOT / "codex_workspace" / "tasks" / "replies.py").read_text()
     remarks = re.findall(r'_note\(\s*"(\w+)"', source)
     assert remarks
     assert names(table(DOCUMENT, "kinds")) == set(remarks)

@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from codex_workspace.adapter import Adapter
+from adapter import Adapter
 from codex_workspace.config.settings import load_settings
 from codex_workspace.devkit.model import ScriptedModel, numbered_text
 from codex_workspace.devkit.platform.app import Options, StandIn, running_stand_in

@@ -1,6 +1,7 @@
 """The checkout is a template as the platform takes one, and what it is built and deployed with is well-formed."""
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -94,6 +95,13 @@ def test_the_adapter_module_has_one_adapter() -> None:
     assert aliases == [("Adapter", classes[0])]
 
 
+@pytest.mark.parametrize("name", ["executor", "app_server"])
+def test_the_templates_modules_are_those_of_the_package(name: str) -> None:
+    outside, inside = importlib.import_module(name), importlib.import_module(f"codex_workspace.{name}")
+    assert outside.__all__
+    assert all(getattr(outside, each) is getattr(inside, each) for each in outside.__all__)
+
+
 @pytest.mark.parametrize("file", sorted(ROOT.glob("*.py")), ids=lambda file: file.name)
 def test_a_module_stands_alone_and_takes_no_name_of_the_runtimes(file: Path) -> None:
     assert file.stem not in BARE_MODULES
@@ -144,7 +152,7 @@ def test_the_build_sees_what_the_dockerfile_copies_and_no_more() -> None:
         for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE)
         for source in [word for word in line.split() if not word.startswith("--")][:-1]
     }
-    assert {name.removesuffix("/*.py").removesuffix("/py.typed") for name in allowed} == copied | {"Dockerfile"}
+    assert {name.removesuffix("/**/*.py").removesuffix("/py.typed") for name in allowed} == copied | {"Dockerfile"}
     assert [name for name in copied if not (ROOT / name).exists()] == []
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from codex_workspace.adapter import inbox_unread
+from adapter import inbox_unread
 from codex_workspace.config.settings import load_settings
 
 

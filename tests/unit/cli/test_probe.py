@@ -76,7 +76,7 @@ def test_another_config_yaml_means_the_default_port(tmp_path: Path, text: str) -
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_the_exit_code_says_it(status: int, code: int) -> None:
     with answering({"/readyz": status}) as port:
-        script = TEMPLATE_DIR / "codex_workspace" / "probe.py"
+        script = TEMPLATE_DIR / "codex_workspace" / "cli" / "probe.py"
         asked = subprocess.run([sys.executable, "-I", script], env={"A2A_PORT": str(port)}, capture_output=True)
     assert asked.returncode == code
     assert (asked.stderr == b"") == (code == 0)

@@ -25,7 +25,7 @@ async def exported(
 
 def test_nobody_pays_for_spans_that_nobody_wants() -> None:
     program = (
-        "import sys; from codex_workspace import serve, tracing;"
+        "import sys; from codex_workspace.cli import serve; from codex_workspace.common import tracing;"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry.sdk')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)

@@ -239,7 +239,7 @@ class Drip(httpx.AsyncByteStream):
 async def test_an_answer_that_comes_byte_by_byte_is_waited_for_so_long(
     token: Token, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codex_workspace.platform_api.CONNECT_S", 0.1)
+    monkeypatch.setattr("codex_workspace.platform.client.CONNECT_S", 0.1)
     async with api_to(Far([httpx.Response(200, stream=Drip())]), token) as api:
         with anyio.fail_after(5), pytest.raises(Unreachable):
             await api.send("another", "hello", "m-1", timeout_s=0.1)

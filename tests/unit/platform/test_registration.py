@@ -252,7 +252,7 @@ async def test_a_row_that_nobody_foresaw_is_passed_over(
             raise KeyError("unforeseen")
         return read_row(row, own_id)
 
-    monkeypatch.setattr("codex_workspace.inbox.read_row", read)
+    monkeypatch.setattr("codex_workspace.platform.inbox.read_row", read)
     async with world(tmp_path) as (platform, place), placed(place):
         await platform.peer_message(PEER, ME, "odd", "m-1")
         await platform.canvas_message(ME, "hello")
@@ -290,7 +290,7 @@ async def test_a_peer_that_takes_no_answer_stops_neither_the_agent_nor_its_inbox
 
 
 async def test_large_rows_do_not_stop_the_inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codex_workspace.platform_api.MAX_BODY_BYTES", 50_000)
+    monkeypatch.setattr("codex_workspace.platform.client.MAX_BODY_BYTES", 50_000)
     async with world(tmp_path) as (platform, place):
         for number in range(4):
             await platform.peer_message(PEER, ME, "x" * 20_000, f"m-{number}")
@@ -380,7 +380,7 @@ async def test_a_database_that_fails_for_a_moment_loses_nothing(
 async def test_a_task_that_cannot_be_followed_for_a_while_is_answered_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codex_workspace.letters.LONGEST_LOOK_S", 0.01)
+    monkeypatch.setattr("codex_workspace.platform.dispatcher.LONGEST_LOOK_S", 0.01)
     failed = 0
     send = OnceHandler.on_message_send
 

@@ -78,7 +78,7 @@ async def test_a_peer_that_takes_nothing_is_given_up_after_a_while(tmp_path: Pat
 
 
 async def test_only_so_many_answers_wait_for_one_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codex_workspace.platform_replies.MAX_WAITING", 2)
+    monkeypatch.setattr("codex_workspace.platform.reply_sender.MAX_WAITING", 2)
     async with office(tmp_path) as place:
         await place.owe("a", PEER)
         await place.platform.until(lambda: place.tries() >= 1)

@@ -124,7 +124,7 @@ async def test_a_lost_answer_does_not_give_the_work_twice() -> None:
 
 
 async def test_work_that_nobody_knows_to_be_given_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codex_workspace.platform_tools.POLL_S", 0.0)
+    monkeypatch.setattr("codex_workspace.platform.tools.POLL_S", 0.0)
     platform = Platform()
     given = f"POST /workspaces/{ME}/delegate"
     async with api_of(platform) as api:

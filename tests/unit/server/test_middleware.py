@@ -13,14 +13,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from codex_workspace.common.a2a_terms import PRINCIPAL
-from codex_workspace.server.middleware import (
-    BodyLimit,
-    Doorkeeper,
-    LastWord,
-    TokenBackend,
-    answer_instead,
-    unauthorized,
-)
+from codex_workspace.server.middleware import BodyLimit, Doorkeeper, TokenBackend, unauthorized
+from codex_workspace.server.overload import LastWord, answer_instead
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
