@@ -18,12 +18,12 @@ from a2a.server.agent_execution import AgentExecutor
 
 from codex_workspace.agent import Agent, open_agent
 from codex_workspace.codex.transcript import LINES, answer
-from codex_workspace.common.concurrency import Owner, plain_task_group
+from codex_workspace.common.concurrency import BackgroundResource, task_group
 from codex_workspace.common.processes import hide_from_others
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import Settings, load_settings
-from codex_workspace.platform.deadline_reply import answering_later
+from codex_workspace.platform.deadline_reply import open_deferred_replies
 from codex_workspace.platform.runtime_contract import (
     AdapterConfig,
     BaseAdapter,
@@ -31,8 +31,13 @@ from codex_workspace.platform.runtime_contract import (
     delegation_results,
     is_smoke,
 )
-from codex_workspace.platform.runtime_host import HostedExecutor, Later, hosted, report_wedges
-from codex_workspace.server.handler import OnceHandler
+from codex_workspace.platform.runtime_host import (
+    DeferredReplySender,
+    RuntimeHostExecutor,
+    open_runtime_host,
+    report_unhealthy,
+)
+from codex_workspace.server.handler import IdempotentHandler
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +53,8 @@ class CodexAdapter(BaseAdapter):
 
     def __init__(self) -> None:
         self._open: Callable[[], AbstractAsyncContextManager[_Running]] | None = None
-        self._agent: Owner[_Running] | None = None
-        self._executor: HostedExecutor | None = None
+        self._agent: BackgroundResource[_Running] | None = None
+        self._executor: RuntimeHostExecutor | None = None
 
     @staticmethod
     def name() -> str:
@@ -96,7 +101,7 @@ class CodexAdapter(BaseAdapter):
         if self._open is None:
             await self.setup(config)
         assert self._open is not None
-        self._agent = Owner(self._open, usable=lambda _running: True)
+        self._agent = BackgroundResource(self._open, usable=lambda _running: True)
         _agent, self._executor = await self._agent.get()
         return self._executor
 
@@ -139,7 +144,7 @@ class CodexAdapter(BaseAdapter):
             await self._agent.close()
 
 
-_Running = tuple[Agent, HostedExecutor]
+_Running = tuple[Agent, RuntimeHostExecutor]
 
 
 @asynccontextmanager
@@ -152,7 +157,7 @@ async def _opened(
         if not is_tried_out:
             await agent.codex.start()
         async with (
-            hosted(
+            open_runtime_host(
                 agent.executor,
                 agent.store,
                 agent.admission,
@@ -162,10 +167,10 @@ async def _opened(
                 one_main_context=codex.conversations == "main",
                 is_smoke=is_tried_out,
             ) as executor,
-            plain_task_group() as beside,
+            task_group() as beside,
         ):
             if not is_tried_out:
-                beside.start_soon(report_wedges, lambda: _what_is_wrong(agent))
+                beside.start_soon(report_unhealthy, lambda: _what_is_wrong(agent))
             try:
                 yield agent, executor
             finally:
@@ -177,10 +182,10 @@ async def _opened(
 
 def _late_answers(
     agent: Agent, settings: Settings
-) -> Callable[[OnceHandler], AbstractAsyncContextManager[Later]] | None:
+) -> Callable[[IdempotentHandler], AbstractAsyncContextManager[DeferredReplySender]] | None:
     """Return what opens the block in which late answers are sent; None where the platform's address is not known."""
     api, within_s = agent.platform, settings.config.platform.answer_within_s
-    return None if api is None else lambda handler: answering_later(api, agent.store.mail, handler, within_s)
+    return None if api is None else lambda handler: open_deferred_replies(api, agent.store.mail, handler, within_s)
 
 
 def inbox_unread(settings: Settings) -> str | None:

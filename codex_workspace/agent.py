@@ -22,41 +22,41 @@ from codex_workspace.app_server import Connection, Launch, end_leftovers, open_a
 from codex_workspace.backends.codex_exec.backend import exec_backend, further_config
 from codex_workspace.codex import secret_files as hiding
 from codex_workspace.codex.recovery import RecoveryPolicy
-from codex_workspace.codex.sandbox import refuse_blocked
-from codex_workspace.codex.supervisor import Supply, SupplyBounds
-from codex_workspace.codex.thread import Conversation, ThreadOptions, prove_servers
-from codex_workspace.codex.transcript import Transcripts
+from codex_workspace.codex.sandbox import check_sandbox
+from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
+from codex_workspace.codex.thread import CodexThread, ThreadOptions, probe_mcp_servers
+from codex_workspace.codex.transcript import TranscriptReader
 from codex_workspace.codex.turn import TurnLimits
-from codex_workspace.common.concurrency import Owner, plain_task_group
+from codex_workspace.common.concurrency import BackgroundResource, task_group
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, ConfigError, StoreUnavailable
-from codex_workspace.common.files import folder_held
-from codex_workspace.common.redact import Scrubber
-from codex_workspace.common.safe_http import AllowList, Guard, Webhooks
+from codex_workspace.common.files import hold_folder
+from codex_workspace.common.redact import Redactor
+from codex_workspace.common.safe_http import AddressGuard, AllowList, Webhooks
 from codex_workspace.common.tracing import NO_TRACER, Tracer, open_tracing
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.environment import Secret, without_proxy_for
-from codex_workspace.config.login import settle
-from codex_workspace.config.prompts import link_skills
+from codex_workspace.config.login import update_login
+from codex_workspace.config.prompts import link_skill_folders
 from codex_workspace.config.providers import SUBSCRIPTION, ChosenProvider
-from codex_workspace.config.settings import Platform, Settings
+from codex_workspace.config.settings import PlatformSettings, Settings
 from codex_workspace.executor import CodexAppServerExecutor
-from codex_workspace.platform.client import PlatformApi, Token, open_platform_api, read_secret
-from codex_workspace.protocol.mcp_status import Expected
+from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client, read_secret
+from codex_workspace.protocol.mcp_status import ExpectedServers
 from codex_workspace.runtimes.backend import Backend, BackendLifecycle, ThreadRegistry
 from codex_workspace.storage.retention import INTERVAL_S
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.tasks import incoming_files as attachments
-from codex_workspace.tasks.outgoing_files import HandoverBounds, tool_spec
+from codex_workspace.tasks.outgoing_files import HandoverLimits, tool_spec
 from codex_workspace.tasks.parts import PartLimits
-from codex_workspace.tasks.request import OrderReader
-from codex_workspace.tasks.scheduling import Admission, Bounds, MidTurn
+from codex_workspace.tasks.request import RequestReader
+from codex_workspace.tasks.scheduling import AdmissionControl, MidTurn, QueueLimits
 from codex_workspace.tasks.telemetry import Telemetry
-from codex_workspace.tools.file_requests import Errands
-from codex_workspace.tools.interface import Caller, Toolbox
-from codex_workspace.tools.memory import StoredRecollection
+from codex_workspace.tools.file_requests import FileRequests
+from codex_workspace.tools.interface import Toolbox, ToolCaller
+from codex_workspace.tools.memory import StoredMemory
 
 if TYPE_CHECKING:
-    from codex_workspace.tools.mcp_server import AgentTools
+    from codex_workspace.tools.mcp_server import ToolServer
 
 logger = logging.getLogger(__name__)
 
@@ -97,10 +97,10 @@ class Agent:
     executor: CodexAppServerExecutor
     store: Store
     codex: BackendLifecycle
-    admission: Admission
+    admission: AdmissionControl
     telemetry: Telemetry
-    transcripts: Transcripts
-    platform: PlatformApi | None = None
+    transcripts: TranscriptReader
+    platform: PlatformClient | None = None
 
     async def not_ready(self) -> str | None:
         """Return why no message can be answered; None when it can. A codex that has died is started again by asking."""
@@ -130,8 +130,8 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
     return [*known, *(part for secret in known for part in _tokens_in(secret)), *_database_secrets(settings)]
 
 
-def _token_of(platform: Platform, learned: Callable[[Secret], None] | None = None) -> Token:
-    return Token(platform.token_file, platform.provisioned, platform.token, learned)
+def _token_of(platform: PlatformSettings, learned: Callable[[Secret], None] | None = None) -> WorkspaceToken:
+    return WorkspaceToken(platform.token_file, platform.provisioned, platform.token, learned)
 
 
 def _tokens_in(credential: str) -> list[str]:
@@ -176,18 +176,18 @@ async def open_agent(
             newer, or a folder cannot be written.
     """
     prepare_state(settings)
-    async with folder_held(settings.state_dir, url):
+    async with hold_folder(settings.state_dir, url):
         prepare_codex_home(settings, provider, further_config(settings) if is_exec(settings) else {})
         if provider.auth_mode == SUBSCRIPTION and provider.credential is not None:
-            settle(settings.codex_home, provider.credential)
+            update_login(settings.codex_home, provider.credential)
         hiding.prepare(settings)
-        link_skills(settings.codex_home, settings.skills)
+        link_skill_folders(settings.codex_home, settings.skills)
         for name, why in settings.mcp.left_out.items():
             logger.warning("the MCP server %s is left out: %s", name, why)
         launch = launch_of(settings, provider, env)
         await end_leftovers(launch.family)
-        scrub = Scrubber(each for each in secrets_of(settings, provider) if len(each) >= SHORTEST_SECRET)
-        errands = Errands()
+        scrub = Redactor(each for each in secrets_of(settings, provider) if len(each) >= SHORTEST_SECRET)
+        errands = FileRequests()
         async with (
             tracing(settings, scrub) as tracer,
             open_store(settings.database_url.reveal()) as store,
@@ -208,7 +208,7 @@ def tracing(settings: Settings, scrub: Callable[[str], str]) -> AbstractAsyncCon
 
 
 @asynccontextmanager
-async def _platform(settings: Settings, scrub: Scrubber) -> AsyncIterator[PlatformApi | None]:
+async def _platform(settings: Settings, scrub: Redactor) -> AsyncIterator[PlatformClient | None]:
     """Hold ready the calls to the platform, where there is one; its tokens are secrets as soon as they are known."""
     platform = settings.platform
     if platform is None:
@@ -220,14 +220,14 @@ async def _platform(settings: Settings, scrub: Scrubber) -> AsyncIterator[Platfo
             scrub.learn(token.reveal())
 
     token = _token_of(platform, learn)
-    async with open_platform_api(platform.url, platform.workspace_id, token) as api:
+    async with open_platform_client(platform.url, platform.workspace_id, token) as api:
         yield api
 
 
 @asynccontextmanager
 async def _own_tools(
-    settings: Settings, store: Store, scrub: Scrubber, platform: PlatformApi | None, errands: Errands
-) -> AsyncIterator["AgentTools | None"]:
+    settings: Settings, store: Store, scrub: Redactor, platform: PlatformClient | None, errands: FileRequests
+) -> AsyncIterator["ToolServer | None"]:
     """Serve the tools that the model gets of us, where the operator wants that.
 
     One of them hands files over where codex has no pipe on which it could ask for that.
@@ -236,22 +236,22 @@ async def _own_tools(
         yield None
         return
     # Imported by those who have them: the MCP package takes half a second and 23 MB.
-    from codex_workspace.tools.mcp_server import SPARE_S, open_tools
-    from codex_workspace.tools.peer_client import PeerCalls
+    from codex_workspace.tools.mcp_server import SPARE_S, open_tool_server
+    from codex_workspace.tools.peer_client import PeerClient
 
     toolbox = Toolbox(
-        PeerCalls(settings.peers),
-        StoredRecollection(store.memories, store.exchanges),
+        PeerClient(settings.peers),
+        StoredMemory(store.memories, store.exchanges),
         handover=errands if is_exec(settings) else None,
     )
     if platform is not None:
-        from codex_workspace.platform.tools import tools_on_the_platform
+        from codex_workspace.platform.tools import platform_toolbox
 
         names = [peer.name for peer in settings.peers]
-        toolbox = tools_on_the_platform(toolbox, platform, names, [entry.name for entry in settings.config.principals])
+        toolbox = platform_toolbox(toolbox, platform, names, [entry.name for entry in settings.config.principals])
     # A turn that waits for a peer is silent.
     longest_wait_s = max(0.0, settings.config.codex.turn_inactivity_timeout_s - SPARE_S)
-    async with open_tools(toolbox, scrub, longest_wait_s) as tools:
+    async with open_tool_server(toolbox, scrub, longest_wait_s) as tools:
         yield tools
 
 
@@ -262,16 +262,16 @@ async def _agent(
     launch: Launch,
     store: Store,
     telemetry: Telemetry,
-    scrub: Scrubber,
-    tools: "AgentTools | None",
-    errands: Errands,
+    scrub: Redactor,
+    tools: "ToolServer | None",
+    errands: FileRequests,
 ) -> AsyncIterator[Agent]:
     backend = _backend(settings, provider, launch, store, tools, errands)
     try:
         policy = RecoveryPolicy(settings.config.codex.recovery)
-        admission = Admission(_bounds(settings))
+        admission = AdmissionControl(_bounds(settings))
         orders = _orders(settings, scrub, steers=backend.steers)
-        async with plain_task_group() as tasks:
+        async with task_group() as tasks:
             patience_s = settings.config.codex.question_timeout_s
             executor = CodexAppServerExecutor(
                 tasks,
@@ -285,7 +285,7 @@ async def _agent(
                 asks_people=_asks_people(settings),
                 telemetry=telemetry,
             )
-            transcripts = Transcripts(settings.codex_home, store.deliveries.newest_thread, scrub)
+            transcripts = TranscriptReader(settings.codex_home, store.deliveries.newest_thread, scrub)
             try:
                 yield Agent(executor, store, backend.codex, admission, telemetry, transcripts)
             finally:
@@ -300,13 +300,13 @@ def _backend(
     provider: ChosenProvider,
     launch: Launch,
     store: Store,
-    tools: "AgentTools | None",
-    errands: Errands,
+    tools: "ToolServer | None",
+    errands: FileRequests,
 ) -> Backend:
     if is_exec(settings):
         return exec_backend(settings, provider, launch, store.memory, tools, errands)
     opener = _opener(launch, settings, thread_options(settings, provider))
-    codex = Supply(opener, _supply_bounds(settings), Owner[Connection])
+    codex = CodexSupervisor(opener, _supply_bounds(settings), BackgroundResource[Connection])
     return Backend(codex, ThreadRegistry(_maker(settings, provider, store, codex, tools)), steers=True)
 
 
@@ -318,7 +318,7 @@ def is_exec(settings: Settings) -> bool:
 @asynccontextmanager
 async def _pruning(settings: Settings, store: Store) -> AsyncIterator[None]:
     storage = settings.config.storage
-    async with plain_task_group() as tasks:
+    async with task_group() as tasks:
         tasks.start_soon(store.retention(storage.keep_days, storage.keep_tasks).run)
         tasks.start_soon(_forget_files, settings.workspace_dir, store, storage.keep_days)
         try:
@@ -418,7 +418,7 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
         effort=codex.reasoning_effort,
         instructions=settings.instructions,
         tools=(tool_spec(),),
-        servers=Expected(
+        servers=ExpectedServers(
             tuple(server.name for server in settings.mcp.servers),
             settings.mcp.patience_s,
             settings.mcp.left_out,
@@ -428,9 +428,9 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
     )
 
 
-def _orders(settings: Settings, scrub: Scrubber, *, steers: bool) -> OrderReader:
+def _orders(settings: Settings, scrub: Redactor, *, steers: bool) -> RequestReader:
     limits, push = settings.config.limits, settings.config.push
-    return OrderReader(
+    return RequestReader(
         settings.workspace_dir,
         MidTurn(settings.config.codex.mid_turn),
         PartLimits(
@@ -440,21 +440,21 @@ def _orders(settings: Settings, scrub: Scrubber, *, steers: bool) -> OrderReader
             max_inline_bytes=limits.max_inline_bytes,
             max_text_chars=limits.max_text_chars,
         ),
-        HandoverBounds(file_bytes=limits.max_handed_file_bytes, left_bytes=limits.max_handed_bytes),
-        Webhooks(Guard(AllowList.of(push.allow)), push.timeout_s).fetch,
+        HandoverLimits(file_bytes=limits.max_handed_file_bytes, left_bytes=limits.max_handed_bytes),
+        Webhooks(AddressGuard(AllowList.of(push.allow)), push.timeout_s).fetch,
         scrub,
         steers,
     )
 
 
-def _bounds(settings: Settings) -> Bounds:
+def _bounds(settings: Settings) -> QueueLimits:
     limits = settings.config.limits
-    return Bounds(limits.max_waiting_per_context, limits.max_waiting, limits.max_running_turns)
+    return QueueLimits(limits.max_waiting_per_context, limits.max_waiting, limits.max_running_turns)
 
 
-def _supply_bounds(settings: Settings) -> SupplyBounds:
+def _supply_bounds(settings: Settings) -> SupervisorLimits:
     codex, limits = settings.config.codex, settings.config.limits
-    return SupplyBounds(
+    return SupervisorLimits(
         restart_wait_s=codex.restart_wait_s,
         max_restarts=codex.max_restarts,
         memory_mb=limits.codex_memory_mb,
@@ -479,10 +479,10 @@ def _opener(
         async with open_app_server(launch) as codex:
             hiding.refuse_older(settings, codex.version)
             with _of_the_start():
-                await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir, options.profile)
+                await check_sandbox(codex, settings.config.codex.sandbox, settings.workspace_dir, options.profile)
                 if settings.mcp.required:
                     request_s = settings.config.codex.request_timeout_s
-                    await prove_servers(codex, options, request_s)
+                    await probe_mcp_servers(codex, options, request_s)
             yield codex
 
     return opened
@@ -492,9 +492,9 @@ def _maker(
     settings: Settings,
     provider: ChosenProvider,
     store: Store,
-    codex: Supply[Connection],
-    tools: "AgentTools | None",
-) -> Callable[[str, str], Conversation]:
+    codex: CodexSupervisor[Connection],
+    tools: "ToolServer | None",
+) -> Callable[[str, str], CodexThread]:
     options = thread_options(settings, provider)
     config = settings.config.codex
     limits = TurnLimits(
@@ -504,10 +504,10 @@ def _maker(
         max_text_chars=settings.config.limits.max_text_chars,
     )
 
-    def make(owner: str, context_id: str) -> Conversation:
+    def make(owner: str, context_id: str) -> CodexThread:
         own = options
         if tools is not None:
-            own = replace(options, servers=tools.added_to(options.servers, Caller(owner, context_id)))
-        return Conversation(codex.use, store.memory(owner, context_id), own, limits)
+            own = replace(options, servers=tools.added_to(options.servers, ToolCaller(owner, context_id)))
+        return CodexThread(codex.use, store.memory(owner, context_id), own, limits)
 
     return make

@@ -22,7 +22,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from codex_workspace import __version__
-from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import (
     CodexCannotStart,
     CodexGone,
@@ -48,9 +48,9 @@ from codex_workspace.protocol.jsonrpc import (
     encode_request,
     encode_result,
 )
-from codex_workspace.protocol.mailbox import Asking, Mailbox
-from codex_workspace.protocol.mcp_status import STARTUP, Startups
-from codex_workspace.protocol.server_requests import refuse
+from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
+from codex_workspace.protocol.mcp_status import STARTUP, McpStatusTracker
+from codex_workspace.protocol.server_requests import default_response
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class Connection:
         self.proved = False
         self.worn: str | None = None
         self.skipped_lines = 0
-        self.servers: Final = Startups()
+        self.servers: Final = McpStatusTracker()
         self._splitter = LineSplitter(max_line_bytes)
         self._numbers = count(1)
         self._in_flight = anyio.CapacityLimiter(MAX_IN_FLIGHT)
@@ -369,12 +369,12 @@ class Connection:
             mailbox = self._mailboxes.get(thread_id) if isinstance(thread_id, str) else None
             tasks.start_soon(self._answer_request, request, mailbox.ask(request, size) if mailbox else None)
 
-    async def _answer_request(self, request: Request, asking: Asking | None) -> None:
+    async def _answer_request(self, request: Request, asking: ServerRequest | None) -> None:
         try:
             if asking is not None:
                 await asking.settled.wait()
             given = asking.result if asking is not None else None
-            answer = refuse(request) if given is None else given
+            answer = default_response(request) if given is None else given
             if answer is None:
                 logger.warning("codex asked something unknown, refused: %s", request.method)
                 line = encode_error(request.id, METHOD_NOT_FOUND, f"{request.method} is not supported")
@@ -491,7 +491,7 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
         pid=process.popen.pid,
     )
     try:
-        async with plain_task_group() as tasks:
+        async with task_group() as tasks:
             tasks.start_soon(process.watch)
             tasks.start_soon(process.drain_stderr, stderr)
             tasks.start_soon(_carry, connection, process, stdin, stdout, mark)

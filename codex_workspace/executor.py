@@ -16,14 +16,23 @@ from a2a.types import Message, SendMessageRequest, TaskState
 from anyio.abc import TaskGroup
 
 from codex_workspace.codex.recovery import RecoveryPolicy
-from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import JsonObject
 from codex_workspace.runtimes.backend import DynamicToolCall, Thread, ThreadRegistry
-from codex_workspace.storage.deliveries import SAID_TO, TAKEN_UP, Deliveries, Delivery, Key
-from codex_workspace.tasks.answering import NOT_BEGUN, STOPPED, STOPPING, Job, Order, canceled, code, ids_of
-from codex_workspace.tasks.replies import A2AEvent, Outcome, Reply, closing
-from codex_workspace.tasks.request import OrderReader
-from codex_workspace.tasks.scheduling import Admission
+from codex_workspace.storage.deliveries import ANSWERED_PROMPT, RESUMED, Deliveries, Delivery, Key
+from codex_workspace.tasks.answering import (
+    NOT_BEGUN,
+    STOPPED,
+    STOPPING,
+    Job,
+    TurnRequest,
+    canceled_outcome,
+    code,
+    task_and_context_ids,
+)
+from codex_workspace.tasks.replies import A2AEvent, Outcome, Reply, closing_events
+from codex_workspace.tasks.request import RequestReader
+from codex_workspace.tasks.scheduling import AdmissionControl
 from codex_workspace.tasks.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -56,10 +65,10 @@ class CodexAppServerExecutor(AgentExecutor):
         tasks: TaskGroup,
         conversations: ThreadRegistry[Thread],
         deliveries: Deliveries,
-        orders: OrderReader,
+        orders: RequestReader,
         policy: RecoveryPolicy = RecoveryPolicy.RESUME,
-        scrub: Scrubber | None = None,
-        admission: Admission | None = None,
+        scrub: Redactor | None = None,
+        admission: AdmissionControl | None = None,
         question_timeout_s: float = 3600.0,
         *,
         asks_people: bool = True,
@@ -68,11 +77,11 @@ class CodexAppServerExecutor(AgentExecutor):
         self.telemetry = telemetry or Telemetry()
         self.conversations = conversations
         self.deliveries = deliveries
-        self.admission = admission or Admission()
+        self.admission = admission or AdmissionControl()
         self.policy = policy
         self.question_timeout_s = question_timeout_s
         self.asks_people = asks_people
-        self.scrub = scrub or Scrubber()
+        self.scrub = scrub or Redactor()
         self._tasks = tasks
         self._orders = orders
         self._jobs: dict[str, Job] = {}
@@ -90,11 +99,11 @@ class CodexAppServerExecutor(AgentExecutor):
         by itself when nobody has answered for too long. A message that an earlier process has taken on is taken up
         where that one left it.
         """
-        task_id, _ = ids_of(context)
+        task_id, _ = task_and_context_ids(context)
         job = self._jobs.get(task_id)
         message = context.message
         assert message is not None
-        prompt_id = context.call_context.state.get(SAID_TO)
+        prompt_id = context.call_context.state.get(ANSWERED_PROMPT)
         if _is_lost_word(context) or (job is None and prompt_id is not None):
             # The question that it answers ended with its process, whose own message is taken up; or with its task.
             await self._settle(context, message)
@@ -107,7 +116,7 @@ class CodexAppServerExecutor(AgentExecutor):
         await job.rested()
 
     def _begin(self, context: RequestContext, event_queue: EventQueue) -> Job:
-        job = self._jobs[ids_of(context)[0]] = Job(self, context, event_queue)
+        job = self._jobs[task_and_context_ids(context)[0]] = Job(self, context, event_queue)
         if self._stopping and self.policy is RecoveryPolicy.FAIL:
             job.stop(Outcome(TaskState.TASK_STATE_REJECTED, STOPPING))
         elif self._stopping:
@@ -127,13 +136,13 @@ class CodexAppServerExecutor(AgentExecutor):
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Stop a task and wait until it has said so itself; the thread keeps its memory."""
-        task_id, context_id = ids_of(context)
+        task_id, context_id = task_and_context_ids(context)
         job = self._jobs.get(task_id)
         if job is None:
-            for event in closing(Reply(task_id, context_id).ended(canceled())):
+            for event in closing_events(Reply(task_id, context_id).ended(canceled_outcome())):
                 await event_queue.enqueue_event(event)
             return
-        job.stop(canceled())
+        job.stop(canceled_outcome())
         with anyio.move_on_after(CANCEL_TIMEOUT_S):
             await job.over.wait()
 
@@ -177,7 +186,7 @@ class CodexAppServerExecutor(AgentExecutor):
 
     # --- What jobs need ---
 
-    async def read(self, message: Message, task_id: str) -> Order:
+    async def read(self, message: Message, task_id: str) -> TurnRequest:
         """Return what a message wants; raises InputRefused where it cannot be had."""
         return await self._orders.read(message, task_id)
 
@@ -200,5 +209,5 @@ class CodexAppServerExecutor(AgentExecutor):
 
 def _is_lost_word(context: RequestContext) -> bool:
     """Tell whether a message that is taken up was somebody's word on a question: it named its task when it came."""
-    delivery = context.call_context.state.get(TAKEN_UP)
+    delivery = context.call_context.state.get(RESUMED)
     return isinstance(delivery, Delivery) and bool(SendMessageRequest.FromString(delivery.request).message.task_id)

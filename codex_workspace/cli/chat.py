@@ -34,7 +34,7 @@ from a2a.utils.constants import TransportProtocol
 from a2a.utils.errors import A2AError
 
 from codex_workspace.cli.terminal import ENDINGS, PAUSES, Console, TurnView, clean
-from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import AgentError
 from codex_workspace.config.environment import read_header_secret
 
@@ -69,7 +69,7 @@ class Outgoing:
     task_id: str | None = None
 
 
-class Peer:
+class ChatPeer:
     """An A2A agent that has shown its card."""
 
     def __init__(self, client: Client, card: AgentCard) -> None:
@@ -166,7 +166,7 @@ class _Following:
 
 
 @asynccontextmanager
-async def open_peer(url: str, token: str | None = None) -> AsyncIterator[Peer]:
+async def open_peer(url: str, token: str | None = None) -> AsyncIterator[ChatPeer]:
     """Find the A2A agent at `url` by its card; `token` is shown to it as bearer token.
 
     Raises:
@@ -188,7 +188,7 @@ async def open_peer(url: str, token: str | None = None) -> AsyncIterator[Peer]:
             raise ChatError(
                 f"the agent at {address} offers neither JSON-RPC nor HTTP+JSON, which is what can be spoken here"
             ) from error
-        yield Peer(client, card)
+        yield ChatPeer(client, card)
 
 
 def _address(url: str) -> str:
@@ -294,7 +294,7 @@ async def chat(url: str, message: str | None, env: Mapping[str, str]) -> int:
     console = Console(sys.stdout, env)
     code = 0 if message is None else 1
     with _interrupts() as interrupts:
-        async with plain_task_group() as tasks:
+        async with task_group() as tasks:
 
             def leave() -> None:
                 console.line()
@@ -350,7 +350,7 @@ def _interrupts() -> Iterator[_Interrupts]:
 class _Conversation:
     """Turn after turn in one context."""
 
-    def __init__(self, peer: Peer, console: Console, interrupts: _Interrupts) -> None:
+    def __init__(self, peer: ChatPeer, console: Console, interrupts: _Interrupts) -> None:
         self.peer = peer
         self._console = console
         self._interrupts = interrupts
@@ -383,7 +383,7 @@ class _Conversation:
 class _Turn:
     """One message and what comes of it, shown as it comes."""
 
-    def __init__(self, peer: Peer, console: Console) -> None:
+    def __init__(self, peer: ChatPeer, console: Console) -> None:
         self.view = TurnView(console.style, anyio.current_time())
         self._peer = peer
         self._console = console
@@ -399,7 +399,7 @@ class _Turn:
     async def run(self, outgoing: Outgoing) -> None:
         """Send the message and show what comes of it, to the end."""
         with self._scope:
-            async with plain_task_group() as tasks:
+            async with task_group() as tasks:
                 tasks.start_soon(self._cancel_when_interrupted)
                 await self._peer.send(outgoing, self._show)
                 tasks.cancel_scope.cancel()

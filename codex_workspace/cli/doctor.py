@@ -31,19 +31,19 @@ from codex_workspace.backends.codex_exec.backend import further_config
 from codex_workspace.backends.codex_exec.process import CodexExec
 from codex_workspace.cli.terminal import clean
 from codex_workspace.codex import secret_files as hiding
-from codex_workspace.codex.sandbox import WITHOUT, Sight, look_around, refuse_blocked
-from codex_workspace.codex.thread import prove_servers
+from codex_workspace.codex.sandbox import WITHOUT, SandboxReport, check_sandbox, inspect_sandbox
+from codex_workspace.codex.thread import probe_mcp_servers
 from codex_workspace.common.errors import CodexCannotStart, CodexError, ConfigError
-from codex_workspace.common.files import folder_held, holder_of
-from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.files import hold_folder, lock_holder
+from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import Version, dotted, version_in
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.prompts import CODEX_READS_BYTES, MEMORY
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings, is_loopback, load_settings
-from codex_workspace.protocol.mcp_status import Found
+from codex_workspace.protocol.mcp_status import McpStatus
 from codex_workspace.server.app import bind
-from codex_workspace.storage.database import file_version, set_aside, sqlite_file, what_is_wrong
+from codex_workspace.storage.database import file_version, integrity_problem, set_aside, sqlite_file
 from codex_workspace.storage.migrations import NEWEST, refuse_newer
 
 TESTED_VERSIONS: Final = ((0, 158, 0), (0, 169, 0))
@@ -105,7 +105,7 @@ class Facts:
         self.env = env
         self._settings: Settings | None = None
         self._provider: ChosenProvider | None = None
-        self.sight: Sight | Untried | CodexError | None = None
+        self.sight: SandboxReport | Untried | CodexError | None = None
 
     @property
     def settings(self) -> Settings:
@@ -133,7 +133,7 @@ class Facts:
         """Return `text` without any secret that is known, and without what a terminal would obey."""
         if self._settings is None:
             return clean(text)
-        return clean(Scrubber(secrets_of(self._settings, self._provider))(text))
+        return clean(Redactor(secrets_of(self._settings, self._provider))(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +392,7 @@ def check_lock(facts: Facts) -> Finding:
     """Whether an agent works on the state folder."""
     folder = facts.settings.state_dir
     try:
-        holder = holder_of(folder)
+        holder = lock_holder(folder)
     except OSError as error:
         return Finding("failed", f"{folder} cannot be asked who works on it: {_of(error)}", "check its rights")
     return Finding("ok", f"no agent works on {folder}" if holder is None else f"an agent works on {folder}: {holder}")
@@ -406,7 +406,7 @@ def check_schema(facts: Facts) -> Finding:
     if not file.exists() or (file.is_file() and file.stat().st_size == 0):
         return Finding("ok", f"will be version {NEWEST}")
     try:
-        wrong = what_is_wrong(file)
+        wrong = integrity_problem(file)
         version = file_version(file) if wrong is None else 0
         refuse_newer(version, str(file), file)
     except ConfigError as error:
@@ -438,7 +438,7 @@ def set_database_aside(env: Mapping[str, str]) -> int:
 
 
 async def _set_aside(folder: Path, file: Path) -> Path:
-    async with folder_held(folder):
+    async with hold_folder(folder):
         return set_aside(file)
 
 
@@ -521,10 +521,10 @@ async def _greet(settings: Settings, facts: Facts) -> tuple[float, tuple[int, in
         return milliseconds, codex.version
 
 
-def check_sandbox(facts: Facts) -> Finding:
+def check_sandbox_finding(facts: Facts) -> Finding:
     """What the model's commands may do: one is run as codex runs them, and tries."""
     match facts.sight:
-        case Sight() as sight:
+        case SandboxReport() as sight:
             pass
         case CodexCannotStart() as error:
             return Finding("failed", str(error), "docs/sandbox.md says more")
@@ -547,7 +547,7 @@ def check_sandbox(facts: Facts) -> Finding:
     )
 
 
-def _abilities(sight: Sight, named: Mapping[str, Path]) -> str:
+def _abilities(sight: SandboxReport, named: Mapping[str, Path]) -> str:
     """Return what a command could do, as verbs with their objects."""
     writable = [name for name, folder in named.items() if folder in sight.writable]
     only_readable = [name for name, folder in named.items() if folder in sight.readable - sight.writable]
@@ -594,13 +594,13 @@ async def _try_sandbox(launch: Launch, settings: Settings) -> Untried | CodexErr
     return Untried(f"{mode}: {made}; what a command may do is not tried with codex.backend exec")
 
 
-async def _look_around(codex: Connection, facts: Facts) -> Sight | CodexError:
+async def _look_around(codex: Connection, facts: Facts) -> SandboxReport | CodexError:
     settings = facts.settings
     try:
         hiding.refuse_older(settings, codex.version)
         profile = hiding.profile_of(settings)
-        await refuse_blocked(codex, settings.config.codex.sandbox, settings.workspace_dir, profile)
-        return await look_around(codex, settings.workspace_dir, _folders(facts).values(), profile)
+        await check_sandbox(codex, settings.config.codex.sandbox, settings.workspace_dir, profile)
+        return await inspect_sandbox(codex, settings.workspace_dir, _folders(facts).values(), profile)
     except CodexError as error:
         return error
 
@@ -680,10 +680,10 @@ def check_mcp(facts: Facts) -> Finding:
     return Finding("failed" if found.missed.keys() & required else "warning", said, remedy)
 
 
-async def _try_servers(settings: Settings, facts: Facts) -> Found:
+async def _try_servers(settings: Settings, facts: Facts) -> McpStatus:
     options = thread_options(settings, facts.provider)
     async with open_app_server(launch_of(settings, facts.provider, facts.env)) as codex:
-        return await prove_servers(codex, options, settings.config.codex.request_timeout_s)
+        return await probe_mcp_servers(codex, options, settings.config.codex.request_timeout_s)
 
 
 def _of(error: Exception) -> str:
@@ -707,7 +707,7 @@ CHECKS: Final = (
     Check("database", check_database, needs=("config", "schema")),
     Check("port", check_port, needs=("config",)),
     Check("handshake", check_handshake, needs=("provider", "codex"), exit_code=EXIT_CODEX),
-    Check("sandbox", check_sandbox, needs=("handshake",), exit_code=EXIT_CODEX),
+    Check("sandbox", check_sandbox_finding, needs=("handshake",), exit_code=EXIT_CODEX),
     Check("mcp servers", check_mcp, needs=("handshake",), exit_code=EXIT_CODEX),
     Check("platform", check_platform, needs=("config",)),
 )

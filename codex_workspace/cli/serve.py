@@ -25,37 +25,37 @@ from google.protobuf.json_format import MessageToDict
 
 from codex_workspace import __version__
 from codex_workspace.agent import is_exec, open_agent, prepare_state, secrets_of, tracing
-from codex_workspace.codex.transcript import Transcripts
+from codex_workspace.codex.transcript import TranscriptReader
 from codex_workspace.common.a2a_terms import PRINCIPAL
-from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.common.files import folder_held
+from codex_workspace.common.files import hold_folder
 from codex_workspace.common.logs import set_up_logging
-from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import dotted
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.prompts import Skill
 from codex_workspace.config.providers import ChosenProvider, choose_provider
-from codex_workspace.config.settings import MISPLACED, Platform, Settings
+from codex_workspace.config.settings import MISPLACED, PlatformSettings, Settings
 from codex_workspace.config.validation import Place
 from codex_workspace.runtimes.backend import BackendStats
 from codex_workspace.server.app import Application, Readiness, ServerOptions, bind, build_app, serving
 from codex_workspace.server.grpc_server import GrpcListener, grpc_bound
-from codex_workspace.server.handler import OnceHandler
-from codex_workspace.server.limits import Bounded, StreamBounds
-from codex_workspace.server.push import Push, PushOptions, open_push
-from codex_workspace.server.views import LevelReader, View, metrics_view, transcript_view
+from codex_workspace.server.handler import IdempotentHandler
+from codex_workspace.server.limits import LimitedHandler, StreamLimits
+from codex_workspace.server.push import PushOptions, PushService, open_push
+from codex_workspace.server.views import GaugeCollector, View, metrics_view, transcript_view
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.tasks.live_output import ITEMS
 from codex_workspace.tasks.parts import INPUT_MODES
 from codex_workspace.tasks.replies import USAGE
 from codex_workspace.tasks.request import TURN
-from codex_workspace.tasks.scheduling import Admission
+from codex_workspace.tasks.scheduling import AdmissionControl
 from codex_workspace.tasks.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from codex_workspace.platform.client import PlatformApi
-    from codex_workspace.platform.registration import Pulse
+    from codex_workspace.platform.client import PlatformClient
+    from codex_workspace.platform.registration import TrackedExecutor
 
 
 def load_executor(name: str) -> AgentExecutor:
@@ -111,7 +111,7 @@ def exec_extensions(*, hands_over: bool) -> tuple[AgentExtension, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class CardDetails:
     """What the cards tell of who answers: media types, extensions, skills, and what only those let in may know."""
 
     input_modes: tuple[str, ...] = ("text/plain",)
@@ -121,7 +121,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class ServedExecutor:
     """An executor and what the server has to know of it.
 
     begin: called when everything is there; gives what the log says of who answers.
@@ -135,17 +135,17 @@ class Hosted:
     executor: AgentExecutor
     store: Store
     ready: Readiness
-    admission: Admission | None
+    admission: AdmissionControl | None
     begin: Callable[[], Awaitable[str]]
     drain: Callable[[float], Awaitable[None]]
     telemetry: Telemetry
     codex: Callable[[], BackendStats] | None = None
-    transcripts: Transcripts | None = None
-    platform: "PlatformApi | None" = None
+    transcripts: TranscriptReader | None = None
+    platform: "PlatformClient | None" = None
     wedged: Readiness | None = None
 
 
-Opening = Callable[[str], AbstractAsyncContextManager[Hosted]]
+Opening = Callable[[str], AbstractAsyncContextManager[ServedExecutor]]
 """Opens what is to be served, told the address at which it will answer."""
 
 
@@ -160,7 +160,7 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
     _set_up_log(settings, secrets_of(settings, provider))
 
     @asynccontextmanager
-    async def opened(url: str) -> AsyncIterator[Hosted]:
+    async def opened(url: str) -> AsyncIterator[ServedExecutor]:
         logger.info("provider: %s", provider.reason)
         for key in settings.misplaced:
             logger.warning("%s: %s is not read; it is %s that counts", settings.config_file, key, MISPLACED[key])
@@ -174,7 +174,7 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
                 codex = await agent.codex.start()
                 return f"codex {dotted(codex.version)}, model {provider.model}"
 
-            yield Hosted(
+            yield ServedExecutor(
                 agent.executor,
                 agent.store,
                 agent.not_ready,
@@ -189,7 +189,7 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
             )
 
     extensions = exec_extensions(hands_over=settings.has_agent_tools) if is_exec(settings) else EXTENSIONS
-    await _serve(settings, About(INPUT_MODES, extensions, settings.skills, setup_of(settings, provider)), opened)
+    await _serve(settings, CardDetails(INPUT_MODES, extensions, settings.skills, setup_of(settings, provider)), opened)
 
 
 async def serve_other(settings: Settings, name: str) -> None:
@@ -202,11 +202,11 @@ async def serve_other(settings: Settings, name: str) -> None:
     _set_up_log(settings, secrets_of(settings, None))
 
     @asynccontextmanager
-    async def opened(url: str) -> AsyncIterator[Hosted]:
+    async def opened(url: str) -> AsyncIterator[ServedExecutor]:
         prepare_state(settings)
         async with (
-            folder_held(settings.state_dir, url),
-            tracing(settings, Scrubber(secrets_of(settings, None))) as tracer,
+            hold_folder(settings.state_dir, url),
+            tracing(settings, Redactor(secrets_of(settings, None))) as tracer,
             open_store(settings.database_url.reveal()) as store,
         ):
 
@@ -214,18 +214,18 @@ async def serve_other(settings: Settings, name: str) -> None:
                 return name
 
             telemetry = Telemetry(tracer=tracer)
-            yield Hosted(executor, store, store.problem, None, begin, _nothing_runs, telemetry)
+            yield ServedExecutor(executor, store, store.problem, None, begin, _nothing_runs, telemetry)
 
-    await _serve(settings, About(), opened)
+    await _serve(settings, CardDetails(), opened)
 
 
 async def _nothing_runs(_grace_s: float) -> None:
     """An executor of others knows no end but being cancelled, which the application does."""
 
 
-async def _serve(settings: Settings, about: About, opening: Opening) -> None:
+async def _serve(settings: Settings, about: CardDetails, opening: Opening) -> None:
     with bind(settings.listen.host, settings.listen.port) as listener:
-        async with _grpc_listener(settings) as grpc, plain_task_group() as tasks:
+        async with _grpc_listener(settings) as grpc, task_group() as tasks:
             stop = await tasks.start(_watch_signals)
             options = server_options(settings, url_of(settings, listener), grpc_url_of(settings, grpc), about)
             async with (
@@ -265,47 +265,49 @@ class _Joining:
     """What of the application is another way where there is a platform, and the block in which the agent is on it."""
 
     executor: AgentExecutor
-    handler_class: type[OnceHandler]
+    handler_class: type[IdempotentHandler]
     joined: Callable[[Application, str], AbstractAsyncContextManager[None]]
 
 
 @asynccontextmanager
-async def _joining(settings: Settings, hosted: Hosted, stop: anyio.Event) -> AsyncIterator[_Joining]:
+async def _joining(settings: Settings, hosted: ServedExecutor, stop: anyio.Event) -> AsyncIterator[_Joining]:
     if settings.platform is None or hosted.platform is None:
-        yield _Joining(hosted.executor, OnceHandler, lambda _app, _url: nullcontext())
+        yield _Joining(hosted.executor, IdempotentHandler, lambda _app, _url: nullcontext())
         return
     # Imported by those who are on a platform: with its HTTP client it takes 100 ms.
-    from codex_workspace.platform.deadline_reply import PunctualHandler
-    from codex_workspace.platform.registration import Pulse
+    from codex_workspace.platform.deadline_reply import DeadlineReplyHandler
+    from codex_workspace.platform.registration import TrackedExecutor
 
-    pulse = Pulse(hosted.executor)
+    pulse = TrackedExecutor(hosted.executor)
     yield _Joining(
-        pulse, PunctualHandler, partial(_on_platform, settings, settings.platform, hosted.platform, hosted, pulse, stop)
+        pulse,
+        DeadlineReplyHandler,
+        partial(_on_platform, settings, settings.platform, hosted.platform, hosted, pulse, stop),
     )
 
 
 @asynccontextmanager
 async def _on_platform(
     settings: Settings,
-    platform: Platform,
-    api: "PlatformApi",
-    hosted: Hosted,
-    pulse: "Pulse",
+    platform: PlatformSettings,
+    api: "PlatformClient",
+    hosted: ServedExecutor,
+    pulse: "TrackedExecutor",
     stop: anyio.Event,
     app: Application,
     url: str,
 ) -> AsyncIterator[None]:
     """Be on the platform while the block is open."""
     from codex_workspace.platform.client import read_secret, write_secret
-    from codex_workspace.platform.deadline_reply import PunctualHandler, Pushing
+    from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery
     from codex_workspace.platform.dispatcher import OWNER
-    from codex_workspace.platform.registration import HostOptions, Vitals, on_the_platform
+    from codex_workspace.platform.registration import HealthSource, RegistrationOptions, join_platform
 
     config, limits = settings.config.platform, settings.config.limits
     # Where nobody needs a token, the platform's messages cannot be told from others'.
     owners = frozenset({OWNER} if settings.listen.tokens else {OWNER, PRINCIPAL})
-    pushing = Pushing(hosted.store.mail, config.answer_within_s, owners)
-    if isinstance(app.handler, PunctualHandler):
+    pushing = PushDelivery(hosted.store.mail, config.answer_within_s, owners)
+    if isinstance(app.handler, DeadlineReplyHandler):
         app.handler.serve_platform(pushing)
 
     def let_in(secret: Secret) -> None:
@@ -316,7 +318,7 @@ async def _on_platform(
     known = read_secret(platform.secret_file)
     if known is not None:
         let_in(known)
-    options = HostOptions(
+    options = RegistrationOptions(
         url=url,
         card=MessageToDict(app.card),
         delivery=config.delivery,
@@ -325,13 +327,13 @@ async def _on_platform(
         at_once=max(1, min(limits.max_waiting_per_context, limits.max_waiting) // 2),
     )
     admission = hosted.admission
-    vitals = Vitals(
+    vitals = HealthSource(
         pulse,
         hosted.telemetry.metrics.tasks_ended,
         hosted.wedged or hosted.store.problem,
         None if admission is None else lambda: admission.running,
     )
-    async with on_the_platform(options, api, hosted.store.mail, app.front, vitals, pushing, let_in, stop):
+    async with join_platform(options, api, hosted.store.mail, app.front, vitals, pushing, let_in, stop):
         yield
 
 
@@ -343,9 +345,9 @@ def _spare_the_lasting() -> None:
     gc.freeze()
 
 
-def _views(settings: Settings, hosted: Hosted, push: Push | None, front: Bounded) -> list[View]:
+def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None, front: LimitedHandler) -> list[View]:
     """Return what those who run the agent can look at."""
-    reader = LevelReader(
+    reader = GaugeCollector(
         hosted.store.deliveries,
         lambda: front.open_streams,
         hosted.admission,
@@ -364,7 +366,7 @@ def _views(settings: Settings, hosted: Hosted, push: Push | None, front: Bounded
     return views
 
 
-def _push(settings: Settings, store: Store) -> AbstractAsyncContextManager[Push | None]:
+def _push(settings: Settings, store: Store) -> AbstractAsyncContextManager[PushService | None]:
     if not settings.config.a2a.push_notifications:
         return nullcontext()
     return open_push(PushOptions(**asdict(settings.config.push)), store.push_configs)
@@ -378,7 +380,7 @@ def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListen
     return grpc_bound(listen.host, listen.grpc_port, limits.max_message_bytes, limits.slow_reader_s)
 
 
-async def _begin(hosted: Hosted, app: Application) -> str:
+async def _begin(hosted: ServedExecutor, app: Application) -> str:
     """Have the executor ready and take up what is unanswered; return who answers."""
     about = await hosted.begin()
     await app.take_up()
@@ -386,7 +388,7 @@ async def _begin(hosted: Hosted, app: Application) -> str:
 
 
 def _set_up_log(settings: Settings, secrets: Sequence[str]) -> None:
-    set_up_logging(as_json=settings.log.format == "json", level=settings.log.level, scrub=Scrubber(secrets))
+    set_up_logging(as_json=settings.log.format == "json", level=settings.log.level, scrub=Redactor(secrets))
 
 
 async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:
@@ -402,7 +404,7 @@ async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:
 async def _unless(stop: anyio.Event, begin: Callable[[], Awaitable[T]]) -> T | None:
     """Return what `begin` gives; None, and no more waiting for it, once `stop` is set."""
     begun: T | None = None
-    async with plain_task_group() as tasks:
+    async with task_group() as tasks:
 
         async def give_up() -> None:
             await stop.wait()
@@ -440,7 +442,7 @@ def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None
 
 
 def server_options(
-    settings: Settings, url: str, grpc_url: str | None = None, about: About | None = None
+    settings: Settings, url: str, grpc_url: str | None = None, about: CardDetails | None = None
 ) -> ServerOptions:
     """Return what the server has to know of the settings.
 
@@ -448,7 +450,7 @@ def server_options(
         ConfigError: the key for the card's signature cannot be used.
     """
     config, limits = settings.config, settings.config.limits
-    about = about or About()
+    about = about or CardDetails()
     options = ServerOptions(
         name=config.name,
         description=config.description or "An agent that works on code with OpenAI Codex.",
@@ -465,7 +467,7 @@ def server_options(
         skills=about.skills,
         setup=about.setup,
         requests_per_minute=limits.requests_per_minute,
-        streams=StreamBounds(limits.max_streams_per_principal, limits.max_streams, limits.stream_idle_s),
+        streams=StreamLimits(limits.max_streams_per_principal, limits.max_streams, limits.stream_idle_s),
     )
     if config.a2a.signing_key_file is None:
         return options

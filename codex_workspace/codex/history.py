@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.codex_events import Said, TurnEnded, TurnFailure
+from codex_workspace.protocol.codex_events import MessageCompleted, TurnCompleted, TurnError
 from codex_workspace.runtimes.backend import TurnRecord
 
 
-def ended_in(read: JsonValue, turn_id: str) -> TurnEnded | None:
+def turn_end(read: JsonValue, turn_id: str) -> TurnCompleted | None:
     """Return how the turn ended, by codex's record (`turn.last_turns`); None while it is in progress.
 
     A turn that the record does not hold counts as failed. Codex 0.130 records failed turns as completed, so a failure
@@ -17,28 +17,28 @@ def ended_in(read: JsonValue, turn_id: str) -> TurnEnded | None:
     """
     turn = next((turn for turn in _turns(read) if turn.get("id") == turn_id), None)
     if turn is None:
-        return TurnEnded("failed", TurnFailure("Codex kept no record of the turn.", "unsettled", None, None), None)
+        return TurnCompleted("failed", TurnError("Codex kept no record of the turn.", "unsettled", None, None), None)
     return _end_of(turn)
 
 
-def _end_of(turn: JsonObject) -> TurnEnded | None:
+def _end_of(turn: JsonObject) -> TurnCompleted | None:
     match turn.get("status"):
         case "inProgress":
             return None
         case "completed":
-            return TurnEnded("completed", None, _last_message(turn))
+            return TurnCompleted("completed", None, _last_message(turn))
         case "interrupted":
-            return TurnEnded("interrupted", None, _last_message(turn))
+            return TurnCompleted("interrupted", None, _last_message(turn))
         case _:
-            return TurnEnded("failed", TurnFailure(_error_of(turn), "unsettled", None, None), _last_message(turn))
+            return TurnCompleted("failed", TurnError(_error_of(turn), "unsettled", None, None), _last_message(turn))
 
 
-def recorded(read: JsonValue, mark: str) -> TurnEnded | TurnRecord:
+def turn_record(read: JsonValue, mark: str) -> TurnCompleted | TurnRecord:
     """Return what became of the turns whose messages were sent with a client id that begins with `mark`: the last one.
 
     By the record (`turn.last_turns`) of a codex that has taken over from the one that ran them. Codex records
     a turn that died with its process as interrupted, and within the first milliseconds without its message: whether
-    that is in the thread's memory, the thread's file tells (`remembered`). 0.130 records failed turns as completed, so
+    that is in the thread's history is read from its file (`is_in_rollout`). 0.130 records failed turns as completed, so
     one without a message of the agent's counts as cut off too.
     """
     turns = [turn for turn in _turns(read) if any(_is_sent_as(item, mark) for item in _items(turn))]
@@ -50,14 +50,14 @@ def recorded(read: JsonValue, mark: str) -> TurnEnded | TurnRecord:
     return TurnRecord.CUT_OFF if ended.status == "completed" and ended.last_message is None else ended
 
 
-def rollout_of(read: JsonValue) -> Path | None:
+def rollout_path(read: JsonValue) -> Path | None:
     """Return the file that codex keeps a thread in, by any answer that tells of the thread."""
     thread = read.get("thread") if isinstance(read, dict) else None
     path = thread.get("path") if isinstance(thread, dict) else None
     return Path(path) if isinstance(path, str) else None
 
 
-def remembered(rollout: Iterable[str], text: str) -> bool:
+def is_in_rollout(rollout: Iterable[str], text: str) -> bool:
     """Tell whether a thread's file ends with a turn that has `text` in the model's memory and not in the record.
 
     Codex writes a user message as two lines: what the model remembers, and a millisecond or two later what the record
@@ -111,8 +111,8 @@ def _items(turn: JsonObject) -> list[JsonObject]:
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
-def _last_message(turn: JsonObject) -> Said | None:
+def _last_message(turn: JsonObject) -> MessageCompleted | None:
     for item in reversed(_items(turn)):
         if item.get("type") == "agentMessage" and isinstance(text := item.get("text"), str):
-            return Said(str(item.get("id")), text, None)
+            return MessageCompleted(str(item.get("id")), text, None)
     return None

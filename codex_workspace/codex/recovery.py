@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from codex_workspace.protocol.codex_events import TurnEnded
+from codex_workspace.protocol.codex_events import TurnCompleted
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT, TurnRecord
 
 MAX_DEATHS: Final = 2
@@ -27,7 +27,7 @@ class RecoveryPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Deaths:
+class FailureCounts:
     """How many codex processes, and how many of ours, have ended over a message's turns."""
 
     codex: int = 0
@@ -35,22 +35,22 @@ class Deaths:
 
 
 @dataclass(frozen=True, slots=True)
-class SayAgain:
+class SendAgain:
     """Start a turn with the message itself: codex knows nothing of it, or the operator wants it so."""
 
 
 @dataclass(frozen=True, slots=True)
-class GoOn:
+class Continue:
     """Start a turn with this text: the message is in the thread's memory."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AlreadyEnded:
     """The turn had ended before codex did: this is its end."""
 
-    end: TurnEnded
+    end: TurnCompleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class GiveUp:
     sentence: str
 
 
-Step = SayAgain | GoOn | Ended | GiveUp
+Step = SendAgain | Continue | AlreadyEnded | GiveUp
 
 
-def next_step(policy: RecoveryPolicy, found: TurnEnded | TurnRecord, deaths: Deaths, why: str) -> Step:
+def next_step(policy: RecoveryPolicy, found: TurnCompleted | TurnRecord, deaths: FailureCounts, why: str) -> Step:
     """Return how to go on with a message whose turn was cut off.
 
     Args:
@@ -72,18 +72,18 @@ def next_step(policy: RecoveryPolicy, found: TurnEnded | TurnRecord, deaths: Dea
         deaths: what has ended while it worked on it.
         why: what cut the turn off.
     """
-    if isinstance(found, TurnEnded):
-        return Ended(found)
+    if isinstance(found, TurnCompleted):
+        return AlreadyEnded(found)
     if deaths.codex >= MAX_DEATHS:
         return GiveUp(f"Codex ended {deaths.codex} times while it worked on this message, the last time so: {why}.")
     if deaths.ours >= MAX_RESTARTS:
         return GiveUp(f"The agent ended {deaths.ours} times while it worked on this message; it is not tried again.")
     if found is TurnRecord.NONE:
-        return SayAgain()
+        return SendAgain()
     match policy:
         case RecoveryPolicy.RESUME:
-            return GoOn(CONTINUE_PROMPT)
+            return Continue(CONTINUE_PROMPT)
         case RecoveryPolicy.RERUN:
-            return SayAgain()
+            return SendAgain()
         case RecoveryPolicy.FAIL:
             return GiveUp(f"The turn was cut off: {why}. Send the message again to go on.")

@@ -13,19 +13,19 @@ import anyio
 
 from codex_workspace.app_server import Connection, Launch, open_app_server
 from codex_workspace.backends.codex_exec.command import FULL_AUTO, ExecOptions, check
-from codex_workspace.codex.supervisor import Supply, SupplyBounds
+from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
 from codex_workspace.codex.thread import SANDBOX_TYPES
-from codex_workspace.codex.turn import Codex, Turn, TurnLimits, ask
-from codex_workspace.common.concurrency import Owner
+from codex_workspace.codex.turn import CodexClient, Turn, TurnLimits, request
+from codex_workspace.common.concurrency import BackgroundResource
 from codex_workspace.common.errors import CodexGone, InputRefused, ProtocolError
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.config.toml_text import TomlValue
-from codex_workspace.protocol.codex_events import TokenCount, TurnFailure, TurnReader
+from codex_workspace.protocol.codex_events import TokenUsage, TurnError, TurnReader
 from codex_workspace.protocol.failures import PROCESS_EXITED
-from codex_workspace.protocol.server_requests import Declined, result_of
+from codex_workspace.protocol.server_requests import Declined, response_to
 from codex_workspace.runtimes.backend import DynamicToolCall, TurnInput, text_input
-from codex_workspace.runtimes.convert import NONE_USED, AgentStream
+from codex_workspace.runtimes.convert import NONE_USED, EventConverter
 from codex_workspace.runtimes.events import AgentEvent
 
 NOTHING_SPECIAL: Final = ExecOptions()
@@ -40,9 +40,9 @@ NO_TOOL: Final[JsonObject] = {
 class AppServerRun:
     """The events of one turn, in order, while they come; the last one is its `Done`."""
 
-    def __init__(self, turn: Turn, used_before: TokenCount | None) -> None:
+    def __init__(self, turn: Turn, used_before: TokenUsage | None) -> None:
         self._turn = turn
-        self._stream = AgentStream(used_before)
+        self._stream = EventConverter(used_before)
         self._stream.session_id = turn.thread_id
         self._events: deque[AgentEvent] = deque()
         self._aborted = False
@@ -75,7 +75,7 @@ class AppServerRun:
                 self._events += self._stream.see(event)
             self._refuse_what_is_asked()
         except CodexGone as gone:
-            self._finish(TurnFailure(gone.sentence, PROCESS_EXITED, None, gone.tail or None))
+            self._finish(TurnError(gone.sentence, PROCESS_EXITED, None, gone.tail or None))
         else:
             if self._turn.ended is not None:
                 self._finish(self._turn.ended.failure)
@@ -88,14 +88,14 @@ class AppServerRun:
                     self._turn.answer(asked, NO_TOOL)
                 case question:
                     self._events += self._stream.asked(asked.id, question)
-                    self._turn.answer(asked, result_of(question, Declined()))
+                    self._turn.answer(asked, response_to(question, Declined()))
 
-    def _finish(self, failure: TurnFailure | None) -> None:
+    def _finish(self, failure: TurnError | None) -> None:
         self._is_over = True
         self._events += self._stream.end(failure, stopped=self._aborted)
 
 
-class AppServerRuns:
+class AppServerRuntime:
     """Runs prompts as turns; may be used again, and by several tasks. Turns of one thread wait for one another.
 
     Args:
@@ -106,7 +106,7 @@ class AppServerRuns:
 
     def __init__(
         self,
-        connect: Callable[[], AbstractAsyncContextManager[Codex]],
+        connect: Callable[[], AbstractAsyncContextManager[CodexClient]],
         limits: TurnLimits,
         servers: McpServers,
     ) -> None:
@@ -136,7 +136,7 @@ class AppServerRuns:
             with codex.listen(thread_id) as mailbox:
                 said: JsonObject = {"threadId": thread_id, "input": list(_input(prompt, options)), **_own(options)}
                 with anyio.CancelScope(shield=True):
-                    started = await ask(codex, "turn/start", said, self._limits.request_s)
+                    started = await request(codex, "turn/start", said, self._limits.request_s)
                 used_before = NONE_USED if options.resume is None else None
                 reader = TurnReader(thread_id, _id_in(started, "turn"))
                 turn = Turn(codex, mailbox, reader, self._limits, used_before)
@@ -154,16 +154,16 @@ class AppServerRuns:
         async with lock:
             yield lock
 
-    async def _load_thread(self, codex: Codex, options: ExecOptions) -> str:
+    async def _load_thread(self, codex: CodexClient, options: ExecOptions) -> str:
         told: JsonObject = {"approvalPolicy": "never", "config": self._config(options), **_of_thread(options)}
         within_s = self._limits.request_s + self._servers.patience_s
         with anyio.CancelScope(shield=True):
             if options.resume is None:
                 started: JsonObject = {**told, "ephemeral": True} if options.ephemeral else told
-                answer = await ask(codex, "thread/start", started, within_s)
+                answer = await request(codex, "thread/start", started, within_s)
             else:
                 resumed: JsonObject = {"threadId": options.resume, "excludeTurns": True, **told}
-                answer = await ask(codex, "thread/resume", resumed, within_s)
+                answer = await request(codex, "thread/resume", resumed, within_s)
         return _id_in(answer, "thread")
 
     def _config(self, options: ExecOptions) -> JsonObject:
@@ -181,11 +181,13 @@ class AppServerRuns:
 
 
 @asynccontextmanager
-async def open_app_server_runs(launch: Launch, servers: McpServers, limits: TurnLimits) -> AsyncIterator[AppServerRuns]:
+async def open_app_server_runtime(
+    launch: Launch, servers: McpServers, limits: TurnLimits
+) -> AsyncIterator[AppServerRuntime]:
     """Hold a codex ready, started when it is first asked for and again where it has died; leaving ends it."""
-    codex = Supply(lambda: open_app_server(launch), SupplyBounds(), Owner[Connection])
+    codex = CodexSupervisor(lambda: open_app_server(launch), SupervisorLimits(), BackgroundResource[Connection])
     try:
-        yield AppServerRuns(codex.use, limits, servers)
+        yield AppServerRuntime(codex.use, limits, servers)
     finally:
         with anyio.CancelScope(shield=True):
             await codex.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from codex_workspace.common.errors import CodexCannotStart, CodexRefused, CodexTimeout, ProtocolError
-from codex_workspace.common.values import JsonObject, JsonValue, OddShape, number, text
+from codex_workspace.common.values import InvalidField, JsonObject, JsonValue, number, text
 
 SECCOMP_PROFILE: Final = "deploy/seccomp.json"
 """The profile that comes with this agent, for Docker hosts: the engine's own, with namespaces and mounts allowed."""
@@ -27,7 +27,7 @@ WITHOUT: Final = frozenset(("danger-full-access", "container"))
 """The modes in which codex runs commands without a sandbox of its own."""
 
 
-class Codex(Protocol):
+class SandboxClient(Protocol):
     """What is needed of the connection to codex."""
 
     async def call(self, method: str, params: JsonObject, *, timeout_s: float = ...) -> JsonValue:
@@ -35,7 +35,7 @@ class Codex(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CommandResult:
     """How a command ended."""
 
     exit_code: int
@@ -44,7 +44,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class SandboxReport:
     """What a command could do: which folders and files it could read and write, and whether it reached our machine.
 
     values: digests (`digest`) of every variable's value in the environments that it could read, by process id.
@@ -66,7 +66,7 @@ def digest(value: str) -> str:
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-async def refuse_blocked(codex: Codex, mode: str, folder: Path, profile: str | None = None) -> None:
+async def check_sandbox(codex: SandboxClient, mode: str, folder: Path, profile: str | None = None) -> None:
     """Have codex run a command in its sandbox, in `folder`; nothing where `mode` (of config.yaml) has none.
 
     `profile` is codex's permission profile that threads run with, if any.
@@ -79,12 +79,12 @@ async def refuse_blocked(codex: Codex, mode: str, folder: Path, profile: str | N
     try:
         ran = await run(codex, ["true"], folder, profile)
     except (CodexRefused, CodexTimeout) as error:
-        raise blocked(mode, str(error)) from error
+        raise sandbox_error(mode, str(error)) from error
     if ran.exit_code != 0:
-        raise blocked(mode, ran.stderr or ran.stdout or f"exit code {ran.exit_code}")
+        raise sandbox_error(mode, ran.stderr or ran.stdout or f"exit code {ran.exit_code}")
 
 
-def blocked(mode: str, said: str) -> CodexCannotStart:
+def sandbox_error(mode: str, said: str) -> CodexCannotStart:
     """Return the error that says that the sandbox cannot work here, and what helps."""
     why = next((line.strip() for line in said.splitlines() if line.strip()), "")
     return CodexCannotStart(
@@ -94,12 +94,12 @@ def blocked(mode: str, said: str) -> CodexCannotStart:
     )
 
 
-async def run(codex: Codex, command: list[str], folder: Path, profile: str | None = None) -> Ran:
+async def run(codex: SandboxClient, command: list[str], folder: Path, profile: str | None = None) -> CommandResult:
     """Have codex run `command` in `folder` as it runs the model's: in the sandbox of its configuration, or `profile`.
 
     Raises:
         CodexRefused: it cannot be run, as the program or the folder is not there.
-        CodexGone, CodexTimeout: as `Codex.call`.
+        CodexGone, CodexTimeout: as `SandboxClient.call`.
         ProtocolError: codex's answer is of no known shape.
     """
     params: JsonObject = {"command": [*command], "cwd": str(folder), "timeoutMs": int(PROBE_TIMEOUT_S * 1000)}
@@ -108,13 +108,15 @@ async def run(codex: Codex, command: list[str], folder: Path, profile: str | Non
     answer = await codex.call("command/exec", params, timeout_s=PROBE_TIMEOUT_S + 1)
     try:
         if not isinstance(answer, dict):
-            raise OddShape("a result")
-        return Ran(number(answer, "exitCode"), text(answer, "stdout"), text(answer, "stderr"))
-    except OddShape as error:
+            raise InvalidField("a result")
+        return CommandResult(number(answer, "exitCode"), text(answer, "stdout"), text(answer, "stderr"))
+    except InvalidField as error:
         raise ProtocolError(f"codex answered command/exec without {error}") from error
 
 
-async def look_around(codex: Codex, folder: Path, folders: Iterable[Path], profile: str | None = None) -> Sight:
+async def inspect_sandbox(
+    codex: SandboxClient, folder: Path, folders: Iterable[Path], profile: str | None = None
+) -> SandboxReport:
     """Have codex run a command in `folder` that tries what it may do; nothing is changed.
 
     Args:
@@ -132,7 +134,7 @@ async def look_around(codex: Codex, folder: Path, folders: Iterable[Path], profi
     if ran.exit_code != 0:
         raise ProtocolError(f"a command that looks around ended with {ran.exit_code}: {ran.stderr.strip()[-300:]}")
     seen = json.loads(ran.stdout)
-    return Sight(
+    return SandboxReport(
         readable=frozenset(Path(each) for each in seen["readable"]),
         writable=frozenset(Path(each) for each in seen["writable"]),
         reaches_network=seen["reaches_network"],

@@ -14,7 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import anyio
 
-from codex_workspace.common.concurrency import growing
+from codex_workspace.common.concurrency import backoff
 from codex_workspace.common.errors import CodexCannotStart, CodexEnded, CodexError, CodexGone
 from codex_workspace.common.processes import resident_bytes
 from codex_workspace.runtimes.backend import BackendStats
@@ -42,7 +42,7 @@ sends none to an agent that is not ready."""
 MEGABYTE: Final = 1 << 20
 
 
-class Child(Protocol):
+class ManagedProcess(Protocol):
     """What the supply has to know of a codex."""
 
     proved: bool
@@ -70,11 +70,11 @@ class Child(Protocol):
         """End it at once."""
 
 
-T = TypeVar("T", bound=Child)
+T = TypeVar("T", bound=ManagedProcess)
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Holder(Protocol[T_co]):
+class ResourceHolder(Protocol[T_co]):
     """What holds a block open: `Owner`, as the supply uses it."""
 
     @property
@@ -91,12 +91,12 @@ class Holder(Protocol[T_co]):
         """Close it for good."""
 
 
-Hold = Callable[[Callable[[], AbstractAsyncContextManager[T]], Callable[[T], bool]], Holder[T]]
+Hold = Callable[[Callable[[], AbstractAsyncContextManager[T]], Callable[[T], bool]], ResourceHolder[T]]
 """Makes a holder of what opens a block, and of what tells whether the thing in it can still be used."""
 
 
 @dataclass(frozen=True, slots=True)
-class SupplyBounds:
+class SupervisorLimits:
     """What the operator allows: how long somebody waits for a codex that does not start, after how many failures in a
     row it counts as broken, and how much memory (MiB) and how many threads one codex may hold."""
 
@@ -112,7 +112,7 @@ def pause_after(failures: int, max_restarts: int) -> float:
         return 0.0
     if failures >= max_restarts:
         return LONGEST_PAUSE_S
-    return growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, failures - 2)
+    return backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, failures - 2)
 
 
 def some_shorter() -> float:
@@ -120,7 +120,7 @@ def some_shorter() -> float:
     return random.uniform(0.75, 1.0)
 
 
-class Supply(Generic[T]):
+class CodexSupervisor(Generic[T]):
     """Gives out the codex of the moment.
 
     Args:
@@ -133,7 +133,7 @@ class Supply(Generic[T]):
     def __init__(
         self,
         open_it: Callable[[], AbstractAsyncContextManager[T]],
-        bounds: SupplyBounds,
+        bounds: SupervisorLimits,
         hold: Hold[T],
         jitter: Callable[[], float] = some_shorter,
     ) -> None:

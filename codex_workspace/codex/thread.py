@@ -18,8 +18,8 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.codex.history import recorded, remembered, rollout_of
-from codex_workspace.codex.turn import Codex, Turn, TurnLimits, ask, last_turns, revive_servers
+from codex_workspace.codex.history import is_in_rollout, rollout_path, turn_record
+from codex_workspace.codex.turn import CodexClient, Turn, TurnLimits, read_last_turns, request, restart_mcp_servers
 from codex_workspace.common.errors import (
     CodexCannotStart,
     CodexError,
@@ -30,13 +30,20 @@ from codex_workspace.common.errors import (
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.prompts import Instructions
 from codex_workspace.protocol.codex_events import (
-    TokenCount,
-    TurnEnded,
+    TokenUsage,
+    TurnCompleted,
     TurnReader,
 )
 from codex_workspace.protocol.failures import LOST_THREAD
 from codex_workspace.protocol.mailbox import Mailbox
-from codex_workspace.protocol.mcp_status import REQUIRED_FAILED, RETRY_S, Expected, Found, look_at, troubles
+from codex_workspace.protocol.mcp_status import (
+    REQUIRED_FAILED,
+    RETRY_S,
+    ExpectedServers,
+    McpStatus,
+    describe_problems,
+    query_status,
+)
 from codex_workspace.runtimes.backend import StartedTurn, ThreadIdStore, TurnInput, TurnOptions, TurnRecord, check_input
 
 logger = logging.getLogger(__name__)
@@ -76,7 +83,7 @@ class ThreadOptions:
     effort: str | None = None
     instructions: Instructions = field(default_factory=Instructions)
     tools: tuple[JsonObject, ...] = ()
-    servers: Expected = field(default_factory=Expected)
+    servers: ExpectedServers = field(default_factory=ExpectedServers)
     profile: str | None = None
 
     def params(self) -> JsonObject:
@@ -92,7 +99,7 @@ class ThreadOptions:
         }
 
 
-async def prove_servers(codex: Codex, options: ThreadOptions, timeout_s: float) -> Found:
+async def probe_mcp_servers(codex: CodexClient, options: ThreadOptions, timeout_s: float) -> McpStatus:
     """Start a thread that nobody will use, and so all MCP servers; return what they are.
 
     Raises:
@@ -100,7 +107,7 @@ async def prove_servers(codex: Codex, options: ThreadOptions, timeout_s: float) 
         CodexGone: codex died, or did not answer within `timeout_s` seconds beside the servers' own time.
     """
     try:
-        started = await ask(codex, "thread/start", options.params(), timeout_s + options.servers.within_s)
+        started = await request(codex, "thread/start", options.params(), timeout_s + options.servers.within_s)
     except CodexRefused as refusal:
         said = refusal.message.rpartition(REQUIRED_FAILED)[2].removeprefix(" to initialize: ")
         raise CodexCannotStart(
@@ -108,14 +115,14 @@ async def prove_servers(codex: Codex, options: ThreadOptions, timeout_s: float) 
         ) from refusal
     thread_id = _id_of(started, "thread")
     try:
-        return await look_at(codex, thread_id, options.servers, timeout_s)
+        return await query_status(codex, thread_id, options.servers, timeout_s)
     finally:
         # Older codexes (seen: 0.133) cannot forget it, and keep it and its servers in memory.
         with suppress(CodexError):
-            await ask(codex, "thread/delete", {"threadId": thread_id}, timeout_s)
+            await request(codex, "thread/delete", {"threadId": thread_id}, timeout_s)
 
 
-class Conversation:
+class CodexThread:
     """One context: its thread, and the queue before it.
 
     Args:
@@ -127,7 +134,7 @@ class Conversation:
 
     def __init__(
         self,
-        connect: Callable[[], AbstractAsyncContextManager[Codex]],
+        connect: Callable[[], AbstractAsyncContextManager[CodexClient]],
         memory: ThreadIdStore,
         options: ThreadOptions,
         limits: TurnLimits,
@@ -166,10 +173,10 @@ class Conversation:
         check_input(said, self._limits.max_text_chars)
 
     @asynccontextmanager
-    async def floor(self) -> AsyncIterator["Floor"]:
+    async def floor(self) -> AsyncIterator["CodexThreadLease"]:
         """Wait until nobody else speaks in this context; while the block is open, nobody else does."""
         async with self._one_at_a_time:
-            yield Floor(self)
+            yield CodexThreadLease(self)
 
     @asynccontextmanager
     async def _turn(self, start: JsonObject) -> AsyncIterator["StartedTurn[Turn]"]:
@@ -183,22 +190,22 @@ class Conversation:
                 if self._loaded is not None:
                     self._loaded.used = begun.turn.thread_usage
 
-    async def _recorded(self, mark: str, said: TurnInput) -> TurnEnded | TurnRecord:
+    async def _recorded(self, mark: str, said: TurnInput) -> TurnCompleted | TurnRecord:
         for _ in range(MAX_TRIES - 1):
             with suppress(CodexGone):
                 return await self._read_record(mark, said)
         return await self._read_record(mark, said)
 
-    async def _read_record(self, mark: str, said: TurnInput) -> TurnEnded | TurnRecord:
+    async def _read_record(self, mark: str, said: TurnInput) -> TurnCompleted | TurnRecord:
         async with self._connect() as codex:
             loaded, _ = await self._load_thread(codex)
             try:
-                read = await last_turns(codex, loaded.thread_id, self._limits.request_s)
+                read = await read_last_turns(codex, loaded.thread_id, self._limits.request_s)
             except CodexRefused as refusal:
                 # A thread without a turn cannot be read with its turns.
                 logger.info("no record of %s: %s", mark, refusal.message)
                 return TurnRecord.NONE
-        found, rollout = recorded(read, mark), loaded.rollout
+        found, rollout = turn_record(read, mark), loaded.rollout
         text = next((text for item in said if isinstance(text := item.get("text"), str)), None)
         if found is TurnRecord.NONE and rollout is not None and text is not None:
             return await anyio.to_thread.run_sync(_trace_in, rollout, text)
@@ -229,14 +236,14 @@ class Conversation:
             # Listen before asking: the turn's first notification can come ahead of the answer.
             mailbox = attempt.mailbox = held.enter_context(codex.listen(loaded.thread_id))
             params: JsonObject = {**loaded.usual, "threadId": loaded.thread_id, **start}
-            started = await ask(codex, "turn/start", params, self._limits.request_s)
+            started = await request(codex, "turn/start", params, self._limits.request_s)
             loaded.usual = await self._usual(codex, start, loaded.usual)
             reader = TurnReader(loaded.thread_id, _id_of(started, "turn"))
             turn = Turn(codex, mailbox, reader, self._limits, loaded.used)
             self._never_used = None
         return StartedTurn(turn, note)
 
-    async def _missed_servers(self, codex: Codex, loaded: "_Loaded") -> list[str]:
+    async def _missed_servers(self, codex: CodexClient, loaded: "_Loaded") -> list[str]:
         """Wait for the thread's MCP servers, and return what has to be said of them and was not yet."""
         expected, now = self._options.servers, anyio.current_time()
         # One that is known not to be there is not waited for; one that was started again after its end is.
@@ -246,15 +253,15 @@ class Conversation:
             loaded.servers_tried_at = now
         elif loaded.servers_missed.keys() - expected.left_out.keys() and now >= loaded.servers_tried_at + RETRY_S:
             loaded.servers_tried_at = now
-            await revive_servers(codex, self._limits.request_s)
-        missed = troubles(expected, codex.servers.of(loaded.thread_id))
+            await restart_mcp_servers(codex, self._limits.request_s)
+        missed = describe_problems(expected, codex.servers.of(loaded.thread_id))
         new = [sentence for name, sentence in missed.items() if name not in loaded.servers_missed]
         loaded.servers_missed = missed
         for sentence in new:
             logger.warning("%s", sentence)
         return new
 
-    async def _usual(self, codex: Codex, start: JsonObject, usual: JsonObject) -> JsonObject:
+    async def _usual(self, codex: CodexClient, start: JsonObject, usual: JsonObject) -> JsonObject:
         """Return what later turns have to be told, as codex keeps what one turn had its own way."""
         own = {name for name in STICKY if name in start}
         if "cwd" in own:
@@ -266,10 +273,10 @@ class Conversation:
             usual = usual if effort is None else {**usual, "effort": effort}
         return usual
 
-    async def _default_effort(self, codex: Codex) -> str | None:
+    async def _default_effort(self, codex: CodexClient) -> str | None:
         """Return the effort that the thread's model has by codex's own list; codex takes no word for "the default"."""
         try:
-            listed = await ask(codex, "model/list", {}, self._limits.request_s)
+            listed = await request(codex, "model/list", {}, self._limits.request_s)
         except CodexRefused:
             return None
         models = listed.get("data") if isinstance(listed, dict) else None
@@ -282,7 +289,7 @@ class Conversation:
         logger.warning("codex does not list %s; the effort of this turn stays for the next ones", self._options.model)
         return None
 
-    async def _load_thread(self, codex: Codex) -> tuple["_Loaded", str | None]:
+    async def _load_thread(self, codex: CodexClient) -> tuple["_Loaded", str | None]:
         """Return the context's thread, loaded in this codex, and what has to be said of it."""
         if self._loaded is not None and self._loaded.codex is codex:
             return self._loaded, None
@@ -306,10 +313,10 @@ class Conversation:
         thread_id, rollout = await self._start(codex)
         await self._memory.save(thread_id, self._options.instructions.digest)
         self._never_used = thread_id
-        self._loaded = _Loaded(codex, thread_id, TokenCount(), rollout)
+        self._loaded = _Loaded(codex, thread_id, TokenUsage(), rollout)
         return self._loaded, note
 
-    async def _tell_changed_instructions(self, codex: Codex, thread_id: str) -> None:
+    async def _tell_changed_instructions(self, codex: CodexClient, thread_id: str) -> None:
         """Tell a resumed thread its instructions where it was told others: codex keeps those that it began with.
 
         What is told here is in the thread's record from then on, until codex compacts it; what takes its place then
@@ -321,29 +328,29 @@ class Conversation:
         logger.info("thread %s is told the instructions, which have changed", thread_id)
         content: JsonObject = {"type": "input_text", "text": instructions.amendment}
         said: JsonObject = {"type": "message", "role": "developer", "content": [content]}
-        await ask(codex, "thread/inject_items", {"threadId": thread_id, "items": [said]}, self._limits.request_s)
+        await request(codex, "thread/inject_items", {"threadId": thread_id, "items": [said]}, self._limits.request_s)
         await self._memory.save(thread_id, instructions.digest)
 
-    async def _start(self, codex: Codex) -> tuple[str, Path | None]:
+    async def _start(self, codex: CodexClient) -> tuple[str, Path | None]:
         tools: JsonObject = {"dynamicTools": list(self._options.tools)} if self._options.tools else {}
         params: JsonObject = {**self._options.params(), **tools}
-        started = await ask(codex, "thread/start", params, self._loading_s)
+        started = await request(codex, "thread/start", params, self._loading_s)
         self._check_echo(started)
-        return _id_of(started, "thread"), rollout_of(started)
+        return _id_of(started, "thread"), rollout_path(started)
 
-    async def _resume(self, codex: Codex, thread_id: str) -> Path | None:
+    async def _resume(self, codex: CodexClient, thread_id: str) -> Path | None:
         params: JsonObject = {"threadId": thread_id, "excludeTurns": True, **self._options.params()}
         give_up = anyio.current_time() + OTHER_WRITER_GRACE_S
         while True:
             try:
-                resumed = await ask(codex, "thread/resume", params, self._loading_s)
+                resumed = await request(codex, "thread/resume", params, self._loading_s)
             except CodexRefused as refusal:
                 if "active writer" not in refusal.message or anyio.current_time() >= give_up:
                     raise
                 await anyio.sleep(0.2)
             else:
                 self._check_echo(resumed)
-                return rollout_of(resumed)
+                return rollout_path(resumed)
 
     @property
     def _loading_s(self) -> float:
@@ -363,26 +370,26 @@ class Conversation:
             raise ProtocolError(f"codex runs the thread with the profile {active}, not {self._options.profile}")
 
 
-class Floor:
+class CodexThreadLease:
     """The word in one context: whoever holds it may speak as often as is needed."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: CodexThread) -> None:
         self._conversation = conversation
 
     def turn(
         self, said: TurnInput, mark: str | None = None, options: TurnOptions | None = None
     ) -> AbstractAsyncContextManager["StartedTurn[Turn]"]:
-        """Start a turn, and stop it if it still runs when the block is left; raises as `Conversation.turn` does.
+        """Start a turn, and stop it if it still runs when the block is left; raises as `CodexThread.turn` does.
 
         Args:
             said: what is said.
-            mark: the message's id in codex's record (0.136 and later keep it), for `recorded`.
+            mark: the message's id in codex's record (0.136 and later keep it), for `turn_record`.
             options: what this turn has its own way.
         """
         own = {} if options is None else options.params()
         return self._conversation._turn({"input": list(said), "clientUserMessageId": mark, **own})
 
-    async def recorded(self, mark: str, said: TurnInput, turn_id: str | None = None) -> TurnEnded | TurnRecord:
+    async def recorded(self, mark: str, said: TurnInput, turn_id: str | None = None) -> TurnCompleted | TurnRecord:
         """Return how the last turn with an id that begins with `mark` ended by codex's own record, or its trace.
 
         `said` is what was said in it; `turn_id` tells nothing that `mark` does not.
@@ -400,9 +407,9 @@ class _Loaded:
     servers_missed: those that are not there, with the sentence that was said of it.
     """
 
-    codex: Codex
+    codex: CodexClient
     thread_id: str
-    used: TokenCount | None
+    used: TokenUsage | None
     rollout: Path | None
     usual: JsonObject = field(default_factory=dict)
     servers_tried_at: float | None = None
@@ -424,7 +431,7 @@ def _trace_in(rollout: Path, text: str) -> TurnRecord:
     """Look for a message in a thread's file; one that cannot be read holds none."""
     try:
         with rollout.open(encoding="utf-8", errors="replace") as lines:
-            return TurnRecord.CUT_OFF if remembered(lines, text) else TurnRecord.NONE
+            return TurnRecord.CUT_OFF if is_in_rollout(lines, text) else TurnRecord.NONE
     except OSError as error:
         logger.warning("%s cannot be read: %s", rollout, error.strerror)
         return TurnRecord.NONE

@@ -41,7 +41,7 @@ class _Place:
 
 
 @dataclass(slots=True)
-class Transcripts:
+class TranscriptReader:
     """The records of one codex.
 
     Args:

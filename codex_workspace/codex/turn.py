@@ -14,27 +14,27 @@ from typing import Final, Protocol
 
 import anyio
 
-from codex_workspace.codex.history import ended_in
+from codex_workspace.codex.history import turn_end
 from codex_workspace.common.errors import CodexError, CodexGone, CodexRefused, CodexTimeout
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
 from codex_workspace.protocol.codex_events import (
-    Change,
-    Erred,
+    ErrorReported,
+    FilePatch,
     ThreadIdle,
-    TokenCount,
-    ToolFinished,
-    TurnEnded,
+    TokensUpdated,
+    TokenUsage,
+    ToolCallCompleted,
+    TurnCompleted,
+    TurnError,
     TurnEvent,
-    TurnFailure,
     TurnReader,
     TurnStarted,
-    Usage,
-    Warned,
+    WarningReported,
 )
-from codex_workspace.protocol.failures import too_long, too_silent
+from codex_workspace.protocol.failures import duration_error, inactivity_error
 from codex_workspace.protocol.jsonrpc import Notification, Request
-from codex_workspace.protocol.mailbox import Asking, Mailbox
-from codex_workspace.protocol.mcp_status import CLOSED, MAX_REVIVALS, RELOAD, RELOADS, Startups
+from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
+from codex_workspace.protocol.mcp_status import CLOSED, MAX_REVIVALS, RELOAD, RELOADS, McpStatusTracker
 from codex_workspace.protocol.open_items import OpenItems
 from codex_workspace.protocol.server_requests import read_question
 from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
@@ -60,7 +60,7 @@ RESOLVED: Final = "serverRequest/resolved"
 """Codex has its answer, or wants none any more."""
 
 
-class Codex(Protocol):
+class CodexClient(Protocol):
     """What a conversation needs of the connection to codex."""
 
     proved: bool
@@ -73,7 +73,7 @@ class Codex(Protocol):
     """Its version."""
 
     @property
-    def servers(self) -> Startups:
+    def servers(self) -> McpStatusTracker:
         """What it has said of MCP servers."""
 
     @property
@@ -100,7 +100,7 @@ class TurnLimits:
     max_text_chars: int = MAX_INPUT_CHARS
 
 
-async def ask(codex: Codex, method: str, params: JsonObject, timeout_s: float) -> JsonValue:
+async def request(codex: CodexClient, method: str, params: JsonObject, timeout_s: float) -> JsonValue:
     """Send a request to a codex that has to answer: one that does not is ended, for what it did is not known.
 
     Raises:
@@ -114,7 +114,7 @@ async def ask(codex: Codex, method: str, params: JsonObject, timeout_s: float) -
         raise CodexGone(f"codex did not answer {method} within {timeout_s:g} s and was ended") from silence
 
 
-async def revive_servers(codex: Codex, timeout_s: float) -> None:
+async def restart_mcp_servers(codex: CodexClient, timeout_s: float) -> None:
     """Have MCP servers started that are down: at once, or by another codex that takes this one's place between turns.
 
     Raises:
@@ -124,12 +124,12 @@ async def revive_servers(codex: Codex, timeout_s: float) -> None:
         codex.worn = "has lost an MCP server"
         return
     try:
-        await ask(codex, RELOAD, {}, timeout_s)
+        await request(codex, RELOAD, {}, timeout_s)
     except CodexRefused as refusal:
         logger.warning("an MCP server that has ended is not started again: %s", refusal)
 
 
-async def last_turns(codex: Codex, thread_id: str, timeout_s: float) -> JsonValue:
+async def read_last_turns(codex: CodexClient, thread_id: str, timeout_s: float) -> JsonValue:
     """Return codex's record of a thread's last turns, in the shape of `thread/read`.
 
     The whole of a long thread is more than one line may hold: every image, and every command's output, is in it.
@@ -139,7 +139,7 @@ async def last_turns(codex: Codex, thread_id: str, timeout_s: float) -> JsonValu
         CodexGone: codex died, or did not answer.
     """
     newest_first: JsonObject = {"threadId": thread_id, "limit": LAST_TURNS, "itemsView": "full"}
-    listed = await ask(codex, "thread/turns/list", newest_first, timeout_s)
+    listed = await request(codex, "thread/turns/list", newest_first, timeout_s)
     turns = listed.get("data") if isinstance(listed, dict) else None
     return {"thread": {"turns": turns[::-1] if isinstance(turns, list) else []}}
 
@@ -156,13 +156,18 @@ class Turn:
     """A running turn: its events as they come, what it asks, and the ways to join in and to stop it."""
 
     def __init__(
-        self, codex: Codex, mailbox: Mailbox, reader: TurnReader, limits: TurnLimits, used_before: TokenCount | None
+        self,
+        codex: CodexClient,
+        mailbox: Mailbox,
+        reader: TurnReader,
+        limits: TurnLimits,
+        used_before: TokenUsage | None,
     ) -> None:
         self.thread_id: Final = reader.thread_id
         self.turn_id: Final = reader.turn_id
-        self.ended: TurnEnded | None = None
-        self.usage: TokenCount | None = None
-        self.thread_usage: TokenCount | None = used_before
+        self.ended: TurnCompleted | None = None
+        self.usage: TokenUsage | None = None
+        self.thread_usage: TokenUsage | None = used_before
         self._codex = codex
         self._mailbox = mailbox
         self._reader = reader
@@ -174,7 +179,7 @@ class Turn:
         self._has_news = False
         self._started = False
         self._wish = _Wish.NONE
-        self._erred: TurnFailure | None = None
+        self._erred: TurnError | None = None
         self._broken = False
         self._revivals = 0
         self._server_ended = False
@@ -213,7 +218,7 @@ class Turn:
             "clientUserMessageId": mark,
         }
         try:
-            await ask(self._codex, "turn/steer", params, self._limits.request_s)
+            await request(self._codex, "turn/steer", params, self._limits.request_s)
         except CodexRefused as refusal:
             logger.info("the turn %s cannot be joined: %s", self.turn_id, refusal.message)
             return False
@@ -274,7 +279,7 @@ class Turn:
             self._codex.kill()
 
     async def _next(self, by: float) -> list[TurnEvent]:
-        heard: list[Notification | Asking] | None = None
+        heard: list[Notification | ServerRequest] | None = None
         due = min([by, *self._deadlines()])
         with anyio.CancelScope(deadline=due):
             heard = await self._mailbox.take()
@@ -283,8 +288,8 @@ class Turn:
         # One after the other: what is asked in one message may be about what the one before it has told.
         return [event for each in heard for event in self._hear(each)]
 
-    def _hear(self, said: Notification | Asking) -> list[TurnEvent]:
-        if isinstance(said, Asking):
+    def _hear(self, said: Notification | ServerRequest) -> list[TurnEvent]:
+        if isinstance(said, ServerRequest):
             self._take_question(said)
             return []
         if said.method == RESOLVED:
@@ -292,7 +297,7 @@ class Turn:
             return []
         return self._follow_all(self._reader.read(said))
 
-    def _take_question(self, asking: Asking) -> None:
+    def _take_question(self, asking: ServerRequest) -> None:
         request = asking.request
         about = _tool_call(request) or read_question(request, self._changes_of(request))
         if about is None or request.params.get("turnId") not in (self.turn_id, None):
@@ -302,7 +307,7 @@ class Turn:
         self._asked_since = self._asked_since or anyio.current_time()
         self._has_news = True
 
-    def _changes_of(self, request: Request) -> tuple[Change, ...]:
+    def _changes_of(self, request: Request) -> tuple[FilePatch, ...]:
         return self._open_items.changes(str(request.params.get("itemId")))
 
     def _resolved(self, request_id: JsonValue) -> None:
@@ -344,9 +349,9 @@ class Turn:
         if self._asked:
             return []
         if now >= self._budget_ends:
-            return await self._time_out(too_long(self._limits.total_s))
+            return await self._time_out(duration_error(self._limits.total_s))
         if now >= self._silence_ends:
-            return await self._time_out(too_silent(self._limits.inactivity_s))
+            return await self._time_out(inactivity_error(self._limits.inactivity_s))
         return []
 
     def _follow_all(self, events: Sequence[TurnEvent]) -> list[TurnEvent]:
@@ -356,7 +361,7 @@ class Turn:
         """Take note of what an event says of the turn's life; return what the reader gets."""
         self._server_ended = self._server_ended or _tells_of_an_end(event)
         match event:
-            case TurnEnded():
+            case TurnCompleted():
                 closed = self._open_items.close()
                 self.ended = event
                 self._codex.proved = True
@@ -368,14 +373,14 @@ class Turn:
                 if self._started or self._erred is not None:
                     self._quiet_ends = anyio.current_time() + QUIET_GRACE_S
                 return []
-            case Warned(will_retry=True):
+            case WarningReported(will_retry=True):
                 return [event]
-            case Erred(failure=failure):
+            case ErrorReported(failure=failure):
                 self._erred = failure
                 self._quiet_ends = anyio.current_time() + QUIET_GRACE_S
             case TurnStarted():
                 self._started = True
-            case Usage(thread=total, last=last):
+            case TokensUpdated(thread=total, last=last):
                 # A thread that was resumed: all that was used before this turn's first call.
                 before = self._used_before = self._used_before or total.minus(last)
                 self.thread_usage, self.usage = total, total.minus(before)
@@ -391,7 +396,7 @@ class Turn:
     async def _send_interrupt(self) -> None:
         params: JsonObject = {"threadId": self.thread_id, "turnId": self.turn_id}
         try:
-            await ask(self._codex, "turn/interrupt", params, STOP_GRACE_S)
+            await request(self._codex, "turn/interrupt", params, STOP_GRACE_S)
         except CodexRefused:
             # Not yet, or no more: the turn's end tells which.
             self._ask_again = anyio.current_time() + INTERRUPT_AGAIN_S
@@ -406,7 +411,7 @@ class Turn:
             return
         self._revivals += 1
         try:
-            await revive_servers(self._codex, self._limits.request_s)
+            await restart_mcp_servers(self._codex, self._limits.request_s)
         except CodexGone:
             if self.ended is None:
                 raise
@@ -415,11 +420,11 @@ class Turn:
         """End the commands of the thread: an interrupt leaves them running."""
         try:
             clean: JsonObject = {"threadId": self.thread_id}
-            await ask(self._codex, "thread/backgroundTerminals/clean", clean, STOP_GRACE_S)
+            await request(self._codex, "thread/backgroundTerminals/clean", clean, STOP_GRACE_S)
         except CodexRefused as refusal:
             logger.warning("the commands of an interrupted turn may still run: %s", refusal)
 
-    async def _time_out(self, failure: TurnFailure) -> list[TurnEvent]:
+    async def _time_out(self, failure: TurnError) -> list[TurnEvent]:
         """Stop the turn, and end it as failed."""
         self.interrupt()
         events: list[TurnEvent] = []
@@ -428,9 +433,9 @@ class Turn:
                 events += await self.receive()
         except CodexGone as gone:
             logger.warning("the turn %s ended with its codex: %s", self.turn_id, gone)
-        failed = TurnEnded("failed", failure, None)
+        failed = TurnCompleted("failed", failure, None)
         self.ended = failed
-        return [*(event for event in events if not isinstance(event, TurnEnded)), failed]
+        return [*(event for event in events if not isinstance(event, TurnCompleted)), failed]
 
     def _give_up_stopping(self) -> list[TurnEvent]:
         self._codex.kill()
@@ -440,19 +445,19 @@ class Turn:
         """Find out how the turn ended where codex has fallen silent without saying so."""
         self._quiet_ends = None
         if self._erred is not None:
-            return [TurnEnded("failed", self._erred, None)]
+            return [TurnCompleted("failed", self._erred, None)]
         try:
-            read = await last_turns(self._codex, self.thread_id, self._limits.request_s)
+            read = await read_last_turns(self._codex, self.thread_id, self._limits.request_s)
         except CodexRefused as refusal:
             sentence = f"Codex went idle and did not say how the turn ended ({refusal.message})."
-            return [TurnEnded("failed", TurnFailure(sentence, "unsettled", None, None), None)]
-        ended = ended_in(read, self.turn_id)
+            return [TurnCompleted("failed", TurnError(sentence, "unsettled", None, None), None)]
+        ended = turn_end(read, self.turn_id)
         return [ended] if ended is not None else []
 
 
 def _tells_of_an_end(event: TurnEvent) -> bool:
     """Tell whether a call failed because its MCP server's process has ended."""
-    return isinstance(event, ToolFinished) and event.is_error and CLOSED in event.result
+    return isinstance(event, ToolCallCompleted) and event.is_error and CLOSED in event.result
 
 
 def _tool_call(request: Request) -> DynamicToolCall | None:

@@ -24,11 +24,11 @@ TERMINAL: Final = frozenset(
 )
 """Nothing comes any more."""
 
-AT_WORK: Final = frozenset({TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING})
+WORKING: Final = frozenset({TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING})
 """The agent is about to do something."""
 
 
-ASKING: Final = frozenset({TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_AUTH_REQUIRED})
+AWAITING_INPUT: Final = frozenset({TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_AUTH_REQUIRED})
 """Somebody has to say something first."""
 
 
@@ -41,7 +41,7 @@ HEADERS: Final = "headers"
 """Where the SDK's call context holds the request's headers, by their names in lower case."""
 
 
-class Caller(User):
+class AuthenticatedUser(User):
     """A principal, as the SDK wants to see it."""
 
     def __init__(self, name: str) -> None:
@@ -58,7 +58,7 @@ class Caller(User):
         return self._name
 
 
-def is_of_0_3(context: ServerCallContext) -> bool:
+def is_protocol_0_3(context: ServerCallContext) -> bool:
     """Tell whether a call came in A2A 0.3, which is what is spoken where no version is named."""
     headers = context.state.get(HEADERS)
     if not isinstance(headers, dict):

@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 
 
 @asynccontextmanager
-async def plain_task_group() -> AsyncIterator[TaskGroup]:
+async def task_group() -> AsyncIterator[TaskGroup]:
     """Like `anyio.create_task_group`, but a lone error is raised itself, not in an ExceptionGroup."""
     try:
         async with anyio.create_task_group() as tasks:
@@ -30,7 +30,7 @@ async def plain_task_group() -> AsyncIterator[TaskGroup]:
         raise group.exceptions[0] from group.exceptions[0].__cause__
 
 
-async def done_in_thread(work: Callable[[], object]) -> None:
+async def run_in_thread(work: Callable[[], object]) -> None:
     """Do `work` in a thread, whatever is cancelled; it may be called twice, and the second time from here.
 
     Raises:
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Owner(Generic[T]):
+class BackgroundResource(Generic[T]):
     """Opens the thing when it is first asked for, again when it is no longer usable, and closes it once.
 
     Args:
@@ -154,6 +154,6 @@ _MOST_DOUBLINGS: Final = 30
 """What is doubled so often is too long, and what is doubled more than a thousand times is no float."""
 
 
-def growing(first_s: float, longest_s: float, tries: int) -> float:
+def backoff(first_s: float, longest_s: float, tries: int) -> float:
     """Return the seconds before the next try: `first_s` doubled `tries` times, `longest_s` at the most."""
     return min(longest_s, first_s * 2.0 ** min(tries, _MOST_DOUBLINGS))

@@ -47,7 +47,7 @@ class Holder:
 
 
 @asynccontextmanager
-async def folder_held(folder: Path, where: str | None = None) -> AsyncIterator[None]:
+async def hold_folder(folder: Path, where: str | None = None) -> AsyncIterator[None]:
     """Hold a folder for this process; a dead process holds none, whatever its file says.
 
     No child inherits the lock. The file stays behind, empty: who took it away could take it from under the next one.
@@ -71,7 +71,7 @@ async def folder_held(folder: Path, where: str | None = None) -> AsyncIterator[N
         os.close(descriptor)
 
 
-def holder_of(folder: Path) -> Holder | str | None:
+def lock_holder(folder: Path) -> Holder | str | None:
     """Return who holds a folder, a word where the holder does not say, None where nobody does. Nothing is changed."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
@@ -99,7 +99,7 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def hold(descriptor: int, path: Path) -> bool:
+def wait_for_lock(descriptor: int, path: Path) -> bool:
     """Do what `try_lock` does, and tell whether `path` is what is held: another may have removed that before.
 
     Raises:
@@ -207,7 +207,7 @@ def _opened(new: Path) -> int:
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             # One that was locked by another may be the file by now.
-            is_ours = hold(descriptor, new)
+            is_ours = wait_for_lock(descriptor, new)
         except BaseException:
             os.close(descriptor)
             raise

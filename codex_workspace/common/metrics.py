@@ -45,7 +45,7 @@ class TaskOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenTotals:
     """Tokens by kind. None is part of another: `cached_input` not of `input`, `reasoning_output` not of `output`."""
 
     input: int = 0
@@ -55,7 +55,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class CodexLevels:
+class CodexGauges:
     """Codex at this moment: whether one runs, what it holds, how many were started, and how many of them died."""
 
     is_up: bool
@@ -66,7 +66,7 @@ class CodexLevels:
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class Gauges:
     """How much there is of everything at this moment; what is None or empty is not there, or not known.
 
     deliveries: how many messages are in each state. push_waiting: notifications that webhooks are still to get.
@@ -76,7 +76,7 @@ class Levels:
     running: int = 0
     asking: int = 0
     streams: int = 0
-    codex: CodexLevels | None = None
+    codex: CodexGauges | None = None
     deliveries: Mapping[str, int] | None = None
     push_waiting: int | None = None
 
@@ -89,7 +89,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         self._turns = self._counter("turns", "Turns by how they ended.", "outcome", TurnOutcome)
         self._tasks = self._counter("tasks", "Tasks by the state in which they ended.", "state", TaskOutcome)
-        kinds = Tokens.__dataclass_fields__
+        kinds = TokenTotals.__dataclass_fields__
         self._tokens = self._counter("tokens", "Tokens by kind; none is part of another.", "kind", kinds)
         self._wait = self._histogram("message_wait_seconds", "From a message's acceptance to its turn.", WAIT_S)
         self._first_text = self._histogram(
@@ -105,11 +105,11 @@ class Metrics:
         """Count a turn that begins to answer."""
         self._first_text.observe(seconds)
 
-    def turn_ended(self, outcome: TurnOutcome, seconds: float, tokens: Tokens) -> None:
+    def turn_ended(self, outcome: TurnOutcome, seconds: float, tokens: TokenTotals) -> None:
         """Count a turn, and what it has used."""
         self._turns.labels(outcome).inc()
         self._turn.observe(seconds)
-        for kind in Tokens.__dataclass_fields__:
+        for kind in TokenTotals.__dataclass_fields__:
             self._tokens.labels(kind).inc(max(0, getattr(tokens, kind)))
 
     def task_ended(self, outcome: TaskOutcome) -> None:
@@ -122,7 +122,7 @@ class Metrics:
         counts = {sample.labels["state"]: int(sample.value) for sample in samples if sample.name.endswith("_total")}
         return {outcome: counts.get(outcome, 0) for outcome in TaskOutcome}
 
-    def scrape(self, levels: Levels) -> bytes:
+    def scrape(self, levels: Gauges) -> bytes:
         """Return all of it in Prometheus' text format, whose type is `CONTENT_TYPE`."""
         all_of_it = CollectorRegistry()
         all_of_it.register(_Scrape(self._registry, levels))
@@ -142,7 +142,7 @@ class Metrics:
 class _Scrape(Collector):
     """What was counted on the way, and what is read at the scrape."""
 
-    def __init__(self, counted: CollectorRegistry, levels: Levels) -> None:
+    def __init__(self, counted: CollectorRegistry, levels: Gauges) -> None:
         self._counted = counted
         self._levels = levels
 
@@ -168,7 +168,7 @@ class _Scrape(Collector):
             yield from _of_codex(levels.codex)
 
 
-def _of_codex(codex: CodexLevels) -> Iterator[Metric]:
+def _of_codex(codex: CodexGauges) -> Iterator[Metric]:
     yield _gauge("codex_up", "Whether a codex runs.", int(codex.is_up))
     yield _gauge("codex_threads", "Threads that codex holds in memory.", codex.threads)
     held = "Memory of the codex process, without its commands."

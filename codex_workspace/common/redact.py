@@ -15,7 +15,7 @@ SHORTEST_REST: Final = 6
 """The beginning of a secret that nothing follows is shown up to this length; more of it would give the rest away."""
 
 
-class Scrubber:
+class Redactor:
     """Replaces every one of `secrets` in a text by `***`: as it is, and as JSON and Python quote it."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
@@ -44,12 +44,12 @@ class Scrubber:
         """Tell whether one of the secrets is in `data`."""
         return any(form in data for form in self._raw)
 
-    def stream(self) -> "ScrubbedStream":
+    def stream(self) -> "RedactedStream":
         """Return a new stream of text to be scrubbed."""
-        return ScrubbedStream(self._forms, self._any)
+        return RedactedStream(self._forms, self._any)
 
 
-class ScrubbedStream:
+class RedactedStream:
     """A text that comes in pieces: what may be the beginning of a secret is held back until more has come."""
 
     def __init__(self, forms: tuple[str, ...], any_: re.Pattern[str]) -> None:

@@ -57,12 +57,12 @@ class TargetRefused(AgentError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class ResponseAccepted:
     """The webhook has answered with a 2xx."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RequestFailed:
     """It did not work now, and may work later; `retry_after_s` is when the webhook wants to be asked again."""
 
     reason: str
@@ -70,13 +70,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ResponseRejected:
     """It will not work: the webhook does not want the request, or we may not send it."""
 
     reason: str
 
 
-Answer = Accepted | Failed | Refused
+RequestOutcome = ResponseAccepted | RequestFailed | ResponseRejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class AllowList:
         return host.lower() in self.hosts or any(each in net for net in self.networks for each in {address, plain})
 
 
-async def look_up(host: str, port: int) -> Sequence[str]:
+async def resolve_host(host: str, port: int) -> Sequence[str]:
     """Return the addresses that this machine's resolver gives, in its order.
 
     Raises:
@@ -192,10 +192,10 @@ async def look_up(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(info[4][0]) for info in found))
 
 
-class Guard:
+class AddressGuard:
     """Knows which addresses requests may go to."""
 
-    def __init__(self, allow: AllowList, resolve: Resolve = look_up) -> None:
+    def __init__(self, allow: AllowList, resolve: Resolve = resolve_host) -> None:
         self._allow = allow
         self._resolve = resolve
 
@@ -239,7 +239,7 @@ class Guard:
 class GuardedNetwork(httpcore.AsyncNetworkBackend):
     """Httpcore's way to the network, by judged addresses only."""
 
-    def __init__(self, guard: Guard, timeout_s: float) -> None:
+    def __init__(self, guard: AddressGuard, timeout_s: float) -> None:
         self._guard = guard
         self._timeout_s = timeout_s
         self._plain = httpcore.AnyIOBackend()
@@ -280,50 +280,50 @@ class Fetched:
 class Webhooks:
     """Sends requests to webhooks, and fetches what clients name; each request over a connection of its own."""
 
-    def __init__(self, guard: Guard, timeout_s: float) -> None:
+    def __init__(self, guard: AddressGuard, timeout_s: float) -> None:
         self.guard: Final = guard
         self._timeout_s = timeout_s
         self._network = GuardedNetwork(guard, timeout_s)
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> RequestOutcome:
         """Send a JSON body; return what came of it, at the latest after `timeout_s` seconds."""
 
-        async def post(target: Target) -> Answer:
+        async def post(target: Target) -> RequestOutcome:
             async with self._asked(target, "POST", {"Content-Type": "application/json", **headers}, body) as response:
                 head = {key.lower(): value for key, value in response.headers}
                 return _answer(response.status, head.get(b"retry-after", b"").decode("latin-1"))
 
         return await self._tried(url, post)
 
-    async def fetch(self, url: str, max_bytes: int) -> Fetched | Failed | Refused:
+    async def fetch(self, url: str, max_bytes: int) -> Fetched | RequestFailed | ResponseRejected:
         """Return what stands at a URL, in at most `timeout_s` seconds and `max_bytes` bytes."""
 
-        async def fetch(target: Target) -> Fetched | Failed | Refused:
+        async def fetch(target: Target) -> Fetched | RequestFailed | ResponseRejected:
             async with self._asked(target, "GET", {"Accept": "image/*"}, None) as response:
                 answer = _answer(response.status, "")
-                if not isinstance(answer, Accepted):
+                if not isinstance(answer, ResponseAccepted):
                     return answer
                 data = bytearray()
                 async for piece in response.aiter_stream():
                     data += piece
                     if len(data) > max_bytes:
-                        return Refused(f"it has more than {max_bytes} bytes")
+                        return ResponseRejected(f"it has more than {max_bytes} bytes")
                 return Fetched(bytes(data))
 
         return await self._tried(url, fetch)
 
-    async def _tried(self, url: str, request: Callable[[Target], Awaitable[T]]) -> T | Failed | Refused:
+    async def _tried(self, url: str, request: Callable[[Target], Awaitable[T]]) -> T | RequestFailed | ResponseRejected:
         try:
             with anyio.fail_after(self._timeout_s):
                 return await request(read_target(url))
         except TargetRefused as error:
-            return Refused(str(error))
+            return ResponseRejected(str(error))
         except httpcore.LocalProtocolError as error:
-            return Refused(f"the request cannot be made: {error}")
+            return ResponseRejected(f"the request cannot be made: {error}")
         except (TimeoutError, httpcore.TimeoutException):
-            return Failed(f"no answer within {self._timeout_s:g} s")
+            return RequestFailed(f"no answer within {self._timeout_s:g} s")
         except (httpcore.NetworkError, httpcore.RemoteProtocolError, OSError) as error:
-            return Failed(f"{type(error).__name__}: {error}")
+            return RequestFailed(f"{type(error).__name__}: {error}")
 
     @asynccontextmanager
     async def _asked(
@@ -348,14 +348,14 @@ class Webhooks:
         return context
 
 
-def _answer(status: int, retry_after: str) -> Answer:
+def _answer(status: int, retry_after: str) -> RequestOutcome:
     if 200 <= status < 300:
-        return Accepted()
+        return ResponseAccepted()
     if 300 <= status < 400:
-        return Refused(f"HTTP {status}: redirects are not followed")
+        return ResponseRejected(f"HTTP {status}: redirects are not followed")
     if status in (408, 429) or status >= 500:
-        return Failed(f"HTTP {status}", _seconds(retry_after))
-    return Refused(f"HTTP {status}")
+        return RequestFailed(f"HTTP {status}", _seconds(retry_after))
+    return ResponseRejected(f"HTTP {status}")
 
 
 def _seconds(retry_after: str) -> float | None:

@@ -18,7 +18,7 @@ THREAD_ID: Final = re.compile(r"[0-9a-zA-Z-]{1,64}")
 """What the name of a file may be looked for by."""
 
 
-class OddShape(ValueError):
+class InvalidField(ValueError):
     """A field that its reader cannot do without is missing or of another type."""
 
 
@@ -27,7 +27,7 @@ def text(fields: JsonObject, key: str) -> str:
     value = fields.get(key)
     if isinstance(value, str):
         return value
-    raise OddShape(key)
+    raise InvalidField(key)
 
 
 def text_or_none(fields: JsonObject, key: str) -> str | None:
@@ -40,7 +40,7 @@ def number(fields: JsonObject, key: str) -> int:
     """Return a field that must be a whole number."""
     value = number_or_none(fields, key)
     if value is None:
-        raise OddShape(key)
+        raise InvalidField(key)
     return value
 
 
@@ -55,7 +55,7 @@ def nested(fields: JsonObject, key: str) -> JsonObject:
     value = fields.get(key)
     if isinstance(value, dict):
         return value
-    raise OddShape(key)
+    raise InvalidField(key)
 
 
 def nested_or_empty(fields: JsonObject, key: str) -> JsonObject:
@@ -79,7 +79,7 @@ def _array(fields: JsonObject, key: str) -> list[JsonValue]:
     return value if isinstance(value, list) else []
 
 
-def between_marks(text: str, opening: str, closing: str) -> str:
+def quote_untrusted(text: str, opening: str, closing: str) -> str:
     """Return somebody's words after a line that says `opening`, and before one that says `closing`.
 
     Nobody can end the mark from within: the lines hold a number that is made up here.

@@ -19,7 +19,7 @@ from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.environment import ENVIRONMENT
 from codex_workspace.config.mcp_servers import McpServerEntry
 from codex_workspace.config.providers import RESERVED_SLUGS
-from codex_workspace.config.settings import A2A, Codex, Config, PrincipalEntry, ProviderEntry
+from codex_workspace.config.settings import A2AConfig, CodexConfig, Config, PrincipalEntry, ProviderEntry
 from codex_workspace.config.validation import Matches, Range, choices, unfold, without_none
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -152,7 +152,7 @@ _AUTHORIZATION: Final = f"^{''.join(f'[{letter.upper()}{letter}]' for letter in 
 """That header, in whatever case: the patterns of JSON Schema have no switch for it."""
 
 _BETWEEN_KEYS: Final[Mapping[type, tuple[JsonObject, ...]]] = {
-    A2A: (
+    A2AConfig: (
         {"properties": {"protocol_versions": {"minItems": 1, "uniqueItems": True}}},
         {
             "if": _given("signing_key_file"),
@@ -173,7 +173,7 @@ _BETWEEN_KEYS: Final[Mapping[type, tuple[JsonObject, ...]]] = {
             }
         },
     ),
-    Codex: (
+    CodexConfig: (
         {
             "if": _given("writable_folders"),
             "then": {"properties": {"sandbox": {"const": "workspace-write"}}},

@@ -89,7 +89,7 @@ def read_login(content: str) -> Login:
             raise ValueError("has no tokens")
 
 
-def handed_in(env: Mapping[str, str], names: Sequence[str]) -> tuple[str, Secret] | None:
+def configured_login(env: Mapping[str, str], names: Sequence[str]) -> tuple[str, Secret] | None:
     """Return the first of the variables (or of their files, `…_FILE`) that is set, with its content.
 
     Raises:
@@ -106,7 +106,7 @@ def handed_in(env: Mapping[str, str], names: Sequence[str]) -> tuple[str, Secret
     return None
 
 
-def left_in(codex_home: Path) -> Secret | None:
+def stored_login(codex_home: Path) -> Secret | None:
     """Return the login that CODEX_HOME holds, None where it holds none that can be read."""
     try:
         with (codex_home / AUTH_NAME).open("rb") as file:
@@ -117,7 +117,7 @@ def left_in(codex_home: Path) -> Secret | None:
     return Secret(content)
 
 
-def on_disk(codex_home: Path) -> LoginOnDisk | None:
+def login_on_disk(codex_home: Path) -> LoginOnDisk | None:
     """Return what tells whether codex is about to refresh CODEX_HOME's login; None where there is none, or no hint."""
     try:
         with (codex_home / AUTH_NAME).open("rb") as file:
@@ -146,7 +146,7 @@ def _due_at(held: object) -> float | None:
             return None
 
 
-def settle(codex_home: Path, handed: Secret) -> None:
+def update_login(codex_home: Path, handed: Secret) -> None:
     """Bring CODEX_HOME's login up to date: write what was handed in, unless codex has the same or a newer one.
 
     It is for this user's eyes only afterwards, whoever has made the file.
@@ -167,7 +167,7 @@ def settle(codex_home: Path, handed: Secret) -> None:
 def _settle(codex_home: Path, handed: Secret) -> None:
     content = handed.reveal()
     mark = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-    held = left_in(codex_home)
+    held = stored_login(codex_home)
     if held is not None and held.reveal() == content:
         return
     if held is not None and (_last_mark(codex_home) == mark or _is_newer(held, handed)):

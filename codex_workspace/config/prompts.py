@@ -199,7 +199,7 @@ def _read_skill(skill: Path, folder: Path, place: Place) -> Skill:
     return Skill(skill, front.name, front.description)
 
 
-def link_skills(codex_home: Path, skills: Sequence[Skill]) -> None:
+def link_skill_folders(codex_home: Path, skills: Sequence[Skill]) -> None:
     """Have codex find `skills` and no others of ours, in a home that exists; what is right already is left alone.
 
     Raises:

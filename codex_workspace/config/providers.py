@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret
-from codex_workspace.config.login import AUTH_NAME, handed_in, left_in
+from codex_workspace.config.login import AUTH_NAME, configured_login, stored_login
 from codex_workspace.config.settings import ProviderEntry, Settings
 from codex_workspace.config.validation import HttpUrl, Place, read_value
 
@@ -249,7 +249,7 @@ def _matching(model: str, providers: Iterable[Provider]) -> list[tuple[Provider,
 def _find_credential(provider: Provider, env: Mapping[str, str]) -> _Found | None:
     """The first of the provider's variables that is set; None where it needs one and has none."""
     if provider.auth_mode == SUBSCRIPTION:
-        login = handed_in(env, provider.auth_env)
+        login = configured_login(env, provider.auth_env)
         return None if login is None else _Found(*login)
     if not provider.auth_env:
         return _Found(None, None)
@@ -261,7 +261,7 @@ def _find_credential(provider: Provider, env: Mapping[str, str]) -> _Found | Non
 
 
 def _left_login(settings: Settings) -> _Found | None:
-    login = left_in(settings.codex_home)
+    login = stored_login(settings.codex_home)
     return None if login is None else _Found(f"{AUTH_NAME} in CODEX_HOME", login)
 
 

@@ -124,7 +124,7 @@ class ProviderEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class A2A:
+class A2AConfig:
     """`a2a:`, the platform's section.
 
     port: where to listen, 0 = any free one; `A2A_PORT` wins over it.
@@ -158,7 +158,7 @@ class PrincipalEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Codex:
+class CodexConfig:
     """`codex:`, how codex works for us. Times in seconds.
 
     sandbox: `container` says that the container is the sandbox, codex's own is off.
@@ -205,7 +205,7 @@ class Codex:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LimitsConfig:
     """`limits:`, what a caller may send, how much may wait, and how much codex may hold.
 
     max_message_bytes: of an HTTP body; files in it are a third larger than they are.
@@ -247,7 +247,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class StorageConfig:
     """`storage:`, how much of what has ended is kept; unfinished tasks always are.
 
     keep_days: tasks that ended longer ago are forgotten.
@@ -259,7 +259,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class PushConfig:
     """`push:`, how webhooks are told of tasks. `a2a.push_notifications` says whether they are at all.
 
     allow: host names, addresses and networks that webhooks may live at although they are not public.
@@ -277,7 +277,7 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
-class OnPlatform:
+class PlatformConfig:
     """`platform:`, how the agent is on the platform, where PLATFORM_URL and WORKSPACE_ID are set.
 
     delivery: messages are pushed to the agent, or read by it from its inbox; auto = as the platform has it, and by the
@@ -338,21 +338,21 @@ class Config:
     runtime_config: RuntimeConfig = field(default_factory=RuntimeConfig)
     skills: tuple[SkillFolder, ...] = ()
     prompt_files: tuple[Text, ...] = ()
-    a2a: A2A = field(default_factory=A2A)
+    a2a: A2AConfig = field(default_factory=A2AConfig)
     principals: tuple[PrincipalEntry, ...] = ()
     providers: tuple[ProviderEntry, ...] = ()
-    codex: Codex = field(default_factory=Codex)
+    codex: CodexConfig = field(default_factory=CodexConfig)
     mcp_servers: tuple[McpServerEntry, ...] = ()
     peers: tuple[PeerEntry, ...] = ()
     agent_tools: Literal["auto", "always", "never"] = "auto"
-    limits: Limits = field(default_factory=Limits)
-    storage: Storage = field(default_factory=Storage)
-    push: Push = field(default_factory=Push)
-    platform: OnPlatform = field(default_factory=OnPlatform)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    push: PushConfig = field(default_factory=PushConfig)
+    platform: PlatformConfig = field(default_factory=PlatformConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
+class ListenSettings:
     """Where and for whom the A2A server listens. Port 0 = any free one; `grpc_port` None = off.
 
     token: A2A_TOKEN, the operator's own; `principals` are those of config.yaml, by their names.
@@ -374,7 +374,7 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogSettings:
     """How the log is written; `level` is a name of the logging module's."""
 
     format: Literal["text", "json"]
@@ -386,7 +386,7 @@ SHORTEST_HEADER_SECRET: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Observing:
+class ObservabilitySettings:
     """What those who run the agent look at.
 
     metrics_token: opens /metrics and nothing else. traces: whether spans are exported; `trace_headers` are shown then.
@@ -408,7 +408,7 @@ class Observing:
 
 
 @dataclass(frozen=True, slots=True)
-class Platform:
+class PlatformSettings:
     """The platform to register with, and who we are there. Without a token, registering has to mint one.
 
     token_file: where a minted token is kept. provisioned: files in which the platform's provisioner may have put one.
@@ -445,16 +445,16 @@ class Settings:
     workspace_dir: Path
     codex_home: Path
     codex_bin: Path | None
-    listen: Listen
+    listen: ListenSettings
     database_url: Secret
-    log: Log
-    platform: Platform | None
+    log: LogSettings
+    platform: PlatformSettings | None
     model: str
     model_source: str
     mcp: McpServers = field(default_factory=McpServers)
     instructions: Instructions = field(default_factory=Instructions)
     skills: tuple[Skill, ...] = ()
-    observing: Observing = field(default_factory=Observing)
+    observing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
     misplaced: tuple[str, ...] = ()
     unused: tuple[Secret, ...] = ()
     peers: tuple[Peer, ...] = ()
@@ -564,7 +564,7 @@ def _credentials_in(env: Mapping[str, str], config: Config) -> tuple[Secret, ...
     return tuple(Secret(env[name]) for name in names if env.get(name))
 
 
-def _check_versions(a2a: A2A, place: Place) -> None:
+def _check_versions(a2a: A2AConfig, place: Place) -> None:
     if not a2a.protocol_versions or len(set(a2a.protocol_versions)) < len(a2a.protocol_versions):
         raise place.at("protocol_versions").error("must name each version once, and at least one")
     if a2a.signing_key_file is not None and a2a.protocol_versions != ("1.0",):
@@ -573,7 +573,7 @@ def _check_versions(a2a: A2A, place: Place) -> None:
         )
 
 
-def _check_allowed(push: Push, place: Place) -> None:
+def _check_allowed(push: PushConfig, place: Place) -> None:
     if push.allow:
         # Imported by those who name some: with its HTTP client it takes 100 ms.
         from codex_workspace.common.safe_http import AllowList
@@ -581,12 +581,12 @@ def _check_allowed(push: Push, place: Place) -> None:
         AllowList.of(push.allow, place)
 
 
-def _has_agent_tools(config: Config, platform: Platform | None) -> bool:
+def _has_agent_tools(config: Config, platform: PlatformSettings | None) -> bool:
     has_peers = bool(config.peers) or platform is not None
     return config.agent_tools == "always" or (config.agent_tools == "auto" and has_peers)
 
 
-def _check_names(config: Config, platform: Platform | None, place: Place) -> None:
+def _check_names(config: Config, platform: PlatformSettings | None, place: Place) -> None:
     for index, entry in enumerate(config.mcp_servers):
         if entry.name == OWN_TOOLS and _has_agent_tools(config, platform):
             raise (
@@ -631,7 +631,7 @@ def _workspace_dir(variables: Variables, cwd: Path, root: Path) -> Path:
     return folder
 
 
-def _check_backend(codex: Codex, place: Place) -> None:
+def _check_backend(codex: CodexConfig, place: Place) -> None:
     """Refuse what cannot be had where each turn is a `codex exec`: nobody can say anything to that one."""
     if codex.backend != "exec":
         return
@@ -645,7 +645,7 @@ def _check_backend(codex: Codex, place: Place) -> None:
             raise place.at(key).error(f"cannot be {value} with codex.backend: exec, as {why}; change one of the two")
 
 
-def _check_folders(codex: Codex, workspace: Path, own: Mapping[str, Path], place: Place) -> None:
+def _check_folders(codex: CodexConfig, workspace: Path, own: Mapping[str, Path], place: Place) -> None:
     """Refuse writable folders that are not there, or that hold what is the agent's `own`, by what it is called."""
     if codex.writable_folders and codex.sandbox != "workspace-write":
         raise place.error(f"is for sandbox workspace-write, but the sandbox is {codex.sandbox}; leave one of them out")
@@ -696,10 +696,10 @@ def _model(variables: Variables, config: Config, file: Path) -> tuple[str, str]:
     )
 
 
-def _listen(variables: Variables, config: Config, file: Path) -> Listen:
+def _listen(variables: Variables, config: Config, file: Path) -> ListenSettings:
     host = variables.text("A2A_HOST") or "127.0.0.1"
     port = variables.port("A2A_PORT")
-    listen = Listen(
+    listen = ListenSettings(
         host=host,
         port=config.a2a.port if port is None else port,
         grpc_port=variables.port("A2A_GRPC_PORT"),
@@ -769,11 +769,13 @@ def _database_url(variables: Variables, state: Path) -> Secret:
     return given
 
 
-def _log(variables: Variables) -> Log:
-    return Log(variables.choice("LOG_FORMAT", _LOG_FORMATS, "text"), variables.choice("LOG_LEVEL", _LOG_LEVELS, "info"))
+def _log(variables: Variables) -> LogSettings:
+    return LogSettings(
+        variables.choice("LOG_FORMAT", _LOG_FORMATS, "text"), variables.choice("LOG_LEVEL", _LOG_LEVELS, "info")
+    )
 
 
-def _observing(variables: Variables, listen: Listen) -> Observing:
+def _observing(variables: Variables, listen: ListenSettings) -> ObservabilitySettings:
     token = read_header_secret(variables.env, "METRICS_TOKEN")
     if token is not None and token in listen.tokens.values():
         raise IN_ENVIRONMENT.at("METRICS_TOKEN").error("is another token as well; it is to open /metrics and no more")
@@ -781,14 +783,14 @@ def _observing(variables: Variables, listen: Listen) -> Observing:
     named = [name for name in endpoints if variables.checked(name, HttpUrl) is not None]
     is_on = variables.choice("OTEL_TRACES_EXPORTER", {"otlp": True, "none": False}, "otlp")
     variables.choice("OTEL_EXPORTER_OTLP_PROTOCOL", {"http/protobuf": None}, "http/protobuf")
-    return Observing(
+    return ObservabilitySettings(
         metrics_token=token,
         traces=bool(named) and is_on and not variables.flag("OTEL_SDK_DISABLED"),
         trace_headers=variables.secret("OTEL_EXPORTER_OTLP_HEADERS"),
     )
 
 
-def _platform(variables: Variables, state: Path, folders: Iterable[Path | None]) -> Platform | None:
+def _platform(variables: Variables, state: Path, folders: Iterable[Path | None]) -> PlatformSettings | None:
     url, workspace = variables.checked("PLATFORM_URL", HttpUrl), variables.text("WORKSPACE_ID")
     token = read_header_secret(variables.env, "MOLECULE_WORKSPACE_TOKEN")
     if url is None:
@@ -798,4 +800,4 @@ def _platform(variables: Variables, state: Path, folders: Iterable[Path | None])
             "is missing; PLATFORM_URL is set, and the platform knows an agent by this id"
         )
     provisioned = tuple(dict.fromkeys(folder / PROVISIONED_TOKEN for folder in folders if folder is not None))
-    return Platform(url.rstrip("/"), workspace, token, state / PLATFORM_TOKEN, provisioned)
+    return PlatformSettings(url.rstrip("/"), workspace, token, state / PLATFORM_TOKEN, provisioned)

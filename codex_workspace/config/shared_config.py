@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.common.files import hold, try_lock
+from codex_workspace.common.files import try_lock, wait_for_lock
 from codex_workspace.config.codex_toml import Managed, Record, merge, read_record, unmerge
 from codex_workspace.config.toml_text import KeyPath, TomlValue
 
@@ -320,7 +320,7 @@ def _try_desk(folder: Path) -> int | None:
     except FileNotFoundError:
         # Put away by the one before us.
         return None
-    if hold(descriptor, folder / _LOCK):
+    if wait_for_lock(descriptor, folder / _LOCK):
         return descriptor
     os.close(descriptor)
     return None

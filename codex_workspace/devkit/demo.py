@@ -17,7 +17,16 @@ from a2a.types import StreamResponse
 from codex_workspace.cli.chat import Outgoing, open_peer
 from codex_workspace.cli.terminal import TurnView, state_word
 from codex_workspace.devkit.model import scripted_model
-from codex_workspace.devkit.staging import Agent, Stage, Steps, Unexpected, running, set_up, shown, write_scenario
+from codex_workspace.devkit.staging import (
+    DemoAgent,
+    DemoEnvironment,
+    DemoFailed,
+    DemoSteps,
+    running,
+    set_up,
+    shown,
+    write_scenario,
+)
 
 TURN_TIMEOUT_S: Final = 60.0
 
@@ -56,13 +65,13 @@ async def demo(env: Mapping[str, str]) -> int:
     return await shown(partial(_demo, env=env), env)
 
 
-async def _demo(steps: Steps, folder: Path, env: Mapping[str, str]) -> str:
+async def _demo(steps: DemoSteps, folder: Path, env: Mapping[str, str]) -> str:
     token = secrets.token_urlsafe(24)
     async with scripted_model(scenario=write_scenario(folder, SCENARIO)) as model:
         return await _play(steps, set_up(folder, model.base_url, env, {"A2A_TOKEN": token}), token)
 
 
-async def _play(steps: Steps, stage: Stage, token: str) -> str:
+async def _play(steps: DemoSteps, stage: DemoEnvironment, token: str) -> str:
     """Play the demo's steps; returns what was seen.
 
     Raises:
@@ -91,7 +100,7 @@ async def _play(steps: Steps, stage: Stage, token: str) -> str:
     )
 
 
-async def _turn(steps: Steps, agent: Agent, token: str, text: str, context_id: str | None) -> TurnView:
+async def _turn(steps: DemoSteps, agent: DemoAgent, token: str, text: str, context_id: str | None) -> TurnView:
     """Send a message and show what comes of it.
 
     Raises:
@@ -107,31 +116,31 @@ async def _turn(steps: Steps, agent: Agent, token: str, text: str, context_id: s
         async with open_peer(agent.url, token) as peer:
             await peer.send(Outgoing(text, context_id), on_event)
     if scope.cancelled_caught:
-        raise Unexpected(f"the task did not end within {TURN_TIMEOUT_S:g} s")
+        raise DemoFailed(f"the task did not end within {TURN_TIMEOUT_S:g} s")
     if not view.completed:
-        raise Unexpected(f"the task ended as {state_word(view.state) if view.state else 'nothing'}")
+        raise DemoFailed(f"the task ended as {state_word(view.state) if view.state else 'nothing'}")
     if context_id is not None and view.context_id != context_id:
-        raise Unexpected("the answer came in another context")
+        raise DemoFailed("the answer came in another context")
     return view
 
 
-def _check_work(view: TurnView, stage: Stage) -> None:
+def _check_work(view: TurnView, stage: DemoEnvironment) -> None:
     if not view.commands:
-        raise Unexpected("no command was run")
+        raise DemoFailed("no command was run")
     command = view.commands[-1]
     if command.exit_code != 0:
-        raise Unexpected(f"the command ended with exit code {command.exit_code}; does codex's sandbox work here?")
+        raise DemoFailed(f"the command ended with exit code {command.exit_code}; does codex's sandbox work here?")
     if GREETING not in command.output:
-        raise Unexpected("the command's output is not what the file holds")
+        raise DemoFailed("the command's output is not what the file holds")
     if not (stage.workspace / "greeting.txt").is_file():
-        raise Unexpected("the patch's file is not in the workspace")
+        raise DemoFailed("the patch's file is not in the workspace")
     if view.answer != ANSWER:
-        raise Unexpected(f"the answer is {view.answer!r}, not what the model said")
+        raise DemoFailed(f"the answer is {view.answer!r}, not what the model said")
     if view.text_updates < 2:
-        raise Unexpected("the text came in one piece, not as a stream")
+        raise DemoFailed("the text came in one piece, not as a stream")
 
 
 def _check_memory(view: TurnView, earlier: tuple[str, ...]) -> None:
     for text in earlier:
         if text not in view.answer:
-            raise Unexpected(f"it does not remember: {text!r}")
+            raise DemoFailed(f"it does not remember: {text!r}")

@@ -104,7 +104,7 @@ class ScriptError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ModelToolCall:
     """A call of the function `name`; `namespace` is an MCP server's, such as `mcp__srv`."""
 
     name: str
@@ -113,7 +113,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanItem:
+class ModelPlanItem:
     """A line of the plan; `status` is `pending`, `in_progress` or `completed`."""
 
     step: str
@@ -121,7 +121,7 @@ class PlanItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ModelUsage:
     """Token counts; `cached_tokens` are part of the input, `reasoning_tokens` of the output."""
 
     input_tokens: int
@@ -141,7 +141,7 @@ class HttpFault:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ResponseFailed:
     """End the stream with `response.failed`."""
 
     code: str
@@ -149,7 +149,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ConnectionCut:
     """Drop the connection in the middle of the text."""
 
 
@@ -160,7 +160,7 @@ class Stall:
     before_head: bool
 
 
-Fault = HttpFault | Failed | Cut | Stall
+Fault = HttpFault | ResponseFailed | ConnectionCut | Stall
 Phase = Literal["commentary", "final_answer"]
 
 
@@ -182,11 +182,11 @@ class Step:
     escalate: bool = False
     patch: str | None = None
     search: str | None = None
-    tools: tuple[ToolCall, ...] = ()
-    plan: tuple[PlanItem, ...] = ()
+    tools: tuple[ModelToolCall, ...] = ()
+    plan: tuple[ModelPlanItem, ...] = ()
     fault: Fault | None = None
     times: int | None = None
-    usage: Usage | None = None
+    usage: ModelUsage | None = None
 
     @property
     def calls_tools(self) -> bool:
@@ -349,7 +349,7 @@ def _read_phase(fields: _Fields) -> Phase | None:
             raise fields.wrong("phase", "commentary or final_answer")
 
 
-def _read_tool(value: Json, where: str) -> ToolCall:
+def _read_tool(value: Json, where: str) -> ModelToolCall:
     if not isinstance(value, dict):
         raise ScriptError(f"{where}: must be an object with `name`, not {json.dumps(value, default=str)}")
     fields = _Fields(where, value)
@@ -359,27 +359,27 @@ def _read_tool(value: Json, where: str) -> ToolCall:
         raise fields.wrong("name", "the function's name")
     if not isinstance(arguments, dict):
         raise fields.wrong("arguments", "an object")
-    return ToolCall(name, fields.text("namespace"), arguments)
+    return ModelToolCall(name, fields.text("namespace"), arguments)
 
 
-def _read_plan_item(value: Json, fields: _Fields) -> PlanItem:
+def _read_plan_item(value: Json, fields: _Fields) -> ModelPlanItem:
     match value:
         case str(step):
-            return PlanItem(step, "pending")
+            return ModelPlanItem(step, "pending")
         case {"step": str(step), "status": "pending" | "in_progress" | "completed" as status}:
-            return PlanItem(step, status)
+            return ModelPlanItem(step, status)
         case _:
             raise fields.wrong("plan", "a list of texts or {step, status: pending, in_progress or completed}")
 
 
-def _read_usage(fields: _Fields) -> Usage | None:
+def _read_usage(fields: _Fields) -> ModelUsage | None:
     match fields.values.get("usage"):
         case None:
             return None
         case dict(values):
             counts = _Fields(f"{fields.where}, `usage`", values)
             counts.check_keys(("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"))
-            return Usage(
+            return ModelUsage(
                 input_tokens=counts.whole("input_tokens") or 0,
                 output_tokens=counts.whole("output_tokens") or 0,
                 cached_tokens=counts.whole("cached_tokens") or 0,
@@ -397,7 +397,7 @@ def _read_fault(fields: _Fields) -> Fault | None:
         case ["fail"]:
             return _read_failure(fields)
         case ["cut"]:
-            return Cut() if fields.flag("cut") else None
+            return ConnectionCut() if fields.flag("cut") else None
         case ["stall"]:
             if fields.values["stall"] not in (True, "headers"):
                 raise fields.wrong("stall", "true or headers")
@@ -406,7 +406,7 @@ def _read_fault(fields: _Fields) -> Fault | None:
             raise ScriptError(f"{fields.where}: `{faults[0]}` and `{faults[1]}` are both faults; take one")
 
 
-def _read_failure(fields: _Fields) -> HttpFault | Failed:
+def _read_failure(fields: _Fields) -> HttpFault | ResponseFailed:
     message = fields.text("message")
     match fields.values["fail"]:
         case int(status) if 400 <= status <= 599:
@@ -414,7 +414,7 @@ def _read_failure(fields: _Fields) -> HttpFault | Failed:
             text = body if body is None or isinstance(body, str) else json.dumps(body)
             return HttpFault(status, fields.text("code"), message or f"scripted failure {status}", text)
         case str(code):
-            return Failed(code, message or f"scripted failure {code}")
+            return ResponseFailed(code, message or f"scripted failure {code}")
         case _:
             raise fields.wrong("fail", "an HTTP status from 400 to 599 or an error code")
 
@@ -672,7 +672,7 @@ def read_request(path: str, headers: dict[str, str], body: bytes) -> Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenStep:
     """The step that answers a request. `script` and `number` (from 0) say which it is; `last`: no step follows."""
 
     step: Step
@@ -681,7 +681,7 @@ class Choice:
     last: bool
 
 
-def choose_step(request: Request, scenes: Sequence[Scene] = ()) -> Choice:
+def choose_step(request: Request, scenes: Sequence[Scene] = ()) -> ChosenStep:
     """The step that answers `request`: its message's own script, else the first scene that matches, else an echo.
 
     Raises:
@@ -695,7 +695,7 @@ def choose_step(request: Request, scenes: Sequence[Scene] = ()) -> Choice:
         steps = next((scene.steps for scene in scenes if scene.match.search(text)), echo)
     number = _model_calls_since_user(request.input)
     step = steps[number] if number < len(steps) else SAY_DONE
-    return Choice(step, text, number, last=number >= len(steps) - 1)
+    return ChosenStep(step, text, number, last=number >= len(steps) - 1)
 
 
 def _script_of(text: str) -> tuple[Step, ...] | None:
@@ -809,7 +809,7 @@ def _patch_item(patch: str, offered: Sequence[OfferedTool]) -> dict[str, Json]:
             return _run_item(f"apply_patch <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH", Step(), offered)
 
 
-def _function_item(call: ToolCall, offered: Sequence[OfferedTool]) -> dict[str, Json]:
+def _function_item(call: ModelToolCall, offered: Sequence[OfferedTool]) -> dict[str, Json]:
     """The call under codex's own name: 0.72 `mcp__srv__tool`, 0.130 with namespace `mcp__srv__`, later `mcp__srv`.
 
     A function that is not offered is called all the same: what codex answers then is worth a test, too.
@@ -858,7 +858,7 @@ def answer_text(step: Step, request: Request) -> str:
         return numbered_text(round(step.megabytes * 1_000_000))
     if step.chunks is not None:
         return numbered_text(step.chunks * (step.chunk_chars or WORD_CHARS))
-    silent = step.calls_tools or isinstance(step.fault, Stall | Failed)
+    silent = step.calls_tools or isinstance(step.fault, Stall | ResponseFailed)
     return "" if silent else "done."
 
 
@@ -907,7 +907,7 @@ class _Stream:
         return self.event(f"response.{status}", response=self.response | {"status": status} | fields)
 
 
-def answer(choice: Choice, request: Request, *, faulty: bool = True) -> Iterator[Piece]:
+def answer(choice: ChosenStep, request: Request, *, faulty: bool = True) -> Iterator[Piece]:
     """The SSE events of the response that carries out a step; `faulty=False` leaves the step's fault out.
 
     An `HttpFault` is not in here: it has no stream.
@@ -919,7 +919,7 @@ def answer(choice: Choice, request: Request, *, faulty: bool = True) -> Iterator
     return _answer(choice, request, calls, choice.step.fault if faulty else None)
 
 
-def _answer(choice: Choice, request: Request, calls: list[dict[str, Json]], fault: Fault | None) -> Iterator[Piece]:
+def _answer(choice: ChosenStep, request: Request, calls: list[dict[str, Json]], fault: Fault | None) -> Iterator[Piece]:
     step = choice.step
     delay_s = step.delay_ms / 1000
     stream = _Stream({"id": _new_id("resp"), "object": "response", "model": request.model, "output": []})
@@ -934,10 +934,10 @@ def _answer(choice: Choice, request: Request, calls: list[dict[str, Json]], faul
     if text:
         yield from _message(stream, step, text, fault, delay_s)
     match fault:
-        case Failed(code, message):
+        case ResponseFailed(code, message):
             yield stream.ended("failed", error={"code": code, "message": message})
             return
-        case Cut():
+        case ConnectionCut():
             yield Break.CUT
             return
         case Stall():
@@ -987,7 +987,7 @@ def _message(stream: _Stream, step: Step, text: str, fault: Fault | None, delay_
     if step.phase:
         item["phase"] = step.phase
     deltas = _deltas(step, text)
-    if isinstance(fault, Cut):
+    if isinstance(fault, ConnectionCut):
         deltas = deltas[: max(1, len(deltas) // 2)]
     yield stream.item_added(item)
     place: dict[str, Json] = {"item_id": item["id"], "output_index": stream.items, "content_index": 0}
@@ -1005,7 +1005,7 @@ def _tool_call(stream: _Stream, call: dict[str, Json]) -> Iterator[Piece]:
 
 
 def _usage(step: Step, request: Request, answer_chars: int) -> dict[str, Json]:
-    usage = step.usage or Usage(
+    usage = step.usage or ModelUsage(
         input_tokens=request.size // CHARS_PER_TOKEN,
         output_tokens=answer_chars // CHARS_PER_TOKEN + 1,
     )
@@ -1174,7 +1174,7 @@ class ScriptedModel:
             case _:
                 await connection.send_events(answer(choice, request, faulty=faulty))
 
-    def _is_faulty(self, choice: Choice, request: Request) -> bool:
+    def _is_faulty(self, choice: ChosenStep, request: Request) -> bool:
         if choice.step.fault is None or choice.step.times is None:
             return choice.step.fault is not None
         call = (request.conversation, choice.script, choice.number)

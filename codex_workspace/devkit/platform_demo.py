@@ -15,8 +15,16 @@ import anyio
 
 from codex_workspace.cli.terminal import clean
 from codex_workspace.devkit.model import scripted_model
-from codex_workspace.devkit.platform.app import Options, StandIn, running_stand_in
-from codex_workspace.devkit.staging import Stage, Steps, Unexpected, running, set_up, shown, write_scenario
+from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
+from codex_workspace.devkit.staging import (
+    DemoEnvironment,
+    DemoFailed,
+    DemoSteps,
+    running,
+    set_up,
+    shown,
+    write_scenario,
+)
 
 ANSWER_TIMEOUT_S: Final = 60.0
 
@@ -59,11 +67,11 @@ async def demo_platform(env: Mapping[str, str]) -> int:
     return await shown(partial(_play, env=env), env)
 
 
-async def _play(steps: Steps, folder: Path, env: Mapping[str, str]) -> str:
+async def _play(steps: DemoSteps, folder: Path, env: Mapping[str, str]) -> str:
     steps.step("Start a platform of our own, and a scripted model in place of OpenAI")
     async with (
         scripted_model(scenario=write_scenario(folder, SCENARIO)) as model,
-        running_stand_in(options=Options(mode="push")) as platform,
+        running_platform(options=StandInOptions(mode="push")) as platform,
     ):
         platform.add_workspace(PLANNER, delivery="poll", name="planner", role="plans")
         platform.add_workspace(REVIEWER, delivery="push", name="reviewer", role="reviews")
@@ -77,11 +85,11 @@ async def _play(steps: Steps, folder: Path, env: Mapping[str, str]) -> str:
     return "a message of the user's in one agent's inbox, work pushed to the other, and its answer on the canvas"
 
 
-def _place(platform: StandIn, workspace_id: str) -> dict[str, str]:
+def _place(platform: StandInPlatform, workspace_id: str) -> dict[str, str]:
     return {"PLATFORM_URL": platform.url, "WORKSPACE_ID": workspace_id}
 
 
-async def _ask(steps: Steps, platform: StandIn, stages: Mapping[str, Stage]) -> None:
+async def _ask(steps: DemoSteps, platform: StandInPlatform, stages: Mapping[str, DemoEnvironment]) -> None:
     async with AsyncExitStack() as agents:
         for name, stage in stages.items():
             steps.step(f"Start the agent {name}, with a codex of its own")
@@ -107,22 +115,22 @@ async def _ask(steps: Steps, platform: StandIn, stages: Mapping[str, Stage]) -> 
         steps.done("on the canvas")
 
 
-def _there(platform: StandIn, workspace_id: str) -> bool:
+def _there(platform: StandInPlatform, workspace_id: str) -> bool:
     return platform.workspace(workspace_id).beats > 0
 
 
-async def _until(platform: StandIn, otherwise: str, holds: Callable[[], bool]) -> None:
+async def _until(platform: StandInPlatform, otherwise: str, holds: Callable[[], bool]) -> None:
     with anyio.move_on_after(ANSWER_TIMEOUT_S) as scope:
         await platform.until(holds)
     if scope.cancelled_caught:
-        raise Unexpected(f"{otherwise} within {ANSWER_TIMEOUT_S:g} s")
+        raise DemoFailed(f"{otherwise} within {ANSWER_TIMEOUT_S:g} s")
 
 
-def _check(platform: StandIn, answer: str) -> None:
+def _check(platform: StandInPlatform, answer: str) -> None:
     (given,) = platform.delegations
     if (given.source_id, given.target_id) != (PLANNER, REVIEWER):
-        raise Unexpected("the work went another way")
+        raise DemoFailed("the work went another way")
     if given.result != FOUND:
-        raise Unexpected(f"the reviewer answered {given.result!r}")
+        raise DemoFailed(f"the reviewer answered {given.result!r}")
     if FOUND not in answer:
-        raise Unexpected(f"the canvas shows {answer!r}, without the reviewer's words")
+        raise DemoFailed(f"the canvas shows {answer!r}, without the reviewer's words")

@@ -23,7 +23,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from codex_workspace.cli.terminal import Console, clean
-from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import AgentError
 from codex_workspace.config.settings import CONFIG_NAME, PACKAGE_DIR
 
@@ -40,12 +40,12 @@ PASSED_ENVIRONMENT: Final = frozenset(("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPA
 """What the demo's agent gets of our environment: no key, no proxy, nothing of an agent that is configured here."""
 
 
-class Unexpected(AgentError):
+class DemoFailed(AgentError):
     """Something was not as the demo expects; the sentence says what."""
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class DemoAgent:
     """A running agent: where it listens, and what it said when it was ready."""
 
     url: str
@@ -62,13 +62,13 @@ class Agent:
         with anyio.move_on_after(STOP_TIMEOUT_S):
             code = await self.process.wait()
             if code != 0:
-                raise Unexpected(f"the agent ended with exit code {code} when it was asked to stop")
+                raise DemoFailed(f"the agent ended with exit code {code} when it was asked to stop")
             return
-        raise Unexpected(f"the agent did not end within {STOP_TIMEOUT_S:g} s after SIGTERM")
+        raise DemoFailed(f"the agent did not end within {STOP_TIMEOUT_S:g} s after SIGTERM")
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemoEnvironment:
     """An agent's temporary folder, and the environment in which it runs."""
 
     folder: Path
@@ -80,7 +80,7 @@ class Stage:
         return self.folder / "workspace"
 
 
-class Steps:
+class DemoSteps:
     """Tells what happens, step by step, with the time that each step took."""
 
     def __init__(self, console: Console) -> None:
@@ -100,7 +100,7 @@ class Steps:
         self.console.line(f"[{clean(what)}, {anyio.current_time() - self._began:.1f} s]")
 
 
-Play = Callable[[Steps, Path], Awaitable[str]]
+Play = Callable[[DemoSteps, Path], Awaitable[str]]
 """Plays in a folder; returns what was seen, and raises `AgentError` where something was not as expected."""
 
 
@@ -115,7 +115,7 @@ async def shown(play: Play, env: Mapping[str, str]) -> int:
     logging.basicConfig(handlers=[logging.NullHandler()])
     code = 130
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-        async with plain_task_group() as tasks:
+        async with task_group() as tasks:
 
             async def leave_when_told() -> None:
                 async for _ in signals:
@@ -133,7 +133,7 @@ async def _shown(play: Play, console: Console) -> int:
     started = anyio.current_time()
     try:
         with tempfile.TemporaryDirectory(prefix="codex-workspace-demo-") as folder:
-            seen = await play(Steps(console), Path(folder))
+            seen = await play(DemoSteps(console), Path(folder))
     except AgentError as error:
         console.line(console.style.bad(f"\nNot as expected: {clean(str(error))}"))
         return 1
@@ -150,12 +150,12 @@ def write_scenario(folder: Path, scenario: Sequence[Mapping[str, object]]) -> Pa
 
 def set_up(
     folder: Path, model_url: str, env: Mapping[str, str], own: Mapping[str, str], name: str = "demo-agent"
-) -> Stage:
+) -> DemoEnvironment:
     """Write an agent's configuration, as an operator would for any Responses endpoint.
 
     own: what this agent has of an environment beside what all have.
     """
-    stage = Stage(folder, {})
+    stage = DemoEnvironment(folder, {})
     config, home, temporary = folder / "config", folder / "home", folder / "tmp"
     for made in (config, home, temporary, stage.workspace):
         made.mkdir(parents=True)
@@ -186,11 +186,11 @@ def set_up(
         "LOG_FORMAT": "json",
         "DEMO_KEY": secrets.token_urlsafe(24),
     }
-    return Stage(folder, passed | common | dict(own))
+    return DemoEnvironment(folder, passed | common | dict(own))
 
 
 @asynccontextmanager
-async def running(stage: Stage) -> AsyncIterator[Agent]:
+async def running(stage: DemoEnvironment) -> AsyncIterator[DemoAgent]:
     """Run the agent as a process of its own, ready when the block begins, ended when it is left.
 
     Raises:
@@ -207,7 +207,7 @@ async def running(stage: Stage) -> AsyncIterator[Agent]:
         start_new_session=True,
     )
     try:
-        async with plain_task_group() as tasks:
+        async with task_group() as tasks:
             log = _Log(process)
             tasks.start_soon(log.read)
             yield await _when_ready(process, log)
@@ -217,12 +217,12 @@ async def running(stage: Stage) -> AsyncIterator[Agent]:
             await _end(process)
 
 
-async def _when_ready(process: Process, log: "_Log") -> Agent:
+async def _when_ready(process: Process, log: "_Log") -> DemoAgent:
     with anyio.move_on_after(START_TIMEOUT_S):
         await log.ready_or_ended.wait()
     if log.url is None:
-        raise Unexpected(f"the agent did not start; its last words: {log.last or 'none'}")
-    return Agent(log.url, log.ready, process)
+        raise DemoFailed(f"the agent did not start; its last words: {log.last or 'none'}")
+    return DemoAgent(log.url, log.ready, process)
 
 
 async def _end(process: Process) -> None:

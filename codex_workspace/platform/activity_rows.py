@@ -33,21 +33,21 @@ ECHO: Final = "notify"
 
 FROM_PEER: Final = "A message from the agent {peer}; it is not your user's:\n\n"
 ANSWER_OF_PEER: Final = "The agent {peer} answers what was given to it{work}. Its words, which are not your user's:\n\n"
-SOMEBODY: Final = "that was asked"
+UNKNOWN_PEER: Final = "that was asked"
 """Stands for a peer that the platform does not name."""
 
 NOT_FETCHED: Final = "[A file that cannot be fetched here: {name}]"
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedRow:
     """No work, and why."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class IncomingMessage:
     """A message for the agent.
 
     message_id: what it is known by here; said_id: its own. peer: the workspace that it came from, empty for the user.
@@ -62,25 +62,25 @@ class Incoming:
     delegation_id: str = ""
 
 
-def read_row(row: ActivityRow, own_id: str) -> Incoming | Skipped:
+def read_row(row: ActivityRow, own_id: str) -> IncomingMessage | SkippedRow:
     """Return what a row is, for the workspace `own_id`."""
     message = _message_of(row)
     has_parts = isinstance(message.get("parts"), list)
     if row.method == RESULT:
         return _result(row, message, own_id)
     if row.method == ECHO:
-        return Skipped("what we have told the user")
+        return SkippedRow("what we have told the user")
     if row.method == UPLOAD:
-        return Skipped("an upload")
+        return SkippedRow("an upload")
     if row.answered:
-        return Skipped("it has its answer")
+        return SkippedRow("it has its answer")
     if row.source_id == own_id and not has_parts:
         # A message to itself, such as the one that begins a conversation, has parts.
-        return Skipped("what we have reported")
+        return SkippedRow("what we have reported")
     if row.method and not row.method.startswith("message/") and not has_parts:
-        return Skipped(f"of another kind: {row.method[:40]}")
+        return SkippedRow(f"of another kind: {row.method[:40]}")
     parts = _parts(message.get("parts")) or ([Part(text=safe_text(row.summary))] if row.summary.strip() else [])
-    return _incoming(row, message, parts, own_id) if parts else Skipped("nothing is said")
+    return _incoming(row, message, parts, own_id) if parts else SkippedRow("nothing is said")
 
 
 def is_answer(metadata: Mapping[str, object], said_id: str) -> bool:
@@ -96,7 +96,7 @@ def message_id_of(row: ActivityRow) -> str:
     return _id(_message_of(row), "messageId") or _id(_message_of(row), "message_id")
 
 
-def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: str) -> Incoming:
+def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: str) -> IncomingMessage:
     said_id = message_id_of(row)
     metadata = _object(message.get("metadata"))
     delegation_id, answered_id = _id(metadata, DELEGATION), _id(metadata, IN_REPLY_TO)
@@ -112,10 +112,10 @@ def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: 
         message_id = row.id
     context_id = _id(message, "contextId")
     request = _request(message_id, parts, context_id if len(context_id) <= MAX_CONTEXT_ID_CHARS else "", metadata)
-    return Incoming(route, message_id, request, peer, said_id[:MAX_ID_CHARS], delegation_id[:MAX_ID_CHARS])
+    return IncomingMessage(route, message_id, request, peer, said_id[:MAX_ID_CHARS], delegation_id[:MAX_ID_CHARS])
 
 
-def _result(row: ActivityRow, message: JsonObject, own_id: str) -> Incoming | Skipped:
+def _result(row: ActivityRow, message: JsonObject, own_id: str) -> IncomingMessage | SkippedRow:
     """Read the platform's word on work that we have given away; who reads the answer to it is the user."""
     response = _object(row.response)
     said = (
@@ -126,15 +126,15 @@ def _result(row: ActivityRow, message: JsonObject, own_id: str) -> Incoming | Sk
         or row.summary
     )
     if not said.strip():
-        return Skipped("nothing is said")
+        return SkippedRow("nothing is said")
     if is_queued(said):
-        return Skipped("work that lies in a peer's inbox: the peer's own message is the answer")
+        return SkippedRow("work that lies in a peer's inbox: the peer's own message is the answer")
     request = row.request or {}
     metadata = _object(message.get("metadata"))
     delegation_id = _id(request, DELEGATION) or _id(metadata, DELEGATION) or _id(response, DELEGATION)
     peer = next((each for each in (row.source_id, row.target_id) if each and each != own_id), "")
-    parts = [answer_mark(peer or SOMEBODY, delegation_id), Part(text=safe_text(said))]
-    return Incoming(
+    parts = [answer_mark(peer or UNKNOWN_PEER, delegation_id), Part(text=safe_text(said))]
+    return IncomingMessage(
         Route.USER, row.id, _request(row.id, parts, "", {}), peer, "", delegation_id=delegation_id[:MAX_ID_CHARS]
     )
 

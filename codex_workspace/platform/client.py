@@ -59,11 +59,11 @@ class PlatformError(AgentError):
     retry_after_s: float = 0.0
 
 
-class Unauthorized(PlatformError):
+class PlatformUnauthorized(PlatformError):
     """None of the tokens that are to be found is taken."""
 
 
-class Removed(PlatformError):
+class WorkspaceRemoved(PlatformError):
     """The workspace was removed from the platform: there is nothing more to do there."""
 
 
@@ -71,7 +71,7 @@ class CursorLost(PlatformError):
     """The inbox's cursor is unknown: pruned, or never there."""
 
 
-class Refused(PlatformError):
+class PlatformRejected(PlatformError):
     """The platform refuses this request, and will again; `status` is HTTP's."""
 
     def __init__(self, sentence: str, status: int) -> None:
@@ -79,7 +79,7 @@ class Refused(PlatformError):
         self.status = status
 
 
-class Busy(PlatformError):
+class PlatformBusy(PlatformError):
     """Too many requests, or the one at the other end has no time; nothing was done."""
 
     def __init__(self, sentence: str, retry_after_s: float) -> None:
@@ -87,7 +87,7 @@ class Busy(PlatformError):
         self.retry_after_s = retry_after_s
 
 
-class Unreachable(PlatformError):
+class PlatformUnreachable(PlatformError):
     """The platform is out of reach or fails. `maybe_done`: the request may have come to it all the same."""
 
     def __init__(self, sentence: str, *, maybe_done: bool) -> None:
@@ -95,7 +95,7 @@ class Unreachable(PlatformError):
         self.maybe_done = maybe_done
 
 
-class TooLarge(Unreachable):
+class ResponseTooLarge(PlatformUnreachable):
     """The platform's answer has more than `MAX_BODY_BYTES`, and was not read."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class TooLarge(Unreachable):
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class Registration:
     """What the platform says to a registration: how it delivers, and its own secret for calls to us, if it has one."""
 
     delivery: DeliveryMode
@@ -111,7 +111,7 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class HeartbeatReport:
     """A heartbeat's figures. `error_rate`: between 0 and 1."""
 
     active_tasks: int
@@ -146,7 +146,7 @@ class ActivityRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ActivityPage:
     """Some rows, oldest first. limit: how many were asked for in the end. is_cut: fewer than wanted, for their size."""
 
     rows: list[ActivityRow]
@@ -202,7 +202,7 @@ class PlatformMemory:
     created_at: str = ""
 
 
-class Token:
+class WorkspaceToken:
     """The workspace's token: kept in `file`, for this user's eyes only; read anew where the platform refuses it.
 
     `others`: files that a provisioner writes. `given`: the environment's. `learned` hears of each that is used, and of
@@ -269,14 +269,14 @@ def read_secret(file: Path) -> Secret | None:
     return Secret(text) if text and text.isprintable() and len(text) <= MAX_TOKEN_BYTES else None
 
 
-class PlatformApi:
-    """The calls of one workspace; from `open_platform_api`.
+class PlatformClient:
+    """The calls of one workspace; from `open_platform_client`.
 
     told_by_tools: the delegations whose end a tool has told the model, so that the inbox need not.
     waited_by_tools: those that a tool waits for, which may tell of them, or end without it.
     """
 
-    def __init__(self, http: httpx.AsyncClient, workspace_id: str, token: Token) -> None:
+    def __init__(self, http: httpx.AsyncClient, workspace_id: str, token: WorkspaceToken) -> None:
         self.workspace_id: Final = workspace_id
         self.told_by_tools: Final[deque[str]] = deque(maxlen=REMEMBERED_DELEGATIONS)
         self.waited_by_tools: Final[list[str]] = []
@@ -286,7 +286,7 @@ class PlatformApi:
 
     # --- Being there ---
 
-    async def register(self, card: JsonObject, url: str, delivery: DeliveryMode | None) -> Registered:
+    async def register(self, card: JsonObject, url: str, delivery: DeliveryMode | None) -> Registration:
         """Say who and where we are; a token that is minted is kept.
 
         `delivery` None: as the platform has it.
@@ -300,16 +300,16 @@ class PlatformApi:
             body["delivery_mode"] = delivery
         try:
             said = _object(await self._call("POST", "/registry/register", body))
-        except Unauthorized:
+        except PlatformUnauthorized:
             # Where all tokens were revoked, the platform mints one for whoever comes without.
             said = _object(await self._once("POST", "/registry/register", body, None, None, TIMEOUT_S))
         minted = _text(said, "auth_token")
         if minted:
             self._token.keep(Secret(minted))
         mode: DeliveryMode = "poll" if said.get("delivery_mode") == "poll" else "push"
-        return Registered(mode, self._inbound_secret(said))
+        return Registration(mode, self._inbound_secret(said))
 
-    async def heartbeat(self, beat: Beat) -> Secret | None:
+    async def heartbeat(self, beat: HeartbeatReport) -> Secret | None:
         """Tell how we are; return the platform's own secret for calls to us, where it tells a new one."""
         body: JsonObject = {
             "workspace_id": self.workspace_id,
@@ -335,7 +335,7 @@ class PlatformApi:
         """Ask whether the workspace was removed; False where nobody says so."""
         try:
             await self._call("GET", self._self)
-        except Removed:
+        except WorkspaceRemoved:
             return True
         except PlatformError:
             return False
@@ -372,15 +372,15 @@ class PlatformApi:
         except CursorLost as lost:
             if since_id is not None:
                 raise
-            raise Unreachable("The platform misses a cursor where there is none.", maybe_done=True) from lost
+            raise PlatformUnreachable("The platform misses a cursor where there is none.", maybe_done=True) from lost
         if not isinstance(found, list):
-            raise Unreachable("The platform's inbox is not a list.", maybe_done=True)
+            raise PlatformUnreachable("The platform's inbox is not a list.", maybe_done=True)
         rows = [row for each in found if (row := _row(each)) is not None]
         return rows if since_id is not None else rows[::-1]
 
     async def page(
         self, *, since_id: str | None = None, since_s: int | None = None, before: str | None = None, limit: int
-    ) -> Page:
+    ) -> ActivityPage:
         """Return a page of our inbox like `activity`; a smaller one where what was asked for is too large to be read.
 
         Raises:
@@ -391,18 +391,18 @@ class PlatformApi:
         while True:
             try:
                 rows = await self.activity(since_id=since_id, since_s=since_s, before=before, limit=fits)
-            except TooLarge:
+            except ResponseTooLarge:
                 if fits == 1:
                     raise
                 fits //= 2
             else:
-                return Page(rows, fits, fits < limit)
+                return ActivityPage(rows, fits, fits < limit)
 
     async def acknowledge(self, seq: int) -> bool:
         """Say up to which row all is done, so that it may be pruned; False where the platform knows no such call."""
         try:
             await self._call("POST", f"{self._self}/activity/ack", {"acked_seq": seq})
-        except Refused as refused:
+        except PlatformRejected as refused:
             if refused.status in (404, 405):
                 return False
             raise
@@ -438,7 +438,7 @@ class PlatformApi:
             return ProxyAnswer(True, queue_id=_text(said, "queue_id"))
         error = said.get("error")
         if error is not None:
-            raise Refused(f"The other agent has not taken it: {_sentence(error)}", 200)
+            raise PlatformRejected(f"The other agent has not taken it: {_sentence(error)}", 200)
         result = _object(said.get("result"))
         return ProxyAnswer(False, text_of_result(result), result)
 
@@ -503,7 +503,7 @@ class PlatformApi:
         while True:
             try:
                 return await self._once(method, path, body, params, token, timeout_s)
-            except Unauthorized:
+            except PlatformUnauthorized:
                 tried.append(token)
                 token = next((each for each in self._token.candidates() if each not in tried), None)
                 if token is None:
@@ -516,13 +516,13 @@ class PlatformApi:
             token = self._token.current
             try:
                 return await self._once("POST", path, body, None, token, timeout_s)
-            except Removed as error:
-                raise Refused("The other agent is not there any more.", 410) from error
-            except Unauthorized as error:
+            except WorkspaceRemoved as error:
+                raise PlatformRejected("The other agent is not there any more.", 410) from error
+            except PlatformUnauthorized as error:
                 # Whose refusal it is, a call of our own tells; it finds a token that was rotated, too.
                 await self._call("GET", f"{self._self}/activity", params={"limit": "1"})
                 if self._token.current == token:
-                    raise Unreachable("The other agent lets nobody in.", maybe_done=False) from error
+                    raise PlatformUnreachable("The other agent lets nobody in.", maybe_done=False) from error
 
     async def _once(
         self,
@@ -545,22 +545,24 @@ class PlatformApi:
                 ) as response:
                     content = await _bounded(response)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise Unreachable("The platform cannot be reached.", maybe_done=False) from error
+            raise PlatformUnreachable("The platform cannot be reached.", maybe_done=False) from error
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-            raise Unreachable(f"The platform did not answer ({type(error).__name__}).", maybe_done=True) from error
+            raise PlatformUnreachable(
+                f"The platform did not answer ({type(error).__name__}).", maybe_done=True
+            ) from error
         return _judged(response, content, path)
 
 
 @asynccontextmanager
-async def open_platform_api(
-    url: str, workspace_id: str, token: Token, transport: httpx.AsyncBaseTransport | None = None
-) -> AsyncIterator[PlatformApi]:
+async def open_platform_client(
+    url: str, workspace_id: str, token: WorkspaceToken, transport: httpx.AsyncBaseTransport | None = None
+) -> AsyncIterator[PlatformClient]:
     """Hold ready the calls of one workspace to the platform at `url`."""
     # A proxy for the outside world may stand between; a redirect would carry the token elsewhere.
     async with httpx.AsyncClient(
         base_url=url, headers={"Origin": url}, follow_redirects=False, transport=transport
     ) as http:
-        yield PlatformApi(http, workspace_id, token)
+        yield PlatformClient(http, workspace_id, token)
 
 
 async def _bounded(response: httpx.Response) -> bytes:
@@ -568,7 +570,7 @@ async def _bounded(response: httpx.Response) -> bytes:
     async for piece in response.aiter_bytes():
         content += piece
         if len(content) > MAX_BODY_BYTES:
-            raise TooLarge
+            raise ResponseTooLarge
     return bytes(content)
 
 
@@ -578,24 +580,24 @@ def _judged(response: httpx.Response, content: bytes, path: str) -> JsonValue:
     said = _parsed(content)
     if status < 300:
         if said is None:
-            raise Unreachable("The platform's answer is no JSON.", maybe_done=True)
+            raise PlatformUnreachable("The platform's answer is no JSON.", maybe_done=True)
         return said
     sentence = _sentence(_object(said).get("error"))
     match status:
         case 401:
-            raise Unauthorized("The platform does not take the workspace's token.")
+            raise PlatformUnauthorized("The platform does not take the workspace's token.")
         case 410 if path.endswith("/activity") and "removed" not in sentence:
             raise CursorLost("The platform does not know the inbox's cursor any more.")
         case 410:
-            raise Removed("The workspace was removed from the platform.")
+            raise WorkspaceRemoved("The workspace was removed from the platform.")
         case 429:
-            raise Busy("The platform wants fewer requests.", _retry_after(response, said))
+            raise PlatformBusy("The platform wants fewer requests.", _retry_after(response, said))
         case 503 if _object(said).get("busy") or _object(said).get("restarting") or _object(said).get("waking"):
-            raise Busy(f"The other agent has no time: {sentence}", _retry_after(response, said))
+            raise PlatformBusy(f"The other agent has no time: {sentence}", _retry_after(response, said))
         case _ if status >= 500:
-            raise Unreachable(f"The platform answers HTTP {status}.", maybe_done=True)
+            raise PlatformUnreachable(f"The platform answers HTTP {status}.", maybe_done=True)
         case _:
-            raise Refused(f"The platform refuses it (HTTP {status}): {sentence}", status)
+            raise PlatformRejected(f"The platform refuses it (HTTP {status}): {sentence}", status)
 
 
 def _parsed(content: bytes) -> JsonValue:

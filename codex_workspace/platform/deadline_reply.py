@@ -24,56 +24,63 @@ from a2a.types import Message, Part, Role, SendMessageRequest, Task
 from a2a.utils.errors import InternalError, UnsupportedOperationError
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.common.a2a_terms import ASKING, TERMINAL, is_of_0_3
-from codex_workspace.common.concurrency import plain_task_group
-from codex_workspace.platform.activity_rows import DELEGATION, IN_REPLY_TO, SOMEBODY, answer_mark, is_answer
-from codex_workspace.platform.client import PlatformApi
-from codex_workspace.platform.dispatcher import OWNER, STILL_AT_WORK, Clerk, letter_of_push, said_in, word_for
-from codex_workspace.platform.reply_sender import Postman
-from codex_workspace.server.handler import OnceHandler
-from codex_workspace.server.open_questions import Asked
+from codex_workspace.common.a2a_terms import AWAITING_INPUT, TERMINAL, is_protocol_0_3
+from codex_workspace.common.concurrency import task_group
+from codex_workspace.platform.activity_rows import DELEGATION, IN_REPLY_TO, UNKNOWN_PEER, answer_mark, is_answer
+from codex_workspace.platform.client import PlatformClient
+from codex_workspace.platform.dispatcher import (
+    OWNER,
+    STILL_WORKING,
+    Dispatcher,
+    answer_of_task,
+    message_from_push,
+    reply_text,
+)
+from codex_workspace.platform.reply_sender import ReplySender
+from codex_workspace.server.handler import IdempotentHandler
+from codex_workspace.server.open_questions import OpenQuestions
 from codex_workspace.storage.deliveries import Key
-from codex_workspace.storage.outbox import Letter, LetterState, Mail, Route, forgetting
+from codex_workspace.storage.outbox import Outbox, OutboxMessage, OutboxState, Route, delete_expired
 
 logger = logging.getLogger(__name__)
 
 
-class LateAnswers:
-    """Has late answers sent; from `answering_later`.
+class DeferredReplies:
+    """Has late answers sent; from `open_deferred_replies`.
 
     within_s: how long a message may stay without any answer.
     """
 
-    def __init__(self, within_s: float, mail: Mail, follow: Callable[[Letter], Awaitable[None]]) -> None:
+    def __init__(self, within_s: float, mail: Outbox, follow: Callable[[OutboxMessage], Awaitable[None]]) -> None:
         self.within_s = within_s
         self._mail = mail
         self._follow = follow
 
     async def word(self, message: Message, owner: str) -> str | None:
         """Return what is said to a message whose answer is sent later, or was; None where that is not so."""
-        known = await self._mail.find(letter_of_push(message, owner).id)
-        return None if known is None else word_for(known)
+        known = await self._mail.find(message_from_push(message, owner).id)
+        return None if known is None else reply_text(known)
 
     async def owe(self, message: Message, owner: str) -> None:
         """Have the answer to a message sent when it is there, once however often this is asked; durable on return."""
-        kept = await self._mail.take(letter_of_push(message, owner))
+        kept = await self._mail.take(message_from_push(message, owner))
         if kept is not None:
             await self._follow(kept)
 
 
 @asynccontextmanager
-async def answering_later(
-    api: PlatformApi, mail: Mail, handler: RequestHandler, within_s: float
-) -> AsyncIterator[LateAnswers]:
+async def open_deferred_replies(
+    api: PlatformClient, mail: Outbox, handler: RequestHandler, within_s: float
+) -> AsyncIterator[DeferredReplies]:
     """Send late answers while the block is open, those first that an earlier process has left."""
-    async with plain_task_group() as tasks:
-        postman = Postman(api, mail, tasks)
-        clerk = Clerk(handler, mail, api, tasks, postman)
+    async with task_group() as tasks:
+        postman = ReplySender(api, mail, tasks)
+        clerk = Dispatcher(handler, mail, api, tasks, postman)
         postman.tell(clerk.sent, _removed)
         tasks.start_soon(clerk.resume)
-        tasks.start_soon(forgetting, mail)
+        tasks.start_soon(delete_expired, mail)
         try:
-            yield LateAnswers(within_s, mail, clerk.follow)
+            yield DeferredReplies(within_s, mail, clerk.follow)
         finally:
             tasks.cancel_scope.cancel()
 
@@ -87,7 +94,7 @@ NOTED: Final = "Thank you. I go on with this; what comes of it goes to my user."
 
 
 @dataclass(slots=True)
-class Pushing:
+class PushDelivery:
     """What the handler has to know of the platform.
 
     answer_within_s: how long a message may stay without any answer. owners: whose messages may be the platform's.
@@ -95,17 +102,17 @@ class Pushing:
     letter that asks something in a context.
     """
 
-    mail: Mail
+    mail: Outbox
     answer_within_s: float
     owners: frozenset[str] = frozenset({OWNER})
     is_on: bool = False
-    follow: Callable[[Letter], Awaitable[None]] | None = None
+    follow: Callable[[OutboxMessage], Awaitable[None]] | None = None
     asks_in: Callable[[str], str | None] = lambda _context_id: None
 
     def is_from_platform(self, params: SendMessageRequest, context: ServerCallContext) -> bool:
         """Tell whether a message may be the platform's: it waits for its answer, and speaks A2A 0.3."""
         is_waiting = not params.configuration.return_immediately and not params.message.task_id
-        return self.is_on and is_waiting and context.user.user_name in self.owners and is_of_0_3(context)
+        return self.is_on and is_waiting and context.user.user_name in self.owners and is_protocol_0_3(context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +127,17 @@ class _Asking:
     is_word_for_letter: bool = False
 
 
-class PunctualHandler(OnceHandler):
-    """Answers what the platform pushes in time; everybody else as `OnceHandler` does."""
+class DeadlineReplyHandler(IdempotentHandler):
+    """Answers what the platform pushes in time; everybody else as `IdempotentHandler` does."""
 
-    def serve_platform(self, pushing: Pushing) -> None:
+    def serve_platform(self, pushing: PushDelivery) -> None:
         """Say when and how the platform is to be answered."""
         self._pushing = pushing
-        self._asked = Asked(self._store)
+        self._asked = OpenQuestions(self._store)
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
         """Answer a message: the platform with one message, whose first part is the text."""
-        pushing: Pushing | None = getattr(self, "_pushing", None)
+        pushing: PushDelivery | None = getattr(self, "_pushing", None)
         if pushing is None or not pushing.is_from_platform(params, context):
             return await super().on_message_send(params, context)
         params.message.message_id = params.message.message_id or str(uuid.uuid4())
@@ -143,7 +150,7 @@ class PunctualHandler(OnceHandler):
             # Somebody was quicker: nothing is asked any more.
             asking = _Asking(_copy(params))
             begun = await self._begin(asking.request, context)
-        letter = letter_of_push(asking.request.message, context.user.user_name)
+        letter = message_from_push(asking.request.message, context.user.user_name)
         if asking.is_answer:
             await self._owe(pushing, letter)
             return _message(NOTED, f"{begun.id}-noted", begun.context_id)
@@ -151,8 +158,8 @@ class PunctualHandler(OnceHandler):
         if word is not None:
             return word
         if asking.is_word_for_letter:
-            await pushing.mail.take(replace(letter, state=LetterState.DONE, route=Route.NOBODY, request=b""))
-            return _message(STILL_AT_WORK, f"{begun.id}-at-work", begun.context_id)
+            await pushing.mail.take(replace(letter, state=OutboxState.DONE, route=Route.NOBODY, request=b""))
+            return _message(STILL_WORKING, f"{begun.id}-at-work", begun.context_id)
         return await self._in_time(pushing, asking.request, begun, letter, context)
 
     async def _begin(self, request: SendMessageRequest, context: ServerCallContext) -> Task:
@@ -163,7 +170,12 @@ class PunctualHandler(OnceHandler):
         return begun
 
     async def _in_time(
-        self, pushing: Pushing, request: SendMessageRequest, begun: Task, letter: Letter, context: ServerCallContext
+        self,
+        pushing: PushDelivery,
+        request: SendMessageRequest,
+        begun: Task,
+        letter: OutboxMessage,
+        context: ServerCallContext,
     ) -> Message:
         """Return a message's answer, or the word that it comes later; then it is owed."""
         answer: Message | Task | None = None
@@ -173,22 +185,22 @@ class PunctualHandler(OnceHandler):
         word = await self._word(pushing, letter, begun)
         if word is not None:
             return word
-        if isinstance(answer, Task) and answer.status.state in ASKING:
+        if isinstance(answer, Task) and answer.status.state in AWAITING_INPUT:
             self._asked.note(context.user.user_name, answer.context_id, answer.id)
-        if isinstance(answer, Task) and answer.status.state in TERMINAL | ASKING:
+        if isinstance(answer, Task) and answer.status.state in TERMINAL | AWAITING_INPUT:
             return _answer(answer)
         if isinstance(answer, Message):
             return answer
         await self._owe(pushing, letter)
-        return _message(STILL_AT_WORK, f"{begun.id}-at-work", begun.context_id)
+        return _message(STILL_WORKING, f"{begun.id}-at-work", begun.context_id)
 
-    async def _read(self, pushing: Pushing, params: SendMessageRequest, context: ServerCallContext) -> _Asking:
+    async def _read(self, pushing: PushDelivery, params: SendMessageRequest, context: ServerCallContext) -> _Asking:
         """Return what a message is: one that comes again is as it was written down."""
         request = _copy(params)
         metadata = MessageToDict(params.message.metadata)
         if is_answer(metadata, params.message.message_id):
             work = metadata.get(DELEGATION) or metadata.get(IN_REPLY_TO)
-            request.message.parts.insert(0, answer_mark(SOMEBODY, work if isinstance(work, str) else ""))
+            request.message.parts.insert(0, answer_mark(UNKNOWN_PEER, work if isinstance(work, str) else ""))
             return _Asking(request, is_answer=True)
         owner = context.user.user_name
         known = await self._store.deliveries.request(Key(owner, params.message.message_id))
@@ -203,14 +215,14 @@ class PunctualHandler(OnceHandler):
             request.message.task_id, request.message.context_id = task_id, context_id
         return _Asking(request, is_word_for_letter=by_letter is not None)
 
-    async def _word(self, pushing: Pushing, letter: Letter, begun: Task) -> Message | None:
+    async def _word(self, pushing: PushDelivery, letter: OutboxMessage, begun: Task) -> Message | None:
         """Return what is said to a message whose answer is sent by a letter; None where there is no letter."""
         known = await pushing.mail.find(letter.id)
         if known is None:
             return None
-        return _message(word_for(known), f"{begun.id}-at-work", begun.context_id)
+        return _message(reply_text(known), f"{begun.id}-at-work", begun.context_id)
 
-    async def _owe(self, pushing: Pushing, letter: Letter) -> None:
+    async def _owe(self, pushing: PushDelivery, letter: OutboxMessage) -> None:
         """Write down that the answer has to be sent later, and have that done; once for each message."""
         kept = await pushing.mail.take(letter)
         if kept is not None and pushing.follow is not None:
@@ -223,7 +235,7 @@ def _answer(task: Task) -> Message:
     Raises:
         InternalError: the task has not come to a good end; an answer's text would look like one.
     """
-    said = said_in(task)
+    said = answer_of_task(task)
     if not said.is_good:
         raise InternalError(message=said.text)
     return _message(said.text, f"{task.id}-answer", task.context_id)

@@ -20,26 +20,26 @@ from a2a.utils.errors import A2AError, InternalError, TaskNotFoundError, Unsuppo
 from anyio.abc import TaskGroup
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.common.a2a_terms import ASKING, TERMINAL, Caller
-from codex_workspace.common.concurrency import growing
+from codex_workspace.common.a2a_terms import AWAITING_INPUT, TERMINAL, AuthenticatedUser
+from codex_workspace.common.concurrency import backoff
 from codex_workspace.common.errors import StoreUnavailable
-from codex_workspace.platform.activity_rows import DELEGATION, Incoming, is_answer
-from codex_workspace.platform.client import PlatformApi, PlatformError
-from codex_workspace.platform.reply_sender import Postman, sender_of
-from codex_workspace.server.limits import MISTAKE
+from codex_workspace.platform.activity_rows import DELEGATION, IncomingMessage, is_answer
+from codex_workspace.platform.client import PlatformClient, PlatformError
+from codex_workspace.platform.reply_sender import ReplySender, sender_of
+from codex_workspace.server.limits import INTERNAL_ERROR
 from codex_workspace.server.overload import BusyError
-from codex_workspace.storage.outbox import Letter, LetterState, Mail, Route
-from codex_workspace.tasks.replies import answer_in
+from codex_workspace.storage.outbox import Outbox, OutboxMessage, OutboxState, Route
+from codex_workspace.tasks.replies import answer_text
 
 logger = logging.getLogger(__name__)
 
 OWNER: Final = "platform:workspace"
 """Whose messages those of the platform are; no principal of config.yaml can be called so."""
 
-NOTHING_SAID: Final = "Done. Codex said nothing at the end."
+NO_ANSWER: Final = "Done. Codex said nothing at the end."
 """An empty answer counts as a failure on the platform."""
 
-STILL_AT_WORK: Final = "I am still at work on this. The answer comes as a message of its own as soon as it is there."
+STILL_WORKING: Final = "I am still at work on this. The answer comes as a message of its own as soon as it is there."
 """What is said where an answer takes longer than the platform waits."""
 
 SENT_APART: Final = "The answer to this is a message of its own, which was sent already or is on its way."
@@ -66,31 +66,31 @@ made, and once when it is there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TaskAnswer:
     """What came of a task, in words; `is_good`: it came to a good end."""
 
     text: str
     is_good: bool = True
 
 
-def said_in(task: Task) -> Said:
+def answer_of_task(task: Task) -> TaskAnswer:
     """Return what a task has to say, at its end or as it asks something."""
     told = "".join(part.text for part in task.status.message.parts)
     if task.status.state != TaskState.TASK_STATE_COMPLETED:
-        return Said(told or "the task has not come to a good end", task.status.state in ASKING)
+        return TaskAnswer(told or "the task has not come to a good end", task.status.state in AWAITING_INPUT)
     names = [each.name or "a file" for each in task.artifacts if each.artifact_id.startswith("file-")]
     files = FILES.format(names=", ".join(names)) if names else ""
-    return Said((answer_in(task) or NOTHING_SAID) + files)
+    return TaskAnswer((answer_text(task) or NO_ANSWER) + files)
 
 
-def word_for(letter: Letter) -> str:
+def reply_text(letter: OutboxMessage) -> str:
     """Return what is said to a message that comes again, and whose answer is a letter's."""
-    return STILL_AT_WORK if letter.state is LetterState.TAKEN else SENT_APART
+    return STILL_WORKING if letter.state is OutboxState.TAKEN else SENT_APART
 
 
-def letter_of(row_id: str, created_at: str, incoming: Incoming) -> Letter:
+def message_from_row(row_id: str, created_at: str, incoming: IncomingMessage) -> OutboxMessage:
     """Return the letter that a row of the inbox is."""
-    return Letter(
+    return OutboxMessage(
         row_id,
         OWNER,
         incoming.message_id,
@@ -104,13 +104,13 @@ def letter_of(row_id: str, created_at: str, incoming: Incoming) -> Letter:
     )
 
 
-def letter_of_push(message: Message, owner: str) -> Letter:
+def message_from_push(message: Message, owner: str) -> OutboxMessage:
     """Return the letter that a message is which the platform has pushed, as it was written down."""
     # The whole request: the same message finds its task again.
     body = SendMessageRequest(message=message).SerializeToString(deterministic=True)
     metadata = MessageToDict(message.metadata)
     delegation_id = metadata.get(DELEGATION)
-    return Letter(
+    return OutboxMessage(
         id=f"push-{hashlib.sha256(f'{owner} {message.message_id}'.encode()).hexdigest()}",
         owner=owner,
         message_id=message.message_id,
@@ -123,7 +123,7 @@ def letter_of_push(message: Message, owner: str) -> Letter:
     )
 
 
-class Clerk:
+class Dispatcher:
     """Works on letters until their answers are out.
 
     Args:
@@ -137,19 +137,19 @@ class Clerk:
     def __init__(
         self,
         handler: RequestHandler,
-        mail: Mail,
-        api: PlatformApi,
+        mail: Outbox,
+        api: PlatformClient,
         followers: TaskGroup,
-        postman: Postman,
+        postman: ReplySender,
     ) -> None:
         self._handler = handler
         self._mail = mail
         self._api = api
         self._followers = followers
         self._post = postman.post
-        self._open: dict[str, Letter] = {}
+        self._open: dict[str, OutboxMessage] = {}
         self._lines: dict[_Line, deque[str]] = {}
-        self._to_post: dict[str, Letter] = {}
+        self._to_post: dict[str, OutboxMessage] = {}
         self._asking: dict[tuple[str, str], Task] = {}
         self._resting: set[str] = set()
 
@@ -172,7 +172,7 @@ class Clerk:
         """Return the task of a letter that asks something in a context; None where there is none."""
         return next((task.id for task in self._asking.values() if task.context_id == context_id), None)
 
-    def sent(self, letter: Letter) -> None:
+    def sent(self, letter: OutboxMessage) -> None:
         """Take note that nothing is owed any more."""
         self._open.pop(letter.id, None)
         self._resting.discard(letter.id)
@@ -185,13 +185,13 @@ class Clerk:
                 self._open[letter.id] = letter
                 self._resting.add(letter.id)
                 self._post(letter)
-            elif letter.state is LetterState.OWED:
+            elif letter.state is OutboxState.OWED:
                 self._begin(letter)
                 self._ready(letter)
             else:
                 await self.work_on(letter)
 
-    async def work_on(self, letter: Letter) -> None:
+    async def work_on(self, letter: OutboxMessage) -> None:
         """Give a letter to the agent; returns when it is the agent's, in its order, and its answer is waited for.
 
         An agent that takes nothing at the moment is waited for.
@@ -208,17 +208,17 @@ class Clerk:
                 await anyio.sleep(FULL_S)
             except UnsupportedOperationError as error:
                 if not _request(letter).message.task_id:
-                    await self._end(letter, Said(str(error), is_good=False))
+                    await self._end(letter, TaskAnswer(str(error), is_good=False))
                     return
                 letter = await self._not_a_word(letter)
             except InternalError as error:
-                if str(error) == MISTAKE:
-                    await self._end(letter, Said(str(error), is_good=False))
+                if str(error) == INTERNAL_ERROR:
+                    await self._end(letter, TaskAnswer(str(error), is_good=False))
                     return
                 # Nothing can be written down at the moment.
                 await anyio.sleep(FULL_S)
             except A2AError as error:
-                await self._end(letter, Said(str(error), is_good=False))
+                await self._end(letter, TaskAnswer(str(error), is_good=False))
                 return
         if _request(letter).message.task_id:
             # The task that has asked gives the answer.
@@ -226,48 +226,48 @@ class Clerk:
         else:
             self._followers.start_soon(self._follow, letter)
 
-    async def follow(self, letter: Letter) -> None:
+    async def follow(self, letter: OutboxMessage) -> None:
         """Wait for the answer to a letter that the agent is at work on already."""
         self._begin(letter)
         self._followers.start_soon(self._follow, letter)
 
-    async def _hand_over(self, letter: Letter) -> None:
+    async def _hand_over(self, letter: OutboxMessage) -> None:
         request = _request(letter)
         request.configuration.return_immediately = True
         await self._handler.on_message_send(request, _call(letter))
 
-    async def _follow(self, letter: Letter) -> None:
+    async def _follow(self, letter: OutboxMessage) -> None:
         if letter.route is Route.ASK:
             # Now its row is among the newest.
             letter = await self._routed(letter)
         await self._end(letter, await self._said(letter))
 
-    async def _said(self, letter: Letter) -> Said:
+    async def _said(self, letter: OutboxMessage) -> TaskAnswer:
         """Return what came of a letter's task at its end, and say on the way what it asks."""
         tries = 0
         while True:
             try:
                 task = await self._handler.on_message_send(_request(letter), _call(letter))
-                while isinstance(task, Task) and task.status.state in ASKING:
+                while isinstance(task, Task) and task.status.state in AWAITING_INPUT:
                     task = await self._answered(letter, task)
             except TaskNotFoundError:
-                return Said(FORGOTTEN, is_good=False)
+                return TaskAnswer(FORGOTTEN, is_good=False)
             except (A2AError, StoreUnavailable) as error:
                 tries += 1
                 logger.info("a task cannot be followed at the moment: %s", error)
                 if tries == TRIES:
-                    return Said(UNKNOWN, is_good=False)
+                    return TaskAnswer(UNKNOWN, is_good=False)
             else:
                 if isinstance(task, Task) and task.status.state in TERMINAL:
-                    return said_in(task)
-            await anyio.sleep(growing(LOOK_S, LONGEST_LOOK_S, tries))
+                    return answer_of_task(task)
+            await anyio.sleep(backoff(LOOK_S, LONGEST_LOOK_S, tries))
 
-    async def _answered(self, letter: Letter, task: Task) -> Task:
+    async def _answered(self, letter: OutboxMessage, task: Task) -> Task:
         """Have somebody asked what a task asks, and return the task when it asks that no more."""
         prompt_id = task.status.message.message_id
         question = replace(letter, id=f"{letter.id[:200]}?{prompt_id}"[:255], message_id=f"?{prompt_id}", request=b"")
         kept = await self._mail.take(
-            replace(question, state=LetterState.OWED, reply=said_in(task).text, digest=prompt_id.encode())
+            replace(question, state=OutboxState.OWED, reply=answer_of_task(task).text, digest=prompt_id.encode())
         )
         if kept is not None and letter.route is not Route.NOBODY:
             self._open[kept.id] = kept
@@ -282,17 +282,17 @@ class Clerk:
                 now = await self._handler.on_get_task(GetTaskRequest(id=task.id), _call(letter))
                 if now is None:
                     raise TaskNotFoundError
-                if now.status.message.message_id != prompt_id or now.status.state not in ASKING:
+                if now.status.message.message_id != prompt_id or now.status.state not in AWAITING_INPUT:
                     break
         finally:
             self._asking.pop(sender, None)
             self._resting.discard(letter.id)
-        if now.status.state in TERMINAL or now.status.state in ASKING:
+        if now.status.state in TERMINAL or now.status.state in AWAITING_INPUT:
             return now
         rested = await self._handler.on_message_send(_request(letter), _call(letter))
         return rested if isinstance(rested, Task) else now
 
-    async def _as_word(self, letter: Letter) -> Letter:
+    async def _as_word(self, letter: OutboxMessage) -> OutboxMessage:
         """Make a letter the answer to what its sender was asked, if that was so."""
         task = self._asking.get((letter.route, letter.peer))
         request = _request(letter)
@@ -301,18 +301,18 @@ class Clerk:
         request.message.task_id, request.message.context_id = task.id, task.context_id
         return await self._rewritten(letter, request)
 
-    async def _not_a_word(self, letter: Letter) -> Letter:
+    async def _not_a_word(self, letter: OutboxMessage) -> OutboxMessage:
         """Make a letter a message of its own again: nothing is asked any more."""
         request = _request(letter)
         request.message.task_id = ""
         return await self._rewritten(letter, request)
 
-    async def _rewritten(self, letter: Letter, request: SendMessageRequest) -> Letter:
+    async def _rewritten(self, letter: OutboxMessage, request: SendMessageRequest) -> OutboxMessage:
         letter = replace(letter, request=request.SerializeToString(deterministic=True))
         await self._mail.keep(letter)
         return letter
 
-    async def _end(self, letter: Letter, said: Said | None) -> None:
+    async def _end(self, letter: OutboxMessage, said: TaskAnswer | None) -> None:
         """Have an answer sent; None: there is none to be sent."""
         line = _line(self._open[letter.id])
         if letter.route is Route.ASK:
@@ -328,13 +328,13 @@ class Clerk:
             return
         self._ready(await self._mail.owe(letter, said.text, is_failure=not said.is_good), line)
 
-    def _begin(self, letter: Letter) -> None:
+    def _begin(self, letter: OutboxMessage) -> None:
         """Keep a letter's place in the line of its sender's conversation: in this order the answers go out."""
         if letter.id not in self._open:
             self._lines.setdefault(_line(letter), deque()).append(letter.id)
         self._open[letter.id] = letter
 
-    def _ready(self, letter: Letter, line: "_Line | None" = None) -> None:
+    def _ready(self, letter: OutboxMessage, line: "_Line | None" = None) -> None:
         """Have an answer sent behind those of its line. Turns end in their order; who hears first of it is chance."""
         self._to_post[letter.id] = letter
         if letter.route is Route.PEER:
@@ -348,7 +348,7 @@ class Clerk:
         if not waiting:
             del self._lines[line]
 
-    async def _routed(self, letter: Letter) -> Letter:
+    async def _routed(self, letter: OutboxMessage) -> OutboxMessage:
         """Find out who has sent what was pushed: the platform tells it in its rows, and in nothing else.
 
         It is asked until it answers: a peer's answer is not the user's. `Route.ASK` stays where it shows no such row.
@@ -359,7 +359,7 @@ class Clerk:
                 row = await sender_of(self._api, letter)
             except PlatformError as error:
                 logger.info("who has sent a message is not known yet: %s", error)
-                await anyio.sleep(max(growing(LOOK_S, LONGEST_LOOK_S, failed), error.retry_after_s))
+                await anyio.sleep(max(backoff(LOOK_S, LONGEST_LOOK_S, failed), error.retry_after_s))
                 failed += 1
                 continue
             if row is None:
@@ -379,19 +379,19 @@ _Line = tuple[Route, str, str]
 """Whose conversation, and which: its messages are answered one after the other."""
 
 
-def _line(letter: Letter) -> _Line:
+def _line(letter: OutboxMessage) -> _Line:
     if letter.route is Route.ASK:
         return Route.ASK, letter.id, ""
     context_id = _request(letter).message.context_id if letter.request else ""
     return letter.route, letter.peer, context_id
 
 
-def _request(letter: Letter) -> SendMessageRequest:
+def _request(letter: OutboxMessage) -> SendMessageRequest:
     request = SendMessageRequest.FromString(letter.request)
     # Another message may have had its id.
     request.message.message_id = letter.message_id
     return request
 
 
-def _call(letter: Letter) -> ServerCallContext:
-    return ServerCallContext(user=Caller(letter.owner))
+def _call(letter: OutboxMessage) -> ServerCallContext:
+    return ServerCallContext(user=AuthenticatedUser(letter.owner))

@@ -15,20 +15,20 @@ from typing import Final, Protocol
 
 import anyio
 
-from codex_workspace.common.concurrency import growing
-from codex_workspace.platform.activity_rows import RESULT, Skipped, read_row
+from codex_workspace.common.concurrency import backoff
+from codex_workspace.platform.activity_rows import RESULT, SkippedRow, read_row
 from codex_workspace.platform.client import (
     MAX_PAGE,
+    ActivityPage,
     ActivityRow,
     CursorLost,
-    Page,
-    PlatformApi,
+    PlatformClient,
     PlatformError,
-    Removed,
+    WorkspaceRemoved,
 )
-from codex_workspace.platform.dispatcher import letter_of
+from codex_workspace.platform.dispatcher import message_from_row
 from codex_workspace.platform.reply_sender import instant, just_after
-from codex_workspace.storage.outbox import Cursor, Letter, LetterState, Mail
+from codex_workspace.storage.outbox import Cursor, Outbox, OutboxMessage, OutboxState
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ WORTH_TELLING: Final = 3
 """Failures in a row after which the log warns."""
 
 
-class Desk(Protocol):
+class MessageDispatcher(Protocol):
     """Works on letters; `letters.Clerk` in the agent."""
 
     @property
@@ -87,7 +87,7 @@ class Desk(Protocol):
     def is_asking(self) -> bool:
         """Whether somebody is asked something; a letter may be what they say to it."""
 
-    async def work_on(self, letter: Letter) -> None:
+    async def work_on(self, letter: OutboxMessage) -> None:
         """Give a letter to the agent; returns when it is the agent's, in its order."""
 
 
@@ -100,9 +100,9 @@ class Inbox:
 
     def __init__(
         self,
-        api: PlatformApi,
-        mail: Mail,
-        desk: Desk,
+        api: PlatformClient,
+        mail: Outbox,
+        desk: MessageDispatcher,
         at_once: int,
         jitter: Callable[[], float] = lambda: random.uniform(0.75, 1.25),
         clock: Callable[[], float] = time.monotonic,
@@ -122,7 +122,7 @@ class Inbox:
         self._news_at = clock() - LIVELY_S
         self._acknowledges = True
         self._failures = 0
-        self._held: list[Letter] = []
+        self._held: list[OutboxMessage] = []
         self._only_results = False
 
     @property
@@ -160,7 +160,7 @@ class Inbox:
             await self._advance()
         except CursorLost:
             self._step_back()
-        except Removed:
+        except WorkspaceRemoved:
             raise
         except PlatformError as error:
             return self._pause_after(error)
@@ -180,7 +180,7 @@ class Inbox:
         self._place = self._back = None
         self._behind.clear()
 
-    async def _page(self, since: "_Row | None", before: str | None, window_s: int | None, limit: int) -> Page:
+    async def _page(self, since: "_Row | None", before: str | None, window_s: int | None, limit: int) -> ActivityPage:
         page = await self._api.page(
             since_id=None if since is None else since.id, since_s=window_s, before=before, limit=limit
         )
@@ -195,7 +195,7 @@ class Inbox:
 
     def _pause_after(self, error: PlatformError) -> float:
         self._failures += 1
-        grown_s = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._failures - 1) * self._jitter()
+        grown_s = backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._failures - 1) * self._jitter()
         pause_s = max(grown_s, error.retry_after_s)
         log = logger.warning if self._failures == WORTH_TELLING else logger.info
         log("the inbox cannot be read: %s Tried again in %.1f s", error, pause_s)
@@ -248,11 +248,11 @@ class Inbox:
             if self._room() <= 0:
                 return False
             found = self._letter(row)
-            if isinstance(found, Skipped):
+            if isinstance(found, SkippedRow):
                 logger.debug("a row of the inbox is passed over: %s", found.why)
             else:
                 letter = await self._mail.take(found)
-                if letter is not None and letter.state is LetterState.TAKEN:
+                if letter is not None and letter.state is OutboxState.TAKEN:
                     if row.method == RESULT and letter.delegation_id in self._api.waited_by_tools:
                         self._held.append(letter)
                     else:
@@ -261,20 +261,20 @@ class Inbox:
             self._news_at = self._clock()
         return True
 
-    def _letter(self, row: ActivityRow) -> Letter | Skipped:
+    def _letter(self, row: ActivityRow) -> OutboxMessage | SkippedRow:
         if self._only_results and row.method != RESULT:
-            return Skipped("it is pushed")
+            return SkippedRow("it is pushed")
         try:
             found = read_row(row, self._api.workspace_id)
-            if isinstance(found, Skipped):
+            if isinstance(found, SkippedRow):
                 return found
-            letter = letter_of(row.id, row.created_at, found)
+            letter = message_from_row(row.id, row.created_at, found)
         except Exception:
             # It is what others have written, and comes again with each look: one row must not stop all others.
             logger.exception("a row of the inbox cannot be read, and is passed over")
-            return Skipped("unreadable")
+            return SkippedRow("unreadable")
         if row.method == RESULT and letter.delegation_id in self._api.told_by_tools:
-            return Skipped("a result that a tool has told")
+            return SkippedRow("a result that a tool has told")
         return letter
 
     async def _let_go(self) -> None:

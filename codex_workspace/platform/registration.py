@@ -17,27 +17,27 @@ from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
 from a2a.server.request_handlers import RequestHandler
 
-from codex_workspace.common.concurrency import growing, plain_task_group
+from codex_workspace.common.concurrency import backoff, task_group
 from codex_workspace.common.metrics import TaskOutcome
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.environment import Secret
 from codex_workspace.platform.client import (
-    Beat,
-    Busy,
     DeliveryMode,
-    PlatformApi,
+    HeartbeatReport,
+    PlatformBusy,
+    PlatformClient,
     PlatformError,
-    Refused,
-    Registered,
-    Removed,
-    Unauthorized,
-    Unreachable,
+    PlatformRejected,
+    PlatformUnauthorized,
+    PlatformUnreachable,
+    Registration,
+    WorkspaceRemoved,
 )
-from codex_workspace.platform.deadline_reply import Pushing
-from codex_workspace.platform.dispatcher import Clerk
+from codex_workspace.platform.deadline_reply import PushDelivery
+from codex_workspace.platform.dispatcher import Dispatcher
 from codex_workspace.platform.inbox import Inbox
-from codex_workspace.platform.reply_sender import Postman
-from codex_workspace.storage.outbox import Mail, forgetting
+from codex_workspace.platform.reply_sender import ReplySender
+from codex_workspace.storage.outbox import Outbox, delete_expired
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ while a turn runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class HostOptions:
+class RegistrationOptions:
     """How we are on the platform.
 
     url: where it reaches us. delivery: what we want; `auto` takes what the platform has, and what is possible.
@@ -84,7 +84,7 @@ class HostOptions:
     at_once: int = 25
 
 
-class Pulse(AgentExecutor):
+class TrackedExecutor(AgentExecutor):
     """An executor that is watched: what is at work in it, for the heartbeat."""
 
     def __init__(self, executor: AgentExecutor) -> None:
@@ -123,13 +123,13 @@ class Pulse(AgentExecutor):
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class HealthSource:
     """Where the heartbeat looks: what is at work, how tasks have ended so far, and what is wrong for longer.
 
     running: gives how many turns run; None: that is what is at work, where nothing waits for its turn.
     """
 
-    pulse: Pulse
+    pulse: TrackedExecutor
     ended: Callable[[], Mapping[TaskOutcome, int]]
     problem: Callable[[], Awaitable[str | None]]
     running: Callable[[], int] | None = None
@@ -157,16 +157,16 @@ class ErrorRate:
 
 
 class PlatformHost:
-    """The agent's side of its place on the platform; from `on_the_platform`."""
+    """The agent's side of its place on the platform; from `join_platform`."""
 
     def __init__(
         self,
-        options: HostOptions,
-        api: PlatformApi,
-        vitals: Vitals,
-        clerk: Clerk,
+        options: RegistrationOptions,
+        api: PlatformClient,
+        vitals: HealthSource,
+        clerk: Dispatcher,
         inbox: Inbox,
-        pushing: Pushing,
+        pushing: PushDelivery,
         let_in: Callable[[Secret], None],
         stop: anyio.Event,
     ) -> None:
@@ -188,14 +188,14 @@ class PlatformHost:
         await self._clerk.resume()
         await self._until_removed(self._register)
         if self._mode is not None:
-            async with plain_task_group() as tasks:
+            async with task_group() as tasks:
                 tasks.start_soon(self._until_removed, self._beat)
                 tasks.start_soon(self._until_removed, self._poll)
 
     async def _until_removed(self, do: Callable[[], Awaitable[None]]) -> None:
         try:
             await do()
-        except Removed:
+        except WorkspaceRemoved:
             self.removed()
 
     def removed(self) -> None:
@@ -215,30 +215,30 @@ class PlatformHost:
             try:
                 registered = await self._ask()
                 break
-            except Removed:
+            except WorkspaceRemoved:
                 raise
             except PlatformError as error:
-                grown_s = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * random.uniform(0.75, 1.0)
+                grown_s = backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * random.uniform(0.75, 1.0)
                 pause_s = max(grown_s, error.retry_after_s)
                 if await self._api.is_removed():
-                    raise Removed("The workspace was removed from the platform.") from error
+                    raise WorkspaceRemoved("The workspace was removed from the platform.") from error
                 logger.warning("not registered with the platform: %s Tried again in %.1f s", error, pause_s)
                 tries += 1
                 await anyio.sleep(pause_s)
         self._take(registered)
 
-    async def _ask(self) -> Registered:
+    async def _ask(self) -> Registration:
         options = self._options
         wanted: DeliveryMode | None = None if options.delivery == "auto" else options.delivery
         try:
             return await self._api.register(options.card, options.url, wanted)
-        except Refused as refused:
+        except PlatformRejected as refused:
             if options.delivery != "auto" or refused.status != 400:
                 raise
             logger.info("the platform cannot push to %s (%s); its inbox is polled", options.url, refused)
             return await self._api.register(options.card, options.url, "poll")
 
-    def _take(self, registered: Registered) -> None:
+    def _take(self, registered: Registration) -> None:
         if registered.inbound_secret is not None:
             self._let_in(registered.inbound_secret)
         if registered.delivery != self._mode:
@@ -266,17 +266,17 @@ class PlatformHost:
                 inbound_secret = await self._api.heartbeat(await self._now())
                 if inbound_secret is not None:
                     self._let_in(inbound_secret)
-            except Removed:
+            except WorkspaceRemoved:
                 raise
-            except Busy as busy:
+            except PlatformBusy as busy:
                 pause_s = max(pause_s, busy.retry_after_s)
-            except (Unreachable, Unauthorized, Refused) as error:
+            except (PlatformUnreachable, PlatformUnauthorized, PlatformRejected) as error:
                 if not was_away:
                     logger.warning("the platform does not take the heartbeat: %s", error)
                 was_away = True
                 pause_s = self._pause_s()
                 if await self._api.is_removed():
-                    raise Removed("The workspace was removed from the platform.") from error
+                    raise WorkspaceRemoved("The workspace was removed from the platform.") from error
             await anyio.sleep(pause_s)
             if not was_away:
                 with anyio.move_on_after(self._options.heartbeat_s - pause_s):
@@ -291,10 +291,10 @@ class PlatformHost:
     def _pause_s(self) -> float:
         return min(self._options.heartbeat_s, 5.0) * random.uniform(0.5, 1.0)
 
-    async def _now(self) -> Beat:
+    async def _now(self) -> HeartbeatReport:
         failed, all_ = self._errors.failed_of(self._vitals.ended(), time.monotonic())
         problem = await self._vitals.problem()
-        return Beat(
+        return HeartbeatReport(
             active_tasks=self._vitals.active,
             current_task=self._vitals.pulse.current_task,
             error_rate=round(failed / all_, 3) if all_ else 0.0,
@@ -306,13 +306,13 @@ class PlatformHost:
 
 
 @asynccontextmanager
-async def on_the_platform(
-    options: HostOptions,
-    api: PlatformApi,
-    mail: Mail,
+async def join_platform(
+    options: RegistrationOptions,
+    api: PlatformClient,
+    mail: Outbox,
     handler: RequestHandler,
-    vitals: Vitals,
-    pushing: Pushing,
+    vitals: HealthSource,
+    pushing: PushDelivery,
     let_in: Callable[[Secret], None],
     stop: anyio.Event,
 ) -> AsyncIterator[None]:
@@ -320,15 +320,15 @@ async def on_the_platform(
 
     `let_in` is told the secret that the platform shows when it calls us; `stop` is set when it removes us.
     """
-    async with plain_task_group() as tasks:
-        postman = Postman(api, mail, tasks)
-        clerk = Clerk(handler, mail, api, tasks, postman)
+    async with task_group() as tasks:
+        postman = ReplySender(api, mail, tasks)
+        clerk = Dispatcher(handler, mail, api, tasks, postman)
         inbox = Inbox(api, mail, clerk, options.at_once)
         host = PlatformHost(options, api, vitals, clerk, inbox, pushing, let_in, stop)
         postman.tell(clerk.sent, host.removed)
         pushing.follow, pushing.asks_in = clerk.follow, clerk.asks_in
         tasks.start_soon(host.run)
-        tasks.start_soon(forgetting, mail)
+        tasks.start_soon(delete_expired, mail)
         try:
             yield
         finally:

@@ -16,21 +16,21 @@ from typing import Final, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
-from codex_workspace.common.concurrency import growing
+from codex_workspace.common.concurrency import backoff
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.platform.activity_rows import DELEGATION, ECHO, IN_REPLY_TO, message_id_of
 from codex_workspace.platform.client import (
     MAX_PAGE,
     ActivityRow,
-    Busy,
-    PlatformApi,
+    PlatformBusy,
+    PlatformClient,
     PlatformError,
-    Refused,
-    Removed,
-    Unauthorized,
-    Unreachable,
+    PlatformRejected,
+    PlatformUnauthorized,
+    PlatformUnreachable,
+    WorkspaceRemoved,
 )
-from codex_workspace.storage.outbox import Letter, Mail, Route
+from codex_workspace.storage.outbox import Outbox, OutboxMessage, Route
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +69,13 @@ LOOK_BACK_S: Final = 60.0
 _NAMESPACE: Final = uuid.UUID("6f1ad1f2-2f0c-4d34-9c57-9a52b4f5a0c5")
 
 
-class Postman:
+class ReplySender:
     """Sends what is owed."""
 
     def __init__(
         self,
-        api: PlatformApi,
-        mail: Mail,
+        api: PlatformClient,
+        mail: Outbox,
         workers: TaskGroup,
         jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0),
         clock: Callable[[], float] = time.monotonic,
@@ -84,18 +84,18 @@ class Postman:
         self._mail = mail
         self._workers = workers
         self._jitter = jitter
-        self._sent: Callable[[Letter], None] = lambda _letter: None
+        self._sent: Callable[[OutboxMessage], None] = lambda _letter: None
         self._removed: Callable[[], None] = lambda: None
-        self._queues: dict[str, deque[Letter]] = {}
+        self._queues: dict[str, deque[OutboxMessage]] = {}
         self._clock = clock
         self._silent_since: dict[str, float] = {}
 
-    def tell(self, sent: Callable[[Letter], None], removed: Callable[[], None]) -> None:
+    def tell(self, sent: Callable[[OutboxMessage], None], removed: Callable[[], None]) -> None:
         """Have `sent` told of each letter that is over, and `removed` that the workspace is gone."""
         self._sent = sent
         self._removed = removed
 
-    def post(self, letter: Letter) -> None:
+    def post(self, letter: OutboxMessage) -> None:
         """Have a letter's answer sent, behind those that go to the same reader."""
         reader = letter.peer if letter.route is Route.PEER else ""
         queue = self._queues.get(reader)
@@ -106,11 +106,11 @@ class Postman:
         if reader and len(queue) > MAX_WAITING:
             self._workers.start_soon(self._leave_out, queue.popleft())
 
-    async def _leave_out(self, letter: Letter) -> None:
+    async def _leave_out(self, letter: OutboxMessage) -> None:
         await self._give_up(letter, "too many wait for the same peer")
         self._sent(letter)
 
-    async def _work(self, reader: str, queue: deque[Letter]) -> None:
+    async def _work(self, reader: str, queue: deque[OutboxMessage]) -> None:
         try:
             while queue:
                 letter = queue.popleft()
@@ -120,7 +120,7 @@ class Postman:
         finally:
             del self._queues[reader]
 
-    async def _deliver(self, letter: Letter) -> bool:
+    async def _deliver(self, letter: OutboxMessage) -> bool:
         """Send an answer until it is out, or refused, or its peer is silent for long; False where we are gone."""
         tries = looks = 0
         while True:
@@ -136,14 +136,14 @@ class Postman:
                 await self._send(letter)
                 self._silent_since.pop(letter.peer, None)
                 break
-            except Removed:
+            except WorkspaceRemoved:
                 self._removed()
                 return False
-            except (Busy, Unauthorized, Unreachable, Refused) as error:
-                if isinstance(error, Refused) and not self._may_pass(letter, error, tries):
+            except (PlatformBusy, PlatformUnauthorized, PlatformUnreachable, PlatformRejected) as error:
+                if isinstance(error, PlatformRejected) and not self._may_pass(letter, error, tries):
                     await self._give_up(letter, str(error))
                     return True
-                if not is_look and not (isinstance(error, Unreachable) and error.maybe_done):
+                if not is_look and not (isinstance(error, PlatformUnreachable) and error.maybe_done):
                     # This try has done nothing; the one before may have.
                     letter = await self._mail.sending(letter, unsure=before)
                 if self._is_silent(letter):
@@ -154,26 +154,26 @@ class Postman:
         await self._mail.settle(letter)
         return True
 
-    async def _give_up(self, letter: Letter, why: str) -> None:
+    async def _give_up(self, letter: OutboxMessage, why: str) -> None:
         logger.warning("an answer is given up: %s", why)
         await self._mail.settle(letter)
 
-    def _is_silent(self, letter: Letter) -> bool:
+    def _is_silent(self, letter: OutboxMessage) -> bool:
         """Tell whether a letter's peer has taken nothing for so long that it is not waited for any more."""
         if letter.route is not Route.PEER:
             return False
         now = self._clock()
         return now - self._silent_since.setdefault(letter.peer, now) >= PEER_PATIENCE_S
 
-    def _may_pass(self, letter: Letter, refused: Refused, tries: int) -> bool:
+    def _may_pass(self, letter: OutboxMessage, refused: PlatformRejected, tries: int) -> bool:
         return letter.route is Route.USER and refused.status == 404 and tries < NOT_FOUND_TRIES
 
     async def _pause(self, error: PlatformError, tries: int) -> None:
-        pause_s = max(growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * self._jitter(), error.retry_after_s)
+        pause_s = max(backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * self._jitter(), error.retry_after_s)
         logger.info("an answer is not out yet: %s Tried again in %.1f s", error, pause_s)
         await anyio.sleep(pause_s)
 
-    async def _send(self, letter: Letter) -> None:
+    async def _send(self, letter: OutboxMessage) -> None:
         text = words_for(letter)
         match letter.route:
             case Route.USER | Route.ASK:
@@ -187,7 +187,7 @@ class Postman:
             case _:
                 assert_never(letter.route)
 
-    async def _has_arrived(self, letter: Letter) -> bool:
+    async def _has_arrived(self, letter: OutboxMessage) -> bool:
         """Tell whether the user has got an answer already, as far as the platform tells."""
         if letter.route is not Route.USER:
             return False
@@ -203,7 +203,7 @@ class Postman:
 
 
 async def look_back(
-    api: PlatformApi, wanted: Callable[[ActivityRow], bool], since: float, enough: int = MAX_PAGE
+    api: PlatformClient, wanted: Callable[[ActivityRow], bool], since: float, enough: int = MAX_PAGE
 ) -> list[ActivityRow]:
     """Return the newest rows of our activity that are `wanted`, `enough` of them or a few more.
 
@@ -225,25 +225,25 @@ async def look_back(
     return list(found.values())
 
 
-async def sender_of(api: PlatformApi, letter: Letter) -> ActivityRow | None:
+async def sender_of(api: PlatformClient, letter: OutboxMessage) -> ActivityRow | None:
     """Return the platform's row of a message that it has pushed; None where it shows none."""
     since = letter.taken_at - SENDER_BEFORE_S
     found = await look_back(api, lambda row: message_id_of(row) == letter.said_id, since, 1)
     return next(iter(found), None)
 
 
-def words_for(letter: Letter) -> str:
+def words_for(letter: OutboxMessage) -> str:
     """Return an answer as its reader gets it."""
     text = f"{FAILED}{letter.reply}" if letter.is_failure else letter.reply
     return text if len(text) <= MAX_REPLY_CHARS else text[: MAX_REPLY_CHARS - len(CUT)] + CUT
 
 
-def answer_id(letter: Letter) -> str:
+def answer_id(letter: OutboxMessage) -> str:
     """Return the id of the message that answers a letter: the same for each try."""
     return str(uuid.uuid5(_NAMESPACE, letter.id))
 
 
-def _about(letter: Letter) -> JsonObject:
+def _about(letter: OutboxMessage) -> JsonObject:
     about: JsonObject = {IN_REPLY_TO: letter.said_id or letter.id}
     if letter.delegation_id:
         about[DELEGATION] = letter.delegation_id
@@ -252,7 +252,7 @@ def _about(letter: Letter) -> JsonObject:
     return about
 
 
-def _is_after(row: ActivityRow, letter: Letter) -> bool:
+def _is_after(row: ActivityRow, letter: OutboxMessage) -> bool:
     """Tell whether a row is later than the one that is answered, by the platform's clock."""
     return not letter.created_at or not row.created_at or instant(row.created_at) >= instant(letter.created_at)
 

@@ -1,7 +1,7 @@
 """The agent under a host that is not ours: an executor for that host, with our own handler behind it.
 
 Such a host knows nothing of deliveries: it makes up ids of task and context for every message, forgets its tasks when
-it ends, and hands in a message again whose answer took too long. So each message goes through `OnceHandler`, as it does
+it ends, and hands in a message again whose answer took too long. So each message goes through `IdempotentHandler`, as
 under our own host: written down, joined when it comes again, taken up after a restart. What the host gets is one
 message whose first part is the answer, which is what every generation of the platform reads; a task that has not come
 to a good end is an error.
@@ -35,16 +35,23 @@ from a2a.types import (
 )
 from a2a.utils.errors import InternalError, InvalidParamsError
 
-from codex_workspace.common.a2a_terms import ANSWER, ASKING, AT_WORK, PRINCIPAL, Caller
-from codex_workspace.common.concurrency import plain_task_group
-from codex_workspace.platform.dispatcher import NOTHING_SAID, STILL_AT_WORK
-from codex_workspace.platform.runtime_contract import WAKE_UP, AtWork, DelegationResults, News, clear_wedge, mark_wedged
-from codex_workspace.server.handler import OnceHandler
-from codex_workspace.server.open_questions import MAX_ASKED, Asked
+from codex_workspace.common.a2a_terms import ANSWER, AWAITING_INPUT, PRINCIPAL, WORKING, AuthenticatedUser
+from codex_workspace.common.concurrency import task_group
+from codex_workspace.platform.dispatcher import NO_ANSWER, STILL_WORKING
+from codex_workspace.platform.runtime_contract import (
+    WAKE_UP_MESSAGE,
+    ActiveTasks,
+    DelegationResults,
+    NewResults,
+    clear_wedge,
+    mark_wedged,
+)
+from codex_workspace.server.handler import IdempotentHandler
+from codex_workspace.server.open_questions import MAX_OPEN, OpenQuestions
 from codex_workspace.storage.deliveries import Key
 from codex_workspace.storage.store import Store
-from codex_workspace.tasks.replies import answer_in
-from codex_workspace.tasks.scheduling import Admission
+from codex_workspace.tasks.replies import answer_text
+from codex_workspace.tasks.scheduling import AdmissionControl
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +66,7 @@ NOTHING_NEW: Final = "These results were told before; there is nothing new."
 UNKNOWN_END: Final = "The task has not come to its end; send the message again to join it."
 
 
-class Later(Protocol):
+class DeferredReplySender(Protocol):
     """Where an answer goes that takes longer than its host waits."""
 
     @property
@@ -73,7 +80,7 @@ class Later(Protocol):
         """Have the answer to a message, as it was written down, sent when it is there; durable on return."""
 
 
-class HostedExecutor(AgentExecutor):
+class RuntimeHostExecutor(AgentExecutor):
     """Answers what a foreign host hands in, each message once.
 
     Args:
@@ -85,7 +92,7 @@ class HostedExecutor(AgentExecutor):
 
     def __init__(
         self,
-        handler: OnceHandler,
+        handler: IdempotentHandler,
         store: Store,
         results: DelegationResults,
         *,
@@ -94,11 +101,11 @@ class HostedExecutor(AgentExecutor):
         self._handler = handler
         self._store = store
         self._delegations = results
-        self.later: Later | None = None
+        self.later: DeferredReplySender | None = None
         self._one_main_context = one_main_context
         self._one_is_accepted = anyio.Lock()
-        self._asked = Asked(store)
-        self._late: deque[str] = deque(maxlen=MAX_ASKED)
+        self._asked = OpenQuestions(store)
+        self._late: deque[str] = deque(maxlen=MAX_OPEN)
         self._tasks: dict[str, str] = {}
         self._restored: str | None = None
         self.thread_id: str | None = None
@@ -147,7 +154,7 @@ class HostedExecutor(AgentExecutor):
         owner = call.user.user_name
         if begun.request.message.task_id in self._late:
             # A word for a task whose end, and all that it asks, a letter tells.
-            return _message(STILL_AT_WORK, begun.task, "at-work")
+            return _message(STILL_WORKING, begun.task, "at-work")
         word = await self._word(begun, owner)
         if word is not None:
             return word
@@ -159,14 +166,14 @@ class HostedExecutor(AgentExecutor):
         if word is not None:
             return word
         # The SDK takes a cancellation for the end of what it follows.
-        is_at_work = not isinstance(task, Task) or task.status.state in AT_WORK
+        is_at_work = not isinstance(task, Task) or task.status.state in WORKING
         if is_at_work and later is not None:
             await later.owe(begun.request.message, owner)
             self._asked.note(owner, begun.task.context_id, begun.task.id)
             self._late.append(begun.task.id)
-            return _message(STILL_AT_WORK, begun.task, "at-work")
+            return _message(STILL_WORKING, begun.task, "at-work")
         assert isinstance(task, Task)
-        if task.status.state in ASKING:
+        if task.status.state in AWAITING_INPUT:
             self._asked.note(owner, task.context_id, task.id)
         await self.look_back()
         return reply_of(task)
@@ -196,7 +203,7 @@ class HostedExecutor(AgentExecutor):
 
     async def _request(
         self, message: Message, named: str, call: ServerCallContext
-    ) -> tuple[SendMessageRequest | None, News | None]:
+    ) -> tuple[SendMessageRequest | None, NewResults | None]:
         """Return the request that stands for a message, and what peers have answered, which is in it.
 
         For a message that comes again it is the request that was written down. None where a message only wakes the
@@ -216,7 +223,7 @@ class HostedExecutor(AgentExecutor):
 
     async def _new(
         self, message: Message, named: str, call: ServerCallContext
-    ) -> tuple[SendMessageRequest | None, News | None]:
+    ) -> tuple[SendMessageRequest | None, NewResults | None]:
         await self._restore()
         text = _text(message)
         await anyio.to_thread.run_sync(self._delegations.heard, text)
@@ -230,7 +237,7 @@ class HostedExecutor(AgentExecutor):
             request.message.task_id, request.message.context_id = asking, context_id
             return request, None
         news = await anyio.to_thread.run_sync(self._delegations.take)
-        if news.is_replay and not news.text and text.startswith(WAKE_UP):
+        if news.is_replay and not news.text and text.startswith(WAKE_UP_MESSAGE):
             return None, news
         if news.text:
             part = Part(text=news.text)
@@ -266,26 +273,26 @@ class _Begun:
 
 
 @asynccontextmanager
-async def hosted(
+async def open_runtime_host(
     executor: AgentExecutor,
     store: Store,
-    admission: Admission | None,
+    admission: AdmissionControl | None,
     results: DelegationResults,
     *,
     heartbeat: object = None,
-    open_later: Callable[[OnceHandler], AbstractAsyncContextManager[Later]] | None = None,
+    open_later: Callable[[IdempotentHandler], AbstractAsyncContextManager[DeferredReplySender]] | None = None,
     one_main_context: bool = True,
     is_smoke: bool = False,
-) -> AsyncIterator[HostedExecutor]:
+) -> AsyncIterator[RuntimeHostExecutor]:
     """Give an executor for a foreign host, with what an earlier process left unanswered at work again.
 
     Leaving ends what waits in it. In a smoke test nothing is taken up. `open_later` makes the block in which late
     answers are sent; without it a host waits as long as it takes.
     """
-    at_work = AtWork(heartbeat)
-    handler = OnceHandler(_Seen(executor, at_work), store, admission, _card(), one_main_context=one_main_context)
-    host = HostedExecutor(handler, store, results, one_main_context=one_main_context)
-    async with plain_task_group() as beside:
+    at_work = ActiveTasks(heartbeat)
+    handler = IdempotentHandler(_Seen(executor, at_work), store, admission, _card(), one_main_context=one_main_context)
+    host = RuntimeHostExecutor(handler, store, results, one_main_context=one_main_context)
+    async with task_group() as beside:
         beside.start_soon(at_work.tell)
         try:
             await host.look_back()
@@ -299,7 +306,7 @@ async def hosted(
             beside.cancel_scope.cancel()
 
 
-async def report_wedges(look: Callable[[], Awaitable[str | None]], every_s: float = LOOK_S) -> None:
+async def report_unhealthy(look: Callable[[], Awaitable[str | None]], every_s: float = LOOK_S) -> None:
     """Tell the platform's heartbeat, until cancelled, when the agent cannot work, and when it can again.
 
     `look` gives why not, for a reason that lasts; None when it can.
@@ -325,8 +332,8 @@ def reply_of(task: Task) -> Message:
     """
     said = "".join(part.text for part in task.status.message.parts)
     if task.status.state == TaskState.TASK_STATE_COMPLETED:
-        said = answer_in(task) or NOTHING_SAID
-    elif task.status.state not in ASKING:
+        said = answer_text(task) or NO_ANSWER
+    elif task.status.state not in AWAITING_INPUT:
         raise InternalError(message=said or UNKNOWN_END)
     files = [part for each in task.artifacts if each.artifact_id.startswith("file-") for part in each.parts]
     return _message(said, task, ANSWER, files)
@@ -343,7 +350,7 @@ def _message(text: str, task: Task, what: str, files: Iterable[Part] = ()) -> Me
 class _Seen(AgentExecutor):
     """An executor whose tasks the platform sees while they are at work."""
 
-    def __init__(self, executor: AgentExecutor, at_work: AtWork) -> None:
+    def __init__(self, executor: AgentExecutor, at_work: ActiveTasks) -> None:
         self._executor = executor
         self._at_work = at_work
 
@@ -384,7 +391,7 @@ def _card() -> AgentCard:
 
 def _call(context: RequestContext) -> ServerCallContext:
     """Return a call of our own for what a host's request wants: its sender is nobody, where the host asks no token."""
-    return ServerCallContext(user=Caller(context.call_context.user.user_name or PRINCIPAL))
+    return ServerCallContext(user=AuthenticatedUser(context.call_context.user.user_name or PRINCIPAL))
 
 
 def _as_sent(message: Message) -> Message:

@@ -17,27 +17,27 @@ from codex_workspace.common.errors import AgentError
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.platform.client import (
     ActivityRow,
-    Busy,
     Delegation,
-    PlatformApi,
+    PlatformBusy,
+    PlatformClient,
     PlatformPeer,
-    Refused,
-    Unreachable,
+    PlatformRejected,
+    PlatformUnreachable,
     is_queued,
     text_of_parts,
     text_of_result,
 )
 from codex_workspace.storage.memories import Exchange, Memory
 from codex_workspace.tools.interface import (
-    Caller,
-    Handle,
-    PeerAbout,
-    Progress,
-    Recollection,
-    Report,
+    MemoryTool,
+    PeerInfo,
+    PeerTaskHandle,
+    PeerTaskReport,
+    PeerTasks,
+    PeerTaskState,
     Toolbox,
+    ToolCaller,
     ToolRefused,
-    Work,
 )
 
 POLL_S: Final = 1.0
@@ -60,15 +60,15 @@ MAX_SAID_CHARS: Final = 2000
 """Of what one of them says of itself."""
 
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ENDS: Final = {"completed": Progress.DONE, "failed": Progress.FAILED}
+_ENDS: Final = {"completed": PeerTaskState.DONE, "failed": PeerTaskState.FAILED}
 OF_THE_PLATFORM: Final = "the platform's agents"
 """Stands for them in the list of peers where they are not known."""
 
 _LATER: Final = "It has the work in its inbox; what it says to it comes as a message of its own."
 
 
-def tools_on_the_platform(
-    own: Toolbox, api: PlatformApi, configured: Collection[str], principals: Collection[str]
+def platform_toolbox(
+    own: Toolbox, api: PlatformClient, configured: Collection[str], principals: Collection[str]
 ) -> Toolbox:
     """Return the tools of an agent that is on the platform, given those that it has without.
 
@@ -76,33 +76,33 @@ def tools_on_the_platform(
     name of their own: they stay among themselves, with a memory of ours, and reach nobody's user.
     """
     return Toolbox(
-        BothWorks(own.work, configured, PlatformWork(api)),
-        BothRecollections(own.recollection, principals, PlatformRecollection(api)),
-        PlatformSpeaker(api, principals),
+        CombinedPeers(own.work, configured, PlatformPeers(api)),
+        CombinedMemory(own.recollection, principals, PlatformMemoryTool(api)),
+        PlatformNotifier(api, principals),
         own.handover,
     )
 
 
-class PlatformWork:
+class PlatformPeers:
     """`toolbox.Work` by the platform's delegations."""
 
-    def __init__(self, api: PlatformApi) -> None:
+    def __init__(self, api: PlatformClient) -> None:
         self._api = api
 
-    async def peers(self) -> list[PeerAbout]:
+    async def peers(self) -> list[PeerInfo]:
         """Return the agents that this one may talk to, by their ids."""
         return [_about(peer) for peer in await self._known()]
 
-    async def delegate(self, peer: str, task: str, wait_s: float, continues: Handle | None) -> Report:
+    async def delegate(self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None) -> PeerTaskReport:
         """Have the platform give a peer work; see `toolbox.Work`."""
         if continues is not None:
             raise ToolRefused("On the platform nothing is continued; give the peer new work that tells all it needs.")
         until = anyio.current_time() + wait_s
         known = _one_of(await self._known(), peer)
-        handle = Handle(known.id, await self._given(known.id, task))
+        handle = PeerTaskHandle(known.id, await self._given(known.id, task))
         return await self._followed(handle, until, Delegation(handle.task))
 
-    async def check(self, handle: Handle, wait_s: float) -> Report:
+    async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport:
         """Ask the platform how far work is; see `toolbox.Work`."""
         return await self._followed(handle, anyio.current_time() + wait_s, None)
 
@@ -119,7 +119,7 @@ class PlatformWork:
         for left in reversed(range(TRIES)):
             try:
                 given = await self._api.delegate(target_id, task, key)
-            except Unreachable as error:
+            except PlatformUnreachable as error:
                 if left:
                     await anyio.sleep(POLL_S)
                     continue
@@ -131,7 +131,7 @@ class PlatformWork:
             break
         raise ToolRefused("The platform has taken the work without a word on how to ask for it.")
 
-    async def _followed(self, handle: Handle, until: float, known: Delegation | None) -> Report:
+    async def _followed(self, handle: PeerTaskHandle, until: float, known: Delegation | None) -> PeerTaskReport:
         """Wait for the end of work. Once it was told here, its row in the inbox tells nothing new."""
         self._api.waited_by_tools.append(handle.task)
         try:
@@ -142,14 +142,14 @@ class PlatformWork:
             self._api.waited_by_tools.remove(handle.task)
         return report
 
-    async def _wait(self, handle: Handle, until: float, known: Delegation | None) -> Report:
+    async def _wait(self, handle: PeerTaskHandle, until: float, known: Delegation | None) -> PeerTaskReport:
         pause_s = POLL_S / 4
         while True:
             try:
                 known = await self._state_of(handle) or known
-            except (Busy, Unreachable) as error:
+            except (PlatformBusy, PlatformUnreachable) as error:
                 if anyio.current_time() >= until:
-                    return Report(handle.peer, Progress.UNREACHABLE, handle=handle, note=error.public)
+                    return PeerTaskReport(handle.peer, PeerTaskState.UNREACHABLE, handle=handle, note=error.public)
             else:
                 if known is None:
                     raise ToolRefused("The platform knows no such work, or does not any more.")
@@ -157,11 +157,11 @@ class PlatformWork:
                 return _report(handle, replace(known, result=await self._whole(known)))
             left_s = until - anyio.current_time()
             if left_s <= 0:
-                return Report(handle.peer, Progress.WORKING, handle=handle)
+                return PeerTaskReport(handle.peer, PeerTaskState.WORKING, handle=handle)
             await anyio.sleep(min(pause_s, left_s))
             pause_s = min(pause_s * 1.5, LONGEST_POLL_S)
 
-    async def _state_of(self, handle: Handle) -> Delegation | None:
+    async def _state_of(self, handle: PeerTaskHandle) -> Delegation | None:
         """Return the delegation's last word: the platform may list its beginning and its end."""
         rows = [each for each in await self._api.delegations() if each.id == handle.task]
         ended = [each for each in rows if each.status in _ENDS]
@@ -173,105 +173,105 @@ class PlatformWork:
             return ended.result
         try:
             rows = await self._api.activity(kind="delegation")
-        except (Busy, Refused, Unreachable):
+        except (PlatformBusy, PlatformRejected, PlatformUnreachable):
             rows = []
         results = [_object(row.response) for row in rows if row.method == "delegate_result"]
         found = [_words(each.get("text")) for each in results if each.get("delegation_id") == ended.id]
         return next((text for text in found if text), f"{ended.result}{CUT}")
 
 
-class PlatformRecollection:
+class PlatformMemoryTool:
     """`toolbox.Recollection` by what the platform keeps: the workspace's, whoever asks."""
 
-    def __init__(self, api: PlatformApi) -> None:
+    def __init__(self, api: PlatformClient) -> None:
         self._api = api
 
-    async def commit(self, caller: Caller, content: str) -> None:
+    async def commit(self, caller: ToolCaller, content: str) -> None:
         """Have the platform keep a text."""
         del caller
         await self._api.commit_memory(content)
 
-    async def recall(self, caller: Caller, query: str, limit: int) -> Sequence[Memory]:
+    async def recall(self, caller: ToolCaller, query: str, limit: int) -> Sequence[Memory]:
         """Return what the platform finds, in its order."""
         del caller
         found = await self._api.recall_memories(query)
         return [Memory(each.content, _seconds(each.created_at)) for each in found[:limit]]
 
-    async def history(self, caller: Caller, limit: int) -> Sequence[Exchange]:
+    async def history(self, caller: ToolCaller, limit: int) -> Sequence[Exchange]:
         """Return what came in lately, with its answers where the platform has them, and what the user was told."""
         del caller
         rows = [_exchange(row) for row in await self._api.chat_history(limit)]
         return [row for row in rows if row.asked or row.answered]
 
 
-class PlatformSpeaker:
+class PlatformNotifier:
     """`toolbox.Speaker` by the platform's notifications."""
 
-    def __init__(self, api: PlatformApi, principals: Collection[str] = ()) -> None:
+    def __init__(self, api: PlatformClient, principals: Collection[str] = ()) -> None:
         self._api = api
         self._principals = frozenset(principals)
 
-    async def tell_user(self, caller: Caller, text: str) -> None:
+    async def tell_user(self, caller: ToolCaller, text: str) -> None:
         """Show the user a message. It is not tried again where its success is unknown: it would be there twice."""
         if caller.owner in self._principals:
             raise ToolRefused("Whoever you talk to is not the platform's user; your answer is all that they see.")
         try:
             await self._api.notify(text)
-        except Unreachable as error:
+        except PlatformUnreachable as error:
             if error.maybe_done:
                 raise ToolRefused("It is not known whether the user got it; do not send it again.") from error
             raise
 
 
-class BothWorks:
+class CombinedPeers:
     """The operator's peers by their names, and everybody else by the platform."""
 
-    def __init__(self, configured: Work, names: Collection[str], platform: Work) -> None:
+    def __init__(self, configured: PeerTasks, names: Collection[str], platform: PeerTasks) -> None:
         self._configured = configured
         self._names = frozenset(names)
         self._platform = platform
 
-    async def peers(self) -> list[PeerAbout]:
+    async def peers(self) -> list[PeerInfo]:
         """Return the peers of both; those of one, where the platform does not answer."""
         configured = list(await self._configured.peers())
         try:
             return [*configured, *await self._platform.peers()]
         except AgentError as error:
-            return [*configured, PeerAbout(OF_THE_PLATFORM, problem=error.public)]
+            return [*configured, PeerInfo(OF_THE_PLATFORM, problem=error.public)]
 
-    async def delegate(self, peer: str, task: str, wait_s: float, continues: Handle | None) -> Report:
+    async def delegate(self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None) -> PeerTaskReport:
         """See `toolbox.Work`."""
         return await self._of(peer).delegate(peer, task, wait_s, continues)
 
-    async def check(self, handle: Handle, wait_s: float) -> Report:
+    async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport:
         """See `toolbox.Work`."""
         return await self._of(handle.peer).check(handle, wait_s)
 
-    def _of(self, peer: str) -> Work:
+    def _of(self, peer: str) -> PeerTasks:
         return self._configured if peer in self._names else self._platform
 
 
-class BothRecollections:
+class CombinedMemory:
     """What principals of a name of their own remember is kept by us, everything else by the platform."""
 
-    def __init__(self, own: Recollection, principals: Collection[str], platform: Recollection) -> None:
+    def __init__(self, own: MemoryTool, principals: Collection[str], platform: MemoryTool) -> None:
         self._own = own
         self._principals = frozenset(principals)
         self._platform = platform
 
-    async def commit(self, caller: Caller, content: str) -> None:
+    async def commit(self, caller: ToolCaller, content: str) -> None:
         """See `toolbox.Recollection`."""
         await self._of(caller).commit(caller, content)
 
-    async def recall(self, caller: Caller, query: str, limit: int) -> Sequence[Memory]:
+    async def recall(self, caller: ToolCaller, query: str, limit: int) -> Sequence[Memory]:
         """See `toolbox.Recollection`."""
         return await self._of(caller).recall(caller, query, limit)
 
-    async def history(self, caller: Caller, limit: int) -> Sequence[Exchange]:
+    async def history(self, caller: ToolCaller, limit: int) -> Sequence[Exchange]:
         """See `toolbox.Recollection`."""
         return await self._of(caller).history(caller, limit)
 
-    def _of(self, caller: Caller) -> Recollection:
+    def _of(self, caller: ToolCaller) -> MemoryTool:
         return self._own if caller.owner in self._principals else self._platform
 
 
@@ -282,7 +282,7 @@ def _one_of(peers: Sequence[PlatformPeer], name: str) -> PlatformPeer:
     return found[0]
 
 
-def _about(peer: PlatformPeer) -> PeerAbout:
+def _about(peer: PlatformPeer) -> PeerInfo:
     card = peer.card or {}
     listed = card.get("skills")
     skills = [_object(skill) for skill in (listed if isinstance(listed, list) else [])]
@@ -291,14 +291,14 @@ def _about(peer: PlatformPeer) -> PeerAbout:
         _words(card.get("description")),
         *(f"- {_words(skill.get('name'))}: {_words(skill.get('description'))}" for skill in skills),
     ]
-    return PeerAbout(peer.id, says="\n".join(line for line in lines if line)[:MAX_SAID_CHARS])
+    return PeerInfo(peer.id, says="\n".join(line for line in lines if line)[:MAX_SAID_CHARS])
 
 
-def _report(handle: Handle, ended: Delegation) -> Report:
+def _report(handle: PeerTaskHandle, ended: Delegation) -> PeerTaskReport:
     if is_queued(ended.result):
-        return Report(handle.peer, Progress.WORKING, note=_LATER)
+        return PeerTaskReport(handle.peer, PeerTaskState.WORKING, note=_LATER)
     said = "\n".join(text for text in (ended.result, ended.error) if text)
-    return Report(handle.peer, _ENDS[ended.status], said)
+    return PeerTaskReport(handle.peer, _ENDS[ended.status], said)
 
 
 def _exchange(row: ActivityRow) -> Exchange:

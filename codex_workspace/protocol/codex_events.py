@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
 from codex_workspace.common.values import (
+    InvalidField,
     JsonObject,
     JsonValue,
-    OddShape,
     nested,
     nested_or_empty,
     number_or_none,
@@ -59,7 +59,7 @@ class MessageStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
+class MessageDelta:
     """A further piece of the agent's message `item_id`."""
 
     item_id: str
@@ -67,7 +67,7 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class MessageCompleted:
     """The whole of the agent's message `item_id`; replaces its deltas."""
 
     item_id: str
@@ -85,7 +85,7 @@ class ReasoningDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoned:
+class ReasoningCompleted:
     """The whole of the reasoning `item_id`: the sections of its summary, or its raw text where there is no summary."""
 
     item_id: str
@@ -103,14 +103,14 @@ class CommandStarted:
 
 @dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """A further piece of a command's output. Codex may send none of them: `CommandFinished.output` is the whole."""
+    """A further piece of a command's output. Codex may send none of them: `CommandCompleted.output` is the whole."""
 
     item_id: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CommandFinished:
+class CommandCompleted:
     """A command's end; without `exit_code` it did not run to its own end.
 
     `output` is the whole, at most 1 MiB from codex 0.130 on.
@@ -126,7 +126,7 @@ class CommandFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FilePatch:
     """A change of one file; `kind` is add, delete or update.
 
     `diff` is a unified diff of an updated file, and the whole text of an added or deleted one.
@@ -138,19 +138,19 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class FilesChanging:
+class PatchStarted:
     """Codex changes files, or is about to ask whether it may."""
 
     item_id: str
-    changes: tuple[Change, ...]
+    changes: tuple[FilePatch, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class FilesChanged:
+class PatchCompleted:
     """The end of a change of files; nothing was changed unless `status` is completed."""
 
     item_id: str
-    changes: tuple[Change, ...]
+    changes: tuple[FilePatch, ...]
     status: ItemStatus
 
 
@@ -162,7 +162,7 @@ class DiffUpdated:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolStarted:
+class ToolCallStarted:
     """Codex calls a tool of the MCP server (or the namespace of dynamic tools) `server`; None where it is in none."""
 
     item_id: str
@@ -172,7 +172,7 @@ class ToolStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolFinished:
+class ToolCallCompleted:
     """A tool's end; `result` is its text, or why it failed."""
 
     item_id: str
@@ -186,7 +186,7 @@ class ToolFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class WebSearched:
+class WebSearchCompleted:
     """Codex searched the web."""
 
     item_id: str
@@ -194,7 +194,7 @@ class WebSearched:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanStep:
+class PlanItem:
     """One step of the agent's plan; `status` is codex's word: pending, inProgress, completed."""
 
     text: str
@@ -202,15 +202,15 @@ class PlanStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlanUpdated:
     """The agent's plan; replaces the one before."""
 
-    steps: tuple[PlanStep, ...]
+    steps: tuple[PlanItem, ...]
     explanation: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class TokenCount:
+class TokenUsage:
     """Numbers of tokens; `cached_input` is part of `input`, `reasoning_output` of `output`."""
 
     total: int = 0
@@ -219,9 +219,9 @@ class TokenCount:
     output: int = 0
     reasoning_output: int = 0
 
-    def minus(self, other: "TokenCount") -> "TokenCount":
+    def minus(self, other: "TokenUsage") -> "TokenUsage":
         """Return how many more tokens these are than `other`."""
-        return TokenCount(
+        return TokenUsage(
             self.total - other.total,
             self.input - other.input,
             self.cached_input - other.cached_input,
@@ -231,7 +231,7 @@ class TokenCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokensUpdated:
     """The tokens of the whole thread so far, and how many fit into the model's context.
 
     `last` is the newest model call alone. It is not for adding up: codex up to 0.130 says the same call twice.
@@ -243,16 +243,16 @@ class Usage:
     output: int
     reasoning_output: int
     context_window: int | None
-    last: TokenCount = TokenCount()
+    last: TokenUsage = TokenUsage()
 
     @property
-    def thread(self) -> TokenCount:
+    def thread(self) -> TokenUsage:
         """The tokens of the whole thread so far, as one value."""
-        return TokenCount(self.total, self.input, self.cached_input, self.output, self.reasoning_output)
+        return TokenUsage(self.total, self.input, self.cached_input, self.output, self.reasoning_output)
 
 
 @dataclass(frozen=True, slots=True)
-class TurnFailure:
+class TurnError:
     """Why a turn failed; `kind` is codex's own word, such as usageLimitExceeded (other where it has none)."""
 
     message: str
@@ -262,7 +262,7 @@ class TurnFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
+class WarningReported:
     """Something went wrong and the turn goes on; with `will_retry` codex asks the model again."""
 
     message: str
@@ -270,10 +270,10 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
-class Erred:
-    """Codex gave up; as a rule the failed `TurnEnded` follows. Codex 0.130 leaves it out where the input was empty."""
+class ErrorReported:
+    """Codex gave up; usually the failed `TurnCompleted` follows. 0.130 omits it for empty input."""
 
-    failure: TurnFailure
+    failure: TurnError
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,21 +291,21 @@ class ThreadActive:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnEnded:
+class TurnCompleted:
     """The turn is over. `last_message` is the agent's last word where codex repeats it here (from 0.163 on)."""
 
     status: TurnStatus
-    failure: TurnFailure | None
-    last_message: Said | None
+    failure: TurnError | None
+    last_message: MessageCompleted | None
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class Activity:
     """The turn goes on, and there is nothing to show."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class UnknownEvent:
     """A notification or type of item that is not known here, or is not of the known shape; of this turn."""
 
     name: str
@@ -315,28 +315,28 @@ class Unknown:
 TurnEvent: TypeAlias = (
     TurnStarted
     | MessageStarted
-    | TextDelta
-    | Said
+    | MessageDelta
+    | MessageCompleted
     | ReasoningDelta
-    | Reasoned
+    | ReasoningCompleted
     | CommandStarted
     | CommandOutput
-    | CommandFinished
-    | FilesChanging
-    | FilesChanged
+    | CommandCompleted
+    | PatchStarted
+    | PatchCompleted
     | DiffUpdated
-    | ToolStarted
-    | ToolFinished
-    | WebSearched
-    | Planned
-    | Usage
-    | Warned
-    | Erred
+    | ToolCallStarted
+    | ToolCallCompleted
+    | WebSearchCompleted
+    | PlanUpdated
+    | TokensUpdated
+    | WarningReported
+    | ErrorReported
     | ThreadIdle
     | ThreadActive
-    | TurnEnded
-    | Alive
-    | Unknown
+    | TurnCompleted
+    | Activity
+    | UnknownEvent
 )
 
 
@@ -344,7 +344,7 @@ class TurnReader:
     """Reads the events of one turn out of all that codex says.
 
     Both ids are compared: codex 0.72 numbers turns from 0 in every thread. `unknown` counts the names of notifications
-    and types of items that were given as `Unknown`.
+    and types of items that were given as `UnknownEvent`.
     """
 
     def __init__(self, thread_id: str, turn_id: str) -> None:
@@ -357,7 +357,7 @@ class TurnReader:
         """Return what a notification says of this turn; nothing where it is about another one. Never raises.
 
         The status and the warnings of the thread carry no turn and count as this one's. What is of this turn and not
-        known, or not of the known shape, is `Unknown`.
+        known, or not of the known shape, is `UnknownEvent`.
         """
         params = notification.params
         if params.get("threadId") != self.thread_id:
@@ -372,7 +372,7 @@ class TurnReader:
         try:
             if params.get("turnId") == self.turn_id:
                 reader = _OF_TURN.get(method)
-                event = Unknown(method, params) if reader is None else reader(params)
+                event = UnknownEvent(method, params) if reader is None else reader(params)
             elif method in _OF_WHOLE_TURN:
                 turn = nested(params, "turn")
                 if turn.get("id") != self.turn_id:
@@ -382,9 +382,9 @@ class TurnReader:
                 event = _OF_THREAD[method](params)
             else:
                 return ()
-        except OddShape:
-            event = Unknown(method, params)
-        if type(event) is Unknown:
+        except InvalidField:
+            event = UnknownEvent(method, params)
+        if type(event) is UnknownEvent:
             self.unknown[event.name] += 1
         return (event,)
 
@@ -395,18 +395,18 @@ class TurnReader:
             return ()
         try:
             newer = self._v1.interpret(notification)
-        except OddShape:
+        except InvalidField:
             newer = notification
         if newer is None:
-            return (Alive(),)
+            return (Activity(),)
         if newer is not notification:
             return self._read(newer)
         self.unknown[notification.method] += 1
-        return (Unknown(notification.method, notification.params),)
+        return (UnknownEvent(notification.method, notification.params),)
 
 
 def _text_delta(params: JsonObject) -> TurnEvent:
-    return TextDelta(text(params, "itemId"), text(params, "delta"))
+    return MessageDelta(text(params, "itemId"), text(params, "delta"))
 
 
 def _reasoning_delta(params: JsonObject) -> TurnEvent:
@@ -426,14 +426,14 @@ def _diff_updated(params: JsonObject) -> TurnEvent:
 
 
 def _planned(params: JsonObject) -> TurnEvent:
-    steps = tuple(PlanStep(text(step, "step"), text(step, "status")) for step in objects(params, "plan"))
-    return Planned(steps, text_or_none(params, "explanation"))
+    steps = tuple(PlanItem(text(step, "step"), text(step, "status")) for step in objects(params, "plan"))
+    return PlanUpdated(steps, text_or_none(params, "explanation"))
 
 
 def _usage(params: JsonObject) -> TurnEvent:
     usage = nested(params, "tokenUsage")
     thread = _token_count(nested(usage, "total"))
-    return Usage(
+    return TokensUpdated(
         total=thread.total,
         input=thread.input,
         cached_input=thread.cached_input,
@@ -444,8 +444,8 @@ def _usage(params: JsonObject) -> TurnEvent:
     )
 
 
-def _token_count(counts: JsonObject) -> TokenCount:
-    return TokenCount(
+def _token_count(counts: JsonObject) -> TokenUsage:
+    return TokenUsage(
         total=number_or_none(counts, "totalTokens") or 0,
         input=number_or_none(counts, "inputTokens") or 0,
         cached_input=number_or_none(counts, "cachedInputTokens") or 0,
@@ -456,25 +456,27 @@ def _token_count(counts: JsonObject) -> TokenCount:
 
 def _error(params: JsonObject) -> TurnEvent:
     failure = _failure(nested(params, "error"))
-    return Warned(failure.message, will_retry=True) if params.get("willRetry") is True else Erred(failure)
+    return (
+        WarningReported(failure.message, will_retry=True) if params.get("willRetry") is True else ErrorReported(failure)
+    )
 
 
-def _failure(error: JsonObject) -> TurnFailure:
+def _failure(error: JsonObject) -> TurnError:
     """Return why a turn failed; codex says the kind as a word, or as the only key of an object that holds details."""
     message = text_or_none(error, "message") or "codex says that the turn failed, and not why"
     details = text_or_none(error, "additionalDetails")
     match error.get("codexErrorInfo"):
         case str(kind):
-            return TurnFailure(message, kind, None, details)
+            return TurnError(message, kind, None, details)
         case dict(info) if info:
             kind = next(iter(info))
-            return TurnFailure(message, kind, number_or_none(nested_or_empty(info, kind), "httpStatusCode"), details)
+            return TurnError(message, kind, number_or_none(nested_or_empty(info, kind), "httpStatusCode"), details)
         case _:
-            return TurnFailure(message, "other", None, details)
+            return TurnError(message, "other", None, details)
 
 
 def _warned(params: JsonObject) -> TurnEvent:
-    return Warned(text(params, "message"), will_retry=False)
+    return WarningReported(text(params, "message"), will_retry=False)
 
 
 def _thread_status(params: JsonObject) -> TurnEvent:
@@ -487,7 +489,7 @@ def _thread_status(params: JsonObject) -> TurnEvent:
         case "active":
             return ThreadActive(texts(status, "activeFlags"))
         case _:
-            raise OddShape("status.type")
+            raise InvalidField("status.type")
 
 
 def _turn_started(_: JsonObject) -> TurnEvent:
@@ -499,19 +501,19 @@ def _turn_completed(turn: JsonObject) -> TurnEvent:
     last_message = _last_message(turn)
     match turn.get("status"):
         case "completed":
-            return TurnEnded("completed", None, last_message)
+            return TurnCompleted("completed", None, last_message)
         case "interrupted":
-            return TurnEnded("interrupted", None, last_message)
+            return TurnCompleted("interrupted", None, last_message)
         case _:
-            return TurnEnded("failed", _failure(nested_or_empty(turn, "error")), last_message)
+            return TurnCompleted("failed", _failure(nested_or_empty(turn, "error")), last_message)
 
 
-def _last_message(turn: JsonObject) -> Said | None:
+def _last_message(turn: JsonObject) -> MessageCompleted | None:
     """Return the agent's last message in a turn; one of an odd shape is left out, for the turn is over all the same."""
     messages = [item for item in objects(turn, "items") if item.get("type") == "agentMessage"]
     try:
         return _said(messages[-1]) if messages else None
-    except OddShape:
+    except InvalidField:
         return None
 
 
@@ -526,16 +528,16 @@ def _item_completed(params: JsonObject) -> TurnEvent:
 def _read_item(readers: "dict[str, Callable[[JsonObject], TurnEvent]]", item: JsonObject) -> TurnEvent:
     kind = text(item, "type")
     if kind in _QUIET_ITEMS:
-        return Alive()
-    return readers[kind](item) if kind in readers else Unknown(kind, item)
+        return Activity()
+    return readers[kind](item) if kind in readers else UnknownEvent(kind, item)
 
 
 def _message_started(item: JsonObject) -> TurnEvent:
     return MessageStarted(text(item, "id"), _phase(item))
 
 
-def _said(item: JsonObject) -> Said:
-    return Said(text(item, "id"), text(item, "text"), _phase(item))
+def _said(item: JsonObject) -> MessageCompleted:
+    return MessageCompleted(text(item, "id"), text(item, "text"), _phase(item))
 
 
 def _phase(item: JsonObject) -> Phase:
@@ -549,7 +551,7 @@ def _phase(item: JsonObject) -> Phase:
 
 
 def _reasoned(item: JsonObject) -> TurnEvent:
-    return Reasoned(text(item, "id"), texts(item, "summary") or texts(item, "content"))
+    return ReasoningCompleted(text(item, "id"), texts(item, "summary") or texts(item, "content"))
 
 
 def _command_started(item: JsonObject) -> TurnEvent:
@@ -557,7 +559,7 @@ def _command_started(item: JsonObject) -> TurnEvent:
 
 
 def _command_finished(item: JsonObject) -> TurnEvent:
-    return CommandFinished(
+    return CommandCompleted(
         text(item, "id"),
         text(item, "command"),
         text_or_none(item, "cwd") or "",
@@ -573,16 +575,16 @@ def _status(item: JsonObject) -> ItemStatus:
 
 
 def _files_changing(item: JsonObject) -> TurnEvent:
-    return FilesChanging(text(item, "id"), _changes(item))
+    return PatchStarted(text(item, "id"), _changes(item))
 
 
 def _files_changed(item: JsonObject) -> TurnEvent:
-    return FilesChanged(text(item, "id"), _changes(item), _status(item))
+    return PatchCompleted(text(item, "id"), _changes(item), _status(item))
 
 
-def _changes(item: JsonObject) -> tuple[Change, ...]:
+def _changes(item: JsonObject) -> tuple[FilePatch, ...]:
     return tuple(
-        Change(
+        FilePatch(
             text(change, "path"),
             text_or_none(nested_or_empty(change, "kind"), "type") or "unknown",
             text_or_none(change, "diff") or "",
@@ -592,14 +594,14 @@ def _changes(item: JsonObject) -> tuple[Change, ...]:
 
 
 def _mcp_tool_started(item: JsonObject) -> TurnEvent:
-    return ToolStarted(text(item, "id"), text_or_none(item, "server"), text(item, "tool"), item.get("arguments"))
+    return ToolCallStarted(text(item, "id"), text_or_none(item, "server"), text(item, "tool"), item.get("arguments"))
 
 
 def _mcp_tool_finished(item: JsonObject) -> TurnEvent:
     status = _status(item)
     refusal = text_or_none(nested_or_empty(item, "error"), "message")
     result = content_text(objects(nested_or_empty(item, "result"), "content"))
-    return ToolFinished(
+    return ToolCallCompleted(
         text(item, "id"),
         text_or_none(item, "server"),
         text(item, "tool"),
@@ -612,12 +614,12 @@ def _mcp_tool_finished(item: JsonObject) -> TurnEvent:
 
 
 def _dynamic_tool_started(item: JsonObject) -> TurnEvent:
-    return ToolStarted(text(item, "id"), text_or_none(item, "namespace"), text(item, "tool"), item.get("arguments"))
+    return ToolCallStarted(text(item, "id"), text_or_none(item, "namespace"), text(item, "tool"), item.get("arguments"))
 
 
 def _dynamic_tool_finished(item: JsonObject) -> TurnEvent:
     status = _status(item)
-    return ToolFinished(
+    return ToolCallCompleted(
         text(item, "id"),
         text_or_none(item, "namespace"),
         text(item, "tool"),
@@ -640,11 +642,11 @@ def _part_text(part: JsonObject) -> str:
 
 
 def _web_searched(item: JsonObject) -> TurnEvent:
-    return WebSearched(text(item, "id"), text_or_none(item, "query") or "")
+    return WebSearchCompleted(text(item, "id"), text_or_none(item, "query") or "")
 
 
 def _alive(_: JsonObject) -> TurnEvent:
-    return Alive()
+    return Activity()
 
 
 _OF_TURN: Final[dict[str, Callable[[JsonObject], TurnEvent]]] = {
@@ -753,7 +755,7 @@ class TurnText:
     def apply(self, event: TurnEvent) -> None:
         """Take note of an event; those that are not about messages change nothing."""
         match event:
-            case TextDelta(item_id, piece):
+            case MessageDelta(item_id, piece):
                 message = self._messages.get(item_id)
                 if message is None:
                     self._messages[item_id] = _Message([piece], None, whole=False)
@@ -761,10 +763,13 @@ class TurnText:
                     message.pieces.append(piece)
             case MessageStarted(item_id, phase):
                 self._messages.setdefault(item_id, _Message([], phase, whole=False))
-            case Warned(will_retry=True):
+            case WarningReported(will_retry=True):
                 # Codex asks the model again, whose words begin anew under another id.
                 self._messages = {id_: each for id_, each in self._messages.items() if each.whole}
-            case Said(item_id, whole, phase) | TurnEnded(last_message=Said(item_id, whole, phase)):
+            case (
+                MessageCompleted(item_id, whole, phase)
+                | TurnCompleted(last_message=MessageCompleted(item_id, whole, phase))
+            ):
                 self._messages[item_id] = _Message([whole], phase, whole=True)
             case _:
                 pass
@@ -777,6 +782,6 @@ class TurnText:
         return (final or said)[-1].text if said else ""
 
     @property
-    def messages(self) -> tuple[Said, ...]:
+    def messages(self) -> tuple[MessageCompleted, ...]:
         """The messages in the order they began; one that is not complete has the text that came so far."""
-        return tuple(Said(id_, "".join(each.pieces), each.phase) for id_, each in self._messages.items())
+        return tuple(MessageCompleted(id_, "".join(each.pieces), each.phase) for id_, each in self._messages.items())

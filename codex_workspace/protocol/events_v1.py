@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Final
 
 from codex_workspace.common.values import (
+    InvalidField,
     JsonObject,
     JsonValue,
-    OddShape,
     nested,
     nested_or_empty,
     number,
@@ -150,7 +150,7 @@ class Interpreter:
         try:
             output = base64.b64decode(text(message, "chunk"), validate=True).decode("utf-8", "replace")
         except ValueError as error:
-            raise OddShape("chunk") from error
+            raise InvalidField("chunk") from error
         return "item/commandExecution/outputDelta", {"itemId": call, "delta": output}
 
     def _patch_began(self, message: JsonObject) -> "Sentence":

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from codex_workspace.common.values import (
+    InvalidField,
     JsonObject,
     JsonValue,
-    OddShape,
     nested,
     nested_or_empty,
     number_or_none,
@@ -23,33 +23,33 @@ from codex_workspace.common.values import (
     text_or_none,
 )
 from codex_workspace.protocol.codex_events import (
-    Alive,
-    Change,
-    CommandFinished,
+    Activity,
+    CommandCompleted,
     CommandOutput,
     CommandStarted,
-    Erred,
-    FilesChanged,
-    FilesChanging,
+    ErrorReported,
+    FilePatch,
     ItemStatus,
+    MessageCompleted,
+    MessageDelta,
     MessageStarted,
-    Planned,
-    PlanStep,
-    Reasoned,
+    PatchCompleted,
+    PatchStarted,
+    PlanItem,
+    PlanUpdated,
+    ReasoningCompleted,
     ReasoningDelta,
-    Said,
-    TextDelta,
-    TokenCount,
-    ToolFinished,
-    ToolStarted,
-    TurnEnded,
+    TokensUpdated,
+    TokenUsage,
+    ToolCallCompleted,
+    ToolCallStarted,
+    TurnCompleted,
+    TurnError,
     TurnEvent,
-    TurnFailure,
     TurnStarted,
-    Unknown,
-    Usage,
-    Warned,
-    WebSearched,
+    UnknownEvent,
+    WarningReported,
+    WebSearchCompleted,
     content_text,
 )
 from codex_workspace.protocol.jsonrpc import START_CHARS
@@ -74,7 +74,7 @@ _KINDS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ParsedLine:
     """An event, the fields of its line that it has no place for, and the id of the item that the line is about."""
 
     event: TurnEvent
@@ -95,23 +95,23 @@ class ExecReader:
         self._grown: dict[str, str] = {}
         self._rewritten: set[str] = set()
         self._given: dict[tuple[str, str], JsonObject] = {}
-        self._plan: tuple[PlanStep, ...] | None = None
+        self._plan: tuple[PlanItem, ...] | None = None
         self._kinds: dict[str, str] = {}
         self._nameless: dict[str, deque[str]] = {}
         self._names = 0
 
     @staticmethod
-    def skipped(size: int) -> Warned:
+    def skipped(size: int) -> WarningReported:
         """Return what is said of a line of `size` bytes that was too long to be read."""
         said = f"codex wrote a line of {size} bytes, which is more than is read; what it said is missing here."
-        return Warned(said, will_retry=False)
+        return WarningReported(said, will_retry=False)
 
     @property
     def tells_ends(self) -> bool:
         """Whether this codex says that a turn has ended; 0.42 does not."""
         return self._tells_ends
 
-    def read(self, line: bytes | str) -> tuple[Told, ...]:
+    def read(self, line: bytes | str) -> tuple[ParsedLine, ...]:
         """Return what a line says, without its newline; nothing where it is no event. Never raises."""
         fields = _object_in(line)
         if fields is None:
@@ -120,8 +120,8 @@ class ExecReader:
         kind = text_or_none(fields, "type") or ""
         try:
             return self._read(kind, fields)
-        except OddShape:
-            return (Told(Unknown(kind, fields)),)
+        except InvalidField:
+            return (ParsedLine(UnknownEvent(kind, fields)),)
 
     def _note(self, line: bytes | str) -> None:
         start = line[: 4 * START_CHARS]
@@ -129,32 +129,32 @@ class ExecReader:
         if words:
             self.noise.append(words[:START_CHARS])
 
-    def _read(self, kind: str, fields: JsonObject) -> tuple[Told, ...]:
+    def _read(self, kind: str, fields: JsonObject) -> tuple[ParsedLine, ...]:
         match kind:
             case "thread.started":
                 self.thread_id = text(fields, "thread_id")
-                return (Told(Alive(), _beyond(fields, "thread_id")),)
+                return (ParsedLine(Activity(), _beyond(fields, "thread_id")),)
             case "session.created":
                 self.thread_id = text(fields, "session_id")
                 self._tells_ends = False
-                return (Told(Alive(), _beyond(fields, "session_id")),)
+                return (ParsedLine(Activity(), _beyond(fields, "session_id")),)
             case "turn.started":
                 self._tells_ends = True
-                return (Told(TurnStarted(), _beyond(fields)),)
+                return (ParsedLine(TurnStarted(), _beyond(fields)),)
             case "turn.completed":
                 usage = nested_or_empty(fields, "usage")
-                told = (Told(_usage(usage), _beyond(usage, *_COUNTS)),) if usage else ()
-                return (*told, Told(TurnEnded("completed", None, None), _beyond(fields, "usage")))
+                told = (ParsedLine(_usage(usage), _beyond(usage, *_COUNTS)),) if usage else ()
+                return (*told, ParsedLine(TurnCompleted("completed", None, None), _beyond(fields, "usage")))
             case "turn.failed":
                 error = nested_or_empty(fields, "error")
                 message = text_or_none(error, "message") or "codex does not say why"
                 extra = {**_beyond(fields, "error"), **_beyond_inside("error", error, "message")}
-                return (Told(TurnEnded("failed", _failure(message), None), extra),)
+                return (ParsedLine(TurnCompleted("failed", _failure(message), None), extra),)
             case "error":
                 message = text(fields, "message")
                 if _RETRY.search(message):
-                    return (Told(Warned(message, will_retry=True), _beyond(fields, "message")),)
-                return (Told(Erred(_failure(message)), _beyond(fields, "message")),)
+                    return (ParsedLine(WarningReported(message, will_retry=True), _beyond(fields, "message")),)
+                return (ParsedLine(ErrorReported(_failure(message)), _beyond(fields, "message")),)
             case "item.started":
                 return self._item("started", fields)
             case "item.updated":
@@ -162,14 +162,14 @@ class ExecReader:
             case "item.completed":
                 return self._item("completed", fields)
             case _:
-                return (Told(Unknown(kind, fields)),)
+                return (ParsedLine(UnknownEvent(kind, fields)),)
 
-    def _item(self, stage: Stage, fields: JsonObject) -> tuple[Told, ...]:
+    def _item(self, stage: Stage, fields: JsonObject) -> tuple[ParsedLine, ...]:
         item = nested(fields, "item")
         kind = text_or_none(item, "type") or text(item, "item_type")
         kind = _OLDER_NAMES.get(kind, kind)
         if kind not in _KNOWN:
-            return (Told(Unknown(kind, fields)),)
+            return (ParsedLine(UnknownEvent(kind, fields)),)
         extra = {
             **_beyond(fields, "item"),
             **_beyond(item, "id", "item_type", *_KNOWN[kind]),
@@ -178,7 +178,7 @@ class ExecReader:
             **_beyond_listed(item, kind),
         }
         id_ = self._id(stage, kind, item)
-        return (Told(self._read_item(stage, kind, id_, self._with_given(stage, kind, id_, item)), extra, id_),)
+        return (ParsedLine(self._read_item(stage, kind, id_, self._with_given(stage, kind, id_, item)), extra, id_),)
 
     def _with_given(self, stage: Stage, kind: str, id_: str, item: JsonObject) -> JsonObject:
         """Return the item with what its tool was given, where its beginning says that and its end does not."""
@@ -221,27 +221,27 @@ class ExecReader:
             case "todo_list":
                 return self._todo_list(item)
             case "error":
-                return Warned(text(item, "message"), will_retry=False)
+                return WarningReported(text(item, "message"), will_retry=False)
             case _:
                 reader = _OF_ITEM[kind].get(stage)
-                return Alive() if reader is None else reader(id_, item)
+                return Activity() if reader is None else reader(id_, item)
 
     def _message(self, stage: Stage, id_: str, item: JsonObject) -> TurnEvent:
         if stage == "completed":
-            return Said(id_, text(item, "text"), None)
+            return MessageCompleted(id_, text(item, "text"), None)
         whole = text_or_none(item, "text") or ""
         more = self._more(id_, whole)
         if more is None or id_ in self._rewritten:
             # Nothing adds to a message that was said as a whole: from here on it is said so each time.
             self._rewritten.add(id_)
-            return Said(id_, whole, None)
-        return TextDelta(id_, more) if more or stage == "updated" else MessageStarted(id_, None)
+            return MessageCompleted(id_, whole, None)
+        return MessageDelta(id_, more) if more or stage == "updated" else MessageStarted(id_, None)
 
     def _reasoning(self, stage: Stage, id_: str, item: JsonObject) -> TurnEvent:
         if stage == "completed":
-            return Reasoned(id_, (text(item, "text"),))
+            return ReasoningCompleted(id_, (text(item, "text"),))
         more = self._more(id_, text_or_none(item, "text") or "")
-        return ReasoningDelta(id_, 0, more) if more else Alive()
+        return ReasoningDelta(id_, 0, more) if more else Activity()
 
     def _command(self, stage: Stage, id_: str, item: JsonObject) -> TurnEvent:
         output = text_or_none(item, "aggregated_output") or ""
@@ -250,20 +250,20 @@ class ExecReader:
                 return CommandStarted(id_, text(item, "command"), "")
             case "updated":
                 more = self._more(id_, output)
-                return CommandOutput(id_, more) if more else Alive()
+                return CommandOutput(id_, more) if more else Activity()
             case "completed":
                 exit_code = number_or_none(item, "exit_code")
-                return CommandFinished(id_, text(item, "command"), "", output, exit_code, _status(item), None)
+                return CommandCompleted(id_, text(item, "command"), "", output, exit_code, _status(item), None)
 
     def _todo_list(self, item: JsonObject) -> TurnEvent:
         steps = tuple(
-            PlanStep(text(each, "text"), "completed" if each.get("completed") is True else "pending")
+            PlanItem(text(each, "text"), "completed" if each.get("completed") is True else "pending")
             for each in objects(item, "items")
         )
         if steps == self._plan:
-            return Alive()
+            return Activity()
         self._plan = steps
-        return Planned(steps, None)
+        return PlanUpdated(steps, None)
 
     def _more(self, id_: str, whole: str) -> str | None:
         """Return what a text that is said as a whole each time has more than before; None where it was rewritten."""
@@ -307,22 +307,22 @@ def _beyond_listed(item: JsonObject, kind: str) -> JsonObject:
 _COUNTS: Final = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
 
 
-def token_count(told: JsonObject) -> TokenCount:
+def token_count(told: JsonObject) -> TokenUsage:
     """Return the tokens that codex tells, in a line or in a session's file; a number that is missing is 0."""
     given, cached, output, reasoning = (number_or_none(told, key) or 0 for key in _COUNTS)
-    return TokenCount(given + output, given, cached, output, reasoning)
+    return TokenUsage(given + output, given, cached, output, reasoning)
 
 
-def _usage(usage: JsonObject) -> Usage:
+def _usage(usage: JsonObject) -> TokensUpdated:
     """Return the tokens of the whole thread so far: what exec tells of a turn holds the turns before it."""
     count = token_count(usage)
-    return Usage(count.total, count.input, count.cached_input, count.output, count.reasoning_output, None)
+    return TokensUpdated(count.total, count.input, count.cached_input, count.output, count.reasoning_output, None)
 
 
-def _failure(message: str) -> TurnFailure:
+def _failure(message: str) -> TurnError:
     kind = next((kind for words, kind in _KINDS if words in message), "other")
     status = _STATUS.search(message)
-    return TurnFailure(message, kind, int(status.group(1)) if status else None, None)
+    return TurnError(message, kind, int(status.group(1)) if status else None, None)
 
 
 def _status(item: JsonObject) -> ItemStatus:
@@ -330,30 +330,30 @@ def _status(item: JsonObject) -> ItemStatus:
     return ItemStatus.IN_PROGRESS if word == "in_progress" else ItemStatus(word)
 
 
-def _changes(item: JsonObject) -> tuple[Change, ...]:
+def _changes(item: JsonObject) -> tuple[FilePatch, ...]:
     return tuple(
-        Change(text(each, "path"), text_or_none(each, "kind") or "unknown", text_or_none(each, "diff") or "")
+        FilePatch(text(each, "path"), text_or_none(each, "kind") or "unknown", text_or_none(each, "diff") or "")
         for each in objects(item, "changes")
     )
 
 
 def _changing(id_: str, item: JsonObject) -> TurnEvent:
-    return FilesChanging(id_, _changes(item))
+    return PatchStarted(id_, _changes(item))
 
 
 def _changed(id_: str, item: JsonObject) -> TurnEvent:
-    return FilesChanged(id_, _changes(item), _status(item))
+    return PatchCompleted(id_, _changes(item), _status(item))
 
 
 def _tool_started(id_: str, item: JsonObject) -> TurnEvent:
-    return ToolStarted(id_, text_or_none(item, "server"), text(item, "tool"), item.get("arguments"))
+    return ToolCallStarted(id_, text_or_none(item, "server"), text(item, "tool"), item.get("arguments"))
 
 
 def _tool_finished(id_: str, item: JsonObject) -> TurnEvent:
     status = _status(item)
     refusal = text_or_none(nested_or_empty(item, "error"), "message")
     result = content_text(objects(nested_or_empty(item, "result"), "content"))
-    return ToolFinished(
+    return ToolCallCompleted(
         id_,
         text_or_none(item, "server"),
         text(item, "tool"),
@@ -366,7 +366,7 @@ def _tool_finished(id_: str, item: JsonObject) -> TurnEvent:
 
 
 def _searched(id_: str, item: JsonObject) -> TurnEvent:
-    return WebSearched(id_, text_or_none(item, "query") or "")
+    return WebSearchCompleted(id_, text_or_none(item, "query") or "")
 
 
 _OLDER_NAMES: Final = {"assistant_message": "agent_message"}

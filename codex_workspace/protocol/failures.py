@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from codex_workspace.common.values import JsonObject
-from codex_workspace.protocol.codex_events import TurnFailure
+from codex_workspace.protocol.codex_events import TurnError
 
 MAX_QUOTED_CHARS: Final = 500
 
@@ -35,23 +35,23 @@ _STATUS: Final = re.compile(r"unexpected status (\d{3})")
 _URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
-def too_silent(inactivity_s: float) -> TurnFailure:
+def inactivity_error(inactivity_s: float) -> TurnError:
     """Return why a turn was stopped of which nothing was heard for so many seconds."""
-    return TurnFailure(f"The turn was silent for {inactivity_s:g} s and was stopped.", _TIMED_OUT, None, None)
+    return TurnError(f"The turn was silent for {inactivity_s:g} s and was stopped.", _TIMED_OUT, None, None)
 
 
-def too_long(total_s: float) -> TurnFailure:
+def duration_error(total_s: float) -> TurnError:
     """Return why a turn was stopped that took more than so many seconds."""
-    return TurnFailure(f"The turn took longer than {total_s:g} s and was stopped.", _TIMED_OUT, None, None)
+    return TurnError(f"The turn took longer than {total_s:g} s and was stopped.", _TIMED_OUT, None, None)
 
 
-def exited(exit_code: int | None) -> TurnFailure:
+def process_exit_error(exit_code: int | None) -> TurnError:
     """Return why a turn failed whose codex ended before it did; `exit_code`: None where it is not known."""
     how = "" if exit_code is None else f" with exit code {exit_code}"
-    return TurnFailure(f"codex ended{how} before its turn was over", PROCESS_EXITED, None, None)
+    return TurnError(f"codex ended{how} before its turn was over", PROCESS_EXITED, None, None)
 
 
-def explain(failure: TurnFailure) -> str:
+def describe_failure(failure: TurnError) -> str:
     """Return the sentence: our own words where the kind of failure is known, else codex's, without addresses."""
     if failure.kind in OURS:
         return failure.message
@@ -65,7 +65,7 @@ def explain(failure: TurnFailure) -> str:
     return f"The turn failed: {_quoted(failure.message)}"
 
 
-def told_of(failure: TurnFailure) -> JsonObject:
+def error_metadata(failure: TurnError) -> JsonObject:
     """Return what programs are told: a `code`, and `httpStatus` where the model's endpoint gave one.
 
     A refused credential has one code, whichever way codex came to know of it.
@@ -76,7 +76,7 @@ def told_of(failure: TurnFailure) -> JsonObject:
     return {"code": "unauthorized" if status == 401 else failure.kind, "httpStatus": status}
 
 
-def _status_of(failure: TurnFailure) -> int | None:
+def _status_of(failure: TurnError) -> int | None:
     return failure.http_status or _status_in(failure.message)
 
 

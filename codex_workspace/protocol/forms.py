@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never
 
 from codex_workspace.common.values import (
+    InvalidField,
     JsonObject,
     JsonValue,
-    OddShape,
     nested,
     number_or_none,
     objects,
@@ -39,7 +39,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TextField:
     """A text, one of `choices` where there are any; lengths in characters."""
 
     choices: tuple[Choice, ...] = ()
@@ -49,7 +49,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class NumberField:
     """A number, a whole one where `whole`; the bounds are allowed themselves."""
 
     whole: bool = False
@@ -58,12 +58,12 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class YesNo:
+class BooleanField:
     """True or false."""
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class MultiChoice:
     """A list of values out of `choices`."""
 
     choices: tuple[Choice, ...]
@@ -71,7 +71,7 @@ class Several:
     max_items: int | None = None
 
 
-FieldType: TypeAlias = Words | Number | YesNo | Several
+FieldType: TypeAlias = TextField | NumberField | BooleanField | MultiChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Field:
     type: FieldType
 
 
-class NotFitting(ValueError):
+class InvalidContent(ValueError):
     """Content that does not fit its form; the message is a sentence for a person and names the field."""
 
 
@@ -98,7 +98,7 @@ def read_fields(schema: JsonObject) -> tuple[Field, ...]:
     properties = nested(schema, "properties")
     required = set(texts(schema, "required"))
     if len(properties) > MAX_FIELDS or not required <= set(properties):
-        raise OddShape("properties")
+        raise InvalidField("properties")
     return tuple(_read_field(name, nested(properties, name), name in required) for name in properties)
 
 
@@ -111,25 +111,25 @@ def _read_field(name: str, schema: JsonObject, required: bool) -> Field:
 def _type(schema: JsonObject) -> FieldType:
     match text(schema, "type"):
         case "string":
-            return Words(
+            return TextField(
                 _choices(schema, "oneOf"),
                 number_or_none(schema, "minLength"),
                 number_or_none(schema, "maxLength"),
                 text_or_none(schema, "format"),
             )
         case "number":
-            return Number(False, _bound(schema, "minimum"), _bound(schema, "maximum"))
+            return NumberField(False, _bound(schema, "minimum"), _bound(schema, "maximum"))
         case "integer":
-            return Number(True, _bound(schema, "minimum"), _bound(schema, "maximum"))
+            return NumberField(True, _bound(schema, "minimum"), _bound(schema, "maximum"))
         case "boolean":
-            return YesNo()
+            return BooleanField()
         case "array":
             choices = _choices(nested(schema, "items"), "anyOf")
             if not choices:
-                raise OddShape("items")
-            return Several(choices, number_or_none(schema, "minItems"), number_or_none(schema, "maxItems"))
+                raise InvalidField("items")
+            return MultiChoice(choices, number_or_none(schema, "minItems"), number_or_none(schema, "maxItems"))
         case other:
-            raise OddShape(other)
+            raise InvalidField(other)
 
 
 def _choices(schema: JsonObject, titled: str) -> tuple[Choice, ...]:
@@ -145,7 +145,7 @@ def _bound(schema: JsonObject, key: str) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def checked(fields: tuple[Field, ...], content: JsonObject) -> JsonObject:
+def validate(fields: tuple[Field, ...], content: JsonObject) -> JsonObject:
     """Return `content` as the form wants it: whole numbers as such (A2A carries all numbers as floats), nothing else.
 
     A field that is not required may be left out, or be null, which is the same.
@@ -155,63 +155,65 @@ def checked(fields: tuple[Field, ...], content: JsonObject) -> JsonObject:
     """
     unknown = sorted(set(content) - {field.name for field in fields})
     if unknown:
-        raise NotFitting(f"The form has no field {shown(unknown[0])}; its fields are: {field_names(fields)}.")
+        raise InvalidContent(
+            f"The form has no field {format_value(unknown[0])}; its fields are: {field_names(fields)}."
+        )
     given = {name: value for name, value in content.items() if value is not None}
     missing = tuple(field for field in fields if field.required and field.name not in given)
     if missing:
-        raise NotFitting(f"The form needs a value for {field_names(missing)}.")
+        raise InvalidContent(f"The form needs a value for {field_names(missing)}.")
     return {field.name: _checked(field, given[field.name]) for field in fields if field.name in given}
 
 
 def _checked(field: Field, value: JsonValue) -> JsonValue:
     match field.type:
-        case Words() as words:
-            return _checked_words(shown(field.name), words, value)
-        case Number() as number:
-            return _checked_number(shown(field.name), number, value)
-        case YesNo():
+        case TextField() as words:
+            return _checked_words(format_value(field.name), words, value)
+        case NumberField() as number:
+            return _checked_number(format_value(field.name), number, value)
+        case BooleanField():
             if not isinstance(value, bool):
-                raise NotFitting(f"{shown(field.name)} has to be true or false.")
+                raise InvalidContent(f"{format_value(field.name)} has to be true or false.")
             return value
-        case Several() as several:
-            return _checked_several(shown(field.name), several, value)
+        case MultiChoice() as several:
+            return _checked_several(format_value(field.name), several, value)
         case _:
             assert_never(field.type)
 
 
-def _checked_words(name: str, words: Words, value: JsonValue) -> str:
+def _checked_words(name: str, words: TextField, value: JsonValue) -> str:
     if not isinstance(value, str):
-        raise NotFitting(f"{name} has to be a text.")
+        raise InvalidContent(f"{name} has to be a text.")
     if words.choices:
         return _chosen(name, words.choices, value)
     if words.min_length is not None and len(value) < words.min_length:
-        raise NotFitting(f"{name} needs at least {words.min_length} characters.")
+        raise InvalidContent(f"{name} needs at least {words.min_length} characters.")
     if words.max_length is not None and len(value) > words.max_length:
-        raise NotFitting(f"{name} takes at most {words.max_length} characters.")
+        raise InvalidContent(f"{name} takes at most {words.max_length} characters.")
     return value
 
 
-def _checked_number(name: str, number: Number, value: JsonValue) -> int | float:
+def _checked_number(name: str, number: NumberField, value: JsonValue) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise NotFitting(f"{name} has to be a number.")
+        raise InvalidContent(f"{name} has to be a number.")
     if isinstance(value, float):
         if not math.isfinite(value) or (number.whole and not value.is_integer()):
-            raise NotFitting(f"{name} has to be a {'whole' if number.whole else 'finite'} number.")
+            raise InvalidContent(f"{name} has to be a {'whole' if number.whole else 'finite'} number.")
         value = int(value) if number.whole else value
     if number.minimum is not None and value < number.minimum:
-        raise NotFitting(f"{name} has to be at least {number.minimum}.")
+        raise InvalidContent(f"{name} has to be at least {number.minimum}.")
     if number.maximum is not None and value > number.maximum:
-        raise NotFitting(f"{name} has to be at most {number.maximum}.")
+        raise InvalidContent(f"{name} has to be at most {number.maximum}.")
     return value
 
 
-def _checked_several(name: str, several: Several, value: JsonValue) -> list[JsonValue]:
+def _checked_several(name: str, several: MultiChoice, value: JsonValue) -> list[JsonValue]:
     if not isinstance(value, list):
-        raise NotFitting(f"{name} has to be a list.")
+        raise InvalidContent(f"{name} has to be a list.")
     if several.min_items is not None and len(value) < several.min_items:
-        raise NotFitting(f"{name} needs at least {several.min_items} of its choices.")
+        raise InvalidContent(f"{name} needs at least {several.min_items} of its choices.")
     if several.max_items is not None and len(value) > several.max_items:
-        raise NotFitting(f"{name} takes at most {several.max_items} of its choices.")
+        raise InvalidContent(f"{name} takes at most {several.max_items} of its choices.")
     chosen: list[JsonValue] = [_chosen(name, several.choices, each) for each in value]
     return chosen
 
@@ -219,22 +221,22 @@ def _checked_several(name: str, several: Several, value: JsonValue) -> list[Json
 def _chosen(name: str, choices: tuple[Choice, ...], value: JsonValue) -> str:
     if isinstance(value, str) and any(choice.value == value for choice in choices):
         return value
-    raise NotFitting(f"{name} has to be {named(choices)}.")
+    raise InvalidContent(f"{name} has to be {list_choices(choices)}.")
 
 
 def field_names(fields: tuple[Field, ...]) -> str:
     """Return the names of the fields, at most twenty of them."""
-    names = ", ".join(shown(field.name) for field in fields[:_MAX_SHOWN])
+    names = ", ".join(format_value(field.name) for field in fields[:_MAX_SHOWN])
     return names if len(fields) <= _MAX_SHOWN else f"{names} and {len(fields) - _MAX_SHOWN} more"
 
 
-def named(choices: tuple[Choice, ...]) -> str:
+def list_choices(choices: tuple[Choice, ...]) -> str:
     """Return the choices as one of: "a", "b"; at most twenty of them."""
     more = len(choices) - _MAX_SHOWN
-    values = ", ".join(shown(choice.value) for choice in choices[:_MAX_SHOWN])
+    values = ", ".join(format_value(choice.value) for choice in choices[:_MAX_SHOWN])
     return f"one of: {values}" + (f" and {more} more" if more > 0 else "")
 
 
-def shown(word: str) -> str:
+def format_value(word: str) -> str:
     """Return a word that somebody else chose as it may stand in a sentence: quoted, escaped, cut at 200 characters."""
     return json.dumps(word if len(word) <= _MAX_WORD_CHARS else f"{word[:_MAX_WORD_CHARS]}…", ensure_ascii=False)

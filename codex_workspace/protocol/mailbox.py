@@ -15,7 +15,7 @@ answers and other threads come through the same pipe; so the bound is here. It i
 
 
 @dataclass(eq=False, slots=True)
-class Asking:
+class ServerRequest:
     """A request of codex's, and what it will be answered; None lets the plain refusal of its kind go out."""
 
     request: Request
@@ -35,8 +35,8 @@ class Mailbox:
     def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self.heard_something = False
         self._max_unread_bytes = max_unread_bytes
-        self._unread: list[Notification | Asking] = []
-        self._open: list[Asking] = []
+        self._unread: list[Notification | ServerRequest] = []
+        self._open: list[ServerRequest] = []
         self._unread_bytes = 0
         self._end: CodexGone | None = None
         self._woken = False
@@ -46,9 +46,9 @@ class Mailbox:
         """Add a notification whose line had `size` bytes; one too many ends the mailbox instead."""
         self._add(notification, size)
 
-    def ask(self, request: Request, size: int) -> Asking:
+    def ask(self, request: Request, size: int) -> ServerRequest:
         """Add a request whose line had `size` bytes; where nobody can hear it any more it is settled at once."""
-        asking = Asking(request)
+        asking = ServerRequest(request)
         if self._end is not None:
             asking.settle(None)
         else:
@@ -62,7 +62,7 @@ class Mailbox:
         for asking in self._open:
             asking.settle(None)
 
-    def _add(self, said: Notification | Asking, size: int) -> None:
+    def _add(self, said: Notification | ServerRequest, size: int) -> None:
         if self._end is not None:
             return
         self.heard_something = True
@@ -83,7 +83,7 @@ class Mailbox:
         self._woken = True
         self._changed.set()
 
-    async def take(self) -> list[Notification | Asking]:
+    async def take(self) -> list[Notification | ServerRequest]:
         """Wait for something and return all that is unread (nothing after `wake`).
 
         Raises:

@@ -38,7 +38,7 @@ RETRY_S: Final = 60.0
 """A server that has not started is tried again with a turn that begins this long after the last try."""
 
 
-class State(StrEnum):
+class McpServerState(StrEnum):
     """How far a server is, by codex's words; one that is not known here counts as `STARTING`."""
 
     STARTING = "starting"
@@ -48,20 +48,20 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Startup:
+class McpServerStatus:
     """How far a server is; `error` is codex's sentence where it failed."""
 
-    state: State
+    state: McpServerState
     error: str = ""
 
     @property
     def settled(self) -> bool:
         """Whether its start is over, one way or the other."""
-        return self.state is not State.STARTING
+        return self.state is not McpServerState.STARTING
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedServers:
     """The servers that a thread ought to have.
 
     within_s: how long their start is waited for. left_out: why one is not even tried, by its name.
@@ -90,11 +90,11 @@ def _object(value: JsonValue) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-class Startups:
+class McpStatusTracker:
     """What one codex has said of the servers of its threads."""
 
     def __init__(self) -> None:
-        self._said: dict[str | None, dict[str, Startup]] = {}
+        self._said: dict[str | None, dict[str, McpServerStatus]] = {}
         self._over = False
         self._changed = anyio.Event()
 
@@ -104,7 +104,7 @@ class Startups:
             case {"name": str(name), "status": str(status), **rest}:
                 thread_id = rest.get("threadId")
                 known = self._said.setdefault(thread_id if isinstance(thread_id, str) else None, {})
-                known[name] = Startup(_state(status), reason(rest.get("error")))
+                known[name] = McpServerStatus(_state(status), failure_reason(rest.get("error")))
                 self._wake()
             case _:
                 pass
@@ -114,11 +114,11 @@ class Startups:
         self._over = True
         self._wake()
 
-    def of(self, thread_id: str) -> Mapping[str, Startup]:
+    def of(self, thread_id: str) -> Mapping[str, McpServerStatus]:
         """Return what is known of a thread's servers, by their names."""
         return {**self._said.get(None, {}), **self._said.get(thread_id, {})}
 
-    async def settled(self, thread_id: str, names: Collection[str], within_s: float) -> Mapping[str, Startup]:
+    async def settled(self, thread_id: str, names: Collection[str], within_s: float) -> Mapping[str, McpServerStatus]:
         """Wait until those servers of a thread have started or failed; return how far they are then."""
         with anyio.move_on_after(within_s):
             while not self._over and not all(self._is_settled(thread_id, name) for name in names):
@@ -134,11 +134,11 @@ class Startups:
         self._changed.set()
 
 
-class Codex(Protocol):
+class McpClient(Protocol):
     """What is needed of the connection to codex."""
 
     @property
-    def servers(self) -> Startups:
+    def servers(self) -> McpStatusTracker:
         """What it has said of MCP servers."""
 
     async def call(self, method: str, params: JsonObject, *, timeout_s: float = ...) -> JsonValue:
@@ -146,28 +146,28 @@ class Codex(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class McpStatus:
     """A thread's servers: the names of the tools of those that have started, and a sentence on each of the others."""
 
     tools: Mapping[str, list[str]]
     missed: Mapping[str, str]
 
 
-async def look_at(codex: Codex, thread_id: str, expected: Expected, timeout_s: float) -> Found:
+async def query_status(codex: McpClient, thread_id: str, expected: ExpectedServers, timeout_s: float) -> McpStatus:
     """Wait for a thread's servers, and return what they are.
 
     Raises:
-        CodexRefused, CodexGone, CodexTimeout: as `Codex.call`.
+        CodexRefused, CodexGone, CodexTimeout: as `McpClient.call`.
     """
     known = await codex.servers.settled(thread_id, expected.names, expected.within_s)
     tools: dict[str, list[str]] = {}
     for name, startup in known.items():
-        if startup.state is State.READY:
+        if startup.state is McpServerState.READY:
             # With its name, codex asks the server that runs; without it, it starts all of them once more.
             params: JsonObject = {"threadId": thread_id, "serverName": name, "detail": "toolsAndAuthOnly"}
             listed = await codex.call("mcpServerStatus/list", params, timeout_s=timeout_s + expected.within_s)
             tools[name] = _tools_in(listed, name)
-    return Found(tools, troubles(expected, known))
+    return McpStatus(tools, describe_problems(expected, known))
 
 
 def _tools_in(listed: JsonValue, name: str) -> list[str]:
@@ -181,11 +181,11 @@ def _tools_in(listed: JsonValue, name: str) -> list[str]:
     return []
 
 
-def troubles(expected: Expected, known: Mapping[str, Startup]) -> dict[str, str]:
+def describe_problems(expected: ExpectedServers, known: Mapping[str, McpServerStatus]) -> dict[str, str]:
     """Return a sentence for each server that is not there, by its name."""
     found = {name: f"The MCP server {name} is not there: {why}." for name, why in expected.left_out.items()}
     for name, startup in known.items():
-        if startup.state in (State.FAILED, State.CANCELLED):
+        if startup.state in (McpServerState.FAILED, McpServerState.CANCELLED):
             found[name] = f"The MCP server {name} is not there: {startup.error or startup.state}."
     for name in expected.names:
         if name not in known or not known[name].settled:
@@ -202,14 +202,14 @@ _TYPES: Final = re.compile(r"\s*\[[\w:<>, ()]*::[^\]]*\]\s*")
 _AROUND: Final = re.compile(r"^MCP client for `[^`]*` (failed to start: )?(MCP startup failed: )?|\. Add or adjust .*$")
 
 
-def _state(word: str) -> State:
+def _state(word: str) -> McpServerState:
     try:
-        return State(word)
+        return McpServerState(word)
     except ValueError:
-        return State.STARTING
+        return McpServerState.STARTING
 
 
-def reason(error: JsonValue) -> str:
+def failure_reason(error: JsonValue) -> str:
     """Return codex's sentence on one line: without the server's name, a full stop, advice on config.toml, and types."""
     if not isinstance(error, str):
         return ""

@@ -1,18 +1,18 @@
 """The items of a turn that have begun and not ended: codex leaves them open when a turn is interrupted."""
 
 from codex_workspace.protocol.codex_events import (
-    Change,
-    CommandFinished,
+    CommandCompleted,
     CommandStarted,
-    FilesChanged,
-    FilesChanging,
+    FilePatch,
     ItemStatus,
-    ToolFinished,
-    ToolStarted,
+    PatchCompleted,
+    PatchStarted,
+    ToolCallCompleted,
+    ToolCallStarted,
     TurnEvent,
 )
 
-Opening = CommandStarted | FilesChanging | ToolStarted
+Opening = CommandStarted | PatchStarted | ToolCallStarted
 
 
 class OpenItems:
@@ -28,9 +28,9 @@ class OpenItems:
         A command that is interrupted may end twice: once as its tool call's, once as the process's that is cleaned up.
         """
         match event:
-            case CommandStarted() | FilesChanging() | ToolStarted():
+            case CommandStarted() | PatchStarted() | ToolCallStarted():
                 self._open[event.item_id] = event
-            case CommandFinished() | FilesChanged() | ToolFinished():
+            case CommandCompleted() | PatchCompleted() | ToolCallCompleted():
                 if event.item_id in self._ended:
                     return False
                 self._ended.add(event.item_id)
@@ -39,10 +39,10 @@ class OpenItems:
                 pass
         return True
 
-    def changes(self, item_id: str) -> tuple[Change, ...]:
+    def changes(self, item_id: str) -> tuple[FilePatch, ...]:
         """Return what an open change of files would do; nothing for any other item."""
         opening = self._open.get(item_id)
-        return opening.changes if isinstance(opening, FilesChanging) else ()
+        return opening.changes if isinstance(opening, PatchStarted) else ()
 
     def close(self) -> list[TurnEvent]:
         """Return an ending for each item that is still open, in the order of their beginnings."""
@@ -53,8 +53,8 @@ class OpenItems:
 def _ending(opening: Opening) -> TurnEvent:
     match opening:
         case CommandStarted(item_id=item, command=command, cwd=cwd):
-            return CommandFinished(item, command, cwd, "", None, ItemStatus.FAILED, None)
-        case FilesChanging(item_id=item, changes=changes):
-            return FilesChanged(item, changes, ItemStatus.FAILED)
-        case ToolStarted(item_id=item, server=server, tool=tool, arguments=arguments):
-            return ToolFinished(item, server, tool, arguments, "stopped", True, ItemStatus.FAILED, None)
+            return CommandCompleted(item, command, cwd, "", None, ItemStatus.FAILED, None)
+        case PatchStarted(item_id=item, changes=changes):
+            return PatchCompleted(item, changes, ItemStatus.FAILED)
+        case ToolCallStarted(item_id=item, server=server, tool=tool, arguments=arguments):
+            return ToolCallCompleted(item, server, tool, arguments, "stopped", True, ItemStatus.FAILED, None)

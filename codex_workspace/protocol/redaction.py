@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final, TypeVar, cast
 
-from codex_workspace.common.redact import ScrubbedStream, Scrubber
+from codex_workspace.common.redact import EventRedactor, RedactedStream
 from codex_workspace.protocol.codex_events import (
-    CommandFinished,
+    CommandCompleted,
     CommandOutput,
-    Reasoned,
+    MessageCompleted,
+    MessageDelta,
+    ReasoningCompleted,
     ReasoningDelta,
-    Said,
-    TextDelta,
-    TurnEnded,
+    TurnCompleted,
     TurnEvent,
-    Warned,
+    WarningReported,
 )
 
 T = TypeVar("T")
@@ -26,35 +26,37 @@ T = TypeVar("T")
 _StreamKey = tuple[type[TurnEvent], str, int]
 
 
-class Redactor:
+class EventRedactor:
     """Redacts the events of one turn, in their order."""
 
-    def __init__(self, scrub: Scrubber) -> None:
+    def __init__(self, scrub: EventRedactor) -> None:
         self._scrub: Final = scrub
-        self._streams: dict[_StreamKey, ScrubbedStream] = {}
+        self._streams: dict[_StreamKey, RedactedStream] = {}
 
     def take(self, event: TurnEvent) -> list[TurnEvent]:
         """Return what of `event` can be told by now: nothing, the event, or what was held back and the event."""
         if not self._scrub:
             return [event]
         match event:
-            case TextDelta(item_id=item, text=text) | CommandOutput(item_id=item, text=text):
+            case MessageDelta(item_id=item, text=text) | CommandOutput(item_id=item, text=text):
                 return self._grown(event, (type(event), item, 0), text)
             case ReasoningDelta(item_id=item, section=section, text=text):
                 return self._grown(event, (ReasoningDelta, item, section), text)
-            case Said(item_id=item) | CommandFinished(item_id=item) | Reasoned(item_id=item):
+            case MessageCompleted(item_id=item) | CommandCompleted(item_id=item) | ReasoningCompleted(item_id=item):
                 # The whole is here: what was held back of its pieces is in it.
                 self._forget(item)
-            case Warned(will_retry=True):
+            case WarningReported(will_retry=True):
                 # What was said so far is said anew.
                 self._streams.clear()
-            case TurnEnded():
-                return [*self._left_over(), redacted(event, self._scrub)]
+            case TurnCompleted():
+                return [*self._left_over(), redact_event(event, self._scrub)]
             case _:
                 pass
-        return [redacted(event, self._scrub)]
+        return [redact_event(event, self._scrub)]
 
-    def _grown(self, event: TextDelta | CommandOutput | ReasoningDelta, key: _StreamKey, text: str) -> list[TurnEvent]:
+    def _grown(
+        self, event: MessageDelta | CommandOutput | ReasoningDelta, key: _StreamKey, text: str
+    ) -> list[TurnEvent]:
         stream = self._streams.get(key)
         if stream is None:
             stream = self._streams[key] = self._scrub.stream()
@@ -69,12 +71,12 @@ class Redactor:
 
     def _left_over(self) -> list[TurnEvent]:
         """Return what was held back of messages that were broken off."""
-        rest = [(item, stream.finish()) for (kind, item, _), stream in self._streams.items() if kind is TextDelta]
+        rest = [(item, stream.finish()) for (kind, item, _), stream in self._streams.items() if kind is MessageDelta]
         self._streams.clear()
-        return [TextDelta(item, text) for item, text in rest if text]
+        return [MessageDelta(item, text) for item, text in rest if text]
 
 
-def redacted(value: T, scrub: Scrubber) -> T:
+def redact_event(value: T, scrub: EventRedactor) -> T:
     """Return a value with every text in it scrubbed: text, JSON, dataclasses, and tuples of them.
 
     What holds no secret is given back as it is, not copied.
@@ -82,7 +84,7 @@ def redacted(value: T, scrub: Scrubber) -> T:
     return cast("T", _redacted(value, scrub))
 
 
-def _redacted(value: Any, scrub: Scrubber) -> object:
+def _redacted(value: Any, scrub: EventRedactor) -> object:
     match value:
         case str():
             return scrub(value)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from codex_workspace.common.values import (
+    InvalidField,
     JsonObject,
     JsonValue,
-    OddShape,
     nested,
     nested_or_empty,
     objects,
@@ -25,7 +25,7 @@ from codex_workspace.common.values import (
     text_or_none,
     texts,
 )
-from codex_workspace.protocol.codex_events import Change
+from codex_workspace.protocol.codex_events import FilePatch
 from codex_workspace.protocol.forms import Field, read_fields
 from codex_workspace.protocol.jsonrpc import Request
 
@@ -56,7 +56,7 @@ class CommandQuestion:
 class PatchQuestion:
     """Whether codex may change files. With `grant_root` it asks to write there until the session ends."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[FilePatch, ...]
     reason: str | None
     grant_root: str | None
 
@@ -79,7 +79,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionField:
     """One thing to know; words of one's own are an answer where `is_other` or where there are no options."""
 
     id: str
@@ -99,7 +99,7 @@ class Asked:
 class UserQuestion:
     """What the model wants to know; at least one thing, each with an id of its own."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[QuestionField, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolApproval:
     """A call of one of the server's tools, to be allowed. Codex says the tool's name from 0.169 on."""
 
     tool: str | None
@@ -121,7 +121,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class UrlRequest:
     """An address to open; yes means that what it asks for is done."""
 
     url: str
@@ -133,7 +133,7 @@ class FormQuestion:
 
     server: str
     message: str
-    subject: Form | ToolCall | Link
+    subject: Form | ToolApproval | UrlRequest
 
 
 Question: TypeAlias = CommandQuestion | PatchQuestion | PermissionQuestion | UserQuestion | FormQuestion
@@ -158,26 +158,31 @@ class Declined:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Answers:
     """Answers to a `UserQuestion`, by the ids of what was asked."""
 
     answers: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class CompletedForm:
     """A `Form` as it was filled in."""
 
     content: JsonObject
 
 
-Decision: TypeAlias = Approved | Declined | Answered | Filled
+Decision: TypeAlias = Approved | Declined | Answers | CompletedForm
 
 
 def can_last(question: Question) -> bool:
     """Return whether the question can be answered with yes for the rest of the session."""
     match question:
-        case CommandQuestion() | PatchQuestion() | PermissionQuestion() | FormQuestion(subject=ToolCall(can_last=True)):
+        case (
+            CommandQuestion()
+            | PatchQuestion()
+            | PermissionQuestion()
+            | FormQuestion(subject=ToolApproval(can_last=True))
+        ):
             return True
         case _:
             return False
@@ -194,7 +199,7 @@ def is_yes_or_no(question: Question) -> bool:
             return True
 
 
-def read_question(request: Request, changes: tuple[Change, ...] = ()) -> Question | None:
+def read_question(request: Request, changes: tuple[FilePatch, ...] = ()) -> Question | None:
     """Return what codex asks of people; None for other requests, and for one of an odd shape or size. Never raises.
 
     `changes` are those of the item that the request is about: codex says them in the item's start alone.
@@ -206,11 +211,11 @@ def read_question(request: Request, changes: tuple[Change, ...] = ()) -> Questio
         if len(json.dumps(request.params)) > MAX_QUESTION_CHARS:
             return None
         return reader(request.params, changes)
-    except (OddShape, RecursionError):
+    except (InvalidField, RecursionError):
         return None
 
 
-def _read_command(params: JsonObject, _: tuple[Change, ...]) -> CommandQuestion:
+def _read_command(params: JsonObject, _: tuple[FilePatch, ...]) -> CommandQuestion:
     return CommandQuestion(
         text_or_none(params, "command"),
         text_or_none(params, "cwd"),
@@ -221,30 +226,30 @@ def _read_command(params: JsonObject, _: tuple[Change, ...]) -> CommandQuestion:
     )
 
 
-def _read_patch(params: JsonObject, changes: tuple[Change, ...]) -> PatchQuestion:
+def _read_patch(params: JsonObject, changes: tuple[FilePatch, ...]) -> PatchQuestion:
     return PatchQuestion(changes, text_or_none(params, "reason"), text_or_none(params, "grantRoot"))
 
 
-def _read_permission(params: JsonObject, _: tuple[Change, ...]) -> PermissionQuestion:
+def _read_permission(params: JsonObject, _: tuple[FilePatch, ...]) -> PermissionQuestion:
     permissions = nested(params, "permissions")
     asked: JsonObject = {name: value for name, value in permissions.items() if value is not None}
     if not asked:
-        raise OddShape("permissions")
+        raise InvalidField("permissions")
     return PermissionQuestion(asked, text_or_none(params, "cwd"), text_or_none(params, "reason"))
 
 
-def _read_user_question(params: JsonObject, _: tuple[Change, ...]) -> UserQuestion:
+def _read_user_question(params: JsonObject, _: tuple[FilePatch, ...]) -> UserQuestion:
     asked = tuple(_read_asked(each) for each in objects(params, "questions"))
     if not 0 < len(asked) <= MAX_ASKED or len({each.id for each in asked}) < len(asked):
-        raise OddShape("questions")
+        raise InvalidField("questions")
     return UserQuestion(asked)
 
 
-def _read_asked(asked: JsonObject) -> Asked:
+def _read_asked(asked: JsonObject) -> QuestionField:
     options = tuple(
         Option(text(option, "label"), text_or_none(option, "description") or "") for option in objects(asked, "options")
     )
-    return Asked(
+    return QuestionField(
         text(asked, "id"),
         text_or_none(asked, "header") or "",
         text(asked, "question"),
@@ -254,18 +259,18 @@ def _read_asked(asked: JsonObject) -> Asked:
     )
 
 
-def _read_form_question(params: JsonObject, _: tuple[Change, ...]) -> FormQuestion:
+def _read_form_question(params: JsonObject, _: tuple[FilePatch, ...]) -> FormQuestion:
     return FormQuestion(text(params, "serverName"), text(params, "message"), _read_subject(params))
 
 
-def _read_subject(params: JsonObject) -> Form | ToolCall | Link:
+def _read_subject(params: JsonObject) -> Form | ToolApproval | UrlRequest:
     """Return what an elicitation is about; codex's own modes beside MCP's two are for its own clients."""
     meta = nested_or_empty(params, "_meta")
     match text(params, "mode"):
         case "url":
-            return Link(text(params, "url"))
+            return UrlRequest(text(params, "url"))
         case "form" if meta.get("codex_approval_kind") == "mcp_tool_call":
-            return ToolCall(
+            return ToolApproval(
                 text_or_none(meta, "tool_name"),
                 text_or_none(meta, "tool_description"),
                 nested_or_empty(meta, "tool_params"),
@@ -275,10 +280,10 @@ def _read_subject(params: JsonObject) -> Form | ToolCall | Link:
             schema = nested(params, "requestedSchema")
             return Form(read_fields(schema), schema)
         case mode:
-            raise OddShape(mode)
+            raise InvalidField(mode)
 
 
-_READERS: Final[dict[str, Callable[[JsonObject, tuple[Change, ...]], Question]]] = {
+_READERS: Final[dict[str, Callable[[JsonObject, tuple[FilePatch, ...]], Question]]] = {
     "item/commandExecution/requestApproval": _read_command,
     "item/fileChange/requestApproval": _read_patch,
     "item/permissions/requestApproval": _read_permission,
@@ -287,7 +292,7 @@ _READERS: Final[dict[str, Callable[[JsonObject, tuple[Change, ...]], Question]]]
 }
 
 
-def result_of(question: Question, decision: Decision) -> JsonObject:
+def response_to(question: Question, decision: Decision) -> JsonObject:
     """Return the result that answers codex's request; what is declined is told as `refusals.refuse` has it.
 
     Raises:
@@ -302,16 +307,16 @@ def result_of(question: Question, decision: Decision) -> JsonObject:
             return {"permissions": permissions, "scope": "session" if for_session else "turn"}
         case PermissionQuestion(), Declined():
             return {"permissions": {}}
-        case UserQuestion(), Answered(answers):
+        case UserQuestion(), Answers(answers):
             return {"answers": {id_: {"answers": list[JsonValue](given)} for id_, given in answers.items()}}
         case UserQuestion(), Declined():
             return {"answers": {}}
-        case FormQuestion(subject=ToolCall(can_last=True)), Approved(for_session=True):
+        case FormQuestion(subject=ToolApproval(can_last=True)), Approved(for_session=True):
             # A list, as codex offers it, is not understood; nor is the same in `content` (0.163).
             return {"action": "accept", "content": {}, "_meta": {"persist": "session"}}
         case FormQuestion(), Approved():
             return {"action": "accept", "content": {}}
-        case FormQuestion(subject=Form()), Filled(content):
+        case FormQuestion(subject=Form()), CompletedForm(content):
             return {"action": "accept", "content": content}
         case FormQuestion(), Declined():
             return {"action": "decline"}
@@ -319,7 +324,7 @@ def result_of(question: Question, decision: Decision) -> JsonObject:
             raise ValueError(f"{type(decision).__name__} is no answer to a {type(question).__name__}")
 
 
-NOBODY_TO_ASK: Final = "nobody is there to answer; go on without it"
+DECLINED_REASON: Final = "nobody is there to answer; go on without it"
 """What the model reads where a refusal has room for a sentence."""
 
 _REFUSALS: Final[dict[str, JsonObject]] = {
@@ -328,13 +333,13 @@ _REFUSALS: Final[dict[str, JsonObject]] = {
     "item/permissions/requestApproval": {"permissions": {}},
     "item/tool/requestUserInput": {"answers": {}},
     "mcpServer/elicitation/request": {"action": "decline"},
-    "item/tool/call": {"contentItems": [{"type": "inputText", "text": NOBODY_TO_ASK}], "success": False},
+    "item/tool/call": {"contentItems": [{"type": "inputText", "text": DECLINED_REASON}], "success": False},
     "execCommandApproval": {"decision": "denied"},
     "applyPatchApproval": {"decision": "denied"},
 }
 
 
-def refuse(request: Request) -> JsonObject | None:
+def default_response(request: Request) -> JsonObject | None:
     """Return the refusal for `request`, or None for a kind that is not known: answer that one with an error.
 
     The token refresh is left unknown on purpose: there is no well-formed refusal of it, and an error ends the turn at

@@ -15,8 +15,8 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from codex_workspace.common.errors import InputRefused
 from codex_workspace.common.values import JsonObject, JsonValue, Version
-from codex_workspace.protocol.codex_events import TokenCount, TurnEnded, TurnEvent
-from codex_workspace.protocol.mailbox import Asking
+from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnEvent
+from codex_workspace.protocol.mailbox import ServerRequest
 from codex_workspace.protocol.server_requests import Question
 
 CONTINUE_PROMPT: Final = (
@@ -86,7 +86,7 @@ class PendingRequest:
 
     id: str
     about: Question | DynamicToolCall
-    asking: Asking
+    asking: ServerRequest
 
 
 class TurnRecord(Enum):
@@ -121,11 +121,11 @@ class TurnInfo(Protocol):
         """The turn's own id, at most 64 characters."""
 
     @property
-    def ended(self) -> TurnEnded | None:
+    def ended(self) -> TurnCompleted | None:
         """How the turn ended; None while it runs."""
 
     @property
-    def usage(self) -> TokenCount | None:
+    def usage(self) -> TokenUsage | None:
         """The turn's tokens so far; None while they are unknown."""
 
 
@@ -133,7 +133,7 @@ class RunningTurn(TurnInfo, Protocol):
     """A running turn: its events, its requests, and the ways to steer and to stop it."""
 
     @property
-    def thread_usage(self) -> TokenCount | None:
+    def thread_usage(self) -> TokenUsage | None:
         """The tokens of the whole thread."""
 
     @property
@@ -182,7 +182,7 @@ class ThreadLease(Protocol):
     ) -> AbstractAsyncContextManager[StartedTurn[RunningTurn]]:
         """Start a turn; leaving the block stops it if it still runs."""
 
-    async def recorded(self, mark: str, said: TurnInput, turn_id: str | None = None) -> TurnEnded | TurnRecord:
+    async def recorded(self, mark: str, said: TurnInput, turn_id: str | None = None) -> TurnCompleted | TurnRecord:
         """Return from codex's history how an earlier turn with input `said` ended, or that it has no end.
 
         Args:

@@ -17,23 +17,23 @@ from typing import Final, assert_never
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol import codex_events as events
 from codex_workspace.protocol.codex_events import (
-    CommandFinished,
+    CommandCompleted,
     CommandStarted,
-    FilesChanged,
-    FilesChanging,
     ItemStatus,
-    Planned,
-    TokenCount,
-    ToolFinished,
-    ToolStarted,
-    TurnEnded,
+    PatchCompleted,
+    PatchStarted,
+    PlanUpdated,
+    TokenUsage,
+    ToolCallCompleted,
+    ToolCallStarted,
+    TurnCompleted,
+    TurnError,
     TurnEvent,
-    TurnFailure,
     TurnText,
-    WebSearched,
+    WebSearchCompleted,
 )
-from codex_workspace.protocol.exec_reader import ExecReader, Told
-from codex_workspace.protocol.failures import exited, told_of
+from codex_workspace.protocol.exec_reader import ExecReader, ParsedLine
+from codex_workspace.protocol.failures import error_metadata, process_exit_error
 from codex_workspace.protocol.server_requests import Question
 from codex_workspace.runtimes.events import (
     BASH,
@@ -43,48 +43,48 @@ from codex_workspace.runtimes.events import (
     WEB_SEARCH,
     AgentEvent,
     Approval,
-    ChangedFile,
     Done,
     Error,
     FileChange,
-    Other,
+    FileDiff,
     Plan,
     PlanStep,
     Reasoning,
     StopReason,
     Text,
-    Tokens,
+    TokenCounts,
     ToolResult,
     ToolUse,
+    UnmappedEvent,
     Usage,
     name_of_change,
 )
-from codex_workspace.tasks.approval_prompts import data_of
+from codex_workspace.tasks.approval_prompts import approval_data
 
-ToolBegun = CommandStarted | FilesChanging | ToolStarted
-ToolEnded = CommandFinished | FilesChanged | ToolFinished | WebSearched
+ToolCallBegin = CommandStarted | PatchStarted | ToolCallStarted
+ToolCallEnd = CommandCompleted | PatchCompleted | ToolCallCompleted | WebSearchCompleted
 
 
-def tool_use(event: ToolBegun | ToolEnded, extra: JsonObject | None = None) -> ToolUse:
+def tool_use(event: ToolCallBegin | ToolCallEnd, extra: JsonObject | None = None) -> ToolUse:
     """Return what the agent uses; `extra` are the fields of codex's that the event has no place for."""
     extra = extra or {}
     match event:
-        case CommandStarted(item, command, cwd) | CommandFinished(item, command, cwd):
+        case CommandStarted(item, command, cwd) | CommandCompleted(item, command, cwd):
             given: JsonObject = {"command": command, **({"cwd": cwd} if cwd else {})}
             return ToolUse(item, BASH, COMMAND, given, extra=extra)
-        case FilesChanging(item, changes) | FilesChanged(item, changes):
+        case PatchStarted(item, changes) | PatchCompleted(item, changes):
             listed: list[JsonValue] = [{"path": each.path, "kind": each.kind} for each in changes]
             name = name_of_change(each.kind for each in changes)
             return ToolUse(item, name, FILES, {"changes": listed}, extra=extra)
-        case ToolStarted(item, server, tool, arguments) | ToolFinished(item, server, tool, arguments):
+        case ToolCallStarted(item, server, tool, arguments) | ToolCallCompleted(item, server, tool, arguments):
             return ToolUse(item, tool, tool, _input(arguments), server, extra=extra)
-        case WebSearched(item, query):
+        case WebSearchCompleted(item, query):
             return ToolUse(item, WEB_SEARCH, SEARCH, {"query": query}, extra=extra)
         case _:
             assert_never(event)
 
 
-def plan_of(event: Planned, extra: JsonObject | None = None) -> Plan:
+def plan_event(event: PlanUpdated, extra: JsonObject | None = None) -> Plan:
     """Return the agent's plan; `extra` as for `tool_use`."""
     steps = tuple(PlanStep(each.text, _step_status(each.status)) for each in event.steps)
     return Plan(steps, event.explanation, extra=extra or {})
@@ -104,9 +104,9 @@ def _input(arguments: JsonValue) -> JsonObject:
 NO_RESULT: Final = "The run ended before codex said what became of this."
 """Output of a tool that codex never said the end of; a command may run on for as long as codex does."""
 
-NO_END: Final = TurnFailure("The run ended before codex said how its turn did.", "noEnd", None, None)
+NO_END: Final = TurnError("The run ended before codex said how its turn did.", "noEnd", None, None)
 
-NONE_USED: Final = TokenCount()
+NONE_USED: Final = TokenUsage()
 """What a new session has used before its first run."""
 
 RETRYING: Final = "RETRYING"
@@ -118,12 +118,12 @@ WARNING: Final = "WARNING"
 _WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-def code_of(failure: TurnFailure) -> str:
+def code_of(failure: TurnError) -> str:
     """Return codex's word for a failure as the stream says it: WATCHDOG_TIMEOUT for watchdogTimeout."""
-    return _WORD.sub("_", str(told_of(failure)["code"])).upper()
+    return _WORD.sub("_", str(error_metadata(failure)["code"])).upper()
 
 
-class AgentStream:
+class EventConverter:
     """Makes the public events of one run. No method raises.
 
     Args:
@@ -131,9 +131,9 @@ class AgentStream:
         clock: seconds, for the run's duration, which begins now.
     """
 
-    def __init__(self, used_before: TokenCount | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, used_before: TokenUsage | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
         self.session_id: str | None = None
-        self.session_usage: TokenCount | None = None
+        self.session_usage: TokenUsage | None = None
         self._used_before = used_before
         self._clock = clock
         self._began = clock()
@@ -141,12 +141,12 @@ class AgentStream:
         self._said = _Pieces("")
         self._thought = _Pieces("\n\n")
         self._tools = _Tools()
-        self._ended: TurnEnded | None = None
-        self._erred: TurnFailure | None = None
+        self._ended: TurnCompleted | None = None
+        self._erred: TurnError | None = None
         self._is_done = False
 
     @property
-    def ended(self) -> TurnEnded | None:
+    def ended(self) -> TurnCompleted | None:
         """How codex said that the turn has ended; None while it has not."""
         return self._ended
 
@@ -164,10 +164,10 @@ class AgentStream:
 
     def asked(self, id_: str, question: Question) -> list[AgentEvent]:
         """Return what is said when codex asks a person."""
-        return [] if self._is_done else [Approval(id_, data_of(question))]
+        return [] if self._is_done else [Approval(id_, approval_data(question))]
 
     def end(
-        self, failure: TurnFailure | None = None, *, stopped: bool = False, extra: JsonObject | None = None
+        self, failure: TurnError | None = None, *, stopped: bool = False, extra: JsonObject | None = None
     ) -> list[AgentEvent]:
         """Return the run's last events; nothing where it has ended before.
 
@@ -193,7 +193,7 @@ class AgentStream:
         text = self._messages.answer
         return [*out, Done(text, self.session_id, duration_ms, usage, reason, error, extra=extra or {})]
 
-    def _outcome(self, failure: TurnFailure | None, stopped: bool) -> tuple[StopReason, TurnFailure | None]:
+    def _outcome(self, failure: TurnError | None, stopped: bool) -> tuple[StopReason, TurnError | None]:
         ended = self._ended
         if ended is not None and ended.status == "completed":
             return "completed", None
@@ -204,55 +204,60 @@ class AgentStream:
 
     def _see(self, event: TurnEvent, extra: JsonObject) -> list[AgentEvent]:
         match event:
-            case events.TextDelta(item, text):
+            case events.MessageDelta(item, text):
                 more = self._said.grown(item, 0, text)
                 return [Text(item, more, extra=extra)] if more else []
-            case events.Said(item, text):
+            case events.MessageCompleted(item, text):
                 return self._whole(item, text, extra)
             case events.ReasoningDelta(item, section, text):
                 more = self._thought.grown(item, section, text)
                 return [Reasoning(item, more, extra=extra)] if more else []
-            case events.Reasoned(item, sections):
+            case events.ReasoningCompleted(item, sections):
                 # Where summary and raw text both came, what has been shown is not said again in other words.
                 more, _ = self._thought.completed(item, "\n\n".join(sections))
                 return [Reasoning(item, more, extra=extra)] if more else []
-            case events.CommandStarted() | events.FilesChanging() | events.ToolStarted() if not self._tools.begins(
+            case events.CommandStarted() | events.PatchStarted() | events.ToolCallStarted() if not self._tools.begins(
                 event.item_id
             ):
                 return []
-            case events.CommandStarted() | events.FilesChanging() | events.ToolStarted():
+            case events.CommandStarted() | events.PatchStarted() | events.ToolCallStarted():
                 return [tool_use(event, extra)]
-            case events.CommandFinished() | events.FilesChanged() | events.ToolFinished() | events.WebSearched():
+            case (
+                events.CommandCompleted()
+                | events.PatchCompleted()
+                | events.ToolCallCompleted()
+                | events.WebSearchCompleted()
+            ):
                 return self._finished(event, extra)
-            case events.Planned():
-                return [plan_of(event, extra)]
-            case events.Usage():
+            case events.PlanUpdated():
+                return [plan_event(event, extra)]
+            case events.TokensUpdated():
                 return [self._used(event, extra)]
-            case events.Warned(message, will_retry):
+            case events.WarningReported(message, will_retry):
                 return [Error(message, RETRYING if will_retry else WARNING, fatal=False, extra=extra)]
-            case events.Erred(failure):
+            case events.ErrorReported(failure):
                 return self._given_up(failure, extra)
-            case events.TurnEnded(last_message=last):
+            case events.TurnCompleted(last_message=last):
                 self._ended = event
                 return self._whole(last.item_id, last.text, {}) if last is not None else []
             case events.TurnStarted():
                 self._ended = None
                 return []
-            case events.Unknown(name, payload):
-                return [Other(name, payload, extra=extra)]
+            case events.UnknownEvent(name, payload):
+                return [UnmappedEvent(name, payload, extra=extra)]
             case (
                 events.MessageStarted()
                 | events.CommandOutput()
                 | events.DiffUpdated()
                 | events.ThreadIdle()
                 | events.ThreadActive()
-                | events.Alive()
+                | events.Activity()
             ):
                 return []
             case _:
                 assert_never(event)
 
-    def _given_up(self, why: TurnFailure, extra: JsonObject) -> list[AgentEvent]:
+    def _given_up(self, why: TurnError, extra: JsonObject) -> list[AgentEvent]:
         """Say why codex gave up: the first reason is the fatal one, another one is said beside it, none twice."""
         before, self._erred = self._erred, why
         return [] if why == before else [Error(why.message, code_of(why), fatal=before is None, extra=extra)]
@@ -263,18 +268,18 @@ class AgentStream:
             return [Text(item, text, replaces=True, extra=extra)]
         return [Text(item, more, extra=extra)] if more else []
 
-    def _finished(self, event: ToolEnded, extra: JsonObject) -> list[AgentEvent]:
+    def _finished(self, event: ToolCallEnd, extra: JsonObject) -> list[AgentEvent]:
         out: list[AgentEvent] = [tool_use(event)] if self._tools.begins(event.item_id) else []
         return [*out, *_results(event, extra)] if self._tools.ends(event.item_id) else []
 
-    def _used(self, event: events.Usage, extra: JsonObject) -> Usage:
+    def _used(self, event: events.TokensUpdated, extra: JsonObject) -> Usage:
         if self._used_before is None and event.last.total:
             self._used_before = event.thread.minus(event.last)
         self.session_usage = event.thread
         run = self._run_usage()
         return Usage(_tokens(run) if run is not None else None, _tokens(event.thread), extra=extra)
 
-    def _run_usage(self) -> TokenCount | None:
+    def _run_usage(self) -> TokenUsage | None:
         if self.session_usage is None or self._used_before is None:
             return None
         return self.session_usage.minus(self._used_before)
@@ -339,34 +344,34 @@ class _Pieces:
         return text[len(said) :], False
 
 
-def _results(event: ToolEnded, extra: JsonObject) -> list[AgentEvent]:
+def _results(event: ToolCallEnd, extra: JsonObject) -> list[AgentEvent]:
     match event:
-        case events.CommandFinished(item, _, _, output, exit_code, status, duration_ms):
+        case events.CommandCompleted(item, _, _, output, exit_code, status, duration_ms):
             # Codex 0.101 completes a command that runs on, without an exit code.
             is_error = exit_code not in (0, None) or status is not ItemStatus.COMPLETED
             return [ToolResult(item, output, is_error, exit_code, duration_ms, extra=extra)]
-        case events.FilesChanged(item, changes, ItemStatus.COMPLETED):
-            listed = tuple(ChangedFile(each.path, each.kind, each.diff) for each in changes)
+        case events.PatchCompleted(item, changes, ItemStatus.COMPLETED):
+            listed = tuple(FileDiff(each.path, each.kind, each.diff) for each in changes)
             return [FileChange(item, listed), ToolResult(item, "", is_error=False, extra=extra)]
-        case events.FilesChanged(item, _, status):
+        case events.PatchCompleted(item, _, status):
             return [ToolResult(item, f"No file was changed ({status}).", is_error=True, extra=extra)]
-        case events.ToolFinished(item, _, _, _, result, is_error, _, duration_ms):
+        case events.ToolCallCompleted(item, _, _, _, result, is_error, _, duration_ms):
             return [ToolResult(item, result, is_error, None, duration_ms, extra=extra)]
-        case events.WebSearched(item):
+        case events.WebSearchCompleted(item):
             return [ToolResult(item, "", is_error=False, extra=extra)]
         case _:
             assert_never(event)
 
 
-def _tokens(count: TokenCount) -> Tokens:
-    return Tokens(count.input, count.cached_input, count.output, count.reasoning_output)
+def _tokens(count: TokenUsage) -> TokenCounts:
+    return TokenCounts(count.input, count.cached_input, count.output, count.reasoning_output)
 
 
 NO_SESSION: Final = "sessionNotFound"
 """The kind of failure of a run whose session there is not."""
 
 
-class ExecLines:
+class ExecConverter:
     """Takes the lines of one run and gives its events; a further run needs another one. No method raises.
 
     Args:
@@ -375,9 +380,9 @@ class ExecLines:
         clock: seconds, for the run's duration, which begins now.
     """
 
-    def __init__(self, used_before: TokenCount | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, used_before: TokenUsage | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader: Final = ExecReader()
-        self._stream: Final = AgentStream(used_before, clock)
+        self._stream: Final = EventConverter(used_before, clock)
         self._kept: dict[str | None, JsonObject] = {}
 
     @property
@@ -386,7 +391,7 @@ class ExecLines:
         return self._reader.thread_id
 
     @property
-    def session_usage(self) -> TokenCount | None:
+    def session_usage(self) -> TokenUsage | None:
         """The tokens of the whole session, this run included; None before codex tells them, at a turn's end."""
         return self._stream.session_usage
 
@@ -416,7 +421,7 @@ class ExecLines:
         return self._stream.see(self._reader.skipped(size))
 
     def finish(
-        self, exit_code: int | None = None, failure: TurnFailure | None = None, *, stopped: bool = False
+        self, exit_code: int | None = None, failure: TurnError | None = None, *, stopped: bool = False
     ) -> list[AgentEvent]:
         """Return the last events of the run, with its `Done`; nothing where it was finished before.
 
@@ -437,10 +442,10 @@ class ExecLines:
         if self._stream.erred:
             return self._stream.end(extra=extra)
         if not self._reader.tells_ends and exit_code == 0:
-            return [*self._stream.see(TurnEnded("completed", None, None)), *self._stream.end(extra=extra)]
-        return self._stream.end(exited(exit_code), extra=extra)
+            return [*self._stream.see(TurnCompleted("completed", None, None)), *self._stream.end(extra=extra)]
+        return self._stream.end(process_exit_error(exit_code), extra=extra)
 
-    def _say(self, told: Told) -> list[AgentEvent]:
+    def _say(self, told: ParsedLine) -> list[AgentEvent]:
         """Return what is said of it; fields of a line of which nothing is said wait for the next one of its item."""
         extra = {**self._kept.pop(told.item, {}), **told.extra}
         said = self._stream.see(told.event, extra)

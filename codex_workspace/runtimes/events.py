@@ -98,7 +98,7 @@ class ToolResult(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedFile:
+class FileDiff:
     """One file that was changed; `kind` is add, delete or update, `diff` "" where codex does not tell it."""
 
     path: str
@@ -113,7 +113,7 @@ class FileChange(_Event):
     TYPE: ClassVar[str] = "file_change"
 
     item_id: str
-    changes: tuple[ChangedFile, ...]
+    changes: tuple[FileDiff, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Plan(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenCounts:
     """Numbers of tokens; `cached_input` is part of `input`, `reasoning_output` of `output`."""
 
     input: int
@@ -154,8 +154,8 @@ class Usage(_Event):
 
     TYPE: ClassVar[str] = "usage"
 
-    run: Tokens | None
-    session: Tokens
+    run: TokenCounts | None
+    session: TokenCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Error(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Other(_Event):
+class UnmappedEvent(_Event):
     """Something that codex has said and that this model has no event for, as it came."""
 
     TYPE: ClassVar[str] = "other"
@@ -202,17 +202,18 @@ class Done(_Event):
     text: str
     session_id: str | None
     duration_ms: int
-    usage: Tokens | None
+    usage: TokenCounts | None
     stop_reason: StopReason
     error: Error | None = None
 
 
 AgentEvent: TypeAlias = (
-    Text | Reasoning | ToolUse | ToolResult | FileChange | Plan | Usage | Approval | Error | Other | Done
+    Text | Reasoning | ToolUse | ToolResult | FileChange | Plan | Usage | Approval | Error | UnmappedEvent | Done
 )
 
 EVENT_TYPES: Final = tuple(
-    kind.TYPE for kind in (Text, Reasoning, ToolUse, ToolResult, FileChange, Plan, Usage, Approval, Error, Other, Done)
+    kind.TYPE
+    for kind in (Text, Reasoning, ToolUse, ToolResult, FileChange, Plan, Usage, Approval, Error, UnmappedEvent, Done)
 )
 
 
@@ -221,7 +222,7 @@ def as_json(event: AgentEvent) -> JsonObject:
     return {"type": event.TYPE, **_said(event)}
 
 
-_Inner: TypeAlias = Tokens | ChangedFile | PlanStep
+_Inner: TypeAlias = TokenCounts | FileDiff | PlanStep
 
 
 def _said(value: AgentEvent | _Inner) -> JsonObject:
@@ -235,7 +236,7 @@ def _json(value: "JsonValue | AgentEvent | tuple[_Inner, ...] | _Inner") -> Json
             return [_said(each) for each in value]
         case Error():
             return as_json(value)
-        case Tokens() | ChangedFile() | PlanStep():
+        case TokenCounts() | FileDiff() | PlanStep():
             return _said(value)
         case None | bool() | int() | float() | str() | list() | dict():
             return value

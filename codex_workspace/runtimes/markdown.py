@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final, assert_never
 
 from codex_workspace.common.values import JsonValue
-from codex_workspace.protocol.codex_events import Change
+from codex_workspace.protocol.codex_events import FilePatch
 from codex_workspace.runtimes.events import (
     COMMAND,
     FILES,
@@ -24,12 +24,12 @@ from codex_workspace.runtimes.events import (
     Done,
     Error,
     FileChange,
-    Other,
     Plan,
     Reasoning,
     Text,
     ToolResult,
     ToolUse,
+    UnmappedEvent,
     Usage,
 )
 
@@ -41,7 +41,7 @@ _SHOWN_FORMATS: Final = frozenset({"Cf", "Cs", "Zl", "Zp"})
 """Categories of characters that nobody sees, or that change the direction of others, beside the control characters."""
 
 
-def unified_diff(changes: Iterable[Change]) -> str:
+def unified_diff(changes: Iterable[FilePatch]) -> str:
     """Return one unified diff for all changes.
 
     Codex gives an added or deleted file's whole text as its `diff`, and only the hunks of a changed one.
@@ -49,7 +49,7 @@ def unified_diff(changes: Iterable[Change]) -> str:
     return "".join(_one(change) for change in changes)
 
 
-def _one(change: Change) -> str:
+def _one(change: FilePatch) -> str:
     match change.kind:
         case "add":
             return f"--- /dev/null\n+++ {change.path}\n{_all_lines(change.diff, '+')}"
@@ -121,7 +121,7 @@ def markdown(event: AgentEvent) -> str:
             return result(output, is_error=is_error, exit_code=exit_code)
         case FileChange(changes=changes):
             # The use has named them all.
-            diff = unified_diff(Change(each.path, each.kind, each.diff) for each in changes if each.diff)
+            diff = unified_diff(FilePatch(each.path, each.kind, each.diff) for each in changes if each.diff)
             return fenced(diff, "diff") if diff else ""
         case Plan(steps=steps, explanation=explanation):
             listed = _listed([f"{_MARKS.get(each.status, '[ ]')} {_plain(each.text)}" for each in steps])
@@ -131,7 +131,7 @@ def markdown(event: AgentEvent) -> str:
             return f"**{FAILED if fatal else NOTE}** ({one_line(word)}): {_plain(message)}"
         case Approval(about=about):
             return f"**Waits for an answer**\n\n{data(about)}"
-        case Usage() | Other() | Done():
+        case Usage() | UnmappedEvent() | Done():
             return ""
         case _:
             assert_never(event)

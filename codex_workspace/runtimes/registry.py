@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from codex_workspace.app_server import Launch
 from codex_workspace.backends.codex_exec.command import ExecOptions
 from codex_workspace.backends.codex_exec.process import INACTIVITY_S, NO_SERVERS, CodexExec, ExecLimits
-from codex_workspace.codex.runtime import open_app_server_runs
+from codex_workspace.codex.runtime import open_app_server_runtime
 from codex_workspace.codex.turn import TurnLimits
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.mcp_servers import McpServers
@@ -73,7 +73,7 @@ def create_runtime(
 
 
 def _app_server(launch: Launch, servers: McpServers, inactivity_s: float) -> AbstractAsyncContextManager[Runtime]:
-    return open_app_server_runs(launch, servers, TurnLimits(inactivity_s=inactivity_s))
+    return open_app_server_runtime(launch, servers, TurnLimits(inactivity_s=inactivity_s))
 
 
 def _exec(launch: Launch, servers: McpServers, inactivity_s: float) -> AbstractAsyncContextManager[Runtime]:

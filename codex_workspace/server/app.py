@@ -27,34 +27,34 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from codex_workspace.common.a2a_terms import serves_major
-from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.tracing import NO_TRACER, Tracer
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.callers import Extensions, GrpcCallers, HttpCallers
 from codex_workspace.server.card import CardFacts, Version, agent_card, extended_card
 from codex_workspace.server.grpc_server import GrpcListener, serving_grpc
-from codex_workspace.server.handler import OnceHandler
-from codex_workspace.server.limits import Bounded, StreamBounds, impatient
+from codex_workspace.server.handler import IdempotentHandler
+from codex_workspace.server.limits import LimitedHandler, StreamLimits, cut_off_slow_readers
 from codex_workspace.server.middleware import (
     RPC_PATH,
-    ActiveExtensions,
+    Authenticator,
     BodyLimit,
-    Doorkeeper,
-    JsonOnly,
+    ExtensionHeaders,
     RateLimit,
+    RequireJson,
     TokenBackend,
-    VersionParameter,
+    VersionQueryParameter,
     refuse_request,
     unauthorized,
 )
-from codex_workspace.server.overload import LastWord, Rates
-from codex_workspace.server.push import Push
-from codex_workspace.server.sdk_fixes import checked_rest, checked_rpc, mended
+from codex_workspace.server.overload import DeferredResponse, RateLimiter
+from codex_workspace.server.push import PushService
+from codex_workspace.server.sdk_fixes import add_0_3_error_fields, validate_rest, validate_rpc
 from codex_workspace.server.views import View, doors
 from codex_workspace.server.views import routes as view_routes
 from codex_workspace.storage.store import Store
-from codex_workspace.tasks.scheduling import Admission
+from codex_workspace.tasks.scheduling import AdmissionControl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +109,7 @@ class ServerOptions:
     setup: Mapping[str, str] = field(default_factory=dict)
     sign: Callable[[AgentCard], AgentCard] | None = None
     requests_per_minute: int = 60_000
-    streams: StreamBounds = field(default_factory=StreamBounds)
+    streams: StreamLimits = field(default_factory=StreamLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +117,11 @@ class Application:
     """What is served: `asgi` over HTTP, `grpc` over gRPC, and the handler that all transports share."""
 
     asgi: Starlette
-    handler: OnceHandler
-    front: Bounded
+    handler: IdempotentHandler
+    front: LimitedHandler
     card: AgentCard
-    _doorkeeper: Doorkeeper
-    _push: Push | None
+    _doorkeeper: Authenticator
+    _push: PushService | None
     _callers: Callable[[int], GrpcCallers]
     _versions: tuple[Version, ...]
 
@@ -153,12 +153,12 @@ async def build_app(
     executor: AgentExecutor,
     store: Store,
     ready: Readiness,
-    admission: Admission | None = None,
-    push: Push | None = None,
+    admission: AdmissionControl | None = None,
+    push: PushService | None = None,
     *,
-    views: Callable[[Bounded], Sequence[View]] = lambda _front: (),
+    views: Callable[[LimitedHandler], Sequence[View]] = lambda _front: (),
     tracer: Tracer = NO_TRACER,
-    handler_class: type[OnceHandler] = OnceHandler,
+    handler_class: type[IdempotentHandler] = IdempotentHandler,
 ) -> AsyncIterator[Application]:
     """Make the application around an executor; leaving ends the tasks that still run in it.
 
@@ -170,8 +170,8 @@ async def build_app(
     facts = card_facts(options)
     card = agent_card(facts)
     handler = handler_class(executor, store, admission, card, one_main_context=options.one_main_context, push=push)
-    front = Bounded(handler, options.streams, card, extended_card(facts), tracer)
-    doorkeeper, rates = Doorkeeper(options.tokens), Rates(options.requests_per_minute)
+    front = LimitedHandler(handler, options.streams, card, extended_card(facts), tracer)
+    doorkeeper, rates = Authenticator(options.tokens), RateLimiter(options.requests_per_minute)
     seen = views(front)
     extensions = Extensions(options.extensions)
     backend = TokenBackend(doorkeeper, PUBLIC_PATHS, doors(seen, options.tokens))
@@ -186,10 +186,10 @@ async def build_app(
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
         Middleware(AuthenticationMiddleware, backend=backend, on_error=unauthorized),
         Middleware(RateLimit, rates=rates),
-        Middleware(JsonOnly),
-        Middleware(VersionParameter),
-        Middleware(ActiveExtensions, known=extensions.uris),
-        Middleware(LastWord),
+        Middleware(RequireJson),
+        Middleware(VersionQueryParameter),
+        Middleware(ExtensionHeaders, known=extensions.uris),
+        Middleware(DeferredResponse),
     ]
     asgi = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refuse_request})
 
@@ -221,12 +221,12 @@ def card_facts(options: ServerOptions) -> CardFacts:
     )
 
 
-def _a2a_routes(front: Bounded, extensions: Extensions, *, has_old: bool) -> list[BaseRoute]:
+def _a2a_routes(front: LimitedHandler, extensions: Extensions, *, has_old: bool) -> list[BaseRoute]:
     callers = HttpCallers(extensions)
     [rpc] = create_jsonrpc_routes(front, RPC_PATH, context_builder=callers, enable_v0_3_compat=has_old)
     # The HTTP+JSON routes end with one that takes every path.
     rest = create_rest_routes(front, context_builder=callers, enable_v0_3_compat=has_old)
-    return [Route(RPC_PATH, checked_rpc(mended(rpc.endpoint)), methods=["POST"]), *checked_rest(rest)]
+    return [Route(RPC_PATH, validate_rpc(add_0_3_error_fields(rpc.endpoint)), methods=["POST"]), *validate_rest(rest)]
 
 
 def _card_routes(card: AgentCard) -> list[Route]:
@@ -274,7 +274,7 @@ async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float 
     """
     config = uvicorn.Config(
         app,
-        http=impatient(slow_reader_s),
+        http=cut_off_slow_readers(slow_reader_s),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -283,7 +283,7 @@ async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float 
         timeout_keep_alive=75,
     )
     server = _Server(config)
-    async with plain_task_group() as tasks:
+    async with task_group() as tasks:
         tasks.start_soon(server.serve, [listener])
         try:
             yield

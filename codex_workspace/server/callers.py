@@ -19,9 +19,9 @@ from a2a.utils.errors import A2AError, ExtensionSupportRequiredError, VersionNot
 from starlette.authentication import AuthenticationError
 from starlette.requests import Request
 
-from codex_workspace.common.a2a_terms import HEADERS, Caller
-from codex_workspace.server.middleware import API_KEY_HEADER, EXTENSION_HEADERS, Doorkeeper, active_in
-from codex_workspace.server.overload import GRPC_CONTEXT, Rates, busy
+from codex_workspace.common.a2a_terms import HEADERS, AuthenticatedUser
+from codex_workspace.server.middleware import API_KEY_HEADER, EXTENSION_HEADERS, Authenticator, active_extensions
+from codex_workspace.server.overload import GRPC_CONTEXT, RateLimiter, busy
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -80,7 +80,7 @@ class GrpcCallers(GrpcServerCallContextBuilder):
     """
 
     def __init__(
-        self, doorkeeper: Doorkeeper, rates: Rates, extensions: Extensions, serves: Callable[[str], bool]
+        self, doorkeeper: Authenticator, rates: RateLimiter, extensions: Extensions, serves: Callable[[str], bool]
     ) -> None:
         self._doorkeeper = doorkeeper
         self._rates = rates
@@ -104,7 +104,7 @@ class GrpcCallers(GrpcServerCallContextBuilder):
         except AuthenticationError as error:
             raise UnauthenticatedError(str(error)) from error
         call = ServerCallContext(
-            user=Caller(principal.display_name),
+            user=AuthenticatedUser(principal.display_name),
             state={GRPC_CONTEXT: context, HEADERS: headers},
             requested_extensions=get_requested_extensions(
                 [headers.get(name.lower(), "") for name in EXTENSION_HEADERS]
@@ -122,7 +122,7 @@ class GrpcCallers(GrpcServerCallContextBuilder):
 
     def _tell(self, context: "grpc.aio.ServicerContext[object, object]", headers: dict[str, str]) -> None:
         active = {
-            name.lower(): active_in([headers.get(name.lower(), "")], self._extensions.uris)
+            name.lower(): active_extensions([headers.get(name.lower(), "")], self._extensions.uris)
             for name in EXTENSION_HEADERS
         }
         context.set_trailing_metadata(tuple((name, ", ".join(uris)) for name, uris in active.items() if uris))

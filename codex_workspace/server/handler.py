@@ -41,25 +41,25 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
-from codex_workspace.common.a2a_terms import AT_WORK, OFFSET, TERMINAL, Caller
+from codex_workspace.common.a2a_terms import OFFSET, TERMINAL, WORKING, AuthenticatedUser
 from codex_workspace.common.errors import StoreUnavailable
-from codex_workspace.server.open_questions import Answered
+from codex_workspace.server.open_questions import AnsweredQuestions
 from codex_workspace.server.overload import busy
-from codex_workspace.server.push import Push
+from codex_workspace.server.push import PushService
 from codex_workspace.storage.deliveries import (
+    ANSWERED_PROMPT,
     MAX_MESSAGE_ID_CHARS,
-    SAID_TO,
-    TAKEN_UP,
-    WRITTEN_DOWN,
+    RECORDED,
+    RESUMED,
     Delivery,
     Key,
-    OtherBody,
-    WrittenDown,
+    MessageIdReused,
+    RecordedMessage,
     digest_of,
 )
 from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS
 from codex_workspace.storage.store import Store
-from codex_workspace.tasks.scheduling import Admission, Busy
+from codex_workspace.tasks.scheduling import AdmissionControl, QueueFull
 
 
 class Snapshot:
@@ -110,20 +110,20 @@ TASK_APPEARS_WITHIN_S: Final = 5.0
 LEFT_BEHIND: Final = "The agent was stopped in the middle of this task and does not know its message any more."
 
 
-class OnceHandler(DefaultRequestHandler):
+class IdempotentHandler(DefaultRequestHandler):
     """Answers a message once, however often it comes."""
 
     def __init__(
         self,
         executor: AgentExecutor,
         store: Store,
-        admission: Admission | None,
+        admission: AdmissionControl | None,
         card: AgentCard,
         *,
         one_main_context: bool,
-        push: Push | None = None,
+        push: PushService | None = None,
     ) -> None:
-        self._answered = Answered()
+        self._answered = AnsweredQuestions()
         chooser = _Reception(
             store, admission, self._answered, one_main_context=one_main_context, takes_push=push is not None
         )
@@ -188,8 +188,8 @@ class OnceHandler(DefaultRequestHandler):
         """Set everything to work that an earlier process left unfinished, in the order it came; return how much."""
         taken_up: list[str] = []
         for delivery in await self._store.deliveries.unfinished():
-            user = Caller(delivery.key.owner)
-            context = ServerCallContext(user=user, state={TAKEN_UP: delivery})
+            user = AuthenticatedUser(delivery.key.owner)
+            context = ServerCallContext(user=user, state={RESUMED: delivery})
             task = await self._store.tasks.get(delivery.task_id, context)
             if task is not None and task.status.state in TERMINAL:
                 await self._store.deliveries.acknowledge(delivery.task_id)
@@ -218,8 +218,8 @@ class OnceHandler(DefaultRequestHandler):
         try:
             yield
         except (A2AError, QueueShutDown) as error:
-            written_down = context.state.get(WRITTEN_DOWN)
-            if isinstance(written_down, WrittenDown):
+            written_down = context.state.get(RECORDED)
+            if isinstance(written_down, RecordedMessage):
                 delivery = written_down.delivery
                 self._answered.give_back(delivery.task_id, delivery.key.message_id)
                 await written_down.by.withdraw(delivery.key)
@@ -239,7 +239,7 @@ class OnceHandler(DefaultRequestHandler):
             # A query that is cancelled takes its connection with it.
             with anyio.CancelScope(shield=True):
                 known = await self._store.deliveries.find(_key(params, context), digest_of(params))
-        except OtherBody as error:
+        except MessageIdReused as error:
             raise InvalidParamsError(message=str(error)) from error
         return known
 
@@ -260,7 +260,7 @@ class OnceHandler(DefaultRequestHandler):
         yield task
 
     def _is_at_rest(self, task_id: str, status: TaskStatus) -> bool:
-        return status.state not in AT_WORK and not self._answered.holds(task_id, status)
+        return status.state not in WORKING and not self._answered.holds(task_id, status)
 
     async def _task(self, delivery: Delivery, context: ServerCallContext) -> Task:
         with anyio.move_on_after(TASK_APPEARS_WITHIN_S):
@@ -286,8 +286,8 @@ class _Reception(SimpleRequestContextBuilder):
     def __init__(
         self,
         store: Store,
-        admission: Admission | None,
-        answered: Answered,
+        admission: AdmissionControl | None,
+        answered: AnsweredQuestions,
         *,
         one_main_context: bool,
         takes_push: bool,
@@ -318,7 +318,7 @@ class _Reception(SimpleRequestContextBuilder):
         """
         if params is None:
             return await super().build(context, params, task_id, context_id, task)
-        taken_up = context.state.get(TAKEN_UP)
+        taken_up = context.state.get(RESUMED)
         if isinstance(taken_up, Delivery):
             return _request_context(context, params, taken_up.task_id, taken_up.context_id)
         if params.configuration.HasField("task_push_notification_config") and not self._takes_push:
@@ -342,7 +342,7 @@ class _Reception(SimpleRequestContextBuilder):
             if isinstance(refused, StoreUnavailable):
                 raise InternalError(message=refused.public) from refused
             raise
-        except Busy as full:
+        except QueueFull as full:
             raise busy(context, str(full), full.retry_after_s) from full
         return _request_context(context, params, task_id, context_id)
 
@@ -358,10 +358,10 @@ class _Reception(SimpleRequestContextBuilder):
         try:
             accepted = await deliveries.accept(key, params, digest, task_id, context_id)
             if accepted is not None:
-                context.state[WRITTEN_DOWN] = WrittenDown(accepted, deliveries)
+                context.state[RECORDED] = RecordedMessage(accepted, deliveries)
                 return
             known = await deliveries.find(key, digest)
-        except OtherBody as error:
+        except MessageIdReused as error:
             raise InvalidParamsError(message=str(error)) from error
         assert known is not None
         raise _AcceptedMeanwhile(known)
@@ -372,7 +372,7 @@ class _Reception(SimpleRequestContextBuilder):
         known = await self._store.tasks.get(task_id, context)
         if known is None:
             raise TaskNotFoundError
-        if known.status.state in AT_WORK:
+        if known.status.state in WORKING:
             raise UnsupportedOperationError(
                 message=f"task {task_id} is at work and asks nothing; "
                 f"wait for its end or its next question, or send a new message with contextId {known.context_id} alone"
@@ -385,7 +385,7 @@ class _Reception(SimpleRequestContextBuilder):
             raise UnsupportedOperationError(
                 message=f"what task {task_id} asks has been answered; wait for its end or its next question"
             )
-        context.state[SAID_TO] = known.status.message.message_id
+        context.state[ANSWERED_PROMPT] = known.status.message.message_id
         return known.context_id
 
 

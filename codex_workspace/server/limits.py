@@ -45,13 +45,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from codex_workspace.common.a2a_terms import HEADERS
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.common.tracing import NO_TRACER, REQUEST_SPAN, Kind, Span, Tracer
-from codex_workspace.server.overload import RETRY_STREAM_S, Places, TooMany, busy
+from codex_workspace.server.overload import RETRY_STREAM_S, ConcurrencyLimiter, LimitExceeded, busy
 from codex_workspace.tasks.parts import is_text_type, media_type_of
 
 logger = logging.getLogger(__name__)
 
 
-def impatient(patience_s: float) -> type[H11Protocol]:
+def cut_off_slow_readers(patience_s: float) -> type[H11Protocol]:
     """Return uvicorn's HTTP/1.1 protocol, with connections that are cut off where a reader does not catch up.
 
     A connection's buffer has `patience_s` seconds to drain once it holds more than asyncio's high-water mark (64 KiB);
@@ -88,7 +88,7 @@ def impatient(patience_s: float) -> type[H11Protocol]:
 
 T = TypeVar("T")
 
-MISTAKE = "The agent made a mistake of its own; its log says more."
+INTERNAL_ERROR = "The agent made a mistake of its own; its log says more."
 
 MAX_NESTING: Final = 30
 """How many objects and lists may lie within one another in data and metadata. Protobuf reads 100 levels, and an object
@@ -96,7 +96,7 @@ makes three of them; a task with the message in its history has to be read, too.
 
 
 @dataclass(frozen=True, slots=True)
-class StreamBounds:
+class StreamLimits:
     """How many streams may be open at once, and after how many seconds without an event one is ended."""
 
     per_principal: int = 1000
@@ -104,7 +104,7 @@ class StreamBounds:
     idle_s: float = 1800.0
 
 
-class Bounded(RequestHandler):
+class LimitedHandler(RequestHandler):
     """Hands requests on to a handler, within bounds.
 
     `card` names the media types that are taken; `extended` is what is told to those who were let in, None: no more.
@@ -114,7 +114,7 @@ class Bounded(RequestHandler):
     def __init__(
         self,
         handler: RequestHandler,
-        bounds: StreamBounds,
+        bounds: StreamLimits,
         card: AgentCard,
         extended: AgentCard | None = None,
         tracer: Tracer = NO_TRACER,
@@ -123,7 +123,7 @@ class Bounded(RequestHandler):
         self._tracer = tracer
         self._modes = frozenset(card.default_input_modes).union(*(skill.input_modes for skill in card.skills))
         self._extended = extended
-        self._places = Places(bounds.per_principal, bounds.in_all)
+        self._places = ConcurrencyLimiter(bounds.per_principal, bounds.in_all)
         self._idle_s = bounds.idle_s
 
     @property
@@ -252,7 +252,7 @@ class Bounded(RequestHandler):
             place = self._places.hold(_name(context), "streams")
             with place:
                 yield
-        except TooMany as full:
+        except LimitExceeded as full:
             raise busy(context, str(full), RETRY_STREAM_S) from full
 
 
@@ -310,7 +310,7 @@ def _unforeseen() -> Iterator[None]:
         raise InternalError(message=error.public) from error
     except Exception as error:
         logger.exception("a request failed for a reason that nobody foresaw")
-        raise InternalError(message=MISTAKE) from error
+        raise InternalError(message=INTERNAL_ERROR) from error
 
 
 def _name(context: ServerCallContext) -> str:

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codex_workspace.common.a2a_terms import PRINCIPAL
-from codex_workspace.server.overload import Rates, rest_body, rpc_body
+from codex_workspace.server.overload import RateLimiter, rest_body, rpc_body
 
 if TYPE_CHECKING:
     from codex_workspace.common.values import JsonObject
@@ -47,7 +47,7 @@ class Principal(BaseUser):
         return self._name
 
 
-class Doorkeeper:
+class Authenticator:
     """Knows the principals by their tokens.
 
     `tokens`: each principal's token, by the principal's name. Without any, everybody is `PRINCIPAL`.
@@ -91,7 +91,7 @@ class TokenBackend(AuthenticationBackend):
     """Lets requests of principals pass, and all requests for public paths; `doors` has paths with their own keeper."""
 
     def __init__(
-        self, doorkeeper: Doorkeeper, public_paths: frozenset[str], doors: Mapping[str, Doorkeeper] | None = None
+        self, doorkeeper: Authenticator, public_paths: frozenset[str], doors: Mapping[str, Authenticator] | None = None
     ) -> None:
         self._doorkeeper = doorkeeper
         self._public_paths = public_paths
@@ -189,7 +189,7 @@ STATUS_NAMES: Final = {
 class RateLimit:
     """Answers principals that ask too often with 429; who is not known (probes, the card) is not counted."""
 
-    def __init__(self, app: ASGIApp, rates: Rates) -> None:
+    def __init__(self, app: ASGIApp, rates: RateLimiter) -> None:
         self._app = app
         self._rates = rates
 
@@ -205,7 +205,7 @@ class RateLimit:
         await self._app(scope, receive, send)
 
 
-class JsonOnly:
+class RequireJson:
     """Refuses bodies that do not say that they are JSON."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -222,7 +222,7 @@ class JsonOnly:
         await self._app(scope, receive, send)
 
 
-class VersionParameter:
+class VersionQueryParameter:
     """Takes the version of A2A from the address where no header names it, as the specification lets clients do."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -239,7 +239,7 @@ class VersionParameter:
         await self._app(scope, receive, send)
 
 
-class ActiveExtensions:
+class ExtensionHeaders:
     """Tells in the answer's head which of the extensions that a request asks for are on."""
 
     def __init__(self, app: ASGIApp, known: frozenset[str]) -> None:
@@ -252,7 +252,7 @@ class ActiveExtensions:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        active = {name: active_in(headers.getlist(name), self._known) for name in EXTENSION_HEADERS}
+        active = {name: active_extensions(headers.getlist(name), self._known) for name in EXTENSION_HEADERS}
 
         async def telling(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -265,7 +265,7 @@ class ActiveExtensions:
         await self._app(scope, receive, telling if any(active.values()) else send)
 
 
-def active_in(asked: list[str], known: frozenset[str]) -> list[str]:
+def active_extensions(asked: list[str], known: frozenset[str]) -> list[str]:
     """Return the known ones of the extensions that comma-separated header values ask for, in their order."""
     uris = [uri.strip() for value in asked for uri in value.split(",")]
     return [uri for uri in dict.fromkeys(uris) if uri in known]

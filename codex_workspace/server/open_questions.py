@@ -12,14 +12,14 @@ from typing import Final
 from a2a.server.context import ServerCallContext
 from a2a.types import Task, TaskStatus
 
-from codex_workspace.common.a2a_terms import ASKING, AT_WORK
+from codex_workspace.common.a2a_terms import AWAITING_INPUT, WORKING
 from codex_workspace.storage.store import Store
 
-MAX_ASKED: Final = 1000
+MAX_OPEN: Final = 1000
 """So many conversations are remembered, those that were noted last: nobody may ever speak in them again."""
 
 
-class Asked:
+class OpenQuestions:
     """Remembers tasks that ask, or may come to it."""
 
     def __init__(self, store: Store) -> None:
@@ -30,7 +30,7 @@ class Asked:
         """Remember the task that was last at work in a conversation."""
         self._tasks.pop((owner, context_id), None)
         self._tasks[owner, context_id] = task_id
-        if len(self._tasks) > MAX_ASKED:
+        if len(self._tasks) > MAX_OPEN:
             del self._tasks[next(iter(self._tasks))]
 
     async def task_in(self, owner: str, context_id: str, call: ServerCallContext) -> str | None:
@@ -39,10 +39,10 @@ class Asked:
         if task_id is None:
             return None
         task = await self._store.tasks.get(task_id, call)
-        if task is None or task.status.state not in AT_WORK:
+        if task is None or task.status.state not in WORKING:
             # What has ended asks no more; what asks gets its answer now.
             self._tasks.pop((owner, context_id), None)
-        return task_id if task is not None and task.status.state in ASKING else None
+        return task_id if task is not None and task.status.state in AWAITING_INPUT else None
 
 
 MAX_TASKS: Final = 10_000
@@ -74,7 +74,7 @@ class _Question:
         return bool(self.asked_at_ns) and self.asked_at_ns == other.asked_at_ns
 
 
-class Answered:
+class AnsweredQuestions:
     """Remembers of each task the last question that was answered, and with which message."""
 
     def __init__(self) -> None:
@@ -106,4 +106,4 @@ class Answered:
     def holds(self, task_id: str, status: TaskStatus) -> bool:
         """Tell whether a status asks something that was answered: the task has only not said yet that it goes on."""
         known = self._last.get(task_id)
-        return status.state in ASKING and known is not None and known[0].is_same(_Question.of(status))
+        return status.state in AWAITING_INPUT and known is not None and known[0].is_same(_Question.of(status))

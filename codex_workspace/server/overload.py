@@ -45,7 +45,7 @@ def busy(context: ServerCallContext, sentence: str, retry_after_s: int) -> BusyE
         else:
             old = "/" in str(method)
             body = rpc_body(sentence, retry_after_s, request_id=context.state.get("request_id"), is_old=old)
-        answer_instead(body, 429, {"Retry-After": str(retry_after_s)})
+        replace_response(body, 429, {"Retry-After": str(retry_after_s)})
     return BusyError(sentence, retry_after_s)
 
 
@@ -88,7 +88,7 @@ class _Bucket:
     since: float
 
 
-class Rates:
+class RateLimiter:
     """Lets each principal make `per_minute` requests a minute, in bursts of up to `BURST_S` seconds' worth."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -109,12 +109,12 @@ class Rates:
         return 0
 
 
-class TooMany(Exception):
+class LimitExceeded(Exception):
     """There is no place; says so in a sentence for the client."""
 
 
 @dataclass(slots=True)
-class Places:
+class ConcurrencyLimiter:
     """So many may be held at once, by one principal and by all."""
 
     per_principal: int
@@ -135,9 +135,9 @@ class Places:
         """
         own = self._held.get(principal, 0)
         if own >= self.per_principal:
-            raise TooMany(f"you have {own} {what} open, and may have {self.per_principal}")
+            raise LimitExceeded(f"you have {own} {what} open, and may have {self.per_principal}")
         if self.held >= self.in_all:
-            raise TooMany(f"as many {what} are open as may ({self.in_all})")
+            raise LimitExceeded(f"as many {what} are open as may ({self.in_all})")
         self._held[principal] = own + 1
         try:
             yield
@@ -157,7 +157,7 @@ class _Instead:
 _instead: ContextVar[_Instead | None] = ContextVar("instead", default=None)
 
 
-def answer_instead(content: object, status: int, headers: Mapping[str, str]) -> None:
+def replace_response(content: object, status: int, headers: Mapping[str, str]) -> None:
     """Have the request that is being answered get this JSON, whatever is sent from now on.
 
     For what a library between us and the client would answer with a status of its own. Without effect where no request
@@ -168,8 +168,8 @@ def answer_instead(content: object, status: int, headers: Mapping[str, str]) -> 
         instead.response = JSONResponse(content, status, headers)
 
 
-class LastWord:
-    """Lets `answer_instead` replace an answer until its body begins; the head is held back so long."""
+class DeferredResponse:
+    """Lets `replace_response` replace an answer until its body begins; the head is held back so long."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

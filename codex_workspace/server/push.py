@@ -34,20 +34,20 @@ from a2a.utils.proto_utils import to_stream_response
 from anyio.abc import TaskGroup
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.common.a2a_terms import AT_WORK, TERMINAL
-from codex_workspace.common.concurrency import growing, plain_task_group
+from codex_workspace.common.a2a_terms import TERMINAL, WORKING
+from codex_workspace.common.concurrency import backoff, task_group
 from codex_workspace.common.safe_http import (
-    Accepted,
+    AddressGuard,
     AllowList,
-    Answer,
-    Failed,
-    Guard,
-    Refused,
+    RequestFailed,
+    RequestOutcome,
     Resolve,
+    ResponseAccepted,
+    ResponseRejected,
     TargetRefused,
     Webhooks,
-    look_up,
     read_target,
+    resolve_host,
 )
 from codex_workspace.storage.push_configs import EndDue, PushConfigs
 
@@ -81,11 +81,11 @@ class PushOptions:
     max_parallel: int = 32
 
 
-Post = Callable[[str, Mapping[str, str], bytes], Awaitable[Answer]]
+Post = Callable[[str, Mapping[str, str], bytes], Awaitable[RequestOutcome]]
 """Sends a body with headers to a URL; does not raise."""
 
 
-class Subscriptions(Protocol):
+class SubscriptionSource(Protocol):
     """Who wants to hear of a task, and what is still owed to them; `PushConfigs` in the agent."""
 
     def of(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
@@ -151,7 +151,7 @@ class QueuedSender(PushNotificationSender):
 
     def __init__(
         self,
-        subscriptions: Subscriptions,
+        subscriptions: SubscriptionSource,
         post: Post,
         options: PushOptions,
         workers: TaskGroup,
@@ -211,7 +211,7 @@ class QueuedSender(PushNotificationSender):
                 else:
                     self._last_states[task_id] = now
                 # While at work, a status without a change is a remark; a question is news each time.
-                return now != before or now not in AT_WORK
+                return now != before or now not in WORKING
             case _:
                 assert_never(event)
 
@@ -272,13 +272,13 @@ class QueuedSender(PushNotificationSender):
             async with self._slots.taken(origin):
                 answer = await self._post(config.url, _headers(config), body)
             match answer:
-                case Accepted():
+                case ResponseAccepted():
                     logger.debug("task %s: webhook %s is told", webhook.task_id, origin)
                     break
-                case Refused(reason):
+                case ResponseRejected(reason):
                     logger.warning("task %s: webhook %s cannot be told: %s", webhook.task_id, origin, reason)
                     break
-                case Failed(reason, retry_after_s):
+                case RequestFailed(reason, retry_after_s):
                     pause = self._pause_after(tries, retry_after_s)
                     if anyio.current_time() + pause > until:
                         logger.warning(
@@ -338,10 +338,10 @@ class _Slots:
             yield
 
 
-class Push:
+class PushService:
     """What the server needs for push notifications; from `open_push`."""
 
-    def __init__(self, configs: PushConfigs, sender: QueuedSender, guard: Guard) -> None:
+    def __init__(self, configs: PushConfigs, sender: QueuedSender, guard: AddressGuard) -> None:
         self.configs: Final = configs
         self.sender: Final = sender
         self._guard = guard
@@ -369,7 +369,9 @@ class Push:
 
 
 @asynccontextmanager
-async def open_push(options: PushOptions, configs: PushConfigs, resolve: Resolve = look_up) -> AsyncIterator[Push]:
+async def open_push(
+    options: PushOptions, configs: PushConfigs, resolve: Resolve = resolve_host
+) -> AsyncIterator[PushService]:
     """Hold ready what sends push notifications; leaving stops it, and what is owed is told after the next start.
 
     `resolve` finds a webhook's addresses.
@@ -377,14 +379,14 @@ async def open_push(options: PushOptions, configs: PushConfigs, resolve: Resolve
     Raises:
         ConfigError: `push.allow` cannot be read.
     """
-    guard = Guard(AllowList.of(options.allow), resolve)
+    guard = AddressGuard(AllowList.of(options.allow), resolve)
     webhooks = Webhooks(guard, options.timeout_s)
     await configs.load()
-    async with plain_task_group() as workers:
+    async with task_group() as workers:
         sender = QueuedSender(configs, webhooks.post, options, workers)
         configs.have_told(sender.owe)
         try:
-            yield Push(configs, sender, guard)
+            yield PushService(configs, sender, guard)
         finally:
             with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
                 await sender.rest()
@@ -393,7 +395,7 @@ async def open_push(options: PushOptions, configs: PushConfigs, resolve: Resolve
 
 def pause_after(tries: int) -> float:
     """Return the seconds before the next try, when `tries` + 1 have failed."""
-    return growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries)
+    return backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries)
 
 
 def _headers(config: TaskPushNotificationConfig) -> dict[str, str]:

@@ -39,7 +39,7 @@ INVALID_REQUEST: Final = -32600
 INVALID_PARAMS: Final = -32602
 
 
-def mended(endpoint: Endpoint) -> Endpoint:
+def add_0_3_error_fields(endpoint: Endpoint) -> Endpoint:
     """Return the JSON-RPC endpoint with its answers to 0.3 requests mended."""
 
     async def answer(request: Request) -> Response:
@@ -108,11 +108,11 @@ _BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
 """Either alphabet, with or without the filling at the end: what ProtoJSON takes."""
 
 
-class WrongParameter(ValueError):
+class InvalidParameter(ValueError):
     """A parameter is wrong; the text names it, for the client."""
 
 
-def checked_rpc(endpoint: Endpoint) -> Endpoint:
+def validate_rpc(endpoint: Endpoint) -> Endpoint:
     """Return the JSON-RPC endpoint, made to refuse requests with wrong parameters."""
 
     async def answer(request: Request) -> Response:
@@ -125,14 +125,14 @@ def checked_rpc(endpoint: Endpoint) -> Endpoint:
         if isinstance(asked, dict):
             try:
                 _check_call(asked)
-            except WrongParameter as wrong:
+            except InvalidParameter as wrong:
                 return JSONResponse(_rpc_error(asked, str(wrong)))
         return await endpoint(request)
 
     return answer
 
 
-def checked_rest(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
+def validate_rest(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
     """Return the HTTP+JSON routes, made to refuse requests with wrong parameters."""
     return [_checked_route(route) for route in routes]
 
@@ -173,7 +173,7 @@ def _checked_endpoint(path: str, endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except (UnicodeDecodeError, RecursionError) as error:
             return _rest_error(ParseError(_unreadable(error)))
-        except WrongParameter as wrong:
+        except InvalidParameter as wrong:
             return _rest_error(InvalidParamsError(message=str(wrong)))
         return await endpoint(request)
 
@@ -193,7 +193,7 @@ def _check_call(asked: JsonObject) -> None:
         _check_values(params)
         for number, content in enumerate(_old_files(params)):
             if not _is_base64(content):
-                raise WrongParameter(f"file {number + 1} of the message: bytes is no base64")
+                raise InvalidParameter(f"file {number + 1} of the message: bytes is no base64")
         return
     model = JsonRpcDispatcher.METHOD_TO_MODEL.get(method)
     if model is not None and issubclass(model, Message):
@@ -209,7 +209,7 @@ def _check_body(path: str, body: JsonValue) -> None:
 def _check_message(descriptor: "AnyDescriptor | None", value: JsonValue) -> None:
     wrong = None if descriptor is None else wrong_in(descriptor, value)
     if wrong is not None:
-        raise WrongParameter(wrong)
+        raise InvalidParameter(wrong)
 
 
 def _check_query(request: Request) -> None:
@@ -219,10 +219,10 @@ def _check_query(request: Request) -> None:
         if field is None:
             continue
         if field.type == FieldDescriptor.TYPE_BOOL and value.lower() not in ("true", "false"):
-            raise WrongParameter(f"{name}: {_shown(value)} is neither true nor false")
+            raise InvalidParameter(f"{name}: {_shown(value)} is neither true nor false")
         wrong = _wrong_value(field, value, name)
         if wrong is not None:
-            raise WrongParameter(wrong)
+            raise InvalidParameter(wrong)
 
 
 def _check_values(params: JsonValue) -> None:
@@ -232,9 +232,9 @@ def _check_values(params: JsonValue) -> None:
         value, depth = waiting.pop()
         match value:
             case float() if not math.isfinite(value):
-                raise WrongParameter(f"the parameters hold a number that JSON does not have: {value}")
+                raise InvalidParameter(f"the parameters hold a number that JSON does not have: {value}")
             case dict() | list() if depth == MAX_OLD_NESTING:
-                raise WrongParameter("the parameters are nested too deeply")
+                raise InvalidParameter("the parameters are nested too deeply")
             case dict():
                 waiting += [(each, depth + 1) for each in value.values()]
             case list():

@@ -15,19 +15,19 @@ from starlette.routing import Route
 
 from codex_workspace.codex.transcript import LINES
 from codex_workspace.common.a2a_terms import PRINCIPAL
-from codex_workspace.common.metrics import CONTENT_TYPE, CodexLevels, Levels
+from codex_workspace.common.metrics import CONTENT_TYPE, CodexGauges, Gauges
 from codex_workspace.common.values import JsonObject
 from codex_workspace.runtimes.backend import BackendStats
-from codex_workspace.server.middleware import Doorkeeper
+from codex_workspace.server.middleware import Authenticator
 from codex_workspace.storage.deliveries import Deliveries
-from codex_workspace.tasks.scheduling import Admission
+from codex_workspace.tasks.scheduling import AdmissionControl
 
 COUNTED_S: Final = 5.0
 """The database is asked at most this often, however many scrape."""
 
 
 @dataclass(slots=True)
-class LevelReader:
+class GaugeCollector:
     """Reads the levels of one agent.
 
     Args:
@@ -40,18 +40,18 @@ class LevelReader:
 
     deliveries: Deliveries
     streams: Callable[[], int]
-    admission: Admission | None = None
+    admission: AdmissionControl | None = None
     codex: Callable[[], BackendStats] | None = None
     push_waiting: Callable[[], int] | None = None
     _one_counts: anyio.Lock = field(default_factory=anyio.Lock)
     _counted: Mapping[str, int] | None = None
     _counted_at: float = -COUNTED_S
 
-    async def read(self) -> Levels:
+    async def read(self) -> Gauges:
         """Return the levels; messages are at most `COUNTED_S` old."""
         counted = await self._count()
         admission, codex = self.admission, self.codex
-        return Levels(
+        return Gauges(
             waiting=0 if admission is None else admission.waiting,
             running=0 if admission is None else admission.running,
             asking=0 if admission is None else admission.asking,
@@ -69,8 +69,8 @@ class LevelReader:
             return self._counted
 
 
-def _levels_of(figures: BackendStats) -> CodexLevels:
-    return CodexLevels(
+def _levels_of(figures: BackendStats) -> CodexGauges:
+    return CodexGauges(
         is_up=figures.is_up,
         threads=figures.threads,
         resident_bytes=figures.resident_bytes,
@@ -121,9 +121,9 @@ def transcript_view(lines: Callable[[int, int, str | None], Awaitable[JsonObject
     return View("/transcript", show, {} if token is None else {PLATFORM_READER: token}, needs_token=True)
 
 
-def doors(views: Sequence[View], tokens: Mapping[str, str]) -> dict[str, Doorkeeper]:
+def doors(views: Sequence[View], tokens: Mapping[str, str]) -> dict[str, Authenticator]:
     """Return who is let in to look at each view, by its path: all principals are known there, and its readers."""
-    return {view.path: Doorkeeper({**tokens, **view.readers}) for view in views}
+    return {view.path: Authenticator({**tokens, **view.readers}) for view in views}
 
 
 def routes(views: Sequence[View], tokens: Mapping[str, str]) -> list[Route]:

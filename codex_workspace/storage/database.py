@@ -56,7 +56,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Health:
+class WriteHealth:
     """What is wrong with an engine's database, from its first error until something can be written again."""
 
     def __init__(self, engine: AsyncEngine, *others: AsyncEngine) -> None:
@@ -120,7 +120,7 @@ def _reason_of_a_server(context: ExceptionContext) -> str | None:
     return "the disk is full" if str(getattr(context.original_exception, "sqlstate", "")).startswith("53") else None
 
 
-def waits_for_room(write: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[object, object, T]]:
+def is_disk_full(write: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[object, object, T]]:
     """Have a write tried again until the database takes it: for what follows from a message that was accepted."""
 
     @wraps(write)
@@ -159,13 +159,13 @@ def sqlite_file(url: str) -> Path | None:
     return Path(name)
 
 
-def require_sound(file: Path) -> None:
+def require_intact(file: Path) -> None:
     """Let a file pass that the store can be opened on, one that is not there yet included.
 
     Raises:
         ConfigError: it is damaged, or another program's.
     """
-    wrong = what_is_wrong(file)
+    wrong = integrity_problem(file)
     if wrong is not None:
         raise ConfigError(
             f"DATABASE_URL: {file} {wrong}; it is left as it is: put a copy of the right one in its place, or move it "
@@ -173,7 +173,7 @@ def require_sound(file: Path) -> None:
         )
 
 
-def what_is_wrong(file: Path) -> str | None:
+def integrity_problem(file: Path) -> str | None:
     """Return what is wrong with a SQLite file, as the rest of a sentence that begins with its name; None = nothing.
 
     Raises:
@@ -214,7 +214,7 @@ def set_aside(file: Path) -> Path:
     Raises:
         ConfigError: nothing is wrong with it, or it cannot be renamed.
     """
-    if what_is_wrong(file) is None:
+    if integrity_problem(file) is None:
         raise ConfigError(f"DATABASE_URL: nothing is wrong with {file}, so it is not set aside")
     aside = _free_name(file)
     try:

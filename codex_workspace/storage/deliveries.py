@@ -44,7 +44,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from codex_workspace.common.errors import AgentError
-from codex_workspace.storage.database import waits_for_room
+from codex_workspace.storage.database import is_disk_full
 from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS, tables
 
 logger = logging.getLogger(__name__)
@@ -53,15 +53,15 @@ MAX_MESSAGE_ID_CHARS: Final = 255
 """What the key's column holds; a UUID has 36."""
 
 
-TAKEN_UP: Final = "codex_workspace.delivery"
+RESUMED: Final = "codex_workspace.delivery"
 """Where the call context of a message that is taken up again holds its delivery."""
 
 
-WRITTEN_DOWN: Final = "codex_workspace.written_down"
-"""Where the call context of a new message holds the `WrittenDown` of it."""
+RECORDED: Final = "codex_workspace.written_down"
+"""Where the call context of a new message holds the `RecordedMessage` of it."""
 
 
-SAID_TO: Final = "codex_workspace.said_to"
+ANSWERED_PROMPT: Final = "codex_workspace.said_to"
 """Where the call context of a person's word holds the id of the message that had asked for it."""
 
 
@@ -83,11 +83,11 @@ MOVES: Final[Mapping[DeliveryState, frozenset[DeliveryState]]] = {
 """Where a delivery may go from each state."""
 
 
-class IllegalMove(RuntimeError):
+class InvalidTransition(RuntimeError):
     """A delivery was to be moved where it cannot go: a mistake of this program."""
 
 
-class OtherBody(AgentError):
+class MessageIdReused(AgentError):
     """The sender has used this message id for another message."""
 
 
@@ -119,7 +119,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenDown:
+class RecordedMessage:
     """What a host has written down of a new message, and where: its store need not be the one that answers."""
 
     delivery: Delivery
@@ -177,7 +177,9 @@ class Deliveries:
         if row is None:
             return None
         if row.digest != digest:
-            raise OtherBody(f"messageId {key.message_id} was used for another message; give each message its own id")
+            raise MessageIdReused(
+                f"messageId {key.message_id} was used for another message; give each message its own id"
+            )
         return _delivery(row)
 
     async def accept(
@@ -258,27 +260,27 @@ class Deliveries:
         """Keep the end of its answer: from now on it is only handed out, never made again."""
         await self._move(key, DeliveryState.ANSWERED, {"ending": ending})
 
-    @waits_for_room
+    @is_disk_full
     async def withdraw(self, key: Key) -> None:
         """Forget a message that nothing has been done for, because its sender is told that it is not taken."""
         untouched = and_(_is(key), _deliveries.c.state == DeliveryState.ACCEPTED)
         async with self._engine.begin() as connection:
             await connection.execute(delete(_deliveries).where(untouched))
 
-    @waits_for_room
+    @is_disk_full
     async def settle(self, key: Key) -> None:
         """Take note that a message needs no answer of its own: it was somebody's word on what its task had asked."""
         async with self._engine.begin() as connection:
             out = {"state": DeliveryState.ACKNOWLEDGED, "changed_at": time.time()}
             await connection.execute(update(_deliveries).where(_is(key)).values(out))
 
-    @waits_for_room
+    @is_disk_full
     async def acknowledge(self, task_id: str) -> None:
         """Take note that the source has a task's answers: the task is known to have ended."""
         async with self._engine.begin() as connection:
             await connection.execute(acknowledgement(task_id))
 
-    @waits_for_room
+    @is_disk_full
     async def died(self, key: Key) -> int:
         """Count a codex that ended while it worked on it; return how many that makes."""
         async with self._engine.begin() as connection:
@@ -287,7 +289,7 @@ class Deliveries:
             deaths = await connection.execute(select(_deliveries.c.deaths).where(_is(key)))
             return int(deaths.scalar_one())
 
-    @waits_for_room
+    @is_disk_full
     async def restarted(self, task_id: str) -> int:
         """Count a process of ours that ended over a task's turn; return how many that makes."""
         row = _cut_off.c.task_id == task_id
@@ -298,7 +300,7 @@ class Deliveries:
             restarts = await connection.execute(select(_cut_off.c.restarts).where(row))
             return int(restarts.scalar_one())
 
-    @waits_for_room
+    @is_disk_full
     async def _move(self, key: Key, to: DeliveryState, values: Mapping[str, object]) -> None:
         sources = [state for state, reachable in MOVES.items() if to in reachable]
         async with self._engine.begin() as connection:
@@ -309,7 +311,7 @@ class Deliveries:
             )
             if changed.rowcount != 1:
                 found = await connection.execute(select(_deliveries.c.state).where(_is(key)))
-                raise IllegalMove(f"{key.message_id}: {found.scalar_one_or_none()} -> {to}")
+                raise InvalidTransition(f"{key.message_id}: {found.scalar_one_or_none()} -> {to}")
 
 
 def acknowledgement(task_id: str) -> Update:

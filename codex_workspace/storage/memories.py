@@ -14,7 +14,7 @@ from sqlalchemy import Column, Float, Index, Integer, String, Table, Text, delet
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from codex_workspace.common.a2a_terms import ANSWER, TERMINAL, names_of
-from codex_workspace.storage.database import waits_for_room
+from codex_workspace.storage.database import is_disk_full
 from codex_workspace.storage.schema import tables
 
 _USER: Final = "ROLE_USER"
@@ -34,7 +34,7 @@ class Exchange:
     ended_at: str
 
 
-class Exchanges:
+class ConversationLog:
     """Those of all owners."""
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -103,7 +103,7 @@ class Memories:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    @waits_for_room
+    @is_disk_full
     async def commit(self, owner: str, content: str) -> None:
         """Keep `content`; it is durable on return. What is remembered already is not kept twice, it counts as new."""
         of_owner = _memories.c.owner == owner

@@ -104,7 +104,7 @@ def backup_of(file: Path, version: int) -> Path:
     return file.with_name(f"{file.name}.v{version}.bak")
 
 
-def keep_copy(file: Path, version: int) -> Path:
+def back_up(file: Path, version: int) -> Path:
     """Copy a SQLite file as it is now, its log included; return where. The copy is whole or not there.
 
     Raises:

@@ -37,7 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from codex_workspace.storage.database import waits_for_room
+from codex_workspace.storage.database import is_disk_full
 from codex_workspace.storage.schema import tables
 
 KEEP_S: Final = 35 * 86_400.0
@@ -61,7 +61,7 @@ class Route(StrEnum):
     ASK = "ask"
 
 
-class LetterState(StrEnum):
+class OutboxState(StrEnum):
     """How far a letter has come."""
 
     TAKEN = "taken"
@@ -70,7 +70,7 @@ class LetterState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class OutboxMessage:
     """A message that is answered by another one.
 
     id: the inbox row's, or one of ours. owner, message_id: the delivery's key. peer: the workspace it came from.
@@ -89,7 +89,7 @@ class Letter:
     created_at: str = ""
     digest: bytes = b""
     request: bytes = b""
-    state: LetterState = LetterState.TAKEN
+    state: OutboxState = OutboxState.TAKEN
     reply: str = ""
     is_failure: bool = False
     unsure: bool = False
@@ -134,14 +134,14 @@ _cursor = Table(
 )
 
 
-class Mail:
+class Outbox:
     """The letters, and how far the inbox of a workspace was read."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    @waits_for_room
-    async def take(self, letter: Letter) -> Letter | None:
+    @is_disk_full
+    async def take(self, letter: OutboxMessage) -> OutboxMessage | None:
         """Write a letter down, and return it as it is kept; it is durable on return. None: it was taken before.
 
         The same message under another id is done at once: it is answered already, or going to be. Another message that
@@ -156,58 +156,58 @@ class Mail:
             if same is not None and same != letter.digest:
                 kept = replace(kept, message_id=letter.id)
             elif same is not None:
-                kept = replace(kept, state=LetterState.DONE, request=b"")
+                kept = replace(kept, state=OutboxState.DONE, request=b"")
             await connection.execute(insert(_mail).values(_values(kept) | {"changed_at": now}))
         return kept
 
-    @waits_for_room
-    async def find(self, letter_id: str) -> Letter | None:
+    @is_disk_full
+    async def find(self, letter_id: str) -> OutboxMessage | None:
         """Return a letter as it is kept; None where it was not taken, or was forgotten."""
         async with self._reading() as connection:
             row = (await connection.execute(select(_mail).where(_mail.c.id == letter_id))).one_or_none()
         return None if row is None else _letter(row)
 
-    @waits_for_room
-    async def unfinished(self) -> list[Letter]:
+    @is_disk_full
+    async def unfinished(self) -> list[OutboxMessage]:
         """Return what has no answer yet, or one that is not out, in the order it came."""
-        rows = select(_mail).where(_mail.c.state != LetterState.DONE).order_by(_mail.c.number)
+        rows = select(_mail).where(_mail.c.state != OutboxState.DONE).order_by(_mail.c.number)
         async with self._reading() as connection:
             return [_letter(row) for row in await connection.execute(rows)]
 
-    @waits_for_room
-    async def owe(self, letter: Letter, reply: str, *, is_failure: bool = False) -> Letter:
+    @is_disk_full
+    async def owe(self, letter: OutboxMessage, reply: str, *, is_failure: bool = False) -> OutboxMessage:
         """Keep a letter's answer, and return the letter with it; from now on it has only to be sent."""
-        owed = replace(letter, state=LetterState.OWED, reply=reply, is_failure=is_failure)
+        owed = replace(letter, state=OutboxState.OWED, reply=reply, is_failure=is_failure)
         await self._change(owed)
         return owed
 
-    @waits_for_room
-    async def sending(self, letter: Letter, *, unsure: bool) -> Letter:
+    @is_disk_full
+    async def sending(self, letter: OutboxMessage, *, unsure: bool) -> OutboxMessage:
         """Keep whether a letter's answer may be out."""
         changed = replace(letter, unsure=unsure)
         if letter.unsure != unsure:
             await self._change(changed)
         return changed
 
-    @waits_for_room
-    async def keep(self, letter: Letter) -> None:
+    @is_disk_full
+    async def keep(self, letter: OutboxMessage) -> None:
         """Keep a letter as it is now, such as where its answer goes."""
         await self._change(letter)
 
-    @waits_for_room
-    async def settle(self, letter: Letter) -> None:
+    @is_disk_full
+    async def settle(self, letter: OutboxMessage) -> None:
         """Take note that nothing is owed any more."""
-        await self._change(replace(letter, state=LetterState.DONE, request=b""))
+        await self._change(replace(letter, state=OutboxState.DONE, request=b""))
 
-    @waits_for_room
+    @is_disk_full
     async def told_lately(self, text: str, since: float) -> int:
         """Return how many answers to the user with this very text are out since a time (Unix seconds)."""
-        same = and_(_mail.c.route == Route.USER, _mail.c.state == LetterState.DONE, _mail.c.reply == text)
+        same = and_(_mail.c.route == Route.USER, _mail.c.state == OutboxState.DONE, _mail.c.reply == text)
         count = select(func.count()).select_from(_mail).where(same, _mail.c.changed_at >= since)
         async with self._reading() as connection:
             return int((await connection.execute(count)).scalar_one())
 
-    @waits_for_room
+    @is_disk_full
     async def cursor(self, workspace_id: str) -> Cursor | None:
         """Return how far an inbox was read; None where it never was."""
         found = select(_cursor).where(_cursor.c.workspace_id == workspace_id)
@@ -215,7 +215,7 @@ class Mail:
             row = (await connection.execute(found)).one_or_none()
         return None if row is None else Cursor(row.row_id, row.created_at)
 
-    @waits_for_room
+    @is_disk_full
     async def move(self, workspace_id: str, to: Cursor) -> None:
         """Keep how far an inbox was read."""
         values = {"row_id": to.row_id, "created_at": to.created_at}
@@ -225,14 +225,14 @@ class Mail:
             if changed.rowcount == 0:
                 await connection.execute(insert(_cursor).values(values | {"workspace_id": workspace_id}))
 
-    @waits_for_room
+    @is_disk_full
     async def forget(self, now: float) -> None:
         """Forget letters that have been done for long by `now` (Unix seconds), and their words earlier."""
-        done = _mail.c.state == LetterState.DONE
+        done = _mail.c.state == OutboxState.DONE
         async with self._writing() as connection:
             await connection.execute(delete(_mail).where(done, _mail.c.changed_at < now - KEEP_S))
             # What is not out yet may still be looked for among all that went out since it came.
-            first = select(func.min(_mail.c.taken_at)).where(_mail.c.state != LetterState.DONE)
+            first = select(func.min(_mail.c.taken_at)).where(_mail.c.state != OutboxState.DONE)
             open_since = (await connection.execute(first)).scalar_one_or_none()
             before = min(now, now if open_since is None else open_since) - WORDS_KEPT_S
             old = and_(done, _mail.c.changed_at < before, _mail.c.reply != "")
@@ -251,27 +251,27 @@ class Mail:
             async with self._engine.connect() as connection:
                 yield connection
 
-    async def _change(self, letter: Letter) -> None:
+    async def _change(self, letter: OutboxMessage) -> None:
         async with self._writing() as connection:
             row = _mail.c.id == letter.id
             await connection.execute(update(_mail).where(row).values(_values(letter) | {"changed_at": time.time()}))
 
 
-async def forgetting(mail: Mail) -> None:
+async def delete_expired(mail: Outbox) -> None:
     """Forget letters now and then, until cancelled."""
     while True:
         await mail.forget(time.time())
         await anyio.sleep(FORGET_EVERY_S)
 
 
-async def _same_message(connection: AsyncConnection, letter: Letter) -> bytes | None:
+async def _same_message(connection: AsyncConnection, letter: OutboxMessage) -> bytes | None:
     """Return the digest of the letter with this message id; None where there is none."""
     same = and_(_mail.c.owner == letter.owner, _mail.c.message_id == letter.message_id)
     found: bytes | None = (await connection.execute(select(_mail.c.digest).where(same))).scalars().first()
     return found
 
 
-def _values(letter: Letter) -> dict[str, object]:
+def _values(letter: OutboxMessage) -> dict[str, object]:
     return {
         "id": letter.id,
         "owner": letter.owner,
@@ -291,8 +291,8 @@ def _values(letter: Letter) -> dict[str, object]:
     }
 
 
-def _letter(row: Row[tuple[object, ...]]) -> Letter:
-    return Letter(
+def _letter(row: Row[tuple[object, ...]]) -> OutboxMessage:
+    return OutboxMessage(
         id=row.id,
         owner=row.owner,
         message_id=row.message_id,
@@ -303,7 +303,7 @@ def _letter(row: Row[tuple[object, ...]]) -> Letter:
         created_at=row.created_at,
         digest=row.digest,
         request=row.request,
-        state=LetterState(row.state),
+        state=OutboxState(row.state),
         reply=row.reply,
         is_failure=row.is_failure,
         unsure=row.unsure,

@@ -28,9 +28,9 @@ from sqlalchemy.engine import Row
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from codex_workspace.common.a2a_terms import TERMINAL, Caller, is_of_0_3, names_of
+from codex_workspace.common.a2a_terms import TERMINAL, AuthenticatedUser, is_protocol_0_3, names_of
 from codex_workspace.common.errors import StoreUnavailable
-from codex_workspace.storage.database import waits_for_room
+from codex_workspace.storage.database import is_disk_full
 from codex_workspace.storage.schema import tables
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
             return None
         # A query that is cancelled takes its connection with it.
         with anyio.CancelScope(shield=True):
-            task: Task | None = await self._tasks.get(task_id, ServerCallContext(user=Caller(owner)))
+            task: Task | None = await self._tasks.get(task_id, ServerCallContext(user=AuthenticatedUser(owner)))
         return task
 
     async def set_info(
@@ -151,7 +151,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
             # A query that is cancelled takes its connection with it.
             with anyio.CancelScope(shield=True):
                 end = await self._note(config)
-                await self._note_dialect(config, resolve_user_scope(context) if is_of_0_3(context) else None)
+                await self._note_dialect(config, resolve_user_scope(context) if is_protocol_0_3(context) else None)
                 stored: TaskPushNotificationConfig = await super().set_info(task_id, config, context)
             stays = True
         except StoreUnavailable as error:
@@ -248,7 +248,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         else:
             self._old_clients[key] = owner
 
-    @waits_for_room
+    @is_disk_full
     async def _settle(self, task_id: str, config_id: str) -> None:
         with anyio.CancelScope(shield=True):
             async with self.engine.begin() as connection:

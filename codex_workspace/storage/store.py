@@ -27,13 +27,13 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from codex_workspace.common.a2a_terms import ANSWER, AT_WORK, TERMINAL, names_of
+from codex_workspace.common.a2a_terms import ANSWER, TERMINAL, WORKING, names_of
 from codex_workspace.common.errors import ConfigError, StoreUnavailable
-from codex_workspace.storage.database import Health, require_sound, sqlite_file, waits_for_room
+from codex_workspace.storage.database import WriteHealth, is_disk_full, require_intact, sqlite_file
 from codex_workspace.storage.deliveries import Deliveries, acknowledgement
-from codex_workspace.storage.memories import Exchanges, Memories
-from codex_workspace.storage.migrations import NEWEST, keep_copy, migrate, refuse_newer, version_of
-from codex_workspace.storage.outbox import Mail
+from codex_workspace.storage.memories import ConversationLog, Memories
+from codex_workspace.storage.migrations import NEWEST, back_up, migrate, refuse_newer, version_of
+from codex_workspace.storage.outbox import Outbox
 from codex_workspace.storage.push_configs import PushConfigs
 from codex_workspace.storage.retention import Retention
 from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS, tables
@@ -74,13 +74,13 @@ class Store:
     def __init__(self, engine: AsyncEngine, lookups: AsyncEngine | None = None) -> None:
         self._engine = engine
         self._lookups = lookups or engine
-        self.tasks: Final = FrugalTaskStore(DatabaseTaskStore(engine, create_table=False))
+        self.tasks: Final = DebouncedTaskStore(DatabaseTaskStore(engine, create_table=False))
         self.deliveries: Final = Deliveries(engine, lookups)
         self.push_configs: Final = PushConfigs(engine, self.tasks)
         self.memories: Final = Memories(engine)
-        self.exchanges: Final = Exchanges(lookups or engine)
-        self.mail: Final = Mail(engine)
-        self._health = Health(engine, *([lookups] if lookups not in (None, engine) else []))
+        self.exchanges: Final = ConversationLog(lookups or engine)
+        self.mail: Final = Outbox(engine)
+        self._health = WriteHealth(engine, *([lookups] if lookups not in (None, engine) else []))
 
     async def main_context(self, owner: str) -> str:
         """Return the owner's main context, made up at the first call."""
@@ -99,9 +99,9 @@ class Store:
             async with self._engine.connect() as connection:
                 return str((await connection.execute(known)).scalar_one())
 
-    def memory(self, owner: str, context_id: str) -> "ContextMemory":
+    def memory(self, owner: str, context_id: str) -> "ContextThreadId":
         """Return the place of a context's thread id."""
-        return ContextMemory(self._engine, owner, context_id)
+        return ContextThreadId(self._engine, owner, context_id)
 
     async def initialize(self) -> None:
         """Bring the schema to the newest version; of a SQLite file that has an older one, a copy is kept.
@@ -117,7 +117,7 @@ class Store:
         if version == NEWEST:
             return
         if version > 0 and file is not None:
-            copy = await anyio.to_thread.run_sync(keep_copy, file, version)
+            copy = await anyio.to_thread.run_sync(back_up, file, version)
             logger.info("the database goes from schema version %d to %d; what it was is in %s", version, NEWEST, copy)
         async with self._engine.begin() as connection:
             await connection.run_sync(migrate)
@@ -130,10 +130,10 @@ class Store:
         """Return why nothing can be written, None where nothing is known to be wrong; asks the disk again by and by."""
         return await self._health.problem()
 
-    @waits_for_room
+    @is_disk_full
     async def fail_unfinished(self, sentence: str, spared: Collection[str] = ()) -> int:
         """End the tasks that an earlier process left unfinished as failed, `spared` ones excepted; return how many."""
-        unfinished = TaskModel.status["state"].as_string().in_(names_of(AT_WORK))
+        unfinished = TaskModel.status["state"].as_string().in_(names_of(WORKING))
         async with self._engine.begin() as connection:
             rows = await connection.execute(select(TaskModel.id, TaskModel.context_id).where(unfinished))
             left = [row for row in rows if row.id not in spared]
@@ -159,7 +159,7 @@ def _failed(task_id: str, context_id: str, sentence: str) -> TaskStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextMemory:
+class ContextThreadId:
     """The thread of one context of one owner, and which instructions it was told last."""
 
     engine: AsyncEngine
@@ -180,7 +180,7 @@ class ContextMemory:
             digest: str | None = found.scalar_one_or_none()
             return digest
 
-    @waits_for_room
+    @is_disk_full
     async def save(self, thread_id: str, instructions: str | None = None) -> None:
         """Keep the thread id and the digest of the instructions that it was told; both are committed on return."""
         kept = {"thread_id": thread_id, "instructions": instructions}
@@ -194,7 +194,7 @@ class ContextMemory:
         return and_(_contexts.c.owner == self.owner, _contexts.c.context_id == self.context_id)
 
 
-class NewTaskIds:
+class TaskIdFactory:
     """Makes the ids of new tasks, and knows those that no task was saved under yet.
 
     The SDK looks three times for a task whose id it has just made up; each look would be a query.
@@ -220,7 +220,7 @@ class NewTaskIds:
         self._made.pop(task_id, None)
 
 
-class FrugalTaskStore(TaskStore):
+class DebouncedTaskStore(TaskStore):
     """The SDK's task store, spared the rewriting of a whole task for every delta of its answer.
 
     The SDK saves a task after each event. A save that changes the state, or brings a file or a patch, is written at
@@ -229,7 +229,7 @@ class FrugalTaskStore(TaskStore):
     """
 
     def __init__(self, written: DatabaseTaskStore, interval_s: float = SAVE_INTERVAL_S) -> None:
-        self.new_ids: Final = NewTaskIds()
+        self.new_ids: Final = TaskIdFactory()
         self._written = written
         self._interval_s = interval_s
         self._working: dict[tuple[str, str], _Working] = {}
@@ -290,7 +290,7 @@ class FrugalTaskStore(TaskStore):
             if not (working.clean or working.superseded):
                 await self._write_growth(working)
 
-    @waits_for_room
+    @is_disk_full
     async def _write(self, task: Task, context: ServerCallContext, *, is_known: bool) -> None:
         if not is_known or not await self._update(task, resolve_user_scope(context)):
             await self._written.save(task, context)
@@ -364,7 +364,7 @@ async def open_store(url: str) -> AsyncIterator[Store]:
     """
     file = sqlite_file(url)
     if file is not None:
-        await anyio.to_thread.run_sync(require_sound, file)
+        await anyio.to_thread.run_sync(require_intact, file)
     try:
         engine = _engine(url)
         lookups = engine if file is None else _lookups(url)

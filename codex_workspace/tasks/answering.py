@@ -21,17 +21,25 @@ from a2a.types import Message, SendMessageRequest, Task, TaskState
 from a2a.utils.errors import UnsupportedOperationError
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.codex.recovery import Deaths, Ended, GiveUp, GoOn, RecoveryPolicy, SayAgain, next_step
-from codex_workspace.common.a2a_terms import ASKING
-from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.codex.recovery import (
+    AlreadyEnded,
+    Continue,
+    FailureCounts,
+    GiveUp,
+    RecoveryPolicy,
+    SendAgain,
+    next_step,
+)
+from codex_workspace.common.a2a_terms import AWAITING_INPUT
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import AgentError, CodexError, CodexGone, InputRefused
 from codex_workspace.common.metrics import TaskOutcome
-from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import JsonObject
-from codex_workspace.protocol.codex_events import TurnEnded, TurnFailure, TurnText
-from codex_workspace.protocol.failures import explain, told_of
-from codex_workspace.protocol.redaction import Redactor, redacted
-from codex_workspace.protocol.server_requests import Decision, Declined, result_of
+from codex_workspace.protocol.codex_events import TurnCompleted, TurnError, TurnText
+from codex_workspace.protocol.failures import describe_failure, error_metadata
+from codex_workspace.protocol.redaction import EventRedactor, redact_event
+from codex_workspace.protocol.server_requests import Decision, Declined, response_to
 from codex_workspace.runtimes.backend import (
     DynamicToolCall,
     PendingRequest,
@@ -44,30 +52,30 @@ from codex_workspace.runtimes.backend import (
     text_input,
 )
 from codex_workspace.storage.deliveries import (
-    TAKEN_UP,
-    WRITTEN_DOWN,
+    RECORDED,
+    RESUMED,
     Deliveries,
     Delivery,
     DeliveryState,
     Key,
-    WrittenDown,
+    RecordedMessage,
     digest_of,
 )
-from codex_workspace.tasks.approval_answers import Unclear, understand
-from codex_workspace.tasks.approval_prompts import data_of, prompt_of
-from codex_workspace.tasks.live_output import ITEMS, LiveItems
+from codex_workspace.tasks.approval_answers import UnclearAnswer, parse_answer
+from codex_workspace.tasks.approval_prompts import approval_data, approval_prompt
+from codex_workspace.tasks.live_output import ITEMS, LiveOutput
 from codex_workspace.tasks.replies import (
     FAILURE,
     A2AEvent,
     Outcome,
     Reply,
-    answer_in,
-    closing,
-    replayed,
+    answer_text,
+    closing_events,
+    replay_events,
     usage_metadata,
 )
-from codex_workspace.tasks.scheduling import Admission, Earlier, MidTurn, Place, in_place_of
-from codex_workspace.tasks.telemetry import MessageWatch, Telemetry, TurnWatch
+from codex_workspace.tasks.scheduling import AdmissionControl, EarlierMessage, MidTurn, QueueSlot, superseding_prompt
+from codex_workspace.tasks.telemetry import MessageTelemetry, Telemetry, TurnTelemetry
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +92,8 @@ HELD_UP: Final = (
 )
 TOO_LATE: Final = "That came too late: nothing is asked any more."
 
-OLD_WORD: Final = Unclear("That was said to a question that is not open any more.")
-NO_FILES: Final = Unclear(
+OLD_WORD: Final = UnclearAnswer("That was said to a question that is not open any more.")
+NO_FILES: Final = UnclearAnswer(
     "A file cannot be an answer. Send text_input or a data part, and the file in a message of its own."
 )
 
@@ -105,12 +113,12 @@ ENDS: Final = {
 """How a task's last state is counted."""
 
 
-class CutOff(CodexError):
+class TurnInterrupted(CodexError):
     """A turn ended with its codex, against everybody's wish."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class TurnRequest:
     """What a message wants: what is said to codex, what its turn has its own way, what if another turn is at work.
 
     `text` is what of it a person can read.
@@ -122,19 +130,19 @@ class Order:
     mid_turn: MidTurn = MidTurn.QUEUE
 
 
-class Desk(Protocol):
+class AgentServices(Protocol):
     """What jobs need of the agent that is the same for all."""
 
     telemetry: Telemetry
     conversations: ThreadRegistry[Thread]
     deliveries: Deliveries
-    admission: Admission
+    admission: AdmissionControl
     policy: RecoveryPolicy
     question_timeout_s: float
     asks_people: bool
-    scrub: Scrubber
+    scrub: Redactor
 
-    async def read(self, message: Message, task_id: str) -> Order:
+    async def read(self, message: Message, task_id: str) -> TurnRequest:
         """Return what a message wants; raises InputRefused where it cannot be had."""
 
     async def serve(self, call: DynamicToolCall, reply: Reply, cwd: Path | None) -> tuple[JsonObject, list[A2AEvent]]:
@@ -168,20 +176,20 @@ class _Word:
 class Job:
     """The answering of one message."""
 
-    def __init__(self, desk: Desk, request: RequestContext, event_queue: EventQueue) -> None:
-        self.task_id, self.context_id = ids_of(request)
+    def __init__(self, desk: AgentServices, request: RequestContext, event_queue: EventQueue) -> None:
+        self.task_id, self.context_id = task_and_context_ids(request)
         self.owner: Final = request.call_context.user.user_name
         self.over: Final = anyio.Event()
         self.ended: Task | None = None
         self.error: Exception | None = None
         self.turn: RunningTurn | None = None
-        self.order: Order | None = None
+        self.order: TurnRequest | None = None
         self._turn_id: str | None = None
         self._desk = desk
         self._request = request
         self._queue = event_queue
         is_watched = ITEMS in request.call_context.requested_extensions
-        live = LiveItems(self.task_id, self.context_id) if is_watched else None
+        live = LiveOutput(self.task_id, self.context_id) if is_watched else None
         before = request.current_task.artifacts if request.current_task is not None else []
         self._reply = Reply(self.task_id, self.context_id, live, before)
         self._resting = anyio.Event()
@@ -190,7 +198,7 @@ class Job:
         self._stopped_as: Outcome | None = None
         self._question: _Open | None = None
         self._heard: deque[_Word] = deque()
-        self._place: Place | None = None
+        self._place: QueueSlot | None = None
         self._joined: Job | None = None
 
     @property
@@ -269,28 +277,28 @@ class Job:
         assert message is not None
         return message
 
-    async def _work(self, watch: MessageWatch) -> None:
+    async def _work(self, watch: MessageTelemetry) -> None:
         if self._request.current_task is None:
             await self._send([self._reply.opened(self._message)])
         delivery = await self._delivery()
         if delivery.state in (DeliveryState.ANSWERED, DeliveryState.ACKNOWLEDGED):
             self.ended = Task.FromString(delivery.ending)
-            await self._send(replayed(self.ended))
+            await self._send(replay_events(self.ended))
             return
         ended = await self._answer(delivery, watch)
         # Down on disk first: from here on, the answer is only handed out.
         await self._desk.deliveries.answered(delivery.key, ended.SerializeToString())
         self.ended = ended
         watch.ended(ENDS[ended.status.state])
-        await self._send([*self._unasked(), *closing(ended)])
+        await self._send([*self._unasked(), *closing_events(ended)])
 
     async def _delivery(self) -> Delivery:
         """Return the written-down message; a host that writes none down, or elsewhere, has it done here."""
         state = self._request.call_context.state
-        match state.get(TAKEN_UP) or state.get(WRITTEN_DOWN):
+        match state.get(RESUMED) or state.get(RECORDED):
             case Delivery() as taken_up:
                 return taken_up
-            case WrittenDown(delivery, by) if by is self._desk.deliveries:
+            case RecordedMessage(delivery, by) if by is self._desk.deliveries:
                 return delivery
         known = await self._desk.deliveries.of_task(self.task_id)
         if known is not None and known.key.message_id == self._message.message_id:
@@ -302,7 +310,7 @@ class Job:
             raise UnsupportedOperationError(message=f"message {key.message_id} is answered by another task")
         return accepted
 
-    async def _answer(self, delivery: Delivery, watch: MessageWatch) -> Task:
+    async def _answer(self, delivery: Delivery, watch: MessageTelemetry) -> Task:
         """Run the turn, send what comes of it, and return what the task has come to."""
         reply = self._reply
         try:
@@ -319,13 +327,13 @@ class Job:
         return reply.ended(self._canceled())
 
     def _canceled(self) -> Outcome:
-        outcome = self._stopped_as or canceled()
+        outcome = self._stopped_as or canceled_outcome()
         if self._joined is None:
             return outcome
         given = f"What it said was already given to task {self._joined.task_id}."
         return replace(outcome, sentence=f"{outcome.sentence} {given}".strip())
 
-    async def _run(self, delivery: Delivery, watch: MessageWatch) -> Task:
+    async def _run(self, delivery: Delivery, watch: MessageTelemetry) -> Task:
         desk, is_taken_up = self._desk, was_taken_up(self._request)
         order = self.order = await desk.read(self._message, self.task_id)
         conversation = desk.conversations.of(self.owner, self.context_id)
@@ -334,7 +342,7 @@ class Job:
             return joined
         if not is_taken_up and order.mid_turn is MidTurn.INTERRUPT:
             order = await self._take_the_place_of_others(order)
-        if is_taken_up and self._request.current_task and self._request.current_task.status.state in ASKING:
+        if is_taken_up and self._request.current_task and self._request.current_task.status.state in AWAITING_INPUT:
             await self._send([self._reply.notice(VOID)])
         for other in desk.before(self):
             if other.is_asking:
@@ -349,22 +357,22 @@ class Job:
             return await self._speak(delivery, floor, order, watch, is_taken_up=is_taken_up)
 
     async def _speak(
-        self, delivery: Delivery, floor: ThreadLease, order: Order, watch: MessageWatch, *, is_taken_up: bool
+        self, delivery: Delivery, floor: ThreadLease, order: TurnRequest, watch: MessageTelemetry, *, is_taken_up: bool
     ) -> Task:
         """Run turns until one has come to its end, or nothing more is to be tried."""
-        step: Step = SayAgain()
-        deaths = Deaths(codex=delivery.deaths)
+        step: Step = SendAgain()
+        deaths = FailureCounts(codex=delivery.deaths)
         if is_taken_up:
             if delivery.state is DeliveryState.STARTED:
                 deaths = replace(deaths, ours=await self._desk.deliveries.restarted(delivery.task_id))
             step = await self._next_step(delivery, floor, order, deaths, AGENT_ENDED)
         while True:
             match step:
-                case SayAgain():
+                case SendAgain():
                     said = order.said
-                case GoOn(text):
+                case Continue(text):
                     said = text_input(text)
-                case Ended(end):
+                case AlreadyEnded(end):
                     last = self._desk.scrub(end.last_message.text) if end.last_message is not None else None
                     return self._reply.ended(self._ended(end), last)
                 case GiveUp(sentence):
@@ -374,15 +382,15 @@ class Job:
             try:
                 with watch.turn() as turn:
                     return await self._turn(delivery, floor, said, order.options, turn)
-            except CutOff as cut_off:
+            except TurnInterrupted as cut_off:
                 deaths = replace(deaths, codex=await self._desk.deliveries.died(delivery.key))
                 step = await self._next_step(delivery, floor, order, deaths, str(cut_off))
-                if isinstance(step, SayAgain | GoOn):
+                if isinstance(step, SendAgain | Continue):
                     again = self._reply.notice(f"{cut_off}; the turn is taken up again.")
                     await self._send([*self._unasked(), *self._reply.cut_off(), again])
 
     async def _next_step(
-        self, delivery: Delivery, floor: ThreadLease, order: Order, deaths: Deaths, why: str
+        self, delivery: Delivery, floor: ThreadLease, order: TurnRequest, deaths: FailureCounts, why: str
     ) -> "Step":
         """Find out what became of a message's earlier turns, and how to go on."""
         found = await floor.recorded(_mark(delivery), order.said, self._turn_id or delivery.turn_id)
@@ -391,7 +399,7 @@ class Job:
         return step
 
     async def _turn(
-        self, delivery: Delivery, floor: ThreadLease, said: TurnInput, options: TurnOptions, watch: TurnWatch
+        self, delivery: Delivery, floor: ThreadLease, said: TurnInput, options: TurnOptions, watch: TurnTelemetry
     ) -> Task:
         """Run one turn to its end.
 
@@ -413,7 +421,7 @@ class Job:
             self.turn = None
             if self._stopped_as is not None:
                 raise
-            raise CutOff(gone.public) from gone
+            raise TurnInterrupted(gone.public) from gone
         return self._reply.ended(self._outcome(begun.turn), text.answer)
 
     @asynccontextmanager
@@ -428,7 +436,7 @@ class Job:
             await self._desk.deliveries.started(delivery.key, turn.thread_id, turn.turn_id)
             written.set()
 
-        async with plain_task_group() as beside:
+        async with task_group() as beside:
             beside.start_soon(write)
             try:
                 yield
@@ -437,9 +445,9 @@ class Job:
                 await written.wait()
                 raise
 
-    async def _follow(self, turn: RunningTurn, watch: TurnWatch) -> TurnText:
+    async def _follow(self, turn: RunningTurn, watch: TurnTelemetry) -> TurnText:
         """Send the turn's events as they come, text at most ten times a second, until the turn has ended."""
-        text, reply, redactor = TurnText(), self._reply, Redactor(self._desk.scrub)
+        text, reply, redactor = TurnText(), self._reply, EventRedactor(self._desk.scrub)
         while turn.ended is None:
             out: list[A2AEvent] = []
             for event in await turn.receive(by=self._next_look()):
@@ -479,15 +487,15 @@ class Job:
                 turn.answer(asked, result)
                 await self._send(out)
             elif not self._desk.asks_people:
-                turn.answer(asked, result_of(asked.about, Declined()))
+                turn.answer(asked, response_to(asked.about, Declined()))
             elif self._question is None:
-                await self._ask(asked, prompt_of(asked.about))
+                await self._ask(asked, approval_prompt(asked.about))
             else:
                 decision = self._decided(self._question)
                 if decision is None:
                     return
-                if isinstance(decision, Unclear):
-                    await self._ask(asked, f"{decision.sentence}\n\n{prompt_of(asked.about)}")
+                if isinstance(decision, UnclearAnswer):
+                    await self._ask(asked, f"{decision.sentence}\n\n{approval_prompt(asked.about)}")
                 else:
                     await self._tell(turn, asked, decision)
 
@@ -497,7 +505,7 @@ class Job:
         now = anyio.current_time()
         if self._question is None:
             self._question = _Open(asked, now + self._desk.question_timeout_s)
-        about: JsonObject = {"questionId": asked.id, **redacted(data_of(asked.about), self._desk.scrub)}
+        about: JsonObject = {"questionId": asked.id, **redact_event(approval_data(asked.about), self._desk.scrub)}
         asking = self._reply.asking(self._desk.scrub(prompt), about)
         self._question.prompt_id = asking.status.message.message_id
         await self._send([*self._reply.flush(now), asking])
@@ -507,7 +515,7 @@ class Job:
             self._desk.admission.step_aside(self._place)
         self._resting.set()
 
-    def _decided(self, question: _Open) -> Decision | Unclear | None:
+    def _decided(self, question: _Open) -> Decision | UnclearAnswer | None:
         """Return what was decided, None while nothing is."""
         assert not isinstance(question.asked.about, DynamicToolCall)
         if self._heard:
@@ -519,8 +527,8 @@ class Job:
                 return NO_FILES
             text, data = words_of(said)
             if data is not None and data.pop("questionId", question.asked.id) != question.asked.id:
-                return Unclear("That was the answer to another question.")
-            return understand(question.asked.about, text, data)
+                return UnclearAnswer("That was the answer to another question.")
+            return parse_answer(question.asked.about, text, data)
         return NOBODY if anyio.current_time() >= question.deadline else None
 
     async def _tell(self, turn: RunningTurn, asked: PendingRequest, decision: Decision) -> None:
@@ -528,7 +536,7 @@ class Job:
         assert not isinstance(asked.about, DynamicToolCall)
         if isinstance(decision, Declined) and decision.words:
             await turn.steer(text_input(decision.words))
-        turn.answer(asked, result_of(asked.about, decision))
+        turn.answer(asked, response_to(asked.about, decision))
         nobody = f"Nobody has answered within {self._desk.question_timeout_s:g} s, which counts as a no."
         await self._go_on([self._reply.notice(nobody)] if decision is NOBODY else [])
 
@@ -548,7 +556,7 @@ class Job:
 
     # --- Messages that come while another turn is at work ---
 
-    async def _join(self, delivery: Delivery, order: Order) -> Task | None:
+    async def _join(self, delivery: Delivery, order: TurnRequest) -> Task | None:
         """Say the message into the turn that runs, and return that one's end as ours; None where there is none."""
         other = next((job for job in self._desk.before(self) if job.turn is not None and not job.is_asking), None)
         turn = other.turn if other is not None else None
@@ -565,16 +573,16 @@ class Job:
             raise CodexGone("the task whose turn this message had joined did not come to an end")
         return self._reply.ended_as(other.ended)
 
-    async def _take_the_place_of_others(self, order: Order) -> Order:
+    async def _take_the_place_of_others(self, order: TurnRequest) -> TurnRequest:
         """Stop what runs or waits in this context, and return the order with all of it in."""
-        earlier: list[Earlier] = []
+        earlier: list[EarlierMessage] = []
         for job in self._desk.before(self):
             job.stop(Outcome(TaskState.TASK_STATE_CANCELED, SUPERSEDED, code("superseded")))
             await job.over.wait()
             if job.order is not None:
-                earlier.append(Earlier(job.order.text, answer_in(job.ended) if job.ended is not None else ""))
+                earlier.append(EarlierMessage(job.order.text, answer_text(job.ended) if job.ended is not None else ""))
         if earlier:
-            story = in_place_of(earlier)
+            story = superseding_prompt(earlier)
             order = self.order = replace(order, said=[*text_input(story), *order.said], text=f"{story}\n\n{order.text}")
         return order
 
@@ -585,16 +593,18 @@ class Job:
         outcome = self._stopped_as or self._ended(turn.ended)
         return Outcome(outcome.state, outcome.sentence, {**outcome.metadata, **usage})
 
-    def _ended(self, ended: TurnEnded | None) -> Outcome:
+    def _ended(self, ended: TurnCompleted | None) -> Outcome:
         match ended:
-            case TurnEnded(status="completed"):
+            case TurnCompleted(status="completed"):
                 return Outcome(TaskState.TASK_STATE_COMPLETED)
-            case TurnEnded(status="interrupted"):
+            case TurnCompleted(status="interrupted"):
                 return self._failed("The turn was interrupted from outside.", "interrupted")
-            case TurnEnded(failure=TurnFailure() as failure):
+            case TurnCompleted(failure=TurnError() as failure):
                 said = self._desk.scrub(failure.message)[:MAX_LOGGED_CHARS]
                 logger.warning("turn failed (%s): %s", failure.kind, said)
-                return Outcome(TaskState.TASK_STATE_FAILED, self._desk.scrub(explain(failure)), _code_of(failure))
+                return Outcome(
+                    TaskState.TASK_STATE_FAILED, self._desk.scrub(describe_failure(failure)), _code_of(failure)
+                )
             case _:
                 return self._failed("Codex says that the turn failed, and not why.", "unknown")
 
@@ -606,10 +616,10 @@ class Job:
             await self._queue.enqueue_event(event)
 
 
-Step = SayAgain | GoOn | Ended | GiveUp
+Step = SendAgain | Continue | AlreadyEnded | GiveUp
 
 
-def ids_of(request: RequestContext) -> tuple[str, str]:
+def task_and_context_ids(request: RequestContext) -> tuple[str, str]:
     """Return task id and context id, which the SDK has made up where the client named none.
 
     A follow-up that names only its task comes with a fresh context id; the task knows the true one.
@@ -630,10 +640,10 @@ def words_of(message: Message) -> tuple[str, JsonObject | None]:
 
 def was_taken_up(request: RequestContext) -> bool:
     """Tell whether an earlier process has accepted the message, and may have begun with it."""
-    return TAKEN_UP in request.call_context.state
+    return RESUMED in request.call_context.state
 
 
-def canceled() -> Outcome:
+def canceled_outcome() -> Outcome:
     """Return how a task ends that somebody has canceled."""
     return Outcome(TaskState.TASK_STATE_CANCELED, "Canceled.")
 
@@ -643,8 +653,8 @@ def code(reason: str) -> JsonObject:
     return {FAILURE: {"code": reason}}
 
 
-def _code_of(failure: TurnFailure) -> JsonObject:
-    return {FAILURE: told_of(failure)}
+def _code_of(failure: TurnError) -> JsonObject:
+    return {FAILURE: error_metadata(failure)}
 
 
 def _is_due(due: float | None) -> bool:

@@ -12,28 +12,28 @@ from typing import Final, assert_never
 
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.forms import (
+    BooleanField,
     Choice,
     Field,
-    NotFitting,
-    Number,
-    Several,
-    Words,
-    YesNo,
-    checked,
+    InvalidContent,
+    MultiChoice,
+    NumberField,
+    TextField,
     field_names,
-    named,
-    shown,
+    format_value,
+    list_choices,
+    validate,
 )
 from codex_workspace.protocol.server_requests import (
-    Answered,
+    Answers,
     Approved,
-    Asked,
+    CompletedForm,
     Decision,
     Declined,
-    Filled,
     Form,
     FormQuestion,
     Question,
+    QuestionField,
     UserQuestion,
     can_last,
     is_yes_or_no,
@@ -41,7 +41,7 @@ from codex_workspace.protocol.server_requests import (
 
 
 @dataclass(frozen=True, slots=True)
-class Unclear:
+class UnclearAnswer:
     """Not understood; `sentence` says what would be, and is for the one who answered."""
 
     sentence: str
@@ -98,7 +98,7 @@ _DECLINE_ALONE: Final = re.compile(r"decline(?:\s*[.!]|\s*[:,]\s*(?P<words>.+))?
 """How to decline where any words are an answer."""
 
 
-def understand(question: Question, text: str, data: JsonObject | None) -> Decision | Unclear:
+def parse_answer(question: Question, text: str, data: JsonObject | None) -> Decision | UnclearAnswer:
     """Return what `text` and the data part beside it decide. Never raises, and never approves what is doubtful.
 
     The data part counts; words beside it are the reason of a decline, and else have to say the same. Data is
@@ -109,7 +109,7 @@ def understand(question: Question, text: str, data: JsonObject | None) -> Decisi
     if data is None:
         return _understand_words(question, words)
     told = _understand_data(question, data)
-    if isinstance(told, Unclear) or not words:
+    if isinstance(told, UnclearAnswer) or not words:
         return told
     said = _understand_words(question, words)
     match told, said:
@@ -127,41 +127,43 @@ def understand(question: Question, text: str, data: JsonObject | None) -> Decisi
             return told if told == said else _TWO_VOICES
 
 
-_TWO_VOICES: Final = Unclear("The words and the data part beside them do not say the same. Send one of them.")
+_TWO_VOICES: Final = UnclearAnswer("The words and the data part beside them do not say the same. Send one of them.")
 
 
 # --- Data ---
 
 
-def _understand_data(question: Question, data: JsonObject) -> Decision | Unclear:
+def _understand_data(question: Question, data: JsonObject) -> Decision | UnclearAnswer:
     given = {key: value for key, value in data.items() if key != "questionId"}
     match given:
         case {"decision": str(decision), **rest} if set(rest) <= {"reason"}:
             reason = rest.get("reason")
             if reason is not None and not isinstance(reason, str):
-                return Unclear('In the data part, "reason" has to be a text.')
+                return UnclearAnswer('In the data part, "reason" has to be a text.')
             return _decided(question, decision, reason or "")
         case {"answers": dict(answers)} if len(given) == 1 and isinstance(question, UserQuestion):
             return _answered(question.asked, {id_: _several(value) for id_, value in answers.items()})
         case {"content": dict(content)} if len(given) == 1 and _fields_of(question):
             return _filled(_fields_of(question), content)
         case _:
-            return Unclear(f"The data part has to be {_allowed_data(question)}, and nothing else.")
+            return UnclearAnswer(f"The data part has to be {_allowed_data(question)}, and nothing else.")
 
 
 def _allowed_data(question: Question) -> str:
     declining = '{"decision": "decline", "reason": "…"}'
     match question:
         case UserQuestion(asked):
-            return f'{{"answers": {{{shown(asked[0].id)}: "…"}}}} with an answer for each question, or {declining}'
+            return (
+                f'{{"answers": {{{format_value(asked[0].id)}: "…"}}}} with an answer for each question, or {declining}'
+            )
         case FormQuestion(subject=Form(fields)) if fields:
-            return f'{{"content": {{{shown(fields[0].name)}: …}}}}, or {declining}'
+            return f'{{"content": {{{format_value(fields[0].name)}: …}}}}, or {declining}'
         case _:
             session = ', {"decision": "approveForSession"}' if can_last(question) else ""
             return f'{{"decision": "approve"}}{session} or {declining}'
 
 
-def _decided(question: Question, decision: str, reason: str) -> Decision | Unclear:
+def _decided(question: Question, decision: str, reason: str) -> Decision | UnclearAnswer:
     match decision:
         case "approve" | "accept" if not reason:
             return _approved(question, for_session=False)
@@ -170,14 +172,16 @@ def _decided(question: Question, decision: str, reason: str) -> Decision | Uncle
         case "decline":
             return Declined(reason.strip())
         case _:
-            return Unclear(f"The data part has to be {_allowed_data(question)}; a reason goes with a decline only.")
+            return UnclearAnswer(
+                f"The data part has to be {_allowed_data(question)}; a reason goes with a decline only."
+            )
 
 
-def _approved(question: Question, *, for_session: bool) -> Approved | Unclear:
+def _approved(question: Question, *, for_session: bool) -> Approved | UnclearAnswer:
     if not is_yes_or_no(question):
-        return Unclear(f"Yes is no answer here. {_wanted(question)}")
+        return UnclearAnswer(f"Yes is no answer here. {_wanted(question)}")
     if for_session and not can_last(question):
-        return Unclear("This cannot be approved for the whole session. Answer yes for this once, or no.")
+        return UnclearAnswer("This cannot be approved for the whole session. Answer yes for this once, or no.")
     return Approved(for_session)
 
 
@@ -190,37 +194,37 @@ def _several(value: JsonValue) -> tuple[str, ...] | None:
     return None
 
 
-def _answered(asked: tuple[Asked, ...], given: Mapping[str, tuple[str, ...] | None]) -> Answered | Unclear:
+def _answered(asked: tuple[QuestionField, ...], given: Mapping[str, tuple[str, ...] | None]) -> Answers | UnclearAnswer:
     """Return the answers where each question has some that it takes; an empty list leaves a question unanswered."""
     unknown = sorted(set(given) - {each.id for each in asked})
     if unknown:
-        return Unclear(f"Nothing called {shown(unknown[0])} was asked; it was: {_ids(asked)}.")
+        return UnclearAnswer(f"Nothing called {format_value(unknown[0])} was asked; it was: {_ids(asked)}.")
     missing = [each for each in asked if each.id not in given]
     if missing:
-        return Unclear(f"There is no answer to {_ids(missing)}.")
+        return UnclearAnswer(f"There is no answer to {_ids(missing)}.")
     answers: dict[str, tuple[str, ...]] = {}
     for each in asked:
         values = given[each.id]
         if values is None:
-            return Unclear(f"The answer to {shown(each.id)} has to be a text or a list of texts.")
+            return UnclearAnswer(f"The answer to {format_value(each.id)} has to be a text or a list of texts.")
         chosen = [_choose(each, value) for value in values]
         known = tuple(value for value in chosen if value is not None)
         if len(known) < len(chosen):
-            return Unclear(_not_among(each))
+            return UnclearAnswer(_not_among(each))
         answers[each.id] = known
-    return Answered(answers)
+    return Answers(answers)
 
 
-def _ids(asked: tuple[Asked, ...] | list[Asked]) -> str:
-    return ", ".join(shown(each.id) for each in asked)
+def _ids(asked: tuple[QuestionField, ...] | list[QuestionField]) -> str:
+    return ", ".join(format_value(each.id) for each in asked)
 
 
 # --- Words ---
 
 
-def _understand_words(question: Question, words: str) -> Decision | Unclear:
+def _understand_words(question: Question, words: str) -> Decision | UnclearAnswer:
     if not words:
-        return Unclear(f"There was no answer in that. {_wanted(question)}")
+        return UnclearAnswer(f"There was no answer in that. {_wanted(question)}")
     match question:
         case UserQuestion((asked,)):
             return _understand_choice(asked, words)
@@ -234,7 +238,7 @@ def _understand_words(question: Question, words: str) -> Decision | Unclear:
             return _understand_yes_or_no(question, words)
 
 
-def _understand_yes_or_no(question: Question, given: str) -> Decision | Unclear:
+def _understand_yes_or_no(question: Question, given: str) -> Decision | UnclearAnswer:
     words = _unmarked(given)
     approval = _read_approval(words)
     if approval is not None:
@@ -242,7 +246,7 @@ def _understand_yes_or_no(question: Question, given: str) -> Decision | Unclear:
     refusal = _read_refusal(words)
     if refusal is not None:
         return refusal
-    return Unclear(f"I did not understand that as a yes or a no. {_wanted(question)}")
+    return UnclearAnswer(f"I did not understand that as a yes or a no. {_wanted(question)}")
 
 
 def _unmarked(words: str) -> str:
@@ -311,17 +315,17 @@ def _read_decline_alone(words: str) -> Declined | None:
 # --- Choices ---
 
 
-def _understand_choice(asked: Asked, words: str) -> Decision | Unclear:
+def _understand_choice(asked: QuestionField, words: str) -> Decision | UnclearAnswer:
     label = _option(asked, words)
     if label is not None:
-        return Answered({asked.id: (label,)})
+        return Answers({asked.id: (label,)})
     declined = _read_decline_alone(words) if asked.takes_words else _read_refusal(words)
     if declined is not None:
         return declined
-    return Answered({asked.id: (words,)}) if asked.takes_words else Unclear(_not_among(asked))
+    return Answers({asked.id: (words,)}) if asked.takes_words else UnclearAnswer(_not_among(asked))
 
 
-def _choose(asked: Asked, words: str) -> str | None:
+def _choose(asked: QuestionField, words: str) -> str | None:
     """Return the answer that the words are to what was asked; None where it takes only its options."""
     label = _option(asked, words)
     return words if label is None and asked.takes_words and words.strip() else label
@@ -331,7 +335,7 @@ _RECOMMENDED: Final = " (recommended)"
 """The model marks an option so; nobody repeats it."""
 
 
-def _option(asked: Asked, words: str) -> str | None:
+def _option(asked: QuestionField, words: str) -> str | None:
     """Return the label of the option that the words or their number name; the exact label goes before the like."""
     said = words.strip().casefold()
     labels = [option.label for option in asked.options]
@@ -354,12 +358,14 @@ _MAX_NAMED: Final = 20
 """A sentence names at most so many options."""
 
 
-def _not_among(asked: Asked) -> str:
-    options = ", ".join(f"{place}. {shown(option.label)}" for place, option in enumerate(asked.options[:_MAX_NAMED], 1))
-    return f"Choose one of these for {shown(asked.id)}, by number or words: {options}. Or decline."
+def _not_among(asked: QuestionField) -> str:
+    options = ", ".join(
+        f"{place}. {format_value(option.label)}" for place, option in enumerate(asked.options[:_MAX_NAMED], 1)
+    )
+    return f"Choose one of these for {format_value(asked.id)}, by number or words: {options}. Or decline."
 
 
-def _understand_lines(asked: tuple[Asked, ...], words: str) -> Decision | Unclear:
+def _understand_lines(asked: tuple[QuestionField, ...], words: str) -> Decision | UnclearAnswer:
     """Return the answers in lines such as "1: B"; a question that is answered twice is doubtful."""
     declined = _read_refusal(words)
     if declined is not None:
@@ -371,21 +377,21 @@ def _understand_lines(asked: tuple[Asked, ...], words: str) -> Decision | Unclea
         name, colon, answer = line.partition(":")
         each = _named_question(asked, name) if colon else None
         if each is None:
-            return Unclear(f"Line {number} names none of the questions. {_how_to_answer_lines(asked)}")
+            return UnclearAnswer(f"Line {number} names none of the questions. {_how_to_answer_lines(asked)}")
         if each.id in given:
-            return Unclear(f"There are two answers to {shown(each.id)}.")
+            return UnclearAnswer(f"There are two answers to {format_value(each.id)}.")
         given[each.id] = (answer.strip(),)
     return _answered(asked, given)
 
 
-def _how_to_answer_lines(asked: tuple[Asked, ...]) -> str:
+def _how_to_answer_lines(asked: tuple[QuestionField, ...]) -> str:
     return f"Answer each question in a line of its own, such as `1: …`; they are {_ids(asked)}. Or decline."
 
 
-def _named_question(asked: tuple[Asked, ...], key: str) -> Asked | None:
+def _named_question(asked: tuple[QuestionField, ...], key: str) -> QuestionField | None:
     """Return the question that an id, a header or a number from 1 on names."""
     said = key.strip().casefold()
-    names: tuple[Callable[[Asked], str], ...] = (lambda each: each.id, lambda each: each.header)
+    names: tuple[Callable[[QuestionField], str], ...] = (lambda each: each.id, lambda each: each.header)
     for name in names:
         of_that_name = [each for each in asked if name(each).casefold() == said]
         if len(of_that_name) == 1:
@@ -405,17 +411,17 @@ def _fields_of(question: Question) -> tuple[Field, ...]:
             return ()
 
 
-def _filled(fields: tuple[Field, ...], content: JsonObject) -> Filled | Unclear:
+def _filled(fields: tuple[Field, ...], content: JsonObject) -> CompletedForm | UnclearAnswer:
     try:
-        return Filled(checked(fields, content))
-    except NotFitting as error:
-        return Unclear(str(error))
+        return CompletedForm(validate(fields, content))
+    except InvalidContent as error:
+        return UnclearAnswer(str(error))
 
 
-def _understand_object(fields: tuple[Field, ...], words: str) -> Filled | Unclear:
+def _understand_object(fields: tuple[Field, ...], words: str) -> CompletedForm | UnclearAnswer:
     content = _read_object(words)
     if content is None:
-        return Unclear("That is no JSON object. Answer one with the form's fields, or decline.")
+        return UnclearAnswer("That is no JSON object. Answer one with the form's fields, or decline.")
     return _filled(fields, content)
 
 
@@ -427,33 +433,33 @@ def _read_object(words: str) -> JsonObject | None:
     return value if isinstance(value, dict) else None
 
 
-def _understand_value(field: Field, words: str) -> Decision | Unclear:
+def _understand_value(field: Field, words: str) -> Decision | UnclearAnswer:
     """Return what the words are for a form of one field: its value, or an object that holds it."""
     content = _read_object(words) if words.startswith("{") else None
     if content is not None and set(content) == {field.name}:
         return _filled((field,), content)
-    free = isinstance(field.type, Words) and not field.type.choices
+    free = isinstance(field.type, TextField) and not field.type.choices
     declined = _read_decline_alone(words) if free else None
     if declined is not None:
         return declined
     value = _value(field, words)
     if value is not None:
         return _filled((field,), {field.name: value})
-    return _read_refusal(words) or Unclear(_not_a_value(field))
+    return _read_refusal(words) or UnclearAnswer(_not_a_value(field))
 
 
 def _value(field: Field, words: str) -> JsonValue:
     """Return the value that the words are; None where they are none of this field's."""
     match field.type:
-        case Words(choices) if choices:
+        case TextField(choices) if choices:
             return _choice(choices, words)
-        case Words():
+        case TextField():
             return words
-        case Number():
+        case NumberField():
             return _number(words)
-        case YesNo():
+        case BooleanField():
             return _true_or_false(words)
-        case Several(choices):
+        case MultiChoice(choices):
             chosen = [_choice(choices, each) for each in words.split(",")]
             return None if None in chosen else list[JsonValue](chosen)
         case _:
@@ -487,11 +493,11 @@ def _true_or_false(words: str) -> bool | None:
 
 def _not_a_value(field: Field) -> str:
     match field.type:
-        case Words(choices) | Several(choices):
-            return f"{shown(field.name)} has to be {named(choices)}. Or decline."
-        case Number():
-            return f"{shown(field.name)} has to be a number. Or decline."
-        case YesNo():
-            return f"{shown(field.name)} has to be yes or no. Or decline."
+        case TextField(choices) | MultiChoice(choices):
+            return f"{format_value(field.name)} has to be {list_choices(choices)}. Or decline."
+        case NumberField():
+            return f"{format_value(field.name)} has to be a number. Or decline."
+        case BooleanField():
+            return f"{format_value(field.name)} has to be yes or no. Or decline."
         case _:
             assert_never(field.type)

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator
 from typing import Final, assert_never
 
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.codex_events import Change
-from codex_workspace.protocol.forms import Field, Number, Several, Words, YesNo, named
+from codex_workspace.protocol.codex_events import FilePatch
+from codex_workspace.protocol.forms import BooleanField, Field, MultiChoice, NumberField, TextField, list_choices
 from codex_workspace.protocol.server_requests import (
-    Asked,
     CommandQuestion,
     Form,
     FormQuestion,
-    Link,
     PatchQuestion,
     PermissionQuestion,
     Question,
-    ToolCall,
+    QuestionField,
+    ToolApproval,
+    UrlRequest,
     UserQuestion,
     can_last,
     is_yes_or_no,
@@ -40,7 +40,7 @@ MAX_DIFF_CHARS: Final = 100_000
 """A program reads the diffs of one question up to this in all; the files' names always."""
 
 
-def prompt_of(question: Question) -> str:
+def approval_prompt(question: Question) -> str:
     """Return what a person reads: what codex wants, where, why, the choices, and how to answer."""
     return "\n\n".join([*_body(question), _how_to_answer(question)])
 
@@ -91,13 +91,13 @@ def _patch(question: PatchQuestion) -> Iterator[str]:
 def _form_question(question: FormQuestion) -> Iterator[str]:
     server, message = one_line(question.server), one_line(question.message)
     match question.subject:
-        case ToolCall(tool, description, arguments):
+        case ToolApproval(tool, description, arguments):
             called = f"the tool {one_line(tool)}" if tool else "a tool"
             yield f"Codex asks to call {called} of the MCP server {server}: {message}"
             yield from _facts(("What it does", description))
             yield "With these arguments:"
             yield fenced(_json(arguments), "json")
-        case Link(url):
+        case UrlRequest(url):
             yield f"The MCP server {server} asks you to open an address: {message}"
             yield fenced(url, "")
         case Form(()):
@@ -115,7 +115,7 @@ def _facts(*facts: tuple[str, str | None]) -> Iterator[str]:
         yield "\n".join(known)
 
 
-def _asked(asked: Asked, number: int | None) -> str:
+def _asked(asked: QuestionField, number: int | None) -> str:
     head = one_line(asked.text) if number is None else f"{number}: {one_line(asked.text)}"
     options = [
         f"   {place}. {one_line(option.label)}" + (f": {one_line(option.description)}" if option.description else "")
@@ -135,16 +135,16 @@ def _field(field: Field) -> str:
 
 def _type_of(field: Field) -> str:
     match field.type:
-        case Words(choices) if choices:
-            return named(choices)
-        case Words(_, shortest, longest, format_):
+        case TextField(choices) if choices:
+            return list_choices(choices)
+        case TextField(_, shortest, longest, format_):
             return f"{format_ or 'text'}{_span(shortest, longest, ' characters')}"
-        case Number(whole, lowest, highest):
+        case NumberField(whole, lowest, highest):
             return f"{'whole number' if whole else 'number'}{_span(lowest, highest, '')}"
-        case YesNo():
+        case BooleanField():
             return "true or false"
-        case Several(choices, fewest, most):
-            return f"list, each {named(choices)}{_span(fewest, most, ' of them')}"
+        case MultiChoice(choices, fewest, most):
+            return f"list, each {list_choices(choices)}{_span(fewest, most, ' of them')}"
         case _:
             assert_never(field.type)
 
@@ -160,7 +160,7 @@ def _how_to_answer(question: Question) -> str:
             return _how_to_choose(asked)
         case FormQuestion(subject=Form(fields)) if fields:
             return _how_to_fill_in(fields, is_yes_or_no(question))
-        case FormQuestion(subject=Link()):
+        case FormQuestion(subject=UrlRequest()):
             return "Answer `yes` when that is done, or `no`."
         case FormQuestion(subject=Form()):
             return "Answer `yes` or `no`."
@@ -182,7 +182,7 @@ def _lasting(question: Question) -> str:
             return "else it ends with this turn"
 
 
-def _how_to_choose(asked: tuple[Asked, ...]) -> str:
+def _how_to_choose(asked: tuple[QuestionField, ...]) -> str:
     if len(asked) > 1:
         lines = "\n".join(f"{number}: {_example(each)}" for number, each in enumerate(asked, 1))
         return f"Answer one line for each question, such as\n\n{fenced(lines, '')}\n\nor `decline`."
@@ -191,7 +191,7 @@ def _how_to_choose(asked: tuple[Asked, ...]) -> str:
     return "Answer in your own words, or `decline`."
 
 
-def _example(asked: Asked) -> str:
+def _example(asked: QuestionField) -> str:
     return one_line(asked.options[0].label) if asked.options else "your words"
 
 
@@ -205,19 +205,19 @@ def _how_to_fill_in(fields: tuple[Field, ...], may_be_empty: bool) -> str:
 
 def _example_value(field: Field) -> JsonValue:
     match field.type:
-        case Words(choices):
+        case TextField(choices):
             return choices[0].value if choices else "…"
-        case Number(_, lowest, highest):
+        case NumberField(_, lowest, highest):
             return next((bound for bound in (lowest, highest) if bound is not None), 1)
-        case YesNo():
+        case BooleanField():
             return True
-        case Several(choices):
+        case MultiChoice(choices):
             return [choices[0].value]
         case _:
             assert_never(field.type)
 
 
-def data_of(question: Question) -> JsonObject:
+def approval_data(question: Question) -> JsonObject:
     """Return what a program reads: `kind`, the question's fields (null where not known), and its `choices`.
 
     In place of choices a question of kind `question` has its options, and a form with fields its schema.
@@ -242,19 +242,19 @@ def data_of(question: Question) -> JsonObject:
     return asked | {"choices": ["approve", *(["approveForSession"] if can_last(question) else []), "decline"]}
 
 
-def _subject_data(subject: Form | ToolCall | Link) -> JsonObject:
+def _subject_data(subject: Form | ToolApproval | UrlRequest) -> JsonObject:
     match subject:
         case Form(_, schema):
             return {"kind": "form", "schema": schema}
-        case ToolCall(tool, description, arguments):
+        case ToolApproval(tool, description, arguments):
             return {"kind": "toolCall", "tool": tool, "description": description, "arguments": arguments}
-        case Link(url):
+        case UrlRequest(url):
             return {"kind": "url", "url": url}
         case _:
             assert_never(subject)
 
 
-def _told(changes: Iterable[Change]) -> Iterator[JsonObject]:
+def _told(changes: Iterable[FilePatch]) -> Iterator[JsonObject]:
     """Yield what a program reads of each change; `diff` is null where there would be too much of it."""
     left = MAX_DIFF_CHARS
     for change in changes:
@@ -264,7 +264,7 @@ def _told(changes: Iterable[Change]) -> Iterator[JsonObject]:
         yield {"path": change.path, "kind": change.kind, "diff": diff if fits else None}
 
 
-def _asked_data(asked: Asked) -> JsonObject:
+def _asked_data(asked: QuestionField) -> JsonObject:
     options: list[JsonValue] = [{"label": each.label, "description": each.description} for each in asked.options]
     return {
         "id": asked.id,

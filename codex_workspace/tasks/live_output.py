@@ -13,7 +13,13 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Struct
 
 from codex_workspace.common.values import JsonObject
-from codex_workspace.protocol.codex_events import CommandFinished, CommandOutput, CommandStarted, DiffUpdated, TurnEvent
+from codex_workspace.protocol.codex_events import (
+    CommandCompleted,
+    CommandOutput,
+    CommandStarted,
+    DiffUpdated,
+    TurnEvent,
+)
 from codex_workspace.protocol.jsonrpc import safe_text
 
 ITEMS: Final = "urn:codex-workspace:items"
@@ -41,7 +47,7 @@ class _Output:
     sent_chars: int = 0
 
 
-class LiveItems:
+class LiveOutput:
     """The live artifacts of one task."""
 
     def __init__(self, task_id: str, context_id: str) -> None:
@@ -69,7 +75,7 @@ class LiveItems:
                 output = self._outputs[item]
                 room = MAX_OUTPUT_CHARS - output.sent_chars - len(output.waiting)
                 output.waiting += text[: max(0, room)]
-            case CommandFinished(item_id=item, output=whole) if item in self._outputs:
+            case CommandCompleted(item_id=item, output=whole) if item in self._outputs:
                 return [self._closed(self._outputs.pop(item), whole or "")]
             case DiffUpdated(diff=diff):
                 self._diff = diff

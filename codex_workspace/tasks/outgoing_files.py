@@ -30,20 +30,20 @@ MAX_SHOWN_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class HandoverBounds:
+class HandoverLimits:
     """How much may be handed over: bytes of one file, and what is left of a task's bytes and files."""
 
     file_bytes: int = 5 << 20
     left_bytes: int = 20 << 20
     left_files: int = 100
 
-    def after(self, file: "HandedFile") -> "HandoverBounds":
+    def after(self, file: "OutgoingFile") -> "HandoverLimits":
         """Return what is left once `file` was handed over."""
         return replace(self, left_bytes=self.left_bytes - len(file.data), left_files=self.left_files - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class HandedFile:
+class OutgoingFile:
     """A file as it was when codex handed it over."""
 
     name: str
@@ -52,7 +52,7 @@ class HandedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class NotHanded:
+class HandoverRefused:
     """Why a file was not handed over, as a sentence for the model."""
 
     sentence: str
@@ -85,8 +85,8 @@ def tool_spec() -> JsonObject:
 
 
 def take(
-    arguments: JsonValue, workspace: Path, bounds: HandoverBounds, cwd: Path | None = None
-) -> HandedFile | NotHanded:
+    arguments: JsonValue, workspace: Path, bounds: HandoverLimits, cwd: Path | None = None
+) -> OutgoingFile | HandoverRefused:
     """Return the file that codex hands over, or why it cannot be. Waits for the disk; call it in a thread.
 
     What is read is the very file that was looked at: a name that changes its meaning meanwhile leads nowhere else.
@@ -105,28 +105,30 @@ def take(
         case {"path": str(path), **rest} if "name" not in rest:
             name = ""
         case _:
-            return NotHanded('The arguments have to be {"path": "…"}, with "name" as a string if at all.')
+            return HandoverRefused('The arguments have to be {"path": "…"}, with "name" as a string if at all.')
     if bounds.left_files < 1:
-        return NotHanded("No more files can be handed over in this task; put the rest into one archive next time.")
+        return HandoverRefused(
+            "No more files can be handed over in this task; put the rest into one archive next time."
+        )
     try:
         with _looked_at(path, cwd or workspace) as found:
             return _inside(workspace, found) or _read(found, path, name, bounds)
     except (OSError, ValueError) as error:
-        return NotHanded(f"{_shown(path)} cannot be handed over: {_reason(error)}.")
+        return HandoverRefused(f"{_shown(path)} cannot be handed over: {_reason(error)}.")
 
 
-def as_artifact(file: HandedFile, number: int) -> Artifact:
+def as_artifact(file: OutgoingFile, number: int) -> Artifact:
     """Return the file as the artifact `file-<number>`, with one part of raw bytes."""
     part = Part(raw=file.data, media_type=file.media_type, filename=file.name)
     return Artifact(artifact_id=f"file-{number}", name=file.name, parts=[part])
 
 
-def result(outcome: HandedFile | NotHanded) -> JsonObject:
+def result(outcome: OutgoingFile | HandoverRefused) -> JsonObject:
     """Return the answer to `item/tool/call`; the model reads its text."""
     match outcome:
-        case HandedFile(name=name, media_type=media_type, data=data):
+        case OutgoingFile(name=name, media_type=media_type, data=data):
             said, success = f"Handed over as {name} ({media_type}, {len(data)} bytes).", True
-        case NotHanded(sentence):
+        case HandoverRefused(sentence):
             said, success = sentence, False
     return {"contentItems": [{"type": "inputText", "text": said}], "success": success}
 
@@ -141,17 +143,19 @@ def _looked_at(path: str, base: Path) -> Iterator[int]:
         os.close(found)
 
 
-def _inside(workspace: Path, found: int) -> NotHanded | None:
+def _inside(workspace: Path, found: int) -> HandoverRefused | None:
     real = Path(os.readlink(f"/proc/self/fd/{found}"))
     if real.is_relative_to(workspace.resolve()):
         return None
-    return NotHanded("Only files inside the workspace can be handed over; copy it there first, if that is right to do.")
+    return HandoverRefused(
+        "Only files inside the workspace can be handed over; copy it there first, if that is right to do."
+    )
 
 
-def _read(found: int, path: str, name: str, bounds: HandoverBounds) -> HandedFile | NotHanded:
+def _read(found: int, path: str, name: str, bounds: HandoverLimits) -> OutgoingFile | HandoverRefused:
     about = os.fstat(found)
     if not stat.S_ISREG(about.st_mode):
-        return NotHanded(f"{_shown(path)} is no file; put a folder into an archive and hand that over.")
+        return HandoverRefused(f"{_shown(path)} is no file; put a folder into an archive and hand that over.")
     most = min(bounds.file_bytes, bounds.left_bytes)
     # One byte more than is allowed: the file may have grown since.
     opened = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -160,10 +164,10 @@ def _read(found: int, path: str, name: str, bounds: HandoverBounds) -> HandedFil
     if about.st_size > most or len(data) > most:
         size = max(about.st_size, len(data))
         if size > bounds.file_bytes:
-            return NotHanded(f"{_shown(path)} has {size} bytes; a file may have {bounds.file_bytes}.")
-        return NotHanded(f"{_shown(path)} has {size} bytes; {bounds.left_bytes} are left for this task.")
+            return HandoverRefused(f"{_shown(path)} has {size} bytes; a file may have {bounds.file_bytes}.")
+        return HandoverRefused(f"{_shown(path)} has {size} bytes; {bounds.left_bytes} are left for this task.")
     shown = clean_name(name) or clean_name(path) or "file"
-    return HandedFile(shown, guess_media_type(shown, data), data)
+    return OutgoingFile(shown, guess_media_type(shown, data), data)
 
 
 def _reason(error: OSError | ValueError) -> str:

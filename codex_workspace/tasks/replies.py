@@ -35,40 +35,40 @@ from google.protobuf.struct_pb2 import Struct, Value
 from codex_workspace.common.a2a_terms import ANSWER, OFFSET
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.codex_events import (
-    Alive,
-    CommandFinished,
+    Activity,
+    CommandCompleted,
     CommandOutput,
     CommandStarted,
     DiffUpdated,
-    Erred,
-    FilesChanged,
-    FilesChanging,
+    ErrorReported,
     ItemStatus,
+    MessageCompleted,
+    MessageDelta,
     MessageStarted,
-    Planned,
-    Reasoned,
+    PatchCompleted,
+    PatchStarted,
+    PlanUpdated,
+    ReasoningCompleted,
     ReasoningDelta,
-    Said,
-    TextDelta,
     ThreadActive,
     ThreadIdle,
-    TokenCount,
-    ToolFinished,
-    ToolStarted,
-    TurnEnded,
+    TokensUpdated,
+    TokenUsage,
+    ToolCallCompleted,
+    ToolCallStarted,
+    TurnCompleted,
     TurnEvent,
     TurnStarted,
-    Unknown,
-    Usage,
-    Warned,
-    WebSearched,
+    UnknownEvent,
+    WarningReported,
+    WebSearchCompleted,
 )
 from codex_workspace.protocol.jsonrpc import safe_text
 from codex_workspace.runtimes import markdown as presentation
-from codex_workspace.runtimes.convert import plan_of, tool_use
+from codex_workspace.runtimes.convert import plan_event, tool_use
 from codex_workspace.runtimes.events import FILES, ToolUse
 from codex_workspace.runtimes.markdown import unified_diff
-from codex_workspace.tasks.live_output import LiveItems
+from codex_workspace.tasks.live_output import LiveOutput
 
 USAGE: Final = "urn:codex-workspace:usage"
 """Metadata key of the terminal status: the turn's tokens, and the thread's."""
@@ -102,7 +102,7 @@ class Reply:
     """
 
     def __init__(
-        self, task_id: str, context_id: str, live: LiveItems | None = None, before: Sequence[Artifact] = ()
+        self, task_id: str, context_id: str, live: LiveOutput | None = None, before: Sequence[Artifact] = ()
     ) -> None:
         self._live = live
         self._task_id = task_id
@@ -181,48 +181,48 @@ class Reply:
 
     def _apply(self, event: TurnEvent, now: float) -> list[A2AEvent]:
         match event:
-            case TextDelta(item_id=item, text=text):
+            case MessageDelta(item_id=item, text=text):
                 return [*self._turn_to(item, None), *self._grown(text, now)]
             case MessageStarted(item_id=item, phase=phase):
                 return self._turn_to(item, phase)
-            case Said(item_id=item, text=text, phase=phase):
+            case MessageCompleted(item_id=item, text=text, phase=phase):
                 out = self._turn_to(item, phase)
                 missing = self._answer.complete(text)
                 return out + (self._remark(self._answer) if phase == "commentary" else self._grown(missing, now))
-            case Reasoned(sections=sections):
+            case ReasoningCompleted(sections=sections):
                 return [self._note("reasoning", section) for section in sections if section.strip()]
-            case FilesChanging():
+            case PatchStarted():
                 return self._remark_on_the_way()
             case CommandStarted(item_id=item, command=command, cwd=cwd):
                 about: JsonObject = {"itemId": item, "command": command, "cwd": cwd, "status": "inProgress"}
                 return [*self._remark_on_the_way(), self._use_note("command", tool_use(event), about)]
-            case CommandFinished():
+            case CommandCompleted():
                 return [self._command_finished(event)]
-            case FilesChanged(changes=changes, status=ItemStatus.COMPLETED):
+            case PatchCompleted(changes=changes, status=ItemStatus.COMPLETED):
                 self._patches += 1
                 part = Part(text=safe_text(unified_diff(changes)), media_type="text/x-diff")
                 told = presentation.markdown(tool_use(event))
                 return [self._artifact(f"patch-{self._patches}", [part], last=True, description=told)]
-            case FilesChanged():
+            case PatchCompleted():
                 return [self._files_not_changed(event)]
-            case ToolStarted(item_id=item, tool=tool, server=server, arguments=arguments):
+            case ToolCallStarted(item_id=item, tool=tool, server=server, arguments=arguments):
                 about = {"itemId": item, "tool": tool, "server": server, "status": "inProgress"}
                 about["input"] = _bounded(arguments)
                 return [*self._remark_on_the_way(), self._use_note("tool", tool_use(event), about)]
-            case ToolFinished():
+            case ToolCallCompleted():
                 return [self._tool_finished(event)]
-            case WebSearched(item_id=item, query=query):
+            case WebSearchCompleted(item_id=item, query=query):
                 told = presentation.markdown(tool_use(event))
                 return [self._markdown_note("search", told, {"itemId": item, "query": presentation.shortened(query)})]
-            case Planned(steps=steps, explanation=explanation):
+            case PlanUpdated(steps=steps, explanation=explanation):
                 plan: JsonObject = {
                     "explanation": explanation,
                     "steps": [{"step": step.text, "status": step.status} for step in steps],
                 }
-                told = presentation.markdown(plan_of(event))
+                told = presentation.markdown(plan_event(event))
                 part = Part(data=ParseDict(_safe(plan), Value()))
                 return [self._artifact("plan", [part], last=True, description=told)]
-            case Warned(message=message, will_retry=will_retry):
+            case WarningReported(message=message, will_retry=will_retry):
                 if will_retry:
                     self._answer.start_over()
                 return [self.notice(message)]
@@ -231,13 +231,13 @@ class Reply:
                 | ReasoningDelta()
                 | CommandOutput()
                 | DiffUpdated()
-                | Usage()
-                | Erred()
+                | TokensUpdated()
+                | ErrorReported()
                 | ThreadIdle()
                 | ThreadActive()
-                | TurnEnded()
-                | Alive()
-                | Unknown()
+                | TurnCompleted()
+                | Activity()
+                | UnknownEvent()
             ):
                 return []
 
@@ -286,7 +286,7 @@ class Reply:
 
     def close(self, outcome: Outcome, final: str | None = None) -> list[A2AEvent]:
         """Return the answer's closing update and the terminal status."""
-        return closing(self.ended(outcome, final))
+        return closing_events(self.ended(outcome, final))
 
     def _turn_to(self, item: str, phase: str | None) -> list[A2AEvent]:
         """Begin with another message: the one before it was not the answer, and becomes a remark on the way."""
@@ -311,7 +311,7 @@ class Reply:
         due = self._answer.due
         return self.flush(now) if due is not None and now >= due else []
 
-    def _command_finished(self, event: CommandFinished) -> TaskStatusUpdateEvent:
+    def _command_finished(self, event: CommandCompleted) -> TaskStatusUpdateEvent:
         about: JsonObject = {
             "itemId": event.item_id,
             "command": event.command,
@@ -326,7 +326,7 @@ class Reply:
         result = presentation.result(event.output or "", is_error=code != 0, exit_code=code, failed=failed)
         return self._result_note("command", tool_use(event), result, about)
 
-    def _tool_finished(self, event: ToolFinished) -> TaskStatusUpdateEvent:
+    def _tool_finished(self, event: ToolCallCompleted) -> TaskStatusUpdateEvent:
         about: JsonObject = {
             "itemId": event.item_id,
             "tool": event.tool,
@@ -339,7 +339,7 @@ class Reply:
         result = presentation.result(event.result, is_error=event.is_error)
         return self._result_note("tool", replace(tool_use(event), input={}), result, about)
 
-    def _files_not_changed(self, event: FilesChanged) -> TaskStatusUpdateEvent:
+    def _files_not_changed(self, event: PatchCompleted) -> TaskStatusUpdateEvent:
         why = f"No file was changed ({event.status})."
         about: JsonObject = {
             "itemId": event.item_id,
@@ -463,12 +463,12 @@ class _Answer:
         return waiting, offset
 
 
-def closing(ended: Task) -> list[A2AEvent]:
+def closing_events(ended: Task) -> list[A2AEvent]:
     """Return the last events of a task whose readers have seen the rest: the whole answer, and the terminal status."""
-    return [event for event in replayed(ended) if not _is_side_artifact(event)]
+    return [event for event in replay_events(ended) if not _is_side_artifact(event)]
 
 
-def replayed(ended: Task) -> list[A2AEvent]:
+def replay_events(ended: Task) -> list[A2AEvent]:
     """Return the events that bring a task to its kept end, whatever of them its readers have seen already."""
     artifacts = [
         TaskArtifactUpdateEvent(task_id=ended.id, context_id=ended.context_id, artifact=artifact, last_chunk=True)
@@ -483,12 +483,12 @@ def _is_side_artifact(event: A2AEvent) -> bool:
     return isinstance(event, TaskArtifactUpdateEvent) and event.artifact.artifact_id != ANSWER
 
 
-def answer_in(ended: Task) -> str:
+def answer_text(ended: Task) -> str:
     """Return what the agent has said in a task that ended."""
     return "".join(part.text for each in ended.artifacts if each.artifact_id == ANSWER for part in each.parts)
 
 
-def usage_metadata(turn: TokenCount | None, thread: TokenCount | None) -> JsonObject:
+def usage_metadata(turn: TokenUsage | None, thread: TokenUsage | None) -> JsonObject:
     """Return the terminal status's metadata for token counts: whole numbers, absent where codex told none."""
     counts: JsonObject = {}
     if turn is not None:
@@ -498,7 +498,7 @@ def usage_metadata(turn: TokenCount | None, thread: TokenCount | None) -> JsonOb
     return {USAGE: counts} if counts else {}
 
 
-def _counts(count: TokenCount) -> JsonObject:
+def _counts(count: TokenUsage) -> JsonObject:
     return {
         "totalTokens": count.total,
         "inputTokens": count.input,

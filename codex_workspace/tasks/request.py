@@ -17,17 +17,17 @@ import anyio
 from a2a.types import Message, Part
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import InputRefused
-from codex_workspace.common.redact import Scrubber
-from codex_workspace.common.safe_http import Failed, Fetched, Refused
+from codex_workspace.common.redact import Redactor
+from codex_workspace.common.safe_http import Fetched, RequestFailed, ResponseRejected
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.server_requests import NOBODY_TO_ASK
+from codex_workspace.protocol.server_requests import DECLINED_REASON
 from codex_workspace.runtimes.backend import DynamicToolCall, TurnOptions
 from codex_workspace.tasks import incoming_files as attachments
 from codex_workspace.tasks import outgoing_files as handover
-from codex_workspace.tasks.answering import Order
-from codex_workspace.tasks.outgoing_files import HandedFile, HandoverBounds
+from codex_workspace.tasks.answering import TurnRequest
+from codex_workspace.tasks.outgoing_files import HandoverLimits, OutgoingFile
 from codex_workspace.tasks.parts import IMAGE_MODES, PartLimits, image_type, image_urls, read_parts
 from codex_workspace.tasks.replies import A2AEvent, Reply
 from codex_workspace.tasks.scheduling import MidTurn
@@ -52,7 +52,7 @@ class Wishes:
     mid_turn: MidTurn
 
 
-def read_wishes(metadata: JsonObject, workspace: Path, usual: MidTurn) -> Wishes:
+def read_turn_options(metadata: JsonObject, workspace: Path, usual: MidTurn) -> Wishes:
     """Return what a message's metadata ask for; `usual` is what becomes of it where it does not say.
 
     Raises:
@@ -135,12 +135,12 @@ NO_STEERING: Final = (
     "place (interrupt)."
 )
 
-Fetch = Callable[[str, int], Awaitable[Fetched | Failed | Refused]]
+Fetch = Callable[[str, int], Awaitable[Fetched | RequestFailed | ResponseRejected]]
 """Gets what stands at a URL, of at most so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class OrderReader:
+class RequestReader:
     """Reads messages for one workspace.
 
     mid_turn: what becomes of a message that comes while a turn of its context is at work and does not say itself.
@@ -153,19 +153,19 @@ class OrderReader:
     workspace: Path
     mid_turn: MidTurn = MidTurn.QUEUE
     parts: PartLimits = field(default_factory=PartLimits)
-    files: HandoverBounds = field(default_factory=HandoverBounds)
+    files: HandoverLimits = field(default_factory=HandoverLimits)
     fetch: Fetch | None = None
-    scrub: Scrubber = field(default_factory=Scrubber)
+    scrub: Redactor = field(default_factory=Redactor)
     steers: bool = True
 
-    async def read(self, message: Message, task_id: str) -> Order:
+    async def read(self, message: Message, task_id: str) -> TurnRequest:
         """Return what a message wants; its larger files are in the workspace then.
 
         Raises:
             InputRefused: a part cannot be taken, or a wish not be granted.
             AttachmentsNotWritten: a file cannot be laid down.
         """
-        wishes = read_wishes(MessageToDict(message.metadata), self.workspace, self.mid_turn)
+        wishes = read_turn_options(MessageToDict(message.metadata), self.workspace, self.mid_turn)
         if wishes.mid_turn is MidTurn.STEER and not self.steers:
             raise InputRefused(NO_STEERING)
         said = read_parts(await self._with_images(message.parts), self.parts)
@@ -173,7 +173,7 @@ class OrderReader:
         told = ""
         if said.attachments:
             told = await anyio.to_thread.run_sync(attachments.write, self.workspace, task_id, said.attachments, cwd)
-        return Order(said.items(told, self.parts.max_text_chars), said.text, wishes.options, wishes.mid_turn)
+        return TurnRequest(said.items(told, self.parts.max_text_chars), said.text, wishes.options, wishes.mid_turn)
 
     async def _with_images(self, parts: Sequence[Part]) -> list[Part]:
         """Return the parts with the bytes of the images that they only name."""
@@ -181,7 +181,7 @@ class OrderReader:
         urls = image_urls(parts[: self.parts.max_parts])
         if self.fetch is None or not urls:
             return whole
-        async with plain_task_group() as tasks:
+        async with task_group() as tasks:
             for number, url in urls.items():
                 tasks.start_soon(self._put_image, whole, number, url, self.fetch)
         return whole
@@ -200,7 +200,7 @@ class OrderReader:
     async def serve(self, call: DynamicToolCall, reply: Reply, cwd: Path | None) -> tuple[JsonObject, list[A2AEvent]]:
         """Do what the model calls a tool for: the result for codex, and what goes out."""
         if call.tool != handover.TOOL:
-            return handover.result(handover.NotHanded(NOBODY_TO_ASK)), []
+            return handover.result(handover.HandoverRefused(DECLINED_REASON)), []
         handed = reply.files
         left = replace(
             self.files,
@@ -208,9 +208,9 @@ class OrderReader:
             left_files=self.files.left_files - len(handed),
         )
         outcome = await anyio.to_thread.run_sync(handover.take, call.arguments, self.workspace, left, cwd)
-        if isinstance(outcome, HandedFile) and self.scrub.is_in(outcome.data):
-            outcome = handover.NotHanded(HOLDS_A_SECRET)
-        if not isinstance(outcome, HandedFile):
+        if isinstance(outcome, OutgoingFile) and self.scrub.is_in(outcome.data):
+            outcome = handover.HandoverRefused(HOLDS_A_SECRET)
+        if not isinstance(outcome, OutgoingFile):
             logger.info("a file was not handed over: %s", outcome.sentence)
             return handover.result(outcome), []
         artifact = handover.as_artifact(outcome, len(handed) + 1)

@@ -35,19 +35,19 @@ class MidTurn(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierMessage:
     """A message that was answered in part, or not at all."""
 
     text: str
     partial_answer: str
 
 
-def in_place_of(earlier: Sequence[Earlier]) -> str:
+def superseding_prompt(earlier: Sequence[EarlierMessage]) -> str:
     """Return what a newer message begins with, so that nothing of the earlier ones is lost with their turns."""
     return "\n\n".join([*(_story(each) for each in earlier), "The newer message, which goes before:"])
 
 
-def _story(each: Earlier) -> str:
+def _story(each: EarlierMessage) -> str:
     told = f"An earlier message was interrupted by a newer one. It said:\n\n{each.text}"
     return (
         f"{told}\n\nOf your answer to it, this much was said:\n\n{each.partial_answer}" if each.partial_answer else told
@@ -69,7 +69,7 @@ REMEMBERED_TURNS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class QueueLimits:
     """At most so many messages wait in one context and in all; so many turns run at a time."""
 
     waiting_per_context: int = 50
@@ -77,7 +77,7 @@ class Bounds:
     running_turns: int = 16
 
 
-class Busy(AgentError):
+class QueueFull(AgentError):
     """There is no place for a further message; in `retry_after_s` seconds there may be one."""
 
     def __init__(self, what_is_full: str, retry_after_s: int) -> None:
@@ -96,7 +96,7 @@ _WAITING: Final = (_Phase.PROMISED, _Phase.WAITING)
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class QueueSlot:
     """The place of one message."""
 
     owner: str
@@ -106,15 +106,15 @@ class Place:
 
 
 @dataclass(slots=True)
-class Admission:
+class AdmissionControl:
     """Counts the messages and turns of this process, and refuses messages beyond the bounds.
 
     A message is known by its owner and a name that is the owner's own: its message id.
     """
 
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: QueueLimits = field(default_factory=QueueLimits)
     clock: Callable[[], float] = anyio.current_time
-    _places: dict[tuple[str, str], Place] = field(default_factory=dict)
+    _places: dict[tuple[str, str], QueueSlot] = field(default_factory=dict)
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_TURNS))
     _slots: anyio.Semaphore = field(init=False)
 
@@ -152,7 +152,7 @@ class Admission:
             return
         self._forget_broken_promises()
         self._check(owner, context_id)
-        place = self._places[key] = Place(owner, context_id, _Phase.PROMISED, self.clock())
+        place = self._places[key] = QueueSlot(owner, context_id, _Phase.PROMISED, self.clock())
         try:
             yield
         except BaseException:
@@ -161,9 +161,9 @@ class Admission:
             raise
 
     @contextmanager
-    def claim(self, owner: str, context_id: str, message: str) -> Iterator[Place]:
+    def claim(self, owner: str, context_id: str, message: str) -> Iterator[QueueSlot]:
         """Take a message's place, promised or not, for as long as the block is open."""
-        place = Place(owner, context_id, _Phase.WAITING, self.clock())
+        place = QueueSlot(owner, context_id, _Phase.WAITING, self.clock())
         self._places[owner, message] = place
         try:
             yield place
@@ -172,7 +172,7 @@ class Admission:
                 del self._places[owner, message]
 
     @asynccontextmanager
-    async def turn(self, place: Place) -> AsyncIterator[None]:
+    async def turn(self, place: QueueSlot) -> AsyncIterator[None]:
         """Wait, first come first served, until a further turn may run; it is counted until the block is left."""
         await self._slots.acquire()
         place.phase, place.since = _Phase.RUNNING, self.clock()
@@ -182,19 +182,19 @@ class Admission:
             if place.phase is _Phase.RUNNING:
                 self._give_back(place)
 
-    def step_aside(self, place: Place) -> None:
+    def step_aside(self, place: QueueSlot) -> None:
         """Let another turn run while a person is asked; nothing to do for a place that has done so."""
         if place.phase is _Phase.RUNNING:
             self._give_back(place)
             place.phase = _Phase.ASKING
 
-    async def step_back(self, place: Place) -> None:
+    async def step_back(self, place: QueueSlot) -> None:
         """Wait until the turn may run again; nothing to do for a place that runs."""
         if place.phase is _Phase.ASKING:
             await self._slots.acquire()
             place.phase, place.since = _Phase.RUNNING, self.clock()
 
-    def _give_back(self, place: Place) -> None:
+    def _give_back(self, place: QueueSlot) -> None:
         self._durations.append(self.clock() - place.since)
         self._slots.release()
 
@@ -208,10 +208,10 @@ class Admission:
         waiting = [place for place in self._places.values() if place.phase in _WAITING]
         if len(waiting) >= self.bounds.waiting:
             lanes = self.bounds.running_turns
-            raise Busy(f"as many messages wait as may ({len(waiting)})", self._retry_after_s(lanes))
+            raise QueueFull(f"as many messages wait as may ({len(waiting)})", self._retry_after_s(lanes))
         in_context = sum(place.owner == owner and place.context_id == context_id for place in waiting)
         if in_context >= self.bounds.waiting_per_context:
-            raise Busy(f"as many messages wait in this context as may ({in_context})", self._retry_after_s(1))
+            raise QueueFull(f"as many messages wait in this context as may ({in_context})", self._retry_after_s(1))
 
     def _retry_after_s(self, lanes: int) -> int:
         """Return in how many seconds one of `lanes` turns that run side by side will have ended."""
@@ -219,5 +219,5 @@ class Admission:
         return max(MIN_RETRY_S, min(MAX_RETRY_S, math.ceil(turn_s / lanes)))
 
 
-def _is_broken(place: Place, too_old: float) -> bool:
+def _is_broken(place: QueueSlot, too_old: float) -> bool:
     return place.phase is _Phase.PROMISED and place.since <= too_old

@@ -12,20 +12,20 @@ import anyio
 
 from codex_workspace.common.a2a_terms import HEADERS
 from codex_workspace.common.logs import IdName, identified
-from codex_workspace.common.metrics import Metrics, TaskOutcome, Tokens, TurnOutcome
+from codex_workspace.common.metrics import Metrics, TaskOutcome, TokenTotals, TurnOutcome
 from codex_workspace.common.tracing import NO_TRACER, REQUEST_SPAN, Attributes, Kind, Span, Tracer
 from codex_workspace.protocol.codex_events import (
-    CommandFinished,
+    CommandCompleted,
     CommandStarted,
-    FilesChanged,
-    FilesChanging,
     ItemStatus,
-    Said,
-    TextDelta,
-    ToolFinished,
-    ToolStarted,
+    MessageCompleted,
+    MessageDelta,
+    PatchCompleted,
+    PatchStarted,
+    ToolCallCompleted,
+    ToolCallStarted,
     TurnEvent,
-    WebSearched,
+    WebSearchCompleted,
 )
 from codex_workspace.runtimes.backend import TurnInfo
 
@@ -41,7 +41,7 @@ class Telemetry:
     clock: Callable[[], float] = anyio.current_time
 
     @contextmanager
-    def message(self, task_id: str, context_id: str, request: Mapping[str, object]) -> Iterator["MessageWatch"]:
+    def message(self, task_id: str, context_id: str, request: Mapping[str, object]) -> Iterator["MessageTelemetry"]:
         """Watch a message while the block is open; `request` is the state of the call context that it came with."""
         about: Attributes = {"a2a.task.id": task_id, "a2a.context.id": context_id}
         caller, headers = request.get(REQUEST_SPAN), request.get(HEADERS)
@@ -54,10 +54,10 @@ class Telemetry:
         if span.trace_id is not None:
             ids["trace"] = span.trace_id
         with identified(ids), span:
-            yield MessageWatch(self, span)
+            yield MessageTelemetry(self, span)
 
 
-class MessageWatch:
+class MessageTelemetry:
     """A message that is watched."""
 
     def __init__(self, telemetry: Telemetry, span: Span) -> None:
@@ -73,11 +73,11 @@ class MessageWatch:
         self._telemetry.metrics.waited(self._telemetry.clock() - since)
 
     @contextmanager
-    def turn(self) -> Iterator["TurnWatch"]:
+    def turn(self) -> Iterator["TurnTelemetry"]:
         """A turn is begun for it, and over when the block is left."""
         about: Attributes = {"gen_ai.operation.name": "invoke_agent"}
         with self._span.child("turn", about) as span, ExitStack() as ids:
-            watch = TurnWatch(self._telemetry, span, ids)
+            watch = TurnTelemetry(self._telemetry, span, ids)
             try:
                 yield watch
             finally:
@@ -89,7 +89,7 @@ class MessageWatch:
         self._span.set({"a2a.task.state": outcome})
 
 
-class TurnWatch:
+class TurnTelemetry:
     """A turn that is watched, from before codex takes it on; `ids` ends when nobody follows it any more."""
 
     def __init__(self, telemetry: Telemetry, span: Span, ids: ExitStack) -> None:
@@ -110,24 +110,24 @@ class TurnWatch:
     def see(self, event: TurnEvent) -> None:
         """Take note of what happens in it; called for every delta, so the most frequent comes first."""
         match event:
-            case TextDelta() | Said():
+            case MessageDelta() | MessageCompleted():
                 if not self._has_text:
                     self._has_text = True
                     self._telemetry.metrics.first_text(self._telemetry.clock() - self._since)
             case CommandStarted(item_id, command, cwd):
                 self._begin(item_id, "command", {"codex.command": command, "codex.cwd": cwd})
-            case CommandFinished(item_id, exit_code=exit_code, status=status):
+            case CommandCompleted(item_id, exit_code=exit_code, status=status):
                 self._end(item_id, status, {} if exit_code is None else {"process.exit.code": exit_code})
-            case ToolStarted(item_id, server, tool):
+            case ToolCallStarted(item_id, server, tool):
                 about: Attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
                 self._begin(item_id, "tool", about if server is None else {**about, "codex.mcp.server": server})
-            case ToolFinished(item_id, is_error=is_error, status=status):
+            case ToolCallCompleted(item_id, is_error=is_error, status=status):
                 self._end(item_id, ItemStatus.FAILED if is_error else status, {})
-            case FilesChanging(item_id, changes):
+            case PatchStarted(item_id, changes):
                 self._begin(item_id, "file change", {"codex.files": len(changes)})
-            case FilesChanged(item_id, status=status):
+            case PatchCompleted(item_id, status=status):
                 self._end(item_id, status, {})
-            case WebSearched(item_id):
+            case WebSearchCompleted(item_id):
                 self._begin(item_id, "web search", {})
                 self._end(item_id, ItemStatus.COMPLETED, {})
             case _:
@@ -166,11 +166,11 @@ def _outcome(turn: TurnInfo | None) -> TurnOutcome:
     return TurnOutcome.CUT_OFF if turn.ended is None else TurnOutcome(turn.ended.status)
 
 
-def _tokens(turn: TurnInfo | None) -> Tokens:
+def _tokens(turn: TurnInfo | None) -> TokenTotals:
     used = turn.usage if turn is not None else None
     if used is None:
-        return Tokens()
-    return Tokens(
+        return TokenTotals()
+    return TokenTotals(
         input=used.input - used.cached_input,
         cached_input=used.cached_input,
         output=used.output - used.reasoning_output,

@@ -15,13 +15,13 @@ from codex_workspace.backends.codex_exec.turn import ExecTurn
 from codex_workspace.common.values import JsonObject
 from codex_workspace.runtimes.backend import DynamicToolCall
 from codex_workspace.tasks.outgoing_files import TOOL
-from codex_workspace.tools.interface import Caller, ToolRefused
+from codex_workspace.tools.interface import ToolCaller, ToolRefused
 
 NO_TURN: Final = "There is no message at work here any more, so there is nobody to hand a file to."
 
 
 @dataclass(slots=True)
-class Expected:
+class ExpectedTurn:
     """A turn that is about to begin; `turn` is None until it has, and where it never does."""
 
     turn: ExecTurn | None = None
@@ -33,16 +33,16 @@ class Expected:
         self.is_known.set()
 
 
-class Errands:
+class FileRequests:
     """The running turns, by on whose behalf they work; each caller has one at a time."""
 
     def __init__(self) -> None:
-        self._turns: dict[Caller, Expected] = {}
+        self._turns: dict[ToolCaller, ExpectedTurn] = {}
 
     @contextmanager
-    def expecting(self, caller: Caller) -> Iterator[Expected]:
+    def expecting(self, caller: ToolCaller) -> Iterator[ExpectedTurn]:
         """Let calls of `caller` wait for a turn, which the block begins; they are refused once it is left."""
-        expected = self._turns[caller] = Expected()
+        expected = self._turns[caller] = ExpectedTurn()
         try:
             yield expected
         finally:
@@ -51,7 +51,7 @@ class Errands:
             if expected.turn is not None:
                 expected.turn.leave()
 
-    async def hand_over(self, caller: Caller, arguments: JsonObject) -> str:
+    async def hand_over(self, caller: ToolCaller, arguments: JsonObject) -> str:
         """Hand a file to whoever sent the caller's message; return what the model is told.
 
         Raises:

@@ -20,7 +20,7 @@ class ToolRefused(AgentError):
     """A tool cannot do what the model asked for; the sentence is for the model, and holds no words of a peer's."""
 
 
-class Progress(StrEnum):
+class PeerTaskState(StrEnum):
     """How far a peer is with what it was given."""
 
     DONE = "done"
@@ -31,7 +31,7 @@ class Progress(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Handle:
+class PeerTaskHandle:
     """One piece of work at a peer; as text `peer:task`."""
 
     peer: str
@@ -41,7 +41,7 @@ class Handle:
         return f"{self.peer}:{self.task}"
 
     @classmethod
-    def read(cls, text: str) -> "Handle":
+    def read(cls, text: str) -> "PeerTaskHandle":
         """Read what `str` gave.
 
         Raises:
@@ -54,7 +54,7 @@ class Handle:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerAbout:
+class PeerInfo:
     """A peer that may be given work.
 
     name: how the tools name it. described: the operator's words. problem: why it cannot be asked at the moment.
@@ -68,41 +68,41 @@ class PeerAbout:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PeerTaskReport:
     """How far a piece of work is. `said`: the peer's words. `handle`: None where there is nothing to ask about later.
 
     note: what is to be added in our own words.
     """
 
     peer: str
-    progress: Progress
+    progress: PeerTaskState
     said: str = ""
-    handle: Handle | None = None
+    handle: PeerTaskHandle | None = None
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ToolCaller:
     """On whose behalf a tool is called: the owner of the conversation, and its context."""
 
     owner: str
     context_id: str
 
 
-class Work(Protocol):
+class PeerTasks(Protocol):
     """Gives work to peers."""
 
-    async def peers(self) -> Sequence[PeerAbout]:
+    async def peers(self) -> Sequence[PeerInfo]:
         """Return the peers that may be given work."""
 
-    async def delegate(self, peer: str, task: str, wait_s: float, continues: Handle | None) -> Report:
+    async def delegate(self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None) -> PeerTaskReport:
         """Give a peer work, or with `continues` say more to it; wait at most `wait_s` seconds for what comes of it.
 
         Raises:
             ToolRefused: there is no such peer, or it does not take it.
         """
 
-    async def check(self, handle: Handle, wait_s: float) -> Report:
+    async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport:
         """Tell how far a piece of work is; wait at most `wait_s` seconds for its end.
 
         Raises:
@@ -110,23 +110,23 @@ class Work(Protocol):
         """
 
 
-class Recollection(Protocol):
+class MemoryTool(Protocol):
     """Remembers."""
 
-    async def commit(self, caller: Caller, content: str) -> None:
+    async def commit(self, caller: ToolCaller, content: str) -> None:
         """Keep a text; it is durable on return."""
 
-    async def recall(self, caller: Caller, query: str, limit: int) -> Sequence[Memory]:
+    async def recall(self, caller: ToolCaller, query: str, limit: int) -> Sequence[Memory]:
         """Return what is remembered of `query`, the best first."""
 
-    async def history(self, caller: Caller, limit: int) -> Sequence[Exchange]:
+    async def history(self, caller: ToolCaller, limit: int) -> Sequence[Exchange]:
         """Return what was said lately, oldest first."""
 
 
-class Speaker(Protocol):
+class UserNotifier(Protocol):
     """Reaches the user beside the answer."""
 
-    async def tell_user(self, caller: Caller, text: str) -> None:
+    async def tell_user(self, caller: ToolCaller, text: str) -> None:
         """Send the user a message now.
 
         Raises:
@@ -134,10 +134,10 @@ class Speaker(Protocol):
         """
 
 
-class Handover(Protocol):
+class FileHandover(Protocol):
     """Hands files over to whoever sent the message that a caller works on."""
 
-    async def hand_over(self, caller: Caller, arguments: JsonObject) -> str:
+    async def hand_over(self, caller: ToolCaller, arguments: JsonObject) -> str:
         """Hand over the file that `arguments` name; return what the model is told of it.
 
         Raises:
@@ -152,7 +152,7 @@ class Toolbox:
     speaker: None where a user can be reached by answers only. handover: None where codex has another tool for it.
     """
 
-    work: Work
-    recollection: Recollection
-    speaker: Speaker | None = None
-    handover: Handover | None = None
+    work: PeerTasks
+    recollection: MemoryTool
+    speaker: UserNotifier | None = None
+    handover: FileHandover | None = None

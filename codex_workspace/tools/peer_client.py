@@ -32,10 +32,10 @@ from a2a.types import (
 from a2a.utils.constants import TransportProtocol
 from a2a.utils.errors import A2AError
 
-from codex_workspace.common.a2a_terms import ASKING, AT_WORK
-from codex_workspace.common.safe_http import USER_AGENT, AllowList, Guard, GuardedNetwork, TargetRefused
+from codex_workspace.common.a2a_terms import AWAITING_INPUT, WORKING
+from codex_workspace.common.safe_http import USER_AGENT, AddressGuard, AllowList, GuardedNetwork, TargetRefused
 from codex_workspace.config.peers import Peer
-from codex_workspace.tools.interface import Handle, PeerAbout, Progress, Report, ToolRefused
+from codex_workspace.tools.interface import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState, ToolRefused
 
 logger = logging.getLogger(__name__)
 
@@ -61,34 +61,34 @@ _TASK_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _BINDINGS: Final = (TransportProtocol.JSONRPC.value, TransportProtocol.HTTP_JSON.value)
 
 
-class PeerCalls:
+class PeerClient:
     """Gives work to the peers of config.yaml."""
 
     def __init__(self, peers: Iterable[Peer]) -> None:
         self._peers: Final[Mapping[str, Peer]] = {peer.name: peer for peer in peers}
 
-    async def peers(self) -> list[PeerAbout]:
+    async def peers(self) -> list[PeerInfo]:
         """Return all peers, each with what its card says of it, or why there is none to be had."""
-        found: dict[str, PeerAbout] = {}
+        found: dict[str, PeerInfo] = {}
 
         async def look(peer: Peer) -> None:
             try:
                 async with _line(peer) as http:
                     card = await _card(http, peer)
-                    found[peer.name] = PeerAbout(peer.name, peer.description, says=_introduction(card))
+                    found[peer.name] = PeerInfo(peer.name, peer.description, says=_introduction(card))
             except ToolRefused as error:
-                found[peer.name] = PeerAbout(peer.name, peer.description, problem=str(error))
+                found[peer.name] = PeerInfo(peer.name, peer.description, problem=str(error))
             except Exception:
                 # One peer's oddity must not take the others' cards with it.
                 logger.exception("the card of the peer %s cannot be read", peer.name)
-                found[peer.name] = PeerAbout(peer.name, peer.description, problem=f"The peer {peer.name} {NOT_A2A}.")
+                found[peer.name] = PeerInfo(peer.name, peer.description, problem=f"The peer {peer.name} {NOT_A2A}.")
 
         async with anyio.create_task_group() as tasks:
             for peer in self._peers.values():
                 tasks.start_soon(look, peer)
         return [found[name] for name in self._peers]
 
-    async def delegate(self, peer: str, task: str, wait_s: float, continues: Handle | None) -> Report:
+    async def delegate(self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None) -> PeerTaskReport:
         """Send `task` to a peer, and wait for its end; see `toolbox.Work`."""
         known = self._known(peer)
         if continues is not None and continues.peer != peer:
@@ -104,10 +104,10 @@ class PeerCalls:
             # A peer that answers only when all is done is given that time.
             answer = await _sent(client, request, max(REQUEST_S, wait_s))
             if isinstance(answer, Message):
-                return Report(peer, Progress.DONE, _text(answer.parts))
+                return PeerTaskReport(peer, PeerTaskState.DONE, _text(answer.parts))
             return await _followed(client, peer, answer, until)
 
-    async def check(self, handle: Handle, wait_s: float) -> Report:
+    async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport:
         """Ask a peer how far a task is, until it has ended; see `toolbox.Work`."""
         known = self._known(handle.peer)
         until = anyio.current_time() + wait_s
@@ -174,15 +174,15 @@ async def _sent(client: Client, request: SendMessageRequest, timeout_s: float) -
     raise ValueError("its answer is neither a task nor a message")
 
 
-async def _task(client: Client, handle: Handle) -> Task:
+async def _task(client: Client, handle: PeerTaskHandle) -> Task:
     return await client.get_task(GetTaskRequest(id=handle.task))
 
 
-async def _followed(client: Client, peer: str, task: Task, until: float) -> Report:
+async def _followed(client: Client, peer: str, task: Task, until: float) -> PeerTaskReport:
     """Ask for the task until it waits for nobody but us, or the time is over."""
     pause_s = FIRST_POLL_S
     handle = _handle(peer, task)
-    while task.status.state in AT_WORK and handle is not None:
+    while task.status.state in WORKING and handle is not None:
         left_s = until - anyio.current_time()
         if left_s <= 0:
             break
@@ -194,25 +194,27 @@ async def _followed(client: Client, peer: str, task: Task, until: float) -> Repo
             if not _may_pass(error):
                 raise
             if anyio.current_time() >= until:
-                return Report(peer, Progress.UNREACHABLE, handle=handle, note=f"The peer {_problem(error)}.")
+                return PeerTaskReport(
+                    peer, PeerTaskState.UNREACHABLE, handle=handle, note=f"The peer {_problem(error)}."
+                )
     return _report(peer, task, handle)
 
 
-def _handle(peer: str, task: Task) -> Handle | None:
-    return Handle(peer, task.id) if _TASK_ID.fullmatch(task.id) else None
+def _handle(peer: str, task: Task) -> PeerTaskHandle | None:
+    return PeerTaskHandle(peer, task.id) if _TASK_ID.fullmatch(task.id) else None
 
 
-def _report(peer: str, task: Task, handle: Handle | None) -> Report:
+def _report(peer: str, task: Task, handle: PeerTaskHandle | None) -> PeerTaskReport:
     results = [_artifact(list(artifact.parts), artifact.name) for artifact in task.artifacts]
     said = "\n".join(text for text in (*results, _text(task.status.message.parts)) if text)
-    if task.status.state in AT_WORK:
-        return Report(peer, Progress.WORKING, said, handle)
-    if task.status.state in ASKING:
-        return Report(peer, Progress.ASKING, said, handle)
+    if task.status.state in WORKING:
+        return PeerTaskReport(peer, PeerTaskState.WORKING, said, handle)
+    if task.status.state in AWAITING_INPUT:
+        return PeerTaskReport(peer, PeerTaskState.ASKING, said, handle)
     if task.status.state == TaskState.TASK_STATE_COMPLETED:
-        return Report(peer, Progress.DONE, said)
+        return PeerTaskReport(peer, PeerTaskState.DONE, said)
     state = TaskState.Name(task.status.state).removeprefix("TASK_STATE_").lower()
-    return Report(peer, Progress.FAILED, said, note=f"The task's state is {state}.")
+    return PeerTaskReport(peer, PeerTaskState.FAILED, said, note=f"The task's state is {state}.")
 
 
 def _artifact(parts: list[Part], name: str) -> str:
@@ -273,7 +275,7 @@ class PeerTransport(httpx.AsyncBaseTransport):
 
     def __init__(self, peer: Peer) -> None:
         self._origin = _origin(httpx.URL(peer.url))
-        guard = Guard(_ANYWHERE if peer.allow_private else AllowList())
+        guard = AddressGuard(_ANYWHERE if peer.allow_private else AllowList())
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=_tls() if self._origin[0] == "https" else None,
             network_backend=GuardedNetwork(guard, CONNECT_S),

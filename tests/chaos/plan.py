@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from codex_workspace.devkit.model import Cut, Failed, Fault, HttpFault
+from codex_workspace.devkit.model import ConnectionCut, Fault, HttpFault, ResponseFailed
 
 
 class Way(StrEnum):
@@ -63,8 +63,8 @@ WEIGHTS: Final = {
 OUTAGES: Final[tuple[Fault, ...]] = (
     HttpFault(500, None, "down", None),
     HttpFault(429, "rate_limit_exceeded", "slow down", None),
-    Failed("server_error", "down"),
-    Cut(),
+    ResponseFailed("server_error", "down"),
+    ConnectionCut(),
 )
 
 LONGEST_DELAY_S: Final = 1.5

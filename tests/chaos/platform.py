@@ -22,7 +22,7 @@ import anyio
 
 from codex_workspace.common.values import JsonObject
 from codex_workspace.devkit.model import scripted_model
-from codex_workspace.devkit.platform.app import Options, StandIn, running_stand_in
+from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.devkit.platform.faults import Faults
 from tests.chaos.supervised import Supervised, end_family, free_port, supervised
 from tests.chaos.verdict import WENT_ON
@@ -86,22 +86,22 @@ class Stage:
     file: Path
     port: int
     faults: Faults
-    platform: StandIn | None = None
+    platform: StandInPlatform | None = None
     restart: anyio.Event = field(default_factory=anyio.Event)
     came: anyio.Event = field(default_factory=anyio.Event)
 
     async def run(self) -> None:
         """Run one platform after the other on the same file and port."""
-        options = Options(mode="poll", rate_per_minute=1_000_000)
+        options = StandInOptions(mode="poll", rate_per_minute=1_000_000)
         while True:
-            async with running_stand_in(self.file, port=self.port, options=options, faults=self.faults) as platform:
+            async with running_platform(self.file, port=self.port, options=options, faults=self.faults) as platform:
                 self.platform = platform
                 self.came.set()
                 await self.restart.wait()
                 self.platform, self.came, self.restart = None, anyio.Event(), anyio.Event()
             await anyio.sleep(0.3)
 
-    async def here(self) -> StandIn:
+    async def here(self) -> StandInPlatform:
         """Return the platform, waited for where there is none at the moment."""
         while self.platform is None:
             await self.came.wait()

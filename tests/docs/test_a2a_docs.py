@@ -17,21 +17,21 @@ from a2a.utils.errors import A2A_ERROR_MAPPING, JSON_RPC_ERROR_CODE_MAP
 
 from codex_workspace.common import errors
 from codex_workspace.devkit.model import scripted_model
-from codex_workspace.protocol.forms import Field, YesNo
+from codex_workspace.protocol.forms import BooleanField, Field
 from codex_workspace.protocol.server_requests import (
-    Asked,
     CommandQuestion,
     Form,
     FormQuestion,
-    Link,
     PatchQuestion,
     PermissionQuestion,
     Question,
-    ToolCall,
+    QuestionField,
+    ToolApproval,
+    UrlRequest,
     UserQuestion,
 )
-from codex_workspace.tasks.approval_prompts import data_of
-from codex_workspace.tasks.incoming_files import AttachmentsNotWritten
+from codex_workspace.tasks.approval_prompts import approval_data
+from codex_workspace.tasks.incoming_files import AttachmentWriteError
 from tests.docs.test_docs import ROOT, names_in, sentences, table
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.test_a2a_docs import DOCUMENT, SCENARIO, blocks, run_python
@@ -40,10 +40,10 @@ QUESTIONS: Final[list[Question]] = [
     CommandQuestion("ls", "/", None),
     PatchQuestion((), None, None),
     PermissionQuestion({"network": True}, None, None),
-    FormQuestion("server", "a call", ToolCall("tool", None, {}, can_last=True)),
-    FormQuestion("server", "an address", Link("https://example.com")),
-    FormQuestion("server", "a form", Form((Field("name", "Name", "", True, YesNo()),), {})),
-    UserQuestion((Asked("id", "", "Which?", (), True, False),)),
+    FormQuestion("server", "a call", ToolApproval("tool", None, {}, can_last=True)),
+    FormQuestion("server", "an address", UrlRequest("https://example.com")),
+    FormQuestion("server", "a form", Form((Field("name", "Name", "", True, BooleanField()),), {})),
+    UserQuestion((QuestionField("id", "", "Which?", (), True, False),)),
 ]
 
 
@@ -53,13 +53,13 @@ def names(rows: list[list[str]], column: int = 0) -> set[str]:
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: type(each).__name__)
 def test_what_a_question_holds_is_as_the_table_says(question: Question) -> None:
-    (row,) = [row for row in table(DOCUMENT, "questions") if names_in(row[0]) == [data_of(question)["kind"]]]
-    assert set(data_of(question)) - {"kind"} <= set(names_in(row[1])) | {"choices"}
-    assert ("choices" in data_of(question)) == ("choices" in names_in(row[1]))
+    (row,) = [row for row in table(DOCUMENT, "questions") if names_in(row[0]) == [approval_data(question)["kind"]]]
+    assert set(approval_data(question)) - {"kind"} <= set(names_in(row[1])) | {"choices"}
+    assert ("choices" in approval_data(question)) == ("choices" in names_in(row[1]))
 
 
 def test_all_kinds_of_questions_and_remarks_are_in_the_tables() -> None:
-    assert names(table(DOCUMENT, "questions")) == {data_of(each)["kind"] for each in QUESTIONS}
+    assert names(table(DOCUMENT, "questions")) == {approval_data(each)["kind"] for each in QUESTIONS}
     source = (ROOT / "codex_workspace" / "tasks" / "replies.py").read_text()
     remarks = re.findall(r'_note\(\s*"(\w+)"', source)
     assert remarks
@@ -68,7 +68,7 @@ def test_all_kinds_of_questions_and_remarks_are_in_the_tables() -> None:
 
 def test_the_codes_of_failures_are_the_codes() -> None:
     said = names(table(DOCUMENT, "codes"))
-    classes = {*vars(errors), AttachmentsNotWritten.__name__}
+    classes = {*vars(errors), AttachmentWriteError.__name__}
     assert {code for code in said if code not in sentences() and code not in classes} <= {"httpStatus"}
     source = "".join((ROOT / name).read_text() for name in ("executor.py", "codex_workspace/tasks/answering.py"))
     given = re.findall(r'(?:code\(|_failed\([^\n]*, )"(\w+)"\)', source)

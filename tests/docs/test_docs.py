@@ -21,15 +21,15 @@ import yaml
 from codex_workspace.config.environment import ENVIRONMENT
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import (
-    A2A,
     TEMPLATE_DIR,
-    Codex,
+    A2AConfig,
+    CodexConfig,
     Config,
-    Limits,
-    OnPlatform,
-    Push,
+    LimitsConfig,
+    PlatformConfig,
+    PushConfig,
     RuntimeConfig,
-    Storage,
+    StorageConfig,
     load_settings,
 )
 from codex_workspace.devkit.model import scripted_model
@@ -179,12 +179,12 @@ def test_the_table_of_variables_is_the_codes() -> None:
 
 SECTIONS: Final[dict[str, type]] = {
     "runtime_config": RuntimeConfig,
-    "a2a": A2A,
-    "codex": Codex,
-    "limits": Limits,
-    "storage": Storage,
-    "push": Push,
-    "platform": OnPlatform,
+    "a2a": A2AConfig,
+    "codex": CodexConfig,
+    "limits": LimitsConfig,
+    "storage": StorageConfig,
+    "push": PushConfig,
+    "platform": PlatformConfig,
 }
 
 

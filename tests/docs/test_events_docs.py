@@ -12,12 +12,12 @@ from codex_workspace.protocol.codex_events import TurnReader
 from codex_workspace.protocol.jsonrpc import Notification, Request
 from codex_workspace.protocol.server_requests import read_question
 from codex_workspace.runtimes import events as agent_events
-from codex_workspace.runtimes.convert import AgentStream, ExecLines
+from codex_workspace.runtimes.convert import EventConverter, ExecConverter
 from codex_workspace.runtimes.events import (
     EVENT_TYPES,
     AgentEvent,
-    ChangedFile,
     FileChange,
+    FileDiff,
     Plan,
     PlanStep,
     ToolResult,
@@ -104,7 +104,7 @@ EXEC_LINES: Final[Mapping[str, "JsonObject"]] = {
 
 def of_server(name: str) -> list[AgentEvent]:
     """Return what a stream makes of one thing that an app-server says, up to its end."""
-    stream = AgentStream()
+    stream = EventConverter()
     method, _, kind = name.partition(" ")
     if method in REQUESTS:
         question = read_question(Request(0, method, {"threadId": "t", "turnId": "u", **REQUESTS[method]}))
@@ -124,7 +124,7 @@ def of_exec(name: str) -> list[AgentEvent]:
         fields: JsonObject = {"item": {"id": "i", word: item, **EXEC_ITEMS[item]}}
     else:
         fields = EXEC_LINES[kind]
-    lines = ExecLines()
+    lines = ExecConverter()
     if name == "item.started agent_message":
         fields = {"item": {"id": "i", "type": item, "text": ""}}
     events = lines.feed(json.dumps({"type": kind, **fields}))
@@ -175,7 +175,7 @@ def test_tools_have_the_names_of_the_table() -> None:
     said: set[tuple[str, str]] = set()
     changed: JsonObject = {"id": "e", "type": "file_change", "changes": [{"path": "a", "kind": "update"}]}
     lines = [{"id": kind, "type": kind, **item} for kind, item in EXEC_ITEMS.items()] + [changed]
-    run = ExecLines()
+    run = ExecConverter()
     for each in lines:
         for event in run.feed(json.dumps({"type": "item.completed", "item": each})):
             if isinstance(event, ToolUse):
@@ -189,7 +189,7 @@ FOR_PEOPLE: Final[tuple[AgentEvent, ...]] = (
     ToolUse("c", "Bash", "command_execution", {"command": "/bin/bash -lc 'make test'"}),
     ToolResult("c", "tests/test_sum.py:3: AssertionError\n", is_error=True, exit_code=2),
     ToolUse("f", "Edit", "file_change", {"changes": [{"path": "sum.py", "kind": "update"}]}),
-    FileChange("f", (ChangedFile("sum.py", "update", "@@ -1 +1 @@\n-a - b\n+a + b\n"),)),
+    FileChange("f", (FileDiff("sum.py", "update", "@@ -1 +1 @@\n-a - b\n+a + b\n"),)),
     ToolResult("f", "", is_error=False),
     ToolUse("w", "WebSearch", "web_search", {"query": "what is a sum"}),
     ToolResult("w", "", is_error=False),

@@ -13,11 +13,11 @@ from a2a.server.context import ServerCallContext
 from a2a.types import Task
 
 from codex_workspace.__main__ import main
-from codex_workspace.backends.codex_exec.thread import ExecConversation
-from codex_workspace.codex.thread import Conversation
+from codex_workspace.backends.codex_exec.thread import ExecThread
+from codex_workspace.codex.thread import CodexThread
 from codex_workspace.common.a2a_terms import TERMINAL
 from codex_workspace.storage.deliveries import Deliveries
-from codex_workspace.storage.store import FrugalTaskStore
+from codex_workspace.storage.store import DebouncedTaskStore
 
 
 def die() -> None:
@@ -47,22 +47,22 @@ def dies_after(owner: type, name: str) -> None:
 
 def dies_before_a_turn() -> None:
     """Make either backend kill the process instead of asking codex for a turn."""
-    dies_before(Conversation, "_try_to_begin")
-    dies_before(ExecConversation, "_begin")
+    dies_before(CodexThread, "_try_to_begin")
+    dies_before(ExecThread, "_begin")
 
 
 def dies_when_a_task_ends(*, after: bool) -> None:
     """Make the saving of a task's terminal state kill the process, before or after it."""
-    real = FrugalTaskStore.save
+    real = DebouncedTaskStore.save
 
-    async def save(self: FrugalTaskStore, task: Task, context: ServerCallContext) -> None:
+    async def save(self: DebouncedTaskStore, task: Task, context: ServerCallContext) -> None:
         if task.status.state in TERMINAL and not after:
             die()
         await real(self, task, context)
         if task.status.state in TERMINAL:
             die()
 
-    setattr(FrugalTaskStore, "save", save)  # noqa: B010
+    setattr(DebouncedTaskStore, "save", save)  # noqa: B010
 
 
 STEPS: Final[dict[str, Callable[[], None]]] = {

@@ -8,7 +8,7 @@ import pytest
 from a2a.types import TaskState
 
 from codex_workspace.devkit.model import Output, ScriptedModel
-from codex_workspace.devkit.platform.app import running_stand_in
+from codex_workspace.devkit.platform.app import running_platform
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.client import Peer, peer, script
 
@@ -97,7 +97,7 @@ async def test_on_the_platform_the_tools_are_the_platforms(tmp_path: Path, model
         call("chat_history"),
         {"run": "env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'"},
     ]
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ME, PEER_TOKEN, "poll", name="planner")
         platform.add_workspace(ADA, "token-of-ada-0123456789", "poll", name="ada", role="reviewer")
         environment = {

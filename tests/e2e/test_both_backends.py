@@ -9,7 +9,7 @@ import pytest
 
 from codex_workspace.app_server import Launch
 from codex_workspace.backends.codex_exec.process import NO_SERVERS, CodexExec
-from codex_workspace.codex.runtime import open_app_server_runs
+from codex_workspace.codex.runtime import open_app_server_runtime
 from codex_workspace.codex.turn import TurnLimits
 from codex_workspace.runtimes.events import AgentEvent, FileChange, Plan, ToolResult, ToolUse
 from tests.e2e.test_exec_process import FREE, launch, model, script
@@ -31,7 +31,7 @@ async def of_exec(launch: Launch, prompt: str) -> list[AgentEvent]:
 
 
 async def of_app_server(launch: Launch, prompt: str) -> list[AgentEvent]:
-    async with open_app_server_runs(launch, NO_SERVERS, TurnLimits()) as runs, runs.run(prompt, FREE) as run:
+    async with open_app_server_runtime(launch, NO_SERVERS, TurnLimits()) as runs, runs.run(prompt, FREE) as run:
         return [event async for event in run]
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from codex_workspace.agent import launch_of, thread_options
 from codex_workspace.app_server import Connection, Launch, open_app_server
-from codex_workspace.codex.thread import Conversation, ThreadOptions
+from codex_workspace.codex.thread import CodexThread, ThreadOptions
 from codex_workspace.codex.turn import Turn, TurnLimits
 from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import load_settings
 from codex_workspace.devkit.model import ScriptedModel
-from codex_workspace.protocol.codex_events import CommandFinished, TextDelta, TurnEnded, TurnText
+from codex_workspace.protocol.codex_events import CommandCompleted, MessageDelta, TurnCompleted, TurnText
 from codex_workspace.runtimes.backend import text_input
 from tests.e2e.agent_process import Place
 from tests.e2e.client import script
@@ -58,17 +58,17 @@ def options(place: Place, launch: Launch) -> ThreadOptions:
     return thread_options(settings, choose_provider(settings, environment))
 
 
-def talk(codex: Connection, options: ThreadOptions, memory: Remembered | None = None) -> Conversation:
+def talk(codex: Connection, options: ThreadOptions, memory: Remembered | None = None) -> CodexThread:
     """Return a conversation on an open codex."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[Connection]:
         yield codex
 
-    return Conversation(connect, memory or Remembered(), options, TurnLimits(inactivity_s=10, total_s=20))
+    return CodexThread(connect, memory or Remembered(), options, TurnLimits(inactivity_s=10, total_s=20))
 
 
-async def run(conversation: Conversation, text: str) -> tuple[TurnEnded, str]:
+async def run(conversation: CodexThread, text: str) -> tuple[TurnCompleted, str]:
     """Run a turn to its end; return how it ended and what was said."""
     said = TurnText()
     async with conversation.turn(text_input(text)) as begun:
@@ -92,7 +92,7 @@ async def test_turns_on_one_thread_never_overlap(launch: Launch, options: Thread
     """A second `turn/start` would never complete on its own."""
     async with open_app_server(launch) as codex:
         conversation = talk(codex, options)
-        ended: list[tuple[TurnEnded, str]] = []
+        ended: list[tuple[TurnCompleted, str]] = []
 
         async def one(number: int) -> None:
             ended.append(await run(conversation, script({"chunks": 5, "delay_ms": 20}, text=f"{number} ")))
@@ -114,7 +114,7 @@ async def test_an_interrupt_right_after_the_start_stops_the_turn(launch: Launch,
                 with anyio.fail_after(3):
                     while begun.turn.ended is None:
                         await begun.turn.receive()
-            assert begun.turn.ended == TurnEnded("interrupted", None, begun.turn.ended.last_message)
+            assert begun.turn.ended == TurnCompleted("interrupted", None, begun.turn.ended.last_message)
 
 
 @pytest.mark.versions
@@ -132,9 +132,9 @@ async def test_an_interrupted_command_is_gone_and_closed(launch: Launch, options
                     seen += await begun.turn.receive()
         _, alive = psutil.wait_procs(sleeping, timeout=2)
         assert not alive
-        closings = [event for event in seen if isinstance(event, CommandFinished)]
+        closings = [event for event in seen if isinstance(event, CommandCompleted)]
         assert len(closings) <= 1
-        assert isinstance(seen[-1], TurnEnded)
+        assert isinstance(seen[-1], TurnCompleted)
 
 
 def _codex() -> psutil.Process:
@@ -229,7 +229,7 @@ async def test_a_turn_that_is_left_while_it_asks_does_nothing_of_it_and_frees_th
 async def test_the_death_of_codex_fails_all_who_wait_at_once(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
         async with talk(codex, options).turn(text_input(script({"say": "At work.", "stall": True}))) as begun:
-            while not any(isinstance(event, TextDelta) for event in await begun.turn.receive()):
+            while not any(isinstance(event, MessageDelta) for event in await begun.turn.receive()):
                 pass
             begin = anyio.current_time()
             _codex().kill()

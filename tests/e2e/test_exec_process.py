@@ -21,7 +21,7 @@ import pytest
 import tomlkit
 
 from codex_workspace.app_server import MARK, Launch, end_leftovers
-from codex_workspace.backends.codex_exec.command import ExecOptions, told_of
+from codex_workspace.backends.codex_exec.command import ExecOptions, mcp_overrides
 from codex_workspace.backends.codex_exec.process import CodexExec, ExecLimits
 from codex_workspace.common.errors import NOT_TAKEN, CodexCannotStart, ConfigError, InputRefused
 from codex_workspace.common.processes import marked
@@ -666,7 +666,7 @@ async def test_settings_are_given_back_however_often_a_task_is_cancelled(launch:
 
 
 def test_secrets_of_mcp_servers_are_not_on_the_command_line() -> None:
-    settings, handed = told_of(probe({"TOKEN": "${PROBE_TOKEN}"}))
+    settings, handed = mcp_overrides(probe({"TOKEN": "${PROBE_TOKEN}"}))
     assert TOKEN not in str(settings)
     assert settings["mcp_servers", "probe", "env_vars"] == ["TOKEN"]
     assert handed == {"TOKEN": TOKEN}
@@ -674,7 +674,7 @@ def test_secrets_of_mcp_servers_are_not_on_the_command_line() -> None:
 
 def test_secrets_in_headers_are_handed_by_variables() -> None:
     entry = McpServerEntry("far-away", url="http://localhost:1/mcp", bearer_token_env="PROBE_TOKEN")
-    settings, handed = told_of(resolve([entry], {"PROBE_TOKEN": TOKEN}, Place("config.yaml")))
+    settings, handed = mcp_overrides(resolve([entry], {"PROBE_TOKEN": TOKEN}, Place("config.yaml")))
     assert settings["mcp_servers", "far-away", "env_http_headers", "Authorization"] == "MCP_HEADER_0_FAR_AWAY"
     assert handed == {"MCP_HEADER_0_FAR_AWAY": f"Bearer {TOKEN}"}
 
@@ -684,20 +684,20 @@ def test_servers_of_like_names_have_headers_of_their_own() -> None:
         McpServerEntry(name, url="http://localhost:1/mcp", bearer_token_env=variable)
         for name, variable in (("a-b", "ONE"), ("a_b", "TWO"))
     ]
-    _, handed = told_of(resolve(entries, {"ONE": "1", "TWO": "2"}, Place("config.yaml")))
+    _, handed = mcp_overrides(resolve(entries, {"ONE": "1", "TWO": "2"}, Place("config.yaml")))
     assert sorted(handed.values()) == ["Bearer 1", "Bearer 2"]
 
 
 @pytest.mark.parametrize("name", ["PATH", "CODEX_HOME", "OPENAI_API_KEY", "LD_PRELOAD"])
 def test_a_secret_takes_no_variable_of_codex(name: str) -> None:
     with pytest.raises(ConfigError, match=f"env: {name} is codex's own"):
-        told_of(probe({name: "${PROBE_TOKEN}"}))
+        mcp_overrides(probe({name: "${PROBE_TOKEN}"}))
 
 
 def test_two_servers_cannot_share_a_variable_with_two_values() -> None:
     servers = tuple(McpServer(name, {}, {("env", "TOKEN"): Secret(name)}, (), 1.0, False, False) for name in "ab")
     with pytest.raises(ConfigError, match="b: env: TOKEN has another value"):
-        told_of(McpServers(servers))
+        mcp_overrides(McpServers(servers))
 
 
 async def test_a_crash_is_told_with_codex_own_words(launch: Launch) -> None:

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from codex_workspace.devkit.model import ScriptedModel
-from codex_workspace.devkit.platform.app import Options, running_stand_in
-from codex_workspace.platform.dispatcher import STILL_AT_WORK
+from codex_workspace.devkit.platform.app import StandInOptions, running_platform
+from codex_workspace.platform.dispatcher import STILL_WORKING
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.client import script
 
@@ -23,7 +23,7 @@ def placed(place: Place, url: str, **platform: object) -> Place:
 
 
 async def test_a_pushed_message_is_answered_and_a_long_one_twice(place: Place) -> None:
-    async with running_stand_in(options=Options(tells_secret=True)) as platform:
+    async with running_platform(options=StandInOptions(tells_secret=True)) as platform:
         platform.add_workspace(ME, delivery="push")
         async with running_agent(placed(place, platform.url, answer_within_s=1.0)):
             await platform.until(lambda: platform.workspace(ME).heartbeat != {})
@@ -32,16 +32,16 @@ async def test_a_pushed_message_is_answered_and_a_long_one_twice(place: Place) -
             assert outcome.result["parts"] == [{"kind": "text", "text": "Forty-two."}]
             outcome = await platform.canvas_message(ME, script({"say": "At last.", "delay_ms": 3000}))
             assert outcome.result is not None
-            assert outcome.result["parts"] == [{"kind": "text", "text": STILL_AT_WORK}]
+            assert outcome.result["parts"] == [{"kind": "text", "text": STILL_WORKING}]
             await platform.until(lambda: platform.workspace(ME).active_tasks == 1)
             await platform.until(lambda: platform.notifications(ME) == ["At last."])
             await platform.until(lambda: platform.workspace(ME).active_tasks == 0)
-        assert platform.shown(ME) == ["Forty-two.", STILL_AT_WORK, "At last."]
+        assert platform.shown(ME) == ["Forty-two.", STILL_WORKING, "At last."]
 
 
 @pytest.mark.alone
 async def test_an_idle_agent_that_polls_begins_within_a_second(place: Place, model: ScriptedModel) -> None:
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ME, delivery="poll")
         async with running_agent(placed(place, platform.url)):
             await platform.canvas_message(ME, "warm up")
@@ -57,7 +57,7 @@ async def test_an_idle_agent_that_polls_begins_within_a_second(place: Place, mod
 
 
 async def test_a_removed_workspace_ends_the_agent_in_good_order(place: Place, tmp_path: Path) -> None:
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ME, delivery="poll")
         async with running_agent(placed(place, platform.url)) as agent:
             await platform.until(lambda: platform.workspace(ME).heartbeat != {})

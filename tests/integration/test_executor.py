@@ -16,15 +16,15 @@ from a2a.types import Message, Part, Role, SendMessageRequest, Task, TaskArtifac
 from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.codex.recovery import RecoveryPolicy
-from codex_workspace.codex.thread import Conversation, ThreadOptions
-from codex_workspace.codex.turn import Codex, TurnLimits
+from codex_workspace.codex.thread import CodexThread, ThreadOptions
+from codex_workspace.codex.turn import CodexClient, TurnLimits
 from codex_workspace.common.errors import CodexCannotStart
-from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import JsonObject
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.runtimes.backend import ThreadRegistry
 from codex_workspace.tasks.replies import FAILURE, USAGE
-from codex_workspace.tasks.request import OrderReader
+from codex_workspace.tasks.request import RequestReader
 from tests.support.memory_codex import MemoryCodex, in_virtual_time, memory_codex
 from tests.support.memory_deliveries import MemoryDeliveries
 
@@ -133,15 +133,15 @@ async def scene(policy: RecoveryPolicy = RecoveryPolicy.FAIL) -> AsyncIterator[S
     async with memory_codex() as codex:
 
         @asynccontextmanager
-        async def connect() -> AsyncIterator[Codex]:
+        async def connect() -> AsyncIterator[CodexClient]:
             await anyio.lowlevel.checkpoint()
             yield codex.connection
 
-        def make(_owner: str, _context_id: str) -> Conversation:
-            return Conversation(connect, NoMemory(), OPTIONS, TurnLimits())
+        def make(_owner: str, _context_id: str) -> CodexThread:
+            return CodexThread(connect, NoMemory(), OPTIONS, TurnLimits())
 
         async with anyio.create_task_group() as tasks:
-            orders, deliveries, scrub = OrderReader(Path("/w")), MemoryDeliveries(), Scrubber([SECRET])
+            orders, deliveries, scrub = RequestReader(Path("/w")), MemoryDeliveries(), Redactor([SECRET])
             executor = CodexAppServerExecutor(tasks, ThreadRegistry(make), deliveries, orders, policy, scrub)
             yield Scene(executor, codex)
             tasks.cancel_scope.cancel()
@@ -254,15 +254,15 @@ async def test_codexs_death_is_a_failed_task_that_keeps_what_was_said() -> None:
 def test_no_error_escapes_and_none_shows_more_than_it_should(error: Exception, sentence: str, code: str) -> None:
     @in_virtual_time
     async def test() -> None:
-        def connect() -> AbstractAsyncContextManager[Codex]:
+        def connect() -> AbstractAsyncContextManager[CodexClient]:
             raise error
 
-        def make(_owner: str, _context_id: str) -> Conversation:
-            return Conversation(connect, NoMemory(), OPTIONS, TurnLimits())
+        def make(_owner: str, _context_id: str) -> CodexThread:
+            return CodexThread(connect, NoMemory(), OPTIONS, TurnLimits())
 
         sent = Sent()
         async with anyio.create_task_group() as tasks:
-            orders = OrderReader(Path("/w"))
+            orders = RequestReader(Path("/w"))
             executor = CodexAppServerExecutor(tasks, ThreadRegistry(make), MemoryDeliveries(), orders)
             await executor.execute(message("hello"), sent)
         sent.assert_well_formed()

@@ -15,28 +15,28 @@ from hypothesis import strategies as st
 
 from codex_workspace.common.values import JsonObject
 from codex_workspace.protocol.codex_events import (
-    Alive,
-    CommandFinished,
+    Activity,
+    CommandCompleted,
     CommandOutput,
     CommandStarted,
     DiffUpdated,
-    Erred,
-    FilesChanged,
+    ErrorReported,
     ItemStatus,
-    Reasoned,
+    MessageCompleted,
+    MessageDelta,
+    PatchCompleted,
+    ReasoningCompleted,
     ReasoningDelta,
-    Said,
-    TextDelta,
     ThreadActive,
     ThreadIdle,
-    ToolFinished,
-    TurnEnded,
+    TokensUpdated,
+    ToolCallCompleted,
+    TurnCompleted,
     TurnEvent,
     TurnReader,
     TurnStarted,
     TurnText,
-    Usage,
-    Warned,
+    WarningReported,
 )
 from codex_workspace.protocol.jsonrpc import (
     LineSplitter,
@@ -92,8 +92,8 @@ class Replay:
         return text
 
     @property
-    def ends(self) -> list[TurnEnded]:
-        return [event for event in self.events if isinstance(event, TurnEnded)]
+    def ends(self) -> list[TurnCompleted]:
+        return [event for event in self.events if isinstance(event, TurnCompleted)]
 
 
 @cache
@@ -222,7 +222,11 @@ def told(thread_id: str, turn_id: str, notifications: list[Notification]) -> lis
     reader = TurnReader(thread_id, turn_id)
     events = [event for each in notifications for event in reader.read(each)]
     assert not reader.unknown
-    return [event for event in events if not isinstance(event, Alive | Usage | Warned | TurnStarted | DiffUpdated)]
+    return [
+        event
+        for event in events
+        if not isinstance(event, Activity | TokensUpdated | WarningReported | TurnStarted | DiffUpdated)
+    ]
 
 
 def test_every_version_is_here() -> None:
@@ -267,11 +271,11 @@ def test_only_a_failed_turn_has_a_failure(recording: str) -> None:
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_a_message_is_said_once_and_is_what_its_deltas_said(recording: str) -> None:
     for turn in replays_of(recording):
-        said = [event for event in turn.events if isinstance(event, Said)]
+        said = [event for event in turn.events if isinstance(event, MessageCompleted)]
         assert len({event.item_id for event in said}) == len(said)
         deltas: dict[str, str] = {}
         for event in turn.events:
-            if isinstance(event, TextDelta):
+            if isinstance(event, MessageDelta):
                 deltas[event.item_id] = deltas.get(event.item_id, "") + event.text
         for event in said:
             if Path(recording).name in WITHOUT_DELTAS and event.item_id not in deltas:
@@ -298,8 +302,26 @@ def test_the_recordings_of_a_version_hold_every_kind_of_event(version: str) -> N
         for turn in replays_of(recording)
         for event in turn.events
     }
-    common = {TurnStarted, TextDelta, Said, ReasoningDelta, Reasoned, CommandStarted, CommandOutput, CommandFinished}
-    common |= {FilesChanged, DiffUpdated, ToolFinished, Usage, Warned, Erred, TurnEnded, Alive}
+    common = {
+        TurnStarted,
+        MessageDelta,
+        MessageCompleted,
+        ReasoningDelta,
+        ReasoningCompleted,
+        CommandStarted,
+        CommandOutput,
+        CommandCompleted,
+    }
+    common |= {
+        PatchCompleted,
+        DiffUpdated,
+        ToolCallCompleted,
+        TokensUpdated,
+        WarningReported,
+        ErrorReported,
+        TurnCompleted,
+        Activity,
+    }
     assert common <= kinds
     assert version == "0.72.0" or {ThreadActive, ThreadIdle} <= kinds
 
@@ -339,10 +361,10 @@ def test_the_answers_are_these(recording: str, turns: list[tuple[str, tuple[str,
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_basic_turn_runs_a_command_and_changes_a_file(version: str) -> None:
     (turn,) = replays_of(f"{version}/basic_turn")
-    commands = [event for event in turn.events if isinstance(event, CommandFinished)]
-    (change,) = [event for event in turn.events if isinstance(event, FilesChanged)]
-    (reasoned,) = [event for event in turn.events if isinstance(event, Reasoned)]
-    usage = [event for event in turn.events if isinstance(event, Usage)]
+    commands = [event for event in turn.events if isinstance(event, CommandCompleted)]
+    (change,) = [event for event in turn.events if isinstance(event, PatchCompleted)]
+    (reasoned,) = [event for event in turn.events if isinstance(event, ReasoningCompleted)]
+    usage = [event for event in turn.events if isinstance(event, TokensUpdated)]
     # Codex 0.130 tells of a fast command's end only after the turn's; here the client was gone by then.
     assert [command.output[:3] for command in commands] == ([] if version == "0.130.0" else ["hi\n"])
     assert all((command.exit_code, command.status) == (0, ItemStatus.COMPLETED) for command in commands)
@@ -355,21 +377,21 @@ def test_the_basic_turn_runs_a_command_and_changes_a_file(version: str) -> None:
 @pytest.mark.parametrize("version", ["0.130.0", "0.163.0", "0.169.0"])
 def test_a_command_that_outlives_its_turn_is_not_heard_in_the_next(version: str) -> None:
     turns = replays_of(f"{version}/background_command")
-    commands = [{event.item_id for event in turn.events if isinstance(event, CommandFinished)} for turn in turns]
+    commands = [{event.item_id for event in turn.events if isinstance(event, CommandCompleted)} for turn in turns]
     assert sum(map(len, commands)) == len(set().union(*commands)) > 0
     late = [type(event) for turn in turns for event in turn.events[turn.events.index(turn.ends[0]) :]]
-    assert CommandFinished in late
+    assert CommandCompleted in late
 
 
 def test_codex_0_130_tells_of_a_command_after_the_turn() -> None:
     turns = replays_of("0.130.0/late_item_completed")
-    late = [turn for turn in turns if isinstance(turn.events[-1], CommandFinished)]
+    late = [turn for turn in turns if isinstance(turn.events[-1], CommandCompleted)]
     assert len(turns) == len(late) == 10
 
 
 def test_codex_0_130_never_ends_a_turn_without_input() -> None:
     silent = [turn for turn in answered_turns("0.130.0/turn_bad_params") if not turn.ends]
-    erred = [event for turn in silent for event in turn.events if isinstance(event, Erred)]
+    erred = [event for turn in silent for event in turn.events if isinstance(event, ErrorReported)]
     assert "input must not be empty" in {event.failure.message for event in erred}
     assert ThreadIdle(system_error=True) in silent[0].events
 
@@ -377,7 +399,9 @@ def test_codex_0_130_never_ends_a_turn_without_input() -> None:
 def test_codex_0_130_names_turns_that_never_are() -> None:
     phantoms = [turn for turn in answered_turns("0.130.0/second_turn_while_active") if not turn.ends]
     assert phantoms
-    assert all(isinstance(event, ThreadActive | ThreadIdle | Warned) for turn in phantoms for event in turn.events)
+    assert all(
+        isinstance(event, ThreadActive | ThreadIdle | WarningReported) for turn in phantoms for event in turn.events
+    )
 
 
 @pytest.mark.parametrize("recording", [each for each in RECORDINGS if each.startswith("0.72.0/")])
@@ -393,7 +417,7 @@ def unquoted(event: TurnEvent) -> object:
     match event:
         case CommandStarted(item_id, _, cwd):
             return item_id, cwd
-        case CommandFinished(item_id, _, cwd, output, exit_code, status, duration_ms):
+        case CommandCompleted(item_id, _, cwd, output, exit_code, status, duration_ms):
             return item_id, cwd, output, exit_code, status, duration_ms
         case _:
             return event

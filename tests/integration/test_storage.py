@@ -14,7 +14,13 @@ import pytest
 from a2a.types import Message, Part, Role, SendMessageRequest, Task
 
 from codex_workspace.common.errors import ConfigError, StoreUnavailable
-from codex_workspace.storage.database import PROBE_INTERVAL_S, file_version, require_sound, set_aside, what_is_wrong
+from codex_workspace.storage.database import (
+    PROBE_INTERVAL_S,
+    file_version,
+    integrity_problem,
+    require_intact,
+    set_aside,
+)
 from codex_workspace.storage.deliveries import DeliveryState, Key, digest_of
 from codex_workspace.storage.migrations import NEWEST
 from codex_workspace.storage.retention import BATCH
@@ -138,7 +144,7 @@ def test_it_is_set_aside_when_it_is_asked_for(file: Path, spoil: Callable[[Path]
     assert content_of(aside) == before
     assert not [name for name in os.listdir(file.parent) if name.startswith("workspace.sqlite3-")]
     assert aside.with_name(f"{aside.name}-wal").exists()
-    assert what_is_wrong(file) is None
+    assert integrity_problem(file) is None
 
 
 async def test_a_sound_file_is_not_set_aside(file: Path) -> None:
@@ -166,7 +172,7 @@ def test_no_file_and_an_empty_one_are_a_beginning(tmp_path: Path, *, there: bool
     file = tmp_path / "new.sqlite3"
     if there:
         file.touch()
-    require_sound(file)
+    require_intact(file)
     assert list(tmp_path.iterdir()) == ([file] if there else [])
 
 
@@ -174,7 +180,7 @@ async def test_looking_changes_nothing(file: Path) -> None:
     async with open_store(url(file)) as store:
         await store.memory("me", "new").save("thread")
         before = {path: path.read_bytes() for path in file.parent.iterdir() if not path.name.endswith("-shm")}
-        require_sound(file)
+        require_intact(file)
         assert file_version(file) == NEWEST
         assert {path: path.read_bytes() for path in before} == before
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from codex_workspace.codex.thread import MAX_TRIES, OTHER_WRITER_GRACE_S, Conversation, ThreadOptions
+from codex_workspace.codex.thread import MAX_TRIES, OTHER_WRITER_GRACE_S, CodexThread, ThreadOptions
 from codex_workspace.codex.turn import (
     INTERRUPT_AGAIN_S,
     LAST_TURNS,
     QUIET_GRACE_S,
     STOP_GRACE_S,
-    Codex,
+    CodexClient,
     Turn,
     TurnLimits,
 )
@@ -23,18 +23,18 @@ from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused,
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.prompts import Instructions
 from codex_workspace.protocol.codex_events import (
-    CommandFinished,
+    CommandCompleted,
     CommandOutput,
     CommandStarted,
     ItemStatus,
-    Said,
-    TextDelta,
-    TokenCount,
-    TurnEnded,
+    MessageCompleted,
+    MessageDelta,
+    TokensUpdated,
+    TokenUsage,
+    TurnCompleted,
     TurnEvent,
     TurnStarted,
-    Usage,
-    Warned,
+    WarningReported,
 )
 from codex_workspace.protocol.server_requests import PatchQuestion
 from codex_workspace.runtimes.backend import (
@@ -119,7 +119,7 @@ class FarEnd:
 class Scene:
     """A conversation, and the codex behind it: one after the other where several are named."""
 
-    conversation: Conversation
+    conversation: CodexThread
     memory: Memory
     ends: list[FarEnd]
 
@@ -141,12 +141,12 @@ async def scene(
 
 def _scene(codexes: list[MemoryCodex], memory: Memory, options: ThreadOptions, limits: TurnLimits) -> Scene:
     @asynccontextmanager
-    async def connect() -> AsyncIterator[Codex]:
+    async def connect() -> AsyncIterator[CodexClient]:
         await anyio.lowlevel.checkpoint()
         living = [codex.connection for codex in codexes if codex.connection.gone is None]
         yield living[0] if living else codexes[-1].connection
 
-    conversation = Conversation(connect, memory, options, limits)
+    conversation = CodexThread(connect, memory, options, limits)
     return Scene(conversation, memory, [FarEnd(codex, memory) for codex in codexes])
 
 
@@ -166,16 +166,16 @@ class Talk:
     events: list[TurnEvent] = field(default_factory=list)
     begun: StartedTurn[Turn] | None = None
 
-    async def __call__(self, conversation: Conversation) -> None:
+    async def __call__(self, conversation: CodexThread) -> None:
         async with conversation.turn(text_input(self.text)) as begun:
             self.begun = begun
             self.events = await follow(begun)
 
     @property
-    def ended(self) -> TurnEnded:
+    def ended(self) -> TurnCompleted:
         last = self.events[-1]
-        assert isinstance(last, TurnEnded)
-        assert [event for event in self.events if isinstance(event, TurnEnded)] == [last]
+        assert isinstance(last, TurnCompleted)
+        assert [event for event in self.events if isinstance(event, TurnCompleted)] == [last]
         return last
 
 
@@ -217,7 +217,7 @@ async def test_a_context_is_a_thread_and_a_message_a_turn() -> None:
 
     async with scene() as now:
         said = await talk(now, far)
-        assert said.events == [TurnStarted(), TextDelta("m", "Hi"), TurnEnded("completed", None, None)]
+        assert said.events == [TurnStarted(), MessageDelta("m", "Hi"), TurnCompleted("completed", None, None)]
         assert said.begun is not None
         assert said.begun.note is None
 
@@ -239,7 +239,7 @@ async def test_what_comes_ahead_of_the_answer_is_heard() -> None:
         await end.complete()
 
     async with scene() as now:
-        assert (await talk(now, far)).events[:2] == [TurnStarted(), TextDelta("m", "first")]
+        assert (await talk(now, far)).events[:2] == [TurnStarted(), MessageDelta("m", "first")]
 
 
 @in_virtual_time
@@ -254,7 +254,7 @@ async def test_what_is_of_another_turn_is_not_of_this_one() -> None:
 
     async with scene() as now:
         said = await talk(now, far)
-        assert said.events == [TurnStarted(), TextDelta("m", "mine"), TurnEnded("completed", None, None)]
+        assert said.events == [TurnStarted(), MessageDelta("m", "mine"), TurnCompleted("completed", None, None)]
 
 
 @pytest.mark.parametrize("text", ["", "  \n\t"])
@@ -286,7 +286,7 @@ async def test_receive_returns_at_its_time_with_nothing() -> None:
             assert anyio.current_time() == pytest.approx(by)
             assert await begun.turn.receive(by=by - 1) == []
             tasks.start_soon(now.end.complete)
-            assert await begun.turn.receive(by=math.inf) == [TurnEnded("completed", None, None)]
+            assert await begun.turn.receive(by=math.inf) == [TurnCompleted("completed", None, None)]
             assert await begun.turn.receive() == []
 
 
@@ -357,8 +357,8 @@ async def test_an_interrupt_stops_the_turn_and_its_commands_and_closes_what_is_o
             begun.turn.interrupt()
             events += await follow(begun)
         assert events[-2:] == [
-            CommandFinished("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None),
-            TurnEnded("interrupted", None, None),
+            CommandCompleted("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None),
+            TurnCompleted("interrupted", None, None),
         ]
         assert not now.end.codex.unread
 
@@ -380,7 +380,7 @@ async def test_an_interrupt_waits_for_the_turns_start() -> None:
         async with now.conversation.turn(text_input("hello")) as begun:
             begun.turn.interrupt()
             await follow(begun)
-            assert begun.turn.ended == TurnEnded("interrupted", None, None)
+            assert begun.turn.ended == TurnCompleted("interrupted", None, None)
 
 
 @in_virtual_time
@@ -401,7 +401,7 @@ async def test_an_interrupt_that_comes_too_early_is_asked_again() -> None:
         async with now.conversation.turn(text_input("hello")) as begun:
             begun.turn.interrupt()
             await follow(begun)
-            assert begun.turn.ended == TurnEnded("interrupted", None, None)
+            assert begun.turn.ended == TurnCompleted("interrupted", None, None)
 
 
 @in_virtual_time
@@ -419,7 +419,7 @@ async def test_a_turn_may_complete_while_its_interrupt_is_on_the_way() -> None:
         async with now.conversation.turn(text_input("hello")) as begun:
             begun.turn.interrupt()
             await follow(begun)
-            assert begun.turn.ended == TurnEnded("completed", None, None)
+            assert begun.turn.ended == TurnCompleted("completed", None, None)
 
 
 @in_virtual_time
@@ -528,7 +528,7 @@ async def test_idle_without_an_end_is_settled_by_what_codex_recorded() -> None:
     async with scene() as now:
         began = anyio.current_time()
         said = await talk(now, far)
-        assert said.ended == TurnEnded("completed", None, Said("m-9", "the whole", None))
+        assert said.ended == TurnCompleted("completed", None, MessageCompleted("m-9", "the whole", None))
         assert anyio.current_time() - began == pytest.approx(QUIET_GRACE_S, abs=0.1)
 
 
@@ -593,7 +593,7 @@ async def test_an_idle_thread_whose_turn_is_in_progress_goes_on() -> None:
         await end.complete()
 
     async with scene() as now:
-        assert [type(event) for event in (await talk(now, far)).events] == [TurnStarted, TextDelta, TurnEnded]
+        assert [type(event) for event in (await talk(now, far)).events] == [TurnStarted, MessageDelta, TurnCompleted]
 
 
 @in_virtual_time
@@ -658,7 +658,7 @@ async def test_a_silent_turn_is_stopped_and_fails() -> None:
         assert said.ended.failure is not None
         assert "silent for 300 s" in said.ended.failure.message
         assert anyio.current_time() - began == pytest.approx(LIMITS.inactivity_s, abs=1)
-        assert isinstance(said.events[-2], CommandFinished), "what was open is closed"
+        assert isinstance(said.events[-2], CommandCompleted), "what was open is closed"
 
         async def next_one(end: FarEnd) -> None:
             await end.start_turn("turn-2")
@@ -723,7 +723,7 @@ async def test_reconnecting_for_ever_is_silence() -> None:
         assert said.ended.failure is not None
         assert "silent" in said.ended.failure.message
         assert anyio.current_time() - began == pytest.approx(LIMITS.inactivity_s, abs=1)
-        assert Warned("Reconnecting... waiting for network", will_retry=True) in said.events
+        assert WarningReported("Reconnecting... waiting for network", will_retry=True) in said.events
 
 
 @in_virtual_time
@@ -1133,7 +1133,7 @@ async def test_a_death_in_mid_turn_ends_the_turn_after_all_that_was_said() -> No
 
             with pytest.raises(CodexGone, match="exit code 0"):
                 await listen()
-        assert events == [TurnStarted(), TextDelta("m", "half")]
+        assert events == [TurnStarted(), MessageDelta("m", "half")]
         assert anyio.current_time() - began < 1
 
 
@@ -1173,9 +1173,9 @@ async def test_usage_is_counted_by_turn_and_by_thread() -> None:
 
             said = await talk(now, far)
             assert said.begun is not None
-            assert said.begun.turn.usage == TokenCount(150, 150)
-            assert said.begun.turn.thread_usage == TokenCount(before + 150, before + 150)
-            assert isinstance(said.events[1], Usage)
+            assert said.begun.turn.usage == TokenUsage(150, 150)
+            assert said.begun.turn.thread_usage == TokenUsage(before + 150, before + 150)
+            assert isinstance(said.events[1], TokensUpdated)
 
 
 @in_virtual_time
@@ -1190,18 +1190,18 @@ async def test_usage_of_a_resumed_thread_begins_with_this_turn() -> None:
     async with scene(known="thread-1") as now:
         said = await talk(now, far)
         assert said.begun is not None
-        assert said.begun.turn.usage == TokenCount(150, 150)
-        assert said.begun.turn.thread_usage == TokenCount(1150, 1150)
+        assert said.begun.turn.usage == TokenUsage(150, 150)
+        assert said.begun.turn.thread_usage == TokenUsage(1150, 1150)
 
 
 # --- ThreadRegistry ---
 
 
-def conversations() -> ThreadRegistry[Conversation]:
-    def connect() -> AbstractAsyncContextManager[Codex]:
+def conversations() -> ThreadRegistry[CodexThread]:
+    def connect() -> AbstractAsyncContextManager[CodexClient]:
         raise AssertionError
 
-    return ThreadRegistry(lambda _owner, _context: Conversation(connect, Memory(), OPTIONS, LIMITS))
+    return ThreadRegistry(lambda _owner, _context: CodexThread(connect, Memory(), OPTIONS, LIMITS))
 
 
 def test_a_context_of_an_owner_is_one_conversation() -> None:
@@ -1227,10 +1227,10 @@ async def test_a_busy_conversation_is_not_forgotten() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
 
         @asynccontextmanager
-        async def connect() -> AsyncIterator[Codex]:
+        async def connect() -> AsyncIterator[CodexClient]:
             yield codex.connection
 
-        known = ThreadRegistry(lambda _owner, _context: Conversation(connect, Memory(), OPTIONS, LIMITS))
+        known = ThreadRegistry(lambda _owner, _context: CodexThread(connect, Memory(), OPTIONS, LIMITS))
         busy = known.of("me", "busy")
         tasks.start_soon(Talk(), busy)
         end = FarEnd(codex, Memory())
@@ -1271,7 +1271,7 @@ async def test_a_turn_s_clocks_stand_still_while_somebody_is_asked() -> None:
             assert await begun.turn.receive(by=anyio.current_time() + 10 * LIMITS.total_s) == []
             begun.turn.answer(asked, {"decision": "accept"})
             events = await follow(begun)
-        assert isinstance(events[-1], TurnEnded)
+        assert isinstance(events[-1], TurnCompleted)
         assert events[-1].status == "completed"
 
 

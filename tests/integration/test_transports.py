@@ -51,7 +51,7 @@ from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.server.app import ServerOptions, bind, build_app, card_facts, serving
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.grpc_server import grpc_bound
-from codex_workspace.server.limits import MAX_NESTING, StreamBounds
+from codex_workspace.server.limits import MAX_NESTING, StreamLimits
 from codex_workspace.storage.store import open_store
 from tests.unit.server.test_app import Echo
 
@@ -362,7 +362,7 @@ async def test_who_asks_too_often_is_told_when_to_come_back(tmp_path: Path, tran
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_more_streams_than_may_be_open_are_refused(tmp_path: Path, transport: str) -> None:
-    options = replace(OPTIONS, streams=StreamBounds(per_principal=1))
+    options = replace(OPTIONS, streams=StreamLimits(per_principal=1))
     async with served(tmp_path, options) as now:
         client = now.client(transport, streaming=True)
         first = client.send_message(request("m-1", "wait"))
@@ -378,7 +378,7 @@ async def test_more_streams_than_may_be_open_are_refused(tmp_path: Path, transpo
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_stream_without_any_event_is_ended_and_its_task_goes_on(tmp_path: Path, transport: str) -> None:
-    async with served(tmp_path, replace(OPTIONS, streams=StreamBounds(idle_s=0.2))) as now:
+    async with served(tmp_path, replace(OPTIONS, streams=StreamLimits(idle_s=0.2))) as now:
         client = now.client(transport, streaming=True)
         events = [event async for event in client.send_message(request("m-1", "wait"))]
         assert states(events) == ["SUBMITTED", "WORKING"]
@@ -686,12 +686,12 @@ async def test_a_call_over_the_limit_is_refused_on_grpc_too(tmp_path: Path) -> N
 async def test_a_mistake_of_ours_is_told_without_its_text(
     tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from codex_workspace.server.handler import OnceHandler
+    from codex_workspace.server.handler import IdempotentHandler
 
     async def broken(*_arguments: object) -> None:
         raise ValueError("the secret is 42")
 
-    monkeypatch.setattr(OnceHandler, "on_get_task", broken)
+    monkeypatch.setattr(IdempotentHandler, "on_get_task", broken)
     async with served(tmp_path) as now:
         with pytest.raises(A2AError) as told:
             await now.client(transport).get_task(GetTaskRequest(id="x"))
@@ -726,7 +726,7 @@ next(call)
 
 
 async def test_a_grpc_client_that_is_gone_without_a_word_gives_its_place_back(tmp_path: Path) -> None:
-    options = replace(OPTIONS, streams=StreamBounds(in_all=1))
+    options = replace(OPTIONS, streams=StreamLimits(in_all=1))
     async with (
         served(tmp_path, options, dead_after_s=1) as now,
         await anyio.open_process([sys.executable, "-c", STUCK, str(now.options.grpc_url)]) as client,

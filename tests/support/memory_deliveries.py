@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from a2a.types import SendMessageRequest
 
-from codex_workspace.storage.deliveries import MOVES, Deliveries, Delivery, DeliveryState, IllegalMove, Key
+from codex_workspace.storage.deliveries import MOVES, Deliveries, Delivery, DeliveryState, InvalidTransition, Key
 
 
 class MemoryDeliveries(Deliveries):
@@ -48,5 +48,5 @@ class MemoryDeliveries(Deliveries):
     def _to(self, key: Key, state: DeliveryState) -> None:
         known = self.kept[key.message_id]
         if state not in MOVES[known.state]:
-            raise IllegalMove(f"{known.state} -> {state}")
+            raise InvalidTransition(f"{known.state} -> {state}")
         self.kept[key.message_id] = replace(known, state=state)

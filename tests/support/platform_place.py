@@ -16,11 +16,11 @@ from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.common.metrics import TaskOutcome
 from codex_workspace.config.environment import Secret
-from codex_workspace.devkit.platform.app import StandIn
-from codex_workspace.platform.client import PlatformApi, Token, open_platform_api
-from codex_workspace.platform.deadline_reply import PunctualHandler, Pushing
+from codex_workspace.devkit.platform.app import StandInPlatform
+from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client
+from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery
 from codex_workspace.platform.dispatcher import OWNER
-from codex_workspace.platform.registration import HostOptions, Pulse, Vitals, on_the_platform
+from codex_workspace.platform.registration import HealthSource, RegistrationOptions, TrackedExecutor, join_platform
 from codex_workspace.server.app import ServerOptions, bind, build_app, serving
 from codex_workspace.storage.store import Store, open_store
 
@@ -65,7 +65,7 @@ class Place:
     """What outlives an agent's processes, and how it is set up."""
 
     folder: Path
-    platform: StandIn
+    platform: StandInPlatform
     delivery: Literal["push", "poll", "auto"] = "poll"
     workspace_id: str = ME
     echo: Echo = field(default_factory=Echo)
@@ -80,19 +80,19 @@ class Placed:
     """A running agent."""
 
     store: Store
-    api: PlatformApi
+    api: PlatformClient
     url: str
     stop: anyio.Event
-    pushing: Pushing
+    pushing: PushDelivery
     secrets: list[Secret]
 
 
 @asynccontextmanager
 async def placed(place: Place) -> AsyncIterator[Placed]:
     """Run an agent at its place until the block ends, which is as sudden as a death."""
-    pulse = Pulse(place.echo)
+    pulse = TrackedExecutor(place.echo)
     stop, secrets = anyio.Event(), list[Secret]()
-    token = Token(place.folder / "token", [place.folder / ".auth_token"])
+    token = WorkspaceToken(place.folder / "token", [place.folder / ".auth_token"])
     with bind("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         options = ServerOptions("echo", "echoes", "1", url, tokens=place.tokens)
@@ -102,22 +102,22 @@ async def placed(place: Place) -> AsyncIterator[Placed]:
 
         async with (
             open_store(f"sqlite+aiosqlite:///{place.folder / 'store.sqlite3'}") as store,
-            build_app(options, pulse, store, ready, handler_class=PunctualHandler) as app,
-            open_platform_api(place.platform.url, place.workspace_id, token) as api,
+            build_app(options, pulse, store, ready, handler_class=DeadlineReplyHandler) as app,
+            open_platform_client(place.platform.url, place.workspace_id, token) as api,
         ):
             await app.take_up()
-            pushing = Pushing(store.mail, place.answer_within_s, frozenset({OWNER, "operator"}))
-            assert isinstance(app.handler, PunctualHandler)
+            pushing = PushDelivery(store.mail, place.answer_within_s, frozenset({OWNER, "operator"}))
+            assert isinstance(app.handler, DeadlineReplyHandler)
             app.handler.serve_platform(pushing)
 
             def let_in(secret: Secret) -> None:
                 secrets.append(secret)
                 app.let_in(OWNER, secret.reveal())
 
-            host = HostOptions(url, MessageToDict(app.card), place.delivery, 1.0, place.at_once)
-            vitals = Vitals(pulse, lambda: dict.fromkeys(TaskOutcome, 0), ready, place.running)
+            host = RegistrationOptions(url, MessageToDict(app.card), place.delivery, 1.0, place.at_once)
+            vitals = HealthSource(pulse, lambda: dict.fromkeys(TaskOutcome, 0), ready, place.running)
             async with (
                 serving(app.asgi, listener),
-                on_the_platform(host, api, store.mail, app.front, vitals, pushing, let_in, stop),
+                join_platform(host, api, store.mail, app.front, vitals, pushing, let_in, stop),
             ):
                 yield Placed(store, api, url, stop, pushing, secrets)

@@ -34,8 +34,8 @@ from codex_workspace.common.errors import (
 from codex_workspace.common.processes import marked
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import Notification
-from codex_workspace.protocol.mailbox import Asking, Mailbox
-from codex_workspace.protocol.server_requests import NOBODY_TO_ASK
+from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
+from codex_workspace.protocol.server_requests import DECLINED_REASON
 from tests.support.memory_codex import ENDED, in_virtual_time, memory_codex, params_of
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -277,7 +277,7 @@ async def test_a_thread_hears_only_what_is_its_own() -> None:
                 await codex.tell("said", threadId=thread_id)
             await codex.tell("skills/changed")
             await codex.tell("last", threadId="b")
-            heard: list[Notification | Asking] = []
+            heard: list[Notification | ServerRequest] = []
             while len(heard) < 2:
                 heard += await b.take()
             assert [method_of(said) for said in heard] == ["said", "last"]
@@ -308,7 +308,7 @@ REFUSALS: dict[str, JsonValue] = {
     "item/permissions/requestApproval": {"permissions": {}},
     "item/tool/requestUserInput": {"answers": {}},
     "mcpServer/elicitation/request": {"action": "decline"},
-    "item/tool/call": {"contentItems": [{"type": "inputText", "text": NOBODY_TO_ASK}], "success": False},
+    "item/tool/call": {"contentItems": [{"type": "inputText", "text": DECLINED_REASON}], "success": False},
     "execCommandApproval": {"decision": "denied"},
     "applyPatchApproval": {"decision": "denied"},
 }
@@ -371,15 +371,15 @@ async def test_a_request_that_is_repeated_while_it_waits_is_answered_once() -> N
         assert [each.request.id for each in asked] == [5, "5"]
 
 
-def method_of(said: Notification | Asking) -> str:
-    return said.request.method if isinstance(said, Asking) else said.method
+def method_of(said: Notification | ServerRequest) -> str:
+    return said.request.method if isinstance(said, ServerRequest) else said.method
 
 
-async def all_asked(mailbox: Mailbox, count: int) -> list[Asking]:
+async def all_asked(mailbox: Mailbox, count: int) -> list[ServerRequest]:
     """Return the next `count` requests."""
-    asked: list[Asking] = []
+    asked: list[ServerRequest] = []
     while len(asked) < count:
-        asked += [each for each in await mailbox.take() if isinstance(each, Asking)]
+        asked += [each for each in await mailbox.take() if isinstance(each, ServerRequest)]
     return asked
 
 

@@ -10,28 +10,28 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from codex_workspace.app_server import MINIMUM_VERSION, Launch, too_old
-from codex_workspace.backends.codex_exec.command import ExecOptions, Sandbox, told_of
-from codex_workspace.backends.codex_exec.mcp_servers import RunServers, has_failed
+from codex_workspace.backends.codex_exec.command import ExecOptions, Sandbox, mcp_overrides
+from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, has_failed
 from codex_workspace.backends.codex_exec.one_shot import last_line, run_once
 from codex_workspace.backends.codex_exec.process import CodexExec, ExecLimits
-from codex_workspace.backends.codex_exec.thread import ExecConversation, SessionOptions, Tally
+from codex_workspace.backends.codex_exec.thread import ExecThread, ExecThreadOptions, ProcessCounts
 from codex_workspace.backends.codex_exec.turn import TurnLines
-from codex_workspace.codex.sandbox import PROBE_TIMEOUT_S, WITHOUT, blocked
+from codex_workspace.codex.sandbox import PROBE_TIMEOUT_S, WITHOUT, sandbox_error
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.values import Version
 from codex_workspace.config.codex_toml import CONFIG_NAME, Managed
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import Settings
 from codex_workspace.config.toml_text import KeyPath, TomlValue
-from codex_workspace.protocol.mcp_status import Expected
+from codex_workspace.protocol.mcp_status import ExpectedServers
 from codex_workspace.runtimes.backend import Backend, BackendStats, Thread, ThreadIdStore, ThreadRegistry
-from codex_workspace.tools.file_requests import Errands
-from codex_workspace.tools.interface import Caller
+from codex_workspace.tools.file_requests import FileRequests
+from codex_workspace.tools.interface import ToolCaller
 
 if TYPE_CHECKING:
     import subprocess
 if TYPE_CHECKING:
-    from codex_workspace.tools.mcp_server import AgentTools
+    from codex_workspace.tools.mcp_server import ToolServer
 
 NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {
     ("model_provider",): "nobody",
@@ -45,13 +45,13 @@ NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ExecInfo:
     """A codex that was looked at."""
 
     version: Version
 
 
-class ExecStanding:
+class ExecPreflight:
     """Looks at the codex that turns will be run by.
 
     Args:
@@ -62,14 +62,16 @@ class ExecStanding:
         tally: counts the processes.
     """
 
-    def __init__(self, codex: CodexExec, launch: Launch, sandbox: str, servers: RunServers, tally: Tally) -> None:
+    def __init__(
+        self, codex: CodexExec, launch: Launch, sandbox: str, servers: ExecMcpServers, tally: ProcessCounts
+    ) -> None:
         self._codex = codex
         self._launch = launch
         self._sandbox = sandbox
         self._servers = servers
         self._tally = tally
 
-    async def start(self) -> Found:
+    async def start(self) -> ExecInfo:
         """Ask codex for its version, have it read its configuration, run a command in its sandbox, and start the MCP
         servers that are required.
 
@@ -83,7 +85,7 @@ class ExecStanding:
         await refuse_broken_config(self._launch)
         await refuse_blocked(self._launch, self._sandbox)
         await refuse_without_servers(self._codex, self._servers)
-        return Found(version)
+        return ExecInfo(version)
 
     @property
     def broken(self) -> str | None:
@@ -129,10 +131,10 @@ async def refuse_blocked(launch: Launch, mode: str) -> None:
         return
     ran = await _run(launch, "sandbox", "--", "true")
     if ran.returncode != 0:
-        raise blocked(mode, last_line(ran.stderr or ran.stdout) or f"exit code {ran.returncode}")
+        raise sandbox_error(mode, last_line(ran.stderr or ran.stdout) or f"exit code {ran.returncode}")
 
 
-async def refuse_without_servers(codex: CodexExec, servers: RunServers) -> None:
+async def refuse_without_servers(codex: CodexExec, servers: ExecMcpServers) -> None:
     """Have codex begin a session with the required servers, kept nowhere and without a model; nothing without servers.
 
     Raises:
@@ -171,7 +173,7 @@ def further_config(settings: Settings) -> Managed:
     Raises:
         ConfigError: an MCP server's secret cannot be handed to codex in its environment.
     """
-    servers, _ = told_of(settings.mcp)
+    servers, _ = mcp_overrides(settings.mcp)
     text = settings.instructions.text
     return servers | ({("developer_instructions",): text} if text else {})
 
@@ -181,28 +183,28 @@ def exec_backend(
     provider: ChosenProvider,
     launch: Launch,
     memory: Callable[[str, str], ThreadIdStore],
-    tools: "AgentTools | None",
-    errands: Errands,
+    tools: "ToolServer | None",
+    errands: FileRequests,
 ) -> Backend:
     """Return the backend; `memory` gives what keeps the session id of an owner's context, `errands` hears the tools.
 
     Raises:
         ConfigError: as `further_config`.
     """
-    _, handed = told_of(settings.mcp)
+    _, handed = mcp_overrides(settings.mcp)
     launch = replace(
         launch, handed={**launch.handed, **handed}, secrets=[*launch.secrets, *(each for each in handed.values())]
     )
-    configured = Expected(
+    configured = ExpectedServers(
         tuple(server.name for server in settings.mcp.servers), settings.mcp.patience_s, settings.mcp.left_out
     )
     needed = [server.name for server in settings.mcp.servers if server.required]
-    expected = configured if tools is None else tools.added_to(configured, Caller("", ""))
-    servers = RunServers(expected, needed)
+    expected = configured if tools is None else tools.added_to(configured, ToolCaller("", ""))
+    servers = ExecMcpServers(expected, needed)
     limits = ExecLimits(settings.config.codex.turn_inactivity_timeout_s, startup_s=expected.within_s)
     codex = CodexExec(launch, limits)
-    tally = Tally()
-    options = SessionOptions(
+    tally = ProcessCounts()
+    options = ExecThreadOptions(
         ExecOptions(
             model=provider.model, sandbox=_SANDBOXES[settings.config.codex.sandbox], cwd=settings.workspace_dir
         ),
@@ -212,19 +214,17 @@ def exec_backend(
     )
 
     def make(owner: str, context_id: str) -> Thread:
-        own, caller = options, Caller(owner, context_id)
+        own, caller = options, ToolCaller(owner, context_id)
         if tools is not None:
-            config, secrets = _told_of(tools.added_to(Expected(), caller))
+            config, secrets = _told_of(tools.added_to(ExpectedServers(), caller))
             own = replace(options, config=config, handed=secrets)
-        return ExecConversation(
-            codex, settings.codex_home, memory(owner, context_id), own, servers, errands, caller, tally
-        )
+        return ExecThread(codex, settings.codex_home, memory(owner, context_id), own, servers, errands, caller, tally)
 
-    standing = ExecStanding(codex, launch, settings.config.codex.sandbox, RunServers(configured, needed), tally)
+    standing = ExecPreflight(codex, launch, settings.config.codex.sandbox, ExecMcpServers(configured, needed), tally)
     return Backend(standing, ThreadRegistry(make), steers=False)
 
 
-def _told_of(expected: Expected) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:
+def _told_of(expected: ExpectedServers) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:
     """Return what the command line says of servers that stand in no file, and the variables that hold their headers."""
     config: dict[KeyPath, TomlValue] = {}
     handed: dict[str, str] = {}

@@ -78,7 +78,7 @@ class ExecOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LaidDown:
+class RunFiles:
     """The files of a run, as codex is told them: `schema` holds the output schema."""
 
     schema: Path | None = None
@@ -107,7 +107,7 @@ def check(options: ExecOptions) -> None:
         raise InputRefused("A model or a path with a NUL cannot be given on codex's command line.")
 
 
-def arguments(options: ExecOptions, files: LaidDown, version: Version) -> list[str]:
+def arguments(options: ExecOptions, files: RunFiles, version: Version) -> list[str]:
     """Return what stands behind `codex exec`; the prompt comes by stdin. `options` have passed `check`.
 
     Raises:
@@ -165,7 +165,7 @@ def _folders(options: ExecOptions, version: Version) -> Sequence[str]:
 _OWN: Final = re.compile(r"CODEX_.*|OPENAI_.*|LC_.*|LD_.*")
 
 
-def told_of(servers: McpServers) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:
+def mcp_overrides(servers: McpServers) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:
     """Return the settings that tell codex of MCP servers, and the variables of its environment that hold their secrets.
 
     `codex exec` has no pipe to be told a secret by; its command line can be read by everybody on the machine, its

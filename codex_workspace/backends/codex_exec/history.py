@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from codex_workspace.common.values import THREAD_ID, JsonObject, nested_or_empty, text_or_none
-from codex_workspace.protocol.codex_events import Said, TokenCount, TurnEnded, TurnFailure
+from codex_workspace.protocol.codex_events import MessageCompleted, TokenUsage, TurnCompleted, TurnError
 from codex_workspace.protocol.exec_reader import token_count
 from codex_workspace.runtimes.backend import TurnRecord
 
@@ -36,7 +36,7 @@ def file_of(codex_home: Path, session_id: str) -> Path | None:
     return next(codex_home.glob(f"sessions/**/rollout-*{session_id}.jsonl"), None)
 
 
-def tokens_of(codex_home: Path, session_id: str) -> TokenCount | None:
+def tokens_of(codex_home: Path, session_id: str) -> TokenUsage | None:
     """Return the tokens of a session by its file; None where that does not tell them."""
     file = file_of(codex_home, session_id)
     if file is None:
@@ -66,7 +66,7 @@ def place_in(turn_id: str) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-def what_became(file: Path, place: int, texts: Collection[str]) -> TurnEnded | TurnRecord:
+def turn_outcome(file: Path, place: int, texts: Collection[str]) -> TurnCompleted | TurnRecord:
     """Return how the last turn behind `place` ended, or its trace. A file that cannot be read holds none.
 
     `texts`: what was said in it, one of them at the end of codex's input; where none is found, codex has not heard it.
@@ -80,9 +80,9 @@ def what_became(file: Path, place: int, texts: Collection[str]) -> TurnEnded | T
         return TurnRecord.NONE
 
 
-def _read(lines: Iterable[bytes], texts: Collection[str]) -> TurnEnded | TurnRecord:
+def _read(lines: Iterable[bytes], texts: Collection[str]) -> TurnCompleted | TurnRecord:
     is_heard = False
-    ended: TurnEnded | None = None
+    ended: TurnCompleted | None = None
     for line in lines:
         match _decoded(line.decode("utf-8", "replace")):
             case {"type": "event_msg", "payload": {"type": "task_started"}}:
@@ -116,10 +116,10 @@ def _object_in(line: str) -> JsonObject:
     return decoded if isinstance(decoded, dict) else {}
 
 
-def _end_of(payload: JsonObject) -> TurnEnded | None:
+def _end_of(payload: JsonObject) -> TurnCompleted | None:
     """Return a turn's end; None for one without any word, which was cut off, or failed in an older codex."""
     failure = text_or_none(nested_or_empty(payload, "error"), "message")
     if failure is not None:
-        return TurnEnded("failed", TurnFailure(failure, "other", None, None), None)
+        return TurnCompleted("failed", TurnError(failure, "other", None, None), None)
     answer = text_or_none(payload, "last_agent_message")
-    return None if answer is None else TurnEnded("completed", None, Said("recorded", answer, None))
+    return None if answer is None else TurnCompleted("completed", None, MessageCompleted("recorded", answer, None))

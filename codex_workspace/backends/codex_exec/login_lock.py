@@ -16,8 +16,8 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.common.concurrency import plain_task_group
-from codex_workspace.config.login import LoginOnDisk, on_disk
+from codex_workspace.common.concurrency import task_group
+from codex_workspace.config.login import LoginOnDisk, login_on_disk
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ SPARE_S: Final = 3.0
 LOOK_AGAIN_S: Final = 0.02
 
 
-class LoginGate:
+class LoginLock:
     """Lets the runs of one CODEX_HOME in, and says when one may be ended.
 
     Runs wait for one another for `patience_s` seconds with a login that is due for a refresh. Where none comes, that
@@ -50,7 +50,7 @@ class LoginGate:
     @asynccontextmanager
     async def passed(self) -> AsyncIterator[None]:
         """Wait until no other run is about to refresh the login; the block is a run of codex."""
-        async with plain_task_group() as tasks:
+        async with task_group() as tasks:
             let_in = anyio.Event()
             # A run that is cancelled goes on until it is ended, and may be refreshing until then.
             run = anyio.CancelScope(shield=True)
@@ -101,5 +101,5 @@ class LoginGate:
 
     async def _due(self) -> LoginOnDisk | None:
         """Return the login that is due for a refresh, None where there is none or it is fresh."""
-        login = await anyio.to_thread.run_sync(on_disk, self._home)
+        login = await anyio.to_thread.run_sync(login_on_disk, self._home)
         return login if login is not None and login.due_at - MARGIN_S < time.time() else None

@@ -19,7 +19,15 @@ from typing import Final
 
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.config.toml_text import KeyPath, TomlValue
-from codex_workspace.protocol.mcp_status import REQUIRED_FAILED, RETRY_S, Expected, Startup, State, reason, troubles
+from codex_workspace.protocol.mcp_status import (
+    REQUIRED_FAILED,
+    RETRY_S,
+    ExpectedServers,
+    McpServerState,
+    McpServerStatus,
+    describe_problems,
+    failure_reason,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +37,7 @@ NOT_TOLD: Final = "one of the MCP servers has failed, and codex does not say whi
 _CODE: Final = re.compile(r" \(code -?\d+\)\s*$")
 
 
-class RunServers:
+class ExecMcpServers:
     """The servers of every run, of all contexts.
 
     Args:
@@ -39,7 +47,7 @@ class RunServers:
     """
 
     def __init__(
-        self, expected: Expected, required: Collection[str] = (), clock: Callable[[], float] = time.monotonic
+        self, expected: ExpectedServers, required: Collection[str] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._expected = expected
         self.required: Final = frozenset(required)
@@ -58,19 +66,19 @@ class RunServers:
         return frozenset(self.names) - self.required
 
     @contextmanager
-    def attempt(self) -> Iterator["Attempt"]:
+    def attempt(self) -> Iterator["StartAttempt"]:
         """Try to begin a run, without the servers that have failed lately or that another attempt tries just now."""
         now = self._clock()
         again = {name for name, (_, at) in self._failed.items() if now >= at + RETRY_S} - self._tried_again
         self._tried_again |= again
         try:
-            yield Attempt(self, frozenset(self._failed).difference(again))
+            yield StartAttempt(self, frozenset(self._failed).difference(again))
         finally:
             self._tried_again -= again
 
-    def of_those_required(self) -> "Attempt":
+    def of_those_required(self) -> "StartAttempt":
         """Return an attempt with the required servers alone."""
-        return Attempt(self, self.optional)
+        return StartAttempt(self, self.optional)
 
     def works_without(self, left_out: Collection[str]) -> None:
         """Take note that a run has begun, and so has all servers but those `left_out`."""
@@ -85,15 +93,15 @@ class RunServers:
 
     def missed(self) -> dict[str, str]:
         """Return a sentence for each server that is not there, by its name."""
-        known = {name: Startup(State.READY) for name in self.names}
-        known |= {name: Startup(State.FAILED, why) for name, (why, _) in self._failed.items()}
-        return troubles(self._expected, known)
+        known = {name: McpServerStatus(McpServerState.READY) for name in self.names}
+        known |= {name: McpServerStatus(McpServerState.FAILED, why) for name, (why, _) in self._failed.items()}
+        return describe_problems(self._expected, known)
 
 
-class Attempt:
+class StartAttempt:
     """The servers of a run that is to begin, which is tried with fewer of them where some fail."""
 
-    def __init__(self, servers: RunServers, left_out: frozenset[str]) -> None:
+    def __init__(self, servers: ExecMcpServers, left_out: frozenset[str]) -> None:
         self.left_out = left_out
         self._servers = servers
         self._not_told: frozenset[str] = frozenset()
@@ -134,7 +142,7 @@ def _blamed(said: str, found: Mapping[str, str], required: Collection[str]) -> C
         where = "mcp_servers of config.yaml, or of codex's config.toml"
     else:
         where = "mcp_servers of codex's config.toml"
-    why = "; ".join(whys) or reason(_last_failure(said))
+    why = "; ".join(whys) or failure_reason(_last_failure(said))
     return CodexCannotStart(f"a required MCP server does not start ({where}): {why}")
 
 
@@ -154,7 +162,7 @@ def failures_in(said: str, names: Collection[str]) -> Mapping[str, str]:
     listed = _last_failure(said)
     heads = list(re.finditer(rf"(?:^|; )({'|'.join(map(re.escape, names))}): ", listed))
     ends = [*(head.start() for head in heads[1:]), len(listed)]
-    return {head[1]: reason(listed[head.end() : end]) for head, end in zip(heads, ends, strict=False)}
+    return {head[1]: failure_reason(listed[head.end() : end]) for head, end in zip(heads, ends, strict=False)}
 
 
 def _last_failure(said: str) -> str:

@@ -17,7 +17,7 @@ import anyio
 from anyio.abc import ByteReceiveStream
 
 from codex_workspace.app_server import DRAIN_S, KILL_GRACE_S, MARK, MASK, Launch, Process, spawn
-from codex_workspace.backends.codex_exec.login_lock import LoginGate
+from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.common.errors import MAX_REASON_CHARS, CodexCannotStart
 from codex_workspace.common.processes import end_kin, end_marked, kin_of, sweep, sweep_kin
 
@@ -28,7 +28,7 @@ KILLED_S: Final = 1.0
 """How long a process that got SIGKILL is waited for where nothing else may run; it takes a few milliseconds."""
 
 
-async def end_codex(process: Process, mark: str, gate: LoginGate | None, term_grace_s: float = TERM_GRACE_S) -> None:
+async def end_codex(process: Process, mark: str, gate: LoginLock | None, term_grace_s: float = TERM_GRACE_S) -> None:
     """End codex and all that it started, if it runs still; whoever is cancelled ends it too.
 
     Args:
@@ -99,7 +99,7 @@ async def run_once(launch: Launch, *arguments: str, within_s: float, late: str) 
     finally:
         try:
             # `codex mcp list` refreshes a login that is due, and others may come to do so.
-            await end_codex(process, mark, LoginGate(launch.codex_home))
+            await end_codex(process, mark, LoginLock(launch.codex_home))
         finally:
             with anyio.CancelScope(shield=True):
                 for stream in (stdin, stdout, stderr):

@@ -32,25 +32,25 @@ from codex_workspace.app_server import (
 from codex_workspace.backends.codex_exec.command import (
     OLDEST,
     ExecOptions,
-    LaidDown,
+    RunFiles,
     arguments,
     check,
+    mcp_overrides,
     overrides,
-    told_of,
 )
-from codex_workspace.backends.codex_exec.login_lock import LoginGate
+from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.backends.codex_exec.one_shot import TERM_GRACE_S, end_codex, last_line, run_once
-from codex_workspace.backends.codex_exec.run_files import clear_leftovers, laid_down, lay_down
-from codex_workspace.common.concurrency import done_in_thread, plain_task_group
+from codex_workspace.backends.codex_exec.run_files import clear_leftovers, write_file, written_run_files
+from codex_workspace.common.concurrency import run_in_thread, task_group
 from codex_workspace.common.errors import MAX_REASON_CHARS, NOT_TAKEN, CodexCannotStart, InputRefused, is_about_config
 from codex_workspace.common.values import MAX_INPUT_CHARS, Version, dotted, version_in
 from codex_workspace.config.codex_toml import CONFIG_NAME, Managed
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.config.shared_config import Lease, borrow, give_back, recover
-from codex_workspace.protocol.codex_events import TokenCount, TurnFailure
-from codex_workspace.protocol.failures import PROCESS_EXITED, too_silent
+from codex_workspace.protocol.codex_events import TokenUsage, TurnError
+from codex_workspace.protocol.failures import PROCESS_EXITED, inactivity_error
 from codex_workspace.protocol.jsonrpc import LineSplitter, Skipped
-from codex_workspace.runtimes.convert import NO_SESSION, NONE_USED, ExecLines
+from codex_workspace.runtimes.convert import NO_SESSION, NONE_USED, ExecConverter
 from codex_workspace.runtimes.events import AgentEvent
 
 logger = logging.getLogger(__name__)
@@ -111,15 +111,15 @@ E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
 
 
-class Lines(Protocol[E_co]):
-    """Takes the lines of one run and gives its events: `ExecLines`, as a run uses it."""
+class LineReader(Protocol[E_co]):
+    """Takes the lines of one run and gives its events: `ExecConverter`, as a run uses it."""
 
     @property
     def thread_id(self) -> str | None:
         """Codex's id of the session; None before it is said."""
 
     @property
-    def session_usage(self) -> TokenCount | None:
+    def session_usage(self) -> TokenUsage | None:
         """The tokens of the whole session; None before codex tells them."""
 
     @property
@@ -137,7 +137,7 @@ class Lines(Protocol[E_co]):
         """Return the events of a line of `size` bytes that was too long to be read."""
 
     def finish(
-        self, exit_code: int | None = None, failure: TurnFailure | None = None, *, stopped: bool = False
+        self, exit_code: int | None = None, failure: TurnError | None = None, *, stopped: bool = False
     ) -> Sequence[E_co]:
         """Return the last events of the run."""
 
@@ -152,13 +152,13 @@ class ExecRun(Generic[E]):
         self,
         process: Process,
         stdout: ByteReceiveStream,
-        lines: Lines[E],
+        lines: LineReader[E],
         limits: ExecLimits,
         mark: str,
         resumes: str | None,
         max_line_bytes: int,
         begun: Callable[[str], object],
-        gate: LoginGate | None,
+        gate: LoginLock | None,
     ) -> None:
         self._process = process
         self._stdout = stdout
@@ -182,7 +182,7 @@ class ExecRun(Generic[E]):
         return self._lines.thread_id
 
     @property
-    def session_usage(self) -> TokenCount | None:
+    def session_usage(self) -> TokenUsage | None:
         """The tokens of the whole session; None before codex tells them."""
         return self._lines.session_usage
 
@@ -259,13 +259,13 @@ class ExecRun(Generic[E]):
             await self._leave()
             return
         if data is None:
-            await self._finish(too_silent(self._limits.inactivity_s))
+            await self._finish(inactivity_error(self._limits.inactivity_s))
             return
         for line in self._splitter.feed(data):
             self._take(line)
         if self._began_another():
             await self._finish(
-                TurnFailure(f"codex has no session {self._resumes}, and began another", NO_SESSION, None, None)
+                TurnError(f"codex has no session {self._resumes}, and began another", NO_SESSION, None, None)
             )
 
     async def _receive(self) -> bytes | None:
@@ -315,7 +315,7 @@ class ExecRun(Generic[E]):
                 await self._process.ended_within(max(left_s, DRAIN_S))
         await self._finish(stopped=self._aborted)
 
-    async def _finish(self, failure: TurnFailure | None = None, *, stopped: bool = False) -> None:
+    async def _finish(self, failure: TurnError | None = None, *, stopped: bool = False) -> None:
         has_left = self._process.exit_code is not None
         await self.end()
         if stopped:
@@ -332,14 +332,14 @@ class ExecRun(Generic[E]):
                 for line in self._splitter.feed(await self._stdout.receive()):
                     self._take(line)
 
-    def _crash(self) -> TurnFailure | None:
+    def _crash(self) -> TurnError | None:
         """Return why codex has left, in a sentence of ours with its own words beside it; None where it says no ends at
         all."""
         if self._process.exit_code == 0:
             return None
         said = self.diagnostics
         sentence = NOT_TAKEN if is_about_config(said) else f"codex {self._process.how_it_ended()}"
-        return TurnFailure(sentence, PROCESS_EXITED, None, _why(said) or None)
+        return TurnError(sentence, PROCESS_EXITED, None, _why(said) or None)
 
     def _began_another(self) -> bool:
         known = self._lines.thread_id
@@ -368,7 +368,7 @@ class CodexExec:
         *,
         lends: bool = False,
     ) -> None:
-        table, handed = told_of(servers)
+        table, handed = mcp_overrides(servers)
         keys = dict.fromkeys(API_KEY_NAMES, launch.api_key) if launch.api_key is not None else {}
         secrets = [*launch.secrets, *(secret.reveal() for secret in servers.secrets), *handed.values()]
         self._launch = replace(launch, handed={**launch.handed, **keys, **handed}, secrets=secrets)
@@ -378,9 +378,9 @@ class CodexExec:
         self._version: Version | None = None
         self._build: _Build | None = None
         self._asking = anyio.Lock()
-        self._gate = LoginGate(launch.codex_home) if _has_login(launch) else None
+        self._gate = LoginLock(launch.codex_home) if _has_login(launch) else None
         self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
-        self._used: OrderedDict[str, TokenCount] = OrderedDict()
+        self._used: OrderedDict[str, TokenUsage] = OrderedDict()
 
     @asynccontextmanager
     async def run(self, prompt: str, options: ExecOptions = NOTHING_SPECIAL) -> AsyncIterator[ExecRun[AgentEvent]]:
@@ -389,7 +389,7 @@ class CodexExec:
         Raises:
             InputRefused, CodexCannotStart, ConfigError: as `follow`.
         """
-        async with self.follow(prompt, options, ExecLines) as run:
+        async with self.follow(prompt, options, ExecConverter) as run:
             yield run
 
     @asynccontextmanager
@@ -397,7 +397,7 @@ class CodexExec:
         self,
         prompt: str,
         options: ExecOptions,
-        reads: Callable[[TokenCount | None], Lines[E]],
+        reads: Callable[[TokenUsage | None], LineReader[E]],
         handed: Mapping[str, str] = NOTHING_HANDED,
     ) -> AsyncIterator[ExecRun[E]]:
         """Do what `run` does, in events of another kind.
@@ -419,7 +419,7 @@ class CodexExec:
         check(options)
         version = await self.version()
         async with (
-            laid_down(partial(lay_down, options)) as files,
+            written_run_files(partial(write_file, options)) as files,
             self._session(options.resume) as begun,
             _lent(self._launch.codex_home / CONFIG_NAME, lent),
             self._gate.passed() if self._gate is not None else nullcontext(),
@@ -463,9 +463,9 @@ class CodexExec:
         self,
         prompt: str,
         options: ExecOptions,
-        files: LaidDown,
+        files: RunFiles,
         version: Version,
-        reads: Callable[[TokenCount | None], Lines[E]],
+        reads: Callable[[TokenUsage | None], LineReader[E]],
         handed: Mapping[str, str],
         begun: Callable[[str], object],
     ) -> AsyncIterator[ExecRun[E]]:
@@ -483,7 +483,7 @@ class CodexExec:
             process, stdout, lines, self._limits, mark, options.resume, launch.max_line_bytes, begun, self._gate
         )
         try:
-            async with plain_task_group() as tasks:
+            async with task_group() as tasks:
                 tasks.start_soon(_watch, process, run)
                 tasks.start_soon(process.drain_stderr, stderr)
                 tasks.start_soon(_tell, stdin, prompt)
@@ -499,17 +499,17 @@ class CodexExec:
                     await stream.aclose()
             process.close()
 
-    def _command(self, options: ExecOptions, files: LaidDown, version: Version, mark: str) -> list[str]:
+    def _command(self, options: ExecOptions, files: RunFiles, version: Version, mark: str) -> list[str]:
         ours = {
             name: value for name, value in EXEC_OVERRIDES.items() if name != EPHEMERAL or version >= TAKES_EPHEMERAL
         }
         settings = {**ours, f"shell_environment_policy.set.{MARK}": f'"{mark}"', **self._launch.overrides}
         return [str(self._launch.binary), "exec", *overrides(settings), *arguments(options, files, version)]
 
-    def _used_before(self, session_id: str | None) -> TokenCount | None:
+    def _used_before(self, session_id: str | None) -> TokenUsage | None:
         return NONE_USED if session_id is None else self._used.get(session_id.lower())
 
-    def _remember(self, run: ExecRun[E], told_before: TokenCount | None) -> None:
+    def _remember(self, run: ExecRun[E], told_before: TokenUsage | None) -> None:
         """Note the session's tokens. A run that was stopped has told none, so that nobody knows them any more."""
         if run.session_id is None:
             return
@@ -568,7 +568,7 @@ async def _lent(file: Path, settings: Managed) -> AsyncIterator[None]:
         await anyio.to_thread.run_sync(loan.take)
         yield
     finally:
-        await done_in_thread(loan.give_back)
+        await run_in_thread(loan.give_back)
 
 
 class _Loan:

@@ -12,10 +12,10 @@ from typing import Final, TypeAlias, TypeVar
 
 import anyio
 
-from codex_workspace.backends.codex_exec.command import ExecOptions, LaidDown
-from codex_workspace.common.concurrency import done_in_thread
+from codex_workspace.backends.codex_exec.command import ExecOptions, RunFiles
+from codex_workspace.common.concurrency import run_in_thread
 from codex_workspace.common.errors import InputRefused
-from codex_workspace.common.files import hold
+from codex_workspace.common.files import wait_for_lock
 
 PREFIX: Final = "codex-workspace-run-"
 """How the folder of a run begins, in the folder for temporary files."""
@@ -27,13 +27,13 @@ Folder: TypeAlias = Callable[[], Path]
 
 
 @asynccontextmanager
-async def laid_down(lay: Callable[[Folder], T]) -> AsyncIterator[T]:
+async def written_run_files(lay: Callable[[Folder], T]) -> AsyncIterator[T]:
     """Yield what `lay` returns, which is called in a thread; the run's folder is there until the block is left."""
     files = _Files()
     try:
         yield await anyio.to_thread.run_sync(files.lay, lay)
     finally:
-        await done_in_thread(files.remove)
+        await run_in_thread(files.remove)
 
 
 class _Files:
@@ -70,7 +70,7 @@ class _Files:
         return self._folder
 
 
-def lay_down(options: ExecOptions, folder: Folder) -> LaidDown:
+def write_file(options: ExecOptions, folder: Folder) -> RunFiles:
     """Write what codex reads from files. A path with a comma would be two to it, so such an image gets another.
 
     Raises:
@@ -80,7 +80,7 @@ def lay_down(options: ExecOptions, folder: Folder) -> LaidDown:
     if options.output_schema is not None:
         schema = folder() / "schema.json"
         schema.write_text(json.dumps(options.output_schema))
-    return LaidDown(schema, tuple(_image(image, at, folder) for at, image in enumerate(options.images)))
+    return RunFiles(schema, tuple(_image(image, at, folder) for at, image in enumerate(options.images)))
 
 
 def _image(image: Path, at: int, folder: Folder) -> Path:
@@ -115,7 +115,7 @@ def _held(folder: Path) -> int | None:
     with suppress(FileNotFoundError), ExitStack() as opened:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened.callback(os.close, descriptor)
-        if hold(descriptor, folder):
+        if wait_for_lock(descriptor, folder):
             opened.pop_all()
             return descriptor
     return None

@@ -16,15 +16,15 @@ from typing import Final
 import anyio
 
 from codex_workspace.backends.codex_exec.command import ExecOptions
-from codex_workspace.backends.codex_exec.history import file_of, new_turn_id, place_in, size_of, tokens_of, what_became
-from codex_workspace.backends.codex_exec.mcp_servers import RunServers, has_failed
+from codex_workspace.backends.codex_exec.history import file_of, new_turn_id, place_in, size_of, tokens_of, turn_outcome
+from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, has_failed
 from codex_workspace.backends.codex_exec.process import CodexExec, ExecRun
-from codex_workspace.backends.codex_exec.run_files import Folder, laid_down
+from codex_workspace.backends.codex_exec.run_files import Folder, written_run_files
 from codex_workspace.backends.codex_exec.turn import ExecTurn, TurnLines
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, is_about_config
 from codex_workspace.config.prompts import Instructions
 from codex_workspace.config.toml_text import KeyPath, TomlValue
-from codex_workspace.protocol.codex_events import TokenCount, TurnEnded, TurnEvent
+from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnEvent
 from codex_workspace.protocol.failures import LOST_THREAD
 from codex_workspace.runtimes.backend import (
     CONTINUE_PROMPT,
@@ -36,8 +36,8 @@ from codex_workspace.runtimes.backend import (
     check_input,
     input_texts,
 )
-from codex_workspace.tools.file_requests import Errands
-from codex_workspace.tools.interface import Caller
+from codex_workspace.tools.file_requests import FileRequests
+from codex_workspace.tools.interface import ToolCaller
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _DATA: Final = re.compile(r"data:image/([a-z0-9]+)[^,]*;base64,", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class SessionOptions:
+class ExecThreadOptions:
     """What every run of a session is told; what is not here stands in codex's config.toml.
 
     instructions: those that config.toml holds. A session keeps those that it began with, so one that was told others
@@ -65,7 +65,7 @@ class SessionOptions:
 
 
 @dataclass(slots=True)
-class Tally:
+class ProcessCounts:
     """How many processes were started, how many of them ended against everybody's wish, and how many run."""
 
     started: int = 0
@@ -90,7 +90,7 @@ class _ServersFailed(Exception):
     """Codex has begun no session, as MCP servers have failed; the text is what it wrote last."""
 
 
-class ExecConversation:
+class ExecThread:
     """One context: its session, and the queue before it.
 
     Args:
@@ -108,11 +108,11 @@ class ExecConversation:
         codex: CodexExec,
         codex_home: Path,
         memory: ThreadIdStore,
-        options: SessionOptions,
-        servers: RunServers,
-        errands: Errands,
-        caller: Caller,
-        tally: Tally,
+        options: ExecThreadOptions,
+        servers: ExecMcpServers,
+        errands: FileRequests,
+        caller: ToolCaller,
+        tally: ProcessCounts,
     ) -> None:
         self._codex = codex
         self._home = codex_home
@@ -141,14 +141,14 @@ class ExecConversation:
         check_input(said, self._options.max_text_chars)
 
     @asynccontextmanager
-    async def floor(self) -> AsyncIterator["ExecFloor"]:
+    async def floor(self) -> AsyncIterator["ExecThreadLease"]:
         """Wait until nobody else speaks in this context; while the block is open, nobody else does."""
         async with self._one_at_a_time:
-            yield ExecFloor(self)
+            yield ExecThreadLease(self)
 
     @asynccontextmanager
     async def _turn(self, said: TurnInput, mark: str, own: TurnOptions) -> AsyncIterator[StartedTurn[ExecTurn]]:
-        async with laid_down(partial(_lay_down, said)) as images:
+        async with written_run_files(partial(_lay_down, said)) as images:
             run = replace(
                 self._options.run,
                 model=own.model or self._options.run.model,
@@ -228,7 +228,7 @@ class ExecConversation:
                 recorded = await anyio.to_thread.run_sync(tokens_of, self._home, options.resume)
         made: list[TurnLines] = []
 
-        def reads(used_before: TokenCount | None) -> TurnLines:
+        def reads(used_before: TokenUsage | None) -> TurnLines:
             made.append(TurnLines(recorded if used_before is None else used_before))
             return made[0]
 
@@ -255,7 +255,7 @@ class ExecConversation:
             self._first = _First(mark, session_id, place)
         return self._first.place
 
-    async def _recorded(self, mark: str, said: TurnInput, turn_id: str | None) -> TurnEnded | TurnRecord:
+    async def _recorded(self, mark: str, said: TurnInput, turn_id: str | None) -> TurnCompleted | TurnRecord:
         session_id = await self._memory.load()
         if session_id is None or turn_id is None:
             return TurnRecord.NONE
@@ -267,14 +267,14 @@ class ExecConversation:
         file = await anyio.to_thread.run_sync(file_of, self._home, session_id)
         if file is None:
             return TurnRecord.NONE
-        return await anyio.to_thread.run_sync(what_became, file, place, (_prompt(said), CONTINUE_PROMPT))
+        return await anyio.to_thread.run_sync(turn_outcome, file, place, (_prompt(said), CONTINUE_PROMPT))
 
     def _why_not(
         self, run: ExecRun[TurnEvent], events: list[TurnEvent], *, is_resumed: bool
     ) -> CodexCannotStart | CodexGone | _SessionLost | _ServersFailed:
         if has_failed(run.last_words):
             return _ServersFailed(run.last_words)
-        failure = next((event.failure for event in events if isinstance(event, TurnEnded)), None)
+        failure = next((event.failure for event in events if isinstance(event, TurnCompleted)), None)
         sentence = failure.message if failure is not None else "codex ended before it had begun"
         said = run.diagnostics
         lost = [line for line in (sentence, *said.splitlines()) if LOST_THREAD.search(line)]
@@ -287,10 +287,10 @@ class ExecConversation:
         return CodexCannotStart(sentence, said)
 
 
-class ExecFloor:
+class ExecThreadLease:
     """The word in one context: whoever holds it may speak as often as is needed."""
 
-    def __init__(self, conversation: ExecConversation) -> None:
+    def __init__(self, conversation: ExecThread) -> None:
         self._conversation = conversation
 
     def turn(
@@ -307,7 +307,7 @@ class ExecFloor:
         """
         return self._conversation._turn(said, _task_in(mark or ""), options or TurnOptions())
 
-    async def recorded(self, mark: str, said: TurnInput, turn_id: str | None = None) -> TurnEnded | TurnRecord:
+    async def recorded(self, mark: str, said: TurnInput, turn_id: str | None = None) -> TurnCompleted | TurnRecord:
         """Return how the turn `turn_id` ended by codex's own record, or its trace; none where the id is not known."""
         return await self._conversation._recorded(_task_in(mark), said, turn_id)
 

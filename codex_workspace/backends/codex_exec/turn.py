@@ -13,11 +13,18 @@ import anyio
 
 from codex_workspace.common.errors import CodexGone
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.codex_events import Erred, TokenCount, TurnEnded, TurnEvent, TurnFailure, Usage
+from codex_workspace.protocol.codex_events import (
+    ErrorReported,
+    TokensUpdated,
+    TokenUsage,
+    TurnCompleted,
+    TurnError,
+    TurnEvent,
+)
 from codex_workspace.protocol.exec_reader import ExecReader
-from codex_workspace.protocol.failures import PROCESS_EXITED, exited, too_long
+from codex_workspace.protocol.failures import PROCESS_EXITED, duration_error, process_exit_error
 from codex_workspace.protocol.jsonrpc import Request
-from codex_workspace.protocol.mailbox import Asking
+from codex_workspace.protocol.mailbox import ServerRequest
 from codex_workspace.protocol.open_items import OpenItems
 from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
 
@@ -46,18 +53,18 @@ class Run(Protocol):
 
 
 class TurnLines:
-    """Takes the lines of one run and gives the events of its turn, a `TurnEnded` last. No method raises.
+    """Takes the lines of one run and gives the events of its turn, a `TurnCompleted` last. No method raises.
 
     Args:
         used_before: the tokens of the session before it; None where they are not known.
     """
 
-    def __init__(self, used_before: TokenCount | None) -> None:
+    def __init__(self, used_before: TokenUsage | None) -> None:
         self.used_before: Final = used_before
-        self.session_usage: TokenCount | None = used_before
+        self.session_usage: TokenUsage | None = used_before
         self._reader: Final = ExecReader()
-        self._ended: TurnEnded | None = None
-        self._failure: TurnFailure | None = None
+        self._ended: TurnCompleted | None = None
+        self._failure: TurnError | None = None
 
     @property
     def thread_id(self) -> str | None:
@@ -86,24 +93,24 @@ class TurnLines:
         return [] if self.ended else [self._reader.skipped(size)]
 
     def finish(
-        self, exit_code: int | None = None, failure: TurnFailure | None = None, *, stopped: bool = False
+        self, exit_code: int | None = None, failure: TurnError | None = None, *, stopped: bool = False
     ) -> list[TurnEvent]:
         """Return the turn's end, where codex has not said it."""
         if self._ended is not None:
             return []
         if stopped:
-            self._ended = TurnEnded("interrupted", None, None)
+            self._ended = TurnCompleted("interrupted", None, None)
         else:
-            self._ended = TurnEnded("failed", failure or self._failure or exited(exit_code), None)
+            self._ended = TurnCompleted("failed", failure or self._failure or process_exit_error(exit_code), None)
         return [self._ended]
 
     def _see(self, event: TurnEvent) -> None:
         match event:
-            case TurnEnded():
+            case TurnCompleted():
                 self._ended = event
-            case Erred(failure):
+            case ErrorReported(failure):
                 self._failure = failure
-            case Usage():
+            case TokensUpdated():
                 self.session_usage = event.thread
             case _:
                 pass
@@ -126,14 +133,14 @@ class ExecTurn:
     ) -> None:
         self.thread_id: Final = thread_id
         self.turn_id: Final = turn_id
-        self.ended: TurnEnded | None = None
+        self.ended: TurnCompleted | None = None
         self._run = run
         self._lines = lines
         self._total_s = total_s
         self._budget_ends = anyio.current_time() + total_s
         self._unread = begun
         self._open_items = OpenItems()
-        self._end: TurnEnded | None = None
+        self._end: TurnCompleted | None = None
         self._calls: list[PendingRequest] = []
         self._is_left = False
         self._waiting: anyio.CancelScope | None = None
@@ -142,13 +149,13 @@ class ExecTurn:
         self._too_long = False
 
     @property
-    def usage(self) -> TokenCount | None:
+    def usage(self) -> TokenUsage | None:
         """Its own tokens; None while codex has told none, or those before it are not known."""
         before, now = self._lines.used_before, self._lines.session_usage
         return None if before is None or now is None or now == before else now.minus(before)
 
     @property
-    def thread_usage(self) -> TokenCount | None:
+    def thread_usage(self) -> TokenUsage | None:
         """Those of the whole session."""
         return self._lines.session_usage
 
@@ -170,7 +177,7 @@ class ExecTurn:
         if self._is_left or self.ended is not None:
             return None
         id_ = uuid.uuid4().hex
-        asked = PendingRequest(id_, call, Asking(Request(id_, call.tool, {})))
+        asked = PendingRequest(id_, call, ServerRequest(Request(id_, call.tool, {})))
         self._calls.append(asked)
         self.wake()
         try:
@@ -238,16 +245,16 @@ class ExecTurn:
         return events
 
     def _follow(self, event: TurnEvent) -> list[TurnEvent]:
-        if isinstance(event, TurnEnded):
+        if isinstance(event, TurnCompleted):
             self._end = event
             return []
         return [event] if self._open_items.see(event) else []
 
-    def _close(self, end: TurnEnded) -> list[TurnEvent]:
+    def _close(self, end: TurnCompleted) -> list[TurnEvent]:
         failure = end.failure
         if failure is not None and failure.kind == PROCESS_EXITED and not (self._stopped or self._too_long):
             raise CodexGone(failure.message, self._run.diagnostics)
         if self._too_long and end.status != "completed":
-            end = TurnEnded("failed", too_long(self._total_s), None)
+            end = TurnCompleted("failed", duration_error(self._total_s), None)
         self.ended = end
         return [*self._open_items.close(), end]

@@ -22,7 +22,15 @@ from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.devkit.platform.delivery import NOTIFICATION, Delivery
 from codex_workspace.devkit.platform.faults import Fault, Faults
 from codex_workspace.devkit.platform.request_log import token_of
-from codex_workspace.devkit.platform.store import CursorGone, Era, Given, Mode, NewRow, StandInStore, Workspace
+from codex_workspace.devkit.platform.store import (
+    CursorGone,
+    Era,
+    Mode,
+    NewRow,
+    PlatformStore,
+    StoredDelegation,
+    Workspace,
+)
 
 MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_PAGE: Final = 500
@@ -96,7 +104,7 @@ class Api:
     mode: how the platform delivers to whoever does not say. private_urls: agents may be at private addresses.
     """
 
-    store: StandInStore
+    store: PlatformStore
     faults: Faults
     delivery: Delivery
     mode: Mode
@@ -407,7 +415,7 @@ def _listed(workspace: Workspace) -> JsonObject:
     }
 
 
-def _told(given: Given, workspace_id: str) -> JsonObject:
+def _told(given: StoredDelegation, workspace_id: str) -> JsonObject:
     said: JsonObject = {
         "delegation_id": given.id,
         "source_id": given.source_id,

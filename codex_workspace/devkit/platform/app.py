@@ -38,20 +38,20 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from codex_workspace.cli.terminal import clean
-from codex_workspace.common.concurrency import plain_task_group
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.values import JsonObject
 from codex_workspace.devkit.platform.api import Api, routes_of
-from codex_workspace.devkit.platform.delivery import NOTIFICATION, Delivery, Outcome, Push
+from codex_workspace.devkit.platform.delivery import NOTIFICATION, Delivery, DeliveryOutcome, PushedMessage
 from codex_workspace.devkit.platform.faults import Faults, read_faults
-from codex_workspace.devkit.platform.request_log import Asked, Line
-from codex_workspace.devkit.platform.store import Era, Given, Mode, NewRow, StandInStore, Workspace
+from codex_workspace.devkit.platform.request_log import LoggedRequest, RequestLog
+from codex_workspace.devkit.platform.store import Era, Mode, NewRow, PlatformStore, StoredDelegation, Workspace
 from codex_workspace.server.app import bind, serving
 
 KEPT_REQUESTS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class StandInOptions:
     """How the platform is.
 
     mode: how it delivers to whoever does not say. era: see `Era`; of August are acknowledging rows, work that was
@@ -70,14 +70,16 @@ class Options:
     tells_secret: bool = False
 
 
-class StandIn:
+class StandInPlatform:
     """A platform that runs; what tests do to it, and see of it."""
 
-    def __init__(self, url: str, store: StandInStore, faults: Faults, delivery: Delivery, options: Options) -> None:
+    def __init__(
+        self, url: str, store: PlatformStore, faults: Faults, delivery: Delivery, options: StandInOptions
+    ) -> None:
         self.url: Final = url
         self.store: Final = store
         self.faults: Final = faults
-        self.requests: Final[deque[Asked]] = deque(maxlen=KEPT_REQUESTS)
+        self.requests: Final[deque[LoggedRequest]] = deque(maxlen=KEPT_REQUESTS)
         self._delivery = delivery
         self._options = options
         self._changed = anyio.Event()
@@ -88,7 +90,7 @@ class StandIn:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def take_note(self, asked: Asked) -> None:
+    def take_note(self, asked: LoggedRequest) -> None:
         """Keep what a workspace has asked for."""
         self.requests.append(asked)
         self.notice()
@@ -128,7 +130,7 @@ class StandIn:
         if token is not None:
             self.store.mint(workspace_id, token)
 
-    async def canvas_message(self, workspace_id: str, text: str, message_id: str | None = None) -> Outcome:
+    async def canvas_message(self, workspace_id: str, text: str, message_id: str | None = None) -> DeliveryOutcome:
         """Send an agent a message of the user's; with push it returns when the agent has answered."""
         request = message_of(text, message_id, canvas={"history": []})
         return await self._delivery.send(None, self._known(workspace_id), request)
@@ -140,7 +142,7 @@ class StandIn:
         text: str,
         message_id: str | None = None,
         metadata: JsonObject | None = None,
-    ) -> Outcome:
+    ) -> DeliveryOutcome:
         """Send an agent another's message, or by the same ids its own prompt."""
         return await self._delivery.send(from_id, self._known(to_id), message_of(text, message_id, metadata))
 
@@ -202,12 +204,12 @@ class StandIn:
         return [text for _, text in self.store.shown(workspace_id)]
 
     @property
-    def delegations(self) -> list[Given]:
+    def delegations(self) -> list[StoredDelegation]:
         """Return the work that was given, oldest first."""
         return self.store.delegations()[::-1]
 
     @property
-    def pushes(self) -> list[Push]:
+    def pushes(self) -> list[PushedMessage]:
         """Return what was sent to agents' addresses since the start."""
         return self._delivery.pushes
 
@@ -219,26 +221,26 @@ class StandIn:
 
 
 @asynccontextmanager
-async def running_stand_in(
+async def running_platform(
     file: Path | None = None,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    options: Options | None = None,
+    options: StandInOptions | None = None,
     faults: Faults | None = None,
-) -> AsyncIterator[StandIn]:
+) -> AsyncIterator[StandInPlatform]:
     """Run a platform while the block runs; what it keeps stays in `file`, so that leaving and entering is a restart.
 
     Raises:
         ConfigError: the port is taken.
     """
-    options, faults = options or Options(), faults or Faults()
-    store = StandInStore(file)
+    options, faults = options or StandInOptions(), faults or Faults()
+    store = PlatformStore(file)
     store.requeue_dispatched()
     with contextlib.closing(store), bind(host, port) as listener:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         # A proxy for the outside world may stand between.
-        async with httpx.AsyncClient(trust_env=False, verify=_trusted()) as http, plain_task_group() as tasks:
+        async with httpx.AsyncClient(trust_env=False, verify=_trusted()) as http, task_group() as tasks:
             delivery = Delivery(
                 *(store, faults, http, tasks, _nobody_waits),
                 wait_s=options.wait_s,
@@ -247,10 +249,10 @@ async def running_stand_in(
                 tells_secret=options.tells_secret,
                 part_name="type" if options.era == "may" else "kind",
             )
-            platform = StandIn(url, store, faults, delivery, options)
+            platform = StandInPlatform(url, store, faults, delivery, options)
             api = Api(store, faults, delivery, options.mode, options.era, options.private_urls)
             line = Middleware(
-                Line,
+                RequestLog,
                 store=store,
                 faults=faults,
                 rate_per_minute=options.rate_per_minute,
@@ -310,11 +312,11 @@ async def play(host: str, port: int, file: Path | None, mode: Mode, faults: str)
     """
     shares = read_faults(faults)
     logging.getLogger("uvicorn.error").addFilter(_is_no_lost_answer)
-    options = Options(mode=mode, private_urls=True)
+    options = StandInOptions(mode=mode, private_urls=True)
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with (
-            running_stand_in(file, host=host, port=port, options=options, faults=Faults(shares)) as platform,
-            plain_task_group() as tasks,
+            running_platform(file, host=host, port=port, options=options, faults=Faults(shares)) as platform,
+            task_group() as tasks,
         ):
             _say(f"platform at {platform.url}")
             tasks.start_soon(_show, platform)
@@ -329,7 +331,7 @@ def _is_no_lost_answer(record: logging.LogRecord) -> bool:
     return "without completing response" not in record.getMessage()
 
 
-async def _show(platform: StandIn) -> None:
+async def _show(platform: StandInPlatform) -> None:
     """Print what the user is shown from now on."""
     seen = Counter({each.id: len(platform.shown(each.id)) for each in platform.store.workspaces()})
 

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.devkit.platform.faults import Fault, Faults
-from codex_workspace.devkit.platform.store import NewRow, Queued, StandInStore, Workspace
+from codex_workspace.devkit.platform.store import NewRow, PlatformStore, Queued, Workspace
 from codex_workspace.platform.client import text_of_parts
 
 MAX_ANSWER_BYTES: Final = 10 << 20
@@ -32,7 +32,7 @@ NOTIFICATION: Final = "notification"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DeliveryOutcome:
     """What a caller is told of its message.
 
     busy: the agent did not answer in time, or broke off. failed: the message did not get an answer, whatever `status`
@@ -53,7 +53,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class PushedMessage:
     """One POST to an agent: the bytes that were sent, and what came of it."""
 
     workspace_id: str
@@ -72,7 +72,7 @@ class Delivery:
     changed: called when something was kept that somebody may wait for.
     """
 
-    store: StandInStore
+    store: PlatformStore
     faults: Faults
     http: httpx.AsyncClient
     tasks: TaskGroup
@@ -82,7 +82,7 @@ class Delivery:
     part_name: str = "type"
     result_rows: bool = False
     tells_secret: bool = False
-    pushes: list[Push] = field(default_factory=list)
+    pushes: list[PushedMessage] = field(default_factory=list)
 
     def write(self, row: NewRow) -> str:
         """Write a row of activity."""
@@ -93,15 +93,15 @@ class Delivery:
 
     async def send(
         self, caller_id: str | None, target: Workspace, request: JsonObject, wait_s: float | None = None
-    ) -> Outcome:
+    ) -> DeliveryOutcome:
         """Bring a JSON-RPC request to an agent, by its own way; `caller_id` None: the user."""
         if target.delivery == "poll":
             method = _text(request, "method")
             summary = f"{method} → {target.name} (queued for poll)"
             self.write(NewRow(target.id, "a2a_receive", caller_id, target.id, method, summary, request))
-            return Outcome(200, {"status": "queued", "delivery_mode": "poll", "method": method})
+            return DeliveryOutcome(200, {"status": "queued", "delivery_mode": "poll", "method": method})
         if not target.url:
-            return Outcome(503, {"error": "workspace has no URL", "status": target.status}, failed=True)
+            return DeliveryOutcome(503, {"error": "workspace has no URL", "status": target.status}, failed=True)
         body = json.dumps(request).encode()
         outcome = await self._push(caller_id, target, request, body, wait_s or self.wait_s)
         if not outcome.busy:
@@ -110,7 +110,7 @@ class Delivery:
         now = self.store.workspace(target.id) or target
         if now.queues_itself:
             refused: JsonObject = {"error": "workspace agent busy", "busy": True, "native_session": True}
-            return Outcome(503, {**refused, "retry_after": BUSY_RETRY_S}, failed=True)
+            return DeliveryOutcome(503, {**refused, "retry_after": BUSY_RETRY_S}, failed=True)
         queue_id, depth = self.store.enqueue(target.id, caller_id, message_id_of(request), body)
         self.changed()
         said: JsonObject = {
@@ -119,7 +119,7 @@ class Delivery:
             "queue_depth": depth,
             "message": "workspace agent busy — request queued",
         }
-        return Outcome(202, said)
+        return DeliveryOutcome(202, said)
 
     async def drain(self, workspace_id: str) -> None:
         """Deliver the message that has waited longest for an agent that has time now."""
@@ -137,7 +137,7 @@ class Delivery:
             self._try_again_later(item, request, outcome)
         self.changed()
 
-    def _try_again_later(self, item: Queued, request: JsonObject, outcome: Outcome) -> None:
+    def _try_again_later(self, item: Queued, request: JsonObject, outcome: DeliveryOutcome) -> None:
         if item.attempts < MAX_ATTEMPTS:
             self.store.settle_queued(item.id, "queued", outcome.body)
             return
@@ -146,7 +146,7 @@ class Delivery:
         if delegation_id is not None:
             self._settle(delegation_id, "failed", error=_error_of(outcome))
 
-    def _answered_late(self, request: JsonObject, outcome: Outcome) -> None:
+    def _answered_late(self, request: JsonObject, outcome: DeliveryOutcome) -> None:
         delegation_id = _delegation_of(request)
         if delegation_id is not None:
             self._settle(delegation_id, "completed", result=text_for_delegation(outcome.body))
@@ -198,11 +198,11 @@ class Delivery:
 
     async def _push(
         self, caller_id: str | None, target: Workspace, request: JsonObject, body: bytes, wait_s: float
-    ) -> Outcome:
+    ) -> DeliveryOutcome:
         """POST a body to an agent; the row is written, and the user sees the answer, as the platform does it."""
         started = time.monotonic()
         outcome = await self._post(target, body, wait_s)
-        self.pushes.append(Push(target.id, body, outcome.status, outcome.busy))
+        self.pushes.append(PushedMessage(target.id, body, outcome.status, outcome.busy))
         if caller_id is None and not outcome.busy and not outcome.failed:
             text = text_on_canvas(outcome.result)
             if text:
@@ -223,7 +223,7 @@ class Delivery:
         self.changed()
         return outcome
 
-    async def _post(self, target: Workspace, body: bytes, wait_s: float) -> Outcome:
+    async def _post(self, target: Workspace, body: bytes, wait_s: float) -> DeliveryOutcome:
         headers = {"Content-Type": "application/json"}
         if self.tells_secret:
             headers["Authorization"] = f"Bearer {target.inbound_secret}"
@@ -232,28 +232,32 @@ class Delivery:
             async with self.http.stream("POST", target.url, content=body, headers=headers, timeout=timeout) as response:
                 return await _read(response)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, httpx.UnsupportedProtocol):
-            return Outcome(NOT_REACHED, {"error": "failed to reach workspace agent"}, failed=True)
+            return DeliveryOutcome(NOT_REACHED, {"error": "failed to reach workspace agent"}, failed=True)
         except httpx.HTTPError:
-            return Outcome(503, {"error": "workspace agent busy"}, busy=True)
+            return DeliveryOutcome(503, {"error": "workspace agent busy"}, busy=True)
 
 
-async def _read(response: httpx.Response) -> Outcome:
+async def _read(response: httpx.Response) -> DeliveryOutcome:
     content = bytearray()
     try:
         async for piece in response.aiter_bytes():
             content += piece
             if len(content) > MAX_ANSWER_BYTES:
-                return Outcome(502, {"error": "agent response too large", "delivery_confirmed": True}, failed=True)
+                return DeliveryOutcome(
+                    502, {"error": "agent response too large", "delivery_confirmed": True}, failed=True
+                )
     except httpx.HTTPError:
         delivered = response.status_code < 300
-        return Outcome(502, {"error": "failed to read agent response", "delivery_confirmed": delivered}, failed=True)
+        return DeliveryOutcome(
+            502, {"error": "failed to read agent response", "delivery_confirmed": delivered}, failed=True
+        )
     answer = _parsed(bytes(content))
     if response.status_code >= 300:
         error = _text(_object(answer), "error") or response.reason_phrase
-        return Outcome(response.status_code, {"error": error}, failed=True, answer=answer)
+        return DeliveryOutcome(response.status_code, {"error": error}, failed=True, answer=answer)
     if not content:
-        return Outcome(response.status_code, {"error": "agent returned empty response body"}, failed=True)
-    return Outcome(response.status_code, answer)
+        return DeliveryOutcome(response.status_code, {"error": "agent returned empty response body"}, failed=True)
+    return DeliveryOutcome(response.status_code, answer)
 
 
 def _parsed(content: bytes) -> JsonValue:
@@ -314,7 +318,7 @@ def _artifacts(result: JsonObject) -> list[JsonValue]:
     return [_object(each).get("parts") for each in (artifacts if isinstance(artifacts, list) else [])]
 
 
-def _error_of(outcome: Outcome) -> str:
+def _error_of(outcome: DeliveryOutcome) -> str:
     return _text(_object(outcome.body), "error") or f"HTTP {outcome.status}"
 
 

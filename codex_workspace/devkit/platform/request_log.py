@@ -12,13 +12,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codex_workspace.devkit.platform.faults import Fault, Faults
-from codex_workspace.devkit.platform.store import StandInStore
+from codex_workspace.devkit.platform.store import PlatformStore
 
 MINUTE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LoggedRequest:
     """A request that a workspace has sent; `at`: a monotonic clock's seconds."""
 
     workspace_id: str
@@ -52,7 +52,7 @@ class _Rate:
         return 0 if self.counted[workspace_id] <= self.per_minute else int(self.began + MINUTE_S - now) + 1
 
 
-class Line:
+class RequestLog:
     """Stands before the endpoints: counts requests, keeps which there were, and does wrong what is to go wrong.
 
     Requests of the user, who shows no token and names no workspace, go through as they are.
@@ -63,11 +63,11 @@ class Line:
     def __init__(
         self,
         app: ASGIApp,
-        store: StandInStore,
+        store: PlatformStore,
         faults: Faults,
         rate_per_minute: int,
         rotate: Callable[[str], object],
-        note: Callable[[Asked], None],
+        note: Callable[[LoggedRequest], None],
     ) -> None:
         self._app = app
         self._store = store
@@ -136,7 +136,7 @@ def _failing(status: int) -> Response:
 class _Caller:
     """A request of a workspace; takes note of its answer."""
 
-    note: Callable[[Asked], None]
+    note: Callable[[LoggedRequest], None]
     workspace_id: str
     request: Request
     send: Send
@@ -159,5 +159,7 @@ class _Caller:
 
     def _note(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            asked = Asked(self.workspace_id, self.request.method, self.path, message["status"], time.monotonic())
+            asked = LoggedRequest(
+                self.workspace_id, self.request.method, self.path, message["status"], time.monotonic()
+            )
             self.note(asked)

@@ -124,7 +124,7 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class StoredDelegation:
     """Work that one workspace gave another."""
 
     id: str
@@ -141,7 +141,7 @@ class CursorGone(LookupError):
     """There is no row of this id for this workspace."""
 
 
-class StandInStore:
+class PlatformStore:
     """All of it; one connection, used by one event loop."""
 
     def __init__(self, file: Path | None) -> None:
@@ -467,14 +467,14 @@ class StandInStore:
             (status, result, error, delegation_id),
         )
 
-    def delegations(self, source_id: str | None = None) -> list[Given]:
+    def delegations(self, source_id: str | None = None) -> list[StoredDelegation]:
         """Return the work that a workspace has given, or everybody, newest first."""
         rows = self._db.execute(
             "SELECT * FROM delegations WHERE ? IS NULL OR source_id = ? ORDER BY number DESC", (source_id, source_id)
         )
         return [_given(row) for row in rows]
 
-    def delegation(self, delegation_id: str) -> Given | None:
+    def delegation(self, delegation_id: str) -> StoredDelegation | None:
         """Return work that was given."""
         row = self._one("SELECT * FROM delegations WHERE id = ?", delegation_id)
         return None if row is None else _given(row)
@@ -530,8 +530,8 @@ def _workspace(row: sqlite3.Row) -> Workspace:
     )
 
 
-def _given(row: sqlite3.Row) -> Given:
-    return Given(
+def _given(row: sqlite3.Row) -> StoredDelegation:
+    return StoredDelegation(
         row["id"],
         row["source_id"],
         row["target_id"],

@@ -24,22 +24,22 @@ from hypothesis import strategies as st
 from codex_workspace.cli.terminal import Console, Style, TurnView, clean
 from codex_workspace.common.values import JsonObject
 from codex_workspace.protocol.codex_events import (
-    Change,
-    CommandFinished,
+    CommandCompleted,
     CommandStarted,
-    FilesChanged,
-    FilesChanging,
+    FilePatch,
     ItemStatus,
-    Planned,
-    PlanStep,
-    Reasoned,
-    Said,
-    TextDelta,
-    ToolFinished,
-    ToolStarted,
+    MessageCompleted,
+    MessageDelta,
+    PatchCompleted,
+    PatchStarted,
+    PlanItem,
+    PlanUpdated,
+    ReasoningCompleted,
+    ToolCallCompleted,
+    ToolCallStarted,
     TurnEvent,
-    Warned,
-    WebSearched,
+    WarningReported,
+    WebSearchCompleted,
 )
 from codex_workspace.tasks.replies import USAGE, Outcome, Reply
 
@@ -213,9 +213,9 @@ def began(command: str, item: str = "c") -> CommandStarted:
     return CommandStarted(item, f"/bin/bash -lc '{command}'", "/w")
 
 
-def came_of(command: str, output: str, exit_code: int | None = 0, item: str = "c") -> CommandFinished:
+def came_of(command: str, output: str, exit_code: int | None = 0, item: str = "c") -> CommandCompleted:
     status = ItemStatus.COMPLETED if exit_code == 0 else ItemStatus.FAILED
-    return CommandFinished(item, f"/bin/bash -lc '{command}'", "/w", output, exit_code, status, 1)
+    return CommandCompleted(item, f"/bin/bash -lc '{command}'", "/w", output, exit_code, status, 1)
 
 
 def bash(command: str) -> str:
@@ -232,8 +232,8 @@ JSON_EVIL = r"\u001b]0;owned\u0007\u001b[2Jsafe\u001b[31m\x9b1m\u001bc\u202eevil
 
 TURNS: dict[str, tuple[list[TurnEvent], str]] = {
     "a command and its output": (
-        [TextDelta("m", "I look."), Said("m", "I look.", None), began("ls"), came_of("ls", "a\nb\n"),
-         Said("n", "Two.", None)],
+        [MessageDelta("m", "I look."), MessageCompleted("m", "I look.", None), began("ls"), came_of("ls", "a\nb\n"),
+         MessageCompleted("n", "Two.", None)],
         f"I look.\n\n{bash('ls')}\n```\na\nb\n```\n\nTwo.\n",
     ),
     "one that prints nothing": ([began("true"), came_of("true", "")], f"{bash('true')}\n*No output.*\n"),
@@ -271,41 +271,45 @@ TURNS: dict[str, tuple[list[TurnEvent], str]] = {
         f"{bash('cat x.js')}\n```\n{'a' * 1000}\n[… 96000 characters left out …]\n{'a' * 3000}\n```\n",
     ),
     "an MCP tool": (
-        [ToolStarted("t", "files", "read_file", {"path": "a`b", "n": 1}),
-         ToolFinished("t", "files", "read_file", {}, "1\n2", False, ItemStatus.COMPLETED, 1)],
+        [ToolCallStarted("t", "files", "read_file", {"path": "a`b", "n": 1}),
+         ToolCallCompleted("t", "files", "read_file", {}, "1\n2", False, ItemStatus.COMPLETED, 1)],
         '**read_file** (files)\n\n```json\n{\n  "path": "a`b",\n  "n": 1\n}\n```\n\n```\n1\n2\n```\n',
     ),
     "an MCP tool that fails": (
-        [ToolStarted("t", EVIL, EVIL, {EVIL: EVIL}),
-         ToolFinished("t", EVIL, EVIL, {}, EVIL, True, ItemStatus.FAILED, 1)],
+        [ToolCallStarted("t", EVIL, EVIL, {EVIL: EVIL}),
+         ToolCallCompleted("t", EVIL, EVIL, {}, EVIL, True, ItemStatus.FAILED, 1)],
         f'**{SAID_EVIL}** ({SAID_EVIL})\n\n```json\n{{\n  "{JSON_EVIL}": "{JSON_EVIL}"\n}}\n```\n\n'
         f"**Failed**\n\n```\n{SEEN_EVIL}\n```\n",
     ),
     "files": (
-        [FilesChanging("f", (Change("/w/a", "add", "x\n"),)),
-         FilesChanged("f", (Change("/w/a", "add", "x\n"), Change("/w/b", "delete", "y\n")), ItemStatus.COMPLETED)],
+        [
+            PatchStarted("f", (FilePatch("/w/a", "add", "x\n"),)),
+            PatchCompleted(
+                "f", (FilePatch("/w/a", "add", "x\n"), FilePatch("/w/b", "delete", "y\n")), ItemStatus.COMPLETED
+            ),
+        ],
         "**Edit**\n\n- add `/w/a`\n- delete `/w/b`\n\n```diff\n--- /dev/null\n+++ /w/a\n@@ -0,0 +1,1 @@\n+x\n"
         "--- /w/b\n+++ /dev/null\n@@ -1,1 +0,0 @@\n-y\n```\n",
     ),
     "files of which no lines are told": (
-        [FilesChanged("f", (Change("/w/a", "update", ""),), ItemStatus.COMPLETED)],
+        [PatchCompleted("f", (FilePatch("/w/a", "update", ""),), ItemStatus.COMPLETED)],
         "**Edit**\n\n- update `/w/a`\n",
     ),
     "files that were not changed": (
-        [FilesChanged("f", (Change("/w/a", "add", "x\n"),), ItemStatus.DECLINED)],
+        [PatchCompleted("f", (FilePatch("/w/a", "add", "x\n"),), ItemStatus.DECLINED)],
         "**Write**\n\n- add `/w/a`\n\n**Failed**\n\n```\nNo file was changed (declined).\n```\n",
     ),
     "a plan": (
-        [Planned((PlanStep("look *up*", "completed"), PlanStep("write", "inProgress")), "Why")] * 2,
+        [PlanUpdated((PlanItem("look *up*", "completed"), PlanItem("write", "inProgress")), "Why")] * 2,
         "**TodoWrite**\n\nWhy\n\n- [x] look \\*up\\*\n- [ ] *now:* write\n",
     ),
     "a plan with escape sequences": (
-        [Planned((PlanStep(EVIL, EVIL),), EVIL)],
+        [PlanUpdated((PlanItem(EVIL, EVIL),), EVIL)],
         f"**TodoWrite**\n\n{SAID_EVIL}\n\n- [ ] {SAID_EVIL}\n",
     ),
-    "a search": ([WebSearched("w", "basalt")], "**WebSearch** `basalt`\n"),
+    "a search": ([WebSearchCompleted("w", "basalt")], "**WebSearch** `basalt`\n"),
     "thoughts and notices": (
-        [Reasoned("r", ("**Hm**\nso",)), Warned("slow", will_retry=False)],
+        [ReasoningCompleted("r", ("**Hm**\nso",)), WarningReported("slow", will_retry=False)],
         "> **Hm**\n> so\n\n**Note**: slow\n",
     ),
 }  # fmt: skip
@@ -338,8 +342,8 @@ def test_colours_say_what_is_what() -> None:
     events = turn(
         began("make"),
         came_of("make", "+not a diff\n**plain**\n", 2),
-        FilesChanged("f", (Change("/w/a", "update", "@@ -1 +1 @@\n-x\n+y\n"),), ItemStatus.COMPLETED),
-        Warned("slow", will_retry=False),
+        PatchCompleted("f", (FilePatch("/w/a", "update", "@@ -1 +1 @@\n-x\n+y\n"),), ItemStatus.COMPLETED),
+        WarningReported("slow", will_retry=False),
     )
     assert shown(*events, style=Style(colour=True)) == (
         "\x1b[1m**Bash**\x1b[0m\n\n\x1b[2m```bash\x1b[0m\n\x1b[1mmake\x1b[0m\n\x1b[2m```\x1b[0m\n\n"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codex_workspace.codex.history import ended_in, remembered, rollout_of
+from codex_workspace.codex.history import is_in_rollout, rollout_path, turn_end
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.codex_events import Said
+from codex_workspace.protocol.codex_events import MessageCompleted
 from tests.support.paths import RECORDINGS
 
 json_values: st.SearchStrategy[JsonValue] = st.recursive(
@@ -43,7 +43,7 @@ def test_recorded_turns_end_as_codex_says() -> None:
         assert isinstance(turns, list)
         for turn in turns:
             assert isinstance(turn, dict)
-            ended = ended_in(read, str(turn["id"]))
+            ended = turn_end(read, str(turn["id"]))
             if turn["status"] == "inProgress":
                 assert ended is None
             else:
@@ -62,22 +62,22 @@ def test_the_last_message_is_the_turns_last_message() -> None:
         {"type": "agentMessage", "id": "c"},
         {"type": "commandExecution", "id": "d"},
     ]
-    ended = ended_in({"thread": {"turns": [{"id": "t", "status": "completed", "items": items}]}}, "t")
+    ended = turn_end({"thread": {"turns": [{"id": "t", "status": "completed", "items": items}]}}, "t")
     assert ended is not None
-    assert ended.last_message == Said("b", "last", None)
+    assert ended.last_message == MessageCompleted("b", "last", None)
 
 
 @given(json_values, json_values, json_values)
 def test_an_odd_record_is_no_accident(status: JsonValue, items: JsonValue, error: JsonValue) -> None:
     turn: JsonObject = {"id": "t", "status": status, "items": items, "error": error}
-    ended = ended_in({"thread": {"turns": [None, turn]}}, "t")
+    ended = turn_end({"thread": {"turns": [None, turn]}}, "t")
     assert ended is not None
     assert ended.status == "failed"
 
 
 @given(json_values)
 def test_no_record_is_a_failed_turn(read: JsonValue) -> None:
-    ended = ended_in(read, "t")
+    ended = turn_end(read, "t")
     assert ended is not None
     assert ended.status == "failed"
 
@@ -115,16 +115,16 @@ def said(text: str, role: str = "user") -> str:
 def test_a_message_that_the_model_remembers_is_found_where_the_record_does_not_show_it(
     lines: list[str], is_remembered: bool
 ) -> None:
-    assert remembered(lines, "hello") == is_remembered
+    assert is_in_rollout(lines, "hello") == is_remembered
 
 
 @given(st.lists(st.text(max_size=30) | json_values.map(json.dumps), max_size=5))
 def test_an_odd_file_remembers_nothing(lines: list[str]) -> None:
-    assert not remembered(lines, "hello, I am not there")
+    assert not is_in_rollout(lines, "hello, I am not there")
 
 
 def test_the_file_is_where_codex_says() -> None:
-    found = [rollout_of(read) for read in reads()]
+    found = [rollout_path(read) for read in reads()]
     assert found
     assert all(path is not None and path.name.startswith("rollout-") for path in found)
-    assert rollout_of({"thread": {"path": None}}) is None
+    assert rollout_path({"thread": {"path": None}}) is None

@@ -7,37 +7,37 @@ from hypothesis import strategies as st
 from codex_workspace.codex.recovery import (
     MAX_DEATHS,
     MAX_RESTARTS,
-    Deaths,
-    Ended,
+    AlreadyEnded,
+    Continue,
+    FailureCounts,
     GiveUp,
-    GoOn,
     RecoveryPolicy,
-    SayAgain,
+    SendAgain,
     Step,
     next_step,
 )
-from codex_workspace.protocol.codex_events import Said, TurnEnded, TurnFailure
+from codex_workspace.protocol.codex_events import MessageCompleted, TurnCompleted, TurnError
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT, TurnRecord
 
 WHY = "codex exited with code 137"
 RESUME, RERUN, FAIL = RecoveryPolicy.RESUME, RecoveryPolicy.RERUN, RecoveryPolicy.FAIL
 
 ENDS = [
-    TurnEnded("completed", None, Said("item-1", "Done.", "final_answer")),
-    TurnEnded("completed", None, None),
-    TurnEnded("interrupted", None, None),
-    TurnEnded("failed", TurnFailure("It broke.", "unsettled", None, None), None),
+    TurnCompleted("completed", None, MessageCompleted("item-1", "Done.", "final_answer")),
+    TurnCompleted("completed", None, None),
+    TurnCompleted("interrupted", None, None),
+    TurnCompleted("failed", TurnError("It broke.", "unsettled", None, None), None),
 ]
 
 FEW, ONE_TOO_MANY = range(MAX_DEATHS), range(MAX_DEATHS, MAX_DEATHS + 3)
 
 TABLE: list[tuple[RecoveryPolicy, TurnRecord, Step]] = [
-    (RESUME, TurnRecord.CUT_OFF, GoOn(CONTINUE_PROMPT)),
-    (RESUME, TurnRecord.NONE, SayAgain()),
-    (RERUN, TurnRecord.CUT_OFF, SayAgain()),
-    (RERUN, TurnRecord.NONE, SayAgain()),
+    (RESUME, TurnRecord.CUT_OFF, Continue(CONTINUE_PROMPT)),
+    (RESUME, TurnRecord.NONE, SendAgain()),
+    (RERUN, TurnRecord.CUT_OFF, SendAgain()),
+    (RERUN, TurnRecord.NONE, SendAgain()),
     (FAIL, TurnRecord.CUT_OFF, GiveUp(f"The turn was cut off: {WHY}. Send the message again to go on.")),
-    (FAIL, TurnRecord.NONE, SayAgain()),
+    (FAIL, TurnRecord.NONE, SendAgain()),
 ]
 
 
@@ -51,7 +51,7 @@ def test_the_table_is_whole() -> None:
 def test_a_turn_without_an_end_goes_on_as_the_operator_wants(
     policy: RecoveryPolicy, found: TurnRecord, step: Step, deaths: int
 ) -> None:
-    assert next_step(policy, found, Deaths(deaths), WHY) == step
+    assert next_step(policy, found, FailureCounts(deaths), WHY) == step
 
 
 @pytest.mark.parametrize("deaths", ONE_TOO_MANY)
@@ -61,16 +61,16 @@ def test_a_message_that_takes_codex_after_codex_with_it_is_given_up(
     policy: RecoveryPolicy, found: TurnRecord, deaths: int
 ) -> None:
     sentence = f"Codex ended {deaths} times while it worked on this message, the last time so: {WHY}."
-    assert next_step(policy, found, Deaths(deaths), WHY) == GiveUp(sentence)
+    assert next_step(policy, found, FailureCounts(deaths), WHY) == GiveUp(sentence)
 
 
 @pytest.mark.parametrize("deaths", [*FEW, *ONE_TOO_MANY])
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("policy", RecoveryPolicy)
 def test_an_end_that_codex_has_recorded_stands_whatever_else_there_is(
-    policy: RecoveryPolicy, end: TurnEnded, deaths: int
+    policy: RecoveryPolicy, end: TurnCompleted, deaths: int
 ) -> None:
-    assert next_step(policy, end, Deaths(deaths), WHY) == Ended(end)
+    assert next_step(policy, end, FailureCounts(deaths), WHY) == AlreadyEnded(end)
 
 
 @given(
@@ -78,8 +78,8 @@ def test_an_end_that_codex_has_recorded_stands_whatever_else_there_is(
 )
 def test_no_message_is_retried_forever(policy: RecoveryPolicy, traces: list[TurnRecord]) -> None:
     """Whatever codex remembers after each of its deaths, the last step is to give up."""
-    steps = [next_step(policy, trace, Deaths(deaths), WHY) for deaths, trace in enumerate(traces, start=1)]
-    tries = [step for step in steps if isinstance(step, SayAgain | GoOn)]
+    steps = [next_step(policy, trace, FailureCounts(deaths), WHY) for deaths, trace in enumerate(traces, start=1)]
+    tries = [step for step in steps if isinstance(step, SendAgain | Continue)]
     assert len(tries) < MAX_DEATHS
     assert isinstance(steps[-1], GiveUp)
 
@@ -87,8 +87,8 @@ def test_no_message_is_retried_forever(policy: RecoveryPolicy, traces: list[Turn
 @pytest.mark.parametrize("policy", RecoveryPolicy)
 @pytest.mark.parametrize("found", TurnRecord)
 def test_a_message_that_ends_the_agent_again_and_again_is_given_up(policy: RecoveryPolicy, found: TurnRecord) -> None:
-    before = next_step(policy, found, Deaths(ours=MAX_RESTARTS - 1), WHY)
-    assert before == next_step(policy, found, Deaths(), WHY)
-    given_up = next_step(policy, found, Deaths(ours=MAX_RESTARTS), WHY)
+    before = next_step(policy, found, FailureCounts(ours=MAX_RESTARTS - 1), WHY)
+    assert before == next_step(policy, found, FailureCounts(), WHY)
+    given_up = next_step(policy, found, FailureCounts(ours=MAX_RESTARTS), WHY)
     assert isinstance(given_up, GiveUp)
     assert f"The agent ended {MAX_RESTARTS} times" in given_up.sentence

@@ -8,7 +8,7 @@ import pytest
 
 from codex_workspace.agent import launch_of
 from codex_workspace.app_server import Connection, open_app_server
-from codex_workspace.codex.sandbox import Sight, blocked, digest, look_around, refuse_blocked, run
+from codex_workspace.codex.sandbox import SandboxReport, check_sandbox, digest, inspect_sandbox, run, sandbox_error
 from codex_workspace.common.errors import CodexCannotStart, ProtocolError
 from codex_workspace.common.values import JsonValue
 from codex_workspace.config.codex_toml import prepare_codex_home
@@ -28,7 +28,7 @@ def ran(exit_code: int, said: str = "") -> JsonValue:
 async def test_a_sandbox_in_which_a_command_ends_well_is_fine() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
         tasks.start_soon(codex.answer, "command/exec", ran(0))
-        await refuse_blocked(codex.connection, "workspace-write", Path("/somewhere"))
+        await check_sandbox(codex.connection, "workspace-write", Path("/somewhere"))
 
 
 async def test_a_sandbox_in_which_a_command_fails_is_refused_with_the_ways_out() -> None:
@@ -36,9 +36,9 @@ async def test_a_sandbox_in_which_a_command_fails_is_refused_with_the_ways_out()
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
         tasks.start_soon(codex.answer, "command/exec", ran(1, said))
         with pytest.raises(CodexCannotStart) as raised:
-            await refuse_blocked(codex.connection, "workspace-write", Path("/somewhere"))
+            await check_sandbox(codex.connection, "workspace-write", Path("/somewhere"))
     sentence = str(raised.value)
-    assert sentence == str(blocked("workspace-write", "bwrap: No permissions to create a new namespace"))
+    assert sentence == str(sandbox_error("workspace-write", "bwrap: No permissions to create a new namespace"))
     for word in ("codex.sandbox: workspace-write", "bwrap: No permissions", "seccomp=", "codex.sandbox to container"):
         assert word in sentence
 
@@ -51,13 +51,13 @@ async def test_a_command_that_codex_does_not_run_at_all_counts_as_blocked() -> N
 
         tasks.start_soon(refuse)
         with pytest.raises(CodexCannotStart, match="failed to run it"):
-            await refuse_blocked(codex.connection, "read-only", Path("/somewhere"))
+            await check_sandbox(codex.connection, "read-only", Path("/somewhere"))
 
 
 @pytest.mark.parametrize("mode", ["container", "danger-full-access"])
 async def test_without_a_sandbox_nothing_is_probed(mode: str) -> None:
     async with memory_codex() as codex:
-        await refuse_blocked(codex.connection, mode, Path("/somewhere"))
+        await check_sandbox(codex.connection, mode, Path("/somewhere"))
         assert codex.unread == []
 
 
@@ -82,7 +82,7 @@ async def test_the_command_runs_in_the_folder_that_is_named() -> None:
 
 
 def test_a_secret_is_found_by_its_digest() -> None:
-    sight = Sight(frozenset(), frozenset(), reaches_network=False, values={7: frozenset((digest("s3cret"),))})
+    sight = SandboxReport(frozenset(), frozenset(), reaches_network=False, values={7: frozenset((digest("s3cret"),))})
     assert sight.holders_of(["other"]) == []
     assert sight.holders_of(["other", "s3cret"]) == [7]
 
@@ -90,7 +90,7 @@ def test_a_secret_is_found_by_its_digest() -> None:
 # --- The real codex ---
 
 
-async def seen_with(tmp_path: Path, **codex: object) -> Sight:
+async def seen_with(tmp_path: Path, **codex: object) -> SandboxReport:
     """Let the real codex run the command that looks around, with these settings."""
     place = Place(tmp_path, "http://127.0.0.1:1/v1", codex=codex)
     env = place.prepare()
@@ -99,13 +99,13 @@ async def seen_with(tmp_path: Path, **codex: object) -> Sight:
     prepare_codex_home(settings, provider)
     folders = [place.workspace, tmp_path / "config", tmp_path / "state"]
     async with open_app_server(launch_of(settings, provider, env)) as connection:
-        await refuse_blocked(connection, settings.config.codex.sandbox, settings.workspace_dir)
+        await check_sandbox(connection, settings.config.codex.sandbox, settings.workspace_dir)
         return await _look(connection, place, folders)
 
 
-async def _look(connection: Connection, place: Place, folders: list[Path]) -> Sight:
+async def _look(connection: Connection, place: Place, folders: list[Path]) -> SandboxReport:
     before = {path: path.stat().st_mtime_ns for path in place.workspace.rglob("*")}
-    sight = await look_around(connection, place.workspace, folders)
+    sight = await inspect_sandbox(connection, place.workspace, folders)
     assert {path: path.stat().st_mtime_ns for path in place.workspace.rglob("*")} == before
     return sight
 

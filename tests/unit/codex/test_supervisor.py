@@ -19,8 +19,8 @@ from codex_workspace.codex.supervisor import (
     LONGEST_PAUSE_S,
     MAX_SILENCE_S,
     STEADY_S,
-    Supply,
-    SupplyBounds,
+    CodexSupervisor,
+    SupervisorLimits,
     pause_after,
     some_shorter,
 )
@@ -29,7 +29,7 @@ from tests.support.memory_codex import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
-BOUNDS = SupplyBounds(threads=10)
+BOUNDS = SupervisorLimits(threads=10)
 DEAD = "codex ended with exit code 1"
 
 
@@ -148,7 +148,7 @@ class Holder:
 
 @dataclass
 class Scene:
-    supply: Supply[Child]
+    supply: CodexSupervisor[Child]
     factory: Factory
 
     async def turn(self, duration_s: float = 0.0, threads: int = 0) -> Child:
@@ -162,11 +162,11 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    bounds: SupplyBounds = BOUNDS, *, failing: int = 0, start_s: float = 0.0, jitter: float = 1.0
+    bounds: SupervisorLimits = BOUNDS, *, failing: int = 0, start_s: float = 0.0, jitter: float = 1.0
 ) -> AsyncIterator[Scene]:
     factory = Factory(failing, start_s)
     async with anyio.create_task_group() as tasks:
-        supply = Supply(factory.open, bounds, lambda open_it, _usable: Holder(tasks, open_it), lambda: jitter)
+        supply = CodexSupervisor(factory.open, bounds, lambda open_it, _usable: Holder(tasks, open_it), lambda: jitter)
         yield Scene(supply, factory)
         await supply.close()
 
@@ -218,7 +218,7 @@ async def test_jitter_shortens_a_pause() -> None:
 
 @in_virtual_time
 async def test_waiting_is_bounded_and_says_why_and_how_often() -> None:
-    async with scene(SupplyBounds(restart_wait_s=10), failing=99) as now:
+    async with scene(SupervisorLimits(restart_wait_s=10), failing=99) as now:
         before = anyio.current_time()
         with pytest.raises(CodexCannotStart) as raised:
             await now.turn()
@@ -231,7 +231,7 @@ async def test_waiting_is_bounded_and_says_why_and_how_often() -> None:
 
 @in_virtual_time
 async def test_who_gives_up_leaves_the_next_try_to_the_others() -> None:
-    async with scene(SupplyBounds(restart_wait_s=10), failing=5) as now:
+    async with scene(SupervisorLimits(restart_wait_s=10), failing=5) as now:
         with pytest.raises(CodexCannotStart):
             await now.turn()
         await anyio.sleep(15)
@@ -241,7 +241,7 @@ async def test_who_gives_up_leaves_the_next_try_to_the_others() -> None:
 
 @in_virtual_time
 async def test_a_start_that_hangs_is_waited_for_no_longer_than_a_failing_one() -> None:
-    async with scene(SupplyBounds(restart_wait_s=10), start_s=15) as now:
+    async with scene(SupervisorLimits(restart_wait_s=10), start_s=15) as now:
         with pytest.raises(CodexCannotStart, match="codex did not start within 10 s"):
             await now.turn()
         assert (await now.turn()).number == 0
@@ -408,7 +408,7 @@ async def test_a_codex_with_too_many_threads_is_replaced_between_turns() -> None
 
 @in_virtual_time
 async def test_a_codex_with_too_much_memory_is_replaced() -> None:
-    async with scene(SupplyBounds(memory_mb=1)) as now:
+    async with scene(SupervisorLimits(memory_mb=1)) as now:
         async with now.supply.use() as first:
             # This process stands in for codex: it has more than a megabyte.
             first.pid = os.getpid()
@@ -477,7 +477,7 @@ async def test_a_death_ends_the_waiting_for_a_replacement() -> None:
 @in_virtual_time
 async def test_no_use_ever_outlives_its_codex() -> None:
     """Many at a time, and codex replaced again and again: whoever holds one holds a living one."""
-    async with scene(SupplyBounds(threads=7), start_s=0.2) as now:
+    async with scene(SupervisorLimits(threads=7), start_s=0.2) as now:
 
         async def client(number: int) -> None:
             for step in range(20):

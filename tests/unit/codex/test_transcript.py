@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.codex.transcript import MAX_ANSWER_BYTES, MAX_LINE_BYTES, MAX_LINES, MAX_TEXT_CHARS, Transcripts
-from codex_workspace.common.redact import Scrubber
+from codex_workspace.codex.transcript import (
+    MAX_ANSWER_BYTES,
+    MAX_LINE_BYTES,
+    MAX_LINES,
+    MAX_TEXT_CHARS,
+    TranscriptReader,
+)
+from codex_workspace.common.redact import Redactor
 
 THREAD = "01a1fd95-a248-7f12-a73e-5061c94d0e83"
 SECRET = 'sk-"quoted" ü-0123456789'
@@ -24,7 +30,7 @@ class Record:
         self.file = self.root / "sessions" / "2026" / "11" / "21" / f"rollout-2026-11-21T10-00-00-{THREAD}.jsonl"
         self.file.parent.mkdir(parents=True)
         self.file.touch()
-        self.transcripts = Transcripts(self.root, self.newest, Scrubber([SECRET]))
+        self.transcripts = TranscriptReader(self.root, self.newest, Redactor([SECRET]))
 
     async def newest(self, _context_id: str | None) -> str | None:
         return self.thread

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from codex_workspace.common.concurrency import Owner
+from codex_workspace.common.concurrency import BackgroundResource
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -45,11 +45,11 @@ class Shop:
                 raise OSError("it sticks")
 
 
-def shop_of(*failures: Exception, is_open: bool = True) -> tuple[Shop, Owner[Thing]]:
+def shop_of(*failures: Exception, is_open: bool = True) -> tuple[Shop, BackgroundResource[Thing]]:
     shop = Shop(failures=list(failures))
     if is_open:
         shop.gate.set()
-    return shop, Owner(shop.open, usable=lambda thing: thing.usable)
+    return shop, BackgroundResource(shop.open, usable=lambda thing: thing.usable)
 
 
 async def test_many_askers_get_the_one_thing() -> None:
@@ -101,7 +101,7 @@ async def test_an_error_of_leaving_is_logged_and_nobodys(caplog: pytest.LogCaptu
     assert caplog.text.count("leaving the old block failed") == 2
 
 
-async def leave_while_it_opens(owner: Owner[Thing]) -> None:
+async def leave_while_it_opens(owner: BackgroundResource[Thing]) -> None:
     asking = asyncio.create_task(owner.get())
     await asyncio.sleep(0.01)
     asking.cancel()

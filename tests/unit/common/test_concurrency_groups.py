@@ -6,7 +6,7 @@ import threading
 import anyio
 import pytest
 
-from codex_workspace.common.concurrency import done_in_thread, plain_task_group
+from codex_workspace.common.concurrency import run_in_thread, task_group
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -16,7 +16,7 @@ async def fail(error: Exception) -> None:
 
 
 async def run(*errors: Exception) -> None:
-    async with plain_task_group() as tasks:
+    async with task_group() as tasks:
         for error in errors:
             tasks.start_soon(fail, error)
         await anyio.sleep_forever()
@@ -24,7 +24,7 @@ async def run(*errors: Exception) -> None:
 
 async def test_a_lone_error_arrives_plain_from_the_block_and_from_a_task() -> None:
     with pytest.raises(KeyError):
-        async with plain_task_group():
+        async with task_group():
             raise KeyError
     with pytest.raises(KeyError) as raised:
         await run(KeyError())
@@ -33,7 +33,7 @@ async def test_a_lone_error_arrives_plain_from_the_block_and_from_a_task() -> No
 
 async def test_a_cause_is_kept() -> None:
     with pytest.raises(KeyError) as raised:
-        async with plain_task_group():
+        async with task_group():
             raise KeyError from OSError("why")
     assert isinstance(raised.value.__cause__, OSError)
 
@@ -47,7 +47,7 @@ async def test_several_errors_stay_together() -> None:
 
 async def test_a_cancelled_group_is_left_quietly() -> None:
     with anyio.move_on_after(0.01) as scope:
-        async with plain_task_group() as tasks:
+        async with task_group() as tasks:
             tasks.start_soon(anyio.sleep_forever)
     assert scope.cancelled_caught
 
@@ -55,7 +55,7 @@ async def test_a_cancelled_group_is_left_quietly() -> None:
 @pytest.mark.parametrize("steps", range(1, 6))
 async def test_what_has_to_be_done_is_done_however_often_its_task_is_cancelled(steps: int) -> None:
     done = threading.Event()
-    task = asyncio.create_task(done_in_thread(done.set))
+    task = asyncio.create_task(run_in_thread(done.set))
     for _ in range(3):
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -69,11 +69,11 @@ async def test_what_has_to_be_done_is_done_in_a_cancelled_scope_and_says_why_it_
     done = threading.Event()
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await done_in_thread(done.set)
+        await run_in_thread(done.set)
     assert done.is_set()
 
     def fails() -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        await done_in_thread(fails)
+        await run_in_thread(fails)

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.common.files import LOCK_NAME, PATIENCE_S, UNKNOWN, Holder, folder_held, hold, holder_of
+from codex_workspace.common.files import LOCK_NAME, PATIENCE_S, UNKNOWN, Holder, hold_folder, lock_holder, wait_for_lock
 from tests.e2e.agent_process import REPOSITORY
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -57,9 +57,9 @@ def alive(pid: int) -> bool:
 async def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path: Path) -> None:
     with another_holder(tmp_path) as (process, _):
         with pytest.raises(ConfigError) as refused:
-            async with folder_held(tmp_path):
+            async with hold_folder(tmp_path):
                 pytest.fail("both hold it")
-        holder = holder_of(tmp_path)
+        holder = lock_holder(tmp_path)
         process.communicate("\n")
     assert f"another agent works on {tmp_path} (pid {process.pid}, since 2" in str(refused.value)
     assert "http://127.0.0.1:8123/" in str(refused.value)
@@ -74,8 +74,8 @@ async def test_a_killed_holder_holds_nothing_though_its_child_lives(tmp_path: Pa
         try:
             assert str(process.pid) in (tmp_path / LOCK_NAME).read_text()
             assert alive(child)
-            assert holder_of(tmp_path) is None
-            async with folder_held(tmp_path):
+            assert lock_holder(tmp_path) is None
+            async with hold_folder(tmp_path):
                 assert f'"pid": {os.getpid()}' in (tmp_path / LOCK_NAME).read_text()
         finally:
             os.kill(child, signal.SIGKILL)
@@ -92,31 +92,31 @@ async def test_a_holder_that_is_just_ending_is_waited_for(tmp_path: Path) -> Non
                 process.stdin.flush()
 
             tasks.start_soon(end_it)
-            async with folder_held(tmp_path):
+            async with hold_folder(tmp_path):
                 pass
 
 
 @pytest.mark.parametrize("left", [b"", b"nonsense", b'{"pid": 1}', b"\xff\xfe", b"[" * 5000])
 async def test_what_a_file_says_that_nobody_holds_is_no_obstacle(tmp_path: Path, left: bytes) -> None:
     (tmp_path / LOCK_NAME).write_bytes(left)
-    assert holder_of(tmp_path) is None
-    async with folder_held(tmp_path, "here"):
-        assert isinstance(holder_of(tmp_path), Holder)
+    assert lock_holder(tmp_path) is None
+    async with hold_folder(tmp_path, "here"):
+        assert isinstance(lock_holder(tmp_path), Holder)
         (tmp_path / LOCK_NAME).write_bytes(left)
-        assert holder_of(tmp_path) == UNKNOWN
-    assert holder_of(tmp_path) is None
+        assert lock_holder(tmp_path) == UNKNOWN
+    assert lock_holder(tmp_path) is None
 
 
 async def test_the_file_is_this_users_alone_and_stays_empty_behind(tmp_path: Path) -> None:
-    async with folder_held(tmp_path):
+    async with hold_folder(tmp_path):
         assert (tmp_path / LOCK_NAME).stat().st_mode & 0o777 == 0o600
     assert (tmp_path / LOCK_NAME).read_bytes() == b""
 
 
 async def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    assert holder_of(tmp_path / "no") is None
+    assert lock_holder(tmp_path / "no") is None
     with pytest.raises(ConfigError, match=r"WORKSPACE_STATE_DIR: .*agent\.lock cannot be opened: No such file"):
-        async with folder_held(tmp_path / "no"):
+        async with hold_folder(tmp_path / "no"):
             pytest.fail("it is held")
 
 
@@ -125,13 +125,13 @@ def test_what_was_removed_before_it_was_locked_is_not_held(tmp_path: Path) -> No
     folder.mkdir()
     removed = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     folder.rmdir()
-    assert not hold(removed, folder)
+    assert not wait_for_lock(removed, folder)
     folder.mkdir()
-    assert not hold(removed, folder)
+    assert not wait_for_lock(removed, folder)
     first, second = (os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
-    assert hold(first, folder)
-    assert not hold(second, folder)
+    assert wait_for_lock(first, folder)
+    assert not wait_for_lock(second, folder)
     os.close(first)
-    assert hold(second, folder)
+    assert wait_for_lock(second, folder)
     os.close(second)
     os.close(removed)

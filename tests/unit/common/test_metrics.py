@@ -10,29 +10,29 @@ from a2a.types import Message, SendMessageRequest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from codex_workspace.common.metrics import CodexLevels, Levels, Metrics, TaskOutcome, Tokens, TurnOutcome
+from codex_workspace.common.metrics import CodexGauges, Gauges, Metrics, TaskOutcome, TokenTotals, TurnOutcome
 from codex_workspace.common.tracing import Attributes, Kind, Span
 from codex_workspace.protocol.codex_events import (
-    CommandFinished,
+    CommandCompleted,
     CommandStarted,
     ItemStatus,
-    Said,
-    TextDelta,
-    TokenCount,
-    ToolFinished,
-    ToolStarted,
-    TurnEnded,
-    WebSearched,
+    MessageCompleted,
+    MessageDelta,
+    TokenUsage,
+    ToolCallCompleted,
+    ToolCallStarted,
+    TurnCompleted,
+    WebSearchCompleted,
 )
-from codex_workspace.server.views import COUNTED_S, LevelReader
+from codex_workspace.server.views import COUNTED_S, GaugeCollector
 from codex_workspace.storage.deliveries import Deliveries, Key, digest_of
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.tasks.telemetry import Telemetry
 
 
-def numbers(metrics: Metrics, levels: Levels | None = None) -> dict[str, float]:
+def numbers(metrics: Metrics, levels: Gauges | None = None) -> dict[str, float]:
     """Return the values of a scrape, by name and label."""
-    scraped = metrics.scrape(levels or Levels()).decode()
+    scraped = metrics.scrape(levels or Gauges()).decode()
     samples = [sample for family in text_string_to_metric_families(scraped) for sample in family.samples]
     return {
         " ".join([each.name.removeprefix("codex_workspace_"), *each.labels.values()]): each.value for each in samples
@@ -43,8 +43,8 @@ def numbers(metrics: Metrics, levels: Levels | None = None) -> dict[str, float]:
 class Ended:
     """A turn that has ended so."""
 
-    ended: TurnEnded | None
-    usage: TokenCount | None = None
+    ended: TurnCompleted | None
+    usage: TokenUsage | None = None
     thread_id: str = "thread"
     turn_id: str = "turn"
 
@@ -60,9 +60,9 @@ def test_what_has_not_happened_yet_is_there_as_zero() -> None:
 
 
 def test_what_is_not_known_is_not_there() -> None:
-    shown = numbers(Metrics(), Levels(codex=None, deliveries=None, push_waiting=None))
+    shown = numbers(Metrics(), Gauges(codex=None, deliveries=None, push_waiting=None))
     assert not [name for name in shown if name.startswith(("codex_", "deliveries", "push_"))]
-    levels = Levels(codex=CodexLevels(True, 3, 5, 0, 0), deliveries={"started": 2}, push_waiting=4)
+    levels = Gauges(codex=CodexGauges(True, 3, 5, 0, 0), deliveries={"started": 2}, push_waiting=4)
     shown = numbers(Metrics(), levels)
     assert (shown["deliveries started"], shown["push_notifications_waiting"], shown["codex_restarts_total"]) == (
         2,
@@ -79,12 +79,12 @@ def test_a_turn_is_counted_with_its_times_and_tokens() -> None:
             now[0] += 2
         with message.turn() as turn:
             now[0] += 1
-            turn.began(Ended(TurnEnded("completed", None, None), TokenCount(10, 6, 4, 4, 1)))
+            turn.began(Ended(TurnCompleted("completed", None, None), TokenUsage(10, 6, 4, 4, 1)))
             turn.see(CommandStarted("c", "ls", "/"))
             now[0] += 1
-            turn.see(TextDelta("m", "He"))
-            turn.see(TextDelta("m", "llo"))
-            turn.see(Said("m", "Hello", None))
+            turn.see(MessageDelta("m", "He"))
+            turn.see(MessageDelta("m", "llo"))
+            turn.see(MessageCompleted("m", "Hello", None))
             now[0] += 1
         message.ended(TaskOutcome.COMPLETED)
     shown = numbers(telemetry.metrics)
@@ -92,7 +92,7 @@ def test_a_turn_is_counted_with_its_times_and_tokens() -> None:
     assert (shown["turn_first_text_seconds_sum"], shown["turn_first_text_seconds_count"]) == (2, 1)
     assert (shown["turn_seconds_sum"], shown["turn_seconds_count"]) == (3, 1)
     assert (shown["turns_total completed"], shown["tasks_total completed"]) == (1, 1)
-    kinds = {kind: shown[f"tokens_total {kind}"] for kind in Tokens.__dataclass_fields__}
+    kinds = {kind: shown[f"tokens_total {kind}"] for kind in TokenTotals.__dataclass_fields__}
     assert kinds == {"input": 2, "cached_input": 4, "output": 3, "reasoning_output": 1}
 
 
@@ -101,8 +101,8 @@ def test_a_turn_is_counted_with_its_times_and_tokens() -> None:
     [
         (None, "not_begun"),
         (Ended(None), "cut_off"),
-        (Ended(TurnEnded("interrupted", None, None)), "interrupted"),
-        (Ended(TurnEnded("failed", None, None)), "failed"),
+        (Ended(TurnCompleted("interrupted", None, None)), "interrupted"),
+        (Ended(TurnCompleted("failed", None, None)), "failed"),
     ],
 )
 def test_a_turn_counts_once_however_it_is_left(turn: Ended | None, outcome: str) -> None:
@@ -154,14 +154,14 @@ def test_items_are_parts_of_their_turn_and_none_outlives_it() -> None:
     notes: list[str] = []
     telemetry = Telemetry(tracer=Notes(notes), clock=lambda: 0.0)
     with telemetry.message("task", "c", {}) as message, message.turn() as turn:
-        turn.began(Ended(TurnEnded("completed", None, None)))
+        turn.began(Ended(TurnCompleted("completed", None, None)))
         turn.see(CommandStarted("1", "ls", "/"))
         turn.see(CommandStarted("1", "ls", "/"))
-        turn.see(ToolStarted("2", "srv", "find", {}))
-        turn.see(CommandFinished("1", "ls", "/", "", 0, ItemStatus.COMPLETED, 1))
-        turn.see(CommandFinished("1", "ls", "/", "", 0, ItemStatus.COMPLETED, 1))
-        turn.see(ToolFinished("2", "srv", "find", {}, "no", True, ItemStatus.COMPLETED, 1))
-        turn.see(WebSearched("3", "what"))
+        turn.see(ToolCallStarted("2", "srv", "find", {}))
+        turn.see(CommandCompleted("1", "ls", "/", "", 0, ItemStatus.COMPLETED, 1))
+        turn.see(CommandCompleted("1", "ls", "/", "", 0, ItemStatus.COMPLETED, 1))
+        turn.see(ToolCallCompleted("2", "srv", "find", {}, "no", True, ItemStatus.COMPLETED, 1))
+        turn.see(WebSearchCompleted("3", "what"))
         turn.see(CommandStarted("4", "sleep 9", "/"))
     assert notes == [
         "turn in message",
@@ -192,14 +192,14 @@ async def accepted(deliveries: Deliveries, message_id: str, context_id: str = "c
 
 
 async def test_messages_are_counted_by_state(store: Store) -> None:
-    reader = LevelReader(store.deliveries, lambda: 7)
+    reader = GaugeCollector(store.deliveries, lambda: 7)
     levels = await reader.read()
     assert levels.deliveries == {"accepted": 0, "started": 0, "answered": 0, "acknowledged": 0}
     assert (levels.streams, levels.codex, levels.push_waiting) == (7, None, None)
     await accepted(store.deliveries, "1")
     await store.deliveries.started(await accepted(store.deliveries, "2"), "thread", "turn")
     assert (await reader.read()).deliveries == levels.deliveries, f"the database is asked once in {COUNTED_S:g} s"
-    again = await LevelReader(store.deliveries, lambda: 7).read()
+    again = await GaugeCollector(store.deliveries, lambda: 7).read()
     assert again.deliveries == {"accepted": 1, "started": 1, "answered": 0, "acknowledged": 0}
 
 
@@ -217,7 +217,7 @@ async def test_the_thread_that_was_last_at_work_is_known(store: Store) -> None:
 async def test_a_database_that_does_not_answer_leaves_the_other_numbers(tmp_path: Path) -> None:
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'without_tables.sqlite3'}")
     try:
-        levels = await LevelReader(Deliveries(engine), lambda: 7).read()
+        levels = await GaugeCollector(Deliveries(engine), lambda: 7).read()
     finally:
         await engine.dispose()
     assert (levels.deliveries, levels.streams) == (None, 7)

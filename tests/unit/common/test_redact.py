@@ -6,33 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codex_workspace.common.redact import MASK, SHORTEST_REST, Scrubber
+from codex_workspace.common.redact import MASK, SHORTEST_REST, Redactor
 
 PEM = "-----BEGIN KEY-----\nAAAAbbbbCCCCdddd\neeeeFFFFgggg\n-----END KEY-----\n"
 
 
 def streamed(secrets: list[str], pieces: list[str]) -> str:
-    stream = Scrubber(secrets).stream()
+    stream = Redactor(secrets).stream()
     return "".join([*(stream.feed(piece) for piece in pieces), stream.finish()])
 
 
 def test_the_longest_secret_goes_first() -> None:
-    scrub = Scrubber(["sk-1", "sk-1-longer", ""])
+    scrub = Redactor(["sk-1", "sk-1-longer", ""])
     assert scrub("a sk-1-longer b sk-1 c") == "a *** b *** c"
     assert scrub("nothing") == "nothing"
-    assert Scrubber([])("anything") == "anything"
-    assert not Scrubber([""])
+    assert Redactor([])("anything") == "anything"
+    assert not Redactor([""])
 
 
 def test_a_secret_is_found_in_the_forms_that_json_and_repr_give_it() -> None:
     secret = 'sk-"quo\\ted'
-    scrub = Scrubber([secret])
+    scrub = Redactor([secret])
     for shown in (secret, json.dumps(secret), repr(secret), json.dumps({"key": secret})):
         assert "quo" not in scrub(shown)
 
 
 def test_a_secret_can_be_learned_later() -> None:
-    scrub = Scrubber()
+    scrub = Redactor()
     assert not scrub
     scrub.learn("token-1")
     scrub.learn("token-12")
@@ -41,13 +41,13 @@ def test_a_secret_can_be_learned_later() -> None:
 
 
 def test_each_line_of_a_secret_of_several_lines_is_one() -> None:
-    scrub = Scrubber([PEM])
+    scrub = Redactor([PEM])
     assert scrub(PEM) == MASK
     assert scrub("+AAAAbbbbCCCCdddd\n+eeeeFFFFgggg") == "+***\n+***"
 
 
 def test_bytes_are_looked_through() -> None:
-    scrub = Scrubber(["sk-söcret"])
+    scrub = Redactor(["sk-söcret"])
     assert scrub.is_in(b"\xff\x00" + "sk-söcret".encode() + b"\xff")
     assert not scrub.is_in(b"\xff\x00sk-s\xff")
 
@@ -64,7 +64,7 @@ def test_bytes_are_looked_through() -> None:
     ],
 )
 def test_what_may_become_a_secret_waits(pieces: list[str], shown: list[str]) -> None:
-    stream = Scrubber(["sk-secret-1"]).stream()
+    stream = Redactor(["sk-secret-1"]).stream()
     assert [stream.feed(piece) for piece in pieces] == shown
 
 

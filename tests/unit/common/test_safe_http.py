@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.safe_http import (
     MAX_URL_CHARS,
-    Accepted,
+    AddressGuard,
     AllowList,
-    Failed,
-    Guard,
-    Refused,
+    RequestFailed,
     Resolve,
+    ResponseAccepted,
+    ResponseRejected,
     TargetRefused,
     Webhooks,
     is_public,
-    look_up,
     read_target,
+    resolve_host,
 )
 from tests.support.webhook_server import Answer, webhook
 
@@ -47,7 +47,7 @@ def resolves_to(*addresses: str) -> Resolve:
 
 
 def to_loopback(allow: AllowList = LOOPBACK, timeout_s: float = 5.0) -> Webhooks:
-    return Webhooks(Guard(allow), timeout_s)
+    return Webhooks(AddressGuard(allow), timeout_s)
 
 
 # --- Addresses ---
@@ -159,27 +159,27 @@ def test_any_text_is_a_target_or_refused(text: str) -> None:
 )
 async def test_a_private_target_is_refused_at_registration(url: str) -> None:
     with pytest.raises(TargetRefused) as refused:
-        await Guard(AllowList(), look_up).check(url)
+        await AddressGuard(AllowList(), resolve_host).check(url)
     assert str(refused.value) == NOT_PUBLIC
 
 
 async def test_a_host_that_nobody_knows_is_named_in_a_sentence() -> None:
     with pytest.raises(OSError, match=r"^no address is known for nowhere\.invalid \("):
-        await look_up("nowhere.invalid", 443)
+        await resolve_host("nowhere.invalid", 443)
 
 
 async def test_one_private_address_among_public_ones_is_enough() -> None:
     with pytest.raises(TargetRefused):
-        await Guard(AllowList(), resolves_to("1.1.1.1", "10.0.0.1")).check("https://hooks.example.com/")
+        await AddressGuard(AllowList(), resolves_to("1.1.1.1", "10.0.0.1")).check("https://hooks.example.com/")
 
 
 async def test_a_public_target_passes() -> None:
-    await Guard(AllowList(), resolves_to("1.1.1.1", "2606:4700::1")).check("https://hooks.example.com/")
+    await AddressGuard(AllowList(), resolves_to("1.1.1.1", "2606:4700::1")).check("https://hooks.example.com/")
 
 
 @pytest.mark.parametrize(("port", "passes"), [(22, False), (25, False), (80, True), (443, True), (1024, True)])
 async def test_ports_of_other_services_are_refused(port: int, passes: bool) -> None:
-    guard, url = Guard(AllowList(), resolves_to("1.1.1.1")), f"http://hooks.example.com:{port}/"
+    guard, url = AddressGuard(AllowList(), resolves_to("1.1.1.1")), f"http://hooks.example.com:{port}/"
     if passes:
         await guard.check(url)
         return
@@ -191,9 +191,9 @@ async def test_a_host_that_cannot_be_found_now_passes_until_it_is_connected_to()
     async def resolve(host: str, port: int) -> Sequence[str]:
         raise OSError(f"{host} {port}")
 
-    guard = Guard(AllowList(), resolve)
+    guard = AddressGuard(AllowList(), resolve)
     await guard.check("https://hooks.example.com/")
-    assert isinstance(await Webhooks(guard, 5.0).post("https://hooks.example.com/", {}, b"{}"), Failed)
+    assert isinstance(await Webhooks(guard, 5.0).post("https://hooks.example.com/", {}, b"{}"), RequestFailed)
 
 
 # --- Requests ---
@@ -202,7 +202,7 @@ async def test_a_host_that_cannot_be_found_now_passes_until_it_is_connected_to()
 async def test_what_a_webhook_gets() -> None:
     async with webhook() as server:
         answer = await to_loopback().post(f"{server.url}?x=1", {"Authorization": "Bearer s"}, b'{"a": 1}')
-    assert answer == Accepted()
+    assert answer == ResponseAccepted()
     (request,) = server.received
     assert request.target == "/hook?x=1"
     assert request.body == b'{"a": 1}'
@@ -214,18 +214,20 @@ async def test_what_a_webhook_gets() -> None:
 @pytest.mark.parametrize(
     ("given_answer", "expected"),
     [
-        ((204, {}), Accepted()),
-        ((302, {"Location": "http://169.254.169.254/"}), Refused("HTTP 302: redirects are not followed")),
-        ((307, {"Location": "/elsewhere"}), Refused("HTTP 307: redirects are not followed")),
-        ((400, {}), Refused("HTTP 400")),
-        ((410, {"Retry-After": "5"}), Refused("HTTP 410")),
-        ((408, {}), Failed("HTTP 408")),
-        ((429, {"Retry-After": "7"}), Failed("HTTP 429", 7.0)),
-        ((503, {"Retry-After": "soon"}), Failed("HTTP 503")),
-        ((500, {}), Failed("HTTP 500")),
+        ((204, {}), ResponseAccepted()),
+        ((302, {"Location": "http://169.254.169.254/"}), ResponseRejected("HTTP 302: redirects are not followed")),
+        ((307, {"Location": "/elsewhere"}), ResponseRejected("HTTP 307: redirects are not followed")),
+        ((400, {}), ResponseRejected("HTTP 400")),
+        ((410, {"Retry-After": "5"}), ResponseRejected("HTTP 410")),
+        ((408, {}), RequestFailed("HTTP 408")),
+        ((429, {"Retry-After": "7"}), RequestFailed("HTTP 429", 7.0)),
+        ((503, {"Retry-After": "soon"}), RequestFailed("HTTP 503")),
+        ((500, {}), RequestFailed("HTTP 500")),
     ],
 )
-async def test_what_an_answer_means(given_answer: Answer, expected: Accepted | Failed | Refused) -> None:
+async def test_what_an_answer_means(
+    given_answer: Answer, expected: ResponseAccepted | RequestFailed | ResponseRejected
+) -> None:
     async with webhook(given_answer) as server:
         assert await to_loopback().post(server.url, {}, b"{}") == expected
     assert len(server.received) == 1
@@ -235,15 +237,17 @@ async def test_a_date_to_come_back_at() -> None:
     later = datetime.now(UTC) + timedelta(seconds=90)
     async with webhook((503, {"Retry-After": later.strftime("%a, %d %b %Y %H:%M:%S GMT")})) as server:
         answer = await to_loopback().post(server.url, {}, b"{}")
-    assert isinstance(answer, Failed)
+    assert isinstance(answer, RequestFailed)
     assert answer.retry_after_s is not None
     assert 80 < answer.retry_after_s <= 90
 
 
 async def test_a_name_that_leads_inside_is_refused_when_connecting() -> None:
     async with webhook() as server:
-        webhooks = Webhooks(Guard(AllowList(), resolves_to("127.0.0.1")), 5.0)
-        assert await webhooks.post(f"http://hooks.example.com:{server.port}/", {}, b"{}") == Refused(NOT_PUBLIC)
+        webhooks = Webhooks(AddressGuard(AllowList(), resolves_to("127.0.0.1")), 5.0)
+        assert await webhooks.post(f"http://hooks.example.com:{server.port}/", {}, b"{}") == ResponseRejected(
+            NOT_PUBLIC
+        )
     assert not server.received
 
 
@@ -255,35 +259,35 @@ async def test_a_name_that_changes_its_address_after_the_check_is_refused() -> N
         return answers.pop(0)
 
     async with webhook() as server:
-        guard, url = Guard(AllowList(), rebinding), f"http://hooks.example.com:{server.port}/"
+        guard, url = AddressGuard(AllowList(), rebinding), f"http://hooks.example.com:{server.port}/"
         await guard.check(url)
-        assert await Webhooks(guard, 5.0).post(url, {}, b"{}") == Refused(NOT_PUBLIC)
+        assert await Webhooks(guard, 5.0).post(url, {}, b"{}") == ResponseRejected(NOT_PUBLIC)
     assert not server.received
     assert len(answers) == 1, "one look-up for each connection, and none after it was judged"
 
 
 async def test_a_name_is_looked_up_once_and_connected_to_by_its_address() -> None:
     async with webhook() as server:
-        guard = Guard(AllowList.of(["hooks.internal"]), resolves_to("127.0.0.1"))
-        assert await Webhooks(guard, 5.0).post(f"http://hooks.internal:{server.port}/", {}, b"{}") == Accepted()
+        guard = AddressGuard(AllowList.of(["hooks.internal"]), resolves_to("127.0.0.1"))
+        assert await Webhooks(guard, 5.0).post(f"http://hooks.internal:{server.port}/", {}, b"{}") == ResponseAccepted()
     assert server.received[0].headers["host"] == f"hooks.internal:{server.port}"
 
 
 async def test_the_next_address_is_tried_where_one_does_not_answer() -> None:
     async with webhook() as server:
-        guard = Guard(AllowList.of(["hooks.internal"]), resolves_to("127.0.0.2", "127.0.0.1"))
-        assert await Webhooks(guard, 5.0).post(f"http://hooks.internal:{server.port}/", {}, b"{}") == Accepted()
+        guard = AddressGuard(AllowList.of(["hooks.internal"]), resolves_to("127.0.0.2", "127.0.0.1"))
+        assert await Webhooks(guard, 5.0).post(f"http://hooks.internal:{server.port}/", {}, b"{}") == ResponseAccepted()
 
 
 async def test_nobody_there_is_for_later() -> None:
     async with webhook() as server:
         url = server.url
-    assert isinstance(await to_loopback().post(url, {}, b"{}"), Failed)
+    assert isinstance(await to_loopback().post(url, {}, b"{}"), RequestFailed)
 
 
 async def test_a_webhook_that_does_not_answer_in_time_is_for_later() -> None:
     async with webhook(takes_s=60) as server:
-        assert await to_loopback(timeout_s=0.2).post(server.url, {}, b"{}") == Failed("no answer within 0.2 s")
+        assert await to_loopback(timeout_s=0.2).post(server.url, {}, b"{}") == RequestFailed("no answer within 0.2 s")
 
 
 async def test_an_answer_without_end_is_not_read() -> None:
@@ -301,7 +305,7 @@ async def test_an_answer_without_end_is_not_read() -> None:
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, endless)
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        assert await to_loopback().post(f"http://127.0.0.1:{port}/", {}, b"{}") == Accepted()
+        assert await to_loopback().post(f"http://127.0.0.1:{port}/", {}, b"{}") == ResponseAccepted()
         await hung_up.wait()
         tasks.cancel_scope.cancel()
 
@@ -309,7 +313,7 @@ async def test_an_answer_without_end_is_not_read() -> None:
 async def test_a_header_that_cannot_be_sent_is_refused() -> None:
     async with webhook() as server:
         for value in ("a\r\nX-Other: b", "☃"):
-            assert isinstance(await to_loopback().post(server.url, {"Authorization": value}, b"{}"), Refused)
+            assert isinstance(await to_loopback().post(server.url, {"Authorization": value}, b"{}"), ResponseRejected)
     assert not server.received
 
 
@@ -344,11 +348,11 @@ async def test_over_tls_the_name_counts_not_the_address(certificate: Path, monke
     tls.load_cert_chain(certificate)
     tls.sni_callback = lambda _socket, name, _context: asked_for.append(name)
     async with webhook(tls=tls) as server:
-        guard = Guard(AllowList.of(["127.0.0.1"]), resolves_to("127.0.0.1"))
+        guard = AddressGuard(AllowList.of(["127.0.0.1"]), resolves_to("127.0.0.1"))
         webhooks = Webhooks(guard, 5.0)
-        assert await webhooks.post(f"https://hooks.internal:{server.port}/", {}, b"{}") == Accepted()
+        assert await webhooks.post(f"https://hooks.internal:{server.port}/", {}, b"{}") == ResponseAccepted()
         other = await webhooks.post(f"https://other.internal:{server.port}/", {}, b"{}")
-    assert isinstance(other, Failed)
+    assert isinstance(other, RequestFailed)
     assert "CERTIFICATE_VERIFY_FAILED" in other.reason
     assert asked_for == ["hooks.internal", "other.internal"]
     assert len(server.received) == 1

@@ -25,16 +25,16 @@ from codex_workspace.config.json_schema import as_text, config_schema
 from codex_workspace.config.mcp_servers import McpServerEntry
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import (
-    A2A,
     TEMPLATE_DIR,
-    Codex,
+    A2AConfig,
+    CodexConfig,
     Config,
-    Limits,
+    LimitsConfig,
     PrincipalEntry,
     ProviderEntry,
-    Push,
+    PushConfig,
     RuntimeConfig,
-    Storage,
+    StorageConfig,
     load_settings,
 )
 from codex_workspace.config.validation import Place, read_section, read_value
@@ -179,11 +179,11 @@ def test_what_it_cannot_see_is_no_yaml_or_taken(kind: str) -> None:
 SECTIONS: Final[Mapping[str, type]] = {
     "": Config,
     "runtime_config.": RuntimeConfig,
-    "a2a.": A2A,
-    "codex.": Codex,
-    "limits.": Limits,
-    "storage.": Storage,
-    "push.": Push,
+    "a2a.": A2AConfig,
+    "codex.": CodexConfig,
+    "limits.": LimitsConfig,
+    "storage.": StorageConfig,
+    "push.": PushConfig,
     "providers[].": ProviderEntry,
     "principals[].": PrincipalEntry,
     "mcp_servers[].": McpServerEntry,

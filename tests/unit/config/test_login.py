@@ -16,11 +16,11 @@ from codex_workspace.config.login import (
     AUTH_NAME,
     MAX_BYTES,
     REFRESHED_AHEAD_S,
-    handed_in,
-    left_in,
-    on_disk,
+    configured_login,
+    login_on_disk,
     read_login,
-    settle,
+    stored_login,
+    update_login,
 )
 from tests.e2e.login_server import token
 from tests.e2e.test_providers import login
@@ -57,7 +57,7 @@ def test_what_is_no_login_is_named_and_not_shown(content: str, words: str) -> No
         if content
         else (pytest.raises(AssertionError))
     ):
-        assert handed_in({"CODEX_AUTH_JSON": content}, ["CODEX_AUTH_JSON"]) is not None
+        assert configured_login({"CODEX_AUTH_JSON": content}, ["CODEX_AUTH_JSON"]) is not None
 
 
 def test_whose_a_login_is_and_of_when() -> None:
@@ -74,10 +74,10 @@ def test_whose_a_login_is_and_of_when() -> None:
 def test_when_codex_refreshes_the_login_on_disk(tmp_path: Path) -> None:
     def due_at(content: str) -> float | None:
         (tmp_path / AUTH_NAME).write_text(content)
-        login = on_disk(tmp_path)
+        login = login_on_disk(tmp_path)
         return login.due_at if login is not None else None
 
-    assert on_disk(tmp_path) is None
+    assert login_on_disk(tmp_path) is None
     told = due_at(login())
     assert told is not None
     assert 86_000 < told + REFRESHED_AHEAD_S - time.time() <= 86_400
@@ -98,10 +98,10 @@ def test_when_codex_refreshes_the_login_on_disk(tmp_path: Path) -> None:
 
 def test_a_refresh_makes_another_login_of_it(tmp_path: Path) -> None:
     (tmp_path / AUTH_NAME).write_text(login(mark="first"))
-    before = on_disk(tmp_path)
-    assert before == on_disk(tmp_path)
+    before = login_on_disk(tmp_path)
+    assert before == login_on_disk(tmp_path)
     (tmp_path / AUTH_NAME).write_text(login(mark="second"))
-    after = on_disk(tmp_path)
+    after = login_on_disk(tmp_path)
     assert before is not None
     assert after is not None
     assert before.mark != after.mark
@@ -124,25 +124,25 @@ EARLY, LATE = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00.123456789Z"
     ],
 )
 def test_the_newer_login_stays(tmp_path: Path, first: str, held: str, then: str, stays: str) -> None:
-    settle(tmp_path, Secret(first))
+    update_login(tmp_path, Secret(first))
     (tmp_path / AUTH_NAME).write_text(held)
-    settle(tmp_path, Secret(then))
-    kept = left_in(tmp_path)
+    update_login(tmp_path, Secret(then))
+    kept = stored_login(tmp_path)
     assert kept is not None
     assert json.loads(kept.reveal())["tokens"]["access_token"] == stays
 
 
 def test_a_login_is_written_for_this_user_only_and_once(tmp_path: Path) -> None:
-    settle(tmp_path, Secret(made("f", EARLY)))
+    update_login(tmp_path, Secret(made("f", EARLY)))
     files = sorted(tmp_path.iterdir())
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
     before = [file.stat().st_ino for file in files]
     (tmp_path / AUTH_NAME).chmod(0o644)
-    settle(tmp_path, Secret(made("f", EARLY)))
+    update_login(tmp_path, Secret(made("f", EARLY)))
     assert [file.stat().st_ino for file in sorted(tmp_path.iterdir())] == before
     assert stat.S_IMODE((tmp_path / AUTH_NAME).stat().st_mode) == 0o600
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"CODEX_HOME: the login cannot be written to .*gone"):
-        settle(tmp_path / "gone", Secret(made("f", EARLY)))
+        update_login(tmp_path / "gone", Secret(made("f", EARLY)))

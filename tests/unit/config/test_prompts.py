@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.config.prompts import OURS, Skill, link_skills, read_skills
+from codex_workspace.config.prompts import OURS, Skill, link_skill_folders, read_skills
 from codex_workspace.config.settings import load_settings
 from codex_workspace.config.validation import Place
 from tests.docs.test_docs import CONFIGURATION, the_snippet
@@ -113,16 +113,16 @@ def test_codex_s_home_holds_a_link_for_each_and_no_old_one(tmp_path: Path) -> No
     home, there = tmp_path / "home", tmp_path / "configs" / "skills"
     (home / "skills" / "operators").mkdir(parents=True)
     a, b, moved = Skill(there / "a", "a", "d"), Skill(there / "b", "b", "d"), Skill(tmp_path / "a", "a", "d")
-    link_skills(home, ())
+    link_skill_folders(home, ())
     assert not (home / OURS).exists()
-    link_skills(home, (a, b))
+    link_skill_folders(home, (a, b))
     assert links(home) == {"a": str(there / "a"), "b": str(there / "b")}
     made = (home / OURS).stat().st_mtime_ns
-    link_skills(home, (a, b))
+    link_skill_folders(home, (a, b))
     assert (home / OURS).stat().st_mtime_ns == made, "a second start changes nothing"
-    link_skills(home, (moved,))
+    link_skill_folders(home, (moved,))
     assert links(home) == {"a": str(tmp_path / "a")}
-    link_skills(home, ())
+    link_skill_folders(home, ())
     assert links(home) == {}
     assert (home / "skills" / "operators").is_dir()
 
@@ -131,5 +131,5 @@ def test_what_stands_in_a_link_s_place_is_named_and_left(tmp_path: Path) -> None
     taken = tmp_path / OURS / "a"
     taken.mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"CODEX_HOME: .* move away what is in their place"):
-        link_skills(tmp_path, (Skill(tmp_path / "a", "a", "d"),))
+        link_skill_folders(tmp_path, (Skill(tmp_path / "a", "a", "d"),))
     assert taken.is_dir()

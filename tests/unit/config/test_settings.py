@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.environment import ENVIRONMENT, Secret, read_secret
 from codex_workspace.config.settings import (
-    A2A,
     PLATFORM_DEFAULT_MODEL,
     TEMPLATE_DIR,
-    Codex,
+    A2AConfig,
+    CodexConfig,
     Config,
-    Limits,
+    LimitsConfig,
     ProviderEntry,
     RuntimeConfig,
     Settings,
@@ -103,11 +103,11 @@ def test_any_value_is_settings_or_one_config_error(value: object) -> None:
 def test_the_template_s_own_config_yaml_is_the_defaults_and_shows_every_key(tmp_path: Path) -> None:
     settings = load_settings({"HOME": "/home/me"}, cwd=tmp_path, root=tmp_path)
     assert settings.config_file == TEMPLATE_DIR / "config.yaml"
-    assert settings.config.codex == Codex()
-    assert settings.config.limits == Limits()
-    assert settings.config.a2a == A2A()
+    assert settings.config.codex == CodexConfig()
+    assert settings.config.limits == LimitsConfig()
+    assert settings.config.a2a == A2AConfig()
     text = settings.config_file.read_text()
-    for section in (Codex, Limits, A2A, ProviderEntry):
+    for section in (CodexConfig, LimitsConfig, A2AConfig, ProviderEntry):
         assert [key.name for key in dataclasses.fields(section) if f"{key.name}: " not in text] == []
 
 
@@ -115,9 +115,9 @@ def test_commented_out_keys_of_the_template_are_true_defaults() -> None:
     text = (TEMPLATE_DIR / "config.yaml").read_text()
     codex = re.sub(r"(?m)^  # ", "  ", text[text.index("\ncodex:") : text.index("\n# limits:")])
     limits = re.sub(r"(?m)^# ", "", text[text.index("\n# limits:") :])
-    section = read_section(Codex, yaml.safe_load(codex)["codex"], Place("codex"))
-    assert section == Codex()
-    assert read_section(Limits, yaml.safe_load(limits)["limits"], Place("limits")) == Limits()
+    section = read_section(CodexConfig, yaml.safe_load(codex)["codex"], Place("codex"))
+    assert section == CodexConfig()
+    assert read_section(LimitsConfig, yaml.safe_load(limits)["limits"], Place("limits")) == LimitsConfig()
 
 
 def test_every_key_of_the_design_is_taken(machine: Machine) -> None:

@@ -21,11 +21,12 @@ from codex_workspace.common.errors import ConfigError
 from codex_workspace.devkit.model import (
     Break,
     Call,
-    Cut,
+    ConnectionCut,
     HttpFault,
     InputItem,
     Json,
     Message,
+    ModelToolCall,
     OfferedTool,
     Output,
     Pause,
@@ -35,7 +36,6 @@ from codex_workspace.devkit.model import (
     Stall,
     Step,
     Thought,
-    ToolCall,
     answer,
     answer_text,
     choose_step,
@@ -116,7 +116,7 @@ def test_a_mistake_in_a_script_is_named(script: Json, sentence: str) -> None:
 def test_a_script_is_one_step_or_several() -> None:
     assert read_steps({"say": "a", "run": "ls"}) == (Step(say="a", run=("ls",)),)
     assert read_steps([{"say": "a"}, {"stall": "headers"}]) == (Step(say="a"), Step(fault=Stall(before_head=True)))
-    assert read_steps({"tool": {"name": "f", "arguments": {"x": 1}}})[0].tools == (ToolCall("f", None, {"x": 1}),)
+    assert read_steps({"tool": {"name": "f", "arguments": {"x": 1}}})[0].tools == (ModelToolCall("f", None, {"x": 1}),)
 
 
 def test_a_script_may_stand_within_other_text_and_the_last_one_counts() -> None:
@@ -280,7 +280,7 @@ def test_a_patch_goes_through_its_own_tool_or_the_shell() -> None:
 def test_an_mcp_tool_is_called_by_the_name_that_codex_gave_it(
     offered: OfferedTool, named: tuple[str, str | None]
 ) -> None:
-    (item,) = tool_calls(Step(tools=(ToolCall("echo", "mcp__srv", {}),)), (offered,))
+    (item,) = tool_calls(Step(tools=(ModelToolCall("echo", "mcp__srv", {}),)), (offered,))
     assert (item["name"], item.get("namespace")) == named
 
 
@@ -433,7 +433,7 @@ async def test_an_outage_fails_every_call_and_ends() -> None:
         text = '@script {"fail": 429, "times": 1, "say": "hello"}'
         with model.failing(HttpFault(500, None, "down", None)):
             assert [(await client.post("/responses", json=body_of(text))).status_code for _ in range(2)] == [500, 500]
-            with model.failing(Cut()), pytest.raises(httpx.RemoteProtocolError):
+            with model.failing(ConnectionCut()), pytest.raises(httpx.RemoteProtocolError):
                 await client.post("/responses", json=body_of(text))
             assert (await client.post("/responses", json=body_of(text))).status_code == 500
         # The script's own fault is still to come.

@@ -7,10 +7,10 @@ import pytest
 
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.devkit.platform.delivery import result_row
-from codex_workspace.devkit.platform.store import NewRow, StandInStore
-from codex_workspace.platform.activity_rows import Incoming, Skipped, read_row
-from codex_workspace.platform.client import ActivityRow, Token, open_platform_api
-from codex_workspace.platform.dispatcher import letter_of
+from codex_workspace.devkit.platform.store import NewRow, PlatformStore
+from codex_workspace.platform.activity_rows import IncomingMessage, SkippedRow, read_row
+from codex_workspace.platform.client import ActivityRow, WorkspaceToken, open_platform_client
+from codex_workspace.platform.dispatcher import message_from_row
 from codex_workspace.storage.outbox import Route
 from tests.support.platform_place import ME, PEER
 
@@ -71,13 +71,13 @@ ROWS: list[tuple[str, NewRow, str | None]] = [
 
 async def given(row: NewRow) -> ActivityRow:
     """Return a row as the agent's client gets it."""
-    store = StandInStore(None)
+    store = PlatformStore(None)
     store.add_workspace(ME, delivery="poll")
     store.write(row)
     page = store.page(ME, "may")
     store.close()
     transport = httpx.MockTransport(lambda _request: httpx.Response(200, json=page))
-    async with open_platform_api("http://platform.test", ME, Token(Path("/none")), transport) as api:
+    async with open_platform_client("http://platform.test", ME, WorkspaceToken(Path("/none")), transport) as api:
         (found,) = await api.activity()
     return found
 
@@ -85,8 +85,8 @@ async def given(row: NewRow) -> ActivityRow:
 @pytest.mark.parametrize(("row", "heard"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
 async def test_a_row_is_work_or_it_is_not(row: NewRow, heard: str | None) -> None:
     found = read_row(await given(row), ME)
-    assert isinstance(found, Skipped) == (heard is None)
-    if isinstance(found, Incoming):
+    assert isinstance(found, SkippedRow) == (heard is None)
+    if isinstance(found, IncomingMessage):
         assert found.request.message.parts[-1].text == heard
         assert found.message_id
 
@@ -110,14 +110,14 @@ def message(said_id: str, parts: JsonValue, metadata: JsonValue = None, context_
 )
 def test_an_answer_of_a_peers_is_for_the_user(metadata: dict[str, str], route: Route) -> None:
     found = read_row(message("m-1", SAID, {**metadata}), ME)
-    assert isinstance(found, Incoming)
+    assert isinstance(found, IncomingMessage)
     assert (found.route, found.peer, found.message_id) == (route, PEER, f"{PEER}/m-1")
 
 
 @pytest.mark.parametrize("said_id", ["", "x" * 300])
 def test_a_message_without_a_usable_id_is_known_by_its_row(said_id: str) -> None:
     found = read_row(message(said_id, SAID), ME)
-    assert isinstance(found, Incoming)
+    assert isinstance(found, IncomingMessage)
     assert found.message_id == "row-1"
 
 
@@ -146,8 +146,8 @@ def test_a_peers_odd_words_make_a_letter(odd: dict[str, JsonValue], method: str)
     said: JsonObject = {"messageId": "m-1", "parts": SAID, **odd}
     row = ActivityRow("row-1", "2026-05-01T00:00:00Z", method, PEER, request={"params": {"message": said}})
     found = read_row(row, ME)
-    assert isinstance(found, Incoming)
-    letter = letter_of(row.id, row.created_at, found)
+    assert isinstance(found, IncomingMessage)
+    letter = message_from_row(row.id, row.created_at, found)
     for text in (letter.message_id, letter.said_id, letter.delegation_id):
         assert text.isprintable()
 
@@ -164,7 +164,7 @@ def test_parts_of_all_kinds_are_taken_and_what_is_none_is_left_out() -> None:
         "none",
     ]
     found = read_row(message("m-1", parts, {"a": [[1]]}, "c" * 37), ME)
-    assert isinstance(found, Incoming)
+    assert isinstance(found, IncomingMessage)
     _mark, text, data, held, linked, pending, *broken = found.request.message.parts
     assert (text.text, held.raw, linked.url) == ("a\ufffdb", b"hi", "https://a.test/b.png")
     assert data.WhichOneof("content") == "data"

@@ -15,20 +15,20 @@ import pytest
 
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.environment import Secret
-from codex_workspace.devkit.platform.app import running_stand_in
+from codex_workspace.devkit.platform.app import running_platform
 from codex_workspace.platform.client import (
     MAX_BODY_BYTES,
     ActivityRow,
-    Busy,
     CursorLost,
-    PlatformApi,
+    PlatformBusy,
+    PlatformClient,
     PlatformError,
-    Refused,
-    Removed,
-    Token,
-    Unauthorized,
-    Unreachable,
-    open_platform_api,
+    PlatformRejected,
+    PlatformUnauthorized,
+    PlatformUnreachable,
+    WorkspaceRemoved,
+    WorkspaceToken,
+    open_platform_client,
     text_of_result,
 )
 
@@ -48,19 +48,19 @@ class Far:
 
 
 @asynccontextmanager
-async def api_to(far: Far, token: Token) -> AsyncIterator[PlatformApi]:
-    async with open_platform_api("http://platform.test", ME, token, httpx.MockTransport(far)) as api:
+async def api_to(far: Far, token: WorkspaceToken) -> AsyncIterator[PlatformClient]:
+    async with open_platform_client("http://platform.test", ME, token, httpx.MockTransport(far)) as api:
         yield api
 
 
 @pytest.fixture
-def token(tmp_path: Path) -> Token:
-    return Token(tmp_path / "token")
+def token(tmp_path: Path) -> WorkspaceToken:
+    return WorkspaceToken(tmp_path / "token")
 
 
-async def test_a_token_is_minted_once_and_for_this_users_eyes_only(tmp_path: Path, token: Token) -> None:
-    async with running_stand_in() as platform:
-        async with open_platform_api(platform.url, ME, token) as api:
+async def test_a_token_is_minted_once_and_for_this_users_eyes_only(tmp_path: Path, token: WorkspaceToken) -> None:
+    async with running_platform() as platform:
+        async with open_platform_client(platform.url, ME, token) as api:
             registered = await api.register({"name": "a"}, "http://127.0.0.1:1", "poll")
             minted = (tmp_path / "token").read_text()
             await api.register({"name": "a"}, "http://127.0.0.1:1", "poll")
@@ -68,17 +68,17 @@ async def test_a_token_is_minted_once_and_for_this_users_eyes_only(tmp_path: Pat
         assert platform.notifications(ME) == ["hello"]
         assert (registered.delivery, registered.inbound_secret is not None) == ("poll", True)
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
-    assert Token(tmp_path / "token").current == Secret(minted)
+    assert WorkspaceToken(tmp_path / "token").current == Secret(minted)
     assert minted not in repr(token.current)
 
 
 async def test_tokens_are_told_of_before_they_can_show_up_anywhere(tmp_path: Path) -> None:
     learned: list[Secret] = []
     provisioned = tmp_path / ".auth_token"
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ME, None, "poll", token_file=provisioned)
-        token = Token(tmp_path / "token", [provisioned], learned=learned.append)
-        async with open_platform_api(platform.url, ME, token) as api:
+        token = WorkspaceToken(tmp_path / "token", [provisioned], learned=learned.append)
+        async with open_platform_client(platform.url, ME, token) as api:
             registered = await api.register({"name": "a"}, "http://127.0.0.1:1", "poll")
             platform.rotate_token(ME)
             await api.notify("hello")
@@ -90,16 +90,16 @@ async def test_tokens_are_told_of_before_they_can_show_up_anywhere(tmp_path: Pat
 
 async def test_a_token_that_was_rotated_is_read_anew(tmp_path: Path) -> None:
     provisioned = tmp_path / ".auth_token"
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ME, "old", "poll", token_file=provisioned)
         provisioned.write_text("old\n")
-        token = Token(tmp_path / "token", [provisioned], Secret("of the environment"))
+        token = WorkspaceToken(tmp_path / "token", [provisioned], Secret("of the environment"))
         platform.rotate_token(ME)
-        async with open_platform_api(platform.url, ME, token) as api:
+        async with open_platform_client(platform.url, ME, token) as api:
             await api.notify("hello")
             assert [asked.status for asked in platform.requests] == [401, 200]
             platform.revoke_tokens(ME)
-            with pytest.raises(Unauthorized):
+            with pytest.raises(PlatformUnauthorized):
                 await api.notify("hello")
         assert [asked.status for asked in platform.requests][2:] == [401, 401], "each token is tried once"
 
@@ -107,37 +107,37 @@ async def test_a_token_that_was_rotated_is_read_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "\n", "two\nlines", "ümläut", "x" * 5000])
 async def test_a_file_without_a_token_is_passed_over(tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
-    token = Token(tmp_path / "token", given=Secret("given"))
+    token = WorkspaceToken(tmp_path / "token", given=Secret("given"))
     assert token.current == Secret("given")
 
 
 @pytest.mark.parametrize(
     ("status", "said", "headers", "error"),
     [
-        (401, {"error": "missing workspace auth token"}, {}, Unauthorized),
-        (410, {"error": "workspace removed", "hint": "x"}, {}, Removed),
+        (401, {"error": "missing workspace auth token"}, {}, PlatformUnauthorized),
+        (410, {"error": "workspace removed", "hint": "x"}, {}, WorkspaceRemoved),
         (410, {"error": "since_id cursor not found (x); omit since_id to reset"}, {}, CursorLost),
-        (429, {"error": "rate limit exceeded"}, {"Retry-After": "7"}, Busy),
-        (503, {"error": "x", "busy": True, "retry_after": 7}, {}, Busy),
-        (503, {"error": "x", "code": "platform_unavailable"}, {}, Unreachable),
-        (500, None, {}, Unreachable),
-        (302, None, {"Location": "http://elsewhere.test"}, Refused),
-        (400, {"error": "since_secs"}, {}, Refused),
-        (200, None, {}, Unreachable),
+        (429, {"error": "rate limit exceeded"}, {"Retry-After": "7"}, PlatformBusy),
+        (503, {"error": "x", "busy": True, "retry_after": 7}, {}, PlatformBusy),
+        (503, {"error": "x", "code": "platform_unavailable"}, {}, PlatformUnreachable),
+        (500, None, {}, PlatformUnreachable),
+        (302, None, {"Location": "http://elsewhere.test"}, PlatformRejected),
+        (400, {"error": "since_secs"}, {}, PlatformRejected),
+        (200, None, {}, PlatformUnreachable),
     ],
 )
 async def test_what_a_refusal_means(
-    token: Token, status: int, said: JsonValue, headers: dict[str, str], error: type[PlatformError]
+    token: WorkspaceToken, status: int, said: JsonValue, headers: dict[str, str], error: type[PlatformError]
 ) -> None:
     answer = httpx.Response(status, json=said, headers=headers) if said else httpx.Response(status, headers=headers)
     async with api_to(Far([answer]), token) as api:
         with pytest.raises(error) as raised:
             await api.activity(since_id="x")
-    if isinstance(raised.value, Busy):
+    if isinstance(raised.value, PlatformBusy):
         assert raised.value.retry_after_s == 7
 
 
-async def test_rows_come_oldest_first_and_bodies_may_be_texts(token: Token) -> None:
+async def test_rows_come_oldest_first_and_bodies_may_be_texts(token: WorkspaceToken) -> None:
     newest_first = [
         {"id": "3", "created_at": "t3", "request_body": '{"params": {}}', "seq": 3},
         {"created_at": "without an id"},
@@ -161,7 +161,7 @@ async def test_rows_come_oldest_first_and_bodies_may_be_texts(token: Token) -> N
     ],
 )
 async def test_what_comes_of_a_message_to_another_agent(
-    token: Token, body: JsonObject, queued: bool, text: str
+    token: WorkspaceToken, body: JsonObject, queued: bool, text: str
 ) -> None:
     far = Far([httpx.Response(200, json=body)])
     async with api_to(far, token) as api:
@@ -171,16 +171,19 @@ async def test_what_comes_of_a_message_to_another_agent(
     assert far.seen[0].headers["x-workspace-id"] == ME
 
 
-async def test_an_error_of_the_other_agent_is_none_of_the_platforms(token: Token) -> None:
+async def test_an_error_of_the_other_agent_is_none_of_the_platforms(token: WorkspaceToken) -> None:
     far = Far([httpx.Response(200, json={"error": {"code": -32603, "message": "agent\nnot configured"}})])
     async with api_to(far, token) as api:
-        with pytest.raises(Refused, match="agent not configured"):
+        with pytest.raises(PlatformRejected, match="agent not configured"):
             await api.send("b", "hello", "m1")
 
 
-@pytest.mark.parametrize(("status", "error"), [(410, Refused), (404, Refused), (401, Unreachable), (500, Unreachable)])
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(410, PlatformRejected), (404, PlatformRejected), (401, PlatformUnreachable), (500, PlatformUnreachable)],
+)
 async def test_another_agents_status_is_not_the_platforms(
-    token: Token, status: int, error: type[PlatformError]
+    token: WorkspaceToken, status: int, error: type[PlatformError]
 ) -> None:
     token.keep(Secret("good"))
     far = Far([httpx.Response(status, json={"error": "gone"}), httpx.Response(200, json=[])])
@@ -192,7 +195,7 @@ async def test_another_agents_status_is_not_the_platforms(
 
 async def test_a_rotated_token_is_found_when_another_agent_is_spoken_to(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("old")
-    token = Token(tmp_path / "token")
+    token = WorkspaceToken(tmp_path / "token")
     (tmp_path / "token").write_text("new")
     refused = httpx.Response(401, json={"error": "invalid workspace auth token"})
     queued = httpx.Response(200, json={"status": "queued"})
@@ -202,13 +205,13 @@ async def test_a_rotated_token_is_found_when_another_agent_is_spoken_to(tmp_path
     assert [each.headers["authorization"] for each in far.seen][-1] == "Bearer new"
 
 
-async def test_a_cursor_that_was_not_named_cannot_be_lost(token: Token) -> None:
+async def test_a_cursor_that_was_not_named_cannot_be_lost(token: WorkspaceToken) -> None:
     async with api_to(Far([httpx.Response(410, json={"error": "gone"})]), token) as api:
-        with pytest.raises(Unreachable):
+        with pytest.raises(PlatformUnreachable):
             await api.activity()
 
 
-async def test_no_row_makes_a_page_unreadable(token: Token) -> None:
+async def test_no_row_makes_a_page_unreadable(token: WorkspaceToken) -> None:
     deep = "[" * 5000 + "]" * 5000
     page = f'[{{"id": "a", "request_body": {{"x": {deep}, "y": "{{[", "z": 7}}}}, {{"id": "b", "summary": "c",'
     page += f' "request_body": {{"n": {"9" * 5000}, "m": "\\""}}}}]'
@@ -219,7 +222,7 @@ async def test_no_row_makes_a_page_unreadable(token: Token) -> None:
     assert (second.summary, second.request) == ("c", {"n": "9" * 5000, "m": '"'})
 
 
-async def test_a_page_that_is_too_large_is_read_in_smaller_ones(token: Token) -> None:
+async def test_a_page_that_is_too_large_is_read_in_smaller_ones(token: WorkspaceToken) -> None:
     large = httpx.Response(200, content=b"x" * (MAX_BODY_BYTES + 1))
     far = Far([large, large, httpx.Response(200, json=[{"id": "a"}])])
     async with api_to(far, token) as api:
@@ -237,23 +240,23 @@ class Drip(httpx.AsyncByteStream):
 
 
 async def test_an_answer_that_comes_byte_by_byte_is_waited_for_so_long(
-    token: Token, monkeypatch: pytest.MonkeyPatch
+    token: WorkspaceToken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("codex_workspace.platform.client.CONNECT_S", 0.1)
     async with api_to(Far([httpx.Response(200, stream=Drip())]), token) as api:
-        with anyio.fail_after(5), pytest.raises(Unreachable):
+        with anyio.fail_after(5), pytest.raises(PlatformUnreachable):
             await api.send("another", "hello", "m-1", timeout_s=0.1)
 
 
-async def test_an_answer_that_is_too_large_is_not_read(token: Token) -> None:
+async def test_an_answer_that_is_too_large_is_not_read(token: WorkspaceToken) -> None:
     async with api_to(Far([httpx.Response(200, content=b" " * MAX_BODY_BYTES + b"[]")]), token) as api:
-        with pytest.raises(Unreachable, match=f"more than {MAX_BODY_BYTES} bytes"):
+        with pytest.raises(PlatformUnreachable, match=f"more than {MAX_BODY_BYTES} bytes"):
             await api.activity()
 
 
-async def test_nobody_at_home_is_known_not_to_have_done_it(token: Token) -> None:
-    async with open_platform_api("http://127.0.0.1:9", ME, token) as api:
-        with pytest.raises(Unreachable) as raised:
+async def test_nobody_at_home_is_known_not_to_have_done_it(token: WorkspaceToken) -> None:
+    async with open_platform_client("http://127.0.0.1:9", ME, token) as api:
+        with pytest.raises(PlatformUnreachable) as raised:
             await api.notify("hello")
     assert not raised.value.maybe_done
 

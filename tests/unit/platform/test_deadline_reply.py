@@ -6,11 +6,11 @@ import anyio
 import pytest
 
 from codex_workspace.common.metrics import TaskOutcome
-from codex_workspace.devkit.platform.app import StandIn
-from codex_workspace.devkit.platform.delivery import Outcome, result_row
+from codex_workspace.devkit.platform.app import StandInPlatform
+from codex_workspace.devkit.platform.delivery import DeliveryOutcome, result_row
 from codex_workspace.devkit.platform.store import NewRow
 from codex_workspace.platform.deadline_reply import NOTED
-from codex_workspace.platform.dispatcher import SENT_APART, STILL_AT_WORK
+from codex_workspace.platform.dispatcher import SENT_APART, STILL_WORKING
 from codex_workspace.platform.registration import ErrorRate
 from tests.support.platform_place import ME, PEER, Place, placed
 from tests.unit.platform.test_registration import pushing_world
@@ -18,7 +18,7 @@ from tests.unit.platform.test_registration import pushing_world
 pytestmark = pytest.mark.usefixtures("no_hang")
 
 
-def said_to(outcome: Outcome) -> str:
+def said_to(outcome: DeliveryOutcome) -> str:
     assert outcome.result is not None
     parts = outcome.result["parts"]
     assert isinstance(parts, list)
@@ -26,7 +26,7 @@ def said_to(outcome: Outcome) -> str:
     return str(parts[0]["text"])
 
 
-async def registered(platform: StandIn) -> None:
+async def registered(platform: StandInPlatform) -> None:
     await platform.until(lambda: platform.workspace(ME).heartbeat != {})
 
 
@@ -73,11 +73,11 @@ async def test_a_question_of_a_long_turn_is_answered_by_the_next_message_and_tol
         place = Place(tmp_path, platform, "push", answer_within_s=0.3)
         async with placed(place):
             await registered(platform)
-            assert said_to(await platform.canvas_message(ME, "please ask")) == STILL_AT_WORK
+            assert said_to(await platform.canvas_message(ME, "please ask")) == STILL_WORKING
             place.echo.gate.set()
             await platform.until(lambda: platform.notifications(ME) == ["which one?"])
             for _ in range(2):
-                assert said_to(await platform.canvas_message(ME, "blue", "m-2")) in (STILL_AT_WORK, SENT_APART)
+                assert said_to(await platform.canvas_message(ME, "blue", "m-2")) in (STILL_WORKING, SENT_APART)
             await platform.until(lambda: len(platform.notifications(ME)) == 2)
             assert said_to(await platform.canvas_message(ME, "blue", "m-2")) == SENT_APART
         assert platform.notifications(ME) == ["which one?", "echo: blue"]
@@ -89,7 +89,7 @@ async def test_a_question_to_a_peer_goes_to_it(tmp_path: Path) -> None:
         place = Place(tmp_path, platform, "push", answer_within_s=0.3)
         async with placed(place):
             await registered(platform)
-            assert said_to(await platform.peer_message(PEER, ME, "please ask", "m-1")) == STILL_AT_WORK
+            assert said_to(await platform.peer_message(PEER, ME, "please ask", "m-1")) == STILL_WORKING
             place.echo.gate.set()
             await platform.until(lambda: bool(platform.activity(PEER)))
             assert "which one?" in str(platform.activity(PEER)[0])
@@ -102,7 +102,7 @@ async def test_a_message_that_comes_again_after_its_letter_gets_a_word(tmp_path:
         async with placed(place):
             await registered(platform)
             for _ in range(2):
-                assert said_to(await platform.canvas_message(ME, "long", "m-9")) == STILL_AT_WORK
+                assert said_to(await platform.canvas_message(ME, "long", "m-9")) == STILL_WORKING
             place.echo.gate.set()
             await platform.until(lambda: platform.notifications(ME) == ["echo: long"])
             assert said_to(await platform.canvas_message(ME, "long", "m-9")) == SENT_APART

@@ -10,18 +10,18 @@ import pytest
 from a2a.server.context import ServerCallContext
 from a2a.types import Message, Part, Role, SendMessageRequest
 
-from codex_workspace.common.a2a_terms import PRINCIPAL, Caller
+from codex_workspace.common.a2a_terms import PRINCIPAL, AuthenticatedUser
 from codex_workspace.common.errors import StoreUnavailable
-from codex_workspace.devkit.platform.app import StandIn, message_of, running_stand_in
+from codex_workspace.devkit.platform.app import StandInPlatform, message_of, running_platform
 from codex_workspace.devkit.platform.store import NewRow
-from codex_workspace.platform.client import Token, open_platform_api
-from codex_workspace.platform.deadline_reply import LateAnswers, answering_later
-from codex_workspace.platform.dispatcher import SENT_APART, STILL_AT_WORK
+from codex_workspace.platform.client import WorkspaceToken, open_platform_client
+from codex_workspace.platform.deadline_reply import DeferredReplies, open_deferred_replies
+from codex_workspace.platform.dispatcher import SENT_APART, STILL_WORKING
 from codex_workspace.server.app import card_facts
 from codex_workspace.server.card import agent_card
-from codex_workspace.server.handler import OnceHandler
+from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.deliveries import Deliveries, Delivery, Key
-from codex_workspace.storage.outbox import Mail
+from codex_workspace.storage.outbox import Outbox
 from codex_workspace.storage.store import open_store
 from tests.unit.platform.test_runtime_host import Worker
 from tests.unit.server.test_app import OPTIONS
@@ -34,17 +34,17 @@ ASKED = Message(role=Role.ROLE_USER, message_id="m-1", parts=[Part(text="hello")
 
 @dataclass(frozen=True)
 class Place:
-    platform: StandIn
-    handler: OnceHandler
+    platform: StandInPlatform
+    handler: IdempotentHandler
     worker: Worker
-    later: LateAnswers
-    mail: Mail
+    later: DeferredReplies
+    mail: Outbox
 
     async def ask(self) -> None:
         """Have a message accepted, as a host does, and leave before it is answered."""
         request = SendMessageRequest(message=ASKED)
         request.configuration.return_immediately = True
-        await self.handler.on_message_send(request, ServerCallContext(user=Caller(PRINCIPAL)))
+        await self.handler.on_message_send(request, ServerCallContext(user=AuthenticatedUser(PRINCIPAL)))
 
     def tell_who_asked(self, source_id: str | None) -> None:
         """Write down a message as the platform does when it is through with it."""
@@ -55,7 +55,7 @@ class Place:
 @asynccontextmanager
 async def place(folder: Path) -> AsyncIterator[Place]:
     async with (
-        running_stand_in() as platform,
+        running_platform() as platform,
         open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
     ):
         platform.add_workspace(ME, "token-of-me-0123456789", "push")
@@ -63,10 +63,10 @@ async def place(folder: Path) -> AsyncIterator[Place]:
         (folder / "token").write_text("token-of-me-0123456789")
         (folder / "token").chmod(0o600)
         worker = Worker()
-        handler = OnceHandler(worker, store, None, agent_card(card_facts(OPTIONS)), one_main_context=True)
+        handler = IdempotentHandler(worker, store, None, agent_card(card_facts(OPTIONS)), one_main_context=True)
         async with (
-            open_platform_api(platform.url, ME, Token(folder / "token")) as api,
-            answering_later(api, store.mail, handler, 0.1) as later,
+            open_platform_client(platform.url, ME, WorkspaceToken(folder / "token")) as api,
+            open_deferred_replies(api, store.mail, handler, 0.1) as later,
         ):
             yield Place(platform, handler, worker, later, store.mail)
         await handler.aclose()
@@ -137,7 +137,7 @@ async def test_a_message_that_comes_again_gets_a_word_and_not_the_answer_once_mo
         await own.later.owe(ASKED, PRINCIPAL)
         own.tell_who_asked(None)
         await own.platform.until(lambda: bool(own.platform.notifications(ME)))
-        assert await own.later.word(ASKED, PRINCIPAL) in (STILL_AT_WORK, SENT_APART)
+        assert await own.later.word(ASKED, PRINCIPAL) in (STILL_WORKING, SENT_APART)
         assert await own.later.word(ASKED, "another") is None
         while await own.mail.unfinished():
             await anyio.sleep(0.01)

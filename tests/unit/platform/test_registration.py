@@ -17,17 +17,17 @@ from starlette.routing import Route as StarletteRoute
 
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.common.values import JsonObject, JsonValue, nested, objects, text
-from codex_workspace.devkit.platform.app import Options, StandIn, running_stand_in
+from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.devkit.platform.delivery import result_row
 from codex_workspace.devkit.platform.faults import Fault
 from codex_workspace.devkit.platform.store import NewRow
-from codex_workspace.platform.activity_rows import Incoming, Skipped, read_row
+from codex_workspace.platform.activity_rows import IncomingMessage, SkippedRow, read_row
 from codex_workspace.platform.client import ActivityRow, DeliveryMode
-from codex_workspace.platform.dispatcher import STILL_AT_WORK, Clerk
+from codex_workspace.platform.dispatcher import STILL_WORKING, Dispatcher
 from codex_workspace.server.app import bind, serving
-from codex_workspace.server.handler import OnceHandler
+from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.deliveries import Deliveries, Delivery, Key
-from codex_workspace.storage.outbox import Letter, Mail
+from codex_workspace.storage.outbox import Outbox, OutboxMessage
 from tests.support.platform_place import ME, PEER, Place, placed
 from tests.unit.platform.test_activity_rows import ROWS
 
@@ -35,9 +35,9 @@ pytestmark = pytest.mark.usefixtures("no_hang")
 
 
 @asynccontextmanager
-async def world(folder: Path) -> AsyncIterator[tuple[StandIn, Place]]:
+async def world(folder: Path) -> AsyncIterator[tuple[StandInPlatform, Place]]:
     """A platform of May with two workspaces, and where an agent lives on it."""
-    async with running_stand_in(folder / "platform.sqlite3") as platform:
+    async with running_platform(folder / "platform.sqlite3") as platform:
         platform.add_workspace(ME, delivery="poll", name="me")
         platform.add_workspace(PEER, "peer's", "poll", name="peer")
         place = Place(folder, platform)
@@ -46,10 +46,10 @@ async def world(folder: Path) -> AsyncIterator[tuple[StandIn, Place]]:
 
 
 @asynccontextmanager
-async def pushing_world(folder: Path) -> AsyncIterator[StandIn]:
+async def pushing_world(folder: Path) -> AsyncIterator[StandInPlatform]:
     """A platform that pushes and has little patience."""
-    options = Options(wait_s=1.0, tells_secret=True)
-    async with running_stand_in(folder / "platform.sqlite3", options=options) as platform:
+    options = StandInOptions(wait_s=1.0, tells_secret=True)
+    async with running_platform(folder / "platform.sqlite3", options=options) as platform:
         platform.add_workspace(ME, delivery="push", name="me")
         platform.add_workspace(PEER, "peer's", "poll", name="peer")
         yield platform
@@ -247,7 +247,7 @@ async def test_no_row_stops_the_inbox(tmp_path: Path, odd: dict[str, JsonValue])
 async def test_a_row_that_nobody_foresaw_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def read(row: ActivityRow, own_id: str) -> Incoming | Skipped:
+    def read(row: ActivityRow, own_id: str) -> IncomingMessage | SkippedRow:
         if row.source_id == PEER:
             raise KeyError("unforeseen")
         return read_row(row, own_id)
@@ -275,7 +275,7 @@ async def peer_that_answers(status: int) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("status", [410, 401, 429, 503, 404])
 async def test_a_peer_that_takes_no_answer_stops_neither_the_agent_nor_its_inbox(tmp_path: Path, status: int) -> None:
-    async with peer_that_answers(status) as url, running_stand_in(tmp_path / "platform.sqlite3") as platform:
+    async with peer_that_answers(status) as url, running_platform(tmp_path / "platform.sqlite3") as platform:
         platform.add_workspace(ME, delivery="poll", name="me")
         platform.add_workspace(PEER, "peer's", "push", name="peer", url=url)
         place = Place(tmp_path, platform, at_once=3)
@@ -327,14 +327,14 @@ async def test_a_switch_of_the_delivery_takes_no_message_from_the_agents_hands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, go = anyio.Event(), anyio.Event()
-    real = Clerk._hand_over
+    real = Dispatcher._hand_over
 
-    async def slow(self: Clerk, letter: Letter) -> None:
+    async def slow(self: Dispatcher, letter: OutboxMessage) -> None:
         entered.set()
         await go.wait()
         await real(self, letter)
 
-    monkeypatch.setattr(Clerk, "_hand_over", slow)
+    monkeypatch.setattr(Dispatcher, "_hand_over", slow)
     async with world(tmp_path) as (platform, place):
         place.delivery = "auto"
         async with placed(place) as agent:
@@ -355,9 +355,9 @@ async def test_a_database_that_fails_for_a_moment_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed: list[str] = []
-    reading, find = Mail._reading, Deliveries.find
+    reading, find = Outbox._reading, Deliveries.find
 
-    def no_reading(self: Mail) -> AbstractAsyncContextManager[AsyncConnection]:
+    def no_reading(self: Outbox) -> AbstractAsyncContextManager[AsyncConnection]:
         if failed.count("mail") < 2:
             failed.append("mail")
             raise StoreUnavailable("out of reach")
@@ -369,7 +369,7 @@ async def test_a_database_that_fails_for_a_moment_loses_nothing(
             raise StoreUnavailable("out of reach")
         return await find(self, key, digest)
 
-    monkeypatch.setattr(Mail, "_reading", no_reading)
+    monkeypatch.setattr(Outbox, "_reading", no_reading)
     monkeypatch.setattr(Deliveries, "find", no_find)
     async with world(tmp_path) as (platform, place), placed(place):
         await platform.canvas_message(ME, "hello")
@@ -382,16 +382,18 @@ async def test_a_task_that_cannot_be_followed_for_a_while_is_answered_all_the_sa
 ) -> None:
     monkeypatch.setattr("codex_workspace.platform.dispatcher.LONGEST_LOOK_S", 0.01)
     failed = 0
-    send = OnceHandler.on_message_send
+    send = IdempotentHandler.on_message_send
 
-    async def failing(self: OnceHandler, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
+    async def failing(
+        self: IdempotentHandler, params: SendMessageRequest, context: ServerCallContext
+    ) -> Message | Task:
         nonlocal failed
         if not params.configuration.return_immediately and failed < 30:
             failed += 1
             raise InternalError(message="not now")
         return await send(self, params, context)
 
-    monkeypatch.setattr(OnceHandler, "on_message_send", failing)
+    monkeypatch.setattr(IdempotentHandler, "on_message_send", failing)
     async with world(tmp_path) as (platform, place), placed(place):
         await platform.canvas_message(ME, "hello")
         await platform.until(lambda: platform.notifications(ME) == ["echo: hello"])
@@ -494,7 +496,7 @@ async def test_a_rotated_token_is_found(tmp_path: Path) -> None:
 async def test_a_platform_that_was_away_finds_the_agent_again(tmp_path: Path) -> None:
     file = tmp_path / "platform.sqlite3"
     async with anyio.create_task_group() as tasks:
-        async with running_stand_in(file) as platform:
+        async with running_platform(file) as platform:
             platform.add_workspace(ME, delivery="poll")
             place = Place(tmp_path, platform)
             place.echo.gate.set()
@@ -503,7 +505,7 @@ async def test_a_platform_that_was_away_finds_the_agent_again(tmp_path: Path) ->
             await platform.until(lambda: len(platform.notifications(ME)) == 1)
         await anyio.sleep(1.0)
         port = int(platform.url.rsplit(":", 1)[1])
-        async with running_stand_in(file, port=port) as again:
+        async with running_platform(file, port=port) as again:
             await again.canvas_message(ME, "two")
             await again.until(lambda: len(again.notifications(ME)) == 2)
             await again.until(lambda: any(each.path == "/registry/register" for each in again.requests))
@@ -543,7 +545,7 @@ async def test_a_long_turn_is_answered_in_time_and_in_the_end(tmp_path: Path, se
             else:
                 outcome = await pusher.peer_message(sender, ME, "long", "m-1")
             assert outcome.result is not None
-            assert outcome.result["parts"] == [{"kind": "text", "text": STILL_AT_WORK}]
+            assert outcome.result["parts"] == [{"kind": "text", "text": STILL_WORKING}]
             await pusher.until(lambda: pusher.workspace(ME).active_tasks == 1)
             place.echo.gate.set()
             if sender is None:
@@ -581,8 +583,8 @@ async def test_a_pushed_answer_of_a_peers_gets_no_late_answer(tmp_path: Path) ->
 
 
 async def test_two_agents_that_are_pushed_to_do_not_answer_each_other_for_ever(tmp_path: Path) -> None:
-    options = Options(wait_s=5.0, tells_secret=True)
-    async with running_stand_in(tmp_path / "platform.sqlite3", options=options) as platform:
+    options = StandInOptions(wait_s=5.0, tells_secret=True)
+    async with running_platform(tmp_path / "platform.sqlite3", options=options) as platform:
         platform.add_workspace(ME, delivery="push", name="me")
         platform.add_workspace(PEER, "peer's", "push", name="peer")
         (tmp_path / "other").mkdir()

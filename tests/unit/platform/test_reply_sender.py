@@ -9,12 +9,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from codex_workspace.devkit.platform.app import StandIn, running_stand_in
+from codex_workspace.devkit.platform.app import StandInPlatform, running_platform
 from codex_workspace.devkit.platform.faults import Fault
 from codex_workspace.devkit.platform.store import NewRow
-from codex_workspace.platform.client import PlatformApi, Token, open_platform_api
-from codex_workspace.platform.reply_sender import PEER_PATIENCE_S, Postman, look_back
-from codex_workspace.storage.outbox import Letter, Mail, Route
+from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client
+from codex_workspace.platform.reply_sender import PEER_PATIENCE_S, ReplySender, look_back
+from codex_workspace.storage.outbox import Outbox, OutboxMessage, Route
 from codex_workspace.storage.store import open_store
 from tests.support.platform_place import ME, PEER
 
@@ -25,15 +25,15 @@ pytestmark = pytest.mark.usefixtures("no_hang")
 class Office:
     """A postman on the stand-in, whose peer is out of reach."""
 
-    platform: StandIn
-    api: PlatformApi
-    mail: Mail
-    postman: Postman
+    platform: StandInPlatform
+    api: PlatformClient
+    mail: Outbox
+    postman: ReplySender
     now_s: float = 0.0
     over: list[str] = field(default_factory=list)
 
     async def owe(self, name: str, peer: str) -> None:
-        taken = await self.mail.take(Letter(name, "me", name, Route.PEER, peer, digest=name.encode()))
+        taken = await self.mail.take(OutboxMessage(name, "me", name, Route.PEER, peer, digest=name.encode()))
         assert taken is not None
         self.postman.post(await self.mail.owe(taken, name))
 
@@ -48,18 +48,18 @@ class Office:
 @asynccontextmanager
 async def office(folder: Path) -> AsyncIterator[Office]:
     async with (
-        running_stand_in() as platform,
+        running_platform() as platform,
         open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
     ):
         platform.add_workspace(ME, "mine", "poll")
         platform.add_workspace(PEER, "peer's", "push", url="http://127.0.0.1:9/")
         (folder / "token").write_text("mine")
         async with (
-            open_platform_api(platform.url, ME, Token(folder / "token")) as api,
+            open_platform_client(platform.url, ME, WorkspaceToken(folder / "token")) as api,
             anyio.create_task_group() as tasks,
         ):
             place = Office(
-                platform, api, store.mail, Postman(api, store.mail, tasks, lambda: 0.02, lambda: place.now_s)
+                platform, api, store.mail, ReplySender(api, store.mail, tasks, lambda: 0.02, lambda: place.now_s)
             )
             place.postman.tell(lambda letter: place.over.append(letter.id), lambda: None)
             yield place

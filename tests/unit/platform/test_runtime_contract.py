@@ -13,7 +13,7 @@ import pytest
 
 from codex_workspace.platform.runtime_contract import (
     MAX_TASK_CHARS,
-    AtWork,
+    ActiveTasks,
     clear_wedge,
     delegation_results,
     mark_wedged,
@@ -41,8 +41,8 @@ def helpers() -> Any:
 
 
 @asynccontextmanager
-async def telling(heartbeat: object) -> AsyncIterator[AtWork]:
-    at_work = AtWork(heartbeat)
+async def telling(heartbeat: object) -> AsyncIterator[ActiveTasks]:
+    at_work = ActiveTasks(heartbeat)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(at_work.tell)

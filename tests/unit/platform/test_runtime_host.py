@@ -26,10 +26,10 @@ from a2a.types import (
 )
 from a2a.utils.errors import InternalError, InvalidParamsError
 
-from codex_workspace.common.a2a_terms import PRINCIPAL, Caller
-from codex_workspace.platform.dispatcher import NOTHING_SAID, STILL_AT_WORK
-from codex_workspace.platform.runtime_contract import WAKE_UP, DelegationResults
-from codex_workspace.platform.runtime_host import NOTHING_NEW, HostedExecutor, hosted
+from codex_workspace.common.a2a_terms import PRINCIPAL, AuthenticatedUser
+from codex_workspace.platform.dispatcher import NO_ANSWER, STILL_WORKING
+from codex_workspace.platform.runtime_contract import WAKE_UP_MESSAGE, DelegationResults
+from codex_workspace.platform.runtime_host import NOTHING_NEW, RuntimeHostExecutor, open_runtime_host
 from codex_workspace.storage.store import Store, open_store
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -105,7 +105,7 @@ class Owed:
 
     async def word(self, message: Message, owner: str) -> str | None:
         await anyio.lowlevel.checkpoint()
-        return STILL_AT_WORK if (message.message_id, owner) in self.letters else None
+        return STILL_WORKING if (message.message_id, owner) in self.letters else None
 
     async def owe(self, message: Message, owner: str) -> None:
         await anyio.lowlevel.checkpoint()
@@ -116,7 +116,7 @@ class Owed:
 class Host:
     """A host that makes up ids of task and context, as the SDK's does."""
 
-    executor: HostedExecutor
+    executor: RuntimeHostExecutor
     worker: Worker
     store: Store
 
@@ -136,7 +136,7 @@ class Host:
         return answer
 
     async def state_of(self, task_id: str) -> TaskState:
-        task = await self.store.tasks.get(task_id, ServerCallContext(user=Caller(PRINCIPAL)))
+        task = await self.store.tasks.get(task_id, ServerCallContext(user=AuthenticatedUser(PRINCIPAL)))
         assert task is not None
         return task.status.state
 
@@ -154,7 +154,7 @@ async def host(
     open_later = None if later is None else lambda _handler: nullcontext(later)
     async with (
         open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
-        hosted(
+        open_runtime_host(
             worker,
             store,
             None,
@@ -234,7 +234,7 @@ async def test_a_failure_is_an_error(tmp_path: Path, text: str, expected: str) -
 
 async def test_an_answer_has_text_even_where_nothing_was_said_and_files_behind_it(tmp_path: Path) -> None:
     async with host(tmp_path) as own:
-        assert await own.said("silence") == NOTHING_SAID
+        assert await own.said("silence") == NO_ANSWER
         text, file = (await own.send("file")).parts
         assert (text.text, file.filename) == ("You said: file", "one.txt")
 
@@ -267,13 +267,13 @@ async def test_an_answer_that_takes_longer_than_the_host_waits_is_owed(tmp_path:
     later = Owed(within_s=0.05)
     async with host(tmp_path, later=later) as own:
         first, again = await own.send("wait", "m-1"), await own.send("wait", "m-1")
-        assert first.parts[0].text == STILL_AT_WORK
+        assert first.parts[0].text == STILL_WORKING
         assert first == again
         assert later.letters == [("m-1", PRINCIPAL)]
         own.worker.go.set()
         later.within_s = 5
         # The letter has the answer, and has it alone.
-        assert await own.said("wait", "m-1") == STILL_AT_WORK
+        assert await own.said("wait", "m-1") == STILL_WORKING
         assert len(own.worker.heard) == 1
         assert await own.said("quick") == "You said: quick"
 
@@ -281,7 +281,7 @@ async def test_an_answer_that_takes_longer_than_the_host_waits_is_owed(tmp_path:
 async def test_a_late_question_is_answered_by_the_next_message(tmp_path: Path) -> None:
     async with host(tmp_path, later=Owed(within_s=0.05)) as own:
         told = await own.send("wait and ask", "m-1")
-        assert told.parts[0].text == STILL_AT_WORK
+        assert told.parts[0].text == STILL_WORKING
         task_id = told.message_id.removesuffix("-at-work")
         own.worker.go.set()
         with anyio.fail_after(5):
@@ -289,7 +289,7 @@ async def test_a_late_question_is_answered_by_the_next_message(tmp_path: Path) -
                 await anyio.sleep(0.01)
         # What comes of the task is told by the letter of the message that began it.
         for _ in range(2):
-            assert await own.said("the first", "m-2") == STILL_AT_WORK
+            assert await own.said("the first", "m-2") == STILL_WORKING
         with anyio.fail_after(5):
             while await own.state_of(task_id) != TaskState.TASK_STATE_COMPLETED:
                 await anyio.sleep(0.01)
@@ -311,7 +311,7 @@ async def test_a_snapshots_thread_is_gone_on_in_only_where_there_is_none(tmp_pat
 
 async def test_a_call_to_results_that_are_known_begins_nothing(tmp_path: Path) -> None:
     echo = {"delegation_id": "row-1", "source_id": "w-1", "status": "completed", "response_preview": "look at it"}
-    woken = f"{WAKE_UP}. Review them and take appropriate action:"
+    woken = f"{WAKE_UP_MESSAGE}. Review them and take appropriate action:"
     async with host(tmp_path) as own:
         await own.said("look at it")
         (tmp_path / "results").write_text(json.dumps(echo) + "\n")

@@ -6,38 +6,38 @@ from hypothesis import strategies as st
 
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.codex_events import (
-    Alive,
-    Change,
-    CommandFinished,
+    Activity,
+    CommandCompleted,
     CommandOutput,
     CommandStarted,
     DiffUpdated,
-    Erred,
-    FilesChanged,
-    FilesChanging,
+    ErrorReported,
+    FilePatch,
     ItemStatus,
+    MessageCompleted,
+    MessageDelta,
     MessageStarted,
-    Planned,
-    PlanStep,
-    Reasoned,
+    PatchCompleted,
+    PatchStarted,
+    PlanItem,
+    PlanUpdated,
+    ReasoningCompleted,
     ReasoningDelta,
-    Said,
-    TextDelta,
     ThreadActive,
     ThreadIdle,
-    TokenCount,
-    ToolFinished,
-    ToolStarted,
-    TurnEnded,
+    TokensUpdated,
+    TokenUsage,
+    ToolCallCompleted,
+    ToolCallStarted,
+    TurnCompleted,
+    TurnError,
     TurnEvent,
-    TurnFailure,
     TurnReader,
     TurnStarted,
     TurnText,
-    Unknown,
-    Usage,
-    Warned,
-    WebSearched,
+    UnknownEvent,
+    WarningReported,
+    WebSearchCompleted,
 )
 from codex_workspace.protocol.jsonrpc import Notification
 
@@ -78,7 +78,7 @@ PATCH: JsonObject = {
 }
 TEXT: JsonObject = {"type": "Text", "text": "x"}
 ADDED: JsonObject = {"type": "add", "content": "hello\n"}
-CHANGES = (Change("/w/a", "add", "hello\n"),)
+CHANGES = (FilePatch("/w/a", "add", "hello\n"),)
 MCP: JsonObject = {"type": "mcpToolCall", "id": "m", "server": "srv", "tool": "echo", "arguments": {"x": 1}}
 DYNAMIC: JsonObject = {
     "type": "dynamicToolCall",
@@ -102,7 +102,7 @@ SILENT = "codex says that the turn failed, and not why"
 @pytest.mark.parametrize(
     ("notification", "event"),
     [
-        (of_turn("item/agentMessage/delta", itemId="a", delta="he"), TextDelta("a", "he")),
+        (of_turn("item/agentMessage/delta", itemId="a", delta="he"), MessageDelta("a", "he")),
         (
             of_turn("item/reasoning/summaryTextDelta", itemId="r", delta="th", summaryIndex=2),
             ReasoningDelta("r", 2, "th"),
@@ -112,16 +112,16 @@ SILENT = "codex says that the turn failed, and not why"
         (of_turn("turn/diff/updated", diff="--- a"), DiffUpdated("--- a")),
         (
             of_turn("turn/plan/updated", plan=STEPS, explanation=None),
-            Planned((PlanStep("look", "completed"), PlanStep("do", "inProgress")), None),
+            PlanUpdated((PlanItem("look", "completed"), PlanItem("do", "inProgress")), None),
         ),
         (
             of_turn("thread/tokenUsage/updated", tokenUsage={"total": TOTAL, "last": LAST, "modelContextWindow": 9}),
-            Usage(214, 200, 20, 14, 4, 9, TokenCount(107, 100, 10, 7, 0)),
+            TokensUpdated(214, 200, 20, 14, 4, 9, TokenUsage(107, 100, 10, 7, 0)),
         ),
         (of_thread("turn/started", turn={"id": TURN, "status": "inProgress"}), TurnStarted()),
-        (of_turn("thread/compacted"), Alive()),
-        (of_turn("item/mcpToolCall/progress", itemId="m", message="half"), Alive()),
-        (of_turn("turn/newThing", x=1), Unknown("turn/newThing", {**IDS, "x": 1})),
+        (of_turn("thread/compacted"), Activity()),
+        (of_turn("item/mcpToolCall/progress", itemId="m", message="half"), Activity()),
+        (of_turn("turn/newThing", x=1), UnknownEvent("turn/newThing", {**IDS, "x": 1})),
     ],
 )
 def test_a_notification_of_the_turn(notification: Notification, event: TurnEvent) -> None:
@@ -132,28 +132,34 @@ def test_a_notification_of_the_turn(notification: Notification, event: TurnEvent
     ("notification", "event"),
     [
         (started(type="agentMessage", id="a", text="", phase="commentary"), MessageStarted("a", "commentary")),
-        (completed(type="agentMessage", id="a", text="hi", phase="final_answer"), Said("a", "hi", "final_answer")),
-        (completed(type="agentMessage", id="a", text="hi", phase="newPhase"), Said("a", "hi", None)),
-        (completed(type="agentMessage", id="a", text="hi"), Said("a", "hi", None)),
-        (started(type="reasoning", id="r", summary=[], content=[]), Alive()),
-        (completed(type="reasoning", id="r", summary=["one", "two"], content=["raw"]), Reasoned("r", ("one", "two"))),
-        (completed(type="reasoning", id="r", summary=[], content=["raw"]), Reasoned("r", ("raw",))),
+        (
+            completed(type="agentMessage", id="a", text="hi", phase="final_answer"),
+            MessageCompleted("a", "hi", "final_answer"),
+        ),
+        (completed(type="agentMessage", id="a", text="hi", phase="newPhase"), MessageCompleted("a", "hi", None)),
+        (completed(type="agentMessage", id="a", text="hi"), MessageCompleted("a", "hi", None)),
+        (started(type="reasoning", id="r", summary=[], content=[]), Activity()),
+        (
+            completed(type="reasoning", id="r", summary=["one", "two"], content=["raw"]),
+            ReasoningCompleted("r", ("one", "two")),
+        ),
+        (completed(type="reasoning", id="r", summary=[], content=["raw"]), ReasoningCompleted("r", ("raw",))),
         (started(**COMMAND, status="inProgress", aggregatedOutput=None), CommandStarted("c", "ls", "/w")),
         (
             completed(**COMMAND, status="failed", aggregatedOutput="no\n", exitCode=1, durationMs=12),
-            CommandFinished("c", "ls", "/w", "no\n", 1, ItemStatus.FAILED, 12),
+            CommandCompleted("c", "ls", "/w", "no\n", 1, ItemStatus.FAILED, 12),
         ),
         (
             completed(**COMMAND, status="declined", aggregatedOutput=None, exitCode=None, durationMs=None),
-            CommandFinished("c", "ls", "/w", "", None, ItemStatus.DECLINED, None),
+            CommandCompleted("c", "ls", "/w", "", None, ItemStatus.DECLINED, None),
         ),
         (
             completed(**COMMAND, status="newStatus"),
-            CommandFinished("c", "ls", "/w", "", None, ItemStatus.UNKNOWN, None),
+            CommandCompleted("c", "ls", "/w", "", None, ItemStatus.UNKNOWN, None),
         ),
-        (started(**PATCH, status="inProgress"), FilesChanging("f", CHANGES)),
-        (completed(**PATCH, status="completed"), FilesChanged("f", CHANGES, ItemStatus.COMPLETED)),
-        (started(**MCP, status="inProgress"), ToolStarted("m", "srv", "echo", {"x": 1})),
+        (started(**PATCH, status="inProgress"), PatchStarted("f", CHANGES)),
+        (completed(**PATCH, status="completed"), PatchCompleted("f", CHANGES, ItemStatus.COMPLETED)),
+        (started(**MCP, status="inProgress"), ToolCallStarted("m", "srv", "echo", {"x": 1})),
         (
             completed(
                 **MCP,
@@ -162,25 +168,25 @@ def test_a_notification_of_the_turn(notification: Notification, event: TurnEvent
                 error=None,
                 durationMs=5,
             ),
-            ToolFinished("m", "srv", "echo", {"x": 1}, "a\n[image]", False, ItemStatus.COMPLETED, 5),
+            ToolCallCompleted("m", "srv", "echo", {"x": 1}, "a\n[image]", False, ItemStatus.COMPLETED, 5),
         ),
         (
             completed(**MCP, status="failed", result=None, error={"message": "Transport closed"}, durationMs=5),
-            ToolFinished("m", "srv", "echo", {"x": 1}, "Transport closed", True, ItemStatus.FAILED, 5),
+            ToolCallCompleted("m", "srv", "echo", {"x": 1}, "Transport closed", True, ItemStatus.FAILED, 5),
         ),
-        (started(**DYNAMIC, status="inProgress"), ToolStarted("d", None, "ticket", {"id": "7"})),
+        (started(**DYNAMIC, status="inProgress"), ToolCallStarted("d", None, "ticket", {"id": "7"})),
         (
             completed(**DYNAMIC, status="completed", contentItems=[{"type": "inputText", "text": "x"}], success=True),
-            ToolFinished("d", None, "ticket", {"id": "7"}, "x", False, ItemStatus.COMPLETED, None),
+            ToolCallCompleted("d", None, "ticket", {"id": "7"}, "x", False, ItemStatus.COMPLETED, None),
         ),
         (
             completed(**DYNAMIC, status="completed", contentItems=None, success=False),
-            ToolFinished("d", None, "ticket", {"id": "7"}, "", True, ItemStatus.COMPLETED, None),
+            ToolCallCompleted("d", None, "ticket", {"id": "7"}, "", True, ItemStatus.COMPLETED, None),
         ),
-        (started(type="webSearch", id="w", query=""), Alive()),
-        (completed(type="webSearch", id="w", query="codex"), WebSearched("w", "codex")),
-        (completed(type="userMessage", id="u", content=[]), Alive()),
-        (completed(type="hologram", id="h"), Unknown("hologram", {"type": "hologram", "id": "h"})),
+        (started(type="webSearch", id="w", query=""), Activity()),
+        (completed(type="webSearch", id="w", query="codex"), WebSearchCompleted("w", "codex")),
+        (completed(type="userMessage", id="u", content=[]), Activity()),
+        (completed(type="hologram", id="h"), UnknownEvent("hologram", {"type": "hologram", "id": "h"})),
     ],
 )
 def test_an_item_of_the_turn(notification: Notification, event: TurnEvent) -> None:
@@ -219,21 +225,23 @@ def test_the_kind_of_a_failure_is_a_word_or_the_key_of_an_object(
     info: JsonValue, kind: str, http_status: int | None
 ) -> None:
     error: JsonObject = {"message": "no", "codexErrorInfo": info, "additionalDetails": "more"}
-    failure = TurnFailure("no", kind, http_status, "more")
+    failure = TurnError("no", kind, http_status, "more")
     reader = TurnReader(THREAD, TURN)
-    assert reader.read(of_turn("error", error=error, willRetry=False)) == (Erred(failure),)
-    assert reader.read(of_turn("error", error=error, willRetry=True)) == (Warned("no", will_retry=True),)
-    assert reader.read(turn_completed(status="failed", error=error)) == (TurnEnded("failed", failure, None),)
+    assert reader.read(of_turn("error", error=error, willRetry=False)) == (ErrorReported(failure),)
+    assert reader.read(of_turn("error", error=error, willRetry=True)) == (WarningReported("no", will_retry=True),)
+    assert reader.read(turn_completed(status="failed", error=error)) == (TurnCompleted("failed", failure, None),)
 
 
 def test_a_warning_of_the_thread_is_heard() -> None:
-    assert TurnReader(THREAD, TURN).read(of_thread("warning", message="slow")) == (Warned("slow", will_retry=False),)
+    assert TurnReader(THREAD, TURN).read(of_thread("warning", message="slow")) == (
+        WarningReported("slow", will_retry=False),
+    )
 
 
 @pytest.mark.parametrize(
     ("turn", "event"),
     [
-        ({"status": "completed", "items": []}, TurnEnded("completed", None, None)),
+        ({"status": "completed", "items": []}, TurnCompleted("completed", None, None)),
         (
             {
                 "status": "completed",
@@ -242,12 +250,15 @@ def test_a_warning_of_the_thread_is_heard() -> None:
                     {"type": "agentMessage", "id": "a", "text": "done", "phase": "final_answer"},
                 ],
             },
-            TurnEnded("completed", None, Said("a", "done", "final_answer")),
+            TurnCompleted("completed", None, MessageCompleted("a", "done", "final_answer")),
         ),
-        ({"status": "completed", "items": [{"type": "agentMessage", "id": "a"}]}, TurnEnded("completed", None, None)),
-        ({"status": "interrupted", "error": None}, TurnEnded("interrupted", None, None)),
-        ({"status": "failed", "error": None}, TurnEnded("failed", TurnFailure(SILENT, "other", None, None), None)),
-        ({"status": "newStatus"}, TurnEnded("failed", TurnFailure(SILENT, "other", None, None), None)),
+        (
+            {"status": "completed", "items": [{"type": "agentMessage", "id": "a"}]},
+            TurnCompleted("completed", None, None),
+        ),
+        ({"status": "interrupted", "error": None}, TurnCompleted("interrupted", None, None)),
+        ({"status": "failed", "error": None}, TurnCompleted("failed", TurnError(SILENT, "other", None, None), None)),
+        ({"status": "newStatus"}, TurnCompleted("failed", TurnError(SILENT, "other", None, None), None)),
     ],
 )
 def test_the_end_of_the_turn(turn: JsonObject, event: TurnEvent) -> None:
@@ -290,14 +301,14 @@ def test_unknown_names_are_counted() -> None:
 def test_output_that_is_not_base64_is_unknown() -> None:
     for chunk in ("!", "\xe9"):
         output = older("exec_command_output_delta", call_id="c", chunk=chunk)
-        assert TurnReader(THREAD, TURN).read(output) == (Unknown(output.method, output.params),)
+        assert TurnReader(THREAD, TURN).read(output) == (UnknownEvent(output.method, output.params),)
 
 
 def test_the_older_dialect_is_heard_until_the_newer_one_is() -> None:
     reader = TurnReader(THREAD, TURN)
     delta = older("agent_message_content_delta", item_id="a", delta="x")
-    assert reader.read(delta) == (TextDelta("a", "x"),)
-    assert reader.read(of_turn("thread/compacted")) == (Alive(),)
+    assert reader.read(delta) == (MessageDelta("a", "x"),)
+    assert reader.read(of_turn("thread/compacted")) == (Activity(),)
     assert reader.read(delta) == ()
 
 
@@ -305,37 +316,37 @@ def test_the_older_dialect_is_heard_until_the_newer_one_is() -> None:
     ("notification", "event"),
     [
         (older("task_started", model_context_window=None), TurnStarted()),
-        (older("task_complete", last_agent_message="x"), TurnEnded("completed", None, None)),
-        (older("turn_aborted", reason="interrupted"), TurnEnded("interrupted", None, None)),
-        (older("agent_message_content_delta", item_id="a", delta="x"), TextDelta("a", "x")),
-        (older("agent_message_delta", delta="x"), Alive()),
+        (older("task_complete", last_agent_message="x"), TurnCompleted("completed", None, None)),
+        (older("turn_aborted", reason="interrupted"), TurnCompleted("interrupted", None, None)),
+        (older("agent_message_content_delta", item_id="a", delta="x"), MessageDelta("a", "x")),
+        (older("agent_message_delta", delta="x"), Activity()),
         (
             older("item_completed", item={"type": "AgentMessage", "id": "a", "content": [TEXT]}),
-            Said("a", "x", None),
+            MessageCompleted("a", "x", None),
         ),
         (
             older("item_completed", item={"type": "Reasoning", "id": "r", "summary_text": ["x"], "raw_content": []}),
-            Reasoned("r", ("x",)),
+            ReasoningCompleted("r", ("x",)),
         ),
-        (older("item_completed", item={"type": "WebSearch", "id": "w", "query": "x"}), WebSearched("w", "x")),
+        (older("item_completed", item={"type": "WebSearch", "id": "w", "query": "x"}), WebSearchCompleted("w", "x")),
         (
             older("stream_error", message="again", codex_error_info={"response_stream_disconnected": {}}),
-            Warned("again", will_retry=True),
+            WarningReported("again", will_retry=True),
         ),
         (
             older("error", message="no", codex_error_info={"http_connection_failed": {"http_status_code": 401}}),
-            Erred(TurnFailure("no", "httpConnectionFailed", 401, None)),
+            ErrorReported(TurnError("no", "httpConnectionFailed", 401, None)),
         ),
-        (older("warning", message="slow"), Warned("slow", will_retry=False)),
+        (older("warning", message="slow"), WarningReported("slow", will_retry=False)),
         (
             older("plan_update", plan=[{"step": "do", "status": "in_progress"}]),
-            Planned((PlanStep("do", "inProgress"),), None),
+            PlanUpdated((PlanItem("do", "inProgress"),), None),
         ),
-        (older("token_count", info=None), Alive()),
+        (older("token_count", info=None), Activity()),
         (older("exec_command_output_delta", call_id="c", chunk="aGkK"), CommandOutput("c", "hi\n")),
         (
             older("patch_apply_end", call_id="f", success=True, changes={"/w/a": ADDED}),
-            FilesChanged("f", CHANGES, ItemStatus.COMPLETED),
+            PatchCompleted("f", CHANGES, ItemStatus.COMPLETED),
         ),
     ],
 )
@@ -346,8 +357,8 @@ def test_the_older_dialect(notification: Notification, event: TurnEvent) -> None
 def test_an_error_of_the_older_dialect_is_told_again_at_the_end() -> None:
     reader = TurnReader(THREAD, TURN)
     reader.read(older("error", message="no", codex_error_info="usage_limit_exceeded"))
-    failure = TurnFailure("no", "usageLimitExceeded", None, None)
-    assert reader.read(older("task_complete", last_agent_message=None)) == (TurnEnded("failed", failure, None),)
+    failure = TurnError("no", "usageLimitExceeded", None, None)
+    assert reader.read(older("task_complete", last_agent_message=None)) == (TurnCompleted("failed", failure, None),)
 
 
 METHODS = [
@@ -419,7 +430,7 @@ def test_reading_an_item_never_raises(method: str, item: JsonObject, kind: JsonV
 @given(fields)
 def test_the_end_of_the_turn_is_heard_whatever_else_it_says(turn: JsonObject) -> None:
     (event,) = TurnReader(THREAD, TURN).read(turn_completed(**turn))
-    assert isinstance(event, TurnEnded)
+    assert isinstance(event, TurnCompleted)
 
 
 @given(st.sampled_from(OLDER), values)
@@ -445,18 +456,30 @@ def text_of(*events: TurnEvent) -> TurnText:
     ("events", "answer"),
     [
         ([], ""),
-        ([TextDelta("a", "he"), TextDelta("a", "llo")], "hello"),
-        ([MessageStarted("a", None), TextDelta("a", "hel"), Said("a", "hello", None)], "hello"),
-        ([Said("a", "hello", None), TextDelta("a", "late")], "hello"),
-        ([Said("a", "first", None), Said("b", "second", None)], "second"),
-        ([Said("a", "answer", "final_answer"), Said("b", "by the way", "commentary")], "answer"),
-        ([Said("a", "looking", "commentary"), MessageStarted("b", None)], "looking"),
-        ([Said("a", "looking", None), MessageStarted("b", None), TextDelta("b", "do")], "do"),
-        ([Said("a", "hello", None), Said("b", "", None)], "hello"),
-        ([TextDelta("a", "hal"), Warned("again", will_retry=True)], ""),
-        ([Said("a", "one", None), TextDelta("b", "hal"), Warned("again", will_retry=True)], "one"),
-        ([TurnEnded("completed", None, Said("a", "hello", None))], "hello"),
-        ([Said("a", "hello", None), TurnEnded("completed", None, Said("a", "hello", None))], "hello"),
+        ([MessageDelta("a", "he"), MessageDelta("a", "llo")], "hello"),
+        ([MessageStarted("a", None), MessageDelta("a", "hel"), MessageCompleted("a", "hello", None)], "hello"),
+        ([MessageCompleted("a", "hello", None), MessageDelta("a", "late")], "hello"),
+        ([MessageCompleted("a", "first", None), MessageCompleted("b", "second", None)], "second"),
+        (
+            [MessageCompleted("a", "answer", "final_answer"), MessageCompleted("b", "by the way", "commentary")],
+            "answer",
+        ),
+        ([MessageCompleted("a", "looking", "commentary"), MessageStarted("b", None)], "looking"),
+        ([MessageCompleted("a", "looking", None), MessageStarted("b", None), MessageDelta("b", "do")], "do"),
+        ([MessageCompleted("a", "hello", None), MessageCompleted("b", "", None)], "hello"),
+        ([MessageDelta("a", "hal"), WarningReported("again", will_retry=True)], ""),
+        (
+            [MessageCompleted("a", "one", None), MessageDelta("b", "hal"), WarningReported("again", will_retry=True)],
+            "one",
+        ),
+        ([TurnCompleted("completed", None, MessageCompleted("a", "hello", None))], "hello"),
+        (
+            [
+                MessageCompleted("a", "hello", None),
+                TurnCompleted("completed", None, MessageCompleted("a", "hello", None)),
+            ],
+            "hello",
+        ),
     ],
 )
 def test_the_answer_so_far(events: list[TurnEvent], answer: str) -> None:
@@ -464,10 +487,12 @@ def test_the_answer_so_far(events: list[TurnEvent], answer: str) -> None:
 
 
 def test_the_messages_come_in_the_order_they_began() -> None:
-    text = text_of(MessageStarted("a", "commentary"), TextDelta("b", "two"), Said("a", "one", "commentary"))
-    assert text.messages == (Said("a", "one", "commentary"), Said("b", "two", None))
+    text = text_of(
+        MessageStarted("a", "commentary"), MessageDelta("b", "two"), MessageCompleted("a", "one", "commentary")
+    )
+    assert text.messages == (MessageCompleted("a", "one", "commentary"), MessageCompleted("b", "two", None))
 
 
 def test_token_counts_subtract() -> None:
-    usage = Usage(214, 200, 20, 14, 4, None, TokenCount(107, 100, 10, 7, 2))
-    assert usage.thread.minus(usage.last) == TokenCount(107, 100, 10, 7, 2)
+    usage = TokensUpdated(214, 200, 20, 14, 4, None, TokenUsage(107, 100, 10, 7, 2))
+    assert usage.thread.minus(usage.last) == TokenUsage(107, 100, 10, 7, 2)

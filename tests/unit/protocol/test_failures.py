@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.common.values import JsonObject
-from codex_workspace.protocol.codex_events import TurnFailure
-from codex_workspace.protocol.failures import MAX_QUOTED_CHARS, explain, told_of
+from codex_workspace.protocol.codex_events import TurnError
+from codex_workspace.protocol.failures import MAX_QUOTED_CHARS, describe_failure, error_metadata
 
 RAW = "unexpected status {0}: Incorrect API key sk-raw, url: https://gateway.internal/v1/responses, request id: r-1"
 
@@ -14,26 +14,26 @@ RAW = "unexpected status {0}: Incorrect API key sk-raw, url: https://gateway.int
 @pytest.mark.parametrize(
     ("failure", "said"),
     [
-        (TurnFailure(RAW.format("401 Unauthorized"), "other", None, None), "refused the credential (HTTP 401)"),
-        (TurnFailure("x", "httpConnectionFailed", 401, None), "refused the credential (HTTP 401)"),
-        (TurnFailure("x", "httpConnectionFailed", 402, None), "payment"),
-        (TurnFailure("x", "httpConnectionFailed", 403, None), "credential's rights"),
-        (TurnFailure(RAW.format("404 Not Found"), "other", None, None), "does not know the model or the address"),
-        (TurnFailure("x", "modelNotFound", None, None), "does not know the model"),
-        (TurnFailure("x", "responseTooManyFailedAttempts", 429, None), "limits the rate (HTTP 429)"),
-        (TurnFailure("x", "rateLimitExceeded", None, None), "limits the rate"),
-        (TurnFailure("x", "usageLimitExceeded", 429, None), "usage limit is reached"),
-        (TurnFailure("x", "internalServerError", None, None), "internal error (HTTP 500)"),
-        (TurnFailure("x", "serverOverloaded", 503, None), "overloaded"),
-        (TurnFailure("x", "contextWindowExceeded", None, None), "begin a new context"),
-        (TurnFailure("x", "httpConnectionFailed", 502, None), "had an error (HTTP 502); try again later"),
-        (TurnFailure("unexpected status 503 Service Unavailable", "other", None, None), "(HTTP 503)"),
-        (TurnFailure("The turn was silent for 300 s.", "watchdogTimeout", None, None), "silent for 300 s"),
-        (TurnFailure("Missing environment variable: `X`.", "other", None, None), "Missing environment variable: `X`."),
+        (TurnError(RAW.format("401 Unauthorized"), "other", None, None), "refused the credential (HTTP 401)"),
+        (TurnError("x", "httpConnectionFailed", 401, None), "refused the credential (HTTP 401)"),
+        (TurnError("x", "httpConnectionFailed", 402, None), "payment"),
+        (TurnError("x", "httpConnectionFailed", 403, None), "credential's rights"),
+        (TurnError(RAW.format("404 Not Found"), "other", None, None), "does not know the model or the address"),
+        (TurnError("x", "modelNotFound", None, None), "does not know the model"),
+        (TurnError("x", "responseTooManyFailedAttempts", 429, None), "limits the rate (HTTP 429)"),
+        (TurnError("x", "rateLimitExceeded", None, None), "limits the rate"),
+        (TurnError("x", "usageLimitExceeded", 429, None), "usage limit is reached"),
+        (TurnError("x", "internalServerError", None, None), "internal error (HTTP 500)"),
+        (TurnError("x", "serverOverloaded", 503, None), "overloaded"),
+        (TurnError("x", "contextWindowExceeded", None, None), "begin a new context"),
+        (TurnError("x", "httpConnectionFailed", 502, None), "had an error (HTTP 502); try again later"),
+        (TurnError("unexpected status 503 Service Unavailable", "other", None, None), "(HTTP 503)"),
+        (TurnError("The turn was silent for 300 s.", "watchdogTimeout", None, None), "silent for 300 s"),
+        (TurnError("Missing environment variable: `X`.", "other", None, None), "Missing environment variable: `X`."),
     ],
 )
-def test_a_known_failure_has_a_sentence_of_ours(failure: TurnFailure, said: str) -> None:
-    sentence = explain(failure)
+def test_a_known_failure_has_a_sentence_of_ours(failure: TurnError, said: str) -> None:
+    sentence = describe_failure(failure)
     assert said in sentence
     assert "sk-raw" not in sentence
     assert "gateway" not in sentence
@@ -43,17 +43,17 @@ def test_a_known_failure_has_a_sentence_of_ours(failure: TurnFailure, said: str)
 @pytest.mark.parametrize(
     ("failure", "told"),
     [
-        (TurnFailure("x", "httpConnectionFailed", 401, None), {"code": "unauthorized", "httpStatus": 401}),
-        (TurnFailure("x", "responseStreamConnectionFailed", 401, None), {"code": "unauthorized", "httpStatus": 401}),
-        (TurnFailure(RAW.format("401 Unauthorized"), "other", None, None), {"code": "unauthorized", "httpStatus": 401}),
-        (TurnFailure("x", "unauthorized", None, None), {"code": "unauthorized"}),
-        (TurnFailure("x", "httpConnectionFailed", 403, None), {"code": "httpConnectionFailed", "httpStatus": 403}),
-        (TurnFailure("x", "serverOverloaded", 503, None), {"code": "serverOverloaded", "httpStatus": 503}),
-        (TurnFailure("It was silent.", "watchdogTimeout", None, None), {"code": "watchdogTimeout"}),
+        (TurnError("x", "httpConnectionFailed", 401, None), {"code": "unauthorized", "httpStatus": 401}),
+        (TurnError("x", "responseStreamConnectionFailed", 401, None), {"code": "unauthorized", "httpStatus": 401}),
+        (TurnError(RAW.format("401 Unauthorized"), "other", None, None), {"code": "unauthorized", "httpStatus": 401}),
+        (TurnError("x", "unauthorized", None, None), {"code": "unauthorized"}),
+        (TurnError("x", "httpConnectionFailed", 403, None), {"code": "httpConnectionFailed", "httpStatus": 403}),
+        (TurnError("x", "serverOverloaded", 503, None), {"code": "serverOverloaded", "httpStatus": 503}),
+        (TurnError("It was silent.", "watchdogTimeout", None, None), {"code": "watchdogTimeout"}),
     ],
 )
-def test_programs_are_told_a_code_and_a_status(failure: TurnFailure, told: JsonObject) -> None:
-    assert told_of(failure) == told
+def test_programs_are_told_a_code_and_a_status(failure: TurnError, told: JsonObject) -> None:
+    assert error_metadata(failure) == told
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_programs_are_told_a_code_and_a_status(failure: TurnFailure, told: JsonO
     ],
 )
 def test_addresses_do_not_show(address: str) -> None:
-    sentence = explain(TurnFailure(f"error sending request for url {address}: refused", "other", None, None))
+    sentence = describe_failure(TurnError(f"error sending request for url {address}: refused", "other", None, None))
     assert "[address]" in sentence
     for part in ("gateway", "127.0.0.1", "sk-secret", "pass"):
         assert part not in sentence
@@ -75,7 +75,7 @@ def test_addresses_do_not_show(address: str) -> None:
 
 @given(st.text(), st.text(), st.none() | st.integers(0, 999))
 def test_any_failure_is_one_bounded_line(message: str, kind: str, status: int | None) -> None:
-    sentence = explain(TurnFailure(message, kind, status, None))
+    sentence = describe_failure(TurnError(message, kind, status, None))
     assert len(sentence) < MAX_QUOTED_CHARS + 30
     assert "\n" not in sentence
     assert sentence.strip()

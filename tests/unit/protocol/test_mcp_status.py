@@ -7,7 +7,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from codex_workspace.codex.thread import prove_servers
+from codex_workspace.codex.thread import probe_mcp_servers
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.environment import Secret
@@ -19,26 +19,26 @@ from codex_workspace.protocol.mcp_status import (
     RELOADS,
     RETRY_S,
     STARTUP,
-    Expected,
-    Found,
-    Startups,
-    State,
-    troubles,
+    ExpectedServers,
+    McpServerState,
+    McpStatus,
+    McpStatusTracker,
+    describe_problems,
 )
 from tests.integration.test_thread import ECHO, OPTIONS, FarEnd, Scene, Talk, scene, talk
 from tests.support.memory_codex import in_virtual_time, memory_codex
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
-TWO = Expected(("a", "b"), 30.0)
+TWO = ExpectedServers(("a", "b"), 30.0)
 
 
 def status(name: str, state: str, thread_id: str | None = "t", **more: JsonValue) -> JsonObject:
     return {"name": name, "status": state, "threadId": thread_id, **more}
 
 
-def said(*notes: JsonObject) -> Startups:
-    startups = Startups()
+def said(*notes: JsonObject) -> McpStatusTracker:
+    startups = McpStatusTracker()
     for note in notes:
         startups.take(note)
     return startups
@@ -49,14 +49,14 @@ def said(*notes: JsonObject) -> Startups:
 
 def test_the_last_word_of_a_thread_counts() -> None:
     known = said(status("a", "starting"), status("a", "ready"), status("a", "failed", "other")).of("t")
-    assert {name: each.state for name, each in known.items()} == {"a": State.READY}
+    assert {name: each.state for name, each in known.items()} == {"a": McpServerState.READY}
 
 
 def test_a_word_without_a_thread_counts_for_every_thread() -> None:
     startups = said({"name": "a", "status": "failed", "error": "no such file"})
     assert startups.of("t")["a"].error == "no such file"
     startups.take(status("a", "ready"))
-    assert startups.of("t")["a"].state is State.READY
+    assert startups.of("t")["a"].state is McpServerState.READY
 
 
 @pytest.mark.parametrize("odd", [{}, {"name": 1, "status": "ready"}, {"name": "a"}])
@@ -72,7 +72,7 @@ def test_codex_s_sentence_is_cut_to_what_happened() -> None:
     failed = "MCP client for `a` failed to start: MCP startup failed: no such\n file."
     late = "MCP client for `b` timed out after 3 seconds. Add or adjust `startup_timeout_sec` in your config.toml:\n[…]"
     startups = said(status("a", "failed", error=failed), status("b", "failed", error=late))
-    assert troubles(replace(TWO, left_out={"c": "names X, which is not set"}), startups.of("t")) == {
+    assert describe_problems(replace(TWO, left_out={"c": "names X, which is not set"}), startups.of("t")) == {
         "c": "The MCP server c is not there: names X, which is not set.",
         "a": "The MCP server a is not there: no such file.",
         "b": "The MCP server b is not there: timed out after 3 seconds.",
@@ -80,14 +80,14 @@ def test_codex_s_sentence_is_cut_to_what_happened() -> None:
 
 
 def test_one_that_nobody_has_heard_of_is_missed() -> None:
-    assert troubles(TWO, said(status("a", "ready")).of("t")) == {
+    assert describe_problems(TWO, said(status("a", "ready")).of("t")) == {
         "b": "The MCP server b is not there yet; it has not started within 30 s."
     }
 
 
 def test_what_only_the_pipe_carries_has_the_shape_of_codex_s_configuration() -> None:
     private = {"a": {("env", "KEY"): Secret("1"), ("env", "TOKEN"): Secret("2"), ("http_headers", "X"): Secret("3")}}
-    assert Expected(("a",), private=private).config() == {
+    assert ExpectedServers(("a",), private=private).config() == {
         "mcp_servers": {"a": {"env": {"KEY": "1", "TOKEN": "2"}, "http_headers": {"X": "3"}}}
     }
     assert "1" not in repr(private)
@@ -98,7 +98,7 @@ def test_what_only_the_pipe_carries_has_the_shape_of_codex_s_configuration() -> 
 
 @in_virtual_time
 async def test_all_that_are_named_are_waited_for() -> None:
-    startups = Startups()
+    startups = McpStatusTracker()
     async with anyio.create_task_group() as tasks:
 
         async def start() -> None:
@@ -110,12 +110,12 @@ async def test_all_that_are_named_are_waited_for() -> None:
         began = anyio.current_time()
         known = await startups.settled("t", ("a", "b"), 30)
         assert anyio.current_time() - began == 3
-    assert {name: each.state for name, each in known.items()} == {"a": State.READY, "b": State.FAILED}
+    assert {name: each.state for name, each in known.items()} == {"a": McpServerState.READY, "b": McpServerState.FAILED}
 
 
 @in_virtual_time
 async def test_nobody_waits_longer_than_they_want_or_for_a_codex_that_is_gone() -> None:
-    startups = Startups()
+    startups = McpStatusTracker()
     began = anyio.current_time()
     assert await startups.settled("t", ("a",), 7) == {}
     assert anyio.current_time() - began == 7
@@ -259,16 +259,16 @@ async def test_a_required_server_that_fails_is_told_in_codex_s_words() -> None:
 
         tasks.start_soon(far)
         with pytest.raises(CodexCannotStart, match=r"a required MCP server does not start \(.*\): a: no such file$"):
-            await prove_servers(codex.connection, OPTIONS, 30)
+            await probe_mcp_servers(codex.connection, OPTIONS, 30)
 
 
 @in_virtual_time
 async def test_a_thread_that_was_for_trying_them_is_taken_away() -> None:
-    found: list[Found] = []
+    found: list[McpStatus] = []
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
 
         async def near() -> None:
-            found.append(await prove_servers(codex.connection, replace(OPTIONS, servers=TWO), 30))
+            found.append(await probe_mcp_servers(codex.connection, replace(OPTIONS, servers=TWO), 30))
 
         tasks.start_soon(near)
         await codex.answer("thread/start", {"thread": {"id": "t"}, **ECHO})
@@ -278,7 +278,7 @@ async def test_a_thread_that_was_for_trying_them_is_taken_away() -> None:
         asked = await codex.answer("mcpServerStatus/list", listed)
         assert asked == {"threadId": "t", "serverName": "a", "detail": "toolsAndAuthOnly"}
         await codex.answer("thread/delete", {})
-    assert found == [Found({"a": ["one", "two"]}, {"b": "The MCP server b is not there: no."})]
+    assert found == [McpStatus({"a": ["one", "two"]}, {"b": "The MCP server b is not there: no."})]
 
 
 def test_why_a_server_is_not_there_is_a_sentence_for_people() -> None:
@@ -289,9 +289,9 @@ def test_why_a_server_is_not_there_is_a_sentence_for_people() -> None:
         "Client error: error sending request for url (http://127.0.0.1:1/mcp), when send initialize request"
     )
     startups = said({"threadId": "t", "name": "far", "status": "failed", "error": chain})
-    sentence = troubles(Expected(("far",), 30.0), startups.of("t"))["far"]
+    sentence = describe_problems(ExpectedServers(("far",), 30.0), startups.of("t"))["far"]
     assert "::" not in sentence
     assert "handshaking with MCP server failed" in sentence
     assert sentence.endswith("when send initialize request.")
     long = said({"threadId": "t", "name": "far", "status": "failed", "error": f"began {'x' * 5000} ended"})
-    assert len(troubles(Expected(("far",), 30.0), long.of("t"))["far"]) < MAX_FAILURE_CHARS + 50
+    assert len(describe_problems(ExpectedServers(("far",), 30.0), long.of("t"))["far"]) < MAX_FAILURE_CHARS + 50

@@ -4,49 +4,51 @@ from dataclasses import replace
 
 import pytest
 
-from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.redact import Redactor
 from codex_workspace.protocol.codex_events import (
-    Change,
-    CommandFinished,
+    CommandCompleted,
     CommandOutput,
     CommandStarted,
-    FilesChanged,
+    FilePatch,
     ItemStatus,
+    MessageCompleted,
+    MessageDelta,
     MessageStarted,
-    Planned,
-    PlanStep,
+    PatchCompleted,
+    PlanItem,
+    PlanUpdated,
     ReasoningDelta,
-    Said,
-    TextDelta,
-    ToolStarted,
-    TurnEnded,
+    ToolCallStarted,
+    TurnCompleted,
+    TurnError,
     TurnEvent,
-    TurnFailure,
-    Unknown,
-    Warned,
+    UnknownEvent,
+    WarningReported,
 )
-from codex_workspace.protocol.redaction import Redactor, redacted
+from codex_workspace.protocol.redaction import EventRedactor, redact_event
 
 KEY = "sk-secret-1"
 
 
 def told(*events: TurnEvent) -> list[TurnEvent]:
-    redactor = Redactor(Scrubber([KEY]))
+    redactor = EventRedactor(Redactor([KEY]))
     return [each for event in events for each in redactor.take(event)]
 
 
 def test_a_secret_in_two_deltas_is_in_none() -> None:
-    assert told(TextDelta("a", "it is sk-se"), TextDelta("a", "cret-1."), Said("a", f"it is {KEY}.", None)) == [
-        TextDelta("a", "it is "),
-        TextDelta("a", "***."),
-        Said("a", "it is ***.", None),
+    assert told(
+        MessageDelta("a", "it is sk-se"), MessageDelta("a", "cret-1."), MessageCompleted("a", f"it is {KEY}.", None)
+    ) == [
+        MessageDelta("a", "it is "),
+        MessageDelta("a", "***."),
+        MessageCompleted("a", "it is ***.", None),
     ]
 
 
 def test_items_do_not_mix() -> None:
-    assert told(TextDelta("a", "sk-se"), TextDelta("b", "cret-1"), TextDelta("a", "cret-1")) == [
-        TextDelta("b", "cret-1"),
-        TextDelta("a", "***"),
+    assert told(MessageDelta("a", "sk-se"), MessageDelta("b", "cret-1"), MessageDelta("a", "cret-1")) == [
+        MessageDelta("b", "cret-1"),
+        MessageDelta("a", "***"),
     ]
     assert told(ReasoningDelta("a", 0, "sk-se"), ReasoningDelta("a", 1, "cret-1")) == [ReasoningDelta("a", 1, "cret-1")]
 
@@ -59,30 +61,36 @@ def test_a_command_s_output_in_pieces() -> None:
 
 
 def test_what_was_held_back_is_told_when_the_turn_breaks_off() -> None:
-    end = TurnEnded("interrupted", None, None)
-    assert told(TextDelta("a", "the end: "), TextDelta("a", "s"), end) == [
-        TextDelta("a", "the end: "),
-        TextDelta("a", "s"),
+    end = TurnCompleted("interrupted", None, None)
+    assert told(MessageDelta("a", "the end: "), MessageDelta("a", "s"), end) == [
+        MessageDelta("a", "the end: "),
+        MessageDelta("a", "s"),
         end,
     ]
-    assert told(TextDelta("a", "sk-secret"), end) == [TextDelta("a", "***"), end]
+    assert told(MessageDelta("a", "sk-secret"), end) == [MessageDelta("a", "***"), end]
 
 
 def test_what_is_said_anew_forgets_what_was_held_back() -> None:
-    again = Warned("Reconnecting", will_retry=True)
-    assert told(TextDelta("a", "x s"), again, TextDelta("b", "k")) == [TextDelta("a", "x "), again, TextDelta("b", "k")]
+    again = WarningReported("Reconnecting", will_retry=True)
+    assert told(MessageDelta("a", "x s"), again, MessageDelta("b", "k")) == [
+        MessageDelta("a", "x "),
+        again,
+        MessageDelta("b", "k"),
+    ]
 
 
 @pytest.mark.parametrize(
     "event",
     [
         CommandStarted("a", f"curl -H {KEY}", f"/{KEY}"),
-        CommandFinished("a", f"echo {KEY}", "/", f"x{KEY}", 0, ItemStatus.COMPLETED, 1),
-        FilesChanged("a", (Change("x", "add", "nothing"), Change(f"/{KEY}", "add", f"{KEY}\n")), ItemStatus.COMPLETED),
-        ToolStarted("a", "server", "tool", {"deep": [{KEY: KEY}, 1, None, True]}),
-        Planned((PlanStep(f"use {KEY}", "pending"),), KEY),
-        TurnEnded("failed", TurnFailure(f"bad key {KEY}", "other", 401, KEY), Said("a", KEY, None)),
-        Unknown("x", {"y": KEY}),
+        CommandCompleted("a", f"echo {KEY}", "/", f"x{KEY}", 0, ItemStatus.COMPLETED, 1),
+        PatchCompleted(
+            "a", (FilePatch("x", "add", "nothing"), FilePatch(f"/{KEY}", "add", f"{KEY}\n")), ItemStatus.COMPLETED
+        ),
+        ToolCallStarted("a", "server", "tool", {"deep": [{KEY: KEY}, 1, None, True]}),
+        PlanUpdated((PlanItem(f"use {KEY}", "pending"),), KEY),
+        TurnCompleted("failed", TurnError(f"bad key {KEY}", "other", 401, KEY), MessageCompleted("a", KEY, None)),
+        UnknownEvent("x", {"y": KEY}),
     ],
 )
 def test_every_text_of_an_event_is_scrubbed(event: TurnEvent) -> None:
@@ -93,10 +101,10 @@ def test_every_text_of_an_event_is_scrubbed(event: TurnEvent) -> None:
 
 
 def test_what_holds_none_is_not_copied() -> None:
-    event = CommandFinished("a", "echo", "/", "x", 0, ItemStatus.COMPLETED, 1)
+    event = CommandCompleted("a", "echo", "/", "x", 0, ItemStatus.COMPLETED, 1)
     assert told(event)[0] is event
-    assert redacted(event, Scrubber([KEY])) is event
+    assert redact_event(event, Redactor([KEY])) is event
     started = MessageStarted("a", "final_answer")
     assert told(started) == [started]
-    delta = replace(TextDelta("a", "x"), text=f"{KEY}")
-    assert Redactor(Scrubber()).take(delta)[0] is delta
+    delta = replace(MessageDelta("a", "x"), text=f"{KEY}")
+    assert EventRedactor(Redactor()).take(delta)[0] is delta

@@ -10,31 +10,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.codex_events import Change
-from codex_workspace.protocol.forms import Choice, Field, FieldType, Number, Several, Words, YesNo
+from codex_workspace.protocol.codex_events import FilePatch
+from codex_workspace.protocol.forms import BooleanField, Choice, Field, FieldType, MultiChoice, NumberField, TextField
 from codex_workspace.protocol.jsonrpc import Request, decode
 from codex_workspace.protocol.server_requests import (
     MAX_QUESTION_CHARS,
-    Answered,
+    Answers,
     Approved,
-    Asked,
     CommandQuestion,
+    CompletedForm,
     Decision,
     Declined,
-    Filled,
     Form,
     FormQuestion,
-    Link,
     Option,
     PatchQuestion,
     PermissionQuestion,
     Question,
-    ToolCall,
+    QuestionField,
+    ToolApproval,
+    UrlRequest,
     UserQuestion,
     can_last,
+    default_response,
     read_question,
-    refuse,
-    result_of,
+    response_to,
 )
 from tests.support.paths import RECORDINGS
 
@@ -93,9 +93,9 @@ def test_what_was_recorded_is_answered_in_the_same_shape() -> None:
         "CommandQuestion Approved",
         "CommandQuestion Declined",
         "PermissionQuestion Approved",
-        "UserQuestion Answered",
+        "UserQuestion Answers",
         "UserQuestion Declined",
-        "FormQuestion Filled",
+        "FormQuestion CompletedForm",
         "FormQuestion Declined",
     }
 
@@ -103,16 +103,16 @@ def test_what_was_recorded_is_answered_in_the_same_shape() -> None:
 def given_in(question: Question, result: JsonObject) -> list[Decision]:
     match question, result:
         case UserQuestion(), {"answers": {"q1": {"answers": [str(answer)]}}}:
-            return [Answered({"q1": (answer,)})]
+            return [Answers({"q1": (answer,)})]
         case FormQuestion(), {"content": dict(content)}:
-            return [Filled(content)]
+            return [CompletedForm(content)]
         case _:
             return []
 
 
 def told(question: Question, decision: Decision) -> JsonObject | None:
     try:
-        return result_of(question, decision)
+        return response_to(question, decision)
     except ValueError:
         return None
 
@@ -120,17 +120,17 @@ def told(question: Question, decision: Decision) -> JsonObject | None:
 @pytest.mark.parametrize("method", ASKS_PEOPLE)
 def test_a_decline_is_the_refusal(method: str) -> None:
     question = EXAMPLES[ASKS_PEOPLE[method]]
-    assert result_of(question, Declined("words")) == refuse(Request(0, method, {}))
+    assert response_to(question, Declined("words")) == default_response(Request(0, method, {}))
 
 
 NETWORK: Final[JsonObject] = {"network": {"enabled": True}}
-TOOL: Final = FormQuestion("srv", "Allow?", ToolCall("echo", "says it", {"text": "a"}, can_last=True))
+TOOL: Final = FormQuestion("srv", "Allow?", ToolApproval("echo", "says it", {"text": "a"}, can_last=True))
 EMPTY: Final = FormQuestion("srv", "Really?", Form((), {"type": "object", "properties": {}}))
 EXAMPLES: Final[dict[type[Question], Question]] = {
     CommandQuestion: CommandQuestion("ls", "/w", None),
     PatchQuestion: PatchQuestion((), None, None),
     PermissionQuestion: PermissionQuestion(NETWORK, "/w", None),
-    UserQuestion: UserQuestion((Asked("q1", "Pick", "Which?", (), False, False),)),
+    UserQuestion: UserQuestion((QuestionField("q1", "Pick", "Which?", (), False, False),)),
     FormQuestion: TOOL,
 }
 
@@ -144,23 +144,23 @@ EXAMPLES: Final[dict[type[Question], Question]] = {
         (EXAMPLES[PatchQuestion], Approved(True), {"decision": "acceptForSession"}),
         (EXAMPLES[PermissionQuestion], Approved(), {"permissions": NETWORK, "scope": "turn"}),
         (EXAMPLES[PermissionQuestion], Approved(True), {"permissions": NETWORK, "scope": "session"}),
-        (EXAMPLES[UserQuestion], Answered({"q1": ("a", "b")}), {"answers": {"q1": {"answers": ["a", "b"]}}}),
+        (EXAMPLES[UserQuestion], Answers({"q1": ("a", "b")}), {"answers": {"q1": {"answers": ["a", "b"]}}}),
         (TOOL, Approved(), {"action": "accept", "content": {}}),
         (TOOL, Approved(True), {"action": "accept", "content": {}, "_meta": {"persist": "session"}}),
         (EMPTY, Approved(True), {"action": "accept", "content": {}}),
-        (EMPTY, Filled({"n": 1}), {"action": "accept", "content": {"n": 1}}),
-        (FormQuestion("srv", "Open", Link("https://a.example")), Approved(), {"action": "accept", "content": {}}),
+        (EMPTY, CompletedForm({"n": 1}), {"action": "accept", "content": {"n": 1}}),
+        (FormQuestion("srv", "Open", UrlRequest("https://a.example")), Approved(), {"action": "accept", "content": {}}),
     ],
 )
 def test_results(question: Question, decision: Decision, result: JsonObject) -> None:
-    assert result_of(question, decision) == result
+    assert response_to(question, decision) == result
 
 
 def test_a_decision_on_another_kind_of_question_is_an_error() -> None:
     for question in EXAMPLES.values():
-        for decision in (Answered({}), Filled({}), Approved()):
+        for decision in (Answers({}), CompletedForm({}), Approved()):
             fits = told(question, decision) is not None
-            expected = isinstance(decision, Answered if isinstance(question, UserQuestion) else Approved)
+            expected = isinstance(decision, Answers if isinstance(question, UserQuestion) else Approved)
             assert fits == expected, (question, decision)
 
 
@@ -187,7 +187,7 @@ def test_a_command() -> None:
 
 
 def test_the_changes_of_a_patch_come_from_its_item() -> None:
-    changes = (Change("a.txt", "add", "x\n"),)
+    changes = (FilePatch("a.txt", "add", "x\n"),)
     ids: JsonObject = {"threadId": "t", "turnId": "u", "itemId": "call_22_0", "startedAtMs": 1795222393407}
     recorded = Request(0, PATCH, {**ids, "reason": None, "grantRoot": None})
     assert read_question(recorded, changes) == PatchQuestion(changes, None, None)
@@ -210,8 +210,8 @@ def test_user_questions() -> None:
     bare: JsonObject = {"id": "r", "question": "What?", "options": None, "isSecret": True}
     assert asks("item/tool/requestUserInput", questions=[asked, bare]) == UserQuestion(
         (
-            Asked("q", "H", "Which?", (Option("A", "a"), Option("B", "")), True, False),
-            Asked("r", "", "What?", (), False, True),
+            QuestionField("q", "H", "Which?", (Option("A", "a"), Option("B", "")), True, False),
+            QuestionField("r", "", "What?", (), False, True),
         )
     )
     twice: JsonValue = [bare, bare]
@@ -242,15 +242,15 @@ def test_a_forms_fields() -> None:
     }
     x, titled = Choice("x", "x"), Choice("x", "X")
     types: tuple[FieldType, ...] = (
-        Words((titled, Choice("y", "Y"))),
-        Words((titled,)),
-        Number(True, 1, 5),
-        Number(False, 0.5),
-        YesNo(),
-        Several((x,), 1, 2),
-        Several((titled,)),
+        TextField((titled, Choice("y", "Y"))),
+        TextField((titled,)),
+        NumberField(True, 1, 5),
+        NumberField(False, 0.5),
+        BooleanField(),
+        MultiChoice((x,), 1, 2),
+        MultiChoice((titled,)),
     )
-    first = Field("a", "A", "d", True, Words((), 1, 3, "uri"))
+    first = Field("a", "A", "d", True, TextField((), 1, 3, "uri"))
     others = [Field(name, name, None, False, type_) for name, type_ in zip("bcdefgh", types, strict=True)]
     assert elicits(mode="form", requestedSchema=schema) == FormQuestion("srv", "m", Form((first, *others), schema))
 
@@ -275,7 +275,7 @@ def test_a_tool_call_and_whether_it_can_be_for_the_session() -> None:
         return elicits(mode="form", requestedSchema={}, _meta={"codex_approval_kind": "mcp_tool_call", **meta})
 
     question = call(tool_name="t", tool_description="d", tool_params={"a": 1}, persist=["session", "always"])
-    assert question == FormQuestion("srv", "m", ToolCall("t", "d", {"a": 1}, can_last=True))
+    assert question == FormQuestion("srv", "m", ToolApproval("t", "d", {"a": 1}, can_last=True))
     cases: list[tuple[JsonValue, bool]] = [(["always"], False), (None, False), ("session", True), (["session"], True)]
     for persist, lasting in cases:
         question = call(persist=persist)
@@ -284,7 +284,7 @@ def test_a_tool_call_and_whether_it_can_be_for_the_session() -> None:
 
 
 def test_modes_of_elicitation() -> None:
-    assert elicits(mode="url", url="https://a.example") == FormQuestion("srv", "m", Link("https://a.example"))
+    assert elicits(mode="url", url="https://a.example") == FormQuestion("srv", "m", UrlRequest("https://a.example"))
     for mode in ("openai/form", "openaiForm", "openai/userVerification", "", None):
         assert elicits(mode=mode, requestedSchema={"properties": {}}) is None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from codex_workspace.protocol.jsonrpc import Request, decode
-from codex_workspace.protocol.server_requests import refuse
+from codex_workspace.protocol.server_requests import default_response
 from tests.support.paths import RECORDINGS
 
 
@@ -23,9 +23,9 @@ def requests_of_codex() -> Iterator[Request]:
 def test_everything_that_codex_was_heard_to_ask_has_a_refusal() -> None:
     asked = {request.method: request for request in requests_of_codex()}
     assert len(asked) >= 7
-    assert [method for method, request in asked.items() if refuse(request) is None] == []
+    assert [method for method, request in asked.items() if default_response(request) is None] == []
 
 
 @pytest.mark.parametrize("method", ["account/chatgptAuthTokens/refresh", "new/kind", ""])
 def test_what_is_not_known_has_none(method: str) -> None:
-    assert refuse(Request(0, method, {})) is None
+    assert default_response(Request(0, method, {})) is None

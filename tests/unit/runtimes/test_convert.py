@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codex_workspace.protocol.codex_events import TokenCount, TurnFailure
-from codex_workspace.runtimes.convert import NO_RESULT, NO_SESSION, NONE_USED, ExecLines
+from codex_workspace.protocol.codex_events import TokenUsage, TurnError
+from codex_workspace.runtimes.convert import NO_RESULT, NO_SESSION, NONE_USED, ExecConverter
 from codex_workspace.runtimes.events import (
     AgentEvent,
-    ChangedFile,
     Done,
     Error,
     FileChange,
-    Other,
+    FileDiff,
     Plan,
     PlanStep,
     Reasoning,
     Text,
-    Tokens,
+    TokenCounts,
     ToolResult,
     ToolUse,
+    UnmappedEvent,
     Usage,
     as_json,
 )
@@ -43,7 +43,7 @@ NEWER: Final = ("0.136.0", "0.163.0", "0.169.0")
 WITH_TURNS: Final = ("0.72.0", "0.101.0", *NEWER)
 """Versions that say when a turn ends."""
 
-WATCHDOG: Final = TurnFailure("no line for 300 s", "watchdogTimeout", None, None)
+WATCHDOG: Final = TurnError("no line for 300 s", "watchdogTimeout", None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def runs_of(recording: str) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def replayed(run: Run, used_before: TokenCount | None = NONE_USED) -> list[AgentEvent]:
-    lines = ExecLines(used_before)
+def replayed(run: Run, used_before: TokenUsage | None = NONE_USED) -> list[AgentEvent]:
+    lines = ExecConverter(used_before)
     events = [event for line in run.lines for event in lines.feed(line)]
     return events + lines.finish(run.exit_code, stopped=run.exit_code < 0)
 
@@ -126,7 +126,7 @@ def test_a_recording_is_understood_and_ends_once(recording: str) -> None:
     for run in runs_of(recording):
         events = replayed(run)
         check_balance(events)
-        assert not [event for event in events if isinstance(event, Other)]
+        assert not [event for event in events if isinstance(event, UnmappedEvent)]
         assert done(events).session_id
         assert json.loads(json.dumps([as_json(event) for event in events]))
 
@@ -154,7 +154,7 @@ def test_a_resumed_session_has_its_id_and_memory(version: str) -> None:
 @pytest.mark.parametrize("version", ["0.101.0", *NEWER])
 def test_the_tokens_of_a_resumed_run_are_its_own(version: str) -> None:
     first, second = runs_of(f"{version}/resume")
-    lines = ExecLines()
+    lines = ExecConverter()
     for line in first.lines:
         lines.feed(line)
     assert lines.session_usage is not None
@@ -190,8 +190,8 @@ def test_changed_files_are_told_with_their_kinds(version: str) -> None:
     changes = [event.changes for event in events if isinstance(event, FileChange)]
     a, gone = "/home/agent/work/a.txt", "/home/agent/work/gone.txt"
     assert [set(each) for each in changes] == [
-        {ChangedFile(a, "add"), ChangedFile(gone, "add")},
-        {ChangedFile(a, "update"), ChangedFile(gone, "delete")},
+        {FileDiff(a, "add"), FileDiff(gone, "add")},
+        {FileDiff(a, "update"), FileDiff(gone, "delete")},
     ][:seen]
 
 
@@ -300,14 +300,14 @@ def item(stage: str, **fields: object) -> str:
 
 
 def events_of(*lines: str | bytes, exit_code: int | None = 0) -> list[AgentEvent]:
-    run = ExecLines(clock=lambda: 0.0)
+    run = ExecConverter(clock=lambda: 0.0)
     return [event for each in lines for event in run.feed(each)] + run.finish(exit_code)
 
 
 ENDED: Final = line("turn.completed")
 
 
-def end(text: str = "", session: str | None = None, usage: Tokens | None = None) -> Done:
+def end(text: str = "", session: str | None = None, usage: TokenCounts | None = None) -> Done:
     return Done(text, session, 0, usage, "completed")
 
 
@@ -338,7 +338,7 @@ def test_rewritten_text_takes_the_place_of_what_came_before() -> None:
 
 
 def test_a_message_that_was_rewritten_grows_on() -> None:
-    run = ExecLines()
+    run = ExecConverter()
     texts = ["Hel", "Bye", "Bye now", "Bye now all"]
     events = [event for text in texts for event in run.feed(item("updated", id="m", type="agent_message", text=text))]
     assert events == [Text("m", "Hel"), Text("m", "Bye", replaces=True), Text("m", " now"), Text("m", " all")]
@@ -412,7 +412,7 @@ def test_two_items_of_one_id_are_two() -> None:
 
 
 def test_a_line_that_was_left_out_is_said() -> None:
-    lines = ExecLines()
+    lines = ExecConverter()
     (said,) = lines.skipped(5_000)
     assert said == Error(
         "codex wrote a line of 5000 bytes, which is more than is read; what it said is missing here.",
@@ -434,10 +434,10 @@ def test_unknown_fields_are_kept_and_unknown_types_passed_through() -> None:
         ),
         line("turn.completed", usage=usage),
     )
-    tokens = Tokens(5, 1, 2, 0)
+    tokens = TokenCounts(5, 1, 2, 0)
     assert events == [
-        Other("moon.risen", {"type": "moon.risen", "phase": 3}),
-        Other("dance", {"type": "item.started", "item": {"id": "x", "type": "dance", "steps": ["a"]}}),
+        UnmappedEvent("moon.risen", {"type": "moon.risen", "phase": 3}),
+        UnmappedEvent("dance", {"type": "item.started", "item": {"id": "x", "type": "dance", "steps": ["a"]}}),
         Text("m", "a", extra={"at": 7, "by": 1}),
         Usage(tokens, tokens, extra={"cache_write_input_tokens": 4}),
         end("a", usage=tokens),
@@ -466,7 +466,7 @@ def test_unknown_fields_of_lines_without_an_event_stand_in_the_next_one_or_the_l
         ("plan", {"items": steps}),
         ("done", {"root": "/", "turn": "u", "cost": 1}),
     ]
-    assert FileChange("f", (ChangedFile("a", "update", "+x"),)) in events
+    assert FileChange("f", (FileDiff("a", "update", "+x"),)) in events
 
 
 def test_unknown_fields_of_a_failure_are_kept() -> None:
@@ -524,7 +524,7 @@ def test_lines_that_are_no_events_are_tolerated(noise: bytes | str) -> None:
 
 
 def test_noise_is_kept_for_diagnostics_and_bounded() -> None:
-    run = ExecLines()
+    run = ExecConverter()
     for number in range(100):
         run.feed(f"warning {number} " + "x" * 10_000)
     assert len(run.noise) == 20
@@ -546,11 +546,11 @@ def test_noise_is_kept_for_diagnostics_and_bounded() -> None:
 )
 def test_a_line_of_an_odd_shape_is_passed_through(odd: str) -> None:
     events = events_of(odd, ENDED)
-    assert [type(event) for event in events] == [Other, Done]
+    assert [type(event) for event in events] == [UnmappedEvent, Done]
 
 
 def test_what_was_given_up_says_why() -> None:
-    run = ExecLines()
+    run = ExecConverter()
     run.feed(line("thread.started", thread_id="t"))
     run.feed(item("started", id="c", type="command_execution", command="sleep"))
     result, error, last = run.finish(failure=WATCHDOG)
@@ -563,16 +563,16 @@ def test_what_was_given_up_says_why() -> None:
 
 
 def test_a_session_that_codex_began_instead_is_not_the_run_s() -> None:
-    run = ExecLines()
+    run = ExecConverter()
     run.feed(line("thread.started", thread_id="another"))
-    last = done(run.finish(failure=TurnFailure("none", NO_SESSION, None, None)))
+    last = done(run.finish(failure=TurnError("none", NO_SESSION, None, None)))
     assert last.session_id is None
     assert last.error == Error("none", "SESSION_NOT_FOUND", fatal=True)
 
 
 def test_a_turn_that_is_over_stays_completed_whatever_becomes_of_the_process() -> None:
     for outcome in ({"failure": WATCHDOG}, {"stopped": True}, {"exit_code": 1}):
-        run = ExecLines()
+        run = ExecConverter()
         run.feed(ENDED)
         assert run.ended
         assert done(run.finish(**outcome)).stop_reason == "completed"
@@ -644,7 +644,7 @@ LINES: Final = st.one_of(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(LINES, max_size=30), st.none() | st.integers(-15, 1), st.booleans())
 def test_any_lines_give_balanced_pairs_and_one_end(lines: list[str | bytes], code: int | None, stopped: bool) -> None:
-    run = ExecLines()
+    run = ExecConverter()
     events = [event for each in lines for event in run.feed(each)]
     assert not [event for event in events if isinstance(event, Done)]
     events += run.finish(code, stopped=stopped)

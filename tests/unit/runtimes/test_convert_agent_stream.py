@@ -6,67 +6,67 @@ import pytest
 
 from codex_workspace.protocol.codex_events import (
     CommandStarted,
-    Erred,
-    Planned,
-    Reasoned,
+    ErrorReported,
+    MessageCompleted,
+    MessageDelta,
+    PlanUpdated,
+    ReasoningCompleted,
     ReasoningDelta,
-    Said,
-    TextDelta,
-    TokenCount,
-    ToolFinished,
-    ToolStarted,
-    TurnEnded,
+    TokenUsage,
+    ToolCallCompleted,
+    ToolCallStarted,
+    TurnCompleted,
+    TurnError,
     TurnEvent,
-    TurnFailure,
     TurnStarted,
-    Unknown,
-    Warned,
+    UnknownEvent,
+    WarningReported,
 )
 from codex_workspace.protocol.codex_events import ItemStatus as Status
-from codex_workspace.protocol.codex_events import PlanStep as CodexStep
-from codex_workspace.protocol.codex_events import Usage as CodexUsage
+from codex_workspace.protocol.codex_events import PlanItem as CodexStep
+from codex_workspace.protocol.codex_events import TokensUpdated as CodexUsage
 from codex_workspace.protocol.server_requests import CommandQuestion
-from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED, AgentStream
+from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED, EventConverter
 from codex_workspace.runtimes.events import (
     Approval,
     Done,
     Error,
-    Other,
     Plan,
     PlanStep,
     Reasoning,
     Text,
-    Tokens,
+    TokenCounts,
     ToolResult,
     ToolUse,
+    UnmappedEvent,
     Usage,
 )
 from tests.integration.test_recordings import RECORDINGS, TRIMMED, replays_of
 from tests.unit.runtimes.test_convert import check_balance, done, texts_of
 
-COMPLETED = TurnEnded("completed", None, None)
-FULL = TurnFailure("limit", "usageLimitExceeded", None, None)
+COMPLETED = TurnCompleted("completed", None, None)
+FULL = TurnError("limit", "usageLimitExceeded", None, None)
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_recordings_of_the_app_server_become_balanced_streams(recording: str) -> None:
     for turn in replays_of(recording):
-        stream = AgentStream()
+        stream = EventConverter()
         events = [said for event in turn.events for said in stream.see(event)] + stream.end()
         check_balance(events)
-        assert not [event for event in events if isinstance(event, Other)]
+        assert not [event for event in events if isinstance(event, UnmappedEvent)]
         end = done(events)
         assert end.text == turn.text.answer
         if turn.ends:
             assert end.stop_reason == turn.ends[-1].status
-        whole = {said.item_id: said.text for said in turn.events if isinstance(said, Said)}
+        whole = {said.item_id: said.text for said in turn.events if isinstance(said, MessageCompleted)}
         texts = texts_of(events)
         for item, text in whole.items():
             assert texts.get(item, "") == text or TRIMMED in text + texts[item]
 
 
-def said_of(*events: TurnEvent, used_before: TokenCount | None = NONE_USED) -> Sequence[object]:
-    stream = AgentStream(used_before, clock=lambda: 0.0)
+def said_of(*events: TurnEvent, used_before: TokenUsage | None = NONE_USED) -> Sequence[object]:
+    stream = EventConverter(used_before, clock=lambda: 0.0)
     return [said for event in events for said in stream.see(event)] + list(stream.end())
 
 
@@ -75,7 +75,7 @@ def end(text: str = "") -> Done:
 
 
 def test_what_was_streamed_is_not_said_again() -> None:
-    said = said_of(TextDelta("m", "Hel"), Said("m", "Hello", None), TextDelta("m", "late"), COMPLETED)
+    said = said_of(MessageDelta("m", "Hel"), MessageCompleted("m", "Hello", None), MessageDelta("m", "late"), COMPLETED)
     assert said == [Text("m", "Hel"), Text("m", "lo"), end("Hello")]
 
 
@@ -84,8 +84,8 @@ def test_the_sections_of_thoughts_are_parted_and_not_said_again() -> None:
         ReasoningDelta("r", 0, "a"),
         ReasoningDelta("r", 0, "b"),
         ReasoningDelta("r", 1, "c"),
-        Reasoned("r", ("ab", "c")),
-        Reasoned("s", ("once",)),
+        ReasoningCompleted("r", ("ab", "c")),
+        ReasoningCompleted("s", ("once",)),
         COMPLETED,
     )
     texts = ["a", "b", "\n\nc"]
@@ -95,9 +95,9 @@ def test_the_sections_of_thoughts_are_parted_and_not_said_again() -> None:
 def test_a_failure_is_said_once() -> None:
     error = Error("limit", "USAGE_LIMIT_EXCEEDED", fatal=True)
     failed = Done("", None, 0, None, "failed", error)
-    assert said_of(Erred(FULL), TurnEnded("failed", FULL, None)) == [error, failed]
-    assert said_of(TurnEnded("failed", FULL, None)) == [error, failed]
-    assert said_of(Erred(FULL)) == [error, failed]
+    assert said_of(ErrorReported(FULL), TurnCompleted("failed", FULL, None)) == [error, failed]
+    assert said_of(TurnCompleted("failed", FULL, None)) == [error, failed]
+    assert said_of(ErrorReported(FULL)) == [error, failed]
 
 
 def test_an_end_that_nobody_told_is_a_failure() -> None:
@@ -108,7 +108,7 @@ def test_an_end_that_nobody_told_is_a_failure() -> None:
 
 
 def test_an_interrupted_turn_closes_its_tools() -> None:
-    said = said_of(ToolStarted("t", "srv", "echo", "words"), TurnEnded("interrupted", None, None))
+    said = said_of(ToolCallStarted("t", "srv", "echo", "words"), TurnCompleted("interrupted", None, None))
     assert said == [
         ToolUse("t", "echo", "echo", {"arguments": "words"}, "srv"),
         ToolResult("t", NO_RESULT, is_error=True),
@@ -117,18 +117,18 @@ def test_an_interrupted_turn_closes_its_tools() -> None:
 
 
 def test_a_further_turn_of_the_run_counts() -> None:
-    *_, last = said_of(COMPLETED, TurnStarted(), TurnEnded("interrupted", None, None))
+    *_, last = said_of(COMPLETED, TurnStarted(), TurnCompleted("interrupted", None, None))
     assert isinstance(last, Done)
     assert last.stop_reason == "interrupted"
 
 
 def test_the_other_events_are_said_so() -> None:
-    finished = ToolFinished("t", None, "look", None, "no", True, Status.FAILED, 5)
+    finished = ToolCallCompleted("t", None, "look", None, "no", True, Status.FAILED, 5)
     said = said_of(
-        Planned((CodexStep("a", "inProgress"),), "why"),
-        Warned("careful", will_retry=False),
+        PlanUpdated((CodexStep("a", "inProgress"),), "why"),
+        WarningReported("careful", will_retry=False),
         finished,
-        Unknown("x/y", {"a": 1}),
+        UnknownEvent("x/y", {"a": 1}),
         COMPLETED,
     )
     assert said == [
@@ -136,24 +136,24 @@ def test_the_other_events_are_said_so() -> None:
         Error("careful", "WARNING", fatal=False),
         ToolUse("t", "look", "look", {}),
         ToolResult("t", "no", is_error=True, duration_ms=5),
-        Other("x/y", {"a": 1}),
+        UnmappedEvent("x/y", {"a": 1}),
         end(),
     ]
 
 
 def test_a_resumed_session_s_tokens_are_told_apart_by_its_newest_call() -> None:
-    count = TokenCount(120, 100, 10, 20, 5)
-    used = CodexUsage(120, 100, 10, 20, 5, None, last=TokenCount(12, 10, 1, 2, 0))
-    session = Tokens(100, 10, 20, 5)
+    count = TokenUsage(120, 100, 10, 20, 5)
+    used = CodexUsage(120, 100, 10, 20, 5, None, last=TokenUsage(12, 10, 1, 2, 0))
+    session = TokenCounts(100, 10, 20, 5)
     assert said_of(used)[0] == Usage(session, session)
-    assert said_of(used, used_before=None)[0] == Usage(Tokens(10, 1, 2, 0), session)
-    assert said_of(used, used_before=count)[0] == Usage(Tokens(0, 0, 0, 0), session)
+    assert said_of(used, used_before=None)[0] == Usage(TokenCounts(10, 1, 2, 0), session)
+    assert said_of(used, used_before=count)[0] == Usage(TokenCounts(0, 0, 0, 0), session)
     untold = CodexUsage(120, 100, 10, 20, 5, None)
     assert said_of(untold, used_before=None)[0] == Usage(None, session)
 
 
 def test_a_question_is_an_approval_until_the_end() -> None:
-    stream = AgentStream()
+    stream = EventConverter()
     (asked,) = stream.asked("7", CommandQuestion("ls", "/", None))
     assert isinstance(asked, Approval)
     assert (asked.id, asked.about["kind"], asked.about["command"]) == ("7", "command", "ls")

@@ -7,24 +7,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codex_workspace.protocol.codex_events import Change, FilesChanged, FilesChanging, ItemStatus, WebSearched
-from codex_workspace.runtimes.convert import AgentStream
+from codex_workspace.protocol.codex_events import (
+    FilePatch,
+    ItemStatus,
+    PatchCompleted,
+    PatchStarted,
+    WebSearchCompleted,
+)
+from codex_workspace.runtimes.convert import EventConverter
 from codex_workspace.runtimes.events import (
     FILES,
     AgentEvent,
     Approval,
-    ChangedFile,
     Done,
     Error,
     FileChange,
-    Other,
+    FileDiff,
     Plan,
     PlanStep,
     Reasoning,
     Text,
-    Tokens,
+    TokenCounts,
     ToolResult,
     ToolUse,
+    UnmappedEvent,
     Usage,
 )
 from codex_workspace.runtimes.markdown import (
@@ -41,7 +47,7 @@ from codex_workspace.runtimes.markdown import (
     unwrapped,
 )
 
-TOKENS = Tokens(1, 0, 1, 0)
+TOKENS = TokenCounts(1, 0, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +72,9 @@ TOKENS = Tokens(1, 0, 1, 0)
         (ToolResult("c", "no", is_error=True, exit_code=3), "**Failed** (exit code 3)\n\n```\nno\n```"),
         (ToolResult("c", "", is_error=True), "**Failed**"),
         (ToolResult("w", "", is_error=False), ""),
-        (FileChange("f", (ChangedFile("a", "add"), ChangedFile("b", "delete"))), ""),
+        (FileChange("f", (FileDiff("a", "add"), FileDiff("b", "delete"))), ""),
         (
-            FileChange("f", (ChangedFile("a", "update", "@@ -1 +1 @@\n-x\n+y\n"), ChangedFile("b", "delete"))),
+            FileChange("f", (FileDiff("a", "update", "@@ -1 +1 @@\n-x\n+y\n"), FileDiff("b", "delete"))),
             "```diff\n--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n```",
         ),
         (
@@ -96,7 +102,7 @@ TOKENS = Tokens(1, 0, 1, 0)
         ),
         (Approval("0", {"kind": "url"}), '**Waits for an answer**\n\n```json\n{\n  "kind": "url"\n}\n```'),
         (Usage(TOKENS, TOKENS), ""),
-        (Other("x", {}), ""),
+        (UnmappedEvent("x", {}), ""),
         (Done("text", "s", 1, TOKENS, "completed"), ""),
     ],
 )
@@ -224,14 +230,14 @@ def test_a_long_list_says_how_much_more_there_is() -> None:
 
 
 def test_a_run_names_what_it_has_changed_and_looked_for_once() -> None:
-    stream = AgentStream()
-    changes = (Change("sum.py", "update", ""),)
+    stream = EventConverter()
+    changes = (FilePatch("sum.py", "update", ""),)
     told = [
         markdown(event)
         for each in (
-            FilesChanging("f", changes),
-            FilesChanged("f", changes, ItemStatus.COMPLETED),
-            WebSearched("w", "basalt"),
+            PatchStarted("f", changes),
+            PatchCompleted("f", changes, ItemStatus.COMPLETED),
+            WebSearchCompleted("w", "basalt"),
         )
         for event in stream.see(each)
     ]

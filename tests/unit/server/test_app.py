@@ -38,7 +38,7 @@ from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.app import ServerOptions, bind, build_app, card_facts, serving
 from codex_workspace.server.card import agent_card
-from codex_workspace.server.handler import OnceHandler
+from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.store import Store, open_store
 
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -394,7 +394,7 @@ async def test_the_server_stops_although_a_stream_is_open(tmp_path: Path) -> Non
 async def test_a_client_that_leaves_while_its_message_is_accepted_loses_nothing(tmp_path: Path) -> None:
     """A 0.3 stream that is left cancels its request, wherever it is; here at one time after the other."""
     async with open_store(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}") as store:
-        handler = OnceHandler(Echo(), store, None, agent_card(card_facts(OPTIONS)), one_main_context=True)
+        handler = IdempotentHandler(Echo(), store, None, agent_card(card_facts(OPTIONS)), one_main_context=True)
         context = ServerCallContext()
 
         async def send(message: Message) -> None:

@@ -13,8 +13,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from codex_workspace.common.a2a_terms import PRINCIPAL
-from codex_workspace.server.middleware import BodyLimit, Doorkeeper, TokenBackend, unauthorized
-from codex_workspace.server.overload import LastWord, answer_instead
+from codex_workspace.server.middleware import Authenticator, BodyLimit, TokenBackend, unauthorized
+from codex_workspace.server.overload import DeferredResponse, replace_response
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -36,7 +36,7 @@ def client(token: str | None = TOKEN, **others: str) -> httpx.AsyncClient:
         middleware=[
             Middleware(BodyLimit, max_bytes=MAX_BYTES),
             Middleware(
-                AuthenticationMiddleware, backend=TokenBackend(Doorkeeper(tokens), PUBLIC), on_error=unauthorized
+                AuthenticationMiddleware, backend=TokenBackend(Authenticator(tokens), PUBLIC), on_error=unauthorized
             ),
         ],
     )
@@ -161,13 +161,13 @@ async def test_a_body_over_the_limit_is_refused_by_what_comes() -> None:
 async def stubborn(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer 200 in two pieces, however the first of them is called."""
     if scope["path"] == "/busy":
-        answer_instead({"error": "busy"}, 429, {"Retry-After": "7"})
+        replace_response({"error": "busy"}, 429, {"Retry-After": "7"})
     await send({"type": "http.response.start", "status": 200, "headers": []})
     if scope["path"] == "/busy-after-the-head":
-        answer_instead({"error": "busy"}, 429, {"Retry-After": "7"})
+        replace_response({"error": "busy"}, 429, {"Retry-After": "7"})
     await send({"type": "http.response.body", "body": b"all ", "more_body": True})
     if scope["path"] == "/too-late":
-        answer_instead({"error": "busy"}, 429, {})
+        replace_response({"error": "busy"}, 429, {})
     await send({"type": "http.response.body", "body": b"is well"})
 
 
@@ -183,7 +183,7 @@ async def stubborn(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_another_answer_takes_the_place_of_one_whose_body_has_not_begun(
     path: str, status: int, text: str
 ) -> None:
-    transport = httpx.ASGITransport(app=LastWord(stubborn))
+    transport = httpx.ASGITransport(app=DeferredResponse(stubborn))
     async with httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
         answer = await http.get(path)
         assert (answer.status_code, answer.text) == (status, text)
@@ -191,4 +191,4 @@ async def test_another_answer_takes_the_place_of_one_whose_body_has_not_begun(
 
 
 def test_without_a_request_there_is_nothing_to_answer() -> None:
-    answer_instead({}, 429, {})
+    replace_response({}, 429, {})

@@ -4,7 +4,7 @@ from a2a.server.context import ServerCallContext
 from a2a.server.tasks import InMemoryTaskStore, TaskManager
 from a2a.types import Message, Task, TaskState, TaskStatus
 
-from codex_workspace.server.open_questions import MAX_TASKS, Answered
+from codex_workspace.server.open_questions import MAX_TASKS, AnsweredQuestions
 
 ASKS = TaskState.TASK_STATE_INPUT_REQUIRED
 
@@ -25,7 +25,7 @@ def as_taken_in(task: Task) -> Task:
 
 
 def test_the_first_word_is_the_answer_until_something_else_is_asked() -> None:
-    answered = Answered()
+    answered = AnsweredQuestions()
     assert answered.claim(asking("first"), "yes-1")
     assert not answered.claim(asking("first"), "yes-2")
     assert answered.claim(asking("first"), "yes-1"), "the same message again"
@@ -34,7 +34,7 @@ def test_the_first_word_is_the_answer_until_something_else_is_asked() -> None:
 
 
 def test_a_question_that_was_answered_is_no_rest() -> None:
-    answered = Answered()
+    answered = AnsweredQuestions()
     answered.claim(asking("first"), "yes")
     assert answered.holds("task", asking("first").status)
     assert not answered.holds("task", asking("second").status)
@@ -44,7 +44,7 @@ def test_a_question_that_was_answered_is_no_rest() -> None:
 
 
 def test_what_is_asked_without_a_message_takes_every_answer() -> None:
-    answered = Answered()
+    answered = AnsweredQuestions()
     wordless = Task(id="task", status=TaskStatus(state=ASKS))
     assert answered.claim(wordless, "yes-1")
     assert answered.claim(wordless, "yes-2")
@@ -52,7 +52,7 @@ def test_what_is_asked_without_a_message_takes_every_answer() -> None:
 
 
 def test_a_question_is_answered_too_while_the_sdk_shows_it_without_its_message() -> None:
-    answered = Answered()
+    answered = AnsweredQuestions()
     first = asking("first", at_ms=1)
     answered.claim(first, "yes-1")
     without_words = as_taken_in(first)
@@ -67,7 +67,7 @@ def test_a_question_is_answered_too_while_the_sdk_shows_it_without_its_message()
 
 
 def test_a_message_that_was_refused_is_no_answer() -> None:
-    answered = Answered()
+    answered = AnsweredQuestions()
     answered.claim(asking("first"), "refused")
     answered.give_back("task", "another")
     assert not answered.claim(asking("first"), "next")
@@ -76,7 +76,7 @@ def test_a_message_that_was_refused_is_no_answer() -> None:
 
 
 def test_only_so_many_tasks_are_remembered() -> None:
-    answered = Answered()
+    answered = AnsweredQuestions()
     for number in range(MAX_TASKS + 1):
         assert answered.claim(asking("q", str(number)), "m")
     assert answered.claim(asking("q", "0"), "other"), "forgotten"

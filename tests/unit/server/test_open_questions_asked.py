@@ -5,17 +5,17 @@ from pathlib import Path
 from a2a.server.context import ServerCallContext
 from a2a.types import Task, TaskState, TaskStatus
 
-from codex_workspace.common.a2a_terms import Caller
+from codex_workspace.common.a2a_terms import AuthenticatedUser
 from codex_workspace.server import open_questions as asked
-from codex_workspace.server.open_questions import Asked
+from codex_workspace.server.open_questions import OpenQuestions
 from codex_workspace.storage.store import open_store
 
-CALL = ServerCallContext(user=Caller("ada"))
+CALL = ServerCallContext(user=AuthenticatedUser("ada"))
 
 
 async def test_a_task_is_found_while_it_asks_and_the_oldest_are_forgotten(tmp_path: Path) -> None:
     async with open_store(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}") as store:
-        places = Asked(store)
+        places = OpenQuestions(store)
         for number, state in enumerate(
             [TaskState.TASK_STATE_WORKING, TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_COMPLETED]
         ):
@@ -36,6 +36,6 @@ async def test_a_task_is_found_while_it_asks_and_the_oldest_are_forgotten(tmp_pa
         )
         assert await places.task_in("ada", "context-0", CALL) == "task-0"
         places.note("ada", "context-1", "task-1")
-        for number in range(asked.MAX_ASKED):
+        for number in range(asked.MAX_OPEN):
             places.note("ada", f"other-{number}", "task-2")
         assert await places.task_in("ada", "context-1", CALL) is None

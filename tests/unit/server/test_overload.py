@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codex_workspace.server.overload import BURST_S, Places, Rates, TooMany
+from codex_workspace.server.overload import BURST_S, ConcurrencyLimiter, LimitExceeded, RateLimiter
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
 
 def test_a_burst_is_let_through_and_then_the_rate() -> None:
     clock = Clock()
-    rates = Rates(60, clock)
+    rates = RateLimiter(60, clock)
     assert [rates.take("ada") for _ in range(int(BURST_S))] == [0] * int(BURST_S)
     assert rates.take("ada") == 1
     assert rates.take("bob") == 0, "everybody has their own"
@@ -27,7 +27,7 @@ def test_a_burst_is_let_through_and_then_the_rate() -> None:
 
 def test_who_comes_back_when_told_to_is_let_in() -> None:
     clock = Clock()
-    rates = Rates(1, clock)
+    rates = RateLimiter(1, clock)
     assert rates.take("ada") == 0
     wait_s = rates.take("ada")
     assert wait_s == 60
@@ -38,7 +38,7 @@ def test_who_comes_back_when_told_to_is_let_in() -> None:
 @given(st.integers(1, 6000), st.lists(st.floats(0, 5), max_size=200))
 def test_no_more_are_let_in_than_may(per_minute: int, pauses: list[float]) -> None:
     clock = Clock()
-    rates = Rates(per_minute, clock)
+    rates = RateLimiter(per_minute, clock)
     let_in = 0
     for pause in pauses:
         clock.now += pause
@@ -47,13 +47,16 @@ def test_no_more_are_let_in_than_may(per_minute: int, pauses: list[float]) -> No
 
 
 def test_places_are_counted_by_one_and_by_all_and_given_back() -> None:
-    places = Places(per_principal=1, in_all=2)
+    places = ConcurrencyLimiter(per_principal=1, in_all=2)
     with places.hold("ada", "streams"):
-        with pytest.raises(TooMany, match="you have 1 streams open, and may have 1"), places.hold("ada", "streams"):
+        with (
+            pytest.raises(LimitExceeded, match="you have 1 streams open, and may have 1"),
+            places.hold("ada", "streams"),
+        ):
             pass
         with (
             places.hold("bob", "streams"),
-            pytest.raises(TooMany, match=r"as many streams are open as may \(2\)"),
+            pytest.raises(LimitExceeded, match=r"as many streams are open as may \(2\)"),
             places.hold("cy", "streams"),
         ):
             pass

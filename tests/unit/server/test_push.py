@@ -39,15 +39,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.common.a2a_terms import HEADERS
-from codex_workspace.common.safe_http import Accepted, AllowList, Answer, Failed, Refused
+from codex_workspace.common.safe_http import (
+    AllowList,
+    RequestFailed,
+    RequestOutcome,
+    ResponseAccepted,
+    ResponseRejected,
+)
 from codex_workspace.config import settings
 from codex_workspace.config.settings import TEMPLATE_DIR
 from codex_workspace.config.validation import Place, read_section
 from codex_workspace.server.push import (
     LONGEST_PAUSE_S,
     LONGEST_RETRY_AFTER_S,
-    Push,
     PushOptions,
+    PushService,
     QueuedSender,
     open_push,
     pause_after,
@@ -84,7 +90,7 @@ class Peers:
     """Webhooks in memory: who subscribed, what they answer, and what they got at which (virtual) second."""
 
     configs: dict[str, dict[str, TaskPushNotificationConfig]] = field(default_factory=dict)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[RequestOutcome] = field(default_factory=list)
     held: dict[str, anyio.Event] = field(default_factory=dict)
     got: list[tuple[float, str, str]] = field(default_factory=list)
     settled_ends: list[tuple[str, str]] = field(default_factory=list)
@@ -109,7 +115,7 @@ class Peers:
     async def task_for(self, task_id: str, config_id: str) -> Task | None:
         raise AssertionError
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> RequestOutcome:
         assert headers["X-A2A-Notification-Token"] == "secret-token"
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -117,7 +123,7 @@ class Peers:
             await self.held[url].wait()
         self.at_once -= 1
         self.got.append((anyio.current_time() - self.began, url, body.decode()))
-        return self.answers.pop(0) if self.answers else Accepted()
+        return self.answers.pop(0) if self.answers else ResponseAccepted()
 
     @property
     def times(self) -> list[float]:
@@ -139,7 +145,7 @@ async def sending(peers: Peers, options: PushOptions = OPTIONS) -> AsyncIterator
 
 @in_virtual_time
 async def test_failures_are_tried_again_with_growing_pauses() -> None:
-    peers = Peers(answers=[Failed("down")] * 4)
+    peers = Peers(answers=[RequestFailed("down")] * 4)
     peers.subscribe()
     async with sending(peers) as sender:
         await sender.send_notification("t", status(WORKING))
@@ -151,7 +157,7 @@ async def test_failures_are_tried_again_with_growing_pauses() -> None:
 
 @in_virtual_time
 async def test_a_notification_that_is_out_of_time_is_given_up_and_the_next_has_its_turn() -> None:
-    peers = Peers(answers=[Failed("down")] * 7)
+    peers = Peers(answers=[RequestFailed("down")] * 7)
     peers.subscribe()
     async with sending(peers) as sender:
         await sender.send_notification("t", status(WORKING))
@@ -162,7 +168,7 @@ async def test_a_notification_that_is_out_of_time_is_given_up_and_the_next_has_i
 
 @in_virtual_time
 async def test_an_end_that_nobody_takes_is_given_up_too() -> None:
-    peers = Peers(answers=[Failed("down")] * 100)
+    peers = Peers(answers=[RequestFailed("down")] * 100)
     peers.subscribe()
     async with sending(peers, replace(OPTIONS, retry_for_s=0)) as sender:
         await sender.send_notification("t", status(COMPLETED))
@@ -172,7 +178,7 @@ async def test_an_end_that_nobody_takes_is_given_up_too() -> None:
 
 @in_virtual_time
 async def test_what_a_webhook_refuses_is_not_sent_again() -> None:
-    peers = Peers(answers=[Refused("HTTP 400"), Refused("HTTP 302")])
+    peers = Peers(answers=[ResponseRejected("HTTP 400"), ResponseRejected("HTTP 302")])
     peers.subscribe()
     async with sending(peers) as sender:
         for event in (status(WORKING), chunk("chunk-1", last=True), status(COMPLETED)):
@@ -183,7 +189,9 @@ async def test_what_a_webhook_refuses_is_not_sent_again() -> None:
 
 @in_virtual_time
 async def test_a_webhook_says_when_it_wants_to_be_asked_again() -> None:
-    peers = Peers(answers=[Failed("HTTP 429", 20.0), Failed("HTTP 503", 0.0), Failed("HTTP 503", 1e9)])
+    peers = Peers(
+        answers=[RequestFailed("HTTP 429", 20.0), RequestFailed("HTTP 503", 0.0), RequestFailed("HTTP 503", 1e9)]
+    )
     peers.subscribe()
     async with sending(peers, replace(OPTIONS, retry_for_s=1000)) as sender:
         await sender.send_notification("t", status(COMPLETED))
@@ -298,7 +306,7 @@ async def test_where_too_many_wait_the_oldest_go_and_never_an_end() -> None:
 
 @in_virtual_time
 async def test_who_has_unsubscribed_hears_nothing_more() -> None:
-    peers = Peers(answers=[Failed("down")])
+    peers = Peers(answers=[RequestFailed("down")])
     peers.subscribe()
     async with sending(peers) as sender:
         await sender.send_notification("t", status(WORKING))
@@ -311,7 +319,7 @@ async def test_who_has_unsubscribed_hears_nothing_more() -> None:
 
 @in_virtual_time
 async def test_a_changed_configuration_counts_from_the_next_try_on() -> None:
-    peers = Peers(answers=[Failed("down")])
+    peers = Peers(answers=[RequestFailed("down")])
     peers.subscribe()
     async with sending(peers) as sender:
         await sender.send_notification("t", status(COMPLETED))
@@ -323,7 +331,7 @@ async def test_a_changed_configuration_counts_from_the_next_try_on() -> None:
 def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     @in_virtual_time
     async def run() -> None:
-        peers = Peers(answers=[Failed("down"), Refused("HTTP 400"), *[Failed("down")] * 9])
+        peers = Peers(answers=[RequestFailed("down"), ResponseRejected("HTTP 400"), *[RequestFailed("down")] * 9])
         peers.subscribe()
         async with sending(peers) as sender:
             await sender.send_notification("t", status(WORKING))
@@ -336,8 +344,15 @@ def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "secret" not in caplog.text
 
 
-@given(st.lists(st.sampled_from([Accepted(), Failed("down"), Failed("busy", 3.0), Refused("no")]), max_size=30))
-def test_whatever_a_webhook_answers_the_order_stays(answers: list[Answer]) -> None:
+@given(
+    st.lists(
+        st.sampled_from(
+            [ResponseAccepted(), RequestFailed("down"), RequestFailed("busy", 3.0), ResponseRejected("no")]
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_a_webhook_answers_the_order_stays(answers: list[RequestOutcome]) -> None:
     @in_virtual_time
     async def run() -> None:
         peers = Peers(answers=list(answers))
@@ -381,7 +396,7 @@ class Agent:
     """The SDK's handler with our sender, over a database."""
 
     handler: DefaultRequestHandler
-    push: Push
+    push: PushService
     store: Store
 
     async def work(self, config: TaskPushNotificationConfig, caller: ServerCallContext = ME) -> Task:
@@ -618,8 +633,8 @@ async def test_a_name_that_leads_inside_is_refused_when_connecting(
 
 def test_the_options_are_the_keys_of_the_config_and_the_document_shows_some() -> None:
     shown = re.findall(r"```yaml\n(.*?)```", (TEMPLATE_DIR / "docs" / "push.md").read_text(), re.DOTALL)
-    (section,) = [read_section(settings.Push, yaml.safe_load(each)["push"], Place("push.md")) for each in shown]
-    assert asdict(PushOptions()) == asdict(settings.Push())
+    (section,) = [read_section(settings.PushConfig, yaml.safe_load(each)["push"], Place("push.md")) for each in shown]
+    assert asdict(PushOptions()) == asdict(settings.PushConfig())
     assert AllowList.of(section.allow).permits("hooks.internal", ip_address("127.0.0.1"))
     assert AllowList.of(section.allow).permits("other.internal", ip_address("10.20.0.1"))
 

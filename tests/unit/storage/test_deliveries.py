@@ -18,9 +18,9 @@ from codex_workspace.storage.deliveries import (
     Deliveries,
     Delivery,
     DeliveryState,
-    IllegalMove,
+    InvalidTransition,
     Key,
-    OtherBody,
+    MessageIdReused,
     digest_of,
 )
 from codex_workspace.storage.store import Store
@@ -147,9 +147,9 @@ async def test_the_same_message_again_is_not_accepted_and_changes_nothing(tmp_pa
 async def test_an_id_that_was_used_for_another_message_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         first = await accept(store.deliveries)
-        with pytest.raises(OtherBody, match="messageId message-1 was used for another message"):
+        with pytest.raises(MessageIdReused, match="messageId message-1 was used for another message"):
             await accept(store.deliveries, task_id="task-2", text="Something else")
-        with pytest.raises(OtherBody):
+        with pytest.raises(MessageIdReused):
             await store.deliveries.find(KEY, digest_of(request_of(text="Something else")))
         assert await known(store.deliveries) == first
 
@@ -186,7 +186,7 @@ async def test_of_the_same_message_at_once_one_is_accepted(tmp_path: Path) -> No
 async def test_of_two_bodies_at_once_one_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         results = await accepted_at_once([store], ["Hello", "Something else"])
-        assert sorted(type(result).__name__ for result in results) == ["Delivery", "OtherBody"]
+        assert sorted(type(result).__name__ for result in results) == ["Delivery", "MessageIdReused"]
         assert len(await store.deliveries.unfinished()) == 1
 
 
@@ -281,7 +281,7 @@ async def test_an_illegal_move_is_refused_and_changes_nothing(
     async with opened(tmp_path) as store:
         await bring_to(store.deliveries, state)
         before = rows(tmp_path)
-        with pytest.raises(IllegalMove, match=f"^message-1: {state} -> {to}$"):
+        with pytest.raises(InvalidTransition, match=f"^message-1: {state} -> {to}$"):
             await CHECKED[to](store.deliveries)
         assert rows(tmp_path) == before
 
@@ -289,9 +289,9 @@ async def test_an_illegal_move_is_refused_and_changes_nothing(
 async def test_what_was_never_accepted_cannot_be_moved(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await accept(store.deliveries)
-        with pytest.raises(IllegalMove, match=r"^nobody sent this: None -> started$"):
+        with pytest.raises(InvalidTransition, match=r"^nobody sent this: None -> started$"):
             await store.deliveries.started(UNKNOWN, "thread-1", "turn-1")
-        with pytest.raises(IllegalMove, match=r"^nobody sent this: None -> answered$"):
+        with pytest.raises(InvalidTransition, match=r"^nobody sent this: None -> answered$"):
             await store.deliveries.answered(UNKNOWN, b"the end")
         await store.deliveries.settle(UNKNOWN)
         await store.deliveries.withdraw(UNKNOWN)
@@ -504,7 +504,7 @@ async def after(deliveries: Deliveries, folder: Path, act: Act, before: Delivery
     to = next((state for state, checked in CHECKED.items() if checked is act), None)
     if to is not None and to not in MOVES[before.state]:
         kept = rows(folder)
-        with pytest.raises(IllegalMove):
+        with pytest.raises(InvalidTransition):
             await act(deliveries)
         assert rows(folder) == kept
         return before.state

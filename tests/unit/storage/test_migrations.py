@@ -13,7 +13,7 @@ from a2a.types import TaskState
 from sqlalchemy import create_engine, event
 
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.storage.migrations import NEWEST, STEPS, TABLES, backup_of, keep_copy, migrate
+from codex_workspace.storage.migrations import NEWEST, STEPS, TABLES, back_up, backup_of, migrate
 from codex_workspace.storage.store import open_store
 from tests.unit.storage.test_store import ME
 
@@ -163,7 +163,7 @@ async def test_a_newer_schema_is_refused_and_left_alone(file: Path) -> None:
     assert f"has schema version {NEWEST + 1}, and this agent knows versions up to {NEWEST}" in str(refused.value)
     assert "run the newer agent again" in str(refused.value)
     assert "put back the copy" not in str(refused.value)
-    keep_copy(file, NEWEST)
+    back_up(file, NEWEST)
     with pytest.raises(ConfigError, match=rf"put back the copy .*v{NEWEST}\.bak"):
         async with open_store(url(file)):
             pytest.fail("it is open")

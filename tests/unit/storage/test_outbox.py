@@ -6,29 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.storage.outbox import KEEP_S, WORDS_KEPT_S, Letter, Mail, Route
+from codex_workspace.storage.outbox import KEEP_S, WORDS_KEPT_S, Outbox, OutboxMessage, Route
 from codex_workspace.storage.store import open_store
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
 
 @pytest.fixture
-async def mail(tmp_path: Path) -> AsyncIterator[Mail]:
+async def mail(tmp_path: Path) -> AsyncIterator[Outbox]:
     async with open_store(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}") as store:
         yield store.mail
 
 
-def letter(name: str) -> Letter:
-    return Letter(name, "me", name, Route.USER, digest=name.encode(), request=b"x")
+def letter(name: str) -> OutboxMessage:
+    return OutboxMessage(name, "me", name, Route.USER, digest=name.encode(), request=b"x")
 
 
-async def tell(mail: Mail, name: str) -> None:
+async def tell(mail: Outbox, name: str) -> None:
     taken = await mail.take(letter(name))
     assert taken is not None
     await mail.settle(await mail.owe(taken, "yes"))
 
 
-async def test_words_go_when_nobody_needs_them_and_letters_stay_known_for_longer(mail: Mail) -> None:
+async def test_words_go_when_nobody_needs_them_and_letters_stay_known_for_longer(mail: Outbox) -> None:
     now = time.time()
     await tell(mail, "a")
     await mail.forget(now + WORDS_KEPT_S / 2)
@@ -40,7 +40,7 @@ async def test_words_go_when_nobody_needs_them_and_letters_stay_known_for_longer
     assert await mail.take(letter("a")) is not None
 
 
-async def test_words_stay_while_an_older_letter_may_be_looked_for_among_them(mail: Mail) -> None:
+async def test_words_stay_while_an_older_letter_may_be_looked_for_among_them(mail: Outbox) -> None:
     now = time.time()
     assert await mail.take(letter("open")) is not None
     await tell(mail, "a")

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.storage.store import SAVE_INTERVAL_S, FrugalTaskStore, Store, open_store
+from codex_workspace.storage.store import SAVE_INTERVAL_S, DebouncedTaskStore, Store, open_store
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
@@ -164,7 +164,7 @@ async def saved_as_it_grows(folder: Path, interval_s: float) -> list[tuple[str, 
     """Save a task that grows; return what a reader of the task and one of the file see after each save."""
     async with opened(folder):
         engine = create_async_engine(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}")
-    tasks, seen = FrugalTaskStore(DatabaseTaskStore(engine, create_table=False), interval_s), []
+    tasks, seen = DebouncedTaskStore(DatabaseTaskStore(engine, create_table=False), interval_s), []
     try:
         await tasks.save(task_of(SUBMITTED), ME)
         for text in ("a", "ab", "abc"):

@@ -9,32 +9,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.codex_events import Change
-from codex_workspace.protocol.forms import Choice, Field, FieldType, Number, Several, Words, YesNo
+from codex_workspace.protocol.codex_events import FilePatch
+from codex_workspace.protocol.forms import BooleanField, Choice, Field, FieldType, MultiChoice, NumberField, TextField
 from codex_workspace.protocol.server_requests import (
-    Answered,
+    Answers,
     Approved,
-    Asked,
     CommandQuestion,
+    CompletedForm,
     Decision,
     Declined,
-    Filled,
     Form,
     FormQuestion,
-    Link,
     Option,
     PatchQuestion,
     PermissionQuestion,
     Question,
-    ToolCall,
+    QuestionField,
+    ToolApproval,
+    UrlRequest,
     UserQuestion,
-    result_of,
+    response_to,
 )
-from codex_workspace.tasks.approval_answers import Unclear, understand
+from codex_workspace.tasks.approval_answers import UnclearAnswer, parse_answer
 
 COMMAND: Final = CommandQuestion("npm install", "/w", None)
-ONCE: Final = FormQuestion("srv", "Allow?", ToolCall("t", None, {}, can_last=False))
-LINK: Final = FormQuestion("srv", "Open", Link("https://a.example"))
+ONCE: Final = FormQuestion("srv", "Allow?", ToolApproval("t", None, {}, can_last=False))
+LINK: Final = FormQuestion("srv", "Open", UrlRequest("https://a.example"))
 
 
 def form(*fields: Field) -> FormQuestion:
@@ -47,8 +47,8 @@ def field(name: str, type_: FieldType, required: bool = True) -> Field:
 
 def decided(words: str, question: Question = COMMAND, data: JsonObject | None = None) -> Decision | None:
     """Return what was understood, None for nothing."""
-    understood = understand(question, words, data)
-    return None if isinstance(understood, Unclear) else understood
+    understood = parse_answer(question, words, data)
+    return None if isinstance(understood, UnclearAnswer) else understood
 
 
 # --- Yes and no ---
@@ -98,8 +98,8 @@ def test_yes(words: str) -> None:
 def test_yes_for_the_session(words: str) -> None:
     assert decided(words) == Approved(for_session=True)
     for question in (ONCE, LINK, form()):
-        understood = understand(question, words, None)
-        assert isinstance(understood, Unclear)
+        understood = parse_answer(question, words, None)
+        assert isinstance(understood, UnclearAnswer)
         assert "whole session" in understood.sentence
 
 
@@ -217,8 +217,8 @@ def test_no_and_what_the_model_is_told(words: str, told: str) -> None:
     ],
 )
 def test_what_is_doubtful_is_unclear(words: str) -> None:
-    understood = understand(COMMAND, words, None)
-    assert isinstance(understood, Unclear)
+    understood = parse_answer(COMMAND, words, None)
+    assert isinstance(understood, UnclearAnswer)
     assert "yes for this session" in understood.sentence
 
 
@@ -266,7 +266,7 @@ def is_of_the_grammar(words: str) -> bool:
 @given(st.text(max_size=40) | SPOKEN.map(" ".join) | SPOKEN.map(", ".join) | SPOKEN.map("".join))
 def test_only_words_of_a_closed_grammar_approve(words: str) -> None:
     for question in (COMMAND, ONCE, LINK, form()):
-        if isinstance(understand(question, words, None), Approved):
+        if isinstance(parse_answer(question, words, None), Approved):
             assert is_of_the_grammar(words), words
 
 
@@ -276,7 +276,7 @@ def test_only_words_of_a_closed_grammar_approve(words: str) -> None:
 )
 def test_a_word_beyond_the_grammar_is_never_a_yes(word: str, spoken: list[str], place: int) -> None:
     words = " ".join([*spoken[:place], word, *spoken[place:]])
-    assert not isinstance(understand(COMMAND, words, None), Approved)
+    assert not isinstance(parse_answer(COMMAND, words, None), Approved)
 
 
 @pytest.mark.alone
@@ -285,8 +285,8 @@ def test_long_words_are_read_quickly() -> None:
     several = UserQuestion((asked(), asked(id_="r")))
     for filler in ('"', "*", "`", " ", "yes ", "no, ", "1:", "yes,", "\n", "do  ", ".", "always "):
         for words in (filler * 200_000 + "x", "yes" + filler * 200_000 + "x", "no" + filler * 200_000 + "x"):
-            for question in (COMMAND, several, form(field("f", Number())), UserQuestion((asked(),))):
-                understand(question, words, None)
+            for question in (COMMAND, several, form(field("f", NumberField())), UserQuestion((asked(),))):
+                parse_answer(question, words, None)
     assert time.perf_counter() - began < 20
 
 
@@ -329,8 +329,8 @@ def test_a_decision_as_data(data: JsonObject, decision: Decision) -> None:
     ],
 )
 def test_other_data_is_unclear_and_names_what_is_allowed(data: JsonObject) -> None:
-    understood = understand(COMMAND, "", data)
-    assert isinstance(understood, Unclear)
+    understood = parse_answer(COMMAND, "", data)
+    assert isinstance(understood, UnclearAnswer)
     assert "approve" in understood.sentence or "reason" in understood.sentence
 
 
@@ -357,8 +357,8 @@ def test_words_beside_data(words: str, data: JsonObject, decision: Decision | No
 # --- Choices ---
 
 
-def asked(*labels: str, id_: str = "q1", own: bool = False) -> Asked:
-    return Asked(id_, f"Header {id_}", "Which?", tuple(Option(label, "") for label in labels), own, False)
+def asked(*labels: str, id_: str = "q1", own: bool = False) -> QuestionField:
+    return QuestionField(id_, f"Header {id_}", "Which?", tuple(Option(label, "") for label in labels), own, False)
 
 
 PICK: Final = UserQuestion((asked("A (Recommended)", "B", "Use npm"),))
@@ -385,8 +385,8 @@ SAY: Final = UserQuestion((asked(),))
     ],
 )
 def test_a_choice(question: UserQuestion, words: str, answer: str) -> None:
-    assert decided(words, question) == Answered({"q1": (answer,)})
-    assert decided("", question, {"answers": {"q1": words}}) == Answered({"q1": (answer,)})
+    assert decided(words, question) == Answers({"q1": (answer,)})
+    assert decided("", question, {"answers": {"q1": words}}) == Answers({"q1": (answer,)})
 
 
 @pytest.mark.parametrize("question", [PICK, PICK_OR_SAY, SAY])
@@ -400,8 +400,8 @@ def test_a_question_can_be_declined(question: UserQuestion) -> None:
 
 def test_what_is_no_option_is_unclear() -> None:
     for words in ("C", "4", "0", "A and B", "", "yes"):
-        understood = understand(PICK, words, None)
-        assert isinstance(understood, Unclear)
+        understood = parse_answer(PICK, words, None)
+        assert isinstance(understood, UnclearAnswer)
         assert '2. "B"' in understood.sentence
     assert decided("no", PICK) == Declined()
 
@@ -419,7 +419,7 @@ TWO: Final = UserQuestion((asked("A", "B", id_="first"), asked(id_="second")))
     ],
 )
 def test_several_questions_have_a_line_each(words: str) -> None:
-    assert decided(words, TWO) == Answered({"first": ("B",), "second": ("my words: two",)})
+    assert decided(words, TWO) == Answers({"first": ("B",), "second": ("my words: two",)})
 
 
 @pytest.mark.parametrize(
@@ -436,8 +436,8 @@ def test_several_questions_have_a_line_each(words: str) -> None:
     ],
 )
 def test_lines_that_are_not_understood(words: str, sentence: str) -> None:
-    understood = understand(TWO, words, None)
-    assert isinstance(understood, Unclear)
+    understood = parse_answer(TWO, words, None)
+    assert isinstance(understood, UnclearAnswer)
     assert sentence in understood.sentence
 
 
@@ -447,8 +447,8 @@ def test_several_questions_can_be_declined() -> None:
 
 def test_answers_as_data() -> None:
     answers: JsonObject = {"first": ["b"], "second": ["x", "y"]}
-    assert decided("", TWO, {"answers": answers}) == Answered({"first": ("B",), "second": ("x", "y")})
-    assert decided("", TWO, {"answers": {"first": [], "second": "x"}}) == Answered({"first": (), "second": ("x",)})
+    assert decided("", TWO, {"answers": answers}) == Answers({"first": ("B",), "second": ("x", "y")})
+    assert decided("", TWO, {"answers": {"first": [], "second": "x"}}) == Answers({"first": (), "second": ("x",)})
     assert decided("1: B\n2: x", TWO, {"answers": {"first": "B", "second": "x"}}) is not None
     assert decided("1: A\n2: x", TWO, {"answers": {"first": "B", "second": "x"}}) is None
     odd: list[JsonObject] = [
@@ -474,75 +474,77 @@ COLORS: Final = (Choice("red", "Red"), Choice("dark-blue", "Dark blue"))
 @pytest.mark.parametrize(
     ("type_", "words", "value"),
     [
-        (Words(), "any words", "any words"),
-        (Words(), "yes", "yes"),
-        (Words(), "no, thanks", "no, thanks"),
-        (Words(), '{"other": 1}', '{"other": 1}'),
-        (Words(), '{"f": "from an object"}', "from an object"),
-        (Words(COLORS), "RED", "red"),
-        (Words(COLORS), "dark blue", "dark-blue"),
-        (Words(COLORS), "2", "dark-blue"),
-        (Number(), "2.5", 2.5),
-        (Number(whole=True), "-3", -3),
-        (Number(whole=True), '{"f": 2.0}', 2),
-        (YesNo(), "yes", True),
-        (YesNo(), "No.", False),
-        (YesNo(), "true", True),
-        (Several(COLORS), "red, dark blue", ["red", "dark-blue"]),
+        (TextField(), "any words", "any words"),
+        (TextField(), "yes", "yes"),
+        (TextField(), "no, thanks", "no, thanks"),
+        (TextField(), '{"other": 1}', '{"other": 1}'),
+        (TextField(), '{"f": "from an object"}', "from an object"),
+        (TextField(COLORS), "RED", "red"),
+        (TextField(COLORS), "dark blue", "dark-blue"),
+        (TextField(COLORS), "2", "dark-blue"),
+        (NumberField(), "2.5", 2.5),
+        (NumberField(whole=True), "-3", -3),
+        (NumberField(whole=True), '{"f": 2.0}', 2),
+        (BooleanField(), "yes", True),
+        (BooleanField(), "No.", False),
+        (BooleanField(), "true", True),
+        (MultiChoice(COLORS), "red, dark blue", ["red", "dark-blue"]),
     ],
 )
 def test_a_form_of_one_field_takes_its_value(type_: FieldType, words: str, value: JsonValue) -> None:
     understood = decided(words, form(field("f", type_)))
-    assert understood == Filled({"f": value})
-    assert isinstance(understood, Filled)
+    assert understood == CompletedForm({"f": value})
+    assert isinstance(understood, CompletedForm)
     assert type(understood.content["f"]) is type(value)
 
 
 @pytest.mark.parametrize(
     ("type_", "words", "sentence"),
     [
-        (Words((), 3, None), "ab", '"f" needs at least 3 characters'),
-        (Words((), None, 3), "abcd", '"f" takes at most 3 characters'),
-        (Words(COLORS), "green", '"f" has to be one of: "red", "dark-blue"'),
-        (Words(COLORS), '{"f": "Red"}', '"f" has to be one of'),
-        (Words(), '{"f": 1}', '"f" has to be a text'),
-        (Number(), "many", '"f" has to be a number'),
-        (Number(), "1e400", '"f" has to be a number'),
-        (Number(), '{"f": NaN}', "finite number"),
-        (Number(), '{"f": true}', '"f" has to be a number'),
-        (Number(True), "2.5", "whole number"),
-        (Number(True, 1, 5), "0", '"f" has to be at least 1'),
-        (Number(True, 1, 5), "6", '"f" has to be at most 5'),
-        (YesNo(), "maybe", '"f" has to be yes or no'),
-        (YesNo(), '{"f": "yes"}', '"f" has to be true or false'),
-        (Several(COLORS, 2, None), "red", "at least 2"),
-        (Several(COLORS, None, 1), "red, red", "at most 1"),
-        (Several(COLORS), "red, green", '"f" has to be one of'),
-        (Several(COLORS), '{"f": "red"}', "has to be a list"),
-        (Several(COLORS), '{"f": ["red", 1]}', '"f" has to be one of'),
-        (Words(), '{"f": null}', "needs a value"),
+        (TextField((), 3, None), "ab", '"f" needs at least 3 characters'),
+        (TextField((), None, 3), "abcd", '"f" takes at most 3 characters'),
+        (TextField(COLORS), "green", '"f" has to be one of: "red", "dark-blue"'),
+        (TextField(COLORS), '{"f": "Red"}', '"f" has to be one of'),
+        (TextField(), '{"f": 1}', '"f" has to be a text'),
+        (NumberField(), "many", '"f" has to be a number'),
+        (NumberField(), "1e400", '"f" has to be a number'),
+        (NumberField(), '{"f": NaN}', "finite number"),
+        (NumberField(), '{"f": true}', '"f" has to be a number'),
+        (NumberField(True), "2.5", "whole number"),
+        (NumberField(True, 1, 5), "0", '"f" has to be at least 1'),
+        (NumberField(True, 1, 5), "6", '"f" has to be at most 5'),
+        (BooleanField(), "maybe", '"f" has to be yes or no'),
+        (BooleanField(), '{"f": "yes"}', '"f" has to be true or false'),
+        (MultiChoice(COLORS, 2, None), "red", "at least 2"),
+        (MultiChoice(COLORS, None, 1), "red, red", "at most 1"),
+        (MultiChoice(COLORS), "red, green", '"f" has to be one of'),
+        (MultiChoice(COLORS), '{"f": "red"}', "has to be a list"),
+        (MultiChoice(COLORS), '{"f": ["red", 1]}', '"f" has to be one of'),
+        (TextField(), '{"f": null}', "needs a value"),
     ],
 )
 def test_a_value_that_does_not_fit_names_its_field(type_: FieldType, words: str, sentence: str) -> None:
-    understood = understand(form(field("f", type_)), words, None)
-    assert isinstance(understood, Unclear)
+    understood = parse_answer(form(field("f", type_)), words, None)
+    assert isinstance(understood, UnclearAnswer)
     assert sentence in understood.sentence
 
 
 def test_a_form_of_one_field_can_be_declined() -> None:
-    for type_ in (Words(), Words(COLORS), Number(), YesNo(), Several(COLORS)):
+    for type_ in (TextField(), TextField(COLORS), NumberField(), BooleanField(), MultiChoice(COLORS)):
         assert decided("decline", form(field("f", type_))) == Declined()
-    assert decided("no, thanks", form(field("f", Number()))) == Declined()
+    assert decided("no, thanks", form(field("f", NumberField()))) == Declined()
 
 
-CAR: Final = form(field("color", Words(COLORS)), field("doors", Number(True, 2, 5)), field("note", Words(), False))
+CAR: Final = form(
+    field("color", TextField(COLORS)), field("doors", NumberField(True, 2, 5)), field("note", TextField(), False)
+)
 
 
 def test_a_form_of_several_fields_is_an_object() -> None:
     good: JsonObject = {"color": "red", "doors": 3.0}
-    assert decided(json.dumps(good), CAR) == Filled({"color": "red", "doors": 3})
-    assert decided("", CAR, {"content": good}) == Filled({"color": "red", "doors": 3})
-    assert decided("", CAR, {"content": good | {"note": None}}) == Filled({"color": "red", "doors": 3})
+    assert decided(json.dumps(good), CAR) == CompletedForm({"color": "red", "doors": 3})
+    assert decided("", CAR, {"content": good}) == CompletedForm({"color": "red", "doors": 3})
+    assert decided("", CAR, {"content": good | {"note": None}}) == CompletedForm({"color": "red", "doors": 3})
     assert decided("no, ask somebody else", CAR) == Declined("ask somebody else")
     for words in ("yes", "red", "{", "[]", '{"color": "red"}', json.dumps(good | {"x": 1}), "{" * 100_000):
         assert decided(words, CAR) is None
@@ -558,13 +560,13 @@ def test_a_form_of_several_fields_is_an_object() -> None:
 
 
 def test_nothing_to_fill_in_is_yes_or_no() -> None:
-    empty, optional = form(), form(field("a", Words(), False), field("b", Words(), False))
+    empty, optional = form(), form(field("a", TextField(), False), field("b", TextField(), False))
     for question in (empty, optional):
         assert decided("yes", question) == Approved()
         assert decided("no, thanks", question) == Declined()
         assert decided("", question, {"decision": "approve"}) == Approved()
         assert decided("yes, but", question) is None
-    assert decided('{"a": "x"}', optional) == Filled({"a": "x"})
+    assert decided('{"a": "x"}', optional) == CompletedForm({"a": "x"})
     assert decided("", empty, {"content": {}}) is None
 
 
@@ -572,9 +574,13 @@ def test_nothing_to_fill_in_is_yes_or_no() -> None:
 
 
 QUESTIONS: Final[tuple[Question, ...]] = (
-    *(COMMAND, ONCE, LINK, PICK, PICK_OR_SAY, SAY, TWO, CAR, form(), form(field("f", Words()))),
-    *(form(field("f", Number(True, 1, 2))), form(field("f", YesNo())), form(field("f", Several(COLORS)))),
-    PatchQuestion((Change("a", "add", "b"),), None, None),
+    *(COMMAND, ONCE, LINK, PICK, PICK_OR_SAY, SAY, TWO, CAR, form(), form(field("f", TextField()))),
+    *(
+        form(field("f", NumberField(True, 1, 2))),
+        form(field("f", BooleanField())),
+        form(field("f", MultiChoice(COLORS))),
+    ),
+    PatchQuestion((FilePatch("a", "add", "b"),), None, None),
     PermissionQuestion({"network": {"enabled": True}}, None, None),
 )
 JSON = st.recursive(
@@ -595,10 +601,10 @@ WORDS: Final = st.text(max_size=30) | SPOKEN.map(" ".join) | JSON.map(json.dumps
 def test_anything_is_understood_or_not_and_has_a_result(
     question: Question, words: str, data: JsonObject | None
 ) -> None:
-    understood = understand(question, words, data)
-    if isinstance(understood, Unclear):
+    understood = parse_answer(question, words, data)
+    if isinstance(understood, UnclearAnswer):
         assert understood.sentence
     else:
-        json.dumps(result_of(question, understood), allow_nan=False)
+        json.dumps(response_to(question, understood), allow_nan=False)
     if isinstance(understood, Approved) and data is not None:
         assert data.get("decision") in ("approve", "accept", "approveForSession", "acceptForSession")

@@ -8,28 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codex_workspace.protocol.codex_events import Change
-from codex_workspace.protocol.forms import Choice, Field, Number, Several, Words, YesNo
+from codex_workspace.protocol.codex_events import FilePatch
+from codex_workspace.protocol.forms import BooleanField, Choice, Field, MultiChoice, NumberField, TextField
 from codex_workspace.protocol.server_requests import (
-    Asked,
     CommandQuestion,
     Form,
     FormQuestion,
-    Link,
     Option,
     PatchQuestion,
     PermissionQuestion,
     Question,
-    ToolCall,
+    QuestionField,
+    ToolApproval,
+    UrlRequest,
     UserQuestion,
 )
 from codex_workspace.tasks.approval_prompts import (
     MAX_DIFF_CHARS,
     MAX_SHOWN_CHARS,
     MAX_SHOWN_LINES,
-    data_of,
+    approval_data,
+    approval_prompt,
     fenced,
-    prompt_of,
 )
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def how(lasting: str) -> str:
 
 def test_a_command() -> None:
     question = CommandQuestion("npm install", "/w", "needs the\nnetwork")
-    assert prompt_of(question) == (
+    assert approval_prompt(question) == (
         f"Codex asks to run a command:\n\n```sh\nnpm install\n```\n\nWhere: /w\nWhy: needs the network\n\n"
         f"{how('this very command may run again')}"
     )
-    assert data_of(question) == {
+    assert approval_data(question) == {
         "kind": "command",
         "command": "npm install",
         "cwd": "/w",
@@ -65,67 +65,69 @@ def test_a_command() -> None:
 
 
 def test_a_command_with_all_that_belongs_to_it() -> None:
-    shown = prompt_of(CommandQuestion("y\n", "/w", None, True, {"network": {"enabled": True}}, "a.example"))
+    shown = approval_prompt(CommandQuestion("y\n", "/w", None, True, {"network": {"enabled": True}}, "a.example"))
     assert "type into a command that it has running" in shown
     assert '"enabled": true' in shown
     assert "To reach: a.example" in shown
-    assert "does not say which" in prompt_of(CommandQuestion(None, None, None))
+    assert "does not say which" in approval_prompt(CommandQuestion(None, None, None))
 
 
 def test_a_patch() -> None:
-    changes = (Change("a.txt", "add", "x\n"), Change("b.txt", "update", "@@ -1 +1 @@\n-a\n+b\n"))
+    changes = (FilePatch("a.txt", "add", "x\n"), FilePatch("b.txt", "update", "@@ -1 +1 @@\n-a\n+b\n"))
     question = PatchQuestion(changes, None, "/w")
-    assert prompt_of(question) == (
+    assert approval_prompt(question) == (
         "Codex asks to change 2 files:\n\n- add a.txt\n- update b.txt\n\n"
         "```diff\n--- /dev/null\n+++ a.txt\n@@ -0,0 +1,1 @@\n+x\n--- b.txt\n+++ b.txt\n@@ -1 +1 @@\n-a\n+b\n```\n\n"
         f"And to write, for the rest of the session, in: /w\n\n{how('these files may be changed again')}"
     )
-    data = data_of(question)
+    data = approval_data(question)
     assert (data["kind"], data["grantRoot"], data["choices"]) == ("patch", "/w", CHOICES)
     assert data["changes"] == [
         {"path": "a.txt", "kind": "add", "diff": "--- /dev/null\n+++ a.txt\n@@ -0,0 +1,1 @@\n+x\n"},
         {"path": "b.txt", "kind": "update", "diff": "--- b.txt\n+++ b.txt\n@@ -1 +1 @@\n-a\n+b\n"},
     ]
-    assert "does not say which" in prompt_of(PatchQuestion((), None, None))
+    assert "does not say which" in approval_prompt(PatchQuestion((), None, None))
 
 
 def test_what_is_long_is_cut_and_says_so() -> None:
-    large = tuple(Change(f"{number}.txt", "add", "x" * 40_000) for number in range(40))
+    large = tuple(FilePatch(f"{number}.txt", "add", "x" * 40_000) for number in range(40))
     question = PatchQuestion(large, None, None)
-    assert re.search(r"- and 10 more\n", prompt_of(question))
-    assert re.search(r"\n\(\d{7} more characters are not shown here\.\)", prompt_of(question))
-    assert len(prompt_of(question)) < 2 * MAX_SHOWN_CHARS
-    assert len(json.dumps(data_of(question))) < MAX_DIFF_CHARS + 10_000
-    changes = data_of(question)["changes"]
+    assert re.search(r"- and 10 more\n", approval_prompt(question))
+    assert re.search(r"\n\(\d{7} more characters are not shown here\.\)", approval_prompt(question))
+    assert len(approval_prompt(question)) < 2 * MAX_SHOWN_CHARS
+    assert len(json.dumps(approval_data(question))) < MAX_DIFF_CHARS + 10_000
+    changes = approval_data(question)["changes"]
     assert isinstance(changes, list)
     assert [isinstance(change, dict) and change["diff"] is not None for change in changes] == [True] * 2 + [False] * 38
 
 
 def test_permissions() -> None:
     question = PermissionQuestion({"network": {"enabled": True}}, "/w", "need net")
-    assert prompt_of(question) == (
+    assert approval_prompt(question) == (
         'Codex asks for more permissions:\n\n```json\n{\n  "network": {\n    "enabled": true\n  }\n}\n```\n\n'
         f"Where: /w\nWhy: need net\n\n{how('else it ends with this turn')}"
     )
     expected: JsonObject = {"kind": "permission", "permissions": {"network": {"enabled": True}}, "cwd": "/w"}
-    assert data_of(question) == {**expected, "reason": "need net", "choices": CHOICES}
+    assert approval_data(question) == {**expected, "reason": "need net", "choices": CHOICES}
 
 
-PICK: Final = Asked("q1", "Pick", "Which?", (Option("A (Recommended)", "the first"), Option("B", "")), True, False)
-NAME: Final = Asked("q2", "Name", "What name?", (), False, True)
+PICK: Final = QuestionField(
+    "q1", "Pick", "Which?", (Option("A (Recommended)", "the first"), Option("B", "")), True, False
+)
+NAME: Final = QuestionField("q2", "Name", "What name?", (), False, True)
 
 
 def test_what_the_model_wants_to_know() -> None:
-    assert prompt_of(UserQuestion((PICK,))) == (
+    assert approval_prompt(UserQuestion((PICK,))) == (
         "Codex asks:\n\nWhich?\n   1. A (Recommended): the first\n   2. B\n   or words of your own\n\n"
         "Answer the number or the words of your choice, or `decline`."
     )
-    assert prompt_of(UserQuestion((NAME,))).endswith("Answer in your own words, or `decline`.")
-    both = prompt_of(UserQuestion((PICK, NAME)))
+    assert approval_prompt(UserQuestion((NAME,))).endswith("Answer in your own words, or `decline`.")
+    both = approval_prompt(UserQuestion((PICK, NAME)))
     assert "Codex asks 2 questions:\n\n1: Which?\n" in both
     assert "\n\n2: What name?\n   (meant to stay secret" in both
     assert both.endswith("such as\n\n```\n1: A (Recommended)\n2: your words\n```\n\nor `decline`.")
-    assert data_of(UserQuestion((PICK,))) == {
+    assert approval_data(UserQuestion((PICK,))) == {
         "kind": "question",
         "questions": [
             {
@@ -144,18 +146,18 @@ def test_what_the_model_wants_to_know() -> None:
 
 
 FIELDS: Final = (
-    Field("color", "Color", "of the car", True, Words((Choice("red", "Red"), Choice("blue", "Blue")))),
-    Field("plate", "plate", None, False, Words((), 1, 8, "uri")),
-    Field("doors", "doors", None, False, Number(True, 2, 5)),
-    Field("used", "used", None, False, YesNo()),
-    Field("extras", "extras", None, False, Several((Choice("roof", "Roof"),), 1, None)),
+    Field("color", "Color", "of the car", True, TextField((Choice("red", "Red"), Choice("blue", "Blue")))),
+    Field("plate", "plate", None, False, TextField((), 1, 8, "uri")),
+    Field("doors", "doors", None, False, NumberField(True, 2, 5)),
+    Field("used", "used", None, False, BooleanField()),
+    Field("extras", "extras", None, False, MultiChoice((Choice("roof", "Roof"),), 1, None)),
 )
 
 
 def test_a_form() -> None:
     schema: JsonObject = {"type": "object", "properties": {}}
     question = FormQuestion("cars", "Which car?", Form(FIELDS, schema))
-    assert prompt_of(question) == (
+    assert approval_prompt(question) == (
         "The MCP server cars asks you to fill in a form: Which car?\n\n"
         '- `color`, Color (one of: "red", "blue"): of the car\n'
         "- `plate` (uri, at least 1 and at most 8 characters, may be left out)\n"
@@ -165,49 +167,51 @@ def test_a_form() -> None:
         'Answer a JSON object such as\n\n```json\n{"color": "red", "plate": "…", "doors": 2, "used": true, '
         '"extras": ["roof"]}\n```\n\nor `decline`.'
     )
-    assert data_of(question) == {"kind": "form", "server": "cars", "message": "Which car?", "schema": schema}
+    assert approval_data(question) == {"kind": "form", "server": "cars", "message": "Which car?", "schema": schema}
     optional = FormQuestion("cars", "m", Form(FIELDS[1:], schema))
-    assert prompt_of(optional).endswith("or `yes` to leave it empty, or `decline`.")
-    assert "Answer the value alone" in prompt_of(FormQuestion("cars", "m", Form(FIELDS[:1], schema)))
+    assert approval_prompt(optional).endswith("or `yes` to leave it empty, or `decline`.")
+    assert "Answer the value alone" in approval_prompt(FormQuestion("cars", "m", Form(FIELDS[:1], schema)))
 
 
 def test_a_yes_or_no_of_a_server() -> None:
     question = FormQuestion("cars", "Really?", Form((), {"properties": {}}))
-    assert prompt_of(question) == "The MCP server cars asks: Really?\n\nAnswer `yes` or `no`."
-    assert data_of(question)["choices"] == ONCE
+    assert approval_prompt(question) == "The MCP server cars asks: Really?\n\nAnswer `yes` or `no`."
+    assert approval_data(question)["choices"] == ONCE
 
 
 @pytest.mark.parametrize(("can_last", "choices"), [(True, CHOICES), (False, ONCE)])
 def test_a_tool_call(can_last: bool, choices: list[str]) -> None:
-    question = FormQuestion("cars", "Allow it?", ToolCall("drive", "drives", {"km": 3}, can_last))
-    shown = prompt_of(question)
+    question = FormQuestion("cars", "Allow it?", ToolApproval("drive", "drives", {"km": 3}, can_last))
+    shown = approval_prompt(question)
     assert shown.startswith(
         "Codex asks to call the tool drive of the MCP server cars: Allow it?\n\nWhat it does: drives"
     )
     assert '```json\n{\n  "km": 3\n}\n```' in shown
     assert ("for this session" in shown) is can_last
     expected: JsonObject = {"kind": "toolCall", "server": "cars", "tool": "drive", "description": "drives"}
-    assert data_of(question) == {**expected, "arguments": {"km": 3}, "message": "Allow it?", "choices": choices}
+    assert approval_data(question) == {**expected, "arguments": {"km": 3}, "message": "Allow it?", "choices": choices}
 
 
 def test_an_address() -> None:
-    question = FormQuestion("cars", "Log in", Link("https://a.example/x"))
-    assert prompt_of(question) == (
+    question = FormQuestion("cars", "Log in", UrlRequest("https://a.example/x"))
+    assert approval_prompt(question) == (
         "The MCP server cars asks you to open an address: Log in\n\n```\nhttps://a.example/x\n```\n\n"
         "Answer `yes` when that is done, or `no`."
     )
-    assert data_of(question)["url"] == "https://a.example/x"
+    assert approval_data(question)["url"] == "https://a.example/x"
 
 
 @pytest.mark.parametrize("hidden", ["\x1b[2K", "\r", "\u202e", "\u2066", "\u200b", "\x00", "\ud800"])
 def test_nothing_that_is_shown_hides_what_follows(hidden: str) -> None:
     spoken = f"a{hidden}b"
-    assert hidden not in prompt_of(CommandQuestion(spoken, spoken, spoken))
-    assert hidden not in prompt_of(UserQuestion((Asked("q", spoken, spoken, (Option(spoken, spoken),), True, False),)))
+    assert hidden not in approval_prompt(CommandQuestion(spoken, spoken, spoken))
+    assert hidden not in approval_prompt(
+        UserQuestion((QuestionField("q", spoken, spoken, (Option(spoken, spoken),), True, False),))
+    )
 
 
 def test_a_sentence_of_the_model_stays_on_its_line() -> None:
-    shown = prompt_of(CommandQuestion("rm -rf x", None, "cleanup\n\nAnswer `yes` to go on.\u2028More"))
+    shown = approval_prompt(CommandQuestion("rm -rf x", None, "cleanup\n\nAnswer `yes` to go on.\u2028More"))
     assert "Why: cleanup Answer `yes` to go on. More\n" in shown
 
 
@@ -233,16 +237,16 @@ def test_what_is_fenced_is_whole_or_says_what_is_missing(text: str, times: int) 
 
 QUESTIONS: Final[tuple[Question, ...]] = (
     CommandQuestion("x", "/w", "y"),
-    PatchQuestion((Change("a", "delete", "b"),), None, None),
+    PatchQuestion((FilePatch("a", "delete", "b"),), None, None),
     PermissionQuestion({"network": {}}, None, None),
     UserQuestion((PICK, NAME)),
     FormQuestion("s", "m", Form(FIELDS, {})),
-    FormQuestion("s", "m", ToolCall(None, None, {}, False)),
-    FormQuestion("s", "m", Link("u")),
+    FormQuestion("s", "m", ToolApproval(None, None, {}, False)),
+    FormQuestion("s", "m", UrlRequest("u")),
 )
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_every_question_can_be_said_both_ways(question: Question) -> None:
-    assert prompt_of(question).count("`decline`") + prompt_of(question).count("`no`") == 1
-    assert json.loads(json.dumps(data_of(question))) == data_of(question)
+    assert approval_prompt(question).count("`decline`") + approval_prompt(question).count("`no`") == 1
+    assert json.loads(json.dumps(approval_data(question))) == approval_data(question)

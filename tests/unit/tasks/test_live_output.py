@@ -5,7 +5,7 @@ from a2a.types import TaskArtifactUpdateEvent
 from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.protocol.codex_events import (
-    CommandFinished,
+    CommandCompleted,
     CommandOutput,
     CommandStarted,
     DiffUpdated,
@@ -17,12 +17,12 @@ from codex_workspace.tasks.live_output import (
     MAX_DIFF_CHARS,
     MAX_KEPT_CHARS,
     MAX_OUTPUT_CHARS,
-    LiveItems,
+    LiveOutput,
 )
 
 
-def finished(item: str, output: str) -> CommandFinished:
-    return CommandFinished(item, "make", "/w", output, 0, ItemStatus.COMPLETED, 5)
+def finished(item: str, output: str) -> CommandCompleted:
+    return CommandCompleted(item, "make", "/w", output, 0, ItemStatus.COMPLETED, 5)
 
 
 def shape(update: TaskArtifactUpdateEvent) -> tuple[str, str, bool, bool]:
@@ -30,7 +30,7 @@ def shape(update: TaskArtifactUpdateEvent) -> tuple[str, str, bool, bool]:
 
 
 def test_a_command_s_output_grows_and_is_closed_with_the_whole() -> None:
-    live = LiveItems("t", "c")
+    live = LiveOutput("t", "c")
     assert live.see(CommandStarted("i", "make", "/w")) == live.flush(0.0) == []
     live.see(CommandOutput("i", "one\n"))
     live.see(CommandOutput("i", "two\n"))
@@ -45,7 +45,7 @@ def test_a_command_s_output_grows_and_is_closed_with_the_whole() -> None:
 
 
 def test_every_command_has_an_artifact_that_says_what_it_is_about() -> None:
-    live = LiveItems("t", "c")
+    live = LiveOutput("t", "c")
     for item in ("a", "b"):
         live.see(CommandStarted(item, f"run {item}", "/w"))
         live.see(CommandOutput(item, item))
@@ -57,7 +57,7 @@ def test_every_command_has_an_artifact_that_says_what_it_is_about() -> None:
 
 
 def test_the_diff_is_the_newest_one() -> None:
-    live = LiveItems("t", "c")
+    live = LiveOutput("t", "c")
     live.see(DiffUpdated("old"))
     live.see(DiffUpdated("new"))
     (update,) = live.flush(0.0)
@@ -67,7 +67,7 @@ def test_the_diff_is_the_newest_one() -> None:
 
 @pytest.mark.parametrize("pieces", [1, 7])
 def test_what_is_too_long_is_cut(pieces: int) -> None:
-    live = LiveItems("t", "c")
+    live = LiveOutput("t", "c")
     live.see(CommandStarted("i", "make", "/w"))
     shown = 0
     for _ in range(pieces):
@@ -83,6 +83,6 @@ def test_what_is_too_long_is_cut(pieces: int) -> None:
 
 
 def test_output_of_a_command_that_nobody_has_started_is_passed_over() -> None:
-    live = LiveItems("t", "c")
+    live = LiveOutput("t", "c")
     assert live.see(CommandOutput("i", "x")) == live.see(finished("i", "x")) == []
     assert live.due is None

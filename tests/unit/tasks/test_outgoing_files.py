@@ -12,9 +12,9 @@ from codex_workspace.devkit.model import Output, ScriptedModel, scripted_model
 from codex_workspace.protocol.jsonrpc import Request
 from codex_workspace.tasks.outgoing_files import (
     TOOL,
-    HandedFile,
-    HandoverBounds,
-    NotHanded,
+    HandoverLimits,
+    HandoverRefused,
+    OutgoingFile,
     as_artifact,
     result,
     take,
@@ -24,7 +24,7 @@ from tests.e2e.agent_process import Place
 from tests.e2e.client import script
 from tests.unit.tasks.test_parts import png, real_codex
 
-BOUNDS = HandoverBounds()
+BOUNDS = HandoverLimits()
 
 
 @pytest.fixture
@@ -36,15 +36,15 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-def taken(arguments: JsonValue, workspace: Path, bounds: HandoverBounds = BOUNDS) -> HandedFile:
+def taken(arguments: JsonValue, workspace: Path, bounds: HandoverLimits = BOUNDS) -> OutgoingFile:
     outcome = take(arguments, workspace, bounds)
-    assert isinstance(outcome, HandedFile), outcome
+    assert isinstance(outcome, OutgoingFile), outcome
     return outcome
 
 
-def refusal(arguments: JsonValue, workspace: Path, bounds: HandoverBounds = BOUNDS) -> str:
+def refusal(arguments: JsonValue, workspace: Path, bounds: HandoverLimits = BOUNDS) -> str:
     outcome = take(arguments, workspace, bounds)
-    assert isinstance(outcome, NotHanded), outcome
+    assert isinstance(outcome, HandoverRefused), outcome
     return outcome.sentence
 
 
@@ -52,7 +52,7 @@ def refusal(arguments: JsonValue, workspace: Path, bounds: HandoverBounds = BOUN
 
 
 def test_a_file_is_handed_over_as_it_is(workspace: Path) -> None:
-    assert taken({"path": "out/report.md"}, workspace) == HandedFile("report.md", "text/markdown", b"# Report\n")
+    assert taken({"path": "out/report.md"}, workspace) == OutgoingFile("report.md", "text/markdown", b"# Report\n")
     assert taken({"path": str(workspace / "out" / "report.md")}, workspace).name == "report.md"
     assert taken({"path": "out/../out/./report.md", "name": None}, workspace).data == b"# Report\n"
 
@@ -66,7 +66,7 @@ def test_it_may_get_another_name_and_is_what_it_is(workspace: Path) -> None:
 
 def test_a_relative_path_begins_where_commands_run(workspace: Path) -> None:
     outcome = take({"path": "report.md"}, workspace, BOUNDS, cwd=workspace / "out")
-    assert isinstance(outcome, HandedFile)
+    assert isinstance(outcome, OutgoingFile)
 
 
 def test_an_empty_file_is_a_file(workspace: Path) -> None:
@@ -142,35 +142,35 @@ def test_arguments_of_another_shape_are_refused(workspace: Path, arguments: Json
 
 
 def test_a_file_over_the_bound_is_refused(workspace: Path) -> None:
-    bounds = HandoverBounds(file_bytes=9)
+    bounds = HandoverLimits(file_bytes=9)
     assert taken({"path": "out/report.md"}, workspace, bounds).name == "report.md"
     (workspace / "out" / "report.md").write_text("# Reports\n")
     assert refusal({"path": "out/report.md"}, workspace, bounds) == "out/report.md has 10 bytes; a file may have 9."
 
 
 def test_a_tasks_files_have_a_bound_together(workspace: Path) -> None:
-    bounds = HandoverBounds(left_bytes=12, left_files=3)
+    bounds = HandoverLimits(left_bytes=12, left_files=3)
     left = bounds.after(taken({"path": "out/report.md"}, workspace, bounds))
-    assert left == HandoverBounds(left_bytes=3, left_files=2)
+    assert left == HandoverLimits(left_bytes=3, left_files=2)
     assert refusal({"path": "out/report.md"}, workspace, left) == "out/report.md has 9 bytes; 3 are left for this task."
-    assert refusal({"path": "out/report.md"}, workspace, HandoverBounds(left_files=0)).startswith("No more files")
+    assert refusal({"path": "out/report.md"}, workspace, HandoverLimits(left_files=0)).startswith("No more files")
 
 
 # --- What becomes of it ---
 
 
 def test_a_file_is_an_artifact_of_its_own_with_its_bytes() -> None:
-    file = HandedFile("a.md", "text/markdown", b"# A\n")
+    file = OutgoingFile("a.md", "text/markdown", b"# A\n")
     part = Part(raw=b"# A\n", media_type="text/markdown", filename="a.md")
     assert as_artifact(file, 2) == Artifact(artifact_id="file-2", name="a.md", parts=[part])
 
 
 def test_the_model_reads_what_became_of_it() -> None:
-    assert result(HandedFile("a.md", "text/markdown", b"# A\n")) == {
+    assert result(OutgoingFile("a.md", "text/markdown", b"# A\n")) == {
         "contentItems": [{"type": "inputText", "text": "Handed over as a.md (text/markdown, 4 bytes)."}],
         "success": True,
     }
-    assert result(NotHanded("No.")) == {"contentItems": [{"type": "inputText", "text": "No."}], "success": False}
+    assert result(HandoverRefused("No.")) == {"contentItems": [{"type": "inputText", "text": "No."}], "success": False}
 
 
 # --- The real codex ---

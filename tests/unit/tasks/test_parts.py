@@ -26,7 +26,7 @@ from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import load_settings
 from codex_workspace.devkit.model import scripted_model
 from codex_workspace.protocol.jsonrpc import Request
-from codex_workspace.protocol.mailbox import Asking
+from codex_workspace.protocol.mailbox import ServerRequest
 from codex_workspace.tasks.incoming_files import Attachment
 from codex_workspace.tasks.parts import (
     IMAGE_MODES,
@@ -514,7 +514,7 @@ class Threads:
             await self.codex.call("turn/start", {"threadId": thread_id, "input": list(items)})
             while True:
                 for each in await mailbox.take():
-                    if isinstance(each, Asking):
+                    if isinstance(each, ServerRequest):
                         each.settle(answer(each.request) if answer else None)
                     elif each.method == "turn/completed":
                         return

@@ -11,38 +11,38 @@ from hypothesis import strategies as st
 
 from codex_workspace.common.values import JsonObject
 from codex_workspace.protocol.codex_events import (
-    Alive,
-    Change,
-    CommandFinished,
+    Activity,
+    CommandCompleted,
     CommandOutput,
     CommandStarted,
     DiffUpdated,
-    Erred,
-    FilesChanged,
-    FilesChanging,
+    ErrorReported,
+    FilePatch,
     ItemStatus,
+    MessageCompleted,
+    MessageDelta,
     MessageStarted,
+    PatchCompleted,
+    PatchStarted,
     Phase,
-    Planned,
-    PlanStep,
-    Reasoned,
+    PlanItem,
+    PlanUpdated,
+    ReasoningCompleted,
     ReasoningDelta,
-    Said,
-    TextDelta,
     ThreadActive,
     ThreadIdle,
-    TokenCount,
-    ToolFinished,
-    ToolStarted,
-    TurnEnded,
+    TokensUpdated,
+    TokenUsage,
+    ToolCallCompleted,
+    ToolCallStarted,
+    TurnCompleted,
+    TurnError,
     TurnEvent,
-    TurnFailure,
     TurnStarted,
     TurnText,
-    Unknown,
-    Usage,
-    Warned,
-    WebSearched,
+    UnknownEvent,
+    WarningReported,
+    WebSearchCompleted,
 )
 from codex_workspace.protocol.jsonrpc import safe_text
 from codex_workspace.runtimes.markdown import MAX_SHOWN_CHARS
@@ -137,8 +137,8 @@ def test_working_says_nothing_and_a_notice_says_what_it_is() -> None:
 
 def test_the_end_is_the_whole_answer_and_then_one_terminal_status() -> None:
     speaker = reply()
-    speaker.apply(TextDelta("m", "Hel"), 1.0)
-    speaker.apply(TextDelta("m", "lo"), 1.01)
+    speaker.apply(MessageDelta("m", "Hel"), 1.0)
+    speaker.apply(MessageDelta("m", "lo"), 1.01)
     closing, status = speaker.close(Outcome(TaskState.TASK_STATE_FAILED, "It failed.", {"code": "x", "n": {"a": [1]}}))
     assert isinstance(closing, TaskArtifactUpdateEvent)
     assert (closing.artifact.parts[0].text, closing.append, closing.last_chunk) == ("Hello", False, True)
@@ -161,11 +161,11 @@ def test_a_turn_that_said_nothing_has_no_answer() -> None:
 def test_the_first_piece_goes_out_at_once_and_the_rest_in_turn() -> None:
     speaker, seen = reply(), Seen()
     assert speaker.due is None
-    seen.take(speaker.apply(TextDelta("m", "a"), 50.0))
+    seen.take(speaker.apply(MessageDelta("m", "a"), 50.0))
     assert seen.artifacts == {"answer": "a"}
     assert speaker.due is None
-    seen.take(speaker.apply(TextDelta("m", "b"), 50.01))
-    seen.take(speaker.apply(TextDelta("m", "c"), 50.02))
+    seen.take(speaker.apply(MessageDelta("m", "b"), 50.01))
+    seen.take(speaker.apply(MessageDelta("m", "c"), 50.02))
     assert seen.artifacts == {"answer": "a"}
     assert speaker.due == pytest.approx(50.0 + UPDATE_INTERVAL_S)
     seen.take(speaker.flush(50.1))
@@ -173,25 +173,25 @@ def test_the_first_piece_goes_out_at_once_and_the_rest_in_turn() -> None:
     assert seen.updates == 2
     assert speaker.due is None
     assert speaker.flush(60.0) == []
-    seen.take(speaker.apply(TextDelta("m", "d"), 60.0))
+    seen.take(speaker.apply(MessageDelta("m", "d"), 60.0))
     assert seen.artifacts == {"answer": "abcd"}
 
 
 def test_a_long_answer_is_updated_less_often() -> None:
     speaker = reply()
-    speaker.apply(TextDelta("m", "x" * COPIED_CHARS_PER_S * 3), 50.0)
-    speaker.apply(TextDelta("m", "y"), 50.01)
+    speaker.apply(MessageDelta("m", "x" * COPIED_CHARS_PER_S * 3), 50.0)
+    speaker.apply(MessageDelta("m", "y"), 50.01)
     assert speaker.due == pytest.approx(53.0)
 
 
 def test_a_message_before_the_answer_becomes_a_remark() -> None:
     seen = seen_of(
         MessageStarted("m-1", None),
-        TextDelta("m-1", "I look first."),
-        Said("m-1", "I look first.", None),
+        MessageDelta("m-1", "I look first."),
+        MessageCompleted("m-1", "I look first.", None),
         CommandStarted("c", "ls", "/w"),
-        TextDelta("m-2", "It is "),
-        TextDelta("m-2", "there."),
+        MessageDelta("m-2", "It is "),
+        MessageDelta("m-2", "there."),
     )
     assert seen.artifacts == {"answer": "It is there."}
     assert ("commentary", "I look first.") in [
@@ -202,27 +202,27 @@ def test_a_message_before_the_answer_becomes_a_remark() -> None:
 def test_commentary_is_never_the_answer() -> None:
     seen = seen_of(
         MessageStarted("m-1", "commentary"),
-        TextDelta("m-1", "First I "),
-        TextDelta("m-1", "look."),
-        Said("m-1", "First I look.", "commentary"),
-        Said("m-2", "Done.", "final_answer"),
+        MessageDelta("m-1", "First I "),
+        MessageDelta("m-1", "look."),
+        MessageCompleted("m-1", "First I look.", "commentary"),
+        MessageCompleted("m-2", "Done.", "final_answer"),
     )
     assert seen.artifacts == {"answer": "Done."}
     assert seen.texts == ["First I look."]
 
 
 def test_a_whole_message_without_deltas_is_streamed_at_once() -> None:
-    assert seen_of(Said("m", "whole", None)).artifacts == {"answer": "whole"}
+    assert seen_of(MessageCompleted("m", "whole", None)).artifacts == {"answer": "whole"}
 
 
 def test_a_whole_message_adds_what_was_not_streamed() -> None:
-    assert seen_of(TextDelta("m", "who"), Said("m", "whole", None)).artifacts == {"answer": "whole"}
+    assert seen_of(MessageDelta("m", "who"), MessageCompleted("m", "whole", None)).artifacts == {"answer": "whole"}
 
 
 def test_a_whole_message_that_differs_wins_at_the_end() -> None:
     speaker, seen = reply(), Seen()
-    seen.take(speaker.apply(TextDelta("m", "wrong"), 1.0))
-    seen.take(speaker.apply(Said("m", "right", None), 2.0))
+    seen.take(speaker.apply(MessageDelta("m", "wrong"), 1.0))
+    seen.take(speaker.apply(MessageCompleted("m", "right", None), 2.0))
     seen.take(speaker.close(DONE))
     assert seen.artifacts == {"answer": "right"}
 
@@ -230,17 +230,17 @@ def test_a_whole_message_that_differs_wins_at_the_end() -> None:
 def test_lone_surrogates_can_be_sent() -> None:
     speaker, seen = reply(), Seen()
     for event in (
-        TextDelta("m", "a\ud800"),
+        MessageDelta("m", "a\ud800"),
         CommandStarted("c", "echo \udfff", "/\ud83d"),
-        CommandFinished("c", "echo \udfff", "/w", "\ud83d", 0, ItemStatus.COMPLETED, 1),
-        ToolStarted("t", "s\ud800", "t\udc00", {"\ud800": ["\ud800"]}),
-        ToolFinished("t", "s\ud800", "t", {}, "\ud800", False, ItemStatus.COMPLETED, 1),
-        Planned((PlanStep("\ud800", "pending"),), "\ud800"),
-        Reasoned("r", ("\ud800",)),
-        WebSearched("w", "\ud800"),
-        Warned("\ud800", will_retry=False),
-        FilesChanged("f", (Change("/\ud800", "add", "\ud800"),), ItemStatus.COMPLETED),
-        FilesChanged("f", (Change("/\ud800", "add", "\ud800"),), ItemStatus.FAILED),
+        CommandCompleted("c", "echo \udfff", "/w", "\ud83d", 0, ItemStatus.COMPLETED, 1),
+        ToolCallStarted("t", "s\ud800", "t\udc00", {"\ud800": ["\ud800"]}),
+        ToolCallCompleted("t", "s\ud800", "t", {}, "\ud800", False, ItemStatus.COMPLETED, 1),
+        PlanUpdated((PlanItem("\ud800", "pending"),), "\ud800"),
+        ReasoningCompleted("r", ("\ud800",)),
+        WebSearchCompleted("w", "\ud800"),
+        WarningReported("\ud800", will_retry=False),
+        PatchCompleted("f", (FilePatch("/\ud800", "add", "\ud800"),), ItemStatus.COMPLETED),
+        PatchCompleted("f", (FilePatch("/\ud800", "add", "\ud800"),), ItemStatus.FAILED),
     ):
         seen.take(speaker.apply(event, 1.0))
     seen.take(speaker.close(Outcome(TaskState.TASK_STATE_FAILED, "\ud800"), "b\udfff"))
@@ -253,14 +253,14 @@ messages = st.sampled_from(["m-1", "m-2", "m-3"])
 phases: st.SearchStrategy[Phase] = st.sampled_from([None, "commentary", "final_answer"])
 pieces = st.text(st.characters(categories=None), max_size=4)
 turn_events: st.SearchStrategy[TurnEvent] = st.one_of(
-    st.just(Warned("Reconnecting... 1/5", will_retry=True)),
-    st.builds(TextDelta, messages, pieces),
-    st.builds(TextDelta, messages, pieces),
-    st.builds(Said, messages, pieces, phases),
+    st.just(WarningReported("Reconnecting... 1/5", will_retry=True)),
+    st.builds(MessageDelta, messages, pieces),
+    st.builds(MessageDelta, messages, pieces),
+    st.builds(MessageCompleted, messages, pieces, phases),
     st.builds(MessageStarted, messages, phases),
     st.just(CommandStarted("c", "ls", "/w")),
-    st.just(CommandFinished("c", "ls", "/w", "out", 0, ItemStatus.COMPLETED, 1)),
-    st.just(Planned((), None)),
+    st.just(CommandCompleted("c", "ls", "/w", "out", 0, ItemStatus.COMPLETED, 1)),
+    st.just(PlanUpdated((), None)),
 )
 steps = st.sampled_from([0.0, 0.001, 0.03, 0.0999, 0.1, 0.5, 30.0])
 
@@ -300,7 +300,7 @@ def test_what_is_streamed_of_one_message_is_always_a_beginning_of_it(deltas: lis
     for text, step in deltas:
         now += step
         whole += text
-        seen.take(speaker.apply(TextDelta("m", text), now))
+        seen.take(speaker.apply(MessageDelta("m", text), now))
         shown = seen.artifacts.get("answer", "")
         assert len(shown) <= len(whole)
         waits = speaker.due is not None
@@ -319,7 +319,7 @@ def test_a_command_is_shown_twice_and_its_output_cut_in_the_middle() -> None:
     seen = seen_of(
         CommandStarted("c", "make", "/w"),
         CommandOutput("c", output),
-        CommandFinished("c", "make", "/w", output, 2, ItemStatus.FAILED, 12),
+        CommandCompleted("c", "make", "/w", output, 2, ItemStatus.FAILED, 12),
     )
     assert seen.notes[0] == {
         "kind": "command",
@@ -348,18 +348,18 @@ def test_a_command_is_shown_twice_and_its_output_cut_in_the_middle() -> None:
 
 
 def test_a_command_that_was_stopped_has_no_exit_code() -> None:
-    seen = seen_of(CommandFinished("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None))
+    seen = seen_of(CommandCompleted("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None))
     assert seen.texts == ["**Bash**\n\n```bash\nsleep 9\n```\n\n**Stopped**"]
     assert seen.notes[0]["exitCode"] is None
 
 
 def test_every_change_of_files_is_a_patch_of_its_own() -> None:
-    change = (Change("/w/a", "add", "hello\n"),)
+    change = (FilePatch("/w/a", "add", "hello\n"),)
     seen = seen_of(
-        FilesChanging("f", change),
-        FilesChanged("f", change, ItemStatus.COMPLETED),
-        FilesChanged("g", change, ItemStatus.DECLINED),
-        FilesChanged("h", change, ItemStatus.COMPLETED),
+        PatchStarted("f", change),
+        PatchCompleted("f", change, ItemStatus.COMPLETED),
+        PatchCompleted("g", change, ItemStatus.DECLINED),
+        PatchCompleted("h", change, ItemStatus.COMPLETED),
     )
     diff = "--- /dev/null\n+++ /w/a\n@@ -0,0 +1,1 @@\n+hello\n"
     assert seen.artifacts == {"patch-1": diff, "patch-2": diff}
@@ -380,8 +380,8 @@ def test_every_change_of_files_is_a_patch_of_its_own() -> None:
 
 
 def test_a_patch_lists_its_files() -> None:
-    changes = (Change("/w/a", "add", "x"), Change("/w/b", "update", "@@ -1 +1 @@\n-x\n+y\n"))
-    (event,) = reply().apply(FilesChanged("f", changes, ItemStatus.COMPLETED), 1.0)
+    changes = (FilePatch("/w/a", "add", "x"), FilePatch("/w/b", "update", "@@ -1 +1 @@\n-x\n+y\n"))
+    (event,) = reply().apply(PatchCompleted("f", changes, ItemStatus.COMPLETED), 1.0)
     assert isinstance(event, TaskArtifactUpdateEvent)
     assert event.artifact.description == "**Edit**\n\n- add `/w/a`\n- update `/w/b`"
 
@@ -389,7 +389,7 @@ def test_a_patch_lists_its_files() -> None:
 def test_a_plan_replaces_the_one_before() -> None:
     speaker = reply()
     for status in ("pending", "completed"):
-        (event,) = speaker.apply(Planned((PlanStep("test", status),), "why"), 1.0)
+        (event,) = speaker.apply(PlanUpdated((PlanItem("test", status),), "why"), 1.0)
         assert isinstance(event, TaskArtifactUpdateEvent)
         assert (event.artifact.artifact_id, event.append) == ("plan", False)
         assert event.artifact.description.startswith("**TodoWrite**\n\nwhy\n\n- [")
@@ -401,11 +401,11 @@ def test_a_plan_replaces_the_one_before() -> None:
 
 def test_a_tool_is_shown_by_server_and_name_with_what_it_was_given_and_gave() -> None:
     seen = seen_of(
-        ToolStarted("t", "srv", "echo", {"x": [1, None]}),
-        ToolFinished("t", "srv", "echo", {"x": [1, None]}, "pong", False, ItemStatus.COMPLETED, 5),
-        ToolStarted("u", None, "look", None),
-        ToolFinished("u", None, "look", None, "no such thing", True, ItemStatus.FAILED, None),
-        ToolStarted("v", None, "much", {"text": "x" * 9000}),
+        ToolCallStarted("t", "srv", "echo", {"x": [1, None]}),
+        ToolCallCompleted("t", "srv", "echo", {"x": [1, None]}, "pong", False, ItemStatus.COMPLETED, 5),
+        ToolCallStarted("u", None, "look", None),
+        ToolCallCompleted("u", None, "look", None, "no such thing", True, ItemStatus.FAILED, None),
+        ToolCallStarted("v", None, "much", {"text": "x" * 9000}),
     )
     assert seen.texts[:4] == [
         '**echo** (srv)\n\n```json\n{\n  "x": [\n    1,\n    null\n  ]\n}\n```',
@@ -419,7 +419,7 @@ def test_a_tool_is_shown_by_server_and_name_with_what_it_was_given_and_gave() ->
 
 
 BASH_ONE = "**Bash**\n\n```bash\none\n```"
-CHANGED = FilesChanged("f", (Change("/w/a", "add", "x"),), ItemStatus.COMPLETED)
+CHANGED = PatchCompleted("f", (FilePatch("/w/a", "add", "x"),), ItemStatus.COMPLETED)
 
 
 @pytest.mark.parametrize(
@@ -428,27 +428,27 @@ CHANGED = FilesChanged("f", (Change("/w/a", "add", "x"),), ItemStatus.COMPLETED)
         ((), ""),
         ((CommandOutput("1", "o"), DiffUpdated("d")), ""),
         ((CommandStarted("2", "two", "/w"),), f"{BASH_ONE}\n\n"),
-        ((TextDelta("m", "By the way"),), f"{BASH_ONE}\n\n"),
-        ((Reasoned("r", ("Hm",)),), f"{BASH_ONE}\n\n"),
+        ((MessageDelta("m", "By the way"),), f"{BASH_ONE}\n\n"),
+        ((ReasoningCompleted("r", ("Hm",)),), f"{BASH_ONE}\n\n"),
         ((CHANGED,), f"{BASH_ONE}\n\n"),
     ],
 )
 def test_a_result_that_does_not_stand_below_its_tool_says_of_which_it_is(
     between: tuple[TurnEvent, ...], head: str
 ) -> None:
-    ended = CommandFinished("1", "one", "/w", "out\n", 0, ItemStatus.COMPLETED, 1)
+    ended = CommandCompleted("1", "one", "/w", "out\n", 0, ItemStatus.COMPLETED, 1)
     assert seen_of(CommandStarted("1", "one", "/w"), *between, ended).texts[-1] == f"{head}```\nout\n```"
 
 
 def test_tools_that_run_side_by_side_are_told_apart() -> None:
-    first = ToolFinished("1", "srv", "f", {"x": 1}, "one", False, ItemStatus.COMPLETED, 1)
-    second = ToolFinished("2", None, "g", {}, "two", False, ItemStatus.COMPLETED, 1)
-    seen = seen_of(ToolStarted("1", "srv", "f", {"x": 1}), ToolStarted("2", None, "g", {}), first, second)
+    first = ToolCallCompleted("1", "srv", "f", {"x": 1}, "one", False, ItemStatus.COMPLETED, 1)
+    second = ToolCallCompleted("2", None, "g", {}, "two", False, ItemStatus.COMPLETED, 1)
+    seen = seen_of(ToolCallStarted("1", "srv", "f", {"x": 1}), ToolCallStarted("2", None, "g", {}), first, second)
     assert seen.texts[2:] == ["**f** (srv)\n\n```\none\n```", "**g**\n\n```\ntwo\n```"]
 
 
 def test_what_a_tool_is_given_is_shown_whatever_it_is() -> None:
-    assert seen_of(ToolStarted("t", None, "f", ["x"])).texts == [
+    assert seen_of(ToolCallStarted("t", None, "f", ["x"])).texts == [
         '**f**\n\n```json\n{\n  "arguments": [\n    "x"\n  ]\n}\n```'
     ]
 
@@ -456,9 +456,9 @@ def test_what_a_tool_is_given_is_shown_whatever_it_is() -> None:
 @pytest.mark.parametrize(
     ("event", "kind", "text"),
     [
-        (Reasoned("r", ("Look at it.",)), "reasoning", "Look at it."),
-        (WebSearched("w", "codex"), "search", "**WebSearch** `codex`"),
-        (Warned("Reconnecting... 1/5", will_retry=True), "notice", "Reconnecting... 1/5"),
+        (ReasoningCompleted("r", ("Look at it.",)), "reasoning", "Look at it."),
+        (WebSearchCompleted("w", "codex"), "search", "**WebSearch** `codex`"),
+        (WarningReported("Reconnecting... 1/5", will_retry=True), "notice", "Reconnecting... 1/5"),
     ],
 )
 def test_a_note_says_what_it_is(event: TurnEvent, kind: str, text: str) -> None:
@@ -467,7 +467,7 @@ def test_a_note_says_what_it_is(event: TurnEvent, kind: str, text: str) -> None:
 
 
 def test_every_section_of_reasoning_is_a_note_of_its_own() -> None:
-    assert seen_of(Reasoned("r", ("one", " \n", "two"))).texts == ["one", "two"]
+    assert seen_of(ReasoningCompleted("r", ("one", " \n", "two"))).texts == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -477,17 +477,17 @@ def test_every_section_of_reasoning_is_a_note_of_its_own() -> None:
         MessageStarted("m", None),
         ReasoningDelta("r", 0, "x"),
         CommandOutput("c", "x"),
-        FilesChanging("f", ()),
+        PatchStarted("f", ()),
         DiffUpdated("x"),
-        Usage(1, 1, 0, 0, 0, None),
-        Erred(TurnFailure("x", "other", None, None)),
+        TokensUpdated(1, 1, 0, 0, 0, None),
+        ErrorReported(TurnError("x", "other", None, None)),
         ThreadIdle(system_error=False),
         ThreadActive(()),
-        TurnEnded("completed", None, None),
-        Alive(),
-        Unknown("new/thing", {}),
-        Said("m", "", None),
-        Reasoned("r", ()),
+        TurnCompleted("completed", None, None),
+        Activity(),
+        UnknownEvent("new/thing", {}),
+        MessageCompleted("m", "", None),
+        ReasoningCompleted("r", ()),
     ],
 )
 def test_the_rest_is_not_shown(event: TurnEvent) -> None:
@@ -503,7 +503,7 @@ def test_usage_is_told_for_the_turn_and_the_thread() -> None:
         "outputTokens": 2,
         "reasoningOutputTokens": 1,
     }
-    count = TokenCount(5, 3, 1, 2, 1)
+    count = TokenUsage(5, 3, 1, 2, 1)
     assert usage_metadata(count, None) == {USAGE: turn}
     assert usage_metadata(None, count) == {USAGE: {"thread": turn}}
     assert usage_metadata(count, count) == {USAGE: {**turn, "thread": turn}}
@@ -514,7 +514,7 @@ def test_an_answer_that_is_taken_up_goes_on_counting_where_the_earlier_process_s
         Artifact(artifact_id=name, name=name, parts=[Part(text=name)]) for name in ("answer", "patch-1", "file-1")
     ]
     reply = Reply("task", "context", before=before)
-    changed = FilesChanged("item", (Change("/w/new.txt", "add", "one\n"),), ItemStatus.COMPLETED)
+    changed = PatchCompleted("item", (FilePatch("/w/new.txt", "add", "one\n"),), ItemStatus.COMPLETED)
     (update,) = reply.apply(changed, 0.0)
     assert isinstance(update, TaskArtifactUpdateEvent)
     assert update.artifact.artifact_id == "patch-2"

@@ -7,18 +7,18 @@ import pytest
 from codex_workspace.common.errors import InputRefused
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.runtimes.backend import TurnOptions
-from codex_workspace.tasks.request import MAX_SCHEMA_CHARS, TURN, Wishes, read_wishes
+from codex_workspace.tasks.request import MAX_SCHEMA_CHARS, TURN, Wishes, read_turn_options
 from codex_workspace.tasks.scheduling import MidTurn
 
 
 def read(wishes: JsonValue, workspace: Path) -> Wishes:
-    return read_wishes({TURN: wishes}, workspace, MidTurn.QUEUE)
+    return read_turn_options({TURN: wishes}, workspace, MidTurn.QUEUE)
 
 
 def test_without_a_wish_all_is_as_usual(tmp_path: Path) -> None:
     usual = Wishes(TurnOptions(), MidTurn.STEER)
-    assert read_wishes({"other": {"model": "x"}}, tmp_path, MidTurn.STEER) == usual
-    assert read_wishes({TURN: {}}, tmp_path, MidTurn.STEER) == usual
+    assert read_turn_options({"other": {"model": "x"}}, tmp_path, MidTurn.STEER) == usual
+    assert read_turn_options({TURN: {}}, tmp_path, MidTurn.STEER) == usual
 
 
 def test_wishes_are_granted(tmp_path: Path) -> None:

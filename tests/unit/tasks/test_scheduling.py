@@ -13,9 +13,9 @@ from codex_workspace.tasks.scheduling import (
     PROMISE_S,
     REMEMBERED_TURNS,
     UNKNOWN_TURN_S,
-    Admission,
-    Bounds,
-    Busy,
+    AdmissionControl,
+    QueueFull,
+    QueueLimits,
 )
 from tests.support.memory_codex import in_virtual_time
 
@@ -32,15 +32,17 @@ class Clock:
         return self.now
 
 
-def entered(admission: Admission, *messages: str, context: str = "c", owner: str = "o") -> None:
+def entered(admission: AdmissionControl, *messages: str, context: str = "c", owner: str = "o") -> None:
     """Have messages accepted, one after the other."""
     for message in messages:
         with admission.enter(owner, context, message):
             pass
 
 
-def refused(admission: Admission, *, context: str = "c", owner: str = "o", message: str = "one too many") -> Busy:
-    with pytest.raises(Busy) as refusal, admission.enter(owner, context, message):
+def refused(
+    admission: AdmissionControl, *, context: str = "c", owner: str = "o", message: str = "one too many"
+) -> QueueFull:
+    with pytest.raises(QueueFull) as refusal, admission.enter(owner, context, message):
         pass
     return refusal.value
 
@@ -49,7 +51,7 @@ def refused(admission: Admission, *, context: str = "c", owner: str = "o", messa
 
 
 def test_a_context_has_so_many_places_and_the_next_message_hears_it() -> None:
-    admission = Admission(Bounds(waiting_per_context=2), Clock())
+    admission = AdmissionControl(QueueLimits(waiting_per_context=2), Clock())
     entered(admission, "1", "2")
     assert str(refused(admission)) == (
         "The agent is busy: as many messages wait in this context as may (2). Try again in 10 s."
@@ -60,14 +62,14 @@ def test_a_context_has_so_many_places_and_the_next_message_hears_it() -> None:
 
 
 def test_all_contexts_together_have_so_many_places() -> None:
-    admission = Admission(Bounds(waiting=2), Clock())
+    admission = AdmissionControl(QueueLimits(waiting=2), Clock())
     entered(admission, "1", context="a")
     entered(admission, "2", context="b")
     assert "as many messages wait as may (2)." in str(refused(admission, context="c"))
 
 
 def test_the_same_message_again_is_never_refused_and_never_counted_twice() -> None:
-    admission = Admission(Bounds(waiting_per_context=1), Clock())
+    admission = AdmissionControl(QueueLimits(waiting_per_context=1), Clock())
     entered(admission, "1", "1", "1")
     assert admission.waiting == 1
     with pytest.raises(ZeroDivisionError), admission.enter("o", "c", "1"):
@@ -76,7 +78,7 @@ def test_the_same_message_again_is_never_refused_and_never_counted_twice() -> No
 
 
 def test_a_message_that_cannot_be_written_down_gives_its_place_back() -> None:
-    admission = Admission(Bounds(waiting_per_context=1), Clock())
+    admission = AdmissionControl(QueueLimits(waiting_per_context=1), Clock())
     with pytest.raises(ZeroDivisionError), admission.enter("o", "c", "1"):
         raise ZeroDivisionError
     entered(admission, "2")
@@ -84,7 +86,7 @@ def test_a_message_that_cannot_be_written_down_gives_its_place_back() -> None:
 
 def test_a_promise_that_nobody_claims_does_not_last_for_ever() -> None:
     clock = Clock()
-    admission = Admission(Bounds(waiting_per_context=1), clock)
+    admission = AdmissionControl(QueueLimits(waiting_per_context=1), clock)
     entered(admission, "never executed")
     clock.now += PROMISE_S - 1
     refused(admission)
@@ -94,7 +96,7 @@ def test_a_promise_that_nobody_claims_does_not_last_for_ever() -> None:
 
 def test_a_place_that_is_claimed_lasts_as_long_as_it_is_needed() -> None:
     clock = Clock()
-    admission = Admission(Bounds(waiting_per_context=1), clock)
+    admission = AdmissionControl(QueueLimits(waiting_per_context=1), clock)
     entered(admission, "1")
     with admission.claim("o", "c", "1"):
         clock.now += 100 * PROMISE_S
@@ -103,7 +105,7 @@ def test_a_place_that_is_claimed_lasts_as_long_as_it_is_needed() -> None:
 
 
 def test_a_message_of_an_earlier_process_counts_and_is_not_refused() -> None:
-    admission = Admission(Bounds(waiting_per_context=2), Clock())
+    admission = AdmissionControl(QueueLimits(waiting_per_context=2), Clock())
     with ExitStack() as places:
         for message in "1234":
             places.enter_context(admission.claim("o", "c", message))
@@ -113,7 +115,7 @@ def test_a_message_of_an_earlier_process_counts_and_is_not_refused() -> None:
 
 
 def test_an_error_in_a_claimed_place_frees_it() -> None:
-    admission = Admission(Bounds(waiting_per_context=1), Clock())
+    admission = AdmissionControl(QueueLimits(waiting_per_context=1), Clock())
     with pytest.raises(ZeroDivisionError), admission.claim("o", "c", "1"):
         raise ZeroDivisionError
     assert admission.waiting == 0
@@ -121,12 +123,12 @@ def test_an_error_in_a_claimed_place_frees_it() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("123456"))))
 def test_no_order_of_messages_brings_more_than_the_bounds(messages: list[tuple[str, str]]) -> None:
-    admission = Admission(Bounds(waiting_per_context=2, waiting=4), Clock())
+    admission = AdmissionControl(QueueLimits(waiting_per_context=2, waiting=4), Clock())
     accepted = set()
     for context, message in messages:
         try:
             entered(admission, message + context, context=context)
-        except Busy:
+        except QueueFull:
             continue
         accepted.add((context, message))
     assert admission.waiting == len(accepted) <= 4
@@ -138,7 +140,7 @@ def test_no_order_of_messages_brings_more_than_the_bounds(messages: list[tuple[s
 
 @in_virtual_time
 async def test_turns_beyond_the_bound_wait_in_the_order_they_came() -> None:
-    admission = Admission(Bounds(running_turns=2))
+    admission = AdmissionControl(QueueLimits(running_turns=2))
     log: list[tuple[float, str]] = []
     start = anyio.current_time()
 
@@ -162,7 +164,7 @@ async def test_turns_beyond_the_bound_wait_in_the_order_they_came() -> None:
 
 @in_virtual_time
 async def test_a_running_turn_does_not_count_as_waiting() -> None:
-    admission = Admission(Bounds(waiting_per_context=1))
+    admission = AdmissionControl(QueueLimits(waiting_per_context=1))
     entered(admission, "1")
     with admission.claim("o", "c", "1") as place:
         async with admission.turn(place):
@@ -172,7 +174,7 @@ async def test_a_running_turn_does_not_count_as_waiting() -> None:
 
 @in_virtual_time
 async def test_a_cancelled_waiter_frees_its_place_and_nobody_elses() -> None:
-    admission = Admission(Bounds(waiting_per_context=1, running_turns=1))
+    admission = AdmissionControl(QueueLimits(waiting_per_context=1, running_turns=1))
     scopes: dict[str, anyio.CancelScope] = {}
     ran: list[str] = []
 
@@ -198,20 +200,20 @@ async def test_a_cancelled_waiter_frees_its_place_and_nobody_elses() -> None:
 # --- When to come back ---
 
 
-async def _turns(admission: Admission, *seconds: float) -> None:
+async def _turns(admission: AdmissionControl, *seconds: float) -> None:
     for number, duration in enumerate(seconds):
         with admission.claim("o", "c", str(number)) as place:
             async with admission.turn(place):
                 await anyio.sleep(duration)
 
 
-def told(bounds: Bounds, *seconds: float, context: str = "c", full: str = "c") -> int:
+def told(bounds: QueueLimits, *seconds: float, context: str = "c", full: str = "c") -> int:
     """Return when a message is told to come back, after turns of so many seconds."""
     answers: list[int] = []
 
     @in_virtual_time
     async def scene() -> None:
-        admission = Admission(bounds)
+        admission = AdmissionControl(bounds)
         await _turns(admission, *seconds)
         entered(admission, "waits", context=full)
         answers.append(refused(admission, context=context).retry_after_s)
@@ -220,8 +222,8 @@ def told(bounds: Bounds, *seconds: float, context: str = "c", full: str = "c") -
     return answers[0]
 
 
-CONTEXT = Bounds(waiting_per_context=1, running_turns=4)
-ALL = Bounds(waiting=1, running_turns=4)
+CONTEXT = QueueLimits(waiting_per_context=1, running_turns=4)
+ALL = QueueLimits(waiting=1, running_turns=4)
 
 
 @pytest.mark.parametrize(
@@ -235,5 +237,7 @@ ALL = Bounds(waiting=1, running_turns=4)
         pytest.param(CONTEXT, [3000, *[7] * REMEMBERED_TURNS], 7, id="long ago is forgotten"),
     ],
 )
-def test_the_time_to_come_back_follows_the_last_turns(bounds: Bounds, seconds: list[float], retry_after_s: int) -> None:
+def test_the_time_to_come_back_follows_the_last_turns(
+    bounds: QueueLimits, seconds: list[float], retry_after_s: int
+) -> None:
     assert told(bounds, *seconds) == retry_after_s

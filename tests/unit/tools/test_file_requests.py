@@ -7,13 +7,13 @@ import pytest
 
 from codex_workspace.backends.codex_exec.turn import ExecTurn
 from codex_workspace.common.values import JsonObject
-from codex_workspace.tools.file_requests import NO_TURN, Errands
-from codex_workspace.tools.interface import Caller, ToolRefused
+from codex_workspace.tools.file_requests import NO_TURN, FileRequests
+from codex_workspace.tools.interface import ToolCaller, ToolRefused
 from tests.unit.backends.codex_exec.test_turn import made
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
-ME, YOU = Caller("me", "ctx"), Caller("you", "ctx")
+ME, YOU = ToolCaller("me", "ctx"), ToolCaller("you", "ctx")
 FILE: JsonObject = {"path": "a", "name": None}
 
 
@@ -29,7 +29,7 @@ async def answer(turn: ExecTurn, results: Sequence[JsonObject]) -> None:
 
 
 async def test_a_call_reaches_the_turn_of_its_caller_though_it_comes_before_the_turn_is_known() -> None:
-    errands = Errands()
+    errands = FileRequests()
     mine, _ = made(stays=True)
     yours, _ = made(stays=True)
     told: list[str] = []
@@ -49,7 +49,7 @@ async def test_a_call_reaches_the_turn_of_its_caller_though_it_comes_before_the_
 
 
 async def test_a_refusal_is_one_and_so_is_the_end_of_the_turn() -> None:
-    errands = Errands()
+    errands = FileRequests()
     turn, _ = made(stays=True)
 
     async def refused(expected: str) -> None:

@@ -17,22 +17,22 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.redact import Redactor
 from codex_workspace.config.environment import Secret, without_proxy_for
 from codex_workspace.config.peers import Peer
 from codex_workspace.config.settings import OWN_TOOLS
-from codex_workspace.protocol.mcp_status import Expected
+from codex_workspace.protocol.mcp_status import ExpectedServers
 from codex_workspace.storage.store import open_store
-from codex_workspace.tools.interface import Caller, Toolbox, ToolRefused
-from codex_workspace.tools.mcp_server import AgentTools, caller_of, marked, open_tools, token_for
-from codex_workspace.tools.memory import StoredRecollection
-from codex_workspace.tools.peer_client import MAX_ANSWER_BYTES, PeerCalls
+from codex_workspace.tools.interface import Toolbox, ToolCaller, ToolRefused
+from codex_workspace.tools.mcp_server import ToolServer, caller_of, open_tool_server, quote, token_for
+from codex_workspace.tools.memory import StoredMemory
+from codex_workspace.tools.peer_client import MAX_ANSWER_BYTES, PeerClient
 from tests.support.paths import ROOT
 from tests.unit.cli.test_chat import other_agent, serving_at
 
 pytestmark = pytest.mark.usefixtures("no_hang")
 
-ME, YOU = Caller("me", "context-1"), Caller("you", "context-2")
+ME, YOU = ToolCaller("me", "context-1"), ToolCaller("you", "context-2")
 TOKEN = "peer-token-0123456789"
 KEY = b"a key of the test's"
 
@@ -43,7 +43,7 @@ class Heard:
     def __init__(self) -> None:
         self.texts: list[tuple[str, str]] = []
 
-    async def tell_user(self, caller: Caller, text: str) -> None:
+    async def tell_user(self, caller: ToolCaller, text: str) -> None:
         if text == "refuse":
             raise ToolRefused(f"The user cannot be reached; the token was {TOKEN}.")
         self.texts.append((caller.owner, text))
@@ -52,21 +52,21 @@ class Heard:
 @asynccontextmanager
 async def tools_with(
     folder: Path, *peers: Peer, speaker: Heard | None = None, longest_wait_s: float = 5.0
-) -> AsyncIterator[AgentTools]:
+) -> AsyncIterator[ToolServer]:
     async with open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store:
-        toolbox = Toolbox(PeerCalls(peers), StoredRecollection(store.memories, store.exchanges), speaker)
-        async with open_tools(toolbox, Scrubber([TOKEN]), longest_wait_s) as tools:
+        toolbox = Toolbox(PeerClient(peers), StoredMemory(store.memories, store.exchanges), speaker)
+        async with open_tool_server(toolbox, Redactor([TOKEN]), longest_wait_s) as tools:
             yield tools
 
 
-def headers_of(tools: AgentTools, caller: Caller) -> dict[str, str]:
+def headers_of(tools: ToolServer, caller: ToolCaller) -> dict[str, str]:
     """Return the headers that codex is told for a thread of `caller`."""
-    expected = tools.added_to(Expected(), caller)
+    expected = tools.added_to(ExpectedServers(), caller)
     return {name: value.reveal() for (_, name), value in expected.private[OWN_TOOLS].items()}
 
 
 @asynccontextmanager
-async def client_of(tools: AgentTools, caller: Caller = ME) -> AsyncIterator[mcp.Client]:
+async def client_of(tools: ToolServer, caller: ToolCaller = ME) -> AsyncIterator[mcp.Client]:
     async with (
         httpx2.AsyncClient(headers=headers_of(tools, caller)) as http,
         mcp.Client(streamable_http_client(tools.url, http_client=http)) as client,
@@ -127,7 +127,7 @@ def test_a_token_is_good_for_its_caller_only() -> None:
 
 
 async def test_codex_is_told_of_the_tools_beside_the_operators_servers(tmp_path: Path) -> None:
-    others = Expected(("docs",), 30.0, private={"docs": {("env", "KEY"): Secret("k")}})
+    others = ExpectedServers(("docs",), 30.0, private={"docs": {("env", "KEY"): Secret("k")}})
     async with tools_with(tmp_path) as tools:
         expected = tools.added_to(others, ME)
     assert (expected.names, expected.within_s) == (("docs", OWN_TOOLS), 30.0)
@@ -342,7 +342,7 @@ async def test_a_peer_cannot_end_the_mark_around_its_words_or_show_a_token(tmp_p
 
 
 def test_long_words_are_cut() -> None:
-    assert "[… 60000 characters more]" in marked("x" * 100_000, "somebody")
+    assert "[… 60000 characters more]" in quote("x" * 100_000, "somebody")
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.backends.codex_exec.command import ExecOptions, LaidDown, arguments, check
+from codex_workspace.backends.codex_exec.command import ExecOptions, RunFiles, arguments, check
 from codex_workspace.common.errors import InputRefused
 from codex_workspace.common.values import Version
 
 NEW: Version = (0, 163, 0)
 OLD: Version = (0, 42, 0)
 SESSION = "01a1fdff-8a53-70f0-a558-4221fd0ad429"
-NO_FILES = LaidDown()
+NO_FILES = RunFiles()
 
 
 def test_a_new_session_reads_its_prompt_from_stdin() -> None:
@@ -24,7 +24,7 @@ def test_the_git_check_is_skipped_only_where_wanted() -> None:
 
 def test_a_session_goes_on_behind_all_options() -> None:
     options = ExecOptions(resume=SESSION, model="gpt-5.5", sandbox="read-only", cwd=Path("/w"))
-    told = arguments(options, LaidDown(Path("/s.json"), (Path("/a.png"), Path("/b.png"))), NEW)
+    told = arguments(options, RunFiles(Path("/s.json"), (Path("/a.png"), Path("/b.png"))), NEW)
     assert told[3:] == [
         *("--sandbox=read-only", "--cd=/w", "--model=gpt-5.5", "--output-schema=/s.json"),
         *("--image=/a.png", "--image=/b.png", "resume", SESSION, "-"),
@@ -67,7 +67,7 @@ def test_an_old_codex_is_told_in_its_own_way() -> None:
 
 def test_an_old_codex_gets_no_images() -> None:
     with pytest.raises(InputRefused, match=r"codex 0\.42\.0 takes no images"):
-        arguments(ExecOptions(), LaidDown(images=(Path("/a.png"),)), OLD)
+        arguments(ExecOptions(), RunFiles(images=(Path("/a.png"),)), OLD)
 
 
 def test_a_session_is_kept_unless_that_is_unwanted() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.backends.codex_exec.history import file_of, new_turn_id, place_in, size_of, tokens_of, what_became
-from codex_workspace.protocol.codex_events import Said, TokenCount, TurnEnded, TurnFailure
+from codex_workspace.backends.codex_exec.history import file_of, new_turn_id, place_in, size_of, tokens_of, turn_outcome
+from codex_workspace.protocol.codex_events import MessageCompleted, TokenUsage, TurnCompleted, TurnError
 from codex_workspace.runtimes.backend import TurnRecord
 
 SESSION = "01a1fe46-9a98-7c30-b39a-166cc5c53530"
@@ -35,7 +35,7 @@ def written(folder: Path, lines: Sequence[object]) -> Path:
 
 BEFORE = (begun(), said("hello"), ended("an answer to the message before"))
 CONTEXT = said("<environment_context>of the machine</environment_context>")
-COMPLETED = TurnEnded("completed", None, Said("recorded", "hi", None))
+COMPLETED = TurnCompleted("completed", None, MessageCompleted("recorded", "hi", None))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ COMPLETED = TurnEnded("completed", None, Said("recorded", "hi", None))
         ([begun(), said("hello"), ended(None)], TurnRecord.CUT_OFF),
         (
             [begun(), said("hello"), ended(None, error={"message": "the model is gone"})],
-            TurnEnded("failed", TurnFailure("the model is gone", "other", None, None), None),
+            TurnCompleted("failed", TurnError("the model is gone", "other", None, None), None),
         ),
         ([begun(), said("hello"), begun(), said("go on"), ended("hi")], COMPLETED),
         ([begun(), said("hello"), ended("no"), begun(), said("go on")], TurnRecord.CUT_OFF),
@@ -61,7 +61,7 @@ def test_only_what_stands_behind_the_place_counts(tmp_path: Path, lines: Sequenc
     written(tmp_path, BEFORE)
     place = size_of(tmp_path, SESSION)
     file = written(tmp_path, [*BEFORE, *lines])
-    assert what_became(file, place, ("hello", "go on")) == found
+    assert turn_outcome(file, place, ("hello", "go on")) == found
 
 
 def test_tokens_are_the_last_ones_told(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_tokens_are_the_last_ones_told(tmp_path: Path) -> None:
     assert tokens_of(tmp_path, SESSION) is None
     nothing = {"type": "event_msg", "payload": {"type": "token_count", "info": None}}
     written(tmp_path, [*BEFORE, told(10), told(30), nothing, said('"token_count"')])
-    assert tokens_of(tmp_path, SESSION) == TokenCount(32, 30, 1, 2, 0)
+    assert tokens_of(tmp_path, SESSION) == TokenUsage(32, 30, 1, 2, 0)
 
 
 def test_a_place_is_the_beginning_of_a_turns_id(tmp_path: Path) -> None:
@@ -84,4 +84,4 @@ def test_a_place_is_the_beginning_of_a_turns_id(tmp_path: Path) -> None:
     assert place_in(f"exec-{'9' * 30}-x") is None
     assert size_of(tmp_path, SESSION) == 0
     assert file_of(tmp_path, "../" * 3) is None
-    assert what_became(tmp_path / "nowhere", 0, ("hello",)) is TurnRecord.NONE
+    assert turn_outcome(tmp_path / "nowhere", 0, ("hello",)) is TurnRecord.NONE

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from codex_workspace.backends.codex_exec.login_lock import LoginGate
+from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.config.login import AUTH_NAME
 from tests.e2e.login_server import token
 
@@ -23,7 +23,7 @@ def write(codex_home: Path, minutes: float) -> None:
     (codex_home / AUTH_NAME).write_text(json.dumps({"tokens": tokens}))
 
 
-async def enter_and_leave(gate: LoginGate) -> None:
+async def enter_and_leave(gate: LoginLock) -> None:
     with anyio.fail_after(5):
         async with gate.passed():
             pass
@@ -32,13 +32,13 @@ async def enter_and_leave(gate: LoginGate) -> None:
 @pytest.mark.parametrize("minutes", [5.5, 60])
 async def test_with_a_fresh_login_nobody_waits(tmp_path: Path, minutes: float) -> None:
     write(tmp_path, minutes)
-    gate = LoginGate(tmp_path, FOREVER_S)
+    gate = LoginLock(tmp_path, FOREVER_S)
     async with gate.passed():
         await enter_and_leave(gate)
 
 
 async def test_without_a_login_nobody_waits(tmp_path: Path) -> None:
-    gate = LoginGate(tmp_path, FOREVER_S)
+    gate = LoginLock(tmp_path, FOREVER_S)
     async with gate.passed():
         await enter_and_leave(gate)
 
@@ -46,7 +46,7 @@ async def test_without_a_login_nobody_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("minutes", [-60, 4.9])
 async def test_the_others_wait_until_it_is_refreshed(tmp_path: Path, minutes: float) -> None:
     write(tmp_path, minutes)
-    gate = LoginGate(tmp_path, FOREVER_S)
+    gate = LoginLock(tmp_path, FOREVER_S)
     async with gate.passed(), anyio.create_task_group() as tasks:
         with anyio.move_on_after(0.1) as too_early:
             await enter_and_leave(gate)
@@ -57,17 +57,17 @@ async def test_the_others_wait_until_it_is_refreshed(tmp_path: Path, minutes: fl
 
 async def test_the_others_wait_until_the_run_is_over_or_patience_is(tmp_path: Path) -> None:
     write(tmp_path, -1)
-    gate = LoginGate(tmp_path, FOREVER_S)
+    gate = LoginLock(tmp_path, FOREVER_S)
     await enter_and_leave(gate)
     await enter_and_leave(gate)
-    gate = LoginGate(tmp_path, 0.1)
+    gate = LoginLock(tmp_path, 0.1)
     async with gate.passed():
         await enter_and_leave(gate)
 
 
 async def test_what_goes_wrong_in_a_run_comes_out_as_it_is_and_lets_the_next_in(tmp_path: Path) -> None:
     write(tmp_path, -1)
-    gate = LoginGate(tmp_path, FOREVER_S)
+    gate = LoginLock(tmp_path, FOREVER_S)
     with pytest.raises(ZeroDivisionError):
         async with gate.passed():
             raise ZeroDivisionError
@@ -76,7 +76,7 @@ async def test_what_goes_wrong_in_a_run_comes_out_as_it_is_and_lets_the_next_in(
 
 async def test_a_run_that_is_cancelled_keeps_the_others_out_until_it_is_ended(tmp_path: Path) -> None:
     write(tmp_path, -1)
-    gate = LoginGate(tmp_path, FOREVER_S)
+    gate = LoginLock(tmp_path, FOREVER_S)
     begun, ended = anyio.Event(), anyio.Event()
 
     async def run() -> None:
@@ -104,7 +104,7 @@ async def test_a_login_that_is_not_refreshed_in_time_holds_up_nobody_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, -1)
-    gate = LoginGate(tmp_path, 0.5)
+    gate = LoginLock(tmp_path, 0.5)
     with caplog.at_level(logging.WARNING):
         async with gate.passed(), gate.passed():
             began = anyio.current_time()
@@ -122,7 +122,7 @@ async def test_a_login_that_is_not_refreshed_in_time_holds_up_nobody_more(
 
 async def test_a_login_that_was_not_due_yet_is_not_given_up(tmp_path: Path) -> None:
     write(tmp_path, 5 + 1 / 60)
-    gate = LoginGate(tmp_path, 0.1)
+    gate = LoginLock(tmp_path, 0.1)
     async with gate.passed(), gate.passed():
         began = anyio.current_time()
         await enter_and_leave(gate)
@@ -140,15 +140,15 @@ async def test_a_codex_with_a_fresh_login_or_none_is_ended_at_once(tmp_path: Pat
     if minutes is not None:
         write(tmp_path, minutes)
     began = anyio.current_time()
-    await LoginGate(tmp_path, spare_s=5).spared(never)
+    await LoginLock(tmp_path, spare_s=5).spared(never)
     assert anyio.current_time() - began < 5
 
 
 async def test_a_codex_with_a_login_that_is_due_is_spared_until_it_is_over_or_time_is_up(tmp_path: Path) -> None:
     write(tmp_path, -1)
     began = anyio.current_time()
-    await LoginGate(tmp_path, spare_s=5).spared(lambda: True)
-    await LoginGate(tmp_path, spare_s=0.1).spared(never)
+    await LoginLock(tmp_path, spare_s=5).spared(lambda: True)
+    await LoginLock(tmp_path, spare_s=0.1).spared(never)
     assert 0.1 <= anyio.current_time() - began < 5
 
 
@@ -157,7 +157,7 @@ async def test_a_codex_is_spared_until_the_login_is_refreshed_whatever_cancels_t
     tmp_path: Path, written: str
 ) -> None:
     write(tmp_path, -1)
-    gate = LoginGate(tmp_path, spare_s=20)
+    gate = LoginLock(tmp_path, spare_s=20)
     sparing = asyncio.create_task(gate.spared(never))
     for _ in range(3):
         await anyio.sleep(0.05)

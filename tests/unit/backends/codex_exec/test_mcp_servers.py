@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from codex_workspace.backends.codex_exec.mcp_servers import NOT_TOLD, RunServers, failures_in, has_failed
+from codex_workspace.backends.codex_exec.mcp_servers import NOT_TOLD, ExecMcpServers, failures_in, has_failed
 from codex_workspace.common.errors import CodexCannotStart
-from codex_workspace.protocol.mcp_status import RETRY_S, Expected
+from codex_workspace.protocol.mcp_status import RETRY_S, ExpectedServers
 
 SAID = (
     "WARNING: proceeding, even though\n"
@@ -44,7 +44,7 @@ def test_the_names_and_reasons_are_those_of_the_last_line() -> None:
 
 def test_what_has_failed_is_left_out_until_it_is_tried_again() -> None:
     clock = Clock()
-    servers = RunServers(Expected(("a", "b", "c"), left_out={"d": "no key"}), clock=clock)
+    servers = ExecMcpServers(ExpectedServers(("a", "b", "c"), left_out={"d": "no key"}), clock=clock)
     with servers.attempt() as first:
         assert first.config() == {("mcp_servers", name, "required"): True for name in "abc"}
         first.failed(SAID)
@@ -72,7 +72,7 @@ def test_what_has_failed_is_left_out_until_it_is_tried_again() -> None:
 
 def test_what_has_failed_is_tried_again_by_one_run_at_a_time() -> None:
     clock = Clock()
-    servers = RunServers(Expected(("a", "b", "c")), clock=clock)
+    servers = ExecMcpServers(ExpectedServers(("a", "b", "c")), clock=clock)
     with servers.attempt() as first:
         first.failed(SAID)
         first.began()
@@ -93,7 +93,7 @@ def test_what_has_failed_is_tried_again_by_one_run_at_a_time() -> None:
 
 
 def test_a_required_one_is_an_error_with_codex_s_words() -> None:
-    servers = RunServers(Expected(("a", "b", "c")), ["b", "c"])
+    servers = ExecMcpServers(ExpectedServers(("a", "b", "c")), ["b", "c"])
     attempt = servers.of_those_required()
     assert attempt.left_out == servers.optional == {"a"}
     with pytest.raises(CodexCannotStart, match=r"\(mcp_servers of config\.yaml\): b: .* closed; c: .*\(os error 2\)$"):
@@ -102,7 +102,7 @@ def test_a_required_one_is_an_error_with_codex_s_words() -> None:
 
 @pytest.mark.parametrize("said", [SAID, f"{SAID}: required MCP servers failed to initialize: c: no; x"])
 def test_a_server_cannot_make_a_required_one_fail_by_its_words(said: str) -> None:
-    servers = RunServers(Expected(("a", "b", "c")), ["c"])
+    servers = ExecMcpServers(ExpectedServers(("a", "b", "c")), ["c"])
     with servers.attempt() as attempt:
         attempt.failed(said)
         assert "b" in attempt.left_out
@@ -114,7 +114,7 @@ def test_a_server_cannot_make_a_required_one_fail_by_its_words(said: str) -> Non
 
 
 def test_one_that_is_required_and_fails_is_believed_where_none_else_runs() -> None:
-    servers = RunServers(Expected(("c", "fine", "finer")), ["c"])
+    servers = ExecMcpServers(ExpectedServers(("c", "fine", "finer")), ["c"])
     with servers.attempt() as attempt:
         attempt.failed(SAID)
         assert attempt.left_out == {"fine", "finer"}
@@ -130,7 +130,7 @@ def test_one_that_is_required_and_fails_is_believed_where_none_else_runs() -> No
 def test_one_that_is_not_ours_is_an_error_and_none_of_ours_is_blamed_for_it(
     required: tuple[str, ...], where: str
 ) -> None:
-    servers = RunServers(Expected(("x", "y", "z")), required)
+    servers = ExecMcpServers(ExpectedServers(("x", "y", "z")), required)
     with servers.attempt() as attempt:
         attempt.failed(SAID)
         assert attempt.left_out == servers.optional
@@ -141,7 +141,7 @@ def test_one_that_is_not_ours_is_an_error_and_none_of_ours_is_blamed_for_it(
 
 @pytest.mark.parametrize("required", [(), ("x",)])
 def test_names_that_are_hidden_cost_all_that_can_be_done_without(required: tuple[str, ...]) -> None:
-    servers = RunServers(Expected(("x", "y", "z")), required)
+    servers = ExecMcpServers(ExpectedServers(("x", "y", "z")), required)
     with servers.attempt() as attempt:
         attempt.failed(SAID)
         assert attempt.left_out == servers.optional

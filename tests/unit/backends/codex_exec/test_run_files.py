@@ -11,8 +11,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from codex_workspace.backends.codex_exec.command import ExecOptions, LaidDown
-from codex_workspace.backends.codex_exec.run_files import PREFIX, Folder, clear_leftovers, laid_down, lay_down
+from codex_workspace.backends.codex_exec.command import ExecOptions, RunFiles
+from codex_workspace.backends.codex_exec.run_files import PREFIX, Folder, clear_leftovers, write_file, written_run_files
 from codex_workspace.common.errors import InputRefused
 from tests.e2e.agent_process import REPOSITORY
 
@@ -46,8 +46,8 @@ def inside(folder: Path) -> list[Path]:
 async def test_what_needs_no_folder_has_none(temporary: Path, tmp_path: Path) -> None:
     image = tmp_path / "a.png"
     image.touch()
-    async with laid_down(lambda folder: lay_down(ExecOptions(images=(image,)), folder)) as files:
-        assert files == LaidDown(None, (image,))
+    async with written_run_files(lambda folder: write_file(ExecOptions(images=(image,)), folder)) as files:
+        assert files == RunFiles(None, (image,))
         assert inside(temporary) == []
 
 
@@ -55,7 +55,7 @@ async def test_all_that_needs_one_is_in_one_that_is_gone_afterwards(temporary: P
     image = tmp_path / "a,b.png"
     image.write_bytes(b"png")
     options = ExecOptions(output_schema={"type": "object"}, images=(image,))
-    async with laid_down(lambda folder: lay_down(options, folder)) as files:
+    async with written_run_files(lambda folder: write_file(options, folder)) as files:
         assert files.schema is not None
         assert files.schema.read_text() == '{"type": "object"}'
         [link] = files.images
@@ -68,7 +68,7 @@ async def test_all_that_needs_one_is_in_one_that_is_gone_afterwards(temporary: P
 async def test_what_cannot_be_laid_down_leaves_no_folder(temporary: Path, tmp_path: Path) -> None:
     options = ExecOptions(output_schema={}, images=(tmp_path / "none.png",))
     with pytest.raises(InputRefused, match=r"The image none\.png is no file"):
-        async with laid_down(lambda folder: lay_down(options, folder)):
+        async with written_run_files(lambda folder: write_file(options, folder)):
             pass
     assert inside(temporary) == []
 
@@ -82,7 +82,7 @@ async def test_a_task_that_is_cancelled_while_files_are_written_leaves_no_folder
         folder()
 
     async def run() -> None:
-        async with laid_down(slowly):
+        async with written_run_files(slowly):
             pass
 
     task = asyncio.create_task(run())
@@ -96,7 +96,7 @@ async def test_a_task_that_is_cancelled_while_files_are_written_leaves_no_folder
 
 async def test_a_run_that_is_cancelled_leaves_no_folder(temporary: Path) -> None:
     with anyio.CancelScope() as scope:
-        async with laid_down(lambda folder: folder()) as made:
+        async with written_run_files(lambda folder: folder()) as made:
             assert inside(temporary) == [made]
             scope.cancel()
             await anyio.sleep_forever()
@@ -108,7 +108,7 @@ async def test_a_task_that_is_cancelled_again_while_its_folder_is_removed_leaves
     begun = asyncio.Event()
 
     async def run() -> None:
-        async with laid_down(lambda folder: folder()):
+        async with written_run_files(lambda folder: folder()):
             begun.set()
             await anyio.sleep_forever()
 
@@ -143,7 +143,7 @@ async def test_a_killed_run_s_folder_is_removed_and_nothing_else(temporary: Path
     kept[0].mkdir()
     kept[1].touch()
     kept[2].symlink_to(tmp_path / "aim")
-    async with laid_down(lambda folder: folder()) as living:
+    async with written_run_files(lambda folder: folder()) as living:
         clear_leftovers()
         assert set(inside(temporary)) == {*kept, living}
     assert (tmp_path / "aim").exists()
@@ -160,7 +160,7 @@ async def test_nobody_s_folder_is_taken_while_it_is_made(temporary: Path) -> Non
         tasks.start_soon(anyio.to_thread.run_sync, clear)
         try:
             for _ in range(500):
-                async with laid_down(lambda folder: folder()) as made:
+                async with written_run_files(lambda folder: folder()) as made:
                     assert made in inside(temporary)
         finally:
             enough.set()

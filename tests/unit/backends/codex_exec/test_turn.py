@@ -12,15 +12,15 @@ import pytest
 from codex_workspace.backends.codex_exec.turn import ExecTurn, TurnLines
 from codex_workspace.common.errors import CodexGone
 from codex_workspace.protocol.codex_events import (
-    CommandFinished,
+    CommandCompleted,
     CommandStarted,
-    Said,
-    TokenCount,
-    TurnEnded,
+    MessageCompleted,
+    TokenUsage,
+    TurnCompleted,
+    TurnError,
     TurnEvent,
-    TurnFailure,
     TurnStarted,
-    Warned,
+    WarningReported,
 )
 from codex_workspace.protocol.failures import PROCESS_EXITED
 from codex_workspace.runtimes.backend import DynamicToolCall, text_input
@@ -41,7 +41,7 @@ class FakeRun:
 
     lines: TurnLines
     said: deque[Sequence[object]] = field(default_factory=deque)
-    failure: TurnFailure | None = None
+    failure: TurnError | None = None
     stays: bool = False
     is_over: bool = False
     diagnostics: str = "the last line"
@@ -66,7 +66,7 @@ class FakeRun:
 
 
 def made(
-    *said: Sequence[object], before: TokenCount | None = None, total_s: float = 60.0, stays: bool = False
+    *said: Sequence[object], before: TokenUsage | None = None, total_s: float = 60.0, stays: bool = False
 ) -> tuple[ExecTurn, FakeRun]:
     lines = TurnLines(before)
     run = FakeRun(lines, deque(said), stays=stays)
@@ -90,16 +90,16 @@ def run_in_time(test: Callable[[], Awaitable[None]]) -> None:
 
 def test_the_end_is_told_when_the_process_is_gone_and_open_items_are_closed_before_it() -> None:
     async def test() -> None:
-        turn, run = made([BEGUN, COMMAND, DONE], before=TokenCount(10, 10))
+        turn, run = made([BEGUN, COMMAND, DONE], before=TokenUsage(10, 10))
         first = await turn.receive()
         assert [type(event) for event in first[:2]] == [TurnStarted, CommandStarted]
         assert (turn.ended, run.is_over) == (None, False)
         *_, closed, end = await all_of(turn)
-        assert isinstance(closed, CommandFinished)
-        assert end == turn.ended == TurnEnded("completed", None, None)
+        assert isinstance(closed, CommandCompleted)
+        assert end == turn.ended == TurnCompleted("completed", None, None)
         assert run.is_over
-        assert turn.thread_usage == TokenCount(35, 30, 0, 5)
-        assert turn.usage == TokenCount(25, 20, 0, 5)
+        assert turn.thread_usage == TokenUsage(35, 30, 0, 5)
+        assert turn.usage == TokenUsage(25, 20, 0, 5)
         assert await turn.receive() == []
 
     run_in_time(test)
@@ -109,7 +109,7 @@ def test_tokens_before_a_turn_that_are_not_known_are_not_guessed() -> None:
     async def test() -> None:
         turn, _ = made([BEGUN, DONE])
         await all_of(turn)
-        assert (turn.usage, turn.thread_usage) == (None, TokenCount(35, 30, 0, 5))
+        assert (turn.usage, turn.thread_usage) == (None, TokenUsage(35, 30, 0, 5))
 
     run_in_time(test)
 
@@ -117,7 +117,7 @@ def test_tokens_before_a_turn_that_are_not_known_are_not_guessed() -> None:
 def test_a_process_that_is_gone_before_its_turn_cuts_it_off() -> None:
     async def test() -> None:
         turn, run = made([BEGUN])
-        run.failure = TurnFailure("codex was ended by signal 9 (SIGKILL)", PROCESS_EXITED, None, None)
+        run.failure = TurnError("codex was ended by signal 9 (SIGKILL)", PROCESS_EXITED, None, None)
         with pytest.raises(CodexGone, match="SIGKILL") as gone:
             await all_of(turn)
         assert gone.value.tail == "the last line"
@@ -142,7 +142,7 @@ def test_an_interrupt_and_the_budget_stop_the_run() -> None:
         await turn.receive()
         turn.interrupt()
         await all_of(turn)
-        assert turn.ended == TurnEnded("interrupted", None, None)
+        assert turn.ended == TurnCompleted("interrupted", None, None)
         assert run.aborted.is_set()
         turn, run = made([BEGUN], total_s=0.05, stays=True)
         await all_of(turn)
@@ -173,14 +173,14 @@ def test_nothing_is_said_into_it_and_whoever_waits_can_be_woken() -> None:
 
 def test_lines_after_the_end_say_nothing_more() -> None:
     lines = TurnLines(None)
-    assert [type(event) for event in lines.feed(line(DONE))][-1] is TurnEnded
+    assert [type(event) for event in lines.feed(line(DONE))][-1] is TurnCompleted
     late = {"type": "item.completed", "item": {"id": "9", "type": "agent_message", "text": "late"}}
     assert lines.feed(line(late)) == []
     assert lines.finish(0) == []
     before = TurnLines(None)
-    assert [event for event in before.feed(line(late)) if isinstance(event, Said)]
+    assert [event for event in before.feed(line(late)) if isinstance(event, MessageCompleted)]
     (end,) = before.finish(7)
-    assert isinstance(end, TurnEnded)
+    assert isinstance(end, TurnCompleted)
     assert end.failure is not None
     assert (end.failure.kind, "exit code 7" in end.failure.message) == (PROCESS_EXITED, True)
 
@@ -188,7 +188,7 @@ def test_lines_after_the_end_say_nothing_more() -> None:
 def test_a_line_that_was_left_out_is_said_while_the_turn_runs() -> None:
     lines = TurnLines(None)
     (said,) = lines.skipped(5_000)
-    assert isinstance(said, Warned)
+    assert isinstance(said, WarningReported)
     assert "5000 bytes" in said.message
     lines.feed(line(DONE))
     assert lines.skipped(5_000) == []

@@ -21,19 +21,19 @@ from starlette.routing import Route
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.environment import Secret
-from codex_workspace.devkit.platform.app import Options, StandIn, running_stand_in
+from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.devkit.platform.faults import Fault, Faults, read_faults
 from codex_workspace.devkit.platform.store import NewRow
 from codex_workspace.platform.client import (
-    Beat,
-    Busy,
     CursorLost,
-    PlatformApi,
-    Refused,
-    Token,
-    Unauthorized,
-    Unreachable,
-    open_platform_api,
+    HeartbeatReport,
+    PlatformBusy,
+    PlatformClient,
+    PlatformRejected,
+    PlatformUnauthorized,
+    PlatformUnreachable,
+    WorkspaceToken,
+    open_platform_client,
     text_of_parts,
 )
 from codex_workspace.server.app import bind, serving
@@ -44,11 +44,13 @@ pytestmark = pytest.mark.usefixtures("no_hang")
 
 ADA = "11111111-1111-4111-8111-111111111111"
 BOB = "22222222-2222-4222-8222-222222222222"
-IDLE = Beat(active_tasks=0)
+IDLE = HeartbeatReport(active_tasks=0)
 
 
 @asynccontextmanager
-async def workspace(platform: StandIn, workspace_id: str = ADA, token: str = "ada's") -> AsyncIterator[PlatformApi]:
+async def workspace(
+    platform: StandInPlatform, workspace_id: str = ADA, token: str = "ada's"
+) -> AsyncIterator[PlatformClient]:
     """A workspace that polls, and the calls that it makes."""
     platform.add_workspace(workspace_id, token, "poll")
     async with api_of(platform, workspace_id, token) as api:
@@ -56,9 +58,9 @@ async def workspace(platform: StandIn, workspace_id: str = ADA, token: str = "ad
 
 
 @asynccontextmanager
-async def api_of(platform: StandIn, workspace_id: str, token: str) -> AsyncIterator[PlatformApi]:
-    async with open_platform_api(
-        platform.url, workspace_id, Token(Path("/dev/null/token"), given=Secret(token))
+async def api_of(platform: StandInPlatform, workspace_id: str, token: str) -> AsyncIterator[PlatformClient]:
+    async with open_platform_client(
+        platform.url, workspace_id, WorkspaceToken(Path("/dev/null/token"), given=Secret(token))
     ) as api:
         yield api
 
@@ -101,8 +103,8 @@ async def agent_at_address() -> AsyncIterator[Agent]:
 
 
 async def test_a_token_is_minted_once_and_asked_for_afterwards(tmp_path: Path) -> None:
-    async with running_stand_in() as platform:
-        async with open_platform_api(platform.url, ADA, Token(tmp_path / "token")) as api:
+    async with running_platform() as platform:
+        async with open_platform_client(platform.url, ADA, WorkspaceToken(tmp_path / "token")) as api:
             await api.register({"name": "ada"}, "http://127.0.0.1:1/", "push")
             first = (tmp_path / "token").read_text()
             await api.register({"name": "ada"}, "http://127.0.0.1:2/", None)
@@ -113,7 +115,7 @@ async def test_a_token_is_minted_once_and_asked_for_afterwards(tmp_path: Path) -
             refused = await http.post(f"{platform.url}/registry/register", json=body)
         assert (refused.status_code, refused.json()) == (401, {"error": "missing workspace auth token"})
         platform.revoke_tokens(ADA)
-        async with open_platform_api(platform.url, ADA, Token(tmp_path / "token")) as api:
+        async with open_platform_client(platform.url, ADA, WorkspaceToken(tmp_path / "token")) as api:
             await api.register({"name": "ada"}, "http://127.0.0.1:1/", None)
         assert (tmp_path / "token").read_text() != first
 
@@ -132,38 +134,40 @@ async def test_a_token_is_minted_once_and_asked_for_afterwards(tmp_path: Path) -
 )
 async def test_what_is_not_registered(change: JsonObject, error: str | None) -> None:
     body: JsonObject = {"id": ADA, "agent_card": {}, "url": "http://127.0.0.1:1/", **change}
-    async with running_stand_in() as platform, httpx.AsyncClient() as http:
+    async with running_platform() as platform, httpx.AsyncClient() as http:
         answer = await http.post(f"{platform.url}/registry/register", json=body)
     assert (answer.status_code, answer.json().get("error")) == (200 if error is None else 400, error)
 
 
 async def test_the_mode_is_the_one_told_else_the_one_kept(tmp_path: Path) -> None:
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ADA, delivery="poll")
-        async with open_platform_api(platform.url, ADA, Token(tmp_path / "token")) as api:
+        async with open_platform_client(platform.url, ADA, WorkspaceToken(tmp_path / "token")) as api:
             assert (await api.register({}, "", None)).delivery == "poll"
             assert (await api.register({}, "http://127.0.0.1:1", "push")).delivery == "push"
             assert (await api.register({}, "http://127.0.0.1:1", None)).delivery == "push"
 
 
 async def test_a_workspace_that_was_removed_is_gone_though_it_seems_to_register(tmp_path: Path) -> None:
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ADA, "ada's", "poll")
-        async with open_platform_api(platform.url, ADA, Token(tmp_path / "token", given=Secret("ada's"))) as api:
+        async with open_platform_client(
+            platform.url, ADA, WorkspaceToken(tmp_path / "token", given=Secret("ada's"))
+        ) as api:
             assert not await api.is_removed()
             platform.remove(ADA)
             assert await api.is_removed()
-            with pytest.raises(Unauthorized):
+            with pytest.raises(PlatformUnauthorized):
                 await api.heartbeat(IDLE)
             await api.register({}, "", "poll")
-            with pytest.raises(Unauthorized):
+            with pytest.raises(PlatformUnauthorized):
                 await api.heartbeat(IDLE)
         assert platform.workspace(ADA).status == "removed"
 
 
 async def test_a_heartbeat_says_how_an_agent_is() -> None:
-    async with running_stand_in() as platform, workspace(platform) as api:
-        await api.heartbeat(Beat(active_tasks=2, current_task="thinking", error_rate=0.6))
+    async with running_platform() as platform, workspace(platform) as api:
+        await api.heartbeat(HeartbeatReport(active_tasks=2, current_task="thinking", error_rate=0.6))
         seen = platform.workspace(ADA)
         assert (seen.beats, seen.active_tasks, seen.status) == (1, 2, "degraded")
         await api.heartbeat(IDLE)
@@ -172,7 +176,7 @@ async def test_a_heartbeat_says_how_an_agent_is() -> None:
 
 async def test_siblings_and_those_above_and_below_may_talk(tmp_path: Path) -> None:
     carol = "33333333-3333-4333-8333-333333333333"
-    async with running_stand_in() as platform, workspace(platform) as api:
+    async with running_platform() as platform, workspace(platform) as api:
         platform.add_workspace(BOB, "bob's", "poll", name="bob", role="reviewer", parent_id=ADA)
         platform.add_workspace(carol, "carol's", "poll", name="carol")
         assert {peer.name for peer in await api.peers()} == {"bob", "carol"}
@@ -183,16 +187,16 @@ async def test_siblings_and_those_above_and_below_may_talk(tmp_path: Path) -> No
         async with api_of(platform, BOB, "bob's") as of_bob:
             assert [peer.id for peer in await of_bob.peers()] == [ADA]
             for refused in (of_bob.send(carol, "hello", "m1"), of_bob.delegate(carol, "work")):
-                with pytest.raises(Refused) as raised:
+                with pytest.raises(PlatformRejected) as raised:
                     await refused
                 assert raised.value.status == 403
 
 
 async def test_what_is_kept_outlives_a_restart(tmp_path: Path) -> None:
-    async with running_stand_in(tmp_path / "platform.db") as platform:
+    async with running_platform(tmp_path / "platform.db") as platform:
         platform.add_workspace(ADA, "ada's", "poll")
         await platform.canvas_message(ADA, "hello")
-    async with running_stand_in(tmp_path / "platform.db") as platform, api_of(platform, ADA, "ada's") as api:
+    async with running_platform(tmp_path / "platform.db") as platform, api_of(platform, ADA, "ada's") as api:
         assert len(await api.activity()) == 1
 
 
@@ -200,7 +204,7 @@ async def test_what_is_kept_outlives_a_restart(tmp_path: Path) -> None:
 
 
 async def test_without_a_cursor_the_newest_come_first_with_one_the_oldest(tmp_path: Path) -> None:
-    async with running_stand_in() as platform, workspace(platform) as api:
+    async with running_platform() as platform, workspace(platform) as api:
         for number in range(5):
             await platform.canvas_message(ADA, f"m{number}")
         assert [text_of(row) for row in await api.activity(limit=2)] == ["m3", "m4"]
@@ -216,8 +220,8 @@ async def test_without_a_cursor_the_newest_come_first_with_one_the_oldest(tmp_pa
 
 @pytest.mark.parametrize(("era", "seen"), [("may", []), ("august", ["second"])])
 async def test_of_two_rows_of_a_moment_may_loses_one(era: str, seen: list[str]) -> None:
-    options = Options(era="may" if era == "may" else "august")
-    async with running_stand_in(options=options) as platform, workspace(platform) as api:
+    options = StandInOptions(era="may" if era == "may" else "august")
+    async with running_platform(options=options) as platform, workspace(platform) as api:
         await platform.canvas_message(ADA, "first")
         platform.faults.next_time(Fault.SAME_TIME)
         await platform.canvas_message(ADA, "second")
@@ -232,7 +236,7 @@ async def test_of_two_rows_of_a_moment_may_loses_one(era: str, seen: list[str]) 
     [{"since_secs": "0"}, {"since_secs": "x"}, {"source": "x"}, {"peer_id": "x"}, {"before_ts": "yesterday"}],
 )
 async def test_what_is_not_listed(query: dict[str, str]) -> None:
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ADA, "ada's", "poll")
         async with httpx.AsyncClient(headers={"Authorization": "Bearer ada's"}) as http:
             answer = await http.get(f"{platform.url}/workspaces/{ADA}/activity", params=query)
@@ -240,7 +244,7 @@ async def test_what_is_not_listed(query: dict[str, str]) -> None:
 
 
 async def test_the_rows_that_are_no_work() -> None:
-    async with running_stand_in() as platform, workspace(platform) as api:
+    async with running_platform() as platform, workspace(platform) as api:
         await api.notify("hello")
         async with httpx.AsyncClient(headers={"Authorization": "Bearer ada's"}) as http:
             row = {"activity_type": "a2a_receive", "summary": "delegated", "source_id": ADA}
@@ -259,7 +263,7 @@ async def test_the_rows_that_are_no_work() -> None:
 
 
 async def test_a_file_is_there_until_it_was_fetched() -> None:
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ADA, "ada's", "poll")
         file_id = platform.upload(ADA, "a.txt", b"content")
         path = f"{platform.url}/workspaces/{ADA}/pending-uploads/{file_id}"
@@ -270,7 +274,7 @@ async def test_a_file_is_there_until_it_was_fetched() -> None:
 
 
 async def test_a_row_may_hold_its_body_as_a_text() -> None:
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ADA, "ada's", "poll")
         await platform.canvas_message(ADA, "hello")
         platform.faults.next_time(Fault.TEXT_BODY)
@@ -280,7 +284,7 @@ async def test_a_row_may_hold_its_body_as_a_text() -> None:
 
 
 async def test_nobody_speaks_for_another() -> None:
-    async with running_stand_in() as platform, workspace(platform):
+    async with running_platform() as platform, workspace(platform):
         platform.add_workspace(BOB, "bob's", "poll")
         async with httpx.AsyncClient(base_url=platform.url, headers={"Authorization": "Bearer ada's"}) as http:
             body = {"activity_type": "a2a_receive", "source_id": BOB}
@@ -291,9 +295,9 @@ async def test_nobody_speaks_for_another() -> None:
 
 
 async def test_the_user_may_not_want_to_be_told() -> None:
-    async with running_stand_in() as platform, workspace(platform) as api:
+    async with running_platform() as platform, workspace(platform) as api:
         platform.store.let_talk_to_user(ADA, allowed=False)
-        with pytest.raises(Refused, match="talk_to_user_disabled"):
+        with pytest.raises(PlatformRejected, match="talk_to_user_disabled"):
             await api.notify("hello")
         assert platform.notifications(ADA) == []
 
@@ -302,7 +306,7 @@ async def test_the_user_may_not_want_to_be_told() -> None:
 
 
 async def test_a_pushed_message_is_a_plain_post_and_its_answer_is_shown() -> None:
-    async with running_stand_in() as platform, agent_at_address() as agent:
+    async with running_platform() as platform, agent_at_address() as agent:
         platform.add_workspace(ADA, "ada's", "push", url=agent.url)
         outcome = await platform.canvas_message(ADA, "hello", "m1")
         assert platform.shown(ADA) == ["done"]
@@ -324,7 +328,7 @@ async def test_a_pushed_message_is_a_plain_post_and_its_answer_is_shown() -> Non
     ],
 )
 async def test_what_a_caller_is_told_of_a_failure(answer: Response, status: int, error: str) -> None:
-    async with running_stand_in() as platform, agent_at_address() as agent:
+    async with running_platform() as platform, agent_at_address() as agent:
         agent.answer = answer
         platform.add_workspace(ADA, "ada's", "push", url=agent.url)
         outcome = await platform.canvas_message(ADA, "hello")
@@ -333,7 +337,7 @@ async def test_what_a_caller_is_told_of_a_failure(answer: Response, status: int,
 
 
 async def test_nobody_at_an_address_and_no_address() -> None:
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ADA, delivery="push", url="http://127.0.0.1:9/")
         platform.add_workspace(BOB, delivery="push")
         assert (await platform.canvas_message(ADA, "hello")).status == 502
@@ -341,8 +345,8 @@ async def test_nobody_at_an_address_and_no_address() -> None:
 
 
 async def test_who_takes_too_long_gets_the_same_body_again_when_idle() -> None:
-    options = Options(wait_s=0.2)
-    async with running_stand_in(options=options) as platform, agent_at_address() as agent:
+    options = StandInOptions(wait_s=0.2)
+    async with running_platform(options=options) as platform, agent_at_address() as agent:
         platform.add_workspace(ADA, "ada's", "push", url=agent.url)
         agent.may_answer = anyio.Event()
         outcome = await platform.canvas_message(ADA, "hello", "m1")
@@ -351,7 +355,7 @@ async def test_who_takes_too_long_gets_the_same_body_again_when_idle() -> None:
         assert _queue_id(again.body) == _queue_id(outcome.body), "a message waits once"
         agent.may_answer.set()
         async with api_of(platform, ADA, "ada's") as api:
-            await api.heartbeat(Beat(active_tasks=1))
+            await api.heartbeat(HeartbeatReport(active_tasks=1))
             assert len(agent.bodies) == 2
             await api.heartbeat(IDLE)
             await platform.until(lambda: platform.shown(ADA) == ["done"])
@@ -360,7 +364,7 @@ async def test_who_takes_too_long_gets_the_same_body_again_when_idle() -> None:
 
 
 async def test_an_answer_that_is_late_twice_is_lost() -> None:
-    async with running_stand_in(options=Options(wait_s=0.2)) as platform, agent_at_address() as agent:
+    async with running_platform(options=StandInOptions(wait_s=0.2)) as platform, agent_at_address() as agent:
         platform.add_workspace(ADA, "ada's", "push", url=agent.url)
         agent.may_answer = anyio.Event()
         queue_id = _queue_id((await platform.canvas_message(ADA, "hello")).body)
@@ -374,11 +378,11 @@ async def test_an_answer_that_is_late_twice_is_lost() -> None:
 
 
 async def test_who_declares_to_queue_itself_is_not_queued_for() -> None:
-    async with running_stand_in(options=Options(wait_s=0.1)) as platform, agent_at_address() as agent:
+    async with running_platform(options=StandInOptions(wait_s=0.1)) as platform, agent_at_address() as agent:
         platform.add_workspace(ADA, "ada's", "push", url=agent.url)
         agent.may_answer = anyio.Event()
         async with api_of(platform, ADA, "ada's") as api:
-            await api.heartbeat(Beat(active_tasks=0, capabilities={"session": True}))
+            await api.heartbeat(HeartbeatReport(active_tasks=0, capabilities={"session": True}))
         outcome = await platform.canvas_message(ADA, "hello")
     assert outcome.status == 503
     assert isinstance(outcome.body, dict)
@@ -389,7 +393,7 @@ async def test_who_declares_to_queue_itself_is_not_queued_for() -> None:
 
 
 async def test_work_goes_to_an_agent_once_and_its_result_is_listed() -> None:
-    async with running_stand_in(options=Options(result_rows=True)) as platform, agent_at_address() as agent:
+    async with running_platform(options=StandInOptions(result_rows=True)) as platform, agent_at_address() as agent:
         platform.add_workspace(BOB, "bob's", "push", url=agent.url)
         async with workspace(platform) as api:
             delegation_id = await api.delegate(BOB, "review it", "key")
@@ -408,7 +412,7 @@ async def test_work_goes_to_an_agent_once_and_its_result_is_listed() -> None:
 
 async def test_of_a_long_result_the_list_has_the_beginning_and_a_row_the_whole() -> None:
     long = "ö" * 1000
-    async with running_stand_in() as platform, agent_at_address() as agent:
+    async with running_platform() as platform, agent_at_address() as agent:
         agent.answer = said(long)
         platform.add_workspace(BOB, "bob's", "push", url=agent.url)
         async with workspace(platform) as api:
@@ -422,7 +426,7 @@ async def test_of_a_long_result_the_list_has_the_beginning_and_a_row_the_whole()
 
 
 async def test_work_that_did_not_reach_its_agent_is_given_once_more_and_fails() -> None:
-    async with running_stand_in(options=Options(retry_s=0.01)) as platform, workspace(platform) as api:
+    async with running_platform(options=StandInOptions(retry_s=0.01)) as platform, workspace(platform) as api:
         platform.add_workspace(BOB, "bob's", "push", url="http://127.0.0.1:9/")
         await api.delegate(BOB, "review it")
         await platform.until(lambda: platform.delegations[0].status == "failed")
@@ -431,7 +435,7 @@ async def test_work_that_did_not_reach_its_agent_is_given_once_more_and_fails() 
 
 
 async def test_august_lists_work_that_was_received_too() -> None:
-    async with running_stand_in(options=Options(era="august")) as platform, agent_at_address() as agent:
+    async with running_platform(options=StandInOptions(era="august")) as platform, agent_at_address() as agent:
         platform.add_workspace(BOB, "bob's", "push", url=agent.url)
         async with workspace(platform) as api, api_of(platform, BOB, "bob's") as of_bob:
             delegation_id = await api.delegate(BOB, "review it")
@@ -441,7 +445,7 @@ async def test_august_lists_work_that_was_received_too() -> None:
 
 
 async def test_work_for_an_inbox_has_the_word_of_the_inbox_for_its_result() -> None:
-    async with running_stand_in() as platform, workspace(platform) as api:
+    async with running_platform() as platform, workspace(platform) as api:
         platform.add_workspace(BOB, "bob's", "poll")
         await api.delegate(BOB, "review it")
         await platform.until(lambda: platform.delegations[0].status == "completed")
@@ -450,7 +454,7 @@ async def test_work_for_an_inbox_has_the_word_of_the_inbox_for_its_result() -> N
 
 
 async def test_work_that_takes_too_long_is_done_when_it_is_done() -> None:
-    async with running_stand_in(options=Options(wait_s=0.1)) as platform, agent_at_address() as agent:
+    async with running_platform(options=StandInOptions(wait_s=0.1)) as platform, agent_at_address() as agent:
         platform.add_workspace(BOB, "bob's", "push", url=agent.url)
         agent.may_answer = anyio.Event()
         async with workspace(platform) as api, api_of(platform, BOB, "bob's") as of_bob:
@@ -463,7 +467,7 @@ async def test_work_that_takes_too_long_is_done_when_it_is_done() -> None:
 
 
 async def test_memories_are_found_by_their_words() -> None:
-    async with running_stand_in() as platform, workspace(platform) as api:
+    async with running_platform() as platform, workspace(platform) as api:
         await api.commit_memory("The build needs Node 20.")
         await api.commit_memory("The user likes tea.")
         assert [memory.content for memory in await api.recall_memories("user tea")] == ["The user likes tea."]
@@ -476,16 +480,16 @@ async def test_memories_are_found_by_their_words() -> None:
 @pytest.mark.parametrize(
     ("fault", "error", "done"),
     [
-        (Fault.UNAUTHORIZED, Unauthorized, False),
-        (Fault.TOO_MANY, Busy, False),
-        (Fault.FAILING, Unreachable, False),
-        (Fault.LOST, Unreachable, True),
+        (Fault.UNAUTHORIZED, PlatformUnauthorized, False),
+        (Fault.TOO_MANY, PlatformBusy, False),
+        (Fault.FAILING, PlatformUnreachable, False),
+        (Fault.LOST, PlatformUnreachable, True),
     ],
 )
 async def test_what_a_fault_looks_like_and_whether_it_was_done(
     fault: Fault, error: type[Exception], done: bool
 ) -> None:
-    async with running_stand_in() as platform, workspace(platform) as api:
+    async with running_platform() as platform, workspace(platform) as api:
         platform.faults.next_time(fault, "/notify")
         with pytest.raises(error):
             await api.notify("hello")
@@ -496,7 +500,7 @@ async def test_what_a_fault_looks_like_and_whether_it_was_done(
 
 
 async def test_an_answer_may_be_late() -> None:
-    async with running_stand_in() as platform, workspace(platform) as api:
+    async with running_platform() as platform, workspace(platform) as api:
         platform.faults.late_s = 0.05
         platform.faults.next_time(Fault.LATE)
         await api.notify("hello")
@@ -504,17 +508,17 @@ async def test_an_answer_may_be_late() -> None:
 
 
 async def test_a_token_that_is_rotated_is_in_the_provisioners_file(tmp_path: Path) -> None:
-    async with running_stand_in() as platform:
+    async with running_platform() as platform:
         platform.add_workspace(ADA, "old", "poll", token_file=tmp_path / ".auth_token")
         platform.faults.next_time(Fault.ROTATED)
-        token = Token(tmp_path / "token", [tmp_path / ".auth_token"], Secret("old"))
-        async with open_platform_api(platform.url, ADA, token) as api:
+        token = WorkspaceToken(tmp_path / "token", [tmp_path / ".auth_token"], Secret("old"))
+        async with open_platform_client(platform.url, ADA, token) as api:
             await api.notify("hello")
         assert [asked.status for asked in platform.requests] == [401, 200]
 
 
 async def test_a_cursor_is_pruned_between_two_polls() -> None:
-    async with running_stand_in() as platform, workspace(platform) as api:
+    async with running_platform() as platform, workspace(platform) as api:
         await platform.canvas_message(ADA, "first")
         await platform.canvas_message(ADA, "second")
         first = (await api.activity())[0]
@@ -525,22 +529,22 @@ async def test_a_cursor_is_pruned_between_two_polls() -> None:
 
 
 async def test_too_many_requests_are_too_many() -> None:
-    options = Options(rate_per_minute=2)
-    async with running_stand_in(options=options) as platform, workspace(platform) as api:
+    options = StandInOptions(rate_per_minute=2)
+    async with running_platform(options=options) as platform, workspace(platform) as api:
         await api.peers()
         await api.peers()
-        with pytest.raises(Busy) as raised:
+        with pytest.raises(PlatformBusy) as raised:
             await api.peers()
         assert 0 < raised.value.retry_after_s <= 61
 
 
 async def test_faults_by_chance_spare_the_user_and_stop_when_told() -> None:
-    async with running_stand_in(faults=Faults(seed=7)) as platform, workspace(platform) as api:
+    async with running_platform(faults=Faults(seed=7)) as platform, workspace(platform) as api:
         platform.faults.by_chance(1.0, Fault.FAILING)
         await platform.canvas_message(ADA, "hello")
         async with httpx.AsyncClient() as http:
             assert (await http.get(f"{platform.url}/stand-in/shown/{ADA}")).json() == []
-        with pytest.raises(Unreachable):
+        with pytest.raises(PlatformUnreachable):
             await api.activity()
         platform.faults.stop()
         assert len(await api.activity()) == 1
@@ -556,7 +560,7 @@ def test_faults_are_read_by_their_names() -> None:
 
 
 async def test_rows_of_any_kind_can_be_written() -> None:
-    async with running_stand_in() as platform, workspace(platform) as api:
+    async with running_platform() as platform, workspace(platform) as api:
         platform.write(NewRow(ADA, method="odd", request={"parts": []}))
         (row,) = await api.activity()
     assert (row.method, row.request) == ("odd", {"parts": []})
@@ -587,7 +591,7 @@ async def test_what_the_readme_says_shows_the_user_what_agents_say(tmp_path: Pat
         url = (await lines.receive_until(b"\n", 1000)).decode().removeprefix("platform at ")
         canvas = the_snippet(PLATFORM, "canvas").replace("http://127.0.0.1:8080", url)
         workspace_id = canvas.partition("/workspaces/")[2].partition("/")[0]
-        async with open_platform_api(url, workspace_id, Token(tmp_path / "token")) as api:
+        async with open_platform_client(url, workspace_id, WorkspaceToken(tmp_path / "token")) as api:
             assert (await api.register({"name": "ada"}, "", None)).delivery == "poll"
             asked = await anyio.run_process(["sh", "-ec", canvas], env=env)
             assert json.loads(asked.stdout)["status"] == "queued"
