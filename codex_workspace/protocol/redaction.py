@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final, TypeVar, cast
 
-from codex_workspace.common.redact import EventRedactor, RedactedStream
+from codex_workspace.common.redact import RedactedStream, Redactor
 from codex_workspace.protocol.codex_events import (
     CommandCompleted,
     CommandOutput,
@@ -29,7 +29,7 @@ _StreamKey = tuple[type[TurnEvent], str, int]
 class EventRedactor:
     """Redacts the events of one turn, in their order."""
 
-    def __init__(self, scrub: EventRedactor) -> None:
+    def __init__(self, scrub: Redactor) -> None:
         self._scrub: Final = scrub
         self._streams: dict[_StreamKey, RedactedStream] = {}
 
@@ -76,7 +76,7 @@ class EventRedactor:
         return [MessageDelta(item, text) for item, text in rest if text]
 
 
-def redact_event(value: T, scrub: EventRedactor) -> T:
+def redact_event(value: T, scrub: Redactor) -> T:
     """Return a value with every text in it scrubbed: text, JSON, dataclasses, and tuples of them.
 
     What holds no secret is given back as it is, not copied.
@@ -84,7 +84,7 @@ def redact_event(value: T, scrub: EventRedactor) -> T:
     return cast("T", _redacted(value, scrub))
 
 
-def _redacted(value: Any, scrub: EventRedactor) -> object:
+def _redacted(value: Any, scrub: Redactor) -> object:
     match value:
         case str():
             return scrub(value)
