@@ -90,7 +90,7 @@ LOCK := --quiet --upgrade --unsafe-package openai-codex-cli-bin --unsafe-package
 	--no-emit-trusted-host
 
 docs: .venv/dev          ## build the documentation site into build/site; fails on a broken link
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m mkdocs build --strict
 	@echo "Open build/site/index.html, or run: $(BIN)/python -m mkdocs serve"
 
 clean:           ## remove everything that was installed, built and cached
