@@ -166,7 +166,7 @@ def test_decisions_are_numbered_in_order() -> None:
     for file in (ROOT / "docs" / "adr").glob("*.md"):
         text = file.read_text()
         assert text.startswith(f"# {int(file.name[:4])}. ")
-        assert [word for word in ("Context", "Decision", "Consequence") if f"**{word}.**" not in text] == []
+        assert [word for word in ("Context", "Decision", "Consequences") if f"**{word}.**" not in text] == []
 
 
 def test_the_table_of_variables_is_the_codes() -> None:
