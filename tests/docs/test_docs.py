@@ -47,7 +47,9 @@ PLATFORM: Final = ROOT / "docs" / "platform.md"
 ARCHITECTURE: Final = ROOT / "docs" / "architecture.md"
 RUN_BY_ITSELF: Final = ROOT / "docs" / "a2a.md"
 """Its snippets are run by tests/e2e/test_a2a_docs.py, all of them."""
-DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
+DOCUMENTS: Final = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md"), *ROOT.glob("examples/*.md")]
+)
 SOURCES: Final = sorted([*ROOT.glob("*.py"), *ROOT.glob("codex_workspace/**/*.py")])
 
 RUNS: Final = "runs, prints: "
