@@ -10,8 +10,6 @@ from a2a.types import GetTaskRequest, StreamResponse, Task, TaskState
 from tests.conformance.sut import executor
 from tests.integration.test_transports import TRANSPORTS, request, sent, served
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 async def first(events: AsyncIterator[StreamResponse]) -> StreamResponse:
     answer, *_ = [event async for event in events]

@@ -28,8 +28,6 @@ from codex_workspace.tasks.request import RequestReader
 from tests.support.memory_codex import MemoryCodex, in_virtual_time, memory_codex
 from tests.support.memory_deliveries import MemoryDeliveries
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 OPTIONS = ThreadOptions(Path("/w"), "gpt", "gateway", "workspace-write", "never")
 SECRET = "sk-very-secret"
 T = TaskState

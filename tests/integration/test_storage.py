@@ -28,8 +28,6 @@ from codex_workspace.storage.store import Store, open_store
 from tests.e2e.small_disk import small_disk
 from tests.unit.storage.test_store import COMPLETED, ME, SUBMITTED, WORKING, task_of, text_of
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 def url(file: Path) -> str:
     return f"sqlite+aiosqlite:///{file}"

@@ -47,8 +47,6 @@ from codex_workspace.runtimes.backend import (
 )
 from tests.support.memory_codex import MemoryCodex, in_virtual_time, memory_codex, params_of
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 OPTIONS = ThreadOptions(Path("/w"), "gpt", "gateway", "workspace-write", "never")
 LIMITS = TurnLimits(inactivity_s=300.0, total_s=3600.0, request_s=30.0)
 ECHO: JsonObject = {"sandbox": {"type": "workspaceWrite", "networkAccess": False}}

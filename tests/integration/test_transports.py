@@ -55,8 +55,6 @@ from codex_workspace.server.limits import MAX_NESTING, StreamLimits
 from codex_workspace.storage.store import open_store
 from tests.unit.server.test_app import Echo
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 TRANSPORTS = ("JSONRPC", "HTTP+JSON", "GRPC")
 OPTIONS = ServerOptions("echo", "Says it again.", "1.2.3", "", max_body_bytes=100_000)
 USAGE = AgentExtension(uri="urn:test:usage")

@@ -38,8 +38,6 @@ from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
 from codex_workspace.protocol.server_requests import DECLINED_REASON
 from tests.support.memory_codex import ENDED, in_virtual_time, memory_codex, params_of
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 # --- Requests and their answers ---
 
 

@@ -17,8 +17,6 @@ from codex_workspace.config.settings import load_settings
 from tests.e2e.agent_process import Place
 from tests.support.memory_codex import memory_codex, params_of
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 def ran(exit_code: int, said: str = "") -> JsonValue:
     """Return what codex answers when a command has ended."""

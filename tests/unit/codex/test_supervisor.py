@@ -27,8 +27,6 @@ from codex_workspace.codex.supervisor import (
 from codex_workspace.common.errors import CodexCannotStart, CodexGone
 from tests.support.memory_codex import in_virtual_time
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 BOUNDS = SupervisorLimits(threads=10)
 DEAD = "codex ended with exit code 1"
 

@@ -9,8 +9,6 @@ import pytest
 
 from codex_workspace.common.concurrency import BackgroundResource
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 @dataclass(eq=False, slots=True)
 class Thing:

@@ -8,8 +8,6 @@ import pytest
 
 from codex_workspace.common.concurrency import run_in_thread, task_group
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 async def fail(error: Exception) -> None:
     raise error

@@ -15,8 +15,6 @@ from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.files import LOCK_NAME, PATIENCE_S, UNKNOWN, Holder, hold_folder, lock_holder, wait_for_lock
 from tests.e2e.agent_process import REPOSITORY
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 HOLD = """
 import subprocess, sys, anyio
 from pathlib import Path

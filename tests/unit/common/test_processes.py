@@ -7,12 +7,8 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from codex_workspace.common.processes import marked, resident_bytes, sweep
 from tests.e2e.agent_process import REPOSITORY
-
-pytestmark = pytest.mark.usefixtures("no_hang")
 
 NAME = "CODEX_WORKSPACE_TEST"
 

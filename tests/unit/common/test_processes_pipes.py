@@ -8,8 +8,6 @@ import pytest
 
 from codex_workspace.common.processes import PipeReader, PipeWriter
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 def pipe() -> tuple[PipeReader, PipeWriter]:
     reading, writing = os.pipe()

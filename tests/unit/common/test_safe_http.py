@@ -32,8 +32,6 @@ from codex_workspace.common.safe_http import (
 )
 from tests.support.webhook_server import Answer, webhook
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 LOOPBACK = AllowList.of(["127.0.0.1"])
 NOT_PUBLIC = "its host is not a public one; the operator can list it in push.allow"
 

@@ -15,8 +15,6 @@ from codex_workspace.platform.registration import ErrorRate
 from tests.support.platform_place import ME, PEER, Place, placed
 from tests.unit.platform.test_registration import pushing_world
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 def said_to(outcome: DeliveryOutcome) -> str:
     assert outcome.result is not None

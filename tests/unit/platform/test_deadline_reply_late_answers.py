@@ -26,8 +26,6 @@ from codex_workspace.storage.store import open_store
 from tests.unit.platform.test_runtime_host import Worker
 from tests.unit.server.test_app import OPTIONS
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 ME, PEER = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
 ASKED = Message(role=Role.ROLE_USER, message_id="m-1", parts=[Part(text="hello")])
 

@@ -31,8 +31,6 @@ from codex_workspace.storage.outbox import Outbox, OutboxMessage
 from tests.support.platform_place import ME, PEER, Place, placed
 from tests.unit.platform.test_activity_rows import ROWS
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 @asynccontextmanager
 async def world(folder: Path) -> AsyncIterator[tuple[StandInPlatform, Place]]:

@@ -18,8 +18,6 @@ from codex_workspace.storage.outbox import Outbox, OutboxMessage, Route
 from codex_workspace.storage.store import open_store
 from tests.support.platform_place import ME, PEER
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 @dataclass
 class Office:

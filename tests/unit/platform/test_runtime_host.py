@@ -32,8 +32,6 @@ from codex_workspace.platform.runtime_contract import WAKE_UP_MESSAGE, Delegatio
 from codex_workspace.platform.runtime_host import NOTHING_NEW, RuntimeHostExecutor, open_runtime_host
 from codex_workspace.storage.store import Store, open_store
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 class Worker(AgentExecutor):
     """Says what it hears, in which context; "wait" waits for `go`, "ask" at the end asks, "fail" fails."""

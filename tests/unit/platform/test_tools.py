@@ -45,8 +45,6 @@ from codex_workspace.tools.interface import (
     ToolRefused,
 )
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 ME = "11111111-1111-1111-1111-111111111111"
 ADA = "22222222-2222-2222-2222-222222222222"
 CALLER = ToolCaller("operator", "context-1")

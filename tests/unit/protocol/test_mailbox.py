@@ -7,8 +7,6 @@ from codex_workspace.common.errors import CodexGone
 from codex_workspace.protocol.jsonrpc import Notification
 from codex_workspace.protocol.mailbox import Mailbox
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 def said(number: int) -> Notification:
     return Notification("said", {"n": number})

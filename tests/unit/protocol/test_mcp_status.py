@@ -28,8 +28,6 @@ from codex_workspace.protocol.mcp_status import (
 from tests.integration.test_thread import ECHO, OPTIONS, FarEnd, Scene, Talk, scene, talk
 from tests.support.memory_codex import in_virtual_time, memory_codex
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 TWO = ExpectedServers(("a", "b"), 30.0)
 
 

@@ -41,8 +41,6 @@ from codex_workspace.server.card import agent_card
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.store import Store, open_store
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 OPTIONS = ServerOptions("echo", "Says it again.", "1.2.3", "http://127.0.0.1/", max_body_bytes=100_000)
 
 

@@ -18,8 +18,6 @@ from codex_workspace.server.app import ServerOptions, bind, build_app, serving
 from codex_workspace.storage.store import open_store
 from tests.e2e.crowd import call
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 PATIENCE_S = 0.3
 PIECES = 40
 PIECE = "0123456789" * 10_000

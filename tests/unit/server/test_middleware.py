@@ -16,8 +16,6 @@ from codex_workspace.common.a2a_terms import PRINCIPAL
 from codex_workspace.server.middleware import Authenticator, BodyLimit, TokenBackend, unauthorized
 from codex_workspace.server.overload import DeferredResponse, replace_response
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 TOKEN = "t0ken-ü"
 PUBLIC = frozenset({"/healthz", "/card"})
 MAX_BYTES = 100

@@ -64,8 +64,6 @@ from tests.support.memory_codex import in_virtual_time
 from tests.support.webhook_server import WebhookServer, webhook
 from tests.unit.storage.test_store import COMPLETED, ME, WORKING, by, on_disk, opened, task_of
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 OPTIONS = PushOptions(retry_for_s=100.0)
 HOOK = "https://hooks.example.com/secret-path?key=secret-query"
 STATES = {"submitted": TaskState.TASK_STATE_SUBMITTED, "working": WORKING, "completed": COMPLETED}

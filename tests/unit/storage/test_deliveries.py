@@ -26,8 +26,6 @@ from codex_workspace.storage.deliveries import (
 from codex_workspace.storage.store import Store
 from tests.unit.storage.test_store import ME, SUBMITTED, WORKING, on_disk, opened, task_of
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 ACCEPTED, STARTED = DeliveryState.ACCEPTED, DeliveryState.STARTED
 ANSWERED, ACKNOWLEDGED = DeliveryState.ANSWERED, DeliveryState.ACKNOWLEDGED
 

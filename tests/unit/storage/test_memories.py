@@ -10,8 +10,6 @@ from codex_workspace.storage import memories
 from codex_workspace.storage.store import Store, open_store
 from tests.unit.storage.test_store import ME
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:

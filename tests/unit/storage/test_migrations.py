@@ -17,8 +17,6 @@ from codex_workspace.storage.migrations import NEWEST, STEPS, TABLES, back_up, b
 from codex_workspace.storage.store import open_store
 from tests.unit.storage.test_store import ME
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 VERSION_1 = """
 CREATE TABLE tasks (
     id VARCHAR(36) NOT NULL, context_id VARCHAR(36) NOT NULL, kind VARCHAR(16) NOT NULL, owner VARCHAR(255),

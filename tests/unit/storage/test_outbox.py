@@ -9,8 +9,6 @@ import pytest
 from codex_workspace.storage.outbox import KEEP_S, WORDS_KEPT_S, Outbox, OutboxMessage, Route
 from codex_workspace.storage.store import open_store
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 @pytest.fixture
 async def mail(tmp_path: Path) -> AsyncIterator[Outbox]:

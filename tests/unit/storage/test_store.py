@@ -19,8 +19,6 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.storage.store import SAVE_INTERVAL_S, DebouncedTaskStore, Store, open_store
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 SUBMITTED, WORKING = TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
 

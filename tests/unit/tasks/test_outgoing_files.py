@@ -103,7 +103,6 @@ def test_a_folder_with_the_workspaces_name_as_its_beginning_is_outside(workspace
     assert refusal({"path": str(beside / "a.txt")}, workspace).startswith("Only files inside")
 
 
-@pytest.mark.usefixtures("no_hang")
 def test_what_is_no_file_is_not_opened(workspace: Path) -> None:
     os.mkfifo(workspace / "pipe")
     assert refusal({"path": "pipe"}, workspace) == "pipe is no file; put a folder into an archive and hand that over."
@@ -203,7 +202,6 @@ class Answering:
         return result(take(request.params["arguments"], self.workspace, BOUNDS))
 
 
-@pytest.mark.usefixtures("no_hang")
 async def test_codex_offers_the_tool_and_asks_for_it_also_in_a_resumed_thread(tmp_path: Path) -> None:
     async with scripted_model() as model:
         place = Place(tmp_path, model.base_url)
@@ -228,7 +226,6 @@ async def test_codex_offers_the_tool_and_asks_for_it_also_in_a_resumed_thread(tm
     ]
 
 
-@pytest.mark.usefixtures("no_hang")
 async def test_a_thread_that_was_started_without_the_tool_never_offers_it(tmp_path: Path) -> None:
     async with scripted_model() as model:
         place = Place(tmp_path, model.base_url)
@@ -241,7 +238,6 @@ async def test_a_thread_that_was_started_without_the_tool_never_offers_it(tmp_pa
             assert offers(model) == []
 
 
-@pytest.mark.usefixtures("no_hang")
 async def test_codex_checks_the_tool_when_a_thread_starts(tmp_path: Path) -> None:
     async with scripted_model() as model, real_codex(Place(tmp_path, model.base_url)) as codex:
         with pytest.raises(CodexRefused):

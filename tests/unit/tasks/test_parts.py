@@ -531,7 +531,6 @@ async def real_codex(place: Place) -> AsyncIterator[Threads]:
         yield Threads(codex, thread_options(settings, provider).params())
 
 
-@pytest.mark.usefixtures("no_hang")
 async def test_the_model_sees_words_and_images_in_their_order(tmp_path: Path) -> None:
     said = read_parts([Part(text="Look:"), raw(png(), filename="a.png"), Part(text=script({"say": "seen"}))])
     async with scripted_model() as model, real_codex(Place(tmp_path, model.base_url)) as codex:
@@ -542,7 +541,6 @@ async def test_the_model_sees_words_and_images_in_their_order(tmp_path: Path) ->
     assert seen.text.startswith("Look:\nImage a.png:")
 
 
-@pytest.mark.usefixtures("no_hang")
 async def test_codex_refuses_an_image_by_url(tmp_path: Path) -> None:
     async with scripted_model() as model, real_codex(Place(tmp_path, model.base_url)) as codex:
         thread_id = await codex.start()

@@ -19,8 +19,6 @@ from codex_workspace.tasks.scheduling import (
 )
 from tests.support.memory_codex import in_virtual_time
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 
 class Clock:
     """A clock that a test sets."""

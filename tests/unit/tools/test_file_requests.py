@@ -11,8 +11,6 @@ from codex_workspace.tools.file_requests import NO_TURN, FileRequests
 from codex_workspace.tools.interface import ToolCaller, ToolRefused
 from tests.unit.backends.codex_exec.test_turn import made
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 ME, YOU = ToolCaller("me", "ctx"), ToolCaller("you", "ctx")
 FILE: JsonObject = {"path": "a", "name": None}
 

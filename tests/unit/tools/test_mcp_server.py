@@ -30,8 +30,6 @@ from codex_workspace.tools.peer_client import MAX_ANSWER_BYTES, PeerClient
 from tests.support.paths import ROOT
 from tests.unit.cli.test_chat import other_agent, serving_at
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 ME, YOU = ToolCaller("me", "context-1"), ToolCaller("you", "context-2")
 TOKEN = "peer-token-0123456789"
 KEY = b"a key of the test's"

@@ -40,8 +40,6 @@ from codex_workspace.server.app import bind, serving
 from tests.docs.test_docs import PLATFORM, path_with_curl, the_snippet
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.usefixtures("no_hang")
-
 ADA = "11111111-1111-4111-8111-111111111111"
 BOB = "22222222-2222-4222-8222-222222222222"
 IDLE = HeartbeatReport(active_tasks=0)
