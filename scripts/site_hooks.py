@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the documents at the top level become pages, and links into the repository keep working.
+"""Hooks of mkdocs: documents outside of docs/ become pages, and links into the repository keep working.
 
 On a git host the links between documents are relative to their own folders. In the site, a link to another document
 leads to its page, and a link to any other file leads to the repository.
@@ -23,8 +23,9 @@ TOP_PAGES: Final = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "CODE_OF_CONDUCT.md": "code_of_conduct.md",
+    "examples/README.md": "examples.md",
 }
-"""Documents at the top level of the repository, and the pages that they become."""
+"""Documents outside of docs/, and the pages that they become."""
 
 RECORDS: Final = ROOT / "docs" / "adr"
 
@@ -33,7 +34,7 @@ FENCE: Final = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> None:
-    """Add the documents at the top level, and a list of the decision records."""
+    """Add the documents outside of docs/, and a list of the decision records."""
     for name, page in TOP_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
     titles = {file.name: file.read_text(encoding="utf-8").partition("\n")[0] for file in RECORDS.glob("*.md")}
