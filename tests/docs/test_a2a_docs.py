@@ -60,8 +60,7 @@ def test_what_a_question_holds_is_as_the_table_says(question: Question) -> None:
 
 def test_all_kinds_of_questions_and_remarks_are_in_the_tables() -> None:
     assert names(table(DOCUMENT, "questions")) == {approval_data(each)["kind"] for each in QUESTIONS}
-    source = (ROOT / "codex_workspace" / "tasks" / "replies.py").read_text()
-    remarks = re.findall(r'_note\(\s*"(\w+)"', source)
+    remarks = re.findall(r'_note\(\s*"(\w+)"', source_of_tasks())
     assert remarks
     assert names(table(DOCUMENT, "kinds")) == set(remarks)
 
@@ -70,10 +69,14 @@ def test_the_codes_of_failures_are_the_codes() -> None:
     said = names(table(DOCUMENT, "codes"))
     classes = {*vars(errors), AttachmentWriteError.__name__}
     assert {code for code in said if code not in sentences() and code not in classes} <= {"httpStatus"}
-    source = "".join((ROOT / name).read_text() for name in ("executor.py", "codex_workspace/tasks/answering.py"))
-    given = re.findall(r'(?:code\(|_failed\([^\n]*, )"(\w+)"\)', source)
+    given = re.findall(r'(?:code\(|_failed\([^\n]*, )"(\w+)"\)', source_of_tasks())
     assert len(given) > 5
     assert set(given) <= said
+
+
+def source_of_tasks() -> str:
+    package = ROOT / "codex_workspace"
+    return "".join(file.read_text() for file in [package / "executor.py", *sorted((package / "tasks").glob("*.py"))])
 
 
 def test_the_errors_of_a2a_are_as_the_sdk_maps_them() -> None:

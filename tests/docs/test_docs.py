@@ -104,6 +104,10 @@ def test_there_are_documents() -> None:
     assert SOURCES
 
 
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 120
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_links_lead_to_files_that_are_there(document: Path) -> None:
     targets = [link.partition("#")[0] for link in LINK.findall(document.read_text()) if "://" not in link]
@@ -155,6 +159,13 @@ def test_the_names_of_the_code_in_the_map_are_there() -> None:
     ]
     assert dotted
     assert not missing
+
+
+def test_the_files_in_the_architecture_document_exist() -> None:
+    paths = [name for name in names_in(SNIPPET.sub("", ARCHITECTURE.read_text())) if re.fullmatch(r"[\w/]+\.py", name)]
+    assert len(paths) > 20
+    folders = (ROOT / "codex_workspace", ROOT)
+    assert [path for path in paths if not any((folder / path).is_file() for folder in folders)] == []
 
 
 def test_the_architecture_document_lists_every_package_in_order() -> None:
