@@ -108,7 +108,7 @@ async def test_a_task_is_followed_while_its_agent_is_killed_and_started_again(tm
 
 
 BEGIN: Final = """
-request = say(Part(text="Take your time."))
+request = message(Part(text="Take your time."))
 request.configuration.CopyFrom(SendMessageConfiguration(return_immediately=True))
 begun = await send(request)
 """

@@ -33,7 +33,7 @@ SCENARIO: Final[list[dict[str, object]]] = [
     {"match": "^The word is", "steps": {"say": "I see."}},
     {"match": "^Which word", "steps": {"repeat": True}},
     {"match": "Hello$", "steps": {"say": "Hello."}},
-    {"match": "^Go on for ever", "steps": {"say": "I go on.", "stall": True}},
+    {"match": "^Count to a million", "steps": {"say": "One, two, three", "stall": True}},
     {"match": "^Add 2 and 3", "steps": {"say": '{"sum": 5}'}},
     {"match": "^What is in these", "steps": {"say": "A red dot, and three apples."}},
     {
