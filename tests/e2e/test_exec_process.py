@@ -1,7 +1,6 @@
 """`codex exec` end to end: the real binary, its commands, patches and MCP server; only the model is scripted."""
 
 import asyncio
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -597,72 +596,6 @@ async def test_an_mcp_server_is_there_for_a_run_and_leaves_no_trace(launch: Laun
     assert (use.name, use.server, use.input) == ("digest_of", "probe", {"variable": "TOKEN"})
     assert (result.output, result.is_error) == (hashlib.sha256(TOKEN.encode()).hexdigest(), False)
     assert (launch.codex_home / "config.toml").read_bytes() == config
-
-
-async def test_settings_can_stand_in_the_shared_config_for_a_run(launch: Launch, model: ScriptedModel) -> None:
-    file = launch.codex_home / "config.toml"
-    before = file.read_bytes()
-    codex = CodexExec(launch, servers=probe({"PLAIN": "x"}), lends=True)
-    odd = replace(FREE, config={("model_reasoning_effort",): "low", ("projects", "/a.b", "trust_level"): "trusted"})
-    call = {"tool": {"name": "digest_of", "namespace": "mcp__probe", "arguments": {"variable": "PLAIN"}}}
-    async with codex.run(script(call, {"say": "Called."}), odd) as run:
-        lent = tomlkit.parse(file.read_text()).unwrap()
-        events = [event async for event in run]
-    assert lent["projects"] == {"/a.b": {"trust_level": "trusted"}}
-    assert [result.is_error for result in only(ToolResult, events)] == [False]
-    assert model.requests[-1].effort == "low"
-    assert file.read_bytes() == before
-    assert not any(each.name.endswith(".lent") for each in launch.codex_home.iterdir())
-
-
-async def test_what_a_killed_run_has_lent_is_taken_out_at_the_next_start(launch: Launch) -> None:
-    file = launch.codex_home / "config.toml"
-    before = file.read_bytes()
-    code = (
-        "import os, pathlib, sys; from codex_workspace.config.shared_config import borrow;"
-        "borrow(pathlib.Path(sys.argv[1]), {('model_reasoning_effort',): 'low'}); os.kill(os.getpid(), 9)"
-    )
-    await anyio.run_process([sys.executable, "-c", code, str(file)], check=False, cwd=REPOSITORY)
-    assert file.read_bytes() != before
-    await CodexExec(launch).version()
-    assert file.read_bytes() == before
-
-
-async def test_settings_are_given_back_where_a_task_is_cancelled_while_they_are_put_in(launch: Launch) -> None:
-    file = launch.codex_home / "config.toml"
-    before = file.read_bytes()
-    codex = CodexExec(launch, lends=True)
-    await codex.version()
-    desk = launch.codex_home / ".config.toml.lent"
-    desk.mkdir()
-    lock = os.open(desk / "lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    run = asyncio.create_task(events_of(codex, "hi", replace(FREE, config={("model_reasoning_effort",): "low"})))
-    # The lock is waited for in a thread, which nothing can cancel.
-    await anyio.sleep(0.5)
-    run.cancel()
-    await anyio.sleep(0.1)
-    os.close(lock)
-    with pytest.raises(asyncio.CancelledError):
-        await run
-    assert file.read_bytes() == before
-    assert not desk.exists()
-
-
-async def test_settings_are_given_back_however_often_a_task_is_cancelled(launch: Launch) -> None:
-    file = launch.codex_home / "config.toml"
-    before = file.read_bytes()
-    low = replace(FREE, config={("model_reasoning_effort",): "low"})
-    run = asyncio.create_task(events_of(CodexExec(launch, lends=True), script({"stall": True}), low))
-    with anyio.fail_after(10):
-        while file.read_bytes() == before:
-            await anyio.sleep(0.02)
-    while not run.done():
-        run.cancel()
-        await asyncio.sleep(0)
-    with pytest.raises(asyncio.CancelledError):
-        await run
-    assert file.read_bytes() == before
 
 
 def test_secrets_of_mcp_servers_are_not_on_the_command_line() -> None:

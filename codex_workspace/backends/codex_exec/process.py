@@ -6,7 +6,6 @@ Arguments are left to `exec_arguments`, a run's files to `exec_files`, what it i
 
 import logging
 import signal
-import threading
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -41,12 +40,10 @@ from codex_workspace.backends.codex_exec.command import (
 from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.backends.codex_exec.one_shot import TERM_GRACE_S, end_codex, last_line, run_once
 from codex_workspace.backends.codex_exec.run_files import clear_leftovers, write_file, written_run_files
-from codex_workspace.common.concurrency import run_in_thread, task_group
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import MAX_REASON_CHARS, NOT_TAKEN, CodexCannotStart, InputRefused, is_about_config
 from codex_workspace.common.values import MAX_INPUT_CHARS, Version, dotted, version_in
-from codex_workspace.config.codex_toml import CONFIG_NAME, Managed
 from codex_workspace.config.mcp_servers import McpServers
-from codex_workspace.config.shared_config import Lease, borrow, give_back, recover
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
 from codex_workspace.protocol.failures import PROCESS_EXITED, inactivity_error
 from codex_workspace.protocol.jsonrpc import LineSplitter, Skipped
@@ -356,8 +353,6 @@ class CodexExec:
             `launch.environment`: no other vendor's credential, no `OPENAI_API_KEY` unless it is `launch.api_key`.
         limits: how long things may take.
         servers: the MCP servers of every run.
-        lends: whether a run's settings and servers stand in codex's own config.toml while it runs, instead of on its
-            command line: for keys that no command line can say, such as one with a dot in it.
     """
 
     def __init__(
@@ -365,8 +360,6 @@ class CodexExec:
         launch: Launch,
         limits: ExecLimits = AS_A_RULE,
         servers: McpServers = NO_SERVERS,
-        *,
-        lends: bool = False,
     ) -> None:
         table, handed = mcp_overrides(servers)
         keys = dict.fromkeys(API_KEY_NAMES, launch.api_key) if launch.api_key is not None else {}
@@ -374,7 +367,6 @@ class CodexExec:
         self._launch = replace(launch, handed={**launch.handed, **keys, **handed}, secrets=secrets)
         self._limits = limits
         self._servers = table
-        self._lends = lends
         self._version: Version | None = None
         self._build: _Build | None = None
         self._asking = anyio.Lock()
@@ -387,7 +379,7 @@ class CodexExec:
         """Let codex answer `prompt`; leaving the block early stops it, and leaves no process behind.
 
         Raises:
-            InputRefused, CodexCannotStart, ConfigError: as `follow`.
+            InputRefused, CodexCannotStart: as `follow`.
         """
         async with self.follow(prompt, options, ExecConverter) as run:
             yield run
@@ -411,17 +403,14 @@ class CodexExec:
         Raises:
             InputRefused: the prompt is empty or longer than codex takes, or an option cannot be given to it.
             CodexCannotStart: there is no such binary, or it is none of codex's.
-            ConfigError: settings that are lent cannot stand in config.toml.
         """
         _check_prompt(prompt)
-        lent = {**self._servers, **options.config} if self._lends else {}
-        options = replace(options, config={} if self._lends else {**self._servers, **options.config})
+        options = replace(options, config={**self._servers, **options.config})
         check(options)
         version = await self.version()
         async with (
             written_run_files(partial(write_file, options)) as files,
             self._session(options.resume) as begun,
-            _lent(self._launch.codex_home / CONFIG_NAME, lent),
             self._gate.passed() if self._gate is not None else nullcontext(),
             self._opened(prompt, options, files, version, reads, handed, begun) as run,
         ):
@@ -432,13 +421,10 @@ class CodexExec:
 
         Raises:
             CodexCannotStart: there is no such binary, it does not say its version, or it is too old.
-            ConfigError: settings that a killed run has left in config.toml cannot be taken out of it.
         """
         async with self._asking:
             build = await anyio.to_thread.run_sync(_build_of, self._launch.binary)
             if self._version is None:
-                # A run that was killed with its process may have left its settings there.
-                await anyio.to_thread.run_sync(recover, self._launch.codex_home / CONFIG_NAME)
                 await anyio.to_thread.run_sync(clear_leftovers)
             if self._version is None or build != self._build:
                 # An upgrade in place is used by the next run, with other arguments.
@@ -556,44 +542,6 @@ def _check_prompt(prompt: str) -> None:
         raise InputRefused("The message has no text.")
     if len(prompt) > MAX_INPUT_CHARS:
         raise InputRefused(f"The message has {len(prompt)} characters; codex takes at most {MAX_INPUT_CHARS}.")
-
-
-@asynccontextmanager
-async def _lent(file: Path, settings: Managed) -> AsyncIterator[None]:
-    if not settings:
-        yield
-        return
-    loan = _Loan(file, settings)
-    try:
-        await anyio.to_thread.run_sync(loan.take)
-        yield
-    finally:
-        await run_in_thread(loan.give_back)
-
-
-class _Loan:
-    """Settings that are lent in threads; asyncio's own cancelling leaves a thread at work that nobody waits for."""
-
-    def __init__(self, file: Path, settings: Managed) -> None:
-        self._file = file
-        self._settings = settings
-        self._alone = threading.Lock()
-        self._lease: Lease | None = None
-        self._is_over = False
-
-    def take(self) -> None:
-        """Lend them, unless they were given back before."""
-        with self._alone:
-            if not self._is_over:
-                self._lease = borrow(self._file, self._settings)
-
-    def give_back(self) -> None:
-        """Give them back, after waiting for a `take` that is under way."""
-        with self._alone:
-            self._is_over = True
-            lease, self._lease = self._lease, None
-            if lease is not None:
-                give_back(lease)
 
 
 async def _watch(process: Process, run: ExecRun[E]) -> None:
