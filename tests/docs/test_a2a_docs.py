@@ -102,7 +102,7 @@ async def test_a_task_is_followed_while_its_agent_is_killed_and_started_again(tm
             agent.process.kill()
             await agent.ended()
         async with running_agent(replace(place, port=port_of(agent.url))):
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 assert (await following).status.state == TaskState.TASK_STATE_COMPLETED
         await run_python("await http.aclose()", 1, reader)
 

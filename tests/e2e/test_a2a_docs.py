@@ -88,7 +88,7 @@ async def test_every_example_does_what_it_says(tmp_path: Path) -> None:
             count = 0
             for line, language, code in blocks():
                 here = code.replace("http://127.0.0.1:8000/", agent.url).replace("http://127.0.0.1:9000/hook", hook.url)
-                with anyio.fail_after(20):
+                with anyio.fail_after(60):
                     await (run_python(here, line, names) if language == "python" else run_shell(here))
                 count += 1
             assert count > 15
