@@ -209,7 +209,7 @@ async def _what_is_wrong(agent: Agent) -> str | None:
 
     A codex that has died is started again by this.
     """
-    await agent.not_ready()
+    await agent.not_ready_reason()
     return await agent.wedged()
 
 

@@ -102,16 +102,16 @@ class Agent:
     transcripts: TranscriptReader
     platform: PlatformClient | None = None
 
-    async def not_ready(self) -> str | None:
+    async def not_ready_reason(self) -> str | None:
         """Return why no message can be answered; None when it can. A codex that has died is started again by asking."""
         problem = await self.store.problem()
         if problem is not None:
             return problem
-        return await self.codex.not_ready(READY_TIMEOUT_S)
+        return await self.codex.not_ready_reason(READY_TIMEOUT_S)
 
     async def wedged(self) -> str | None:
         """Return why nothing can be answered for a reason that lasts; None when it can."""
-        return await self.store.problem() or self.codex.broken
+        return await self.store.problem() or self.codex.broken_reason
 
 
 def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]:
@@ -275,7 +275,7 @@ async def _agent(
             patience_s = settings.config.codex.question_timeout_s
             executor = CodexAppServerExecutor(
                 tasks,
-                backend.conversations,
+                backend.threads,
                 store.deliveries,
                 orders,
                 policy,
@@ -287,12 +287,12 @@ async def _agent(
             )
             transcripts = TranscriptReader(settings.codex_home, store.deliveries.newest_thread, scrub)
             try:
-                yield Agent(executor, store, backend.codex, admission, telemetry, transcripts)
+                yield Agent(executor, store, backend.lifecycle, admission, telemetry, transcripts)
             finally:
                 tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
-            await backend.codex.close()
+            await backend.lifecycle.close()
 
 
 def _backend(

@@ -49,7 +49,7 @@ class CodexAppServerExecutor(AgentExecutor):
 
     Args:
         tasks: where jobs run; a task that asks a person something outlives the request that began it.
-        conversations: gives the conversation of an owner's context.
+        threads: gives the thread of an owner's context.
         deliveries: where messages are written down.
         orders: reads what a message wants, and does what the model calls our tools for.
         policy: what happens to turns that are cut off.
@@ -63,7 +63,7 @@ class CodexAppServerExecutor(AgentExecutor):
     def __init__(
         self,
         tasks: TaskGroup,
-        conversations: ThreadRegistry[Thread],
+        threads: ThreadRegistry[Thread],
         deliveries: Deliveries,
         orders: RequestReader,
         policy: RecoveryPolicy = RecoveryPolicy.RESUME,
@@ -75,7 +75,7 @@ class CodexAppServerExecutor(AgentExecutor):
         telemetry: Telemetry | None = None,
     ) -> None:
         self.telemetry = telemetry or Telemetry()
-        self.conversations = conversations
+        self.threads = threads
         self.deliveries = deliveries
         self.admission = admission or AdmissionControl()
         self.policy = policy

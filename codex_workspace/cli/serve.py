@@ -177,12 +177,12 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
             yield ServedExecutor(
                 agent.executor,
                 agent.store,
-                agent.not_ready,
+                agent.not_ready_reason,
                 agent.admission,
                 begin,
                 agent.executor.drain,
                 agent.telemetry,
-                agent.codex.figures,
+                agent.codex.stats,
                 agent.transcripts,
                 agent.platform,
                 agent.wedged,
@@ -383,7 +383,7 @@ def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListen
 async def _begin(hosted: ServedExecutor, app: Application) -> str:
     """Have the executor ready and take up what is unanswered; return who answers."""
     about = await hosted.begin()
-    await app.take_up()
+    await app.resume()
     return about
 
 

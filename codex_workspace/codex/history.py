@@ -33,21 +33,21 @@ def _end_of(turn: JsonObject) -> TurnCompleted | None:
             return TurnCompleted("failed", TurnError(_error_of(turn), "unsettled", None, None), _last_message(turn))
 
 
-def turn_record(read: JsonValue, mark: str) -> TurnCompleted | TurnRecord:
-    """Return what became of the turns whose messages were sent with a client id that begins with `mark`: the last one.
+def turn_record(read: JsonValue, client_message_id: str) -> TurnCompleted | TurnRecord:
+    """Return how the last turn ended whose message has a client id that begins with `client_message_id`.
 
     By the record (`turn.last_turns`) of a codex that has taken over from the one that ran them. Codex records
     a turn that died with its process as interrupted, and within the first milliseconds without its message: whether
     that is in the thread's history is read from its file (`is_in_rollout`). 0.130 records failed turns as completed, so
     one without a message of the agent's counts as cut off too.
     """
-    turns = [turn for turn in _turns(read) if any(_is_sent_as(item, mark) for item in _items(turn))]
+    turns = [turn for turn in _turns(read) if any(_is_sent_as(item, client_message_id) for item in _items(turn))]
     if not turns:
-        return TurnRecord.NONE
+        return TurnRecord.MISSING
     ended = _end_of(turns[-1])
     if ended is None or ended.status == "interrupted":
-        return TurnRecord.CUT_OFF
-    return TurnRecord.CUT_OFF if ended.status == "completed" and ended.last_message is None else ended
+        return TurnRecord.INTERRUPTED
+    return TurnRecord.INTERRUPTED if ended.status == "completed" and ended.last_message is None else ended
 
 
 def rollout_path(read: JsonValue) -> Path | None:
@@ -89,9 +89,9 @@ def _decoded(line: str) -> JsonValue:
     return decoded
 
 
-def _is_sent_as(item: JsonObject, mark: str) -> bool:
+def _is_sent_as(item: JsonObject, client_message_id: str) -> bool:
     client_id = item.get("clientId")
-    return item.get("type") == "userMessage" and isinstance(client_id, str) and client_id.startswith(mark)
+    return item.get("type") == "userMessage" and isinstance(client_id, str) and client_id.startswith(client_message_id)
 
 
 def _turns(read: JsonValue) -> list[JsonObject]:

@@ -78,7 +78,7 @@ def next_step(policy: RecoveryPolicy, found: TurnCompleted | TurnRecord, deaths:
         return GiveUp(f"Codex ended {deaths.codex} times while it worked on this message, the last time so: {why}.")
     if deaths.ours >= MAX_RESTARTS:
         return GiveUp(f"The agent ended {deaths.ours} times while it worked on this message; it is not tried again.")
-    if found is TurnRecord.NONE:
+    if found is TurnRecord.MISSING:
         return SendAgain()
     match policy:
         case RecoveryPolicy.RESUME:

@@ -82,13 +82,13 @@ class AppServerRun:
 
     def _refuse_what_is_asked(self) -> None:
         """Nobody is there to be asked: say so to the reader, and no to codex."""
-        while (asked := self._turn.asked) is not None:
-            match asked.about:
+        while (pending := self._turn.pending) is not None:
+            match pending.subject:
                 case DynamicToolCall():
-                    self._turn.answer(asked, NO_TOOL)
+                    self._turn.answer(pending, NO_TOOL)
                 case question:
-                    self._events += self._stream.asked(asked.id, question)
-                    self._turn.answer(asked, response_to(question, Declined()))
+                    self._events += self._stream.asked(pending.id, question)
+                    self._turn.answer(pending, response_to(question, Declined()))
 
     def _finish(self, failure: TurnError | None) -> None:
         self._is_over = True
@@ -134,9 +134,9 @@ class AppServerRuntime:
             await codex.servers.settled(thread_id, names, self._servers.patience_s)
             # Listen before asking: the turn's first notification can come ahead of the answer.
             with codex.listen(thread_id) as mailbox:
-                said: JsonObject = {"threadId": thread_id, "input": list(_input(prompt, options)), **_own(options)}
+                params: JsonObject = {"threadId": thread_id, "input": list(_input(prompt, options)), **_own(options)}
                 with anyio.CancelScope(shield=True):
-                    started = await request(codex, "turn/start", said, self._limits.request_s)
+                    started = await request(codex, "turn/start", params, self._limits.request_s)
                 used_before = NONE_USED if options.resume is None else None
                 reader = TurnReader(thread_id, _id_in(started, "turn"))
                 turn = Turn(codex, mailbox, reader, self._limits, used_before)

@@ -149,7 +149,7 @@ class CodexSupervisor(Generic[T]):
         self._last_failure: CodexEnded | None = None
         self._next_try = 0.0
 
-    def figures(self) -> BackendStats:
+    def stats(self) -> BackendStats:
         """Return what there is of codex at this moment."""
         self._take_note()
         codex = self._holder.current
@@ -159,7 +159,7 @@ class CodexSupervisor(Generic[T]):
         return BackendStats(self._starts, self._deaths, True, codex.threads, resident)
 
     @property
-    def broken(self) -> str | None:
+    def broken_reason(self) -> str | None:
         """Why codex counts as broken; None while it does not."""
         self._take_note()
         return self._why_not(0.0) if self._is_broken() and not self._is_steady() else None
@@ -202,7 +202,7 @@ class CodexSupervisor(Generic[T]):
             charge.users -= 1
             self._left(charge)
 
-    async def not_ready(self, within_s: float) -> str | None:
+    async def not_ready_reason(self, within_s: float) -> str | None:
         """Return why codex does not answer, None when it does; a start that is due is tried for `within_s` seconds.
 
         One that runs is asked, and may take as long to answer.

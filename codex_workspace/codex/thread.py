@@ -109,9 +109,9 @@ async def probe_mcp_servers(codex: CodexClient, options: ThreadOptions, timeout_
     try:
         started = await request(codex, "thread/start", options.params(), timeout_s + options.servers.within_s)
     except CodexRefused as refusal:
-        said = refusal.message.rpartition(REQUIRED_FAILED)[2].removeprefix(" to initialize: ")
+        reason = refusal.message.rpartition(REQUIRED_FAILED)[2].removeprefix(" to initialize: ")
         raise CodexCannotStart(
-            f"a required MCP server does not start (mcp_servers of config.yaml): {said}"
+            f"a required MCP server does not start (mcp_servers of config.yaml): {reason}"
         ) from refusal
     thread_id = _id_of(started, "thread")
     try:
@@ -153,27 +153,27 @@ class CodexThread:
         return self._one_at_a_time.locked()
 
     @asynccontextmanager
-    async def turn(self, said: TurnInput) -> AsyncIterator["StartedTurn[Turn]"]:
-        """Wait for this context's turn, start one with `said`, and stop it if it still runs when the block is left.
+    async def turn(self, turn_input: TurnInput) -> AsyncIterator["StartedTurn[Turn]"]:
+        """Wait for the lease and start a turn with `turn_input`; leaving the block stops the turn if it still runs.
 
         Raises:
             InputRefused: there is nothing in it, or more text than codex takes.
             CodexCannotStart, CodexGone, CodexRefused: codex could not begin the turn.
         """
-        self.check(said)
-        async with self.floor() as floor, floor.turn(said) as begun:
+        self.check(turn_input)
+        async with self.lease() as lease, lease.turn(turn_input) as begun:
             yield begun
 
-    def check(self, said: TurnInput) -> None:
+    def check(self, turn_input: TurnInput) -> None:
         """Refuse what codex would refuse, before it waits in line.
 
         Raises:
             InputRefused: there is nothing in it, or more text than codex takes.
         """
-        check_input(said, self._limits.max_text_chars)
+        check_input(turn_input, self._limits.max_text_chars)
 
     @asynccontextmanager
-    async def floor(self) -> AsyncIterator["CodexThreadLease"]:
+    async def lease(self) -> AsyncIterator["CodexThreadLease"]:
         """Wait until nobody else speaks in this context; while the block is open, nobody else does."""
         async with self._one_at_a_time:
             yield CodexThreadLease(self)
@@ -190,24 +190,24 @@ class CodexThread:
                 if self._loaded is not None:
                     self._loaded.used = begun.turn.thread_usage
 
-    async def _recorded(self, mark: str, said: TurnInput) -> TurnCompleted | TurnRecord:
+    async def _recorded(self, client_message_id: str, turn_input: TurnInput) -> TurnCompleted | TurnRecord:
         for _ in range(MAX_TRIES - 1):
             with suppress(CodexGone):
-                return await self._read_record(mark, said)
-        return await self._read_record(mark, said)
+                return await self._read_record(client_message_id, turn_input)
+        return await self._read_record(client_message_id, turn_input)
 
-    async def _read_record(self, mark: str, said: TurnInput) -> TurnCompleted | TurnRecord:
+    async def _read_record(self, client_message_id: str, turn_input: TurnInput) -> TurnCompleted | TurnRecord:
         async with self._connect() as codex:
             loaded, _ = await self._load_thread(codex)
             try:
                 read = await read_last_turns(codex, loaded.thread_id, self._limits.request_s)
             except CodexRefused as refusal:
                 # A thread without a turn cannot be read with its turns.
-                logger.info("no record of %s: %s", mark, refusal.message)
-                return TurnRecord.NONE
-        found, rollout = turn_record(read, mark), loaded.rollout
-        text = next((text for item in said if isinstance(text := item.get("text"), str)), None)
-        if found is TurnRecord.NONE and rollout is not None and text is not None:
+                logger.info("no record of %s: %s", client_message_id, refusal.message)
+                return TurnRecord.MISSING
+        found, rollout = turn_record(read, client_message_id), loaded.rollout
+        text = next((text for item in turn_input if isinstance(text := item.get("text"), str)), None)
+        if found is TurnRecord.MISSING and rollout is not None and text is not None:
             return await anyio.to_thread.run_sync(_trace_in, rollout, text)
         return found
 
@@ -230,7 +230,7 @@ class CodexThread:
         with anyio.CancelScope(shield=True):
             loaded, note = await self._load_thread(codex)
         missed = await self._missed_servers(codex, loaded)
-        note = "\n".join(said for said in (note, *missed) if said is not None) or None
+        note = "\n".join(each for each in (note, *missed) if each is not None) or None
         # Nor is a turn left behind.
         with anyio.CancelScope(shield=True):
             # Listen before asking: the turn's first notification can come ahead of the answer.
@@ -327,8 +327,8 @@ class CodexThread:
             return
         logger.info("thread %s is told the instructions, which have changed", thread_id)
         content: JsonObject = {"type": "input_text", "text": instructions.amendment}
-        said: JsonObject = {"type": "message", "role": "developer", "content": [content]}
-        await request(codex, "thread/inject_items", {"threadId": thread_id, "items": [said]}, self._limits.request_s)
+        item: JsonObject = {"type": "message", "role": "developer", "content": [content]}
+        await request(codex, "thread/inject_items", {"threadId": thread_id, "items": [item]}, self._limits.request_s)
         await self._memory.save(thread_id, instructions.digest)
 
     async def _start(self, codex: CodexClient) -> tuple[str, Path | None]:
@@ -377,24 +377,26 @@ class CodexThreadLease:
         self._conversation = conversation
 
     def turn(
-        self, said: TurnInput, mark: str | None = None, options: TurnOptions | None = None
+        self, turn_input: TurnInput, client_message_id: str | None = None, options: TurnOptions | None = None
     ) -> AbstractAsyncContextManager["StartedTurn[Turn]"]:
         """Start a turn, and stop it if it still runs when the block is left; raises as `CodexThread.turn` does.
 
         Args:
             said: what is said.
-            mark: the message's id in codex's record (0.136 and later keep it), for `turn_record`.
+            client_message_id: the message's id in codex's record (0.136 and later keep it), for `turn_record`.
             options: what this turn has its own way.
         """
         own = {} if options is None else options.params()
-        return self._conversation._turn({"input": list(said), "clientUserMessageId": mark, **own})
+        return self._conversation._turn({"input": list(turn_input), "clientUserMessageId": client_message_id, **own})
 
-    async def recorded(self, mark: str, said: TurnInput, turn_id: str | None = None) -> TurnCompleted | TurnRecord:
-        """Return how the last turn with an id that begins with `mark` ended by codex's own record, or its trace.
+    async def recorded_end(
+        self, client_message_id: str, turn_input: TurnInput, turn_id: str | None = None
+    ) -> TurnCompleted | TurnRecord:
+        """Return from codex's record how the last turn ended whose client id begins with `client_message_id`.
 
-        `said` is what was said in it; `turn_id` tells nothing that `mark` does not.
+        `turn_input` is the turn's input; `turn_id` is not needed.
         """
-        return await self._conversation._recorded(mark, said)
+        return await self._conversation._recorded(client_message_id, turn_input)
 
 
 @dataclass(slots=True)
@@ -431,10 +433,10 @@ def _trace_in(rollout: Path, text: str) -> TurnRecord:
     """Look for a message in a thread's file; one that cannot be read holds none."""
     try:
         with rollout.open(encoding="utf-8", errors="replace") as lines:
-            return TurnRecord.CUT_OFF if is_in_rollout(lines, text) else TurnRecord.NONE
+            return TurnRecord.INTERRUPTED if is_in_rollout(lines, text) else TurnRecord.MISSING
     except OSError as error:
         logger.warning("%s cannot be read: %s", rollout, error.strerror)
-        return TurnRecord.NONE
+        return TurnRecord.MISSING
 
 
 def _is_lost(error: CodexGone | CodexRefused) -> bool:

@@ -191,21 +191,21 @@ class Turn:
         self._ask_again: float | None = None
 
     @property
-    def asked(self) -> PendingRequest | None:
+    def pending(self) -> PendingRequest | None:
         """What codex wants to know, the oldest question first; while there is one, the turn's clocks stand still."""
         return self._asked[0] if self._asked else None
 
-    def answer(self, asked: PendingRequest, result: JsonObject) -> None:
+    def answer(self, pending: PendingRequest, result: JsonObject) -> None:
         """Tell codex what it has asked for. One that it does not want to know any more is passed over."""
-        asked.asking.settle(result)
-        self._forget(asked)
+        pending.request.settle(result)
+        self._forget(pending)
 
     def wake(self) -> None:
         """Let `receive` return, if need be with nothing."""
         self._has_news = True
         self._mailbox.wake()
 
-    async def steer(self, said: TurnInput, mark: str | None = None) -> bool:
+    async def steer(self, turn_input: TurnInput, client_message_id: str | None = None) -> bool:
         """Say something into the running turn; False where it takes nothing any more, or not yet.
 
         Raises:
@@ -214,8 +214,8 @@ class Turn:
         params: JsonObject = {
             "threadId": self.thread_id,
             "expectedTurnId": self.turn_id,
-            "input": list(said),
-            "clientUserMessageId": mark,
+            "input": list(turn_input),
+            "clientUserMessageId": client_message_id,
         }
         try:
             await request(self._codex, "turn/steer", params, self._limits.request_s)
@@ -234,7 +234,7 @@ class Turn:
     async def receive(self, by: float = math.inf) -> list[TurnEvent]:
         """Wait for something and return the events since; nothing once `ended` is set, or at the time `by`.
 
-        It returns as well when something is `asked`, or not any more.
+        It returns as well when something is `pending`, or not any more.
 
         Items still open at the end of the turn are closed before it.
 
@@ -288,14 +288,14 @@ class Turn:
         # One after the other: what is asked in one message may be about what the one before it has told.
         return [event for each in heard for event in self._hear(each)]
 
-    def _hear(self, said: Notification | ServerRequest) -> list[TurnEvent]:
-        if isinstance(said, ServerRequest):
-            self._take_question(said)
+    def _hear(self, message: Notification | ServerRequest) -> list[TurnEvent]:
+        if isinstance(message, ServerRequest):
+            self._take_question(message)
             return []
-        if said.method == RESOLVED:
-            self._resolved(said.params.get("requestId"))
+        if message.method == RESOLVED:
+            self._resolved(message.params.get("requestId"))
             return []
-        return self._follow_all(self._reader.read(said))
+        return self._follow_all(self._reader.read(message))
 
     def _take_question(self, asking: ServerRequest) -> None:
         request = asking.request
@@ -312,14 +312,14 @@ class Turn:
 
     def _resolved(self, request_id: JsonValue) -> None:
         """Take note that codex does not wait for an answer any more."""
-        for asked in [each for each in self._asked if each.asking.request.id == request_id]:
-            asked.asking.settle(None)
-            self._forget(asked)
+        for pending in [each for each in self._asked if each.request.request.id == request_id]:
+            pending.request.settle(None)
+            self._forget(pending)
 
-    def _forget(self, asked: PendingRequest) -> None:
-        if asked not in self._asked:
+    def _forget(self, pending: PendingRequest) -> None:
+        if pending not in self._asked:
             return
-        self._asked.remove(asked)
+        self._asked.remove(pending)
         self._has_news = True
         self._mailbox.wake()
         if not self._asked and self._asked_since is not None:
@@ -365,9 +365,9 @@ class Turn:
                 closed = self._open_items.close()
                 self.ended = event
                 self._codex.proved = True
-                for asked in list(self._asked):
-                    asked.asking.settle(None)
-                    self._forget(asked)
+                for pending in list(self._asked):
+                    pending.request.settle(None)
+                    self._forget(pending)
                 return [*closed, event]
             case ThreadIdle():
                 if self._started or self._erred is not None:

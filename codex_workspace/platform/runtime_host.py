@@ -296,8 +296,8 @@ async def open_runtime_host(
         beside.start_soon(at_work.tell)
         try:
             await host.look_back()
-            if not is_smoke and (taken_up := await handler.take_up()):
-                logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
+            if not is_smoke and (resumed := await handler.resume()):
+                logger.warning("resuming %d unanswered messages of an earlier process", resumed)
             async with nullcontext() if open_later is None else open_later(handler) as host.later:
                 yield host
         finally:

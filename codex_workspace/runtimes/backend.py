@@ -85,16 +85,16 @@ class PendingRequest:
     """A request of codex that must be answered before its turn continues."""
 
     id: str
-    about: Question | DynamicToolCall
-    asking: ServerRequest
+    subject: Question | DynamicToolCall
+    request: ServerRequest
 
 
 class TurnRecord(Enum):
     """What codex's history says about a turn that has no recorded end."""
 
-    CUT_OFF = auto()
+    INTERRUPTED = auto()
     """The thread's history holds the message, but its turn did not end."""
-    NONE = auto()
+    MISSING = auto()
     """The thread's history does not hold the message."""
 
 
@@ -137,16 +137,16 @@ class RunningTurn(TurnInfo, Protocol):
         """The tokens of the whole thread."""
 
     @property
-    def asked(self) -> PendingRequest | None:
+    def pending(self) -> PendingRequest | None:
         """The oldest request that waits for an answer."""
 
-    def answer(self, asked: PendingRequest, result: JsonObject) -> None:
+    def answer(self, pending: PendingRequest, result: JsonObject) -> None:
         """Answer a pending request."""
 
     def wake(self) -> None:
         """Make `receive` return, with no events if there are none."""
 
-    async def steer(self, said: TurnInput, mark: str | None = None) -> bool:
+    async def steer(self, turn_input: TurnInput, client_message_id: str | None = None) -> bool:
         """Add input to the running turn; return False if the turn does not accept it."""
 
     def interrupt(self) -> None:
@@ -178,15 +178,17 @@ class ThreadLease(Protocol):
     """Exclusive access to one thread; the holder may run any number of turns."""
 
     def turn(
-        self, said: TurnInput, mark: str | None = None, options: TurnOptions | None = None
+        self, turn_input: TurnInput, client_message_id: str | None = None, options: TurnOptions | None = None
     ) -> AbstractAsyncContextManager[StartedTurn[RunningTurn]]:
         """Start a turn; leaving the block stops it if it still runs."""
 
-    async def recorded(self, mark: str, said: TurnInput, turn_id: str | None = None) -> TurnCompleted | TurnRecord:
-        """Return from codex's history how an earlier turn with input `said` ended, or that it has no end.
+    async def recorded_end(
+        self, client_message_id: str, turn_input: TurnInput, turn_id: str | None = None
+    ) -> TurnCompleted | TurnRecord:
+        """Return from codex's history how an earlier turn with input `turn_input` ended, or that it has no end.
 
         Args:
-            mark: the prefix of the client message ids that the turns of this message were started with.
+            client_message_id: the prefix of the client message ids that the turns of this message were started with.
             said: the input.
             turn_id: the id of the last of those turns, if it is known.
         """
@@ -199,10 +201,10 @@ class Thread(Protocol):
     def busy(self) -> bool:
         """Whether a turn runs or waits."""
 
-    def check(self, said: TurnInput) -> None:
+    def check(self, turn_input: TurnInput) -> None:
         """Raise InputRefused for input that codex would reject."""
 
-    def floor(self) -> AbstractAsyncContextManager[ThreadLease]:
+    def lease(self) -> AbstractAsyncContextManager[ThreadLease]:
         """Wait for exclusive access to the thread, and hold it while the block is open."""
 
 
@@ -221,13 +223,13 @@ class BackendLifecycle(Protocol):
         """Start the program without retries; raise CodexCannotStart if it fails."""
 
     @property
-    def broken(self) -> str | None:
+    def broken_reason(self) -> str | None:
         """Why the program counts as broken; None if it does not."""
 
-    async def not_ready(self, within_s: float) -> str | None:
+    async def not_ready_reason(self, within_s: float) -> str | None:
         """Return why no turn could start now, or None; takes at most twice `within_s` seconds."""
 
-    def figures(self) -> BackendStats:
+    def stats(self) -> BackendStats:
         """Return the current process statistics."""
 
     async def close(self) -> None:
@@ -250,7 +252,7 @@ class ThreadRegistry(Generic[B_co]):
         self._make = make
         self._known: OrderedDict[tuple[str, str], B_co] = OrderedDict()
 
-    def of(self, owner: str, context_id: str) -> B_co:
+    def get(self, owner: str, context_id: str) -> B_co:
         """Return the thread of a context; drop the least recently used idle ones, which are resumed when needed."""
         key = owner, context_id
         thread = self._known.get(key) or self._make(owner, context_id)
@@ -266,8 +268,8 @@ class ThreadRegistry(Generic[B_co]):
 class Backend:
     """One way to run the agent's turns. `steers`: whether a message can join a running turn."""
 
-    codex: BackendLifecycle
-    conversations: ThreadRegistry[Thread]
+    lifecycle: BackendLifecycle
+    threads: ThreadRegistry[Thread]
     steers: bool
 
 

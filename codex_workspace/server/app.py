@@ -125,17 +125,17 @@ class Application:
     _callers: Callable[[int], GrpcCallers]
     _versions: tuple[Version, ...]
 
-    async def take_up(self) -> int:
+    async def resume(self) -> int:
         """Set to work what an earlier process left unanswered, before new messages come; return how much.
 
         While the disk is full this waits for room.
         """
-        taken_up = await self.handler.take_up()
-        if taken_up:
-            logger.warning("%d messages of an earlier process were not answered yet and are taken up", taken_up)
+        resumed = await self.handler.resume()
+        if resumed:
+            logger.warning("resuming %d unanswered messages of an earlier process", resumed)
         if self._push is not None:
-            await self._push.take_up()
-        return taken_up
+            await self._push.resume()
+        return resumed
 
     def let_in(self, name: str, token: str) -> None:
         """Know one more principal, by a token that came later."""

@@ -184,9 +184,9 @@ class IdempotentHandler(DefaultRequestHandler):
                     continue
                 yield event
 
-    async def take_up(self) -> int:
+    async def resume(self) -> int:
         """Set everything to work that an earlier process left unfinished, in the order it came; return how much."""
-        taken_up: list[str] = []
+        resumed: list[str] = []
         for delivery in await self._store.deliveries.unfinished():
             user = AuthenticatedUser(delivery.key.owner)
             context = ServerCallContext(user=user, state={RESUMED: delivery})
@@ -197,9 +197,9 @@ class IdempotentHandler(DefaultRequestHandler):
             request = SendMessageRequest.FromString(delivery.request)
             active_task, request_context = await self._setup_active_task(request, context)
             await active_task.enqueue_request(request_context)
-            taken_up.append(delivery.task_id)
-        await self._store.fail_unfinished(LEFT_BEHIND, spared=taken_up)
-        return len(taken_up)
+            resumed.append(delivery.task_id)
+        await self._store.fail_unfinished(LEFT_BEHIND, spared=resumed)
+        return len(resumed)
 
     async def _setup_active_task(
         self, params: SendMessageRequest, call_context: ServerCallContext
@@ -318,9 +318,9 @@ class _Reception(SimpleRequestContextBuilder):
         """
         if params is None:
             return await super().build(context, params, task_id, context_id, task)
-        taken_up = context.state.get(RESUMED)
-        if isinstance(taken_up, Delivery):
-            return _request_context(context, params, taken_up.task_id, taken_up.context_id)
+        resumed = context.state.get(RESUMED)
+        if isinstance(resumed, Delivery):
+            return _request_context(context, params, resumed.task_id, resumed.context_id)
         if params.configuration.HasField("task_push_notification_config") and not self._takes_push:
             raise PushNotificationNotSupportedError
         if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:

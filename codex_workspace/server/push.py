@@ -358,7 +358,7 @@ class PushService:
             raise InvalidParamsError(message=str(error)) from error
         return True
 
-    async def take_up(self) -> int:
+    async def resume(self) -> int:
         """Tell the ends that an earlier process has not told; return how many. For after tasks were taken up."""
         due = await self.configs.ends_due()
         for each in due:

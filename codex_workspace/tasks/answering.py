@@ -124,7 +124,7 @@ class TurnRequest:
     `text` is what of it a person can read.
     """
 
-    said: TurnInput
+    turn_input: TurnInput
     text: str
     options: TurnOptions = field(default_factory=TurnOptions)
     mid_turn: MidTurn = MidTurn.QUEUE
@@ -134,7 +134,7 @@ class AgentServices(Protocol):
     """What jobs need of the agent that is the same for all."""
 
     telemetry: Telemetry
-    conversations: ThreadRegistry[Thread]
+    threads: ThreadRegistry[Thread]
     deliveries: Deliveries
     admission: AdmissionControl
     policy: RecoveryPolicy
@@ -159,7 +159,7 @@ class AgentServices(Protocol):
 class _Open:
     """A question that people have been asked, how long they have, and what goes out once it is settled."""
 
-    asked: PendingRequest
+    pending: PendingRequest
     deadline: float
     prompt_id: str = ""
     held: list[A2AEvent] = field(default_factory=list)
@@ -336,8 +336,8 @@ class Job:
     async def _run(self, delivery: Delivery, watch: MessageTelemetry) -> Task:
         desk, is_taken_up = self._desk, was_taken_up(self._request)
         order = self.order = await desk.read(self._message, self.task_id)
-        conversation = desk.conversations.of(self.owner, self.context_id)
-        conversation.check(order.said)
+        conversation = desk.threads.get(self.owner, self.context_id)
+        conversation.check(order.turn_input)
         if not is_taken_up and order.mid_turn is MidTurn.STEER and (joined := await self._join(delivery, order)):
             return joined
         if not is_taken_up and order.mid_turn is MidTurn.INTERRUPT:
@@ -352,12 +352,12 @@ class Job:
             with watch.waiting():
                 # First this context's turn, then the agent's: whoever waits for the former keeps nobody from the
                 # latter.
-                floor = await held.enter_async_context(conversation.floor())
+                lease = await held.enter_async_context(conversation.lease())
                 await held.enter_async_context(desk.admission.turn(self._place))
-            return await self._speak(delivery, floor, order, watch, is_taken_up=is_taken_up)
+            return await self._speak(delivery, lease, order, watch, is_taken_up=is_taken_up)
 
     async def _speak(
-        self, delivery: Delivery, floor: ThreadLease, order: TurnRequest, watch: MessageTelemetry, *, is_taken_up: bool
+        self, delivery: Delivery, lease: ThreadLease, order: TurnRequest, watch: MessageTelemetry, *, is_taken_up: bool
     ) -> Task:
         """Run turns until one has come to its end, or nothing more is to be tried."""
         step: Step = SendAgain()
@@ -365,13 +365,13 @@ class Job:
         if is_taken_up:
             if delivery.state is DeliveryState.STARTED:
                 deaths = replace(deaths, ours=await self._desk.deliveries.restarted(delivery.task_id))
-            step = await self._next_step(delivery, floor, order, deaths, AGENT_ENDED)
+            step = await self._next_step(delivery, lease, order, deaths, AGENT_ENDED)
         while True:
             match step:
                 case SendAgain():
-                    said = order.said
+                    turn_input = order.turn_input
                 case Continue(text):
-                    said = text_input(text)
+                    turn_input = text_input(text)
                 case AlreadyEnded(end):
                     last = self._desk.scrub(end.last_message.text) if end.last_message is not None else None
                     return self._reply.ended(self._ended(end), last)
@@ -381,25 +381,25 @@ class Job:
                     assert_never(step)
             try:
                 with watch.turn() as turn:
-                    return await self._turn(delivery, floor, said, order.options, turn)
+                    return await self._turn(delivery, lease, turn_input, order.options, turn)
             except TurnInterrupted as cut_off:
                 deaths = replace(deaths, codex=await self._desk.deliveries.died(delivery.key))
-                step = await self._next_step(delivery, floor, order, deaths, str(cut_off))
+                step = await self._next_step(delivery, lease, order, deaths, str(cut_off))
                 if isinstance(step, SendAgain | Continue):
                     again = self._reply.notice(f"{cut_off}; the turn is taken up again.")
                     await self._send([*self._unasked(), *self._reply.cut_off(), again])
 
     async def _next_step(
-        self, delivery: Delivery, floor: ThreadLease, order: TurnRequest, deaths: FailureCounts, why: str
+        self, delivery: Delivery, lease: ThreadLease, order: TurnRequest, deaths: FailureCounts, why: str
     ) -> "Step":
         """Find out what became of a message's earlier turns, and how to go on."""
-        found = await floor.recorded(_mark(delivery), order.said, self._turn_id or delivery.turn_id)
+        found = await lease.recorded_end(_mark(delivery), order.turn_input, self._turn_id or delivery.turn_id)
         step = next_step(self._desk.policy, found, deaths, why)
         logger.info("task %s is taken up: %s, so %s", self.task_id, found, type(step).__name__)
         return step
 
     async def _turn(
-        self, delivery: Delivery, floor: ThreadLease, said: TurnInput, options: TurnOptions, watch: TurnTelemetry
+        self, delivery: Delivery, lease: ThreadLease, turn_input: TurnInput, options: TurnOptions, watch: TurnTelemetry
     ) -> Task:
         """Run one turn to its end.
 
@@ -407,7 +407,7 @@ class Job:
             CutOff: codex died in it, or again and again before it, and nobody wanted it stopped.
         """
         try:
-            async with floor.turn(said, _new_mark(delivery), options) as begun:
+            async with lease.turn(turn_input, _new_mark(delivery), options) as begun:
                 self.turn = begun.turn
                 self._turn_id = begun.turn.turn_id
                 if self._stopped_as is not None:
@@ -474,38 +474,38 @@ class Job:
     async def _attend(self, turn: RunningTurn) -> None:
         """Deal with what codex asks, and with what people have said to it, as far as both have got."""
         while turn.ended is None:
-            asked = turn.asked
-            if self._question is not None and self._question.asked is not asked:
+            pending = turn.pending
+            if self._question is not None and self._question.pending is not pending:
                 await self._go_on()
-            elif asked is None:
+            elif pending is None:
                 await self._send([self._reply.notice(TOO_LATE) for _ in self._heard])
                 self._heard.clear()
                 return
-            elif isinstance(asked.about, DynamicToolCall):
+            elif isinstance(pending.subject, DynamicToolCall):
                 cwd = self.order.options.cwd if self.order is not None else None
-                result, out = await self._desk.serve(asked.about, self._reply, cwd)
-                turn.answer(asked, result)
+                result, out = await self._desk.serve(pending.subject, self._reply, cwd)
+                turn.answer(pending, result)
                 await self._send(out)
             elif not self._desk.asks_people:
-                turn.answer(asked, response_to(asked.about, Declined()))
+                turn.answer(pending, response_to(pending.subject, Declined()))
             elif self._question is None:
-                await self._ask(asked, approval_prompt(asked.about))
+                await self._ask(pending, approval_prompt(pending.subject))
             else:
                 decision = self._decided(self._question)
                 if decision is None:
                     return
                 if isinstance(decision, UnclearAnswer):
-                    await self._ask(asked, f"{decision.sentence}\n\n{approval_prompt(asked.about)}")
+                    await self._ask(pending, f"{decision.sentence}\n\n{approval_prompt(pending.subject)}")
                 else:
-                    await self._tell(turn, asked, decision)
+                    await self._tell(turn, pending, decision)
 
-    async def _ask(self, asked: PendingRequest, prompt: str) -> None:
+    async def _ask(self, pending: PendingRequest, prompt: str) -> None:
         """Give a person the word."""
-        assert not isinstance(asked.about, DynamicToolCall)
+        assert not isinstance(pending.subject, DynamicToolCall)
         now = anyio.current_time()
         if self._question is None:
-            self._question = _Open(asked, now + self._desk.question_timeout_s)
-        about: JsonObject = {"questionId": asked.id, **redact_event(approval_data(asked.about), self._desk.scrub)}
+            self._question = _Open(pending, now + self._desk.question_timeout_s)
+        about: JsonObject = {"questionId": pending.id, **redact_event(approval_data(pending.subject), self._desk.scrub)}
         asking = self._reply.asking(self._desk.scrub(prompt), about)
         self._question.prompt_id = asking.status.message.message_id
         await self._send([*self._reply.flush(now), asking])
@@ -517,7 +517,7 @@ class Job:
 
     def _decided(self, question: _Open) -> Decision | UnclearAnswer | None:
         """Return what was decided, None while nothing is."""
-        assert not isinstance(question.asked.about, DynamicToolCall)
+        assert not isinstance(question.pending.subject, DynamicToolCall)
         if self._heard:
             word = self._heard.popleft()
             said = word.message
@@ -526,17 +526,17 @@ class Job:
             if any(part.HasField("raw") or part.HasField("url") for part in said.parts):
                 return NO_FILES
             text, data = words_of(said)
-            if data is not None and data.pop("questionId", question.asked.id) != question.asked.id:
+            if data is not None and data.pop("questionId", question.pending.id) != question.pending.id:
                 return UnclearAnswer("That was the answer to another question.")
-            return parse_answer(question.asked.about, text, data)
+            return parse_answer(question.pending.subject, text, data)
         return NOBODY if anyio.current_time() >= question.deadline else None
 
-    async def _tell(self, turn: RunningTurn, asked: PendingRequest, decision: Decision) -> None:
+    async def _tell(self, turn: RunningTurn, pending: PendingRequest, decision: Decision) -> None:
         """Let codex know what was decided, and the model the text_input that came with a refusal."""
-        assert not isinstance(asked.about, DynamicToolCall)
+        assert not isinstance(pending.subject, DynamicToolCall)
         if isinstance(decision, Declined) and decision.words:
             await turn.steer(text_input(decision.words))
-        turn.answer(asked, response_to(asked.about, decision))
+        turn.answer(pending, response_to(pending.subject, decision))
         nobody = f"Nobody has answered within {self._desk.question_timeout_s:g} s, which counts as a no."
         await self._go_on([self._reply.notice(nobody)] if decision is NOBODY else [])
 
@@ -562,7 +562,7 @@ class Job:
         turn = other.turn if other is not None else None
         if other is None or turn is None or turn.ended is not None:
             return None
-        if not await turn.steer(order.said, _new_mark(delivery)):
+        if not await turn.steer(order.turn_input, _new_mark(delivery)):
             return None
         await self._desk.deliveries.started(delivery.key, turn.thread_id, turn.turn_id)
         note = f"This message joined the running turn of task {other.task_id}, whose answer is for both."
@@ -583,7 +583,9 @@ class Job:
                 earlier.append(EarlierMessage(job.order.text, answer_text(job.ended) if job.ended is not None else ""))
         if earlier:
             story = superseding_prompt(earlier)
-            order = self.order = replace(order, said=[*text_input(story), *order.said], text=f"{story}\n\n{order.text}")
+            order = self.order = replace(
+                order, turn_input=[*text_input(story), *order.turn_input], text=f"{story}\n\n{order.text}"
+            )
         return order
 
     # --- How it ends ---
@@ -600,8 +602,8 @@ class Job:
             case TurnCompleted(status="interrupted"):
                 return self._failed("The turn was interrupted from outside.", "interrupted")
             case TurnCompleted(failure=TurnError() as failure):
-                said = self._desk.scrub(failure.message)[:MAX_LOGGED_CHARS]
-                logger.warning("turn failed (%s): %s", failure.kind, said)
+                sentence = self._desk.scrub(failure.message)[:MAX_LOGGED_CHARS]
+                logger.warning("turn failed (%s): %s", failure.kind, sentence)
                 return Outcome(
                     TaskState.TASK_STATE_FAILED, self._desk.scrub(describe_failure(failure)), _code_of(failure)
                 )

@@ -58,13 +58,13 @@ def read_turn_options(metadata: JsonObject, workspace: Path, usual: MidTurn) -> 
     Raises:
         InputRefused: a wish that is not known, or cannot be granted; the sentence says which ones can.
     """
-    asked = metadata.get(TURN)
-    if asked is None:
+    wanted = metadata.get(TURN)
+    if wanted is None:
         return Wishes(TurnOptions(), usual)
-    if not isinstance(asked, dict):
+    if not isinstance(wanted, dict):
         raise _refused("must be an object")
     wishes = Wishes(TurnOptions(), usual)
-    for key, value in asked.items():
+    for key, value in wanted.items():
         reader = _READERS.get(key)
         if reader is None:
             raise _refused(f"{key[:50]!r} is not known; there are {', '.join(_READERS)}")
@@ -168,12 +168,14 @@ class RequestReader:
         wishes = read_turn_options(MessageToDict(message.metadata), self.workspace, self.mid_turn)
         if wishes.mid_turn is MidTurn.STEER and not self.steers:
             raise InputRefused(NO_STEERING)
-        said = read_parts(await self._with_images(message.parts), self.parts)
+        content = read_parts(await self._with_images(message.parts), self.parts)
         cwd = wishes.options.cwd
         told = ""
-        if said.attachments:
-            told = await anyio.to_thread.run_sync(attachments.write, self.workspace, task_id, said.attachments, cwd)
-        return TurnRequest(said.items(told, self.parts.max_text_chars), said.text, wishes.options, wishes.mid_turn)
+        if content.attachments:
+            told = await anyio.to_thread.run_sync(attachments.write, self.workspace, task_id, content.attachments, cwd)
+        return TurnRequest(
+            content.items(told, self.parts.max_text_chars), content.text, wishes.options, wishes.mid_turn
+        )
 
     async def _with_images(self, parts: Sequence[Part]) -> list[Part]:
         """Return the parts with the bytes of the images that they only name."""

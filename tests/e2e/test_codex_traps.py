@@ -219,7 +219,7 @@ async def test_a_turn_that_is_left_while_it_asks_does_nothing_of_it_and_frees_th
         conversation = talk(codex, asking)
         with anyio.fail_after(10):
             async with conversation.turn(text_input(script({"run": "touch outside", "escalate": True}))) as begun:
-                while begun.turn.asked is None:
+                while begun.turn.pending is None:
                     await begun.turn.receive()
             assert (await run(conversation, "next"))[1] == "You said: next"
     assert not await anyio.Path(options.cwd, "outside").exists()

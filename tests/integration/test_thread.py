@@ -1081,12 +1081,12 @@ def test_a_record_is_read_again_where_codex_dies_over_it(deaths: int) -> None:
                     await end.codex.answer("thread/turns/list", recorded())
 
             tasks.start_soon(far)
-            async with now.conversation.floor() as floor:
+            async with now.conversation.lease() as lease:
                 if deaths < MAX_TRIES:
-                    assert await floor.recorded("task/", text_input("hello")) is TurnRecord.NONE
+                    assert await lease.recorded_end("task/", text_input("hello")) is TurnRecord.MISSING
                 else:
                     with pytest.raises(CodexGone):
-                        await floor.recorded("task/", text_input("hello"))
+                        await lease.recorded_end("task/", text_input("hello"))
 
     test()
 
@@ -1204,20 +1204,20 @@ def conversations() -> ThreadRegistry[CodexThread]:
 
 def test_a_context_of_an_owner_is_one_conversation() -> None:
     known = conversations()
-    assert known.of("me", "c") is known.of("me", "c")
-    assert known.of("me", "c") is not known.of("me", "d")
-    assert known.of("me", "c") is not known.of("you", "c")
+    assert known.get("me", "c") is known.get("me", "c")
+    assert known.get("me", "c") is not known.get("me", "d")
+    assert known.get("me", "c") is not known.get("you", "c")
 
 
 def test_only_so_many_conversations_are_remembered() -> None:
     known = conversations()
-    oldest, second = known.of("me", "oldest"), known.of("me", "second")
+    oldest, second = known.get("me", "oldest"), known.get("me", "second")
     for number in range(MAX_THREADS - 2):
-        known.of("me", str(number))
-    assert known.of("me", "oldest") is oldest, "used again, so not the oldest any more"
-    known.of("me", "one more")
-    assert known.of("me", "oldest") is oldest
-    assert known.of("me", "second") is not second
+        known.get("me", str(number))
+    assert known.get("me", "oldest") is oldest, "used again, so not the oldest any more"
+    known.get("me", "one more")
+    assert known.get("me", "oldest") is oldest
+    assert known.get("me", "second") is not second
 
 
 @in_virtual_time
@@ -1229,13 +1229,13 @@ async def test_a_busy_conversation_is_not_forgotten() -> None:
             yield codex.connection
 
         known = ThreadRegistry(lambda _owner, _context: CodexThread(connect, Memory(), OPTIONS, LIMITS))
-        busy = known.of("me", "busy")
+        busy = known.get("me", "busy")
         tasks.start_soon(Talk(), busy)
         end = FarEnd(codex, Memory())
         await end.start_thread()
         for number in range(MAX_THREADS + 5):
-            known.of("me", str(number))
-        assert known.of("me", "busy") is busy
+            known.get("me", str(number))
+        assert known.get("me", "busy") is busy
         await end.start_turn()
         await end.complete()
 
@@ -1263,11 +1263,11 @@ async def test_a_turn_s_clocks_stand_still_while_somebody_is_asked() -> None:
 
         tasks.start_soon(far)
         async with now.conversation.turn(text_input("hello")) as begun:
-            while begun.turn.asked is None:
+            while begun.turn.pending is None:
                 await begun.turn.receive()
-            asked = begun.turn.asked
+            pending = begun.turn.pending
             assert await begun.turn.receive(by=anyio.current_time() + 10 * LIMITS.total_s) == []
-            begun.turn.answer(asked, {"decision": "accept"})
+            begun.turn.answer(pending, {"decision": "accept"})
             events = await follow(begun)
         assert isinstance(events[-1], TurnCompleted)
         assert events[-1].status == "completed"
@@ -1296,12 +1296,12 @@ async def test_a_question_about_a_patch_tells_its_changes_though_both_come_at_on
 
         tasks.start_soon(far)
         async with now.conversation.turn(text_input("hello")) as begun:
-            while begun.turn.asked is None:
+            while begun.turn.pending is None:
                 await begun.turn.receive()
-            asked = begun.turn.asked
-            assert isinstance(asked.about, PatchQuestion)
-            assert [change.path for change in asked.about.changes] == ["a.txt"]
-            begun.turn.answer(asked, {"decision": "accept"})
+            pending = begun.turn.pending
+            assert isinstance(pending.subject, PatchQuestion)
+            assert [change.path for change in pending.subject.changes] == ["a.txt"]
+            begun.turn.answer(pending, {"decision": "accept"})
             await follow(begun)
 
 
@@ -1321,7 +1321,7 @@ async def test_what_codex_does_not_want_to_know_any_more_is_not_asked() -> None:
         tasks.start_soon(far)
         async with now.conversation.turn(text_input("hello")) as begun:
             await follow(begun)
-            assert begun.turn.asked is None
+            assert begun.turn.pending is None
 
 
 @in_virtual_time
@@ -1386,7 +1386,7 @@ async def test_what_one_turn_had_its_own_way_the_next_ones_are_told_back() -> No
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(far)
-                async with now.conversation.floor() as floor, floor.turn(text_input("x"), None, options) as begun:
+                async with now.conversation.lease() as lease, lease.turn(text_input("x"), None, options) as begun:
                     await follow(begun)
             own = ("model", "effort", "cwd", "outputSchema")
             return {name: value for name, value in started[0].items() if name in own}

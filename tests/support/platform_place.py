@@ -105,7 +105,7 @@ async def placed(place: Place) -> AsyncIterator[Placed]:
             build_app(options, pulse, store, ready, handler_class=DeadlineReplyHandler) as app,
             open_platform_client(place.platform.url, place.workspace_id, token) as api,
         ):
-            await app.take_up()
+            await app.resume()
             pushing = PushDelivery(store.mail, place.answer_within_s, frozenset({OWNER, "operator"}))
             assert isinstance(app.handler, DeadlineReplyHandler)
             app.handler.serve_platform(pushing)

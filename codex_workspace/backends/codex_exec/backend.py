@@ -88,20 +88,20 @@ class ExecPreflight:
         return ExecInfo(version)
 
     @property
-    def broken(self) -> str | None:
+    def broken_reason(self) -> str | None:
         """Why codex counts as broken; None while its binary is there."""
         if os.access(self._launch.binary, os.X_OK):
             return None
         return "codex cannot be started: the program that CODEX_BIN names, or that was installed, is not there any more"
 
-    async def not_ready(self, within_s: float) -> str | None:
+    async def not_ready_reason(self, within_s: float) -> str | None:
         """Return why no turn could be begun, as far as that can be told without beginning one."""
-        return self.broken
+        return self.broken_reason
 
-    def figures(self) -> BackendStats:
+    def stats(self) -> BackendStats:
         """Return how many processes there were and are; each has one thread. Their memory is not measured."""
         return BackendStats(
-            self._tally.started, self._tally.died, self.broken is None, self._tally.running, resident_bytes=0
+            self._tally.started, self._tally.died, self.broken_reason is None, self._tally.running, resident_bytes=0
         )
 
     async def close(self) -> None:

@@ -77,7 +77,7 @@ def turn_outcome(file: Path, place: int, texts: Collection[str]) -> TurnComplete
             return _read(lines, texts)
     except OSError as error:
         logger.warning("%s cannot be read: %s", file, error.strerror)
-        return TurnRecord.NONE
+        return TurnRecord.MISSING
 
 
 def _read(lines: Iterable[bytes], texts: Collection[str]) -> TurnCompleted | TurnRecord:
@@ -94,13 +94,13 @@ def _read(lines: Iterable[bytes], texts: Collection[str]) -> TurnCompleted | Tur
             case _:
                 pass
     if not is_heard:
-        return TurnRecord.NONE
-    return TurnRecord.CUT_OFF if ended is None else ended
+        return TurnRecord.MISSING
+    return TurnRecord.INTERRUPTED if ended is None else ended
 
 
 def _says(part: object, texts: Collection[str]) -> bool:
-    said = part.get("text") if isinstance(part, dict) else None
-    return isinstance(said, str) and any(said.rstrip().endswith(text.strip()) for text in texts)
+    text = part.get("text") if isinstance(part, dict) else None
+    return isinstance(text, str) and any(text.rstrip().endswith(each.strip()) for each in texts)
 
 
 def _decoded(line: str) -> JsonObject:

@@ -77,7 +77,7 @@ class ProcessCounts:
 class _First:
     """Where in a session the first of a message's turns began."""
 
-    mark: str
+    client_message_id: str
     session_id: str
     place: int
 
@@ -132,23 +132,25 @@ class ExecThread:
         """Whether a turn runs or waits."""
         return self._one_at_a_time.locked()
 
-    def check(self, said: TurnInput) -> None:
+    def check(self, turn_input: TurnInput) -> None:
         """Refuse what codex would refuse, before it waits in line.
 
         Raises:
             InputRefused: there is nothing in it, or more text than codex takes.
         """
-        check_input(said, self._options.max_text_chars)
+        check_input(turn_input, self._options.max_text_chars)
 
     @asynccontextmanager
-    async def floor(self) -> AsyncIterator["ExecThreadLease"]:
+    async def lease(self) -> AsyncIterator["ExecThreadLease"]:
         """Wait until nobody else speaks in this context; while the block is open, nobody else does."""
         async with self._one_at_a_time:
             yield ExecThreadLease(self)
 
     @asynccontextmanager
-    async def _turn(self, said: TurnInput, mark: str, own: TurnOptions) -> AsyncIterator[StartedTurn[ExecTurn]]:
-        async with written_run_files(partial(_lay_down, said)) as images:
+    async def _turn(
+        self, turn_input: TurnInput, client_message_id: str, own: TurnOptions
+    ) -> AsyncIterator[StartedTurn[ExecTurn]]:
+        async with written_run_files(partial(_lay_down, turn_input)) as images:
             run = replace(
                 self._options.run,
                 model=own.model or self._options.run.model,
@@ -157,10 +159,10 @@ class ExecThread:
                 images=images,
                 config={**self._options.config, **_effort(own.effort)},
             )
-            prompt = _prompt(said)
+            prompt = _prompt(turn_input)
             with self._errands.expecting(self._caller) as expected:
                 async with AsyncExitStack() as held:
-                    begun = await self._begin(prompt, run, mark, held)
+                    begun = await self._begin(prompt, run, client_message_id, held)
                     expected.begun(begun.turn)
                     with self._counted():
                         yield begun
@@ -176,18 +178,20 @@ class ExecThread:
         finally:
             self._tally.running -= 1
 
-    async def _begin(self, prompt: str, run: ExecOptions, mark: str, held: AsyncExitStack) -> StartedTurn[ExecTurn]:
+    async def _begin(
+        self, prompt: str, run: ExecOptions, client_message_id: str, held: AsyncExitStack
+    ) -> StartedTurn[ExecTurn]:
         with self._servers.attempt() as attempt:
             while True:
                 config = {**run.config, **attempt.config()}
                 try:
-                    begun = await self._resume(prompt, replace(run, config=config), mark, held)
+                    begun = await self._resume(prompt, replace(run, config=config), client_message_id, held)
                 except _ServersFailed as failed:
                     await held.aclose()
                     attempt.failed(str(failed))
                 else:
                     attempt.began()
-                    note = "\n".join(said for said in (begun.note, *self._newly_missed()) if said is not None)
+                    note = "\n".join(each for each in (begun.note, *self._newly_missed()) if each is not None)
                     return replace(begun, note=note or None)
 
     def _newly_missed(self) -> list[str]:
@@ -197,24 +201,26 @@ class ExecThread:
         self._missed = missed
         return new
 
-    async def _resume(self, prompt: str, run: ExecOptions, mark: str, held: AsyncExitStack) -> StartedTurn[ExecTurn]:
+    async def _resume(
+        self, prompt: str, run: ExecOptions, client_message_id: str, held: AsyncExitStack
+    ) -> StartedTurn[ExecTurn]:
         known = await self._memory.load()
         if known is None:
-            return StartedTurn(await self._start(prompt, run, mark, held), None)
+            return StartedTurn(await self._start(prompt, run, client_message_id, held), None)
         instructions = self._options.instructions
         amended = prompt
         if await self._memory.instructions() != instructions.digest:
             logger.info("session %s is told the instructions, which have changed", known)
             amended = f"{instructions.amendment}\n\n{prompt}"
         try:
-            return StartedTurn(await self._start(amended, replace(run, resume=known), mark, held), None)
+            return StartedTurn(await self._start(amended, replace(run, resume=known), client_message_id, held), None)
         except _SessionLost as lost:
             await held.aclose()
             logger.warning("session %s cannot be resumed: %s", known, lost)
             note = f"The earlier conversation cannot be resumed ({lost}); a new one begins."
-            return StartedTurn(await self._start(prompt, run, mark, held), note)
+            return StartedTurn(await self._start(prompt, run, client_message_id, held), note)
 
-    async def _start(self, prompt: str, options: ExecOptions, mark: str, held: AsyncExitStack) -> ExecTurn:
+    async def _start(self, prompt: str, options: ExecOptions, client_message_id: str, held: AsyncExitStack) -> ExecTurn:
         """Start a process, and wait until it has said which session it writes.
 
         Raises:
@@ -246,28 +252,33 @@ class ExecThread:
         with anyio.CancelScope(shield=True):
             await self._memory.save(run.session_id, self._options.instructions.digest)
         self._has_run = True
-        turn_id = new_turn_id(self._first_place(mark, run.session_id, place))
+        turn_id = new_turn_id(self._first_place(client_message_id, run.session_id, place))
         return ExecTurn(run, made[0], run.session_id, turn_id, self._options.total_s, events)
 
-    def _first_place(self, mark: str, session_id: str, place: int) -> int:
+    def _first_place(self, client_message_id: str, session_id: str, place: int) -> int:
         """Return where the first of a message's turns began in the session; `place` is where the newest did."""
-        if self._first is None or (self._first.mark, self._first.session_id) != (mark, session_id):
-            self._first = _First(mark, session_id, place)
+        if self._first is None or (self._first.client_message_id, self._first.session_id) != (
+            client_message_id,
+            session_id,
+        ):
+            self._first = _First(client_message_id, session_id, place)
         return self._first.place
 
-    async def _recorded(self, mark: str, said: TurnInput, turn_id: str | None) -> TurnCompleted | TurnRecord:
+    async def _recorded(
+        self, client_message_id: str, turn_input: TurnInput, turn_id: str | None
+    ) -> TurnCompleted | TurnRecord:
         session_id = await self._memory.load()
         if session_id is None or turn_id is None:
-            return TurnRecord.NONE
+            return TurnRecord.MISSING
         place = place_in(turn_id)
         if place is None:
             # The app-server has begun with it.
-            return TurnRecord.CUT_OFF
-        self._first = _First(mark, session_id, place)
+            return TurnRecord.INTERRUPTED
+        self._first = _First(client_message_id, session_id, place)
         file = await anyio.to_thread.run_sync(file_of, self._home, session_id)
         if file is None:
-            return TurnRecord.NONE
-        return await anyio.to_thread.run_sync(turn_outcome, file, place, (_prompt(said), CONTINUE_PROMPT))
+            return TurnRecord.MISSING
+        return await anyio.to_thread.run_sync(turn_outcome, file, place, (_prompt(turn_input), CONTINUE_PROMPT))
 
     def _why_not(
         self, run: ExecRun[TurnEvent], events: list[TurnEvent], *, is_resumed: bool
@@ -276,15 +287,15 @@ class ExecThread:
             return _ServersFailed(run.last_words)
         failure = next((event.failure for event in events if isinstance(event, TurnCompleted)), None)
         sentence = failure.message if failure is not None else "codex ended before it had begun"
-        said = run.diagnostics
-        lost = [line for line in (sentence, *said.splitlines()) if LOST_THREAD.search(line)]
-        if is_resumed and lost and not is_about_config(said):
+        diagnostics = run.diagnostics
+        lost = [line for line in (sentence, *diagnostics.splitlines()) if LOST_THREAD.search(line)]
+        if is_resumed and lost and not is_about_config(diagnostics):
             return _SessionLost(lost[-1])
         self._tally.died += 1
         # A shell that stands before codex says a signal as a code beyond 128.
         if run.exit_code is None or not 0 <= run.exit_code <= 128:
-            return CodexGone(sentence, said)
-        return CodexCannotStart(sentence, said)
+            return CodexGone(sentence, diagnostics)
+        return CodexCannotStart(sentence, diagnostics)
 
 
 class ExecThreadLease:
@@ -294,40 +305,42 @@ class ExecThreadLease:
         self._conversation = conversation
 
     def turn(
-        self, said: TurnInput, mark: str | None = None, options: TurnOptions | None = None
+        self, turn_input: TurnInput, client_message_id: str | None = None, options: TurnOptions | None = None
     ) -> AbstractAsyncContextManager[StartedTurn[ExecTurn]]:
         """Start a turn, and stop it if it still runs when the block is left.
 
-        `mark`: how it begins, up to a slash, tells the message's turns from others'. Codex itself hears nothing of it.
+        `client_message_id`: its part before the first slash identifies the message; it is not sent to codex.
 
         Raises:
             InputRefused: an image or a wish that cannot be given to codex.
             CodexCannotStart: codex is not there, or ends at once.
             CodexGone: something has killed it at once.
         """
-        return self._conversation._turn(said, _task_in(mark or ""), options or TurnOptions())
+        return self._conversation._turn(turn_input, _task_in(client_message_id or ""), options or TurnOptions())
 
-    async def recorded(self, mark: str, said: TurnInput, turn_id: str | None = None) -> TurnCompleted | TurnRecord:
+    async def recorded_end(
+        self, client_message_id: str, turn_input: TurnInput, turn_id: str | None = None
+    ) -> TurnCompleted | TurnRecord:
         """Return how the turn `turn_id` ended by codex's own record, or its trace; none where the id is not known."""
-        return await self._conversation._recorded(_task_in(mark), said, turn_id)
+        return await self._conversation._recorded(_task_in(client_message_id), turn_input, turn_id)
 
 
-def _task_in(mark: str) -> str:
-    return mark.partition("/")[0]
+def _task_in(client_message_id: str) -> str:
+    return client_message_id.partition("/")[0]
 
 
-def _prompt(said: TurnInput) -> str:
-    return "\n\n".join(input_texts(said)) or IMAGES_ALONE
+def _prompt(turn_input: TurnInput) -> str:
+    return "\n\n".join(input_texts(turn_input)) or IMAGES_ALONE
 
 
 def _effort(effort: str | None) -> dict[KeyPath, TomlValue]:
     return {} if effort is None else {("model_reasoning_effort",): effort}
 
 
-def _lay_down(said: TurnInput, folder: Folder) -> tuple[Path, ...]:
+def _lay_down(turn_input: TurnInput, folder: Folder) -> tuple[Path, ...]:
     """Write the images of a message to files, as `codex exec` takes no others."""
     images: list[Path] = []
-    for number, item in enumerate(said):
+    for number, item in enumerate(turn_input):
         match item:
             case {"type": "image", "url": str(url)} if (found := _DATA.match(url)) is not None:
                 file = folder() / f"{number}.{found[1].lower()}"

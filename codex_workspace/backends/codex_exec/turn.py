@@ -160,14 +160,14 @@ class ExecTurn:
         return self._lines.session_usage
 
     @property
-    def asked(self) -> PendingRequest | None:
+    def pending(self) -> PendingRequest | None:
         """The oldest call of a tool of ours that waits for its result; nothing else is ever asked."""
         return self._calls[0] if self._calls else None
 
-    def answer(self, asked: PendingRequest, result: JsonObject) -> None:
+    def answer(self, pending: PendingRequest, result: JsonObject) -> None:
         """Give a call its result. One that is not waited for any more is passed over."""
-        asked.asking.settle(result)
-        self._forget(asked)
+        pending.request.settle(result)
+        self._forget(pending)
 
     async def serve(self, call: DynamicToolCall) -> JsonValue:
         """Have whoever reads the turn do what the model calls a tool of ours for, and return the result.
@@ -177,23 +177,23 @@ class ExecTurn:
         if self._is_left or self.ended is not None:
             return None
         id_ = uuid.uuid4().hex
-        asked = PendingRequest(id_, call, ServerRequest(Request(id_, call.tool, {})))
-        self._calls.append(asked)
+        pending = PendingRequest(id_, call, ServerRequest(Request(id_, call.tool, {})))
+        self._calls.append(pending)
         self.wake()
         try:
-            await asked.asking.settled.wait()
+            await pending.request.settled.wait()
         finally:
-            self._forget(asked)
-        return asked.asking.result
+            self._forget(pending)
+        return pending.request.result
 
-    def _forget(self, asked: PendingRequest) -> None:
-        self._calls = [each for each in self._calls if each is not asked]
+    def _forget(self, pending: PendingRequest) -> None:
+        self._calls = [each for each in self._calls if each is not pending]
 
     def leave(self) -> None:
         """Take note that nobody reads the turn any more."""
         self._is_left = True
-        for asked in self._calls:
-            asked.asking.settle(None)
+        for pending in self._calls:
+            pending.request.settle(None)
 
     def wake(self) -> None:
         """Let `receive` return, if need be with nothing."""
@@ -201,7 +201,7 @@ class ExecTurn:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    async def steer(self, said: TurnInput, mark: str | None = None) -> bool:
+    async def steer(self, turn_input: TurnInput, client_message_id: str | None = None) -> bool:
         """Return False: its process reads nothing any more."""
         return False
 

@@ -32,12 +32,12 @@ ENDS = [
 FEW, ONE_TOO_MANY = range(MAX_DEATHS), range(MAX_DEATHS, MAX_DEATHS + 3)
 
 TABLE: list[tuple[RecoveryPolicy, TurnRecord, Step]] = [
-    (RESUME, TurnRecord.CUT_OFF, Continue(CONTINUE_PROMPT)),
-    (RESUME, TurnRecord.NONE, SendAgain()),
-    (RERUN, TurnRecord.CUT_OFF, SendAgain()),
-    (RERUN, TurnRecord.NONE, SendAgain()),
-    (FAIL, TurnRecord.CUT_OFF, GiveUp(f"The turn was cut off: {WHY}. Send the message again to go on.")),
-    (FAIL, TurnRecord.NONE, SendAgain()),
+    (RESUME, TurnRecord.INTERRUPTED, Continue(CONTINUE_PROMPT)),
+    (RESUME, TurnRecord.MISSING, SendAgain()),
+    (RERUN, TurnRecord.INTERRUPTED, SendAgain()),
+    (RERUN, TurnRecord.MISSING, SendAgain()),
+    (FAIL, TurnRecord.INTERRUPTED, GiveUp(f"The turn was cut off: {WHY}. Send the message again to go on.")),
+    (FAIL, TurnRecord.MISSING, SendAgain()),
 ]
 
 

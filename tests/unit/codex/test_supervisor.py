@@ -249,9 +249,9 @@ async def test_a_start_that_hangs_is_waited_for_no_longer_than_a_failing_one() -
 @in_virtual_time
 async def test_a_failure_counts_also_where_nobody_waits_for_it_any_more() -> None:
     async with scene(failing=2, start_s=15) as now:
-        assert await now.supply.not_ready(3) == "codex did not start within 3 s"
+        assert await now.supply.not_ready_reason(3) == "codex did not start within 3 s"
         await anyio.sleep(20)
-        assert await now.supply.not_ready(3) == (
+        assert await now.supply.not_ready_reason(3) == (
             "codex cannot start: it ended with exit code 7; 1 failure in a row, it is being started again"
         )
 
@@ -329,9 +329,9 @@ async def test_a_turn_that_ends_well_makes_up_for_all_failures() -> None:
 @in_virtual_time
 async def test_readiness_starts_codex() -> None:
     async with scene() as now:
-        assert await now.supply.not_ready(3) is None
+        assert await now.supply.not_ready_reason(3) is None
         (await now.supply.get()).die()
-        assert await now.supply.not_ready(3) is None
+        assert await now.supply.not_ready_reason(3) is None
         assert len(now.factory.made) == 2
 
 
@@ -340,12 +340,12 @@ async def test_a_codex_that_stands_still_is_not_ready_and_ended_after_a_while() 
     async with scene() as now:
         codex = await now.turn(STEADY_S)
         codex.stands_still = True
-        assert await now.supply.not_ready(3) == "codex has not answered for 3 s"
+        assert await now.supply.not_ready_reason(3) == "codex has not answered for 3 s"
         codex.stands_still = False
-        assert await now.supply.not_ready(3) is None
+        assert await now.supply.not_ready_reason(3) is None
         codex.stands_still = True
         began = anyio.current_time()
-        while (why := await now.supply.not_ready(3)) is not None:
+        while (why := await now.supply.not_ready_reason(3)) is not None:
             assert why.startswith("codex has not answered for")
             await anyio.sleep(7)
         assert MAX_SILENCE_S <= anyio.current_time() - began <= MAX_SILENCE_S + 20
@@ -362,12 +362,12 @@ def test_a_broken_supply_says_why_at_once_and_one_success_heals_it(caplog: pytes
             await anyio.sleep(5)
             assert now.factory.failing == 1
             before = anyio.current_time()
-            assert await now.supply.not_ready(3) == (
+            assert await now.supply.not_ready_reason(3) == (
                 "codex cannot start: it ended with exit code 7; 5 failures in a row, next try in 29 s"
             )
             assert anyio.current_time() == before
             await anyio.sleep(100)
-            assert await now.supply.not_ready(3) is None
+            assert await now.supply.not_ready_reason(3) is None
 
     story()
     assert caplog.text.count("counts as broken after 5 failures in a row") == 1
@@ -378,14 +378,14 @@ def test_a_broken_supply_says_why_at_once_and_one_success_heals_it(caplog: pytes
 @in_virtual_time
 async def test_a_probe_alone_heals_it_too_once_codex_has_lived_for_a_while() -> None:
     async with scene(failing=5) as now:
-        why = [await now.supply.not_ready(3) for _ in range(8)]
+        why = [await now.supply.not_ready_reason(3) for _ in range(8)]
         assert why[0] is not None
         while now.factory.failing or not now.factory.made:
             await anyio.sleep(1)
-            why.append(await now.supply.not_ready(3))
+            why.append(await now.supply.not_ready_reason(3))
         assert why[-1] == "codex cannot start: it ended with exit code 7; 5 failures in a row, it was started just now"
         await anyio.sleep(STEADY_S)
-        assert await now.supply.not_ready(3) is None
+        assert await now.supply.not_ready_reason(3) is None
         assert now.factory.pauses()[-1] >= LONGEST_PAUSE_S
 
 

@@ -533,7 +533,7 @@ async def test_an_end_that_was_not_told_is_told_after_a_restart(tmp_path: Path) 
         server.answers.clear()
         server.received.clear()
         async with agent(tmp_path) as again:
-            assert await again.push.take_up() == 1
+            assert await again.push.resume() == 1
             (request,) = await server.heard(1)
             await again.push.sender.rest()
         assert due_on_disk(tmp_path) == []
@@ -541,7 +541,7 @@ async def test_an_end_that_was_not_told_is_told_after_a_restart(tmp_path: Path) 
         assert (update["taskId"], update["contextId"]) == (task.id, task.context_id)
         assert state_of(request.payload) == "COMPLETED"
         async with agent(tmp_path) as third:
-            assert await third.push.take_up() == 0
+            assert await third.push.resume() == 0
 
 
 async def test_the_end_of_a_task_that_a_killed_process_left_is_told(tmp_path: Path) -> None:
@@ -550,9 +550,9 @@ async def test_the_end_of_a_task_that_a_killed_process_left_is_told(tmp_path: Pa
             await working.store.tasks.save(task_of(WORKING), ME)
             await working.push.configs.set_info("task-1", TaskPushNotificationConfig(url=server.url, token="known"), ME)
         async with agent(tmp_path) as again:
-            assert await again.push.take_up() == 0
+            assert await again.push.resume() == 0
             await again.store.fail_unfinished("It was cut off.")
-            assert await again.push.take_up() == 1
+            assert await again.push.resume() == 1
             (request,) = await server.heard(1)
     assert state_of(request.payload) == "FAILED"
     assert "It was cut off." in request.body.decode()
@@ -573,7 +573,7 @@ async def test_who_comes_after_the_end_is_told_it_at_once_and_not_again(tmp_path
         assert due_on_disk(tmp_path) == []
         async with agent(tmp_path) as again:
             assert await again.push.configs.get_info("task-1", ME)
-            assert await again.push.take_up() == 0
+            assert await again.push.resume() == 0
     assert len(server.received) == 1
 
 
@@ -585,7 +585,7 @@ async def test_who_comes_after_the_end_and_is_away_is_told_it_after_a_restart(tm
             await server.heard(1)
         assert due_on_disk(tmp_path) == ["task-1"]
         async with agent(tmp_path) as again:
-            assert await again.push.take_up() == 1
+            assert await again.push.resume() == 1
             await server.heard(2)
     assert states_of(server) == ["COMPLETED", "COMPLETED"]
 

@@ -21,9 +21,9 @@ def answered(said: str, *, success: bool) -> JsonObject:
 
 async def answer(turn: ExecTurn, results: Sequence[JsonObject]) -> None:
     for result in results:
-        while turn.asked is None:
+        while turn.pending is None:
             await turn.receive()
-        turn.answer(turn.asked, result)
+        turn.answer(turn.pending, result)
 
 
 async def test_a_call_reaches_the_turn_of_its_caller_though_it_comes_before_the_turn_is_known() -> None:
@@ -42,7 +42,7 @@ async def test_a_call_reaches_the_turn_of_its_caller_though_it_comes_before_the_
             await anyio.wait_all_tasks_blocked()
             expected.begun(mine)
             await answer(mine, [answered("Handed over.", success=True)])
-        assert yours.asked is None
+        assert yours.pending is None
     assert told == ["Handed over."]
 
 

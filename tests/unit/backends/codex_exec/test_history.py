@@ -41,20 +41,20 @@ COMPLETED = TurnCompleted("completed", None, MessageCompleted("recorded", "hi", 
 @pytest.mark.parametrize(
     ("lines", "found"),
     [
-        ([], TurnRecord.NONE),
-        ([begun(), CONTEXT], TurnRecord.NONE),
-        ([begun(), CONTEXT, said("hello")], TurnRecord.CUT_OFF),
+        ([], TurnRecord.MISSING),
+        ([begun(), CONTEXT], TurnRecord.MISSING),
+        ([begun(), CONTEXT, said("hello")], TurnRecord.INTERRUPTED),
         ([begun(), said("hello"), ended("hi")], COMPLETED),
         ([begun(), said("New instructions.\n\nhello\n"), ended("hi")], COMPLETED),
-        ([begun(), said("hello"), ended(None)], TurnRecord.CUT_OFF),
+        ([begun(), said("hello"), ended(None)], TurnRecord.INTERRUPTED),
         (
             [begun(), said("hello"), ended(None, error={"message": "the model is gone"})],
             TurnCompleted("failed", TurnError("the model is gone", "other", None, None), None),
         ),
         ([begun(), said("hello"), begun(), said("go on"), ended("hi")], COMPLETED),
-        ([begun(), said("hello"), ended("no"), begun(), said("go on")], TurnRecord.CUT_OFF),
-        ([begun(), said("hello"), '{"type": "event_msg", "payload": {"type": "task_compl'], TurnRecord.CUT_OFF),
-        (["nonsense", "[1]", '"user"', "9" * 5000, begun(), said("something else"), ended("hi")], TurnRecord.NONE),
+        ([begun(), said("hello"), ended("no"), begun(), said("go on")], TurnRecord.INTERRUPTED),
+        ([begun(), said("hello"), '{"type": "event_msg", "payload": {"type": "task_compl'], TurnRecord.INTERRUPTED),
+        (["nonsense", "[1]", '"user"', "9" * 5000, begun(), said("something else"), ended("hi")], TurnRecord.MISSING),
     ],
 )
 def test_only_what_stands_behind_the_place_counts(tmp_path: Path, lines: Sequence[object], found: object) -> None:
@@ -84,4 +84,4 @@ def test_a_place_is_the_beginning_of_a_turns_id(tmp_path: Path) -> None:
     assert place_in(f"exec-{'9' * 30}-x") is None
     assert size_of(tmp_path, SESSION) == 0
     assert file_of(tmp_path, "../" * 3) is None
-    assert turn_outcome(tmp_path / "nowhere", 0, ("hello",)) is TurnRecord.NONE
+    assert turn_outcome(tmp_path / "nowhere", 0, ("hello",)) is TurnRecord.MISSING

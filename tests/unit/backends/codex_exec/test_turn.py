@@ -158,7 +158,7 @@ def test_nothing_is_said_into_it_and_whoever_waits_can_be_woken() -> None:
     async def test() -> None:
         turn, run = made([BEGUN], stays=True)
         assert not await turn.steer(text_input("hello"))
-        assert turn.asked is None
+        assert turn.pending is None
         await turn.receive()
         assert await turn.receive(by=anyio.current_time() + 0.02) == []
         async with anyio.create_task_group() as tasks:
@@ -208,12 +208,12 @@ async def test_a_call_of_a_tool_waits_for_the_reader_and_has_one_result() -> Non
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
             assert await turn.receive() == []
-            asked = turn.asked
-            assert asked is not None
-            assert asked.about == HAND_OVER
-            turn.answer(asked, {"success": True})
-            assert turn.asked is None
-            turn.answer(asked, {"success": False})
+            pending = turn.pending
+            assert pending is not None
+            assert pending.subject == HAND_OVER
+            turn.answer(pending, {"success": True})
+            assert turn.pending is None
+            turn.answer(pending, {"success": False})
     assert results == [{"success": True}]
 
 
@@ -228,5 +228,5 @@ async def test_a_call_that_nobody_will_answer_ends() -> None:
             tasks.start_soon(call)
             await turn.receive()
             turn.leave()
-        assert turn.asked is None
+        assert turn.pending is None
         await call()
