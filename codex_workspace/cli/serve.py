@@ -298,10 +298,10 @@ async def _on_platform(
     url: str,
 ) -> AsyncIterator[None]:
     """Be on the platform while the block is open."""
-    from codex_workspace.platform.client import read_secret, write_secret
     from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery
     from codex_workspace.platform.dispatcher import OWNER
     from codex_workspace.platform.registration import HealthSource, RegistrationOptions, join_platform
+    from codex_workspace.platform.token import read_secret, write_secret
 
     config, limits = settings.config.platform, settings.config.limits
     # Where nobody needs a token, the platform's messages cannot be told from others'.

@@ -14,7 +14,8 @@ from a2a.types import Message, Part, Role, SendMessageRequest
 from google.protobuf.json_format import ParseDict, ParseError
 
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.platform.client import ActivityRow, is_queued, text_of_parts, text_of_result
+from codex_workspace.platform.client_types import ActivityRow
+from codex_workspace.platform.payloads import is_queued, text_of_parts, text_of_result
 from codex_workspace.protocol.jsonrpc import safe_text
 from codex_workspace.storage.outbox import MAX_ID_CHARS, Route
 from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS
@@ -72,7 +73,7 @@ def read_row(row: ActivityRow, own_id: str) -> IncomingMessage | SkippedRow:
         return SkippedRow("what we have told the user")
     if row.method == UPLOAD:
         return SkippedRow("an upload")
-    if row.answered:
+    if row.has_response:
         return SkippedRow("it has its answer")
     if row.source_id == own_id and not has_parts:
         # A message to itself, such as the one that begins a conversation, has parts.

@@ -24,7 +24,8 @@ from codex_workspace.common.a2a_terms import AWAITING_INPUT, TERMINAL, Authentic
 from codex_workspace.common.concurrency import backoff
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.platform.activity_rows import DELEGATION, IncomingMessage, is_answer
-from codex_workspace.platform.client import PlatformClient, PlatformError
+from codex_workspace.platform.client import PlatformClient
+from codex_workspace.platform.client_types import PlatformError
 from codex_workspace.platform.reply_sender import ReplySender, sender_of
 from codex_workspace.server.limits import INTERNAL_ERROR
 from codex_workspace.server.overload import BusyError

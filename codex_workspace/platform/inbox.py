@@ -17,15 +17,8 @@ import anyio
 
 from codex_workspace.common.concurrency import backoff
 from codex_workspace.platform.activity_rows import RESULT, SkippedRow, read_row
-from codex_workspace.platform.client import (
-    MAX_PAGE,
-    ActivityPage,
-    ActivityRow,
-    CursorLost,
-    PlatformClient,
-    PlatformError,
-    WorkspaceRemoved,
-)
+from codex_workspace.platform.client import MAX_PAGE, PlatformClient
+from codex_workspace.platform.client_types import ActivityPage, ActivityRow, CursorLost, PlatformError, WorkspaceRemoved
 from codex_workspace.platform.dispatcher import message_from_row
 from codex_workspace.platform.reply_sender import instant, just_after
 from codex_workspace.storage.outbox import Cursor, Outbox, OutboxMessage, OutboxState
@@ -234,7 +227,7 @@ class Inbox:
             if page.is_last:
                 return True
             ahead = _ahead(page.rows)
-            if ahead is None and limit < MAX_PAGE and not (page.is_cut and limit > PAGE):
+            if ahead is None and limit < MAX_PAGE and not (page.is_reduced and limit > PAGE):
                 # All of a page is of one moment, and so may be what follows.
                 limit = min(limit * 4, MAX_PAGE)
             else:
@@ -253,7 +246,7 @@ class Inbox:
             else:
                 letter = await self._mail.take(found)
                 if letter is not None and letter.state is OutboxState.TAKEN:
-                    if row.method == RESULT and letter.delegation_id in self._api.waited_by_tools:
+                    if row.method == RESULT and letter.delegation_id in self._api.awaited_delegations:
                         self._held.append(letter)
                     else:
                         await self._desk.work_on(letter)
@@ -273,14 +266,14 @@ class Inbox:
             # It is what others have written, and comes again with each look: one row must not stop all others.
             logger.exception("a row of the inbox cannot be read, and is passed over")
             return SkippedRow("unreadable")
-        if row.method == RESULT and letter.delegation_id in self._api.told_by_tools:
+        if row.method == RESULT and letter.delegation_id in self._api.reported_delegations:
             return SkippedRow("a result that a tool has told")
         return letter
 
     async def _let_go(self) -> None:
         """Have the held results worked on whose tools have ended without telling them; what they have told is done."""
-        for letter in [each for each in self._held if each.delegation_id not in self._api.waited_by_tools]:
-            if letter.delegation_id in self._api.told_by_tools:
+        for letter in [each for each in self._held if each.delegation_id not in self._api.awaited_delegations]:
+            if letter.delegation_id in self._api.reported_delegations:
                 await self._mail.settle(letter)
             elif letter.id not in self._desk.open:
                 await self._desk.work_on(letter)
@@ -330,7 +323,7 @@ class Inbox:
                 back.first = [row for row in page.rows if row.created_at == page.rows[0].created_at]
             moment = None if page.is_last else just_after(page.rows[0].created_at)
             is_stuck = moment is not None and moment == back.before
-            if is_stuck and page.is_cut:
+            if is_stuck and page.is_reduced:
                 # More of this moment cannot be read; earlier ones can.
                 moment = page.rows[0].created_at
             elif is_stuck and back.limit < MAX_PAGE:

@@ -21,11 +21,11 @@ from codex_workspace.common.concurrency import backoff, task_group
 from codex_workspace.common.metrics import TaskOutcome
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.environment import Secret
-from codex_workspace.platform.client import (
+from codex_workspace.platform.client import PlatformClient
+from codex_workspace.platform.client_types import (
     DeliveryMode,
     HeartbeatReport,
     PlatformBusy,
-    PlatformClient,
     PlatformError,
     PlatformRejected,
     PlatformUnauthorized,

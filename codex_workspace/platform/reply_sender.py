@@ -19,11 +19,10 @@ from anyio.abc import TaskGroup
 from codex_workspace.common.concurrency import backoff
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.platform.activity_rows import DELEGATION, ECHO, IN_REPLY_TO, message_id_of
-from codex_workspace.platform.client import (
-    MAX_PAGE,
+from codex_workspace.platform.client import MAX_PAGE, PlatformClient
+from codex_workspace.platform.client_types import (
     ActivityRow,
     PlatformBusy,
-    PlatformClient,
     PlatformError,
     PlatformRejected,
     PlatformUnauthorized,
@@ -143,7 +142,7 @@ class ReplySender:
                 if isinstance(error, PlatformRejected) and not self._may_pass(letter, error, tries):
                     await self._give_up(letter, str(error))
                     return True
-                if not is_look and not (isinstance(error, PlatformUnreachable) and error.maybe_done):
+                if not is_look and not (isinstance(error, PlatformUnreachable) and error.outcome_unknown):
                     # This try has done nothing; the one before may have.
                     letter = await self._mail.sending(letter, unsure=before)
                 if self._is_silent(letter):
@@ -219,7 +218,7 @@ async def look_back(
             break
         # The next page begins with the moment at which this one ends: it may have more of it.
         is_stuck = just_after(oldest) == before
-        can_grow = limit < MAX_PAGE and not page.is_cut
+        can_grow = limit < MAX_PAGE and not page.is_reduced
         limit = min(limit * 4, MAX_PAGE) if is_stuck and can_grow else LOOKED_PAGE
         before = oldest if is_stuck and not can_grow else just_after(oldest)
     return list(found.values())

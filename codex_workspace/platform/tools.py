@@ -15,18 +15,16 @@ import anyio
 
 from codex_workspace.common.errors import AgentError
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.platform.client import (
+from codex_workspace.platform.client import PlatformClient
+from codex_workspace.platform.client_types import (
     ActivityRow,
     Delegation,
     PlatformBusy,
-    PlatformClient,
     PlatformPeer,
     PlatformRejected,
     PlatformUnreachable,
-    is_queued,
-    text_of_parts,
-    text_of_result,
 )
+from codex_workspace.platform.payloads import is_queued, text_of_parts, text_of_result
 from codex_workspace.storage.memories import Exchange, Memory
 from codex_workspace.tools.interface import (
     MemoryTool,
@@ -123,7 +121,7 @@ class PlatformPeers:
                 if left:
                     await anyio.sleep(POLL_S)
                     continue
-                if error.maybe_done:
+                if error.outcome_unknown:
                     raise ToolRefused(f"{error.public} It is not known whether the peer got the work.") from error
                 raise
             if _PLAIN_ID.fullmatch(given):
@@ -133,13 +131,13 @@ class PlatformPeers:
 
     async def _followed(self, handle: PeerTaskHandle, until: float, known: Delegation | None) -> PeerTaskReport:
         """Wait for the end of work. Once it was told here, its row in the inbox tells nothing new."""
-        self._api.waited_by_tools.append(handle.task)
+        self._api.awaited_delegations.append(handle.task)
         try:
             report = await self._wait(handle, until, known)
             if report.progress in _ENDS.values():
-                self._api.told_by_tools.append(handle.task)
+                self._api.reported_delegations.append(handle.task)
         finally:
-            self._api.waited_by_tools.remove(handle.task)
+            self._api.awaited_delegations.remove(handle.task)
         return report
 
     async def _wait(self, handle: PeerTaskHandle, until: float, known: Delegation | None) -> PeerTaskReport:
@@ -218,7 +216,7 @@ class PlatformNotifier:
         try:
             await self._api.notify(text)
         except PlatformUnreachable as error:
-            if error.maybe_done:
+            if error.outcome_unknown:
                 raise ToolRefused("It is not known whether the user got it; do not send it again.") from error
             raise
 

@@ -17,10 +17,11 @@ from google.protobuf.json_format import MessageToDict
 from codex_workspace.common.metrics import TaskOutcome
 from codex_workspace.config.environment import Secret
 from codex_workspace.devkit.platform.app import StandInPlatform
-from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client
+from codex_workspace.platform.client import PlatformClient, open_platform_client
 from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery
 from codex_workspace.platform.dispatcher import OWNER
 from codex_workspace.platform.registration import HealthSource, RegistrationOptions, TrackedExecutor, join_platform
+from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.server.app import ServerOptions, bind, build_app, serving
 from codex_workspace.storage.store import Store, open_store
 

@@ -16,21 +16,19 @@ import pytest
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.environment import Secret
 from codex_workspace.devkit.platform.app import running_platform
-from codex_workspace.platform.client import (
-    MAX_BODY_BYTES,
+from codex_workspace.platform.client import MAX_BODY_BYTES, PlatformClient, open_platform_client
+from codex_workspace.platform.client_types import (
     ActivityRow,
     CursorLost,
     PlatformBusy,
-    PlatformClient,
     PlatformError,
     PlatformRejected,
     PlatformUnauthorized,
     PlatformUnreachable,
     WorkspaceRemoved,
-    WorkspaceToken,
-    open_platform_client,
-    text_of_result,
 )
+from codex_workspace.platform.payloads import text_of_result
+from codex_workspace.platform.token import WorkspaceToken
 
 ME = "11111111-1111-4111-8111-111111111111"
 
@@ -77,7 +75,7 @@ async def test_tokens_are_told_of_before_they_can_show_up_anywhere(tmp_path: Pat
     provisioned = tmp_path / ".auth_token"
     async with running_platform() as platform:
         platform.add_workspace(ME, None, "poll", token_file=provisioned)
-        token = WorkspaceToken(tmp_path / "token", [provisioned], learned=learned.append)
+        token = WorkspaceToken(tmp_path / "token", [provisioned], on_secret=learned.append)
         async with open_platform_client(platform.url, ME, token) as api:
             registered = await api.register({"name": "a"}, "http://127.0.0.1:1", "poll")
             platform.rotate_token(ME)
@@ -107,7 +105,7 @@ async def test_a_token_that_was_rotated_is_read_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "\n", "two\nlines", "ümläut", "x" * 5000])
 async def test_a_file_without_a_token_is_passed_over(tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
-    token = WorkspaceToken(tmp_path / "token", given=Secret("given"))
+    token = WorkspaceToken(tmp_path / "token", from_environment=Secret("given"))
     assert token.current == Secret("given")
 
 
@@ -147,7 +145,7 @@ async def test_rows_come_oldest_first_and_bodies_may_be_texts(token: WorkspaceTo
     far = Far([httpx.Response(200, json=newest_first)])
     async with api_to(far, token) as api:
         rows = await api.activity(since_s=600, limit=10_000)
-    assert rows == [ActivityRow("2", "t2", answered=True), ActivityRow("3", "t3", request={"params": {}}, seq=3)]
+    assert rows == [ActivityRow("2", "t2", has_response=True), ActivityRow("3", "t3", request={"params": {}}, seq=3)]
     assert far.seen[0].url.params["limit"] == "500"
 
 
@@ -185,7 +183,7 @@ async def test_an_error_of_the_other_agent_is_none_of_the_platforms(token: Works
 async def test_another_agents_status_is_not_the_platforms(
     token: WorkspaceToken, status: int, error: type[PlatformError]
 ) -> None:
-    token.keep(Secret("good"))
+    token.store(Secret("good"))
     far = Far([httpx.Response(status, json={"error": "gone"}), httpx.Response(200, json=[])])
     async with api_to(far, token) as api:
         with pytest.raises(error):
@@ -227,7 +225,7 @@ async def test_a_page_that_is_too_large_is_read_in_smaller_ones(token: Workspace
     far = Far([large, large, httpx.Response(200, json=[{"id": "a"}])])
     async with api_to(far, token) as api:
         page = await api.page(limit=5)
-    assert ([row.id for row in page.rows], page.limit, page.is_cut, page.is_last) == (["a"], 1, True, False)
+    assert ([row.id for row in page.rows], page.limit, page.is_reduced, page.is_last) == (["a"], 1, True, False)
 
 
 class Drip(httpx.AsyncByteStream):
@@ -258,7 +256,7 @@ async def test_nobody_at_home_is_known_not_to_have_done_it(token: WorkspaceToken
     async with open_platform_client("http://127.0.0.1:9", ME, token) as api:
         with pytest.raises(PlatformUnreachable) as raised:
             await api.notify("hello")
-    assert not raised.value.maybe_done
+    assert not raised.value.outcome_unknown
 
 
 @pytest.mark.parametrize("odd", [{}, {"parts": 5}, {"artifacts": [1, {"parts": [None]}]}, {"status": "x"}])

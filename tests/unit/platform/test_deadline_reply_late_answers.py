@@ -14,9 +14,10 @@ from codex_workspace.common.a2a_terms import PRINCIPAL, AuthenticatedUser
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.devkit.platform.app import StandInPlatform, message_of, running_platform
 from codex_workspace.devkit.platform.store import NewRow
-from codex_workspace.platform.client import WorkspaceToken, open_platform_client
+from codex_workspace.platform.client import open_platform_client
 from codex_workspace.platform.deadline_reply import DeferredReplies, open_deferred_replies
 from codex_workspace.platform.dispatcher import SENT_APART, STILL_WORKING
+from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.server.app import card_facts
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.handler import IdempotentHandler

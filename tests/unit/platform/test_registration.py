@@ -22,7 +22,7 @@ from codex_workspace.devkit.platform.delivery import result_row
 from codex_workspace.devkit.platform.faults import Fault
 from codex_workspace.devkit.platform.store import NewRow
 from codex_workspace.platform.activity_rows import IncomingMessage, SkippedRow, read_row
-from codex_workspace.platform.client import ActivityRow, DeliveryMode
+from codex_workspace.platform.client_types import ActivityRow, DeliveryMode
 from codex_workspace.platform.dispatcher import STILL_WORKING, Dispatcher
 from codex_workspace.server.app import bind, serving
 from codex_workspace.server.handler import IdempotentHandler
@@ -135,7 +135,7 @@ async def test_rows_of_all_kinds_are_work_or_they_are_not(tmp_path: Path) -> Non
 
 async def test_a_result_that_a_tool_has_told_is_not_told_again(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place), placed(place) as agent:
-        agent.api.told_by_tools.append("work-1")
+        agent.api.reported_delegations.append("work-1")
         platform.write(result_row(ME, PEER, "work-1", "told"))
         platform.write(result_row(ME, PEER, "work-2", "new"))
         await platform.until(lambda: len(platform.notifications(ME)) == 1)
@@ -145,14 +145,14 @@ async def test_a_result_that_a_tool_has_told_is_not_told_again(tmp_path: Path) -
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_a_result_that_a_tool_waits_for_is_told_by_one_of_both(tmp_path: Path, *, is_told: bool) -> None:
     async with world(tmp_path) as (platform, place), placed(place) as agent:
-        agent.api.waited_by_tools.append("work-1")
+        agent.api.awaited_delegations.append("work-1")
         platform.write(result_row(ME, PEER, "work-1", "it is done"))
         await platform.canvas_message(ME, "hello")
         await platform.until(lambda: platform.notifications(ME) == ["echo: hello"])
         assert place.echo.heard == ["hello"]
         if is_told:
-            agent.api.told_by_tools.append("work-1")
-        agent.api.waited_by_tools.clear()
+            agent.api.reported_delegations.append("work-1")
+        agent.api.awaited_delegations.clear()
         if not is_told:
             await platform.until(lambda: len(platform.notifications(ME)) == 2)
         while await agent.store.mail.unfinished():

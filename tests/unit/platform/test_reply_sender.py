@@ -12,8 +12,9 @@ import pytest
 from codex_workspace.devkit.platform.app import StandInPlatform, running_platform
 from codex_workspace.devkit.platform.faults import Fault
 from codex_workspace.devkit.platform.store import NewRow
-from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client
+from codex_workspace.platform.client import PlatformClient, open_platform_client
 from codex_workspace.platform.reply_sender import PEER_PATIENCE_S, ReplySender, look_back
+from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.storage.outbox import Outbox, OutboxMessage, Route
 from codex_workspace.storage.store import open_store
 from tests.support.platform_place import ME, PEER

@@ -17,13 +17,9 @@ from starlette.routing import Route
 from codex_workspace.config.environment import Secret
 from codex_workspace.devkit.platform.app import running_platform
 from codex_workspace.devkit.platform.delivery import result_row
-from codex_workspace.platform.client import (
-    PlatformClient,
-    PlatformRejected,
-    PlatformUnauthorized,
-    WorkspaceToken,
-    open_platform_client,
-)
+from codex_workspace.platform.client import PlatformClient, open_platform_client
+from codex_workspace.platform.client_types import PlatformRejected, PlatformUnauthorized
+from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.platform.tools import (
     CUT,
     OF_THE_PLATFORM,
@@ -77,7 +73,7 @@ class Platform:
 @asynccontextmanager
 async def api_of(platform: Platform) -> AsyncIterator[PlatformClient]:
     app = Starlette(routes=[Route("/{path:path}", platform.answer, methods=["GET", "POST"])])
-    token = WorkspaceToken(Path("/none"), given=Secret("token-0123456789"))
+    token = WorkspaceToken(Path("/none"), from_environment=Secret("token-0123456789"))
     async with open_platform_client("http://platform", ME, token, httpx.ASGITransport(app)) as api:
         yield api
 
@@ -112,7 +108,7 @@ async def test_work_is_waited_for_by_its_delegation(name: str) -> None:
 async def test_a_long_answer_is_told_in_full_while_the_platform_has_it(tmp_path: Path) -> None:
     async with running_platform() as platform:
         platform.add_workspace(ME, "token-0123456789", "poll")
-        token = WorkspaceToken(tmp_path / "token", given=Secret("token-0123456789"))
+        token = WorkspaceToken(tmp_path / "token", from_environment=Secret("token-0123456789"))
         async with open_platform_client(platform.url, ME, token) as api:
             delegation_id, _ = platform.store.delegate(ME, ADA, "review it", None)
             platform.store.settle_delegation(delegation_id, "completed", "ö" * 1000)
@@ -190,13 +186,13 @@ async def test_work_counts_as_told_when_a_tool_has_told_its_end_and_not_before()
         work = PlatformPeers(api)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work.check, PeerTaskHandle(ADA, "d-1"), 60)
-            while not api.waited_by_tools:
+            while not api.awaited_delegations:
                 await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
-        assert (api.waited_by_tools, list(api.told_by_tools)) == ([], [])
+        assert (api.awaited_delegations, list(api.reported_delegations)) == ([], [])
         platform.answers[f"GET /workspaces/{ME}/delegations"] = [[row("completed", result="Good.")]]
         await work.check(PeerTaskHandle(ADA, "d-1"), 0)
-        assert (api.waited_by_tools, list(api.told_by_tools)) == ([], ["d-1"])
+        assert (api.awaited_delegations, list(api.reported_delegations)) == ([], ["d-1"])
 
 
 async def test_nobody_is_given_work_whom_the_platform_does_not_list() -> None:
@@ -315,7 +311,11 @@ async def test_principals_of_a_name_of_their_own_stay_among_themselves() -> None
         assert [peer.name for peer in await tools.work.peers()] == ["own", ADA]
         platform.answers[f"GET /registry/{ME}/peers"] = [502]
         own, theirs = await tools.work.peers()
-        assert (own.name, theirs.name, theirs.problem) == ("own", OF_THE_PLATFORM, "The platform answers HTTP 502.")
+        assert (own.name, theirs.name, theirs.problem) == (
+            "own",
+            OF_THE_PLATFORM,
+            "The platform responds with HTTP 502.",
+        )
     assert kept.held == [("bob", "Bob's.")]
     assert [body["content"] for body in platform.bodies[f"POST /workspaces/{ME}/memories"]] == ["The platform's."]
     assert len(platform.bodies[f"POST /workspaces/{ME}/notify"]) == 1

@@ -24,18 +24,17 @@ from codex_workspace.config.environment import Secret
 from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.devkit.platform.faults import Fault, Faults, read_faults
 from codex_workspace.devkit.platform.store import NewRow
-from codex_workspace.platform.client import (
+from codex_workspace.platform.client import PlatformClient, open_platform_client
+from codex_workspace.platform.client_types import (
     CursorLost,
     HeartbeatReport,
     PlatformBusy,
-    PlatformClient,
     PlatformRejected,
     PlatformUnauthorized,
     PlatformUnreachable,
-    WorkspaceToken,
-    open_platform_client,
-    text_of_parts,
 )
+from codex_workspace.platform.payloads import text_of_parts
+from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.server.app import bind, serving
 from tests.docs.test_docs import PLATFORM, path_with_curl, the_snippet
 from tests.support.paths import ROOT
@@ -58,7 +57,7 @@ async def workspace(
 @asynccontextmanager
 async def api_of(platform: StandInPlatform, workspace_id: str, token: str) -> AsyncIterator[PlatformClient]:
     async with open_platform_client(
-        platform.url, workspace_id, WorkspaceToken(Path("/dev/null/token"), given=Secret(token))
+        platform.url, workspace_id, WorkspaceToken(Path("/dev/null/token"), from_environment=Secret(token))
     ) as api:
         yield api
 
@@ -150,7 +149,7 @@ async def test_a_workspace_that_was_removed_is_gone_though_it_seems_to_register(
     async with running_platform() as platform:
         platform.add_workspace(ADA, "ada's", "poll")
         async with open_platform_client(
-            platform.url, ADA, WorkspaceToken(tmp_path / "token", given=Secret("ada's"))
+            platform.url, ADA, WorkspaceToken(tmp_path / "token", from_environment=Secret("ada's"))
         ) as api:
             assert not await api.is_removed()
             platform.remove(ADA)
