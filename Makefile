@@ -23,7 +23,7 @@ help:            ## list the targets
 demo: demo-setup .venv/runtime  ## run the agent with the real codex and a scripted model: no key needed
 	@$(BIN)/python -m codex_workspace demo
 
-demo-platform: demo-setup .venv/runtime  ## run two agents on a stand-in for the platform: one delegates work to the other
+demo-platform: demo-setup .venv/runtime  ## run two agents on a simulated platform: one delegates work to the other
 	@$(BIN)/python -m codex_workspace demo --platform
 
 demo-picture: .venv/dev  ## record the first turn of the demo for the README: docs/demo.svg
