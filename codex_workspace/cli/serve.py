@@ -28,7 +28,7 @@ from codex_workspace.agent import is_exec, open_agent, prepare_state, secrets_of
 from codex_workspace.codex.transcript import TranscriptReader
 from codex_workspace.common.a2a_terms import PRINCIPAL
 from codex_workspace.common.concurrency import task_group
-from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.files import hold_folder
 from codex_workspace.common.logs import set_up_logging
 from codex_workspace.common.redact import Redactor
@@ -37,7 +37,6 @@ from codex_workspace.config.environment import Secret
 from codex_workspace.config.prompts import Skill
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, PlatformSettings, Settings
-from codex_workspace.config.validation import Place
 from codex_workspace.runtimes.backend import BackendStats
 from codex_workspace.server.app import Application, Readiness, ServerOptions, bind, build_app, serving
 from codex_workspace.server.grpc_server import GrpcListener, grpc_bound
@@ -474,7 +473,7 @@ def server_options(
     # Imported by those who sign: it takes 30 ms.
     from codex_workspace.server.card_signing import card_signer
 
-    file, place = settings.config_file, Place(str(settings.config_file)).at("a2a.signing_key_file")
+    file, place = settings.config_file, ConfigLocation(str(settings.config_file)).at("a2a.signing_key_file")
     return replace(options, sign=card_signer(file.parent / config.a2a.signing_key_file, place))
 
 

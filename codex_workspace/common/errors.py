@@ -10,6 +10,7 @@ Neither ever holds a secret: whoever makes the error scrubs what it quotes.
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -74,6 +75,23 @@ class AgentError(Exception):
 
 class ConfigError(AgentError, RuntimeError):
     """The operator has to mend the configuration: the text names file, key and remedy. Exit code 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigLocation:
+    """The file (or "environment") and the dotted key of a configured value; `error` puts both before a problem."""
+
+    file: str
+    key: str = ""
+
+    def at(self, name: str) -> "ConfigLocation":
+        return ConfigLocation(self.file, f"{self.key}.{name}" if self.key else name)
+
+    def item(self, index: int) -> "ConfigLocation":
+        return ConfigLocation(self.file, f"{self.key}[{index}]")
+
+    def error(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self.file}: {self.key}: {problem}" if self.key else f"{self.file}: {problem}")
 
 
 class StoreUnavailable(AgentError):

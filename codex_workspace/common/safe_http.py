@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 import anyio
 import httpcore
 
-from codex_workspace.common.errors import AgentError
-from codex_workspace.config.validation import Place, shown
+from codex_workspace.common.errors import AgentError, ConfigLocation
+from codex_workspace.common.values import quoted
 
 MAX_URL_CHARS: Final = 2048
 
@@ -38,7 +38,7 @@ CHECK_LOOK_UP_S: Final = 2.0
 
 USER_AGENT: Final = "codex-workspace"
 
-ALLOW: Final = Place("push.allow")
+ALLOW: Final = ConfigLocation("push.allow")
 """The key that says what is let through, where its file is not known."""
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class AllowList:
     networks: tuple[Network, ...] = ()
 
     @classmethod
-    def of(cls, entries: Iterable[str], place: Place = ALLOW) -> "AllowList":
+    def of(cls, entries: Iterable[str], place: ConfigLocation = ALLOW) -> "AllowList":
         """Read the entries of `push.allow`, which stand at `place`.
 
         Raises:
@@ -166,7 +166,7 @@ class AllowList:
                 # Four numbers, or a slash, are a network that was misspelt.
                 if not re.fullmatch(r"(?![0-9.]+$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", entry):
                     raise place.item(index).error(
-                        f"must be a host name, an address, or a network such as 10.0.0.0/8, but is {shown(entry)}"
+                        f"must be a host name, an address, or a network such as 10.0.0.0/8, but is {quoted(entry)}"
                     ) from error
                 hosts.add(entry.lower())
         return cls(frozenset(hosts), tuple(networks))

@@ -105,3 +105,8 @@ def version_in(text: str) -> Version | None:
 def dotted(version: Version) -> str:
     """Return a version as people write it."""
     return ".".join(map(str, version))
+
+
+def quoted(value: str) -> str:
+    """Return `value` in quotation marks for a sentence, cut to 40 characters."""
+    return repr(value if len(value) <= 40 else value[:40] + "…")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
-from codex_workspace.config.validation import Place, read_value, shown
+from codex_workspace.common.errors import ConfigLocation
+from codex_workspace.common.values import quoted
+from codex_workspace.config.validation import read_value
 
 _T = TypeVar("_T")
 
@@ -92,7 +94,7 @@ ENVIRONMENT: tuple[Variable, ...] = (
 """Every variable that `load_settings` reads; the providers' credentials are named by their registry."""
 
 _KNOWN = {variable.name: variable for variable in ENVIRONMENT}
-IN_ENVIRONMENT = Place("environment")
+IN_ENVIRONMENT = ConfigLocation("environment")
 """Where to say that a variable is wrong: `IN_ENVIRONMENT.at(name).error(…)`."""
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -117,19 +119,21 @@ class Variables:
         if value is None:
             return None
         if not re.fullmatch(r"[0-9]{1,5}", value) or int(value) > 65535:
-            raise IN_ENVIRONMENT.at(name).error(f"must be a whole number from 0 to 65535, but is {shown(value)}")
+            raise IN_ENVIRONMENT.at(name).error(f"must be a whole number from 0 to 65535, but is {quoted(value)}")
         return int(value)
 
     def flag(self, name: str) -> bool:
         value = (self.text(name) or "0").lower()
         if value not in (*_TRUE, *_FALSE):
-            raise IN_ENVIRONMENT.at(name).error(f"must be one of {', '.join((*_TRUE, *_FALSE))}, but is {shown(value)}")
+            raise IN_ENVIRONMENT.at(name).error(
+                f"must be one of {', '.join((*_TRUE, *_FALSE))}, but is {quoted(value)}"
+            )
         return value in _TRUE
 
     def choice(self, name: str, allowed: Mapping[str, _T], default: str) -> _T:
         value = (self.text(name) or default).lower()
         if value not in allowed:
-            raise IN_ENVIRONMENT.at(name).error(f"must be one of {', '.join(allowed)}, but is {shown(value)}")
+            raise IN_ENVIRONMENT.at(name).error(f"must be one of {', '.join(allowed)}, but is {quoted(value)}")
         return allowed[value]
 
     def path(self, name: str, cwd: Path) -> Path | None:
@@ -180,7 +184,7 @@ def read_header_secret(env: Mapping[str, str], name: str) -> Secret | None:
     return None if secret is None else _for_header(secret, IN_ENVIRONMENT.at(name))
 
 
-def read_header_secret_file(file: Path, place: Place) -> Secret:
+def read_header_secret_file(file: Path, place: ConfigLocation) -> Secret:
     """The secret in a file (its one trailing newline taken off), for one that travels in an HTTP header.
 
     Raises:
@@ -189,7 +193,7 @@ def read_header_secret_file(file: Path, place: Place) -> Secret:
     return _for_header(Secret(_text_of(file, place)), place)
 
 
-def _text_of(file: Path, place: Place) -> str:
+def _text_of(file: Path, place: ConfigLocation) -> str:
     # The sentences do not show the name: it may be the secret itself, put in the wrong variable.
     try:
         text = file.read_bytes().decode()
@@ -203,7 +207,7 @@ def _text_of(file: Path, place: Place) -> str:
     return text
 
 
-def _for_header(secret: Secret, place: Place) -> Secret:
+def _for_header(secret: Secret, place: ConfigLocation) -> Secret:
     if not re.fullmatch(r"[\x21-\x7e]+", secret.reveal()):
         raise place.error("must be printable ASCII without blanks or line breaks")
     return secret

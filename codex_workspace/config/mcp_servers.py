@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
+from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.config.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret, read_secret
 from codex_workspace.config.toml_text import KeyPath, TomlValue
-from codex_workspace.config.validation import EnvName, Matches, Place, Seconds, Slug, Text
+from codex_workspace.config.validation import EnvName, Matches, Seconds, Slug, Text
 
 McpUrl = Annotated[
     str,
@@ -144,7 +145,7 @@ class McpServers:
 class _Missing(Exception):
     """A variable that is named and not set."""
 
-    def __init__(self, name: str, place: Place) -> None:
+    def __init__(self, name: str, place: ConfigLocation) -> None:
         super().__init__(name)
         self.name = name
         self.place = place
@@ -154,7 +155,7 @@ class _Missing(Exception):
         return f"names the variable {self.name}, which is not set; set it (or {self.name}_FILE)"
 
 
-def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], place: Place) -> McpServers:
+def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], place: ConfigLocation) -> McpServers:
     """The servers with their variables filled in from `env`. `place` is where `entries` stand, for messages.
 
     One that is not required and names a variable that is not set is left out.
@@ -178,7 +179,7 @@ def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], place: Pl
     return McpServers(tuple(found.values()), left_out)
 
 
-def _check(entry: McpServerEntry, here: Place) -> None:
+def _check(entry: McpServerEntry, here: ConfigLocation) -> None:
     if (entry.command is None) == (entry.url is None):
         raise here.error("must have one of command and url")
     of_program = {"args": bool(entry.args), "env": bool(entry.env), "cwd": entry.cwd is not None}
@@ -195,7 +196,7 @@ def _check(entry: McpServerEntry, here: Place) -> None:
 class _Reader:
     """Makes a `McpServer` of one entry."""
 
-    def __init__(self, entry: McpServerEntry, env: Mapping[str, str], here: Place) -> None:
+    def __init__(self, entry: McpServerEntry, env: Mapping[str, str], here: ConfigLocation) -> None:
         self._entry = entry
         self._env = env
         self._here = here
@@ -264,7 +265,7 @@ class _Reader:
                 self._private["http_headers", header] = value
         return table
 
-    def _filled(self, text: str, place: Place) -> Secret | None:
+    def _filled(self, text: str, place: ConfigLocation) -> Secret | None:
         """`text` with every `${NAME}` filled in; None where there is none in it."""
         filled: list[str] = []
         end = 0
@@ -275,7 +276,7 @@ class _Reader:
             end = found.end()
         return Secret("".join((*filled, text[end:]))) if named else None
 
-    def _value(self, reference: str, place: Place) -> str:
+    def _value(self, reference: str, place: ConfigLocation) -> str:
         name = reference.removeprefix("${").removesuffix("}")
         if not (reference.endswith("}") and _NAME.fullmatch(name)):
             raise place.error("holds ${ without the name of a variable and }; a plain ${ is written $${")

@@ -7,8 +7,10 @@ Nobody else is ever called: the model names a peer, never an address. How they a
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from codex_workspace.common.errors import ConfigLocation
+from codex_workspace.common.values import quoted
 from codex_workspace.config.environment import Secret, read_header_secret
-from codex_workspace.config.validation import EnvName, HttpUrl, Place, Slug, shown
+from codex_workspace.config.validation import EnvName, HttpUrl, Slug
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Peer:
     allow_private: bool = False
 
 
-def resolve_peers(entries: Iterable[PeerEntry], env: Mapping[str, str], place: Place) -> tuple[Peer, ...]:
+def resolve_peers(entries: Iterable[PeerEntry], env: Mapping[str, str], place: ConfigLocation) -> tuple[Peer, ...]:
     """The peers with their tokens read from `env`. `place` is where `entries` stand, for messages.
 
     Raises:
@@ -50,14 +52,14 @@ def resolve_peers(entries: Iterable[PeerEntry], env: Mapping[str, str], place: P
     for index, entry in enumerate(entries):
         here = place.item(index)
         if entry.name in found:
-            raise here.at("name").error(f"is there twice: {shown(entry.name)}")
+            raise here.at("name").error(f"is there twice: {quoted(entry.name)}")
         found[entry.name] = Peer(
             entry.name, entry.url, entry.description, _token(entry.token_env, env, here), entry.allow_private
         )
     return tuple(found.values())
 
 
-def _token(name: str | None, env: Mapping[str, str], here: Place) -> Secret | None:
+def _token(name: str | None, env: Mapping[str, str], here: ConfigLocation) -> Secret | None:
     if name is None:
         return None
     token = read_header_secret(env, name)

@@ -21,8 +21,8 @@ from typing import Annotated, Final
 
 import yaml
 
-from codex_workspace.common.errors import ConfigError
-from codex_workspace.config.validation import Matches, Place, read_section
+from codex_workspace.common.errors import ConfigError, ConfigLocation
+from codex_workspace.config.validation import Matches, read_section
 
 USUAL: Final = "system-prompt.md"
 """Where config.yaml names no prompt file this one is read, if it is there: the platform's rule."""
@@ -66,7 +66,7 @@ class Instructions:
 
 
 def read_instructions(
-    named: Sequence[str], folder: Path, place: Place, read_by_codex: Collection[Path] = ()
+    named: Sequence[str], folder: Path, place: ConfigLocation, read_by_codex: Collection[Path] = ()
 ) -> Instructions:
     """Read the files that `prompt_files` names (or the usual one), and what the platform keeps for codex beside them.
 
@@ -81,7 +81,7 @@ def read_instructions(
     files = [(folder / name, place.item(index)) for index, name in enumerate(named)]
     usual = [] if files else [folder / USUAL]
     memory = [] if folder in read_by_codex else [folder / MEMORY]
-    files += [(file, Place(str(file))) for file in (*usual, *memory) if file.is_file()]
+    files += [(file, ConfigLocation(str(file))) for file in (*usual, *memory) if file.is_file()]
     texts: list[str] = []
     left = MAX_BYTES
     for file, where in files:
@@ -91,7 +91,7 @@ def read_instructions(
     return Instructions("\n\n".join(text for text in texts if text), tuple(file for file, _ in files))
 
 
-def read_text(file: Path, folder: Path, place: Place, max_bytes: int, too_large: str) -> str:
+def read_text(file: Path, folder: Path, place: ConfigLocation, max_bytes: int, too_large: str) -> str:
     """Return what is in a file of the operator's, of at most `max_bytes`; `too_large` says of what it is too much.
 
     Raises:
@@ -168,7 +168,7 @@ class Skill:
     description: str
 
 
-def read_skills(named: Sequence[str], folder: Path, place: Place) -> tuple[Skill, ...]:
+def read_skills(named: Sequence[str], folder: Path, place: ConfigLocation) -> tuple[Skill, ...]:
     """Read the skills that config.yaml names, from `folder`, which is config.yaml's own.
 
     Raises:
@@ -184,7 +184,7 @@ def read_skills(named: Sequence[str], folder: Path, place: Place) -> tuple[Skill
     return tuple(skills)
 
 
-def _read_skill(skill: Path, folder: Path, place: Place) -> Skill:
+def _read_skill(skill: Path, folder: Path, place: ConfigLocation) -> Skill:
     file = skill / "SKILL.md"
     text = read_text(file, folder, place, MAX_BYTES_SKILLS, f"a SKILL.md may have {MAX_BYTES_SKILLS} bytes")
     found = _FRONT.match(text)
@@ -195,7 +195,7 @@ def _read_skill(skill: Path, folder: Path, place: Place) -> Skill:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise place.error(f"names {file}, whose head is not YAML: {' '.join(str(error).split())}") from error
     known = {key: keys[key] for key in ("name", "description") if key in keys} if isinstance(keys, dict) else keys
-    front = read_section(_Front, known, Place(str(file)))
+    front = read_section(_Front, known, ConfigLocation(str(file)))
     return Skill(skill, front.name, front.description)
 
 

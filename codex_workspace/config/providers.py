@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.config.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret
 from codex_workspace.config.login import AUTH_NAME, configured_login, stored_login
 from codex_workspace.config.settings import ProviderEntry, Settings
-from codex_workspace.config.validation import HttpUrl, Place, read_value
+from codex_workspace.config.validation import HttpUrl, read_value
 
 AuthMode = Literal["openai_api", "openai_compat_responses", "chatgpt_subscription"]
 
@@ -97,7 +97,7 @@ def registry(settings: Settings) -> tuple[Provider, ...]:
     Raises:
         ConfigError: an entry contradicts itself, or two share a name or slug.
     """
-    place = Place(str(settings.config_file)).at("providers")
+    place = ConfigLocation(str(settings.config_file)).at("providers")
     own = tuple(_provider(entry, place.item(index)) for index, entry in enumerate(settings.config.providers))
     for attribute, words in (("name", "name"), ("slug", "model_provider_slug")):
         seen: set[str] = set()
@@ -151,7 +151,7 @@ def choose_provider(settings: Settings, env: Mapping[str, str]) -> ChosenProvide
     raise IN_ENVIRONMENT.error(f"no provider has a credential; set {_one_of(names)} (each also as …_FILE)")
 
 
-def _provider(entry: ProviderEntry, place: Place) -> Provider:
+def _provider(entry: ProviderEntry, place: ConfigLocation) -> Provider:
     compat = entry.auth_mode == "openai_compat_responses"
     if compat and entry.base_url is None:
         raise place.at("base_url").error("is missing; auth_mode openai_compat_responses needs an http(s) URL")
@@ -177,7 +177,7 @@ def _provider(entry: ProviderEntry, place: Place) -> Provider:
     )
 
 
-def _slug(entry: ProviderEntry, place: Place) -> str:
+def _slug(entry: ProviderEntry, place: ConfigLocation) -> str:
     if entry.model_provider_slug in RESERVED_SLUGS:
         raise place.at("model_provider_slug").error(
             f"must not be one of codex's own ({', '.join(sorted(RESERVED_SLUGS))}), but is {entry.model_provider_slug}"
@@ -205,7 +205,7 @@ def _refuse_provider_as_model(settings: Settings, providers: Sequence[Provider])
 def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider]) -> None:
     """Refuse what `required_env` names and nobody has set; a provider's own variables are asked for by the choice."""
     credentials = {name for provider in providers for name in provider.auth_env}
-    place = Place(str(settings.config_file)).at("runtime_config.required_env")
+    place = ConfigLocation(str(settings.config_file)).at("runtime_config.required_env")
     for index, name in enumerate(settings.config.runtime_config.required_env):
         if name not in credentials and not (env.get(name) or env.get(f"{name}_FILE")):
             raise place.item(index).error(f"names the variable {name}, which is not set; set it (or {name}_FILE)")
@@ -218,7 +218,7 @@ def _begins(model: str, provider: Provider) -> bool:
 
 
 def _explicit(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider], name: str) -> ChosenProvider:
-    place = Place(str(settings.config_file)).at("runtime_config.provider")
+    place = ConfigLocation(str(settings.config_file)).at("runtime_config.provider")
     provider = next((each for each in providers if each.name == name), None)
     if provider is None:
         names = [each.name for each in providers]

@@ -16,7 +16,8 @@ from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import unquote
 
 from codex_workspace.common.a2a_terms import PRINCIPAL
-from codex_workspace.common.values import MAX_INPUT_CHARS
+from codex_workspace.common.errors import ConfigLocation
+from codex_workspace.common.values import MAX_INPUT_CHARS, quoted
 from codex_workspace.config.environment import (
     CREDENTIALS,
     IN_ENVIRONMENT,
@@ -32,7 +33,6 @@ from codex_workspace.config.validation import (
     EnvName,
     HttpUrl,
     Matches,
-    Place,
     Range,
     Refused,
     Seconds,
@@ -40,7 +40,6 @@ from codex_workspace.config.validation import (
     Text,
     load_yaml,
     read_section,
-    shown,
 )
 
 CONFIG_NAME = "config.yaml"
@@ -403,8 +402,8 @@ class ObservabilitySettings:
         values = [unquote(pair.partition("=")[2].strip()) for pair in told]
         # "Bearer …": the token alone, too.
         values += [value.rpartition(" ")[2] for value in values if " " in value]
-        shown = [Secret(value) for value in values if len(value) >= SHORTEST_HEADER_SECRET]
-        return [*shown, *([self.metrics_token] if self.metrics_token is not None else [])]
+        quoted = [Secret(value) for value in values if len(value) >= SHORTEST_HEADER_SECRET]
+        return [*quoted, *([self.metrics_token] if self.metrics_token is not None else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,24 +514,24 @@ def load_settings(
     here = (cwd or Path.cwd()).resolve()
     file = _config_file(variables, config_path, here, root)
     content = load_yaml(file)
-    config = read_section(Config, content, Place(str(file)))
-    _check_versions(config.a2a, Place(str(file)).at("a2a"))
-    _check_allowed(config.push, Place(str(file)).at("push.allow"))
+    config = read_section(Config, content, ConfigLocation(str(file)))
+    _check_versions(config.a2a, ConfigLocation(str(file)).at("a2a"))
+    _check_allowed(config.push, ConfigLocation(str(file)).at("push.allow"))
     state = _state_dir(variables, here, root)
     platform = _platform(variables, state, (variables.path("CONFIGS_DIR", here), file.parent))
-    _check_names(config, platform, Place(str(file)).at("mcp_servers"))
+    _check_names(config, platform, ConfigLocation(str(file)).at("mcp_servers"))
     model, source = _model(variables, config, file)
     workspace, home = _workspace_dir(variables, here, root), variables.path("CODEX_HOME", here) or state / "codex"
     listen = _listen(variables, config, file)
     own = {"the state folder": state, "CODEX_HOME": home, "config.yaml": file, "the skills": file.parent / "skills"}
     if config.codex.hide_secrets and config.codex.sandbox not in ("read-only", "workspace-write"):
         raise (
-            Place(str(file))
+            ConfigLocation(str(file))
             .at("codex.hide_secrets")
             .error(f"is for codex's own sandbox, but the sandbox is {config.codex.sandbox}; leave it out")
         )
-    _check_backend(config.codex, Place(str(file)).at("codex"))
-    _check_folders(config.codex, workspace, own, Place(str(file)).at("codex.writable_folders"))
+    _check_backend(config.codex, ConfigLocation(str(file)).at("codex"))
+    _check_folders(config.codex, workspace, own, ConfigLocation(str(file)).at("codex.writable_folders"))
     return Settings(
         config=config,
         config_file=file,
@@ -546,15 +545,15 @@ def load_settings(
         platform=platform,
         model=model,
         model_source=source,
-        mcp=resolve(config.mcp_servers, env, Place(str(file)).at("mcp_servers")),
+        mcp=resolve(config.mcp_servers, env, ConfigLocation(str(file)).at("mcp_servers")),
         instructions=read_instructions(
-            config.prompt_files, file.parent, Place(str(file)).at("prompt_files"), (workspace, home)
+            config.prompt_files, file.parent, ConfigLocation(str(file)).at("prompt_files"), (workspace, home)
         ),
-        skills=read_skills(config.skills, file.parent, Place(str(file)).at("skills")),
+        skills=read_skills(config.skills, file.parent, ConfigLocation(str(file)).at("skills")),
         observing=_observing(variables, listen),
         misplaced=tuple(key for key in MISPLACED if isinstance(content, dict) and key in content),
         unused=_credentials_in(env, config),
-        peers=resolve_peers(config.peers, env, Place(str(file)).at("peers")),
+        peers=resolve_peers(config.peers, env, ConfigLocation(str(file)).at("peers")),
     )
 
 
@@ -564,7 +563,7 @@ def _credentials_in(env: Mapping[str, str], config: Config) -> tuple[Secret, ...
     return tuple(Secret(env[name]) for name in names if env.get(name))
 
 
-def _check_versions(a2a: A2AConfig, place: Place) -> None:
+def _check_versions(a2a: A2AConfig, place: ConfigLocation) -> None:
     if not a2a.protocol_versions or len(set(a2a.protocol_versions)) < len(a2a.protocol_versions):
         raise place.at("protocol_versions").error("must name each version once, and at least one")
     if a2a.signing_key_file is not None and a2a.protocol_versions != ("1.0",):
@@ -573,7 +572,7 @@ def _check_versions(a2a: A2AConfig, place: Place) -> None:
         )
 
 
-def _check_allowed(push: PushConfig, place: Place) -> None:
+def _check_allowed(push: PushConfig, place: ConfigLocation) -> None:
     if push.allow:
         # Imported by those who name some: with its HTTP client it takes 100 ms.
         from codex_workspace.common.safe_http import AllowList
@@ -586,7 +585,7 @@ def _has_agent_tools(config: Config, platform: PlatformSettings | None) -> bool:
     return config.agent_tools == "always" or (config.agent_tools == "auto" and has_peers)
 
 
-def _check_names(config: Config, platform: PlatformSettings | None, place: Place) -> None:
+def _check_names(config: Config, platform: PlatformSettings | None, place: ConfigLocation) -> None:
     for index, entry in enumerate(config.mcp_servers):
         if entry.name == OWN_TOOLS and _has_agent_tools(config, platform):
             raise (
@@ -631,7 +630,7 @@ def _workspace_dir(variables: Variables, cwd: Path, root: Path) -> Path:
     return folder
 
 
-def _check_backend(codex: CodexConfig, place: Place) -> None:
+def _check_backend(codex: CodexConfig, place: ConfigLocation) -> None:
     """Refuse what cannot be had where each turn is a `codex exec`: nobody can say anything to that one."""
     if codex.backend != "exec":
         return
@@ -645,7 +644,7 @@ def _check_backend(codex: CodexConfig, place: Place) -> None:
             raise place.at(key).error(f"cannot be {value} with codex.backend: exec, as {why}; change one of the two")
 
 
-def _check_folders(codex: CodexConfig, workspace: Path, own: Mapping[str, Path], place: Place) -> None:
+def _check_folders(codex: CodexConfig, workspace: Path, own: Mapping[str, Path], place: ConfigLocation) -> None:
     """Refuse writable folders that are not there, or that hold what is the agent's `own`, by what it is called."""
     if codex.writable_folders and codex.sandbox != "workspace-write":
         raise place.error(f"is for sandbox workspace-write, but the sandbox is {codex.sandbox}; leave one of them out")
@@ -690,7 +689,7 @@ def _model(variables: Variables, config: Config, file: Path) -> tuple[str, str]:
         if model is not None:
             return model, source
     raise (
-        Place(str(file))
+        ConfigLocation(str(file))
         .at("runtime_config.model")
         .error("is missing; it must be a model such as gpt-5.5 (or set MODEL)")
     )
@@ -711,10 +710,14 @@ def _listen(variables: Variables, config: Config, file: Path) -> ListenSettings:
     if listen.port and listen.port == listen.grpc_port:
         raise IN_ENVIRONMENT.at("A2A_GRPC_PORT").error(f"must differ from A2A_PORT, but both are {listen.port}")
     if listen.token in listen.principals.values():
-        raise Place(str(file)).at("principals").error("one of the tokens is A2A_TOKEN's; everybody needs their own")
+        raise (
+            ConfigLocation(str(file))
+            .at("principals")
+            .error("one of the tokens is A2A_TOKEN's; everybody needs their own")
+        )
     if not (listen.tokens or listen.allow_anonymous or is_loopback(host)):
         raise IN_ENVIRONMENT.at("A2A_TOKEN").error(
-            f"is missing, and A2A_HOST {shown(host)} is beyond loopback; "
+            f"is missing, and A2A_HOST {quoted(host)} is beyond loopback; "
             "set A2A_TOKEN or A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1"
         )
     return listen
@@ -723,11 +726,11 @@ def _listen(variables: Variables, config: Config, file: Path) -> ListenSettings:
 def _principals(variables: Variables, config: Config, file: Path) -> Mapping[str, Secret]:
     found: dict[str, Secret] = {}
     for index, entry in enumerate(config.principals):
-        place = Place(str(file)).at("principals").item(index)
+        place = ConfigLocation(str(file)).at("principals").item(index)
         if entry.name == PRINCIPAL:
             raise place.at("name").error(f"must not be {PRINCIPAL}, which is whoever has A2A_TOKEN")
         if entry.name in found:
-            raise place.at("name").error(f"is there twice: {shown(entry.name)}")
+            raise place.at("name").error(f"is there twice: {quoted(entry.name)}")
         token = _token_of(entry, variables, place, file)
         if token in found.values():
             raise place.error("has the token of another principal; everybody needs their own")
@@ -735,7 +738,7 @@ def _principals(variables: Variables, config: Config, file: Path) -> Mapping[str
     return found
 
 
-def _token_of(entry: PrincipalEntry, variables: Variables, place: Place, file: Path) -> Secret:
+def _token_of(entry: PrincipalEntry, variables: Variables, place: ConfigLocation, file: Path) -> Secret:
     match entry.token_env, entry.token_file:
         case str(name), None:
             token = read_header_secret(variables.env, name)

@@ -19,7 +19,8 @@ from typing import Annotated, Literal, TypeVar, cast
 
 import yaml
 
-from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.errors import ConfigError, ConfigLocation
+from codex_workspace.common.values import quoted
 
 _T = TypeVar("_T")
 
@@ -61,24 +62,7 @@ HttpUrl = Annotated[
 Slug = Annotated[str, Matches(r"[A-Za-z0-9_-]{1,64}", "1 to 64 letters, digits, _ or -")]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a value stands: the file (or "environment") and the dotted key. `error` makes the one sentence."""
-
-    file: str
-    key: str = ""
-
-    def at(self, name: str) -> "Place":
-        return Place(self.file, f"{self.key}.{name}" if self.key else name)
-
-    def item(self, index: int) -> "Place":
-        return Place(self.file, f"{self.key}[{index}]")
-
-    def error(self, problem: str) -> ConfigError:
-        return ConfigError(f"{self.file}: {self.key}: {problem}" if self.key else f"{self.file}: {problem}")
-
-
-def read_section(cls: type[_T], value: object, place: Place) -> _T:
+def read_section(cls: type[_T], value: object, place: ConfigLocation) -> _T:
     """The mapping `value` as the dataclass `cls`, nested ones included.
 
     Keys named in `cls.IGNORED` are let through unread.
@@ -94,7 +78,7 @@ def read_section(cls: type[_T], value: object, place: Place) -> _T:
     known = {each.name for each in fields}
     for key in value:
         if key not in known and key not in ignored:
-            name = key if isinstance(key, str) and re.fullmatch(r"[\w-]{1,60}", key) else shown(str(key))
+            name = key if isinstance(key, str) and re.fullmatch(r"[\w-]{1,60}", key) else quoted(str(key))
             raise place.at(name).error(f"is not a known key{_meant(str(key), known | ignored)}")
     given = {
         each.name: read_value(hints[each.name], value[each.name], place.at(each.name))
@@ -111,7 +95,7 @@ def read_section(cls: type[_T], value: object, place: Place) -> _T:
     return cls(**given)
 
 
-def read_value(kind: object, value: object, place: Place) -> object:
+def read_value(kind: object, value: object, place: ConfigLocation) -> object:
     """`value` checked against the type `kind`: a tuple for a list, a float where one is asked for.
 
     Raises:
@@ -136,19 +120,21 @@ def read_value(kind: object, value: object, place: Place) -> object:
     return _read_scalar(kind, value, place)
 
 
-def _read_mapping(kinds: tuple[object, ...], value: dict[object, object], place: Place) -> dict[object, object]:
+def _read_mapping(
+    kinds: tuple[object, ...], value: dict[object, object], place: ConfigLocation
+) -> dict[object, object]:
     of_key, of_value = kinds
     read: dict[object, object] = {}
     for key, item in value.items():
         try:
             name = read_value(of_key, key, place)
         except ConfigError:
-            raise place.error(f"holds the key {shown(str(key))}, but a key must be {_allowed(of_key)}") from None
+            raise place.error(f"holds the key {quoted(str(key))}, but a key must be {_allowed(of_key)}") from None
         read[name] = read_value(of_value, item, place.at(str(name)))
     return read
 
 
-def _read_choice(kind: object, value: object, rules: tuple[object, ...], place: Place) -> object:
+def _read_choice(kind: object, value: object, rules: tuple[object, ...], place: ConfigLocation) -> object:
     base, _ = unfold(kind)
     if not isinstance(value, str) or value not in typing.get_args(base):
         raise place.error(f"{_must(kind, value)}{_meant(str(value), set(choices(kind)))}")
@@ -158,7 +144,7 @@ def _read_choice(kind: object, value: object, rules: tuple[object, ...], place: 
     return value
 
 
-def _read_scalar(kind: object, value: object, place: Place) -> object:
+def _read_scalar(kind: object, value: object, place: ConfigLocation) -> object:
     base, rules = unfold(kind)
     if base is float and type(value) is int:
         value = float(value) if abs(value) < 1 << 53 else math.inf
@@ -227,12 +213,7 @@ def _must(kind: object, value: object) -> str:
     quotes = "; put it in quotes" if unfold(kind)[0] is str and isinstance(value, (bool, int, float)) else ""
     # Shown only where the schema lists what is allowed: elsewhere it may be a secret in the wrong place.
     listed = typing.get_origin(unfold(kind)[0]) is Literal and isinstance(value, str)
-    return f"must be {_allowed(kind)}, but is {shown(str(value)) if listed else _kind_of(value)}{quotes}"
-
-
-def shown(value: str) -> str:
-    """`value` quoted for a sentence, and cut if it is long."""
-    return repr(value if len(value) <= 40 else value[:40] + "…")
+    return f"must be {_allowed(kind)}, but is {quoted(str(value)) if listed else _kind_of(value)}{quotes}"
 
 
 def _kind_of(value: object) -> str:
@@ -282,7 +263,7 @@ def load_yaml(file: Path) -> object:
     Raises:
         ConfigError: the file cannot be read, or is not YAML; with line and column, counted from 1.
     """
-    place = Place(str(file))
+    place = ConfigLocation(str(file))
     try:
         # Bytes, so that PyYAML itself names the position of one that is not UTF-8.
         return yaml.load(file.read_bytes(), _StrictLoader)

@@ -10,10 +10,10 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from codex_workspace.config.validation import Place
+from codex_workspace.common.errors import ConfigLocation
 
 
-def card_signer(file: Path, place: Place) -> Callable[[AgentCard], AgentCard]:
+def card_signer(file: Path, place: ConfigLocation) -> Callable[[AgentCard], AgentCard]:
     """Return what puts a signature under a card, with the private key that a PEM file holds; `place` names the file.
 
     The signature's `kid` is the start of the SHA-256 of the public key (DER, SubjectPublicKeyInfo).

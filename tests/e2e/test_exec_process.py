@@ -22,12 +22,11 @@ import tomlkit
 from codex_workspace.app_server import MARK, Launch, end_leftovers
 from codex_workspace.backends.codex_exec.command import ExecOptions, mcp_overrides
 from codex_workspace.backends.codex_exec.process import CodexExec, ExecLimits
-from codex_workspace.common.errors import NOT_TAKEN, CodexCannotStart, ConfigError, InputRefused
+from codex_workspace.common.errors import NOT_TAKEN, CodexCannotStart, ConfigError, ConfigLocation, InputRefused
 from codex_workspace.common.processes import marked
 from codex_workspace.config.codex_toml import Managed
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.mcp_servers import McpServer, McpServerEntry, McpServers, resolve
-from codex_workspace.config.validation import Place
 from codex_workspace.devkit.model import MARKER, Output, ScriptedModel, scripted_model
 from codex_workspace.runtimes.events import AgentEvent, Done, Error, FileChange, Text, ToolResult, ToolUse
 from tests.e2e.agent_process import REPOSITORY
@@ -361,7 +360,7 @@ time.sleep(600)
 async def test_an_mcp_server_that_ignores_the_end_of_its_input_is_ended_too(launch: Launch) -> None:
     name = f"600.{uuid.uuid4().int}"
     entry = McpServerEntry("stubborn", sys.executable, ("-c", STUBBORN, name), {}, required=True, trusted=True)
-    servers = resolve([entry], {}, Place("config.yaml"))
+    servers = resolve([entry], {}, ConfigLocation("config.yaml"))
     async with CodexExec(launch, servers=servers).run(script({"run": "sleep 600"}), FREE) as run:
         async for event in run:
             if isinstance(event, ToolUse):
@@ -444,7 +443,7 @@ async def test_lines_keep_a_run_alive(launch: Launch) -> None:
 
 async def test_servers_that_are_waited_for_may_take_their_time(launch: Launch) -> None:
     slow = McpServerEntry("slow", sys.executable, (str(LIGHT_SERVER), "3"), {}, required=True, trusted=True)
-    servers = resolve([slow], {}, Place("config.yaml"))
+    servers = resolve([slow], {}, ConfigLocation("config.yaml"))
     call = {"tool": {"name": "echo", "namespace": "mcp__slow", "arguments": {"text": "late"}}}
     codex = CodexExec(launch, ExecLimits(inactivity_s=2.0, startup_s=10.0), servers)
     events = await events_of(codex, script(call, {"say": "Called."}))
@@ -583,7 +582,7 @@ async def test_commands_do_not_see_the_key(launch: Launch) -> None:
 def probe(env: Mapping[str, str]) -> McpServers:
     """Return our MCP server with these variables of its own."""
     entry = McpServerEntry("probe", sys.executable, (str(MCP_SERVER),), env, required=True, trusted=True)
-    return resolve([entry], {"PROBE_TOKEN": TOKEN}, Place("config.yaml"))
+    return resolve([entry], {"PROBE_TOKEN": TOKEN}, ConfigLocation("config.yaml"))
 
 
 async def test_an_mcp_server_is_there_for_a_run_and_leaves_no_trace(launch: Launch) -> None:
@@ -607,7 +606,7 @@ def test_secrets_of_mcp_servers_are_not_on_the_command_line() -> None:
 
 def test_secrets_in_headers_are_handed_by_variables() -> None:
     entry = McpServerEntry("far-away", url="http://localhost:1/mcp", bearer_token_env="PROBE_TOKEN")
-    settings, handed = mcp_overrides(resolve([entry], {"PROBE_TOKEN": TOKEN}, Place("config.yaml")))
+    settings, handed = mcp_overrides(resolve([entry], {"PROBE_TOKEN": TOKEN}, ConfigLocation("config.yaml")))
     assert settings["mcp_servers", "far-away", "env_http_headers", "Authorization"] == "MCP_HEADER_0_FAR_AWAY"
     assert handed == {"MCP_HEADER_0_FAR_AWAY": f"Bearer {TOKEN}"}
 
@@ -617,7 +616,7 @@ def test_servers_of_like_names_have_headers_of_their_own() -> None:
         McpServerEntry(name, url="http://localhost:1/mcp", bearer_token_env=variable)
         for name, variable in (("a-b", "ONE"), ("a_b", "TWO"))
     ]
-    _, handed = mcp_overrides(resolve(entries, {"ONE": "1", "TWO": "2"}, Place("config.yaml")))
+    _, handed = mcp_overrides(resolve(entries, {"ONE": "1", "TWO": "2"}, ConfigLocation("config.yaml")))
     assert sorted(handed.values()) == ["Bearer 1", "Bearer 2"]
 
 

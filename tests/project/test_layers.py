@@ -43,8 +43,6 @@ PENDING: Final = {
     ("codex", "backends"),
     ("backends", "tasks"),
     ("backends", "tools"),
-    ("common", "config"),
-    ("config", "protocol"),
 }
 """Upward imports that still have to go."""
 

@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.protocols import Validator
 from jsonschema.validators import extend
 
-from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.json_schema import as_text, config_schema
 from codex_workspace.config.mcp_servers import McpServerEntry
@@ -37,7 +37,7 @@ from codex_workspace.config.settings import (
     StorageConfig,
     load_settings,
 )
-from codex_workspace.config.validation import Place, read_section, read_value
+from codex_workspace.config.validation import read_section, read_value
 from tests.support.bad_configuration import BAD, GOOD
 
 COMMITTED: Final = TEMPLATE_DIR / "config.schema.json"
@@ -118,7 +118,7 @@ def all_keys_shown() -> str:
 def test_config_yaml_is_taken_as_it_is_and_with_every_key_that_it_shows() -> None:
     assert is_taken_by_schema(yaml.safe_load((TEMPLATE_DIR / "config.yaml").read_text()))
     shown = yaml.safe_load(all_keys_shown())
-    read_section(Config, shown, Place("config.yaml"))
+    read_section(Config, shown, ConfigLocation("config.yaml"))
     assert set(shown) >= {each.name for each in dataclasses.fields(Config)} - {"model", "role"}
     assert is_taken_by_schema(shown)
 
@@ -231,7 +231,7 @@ VALUES: Final = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(TEXTS,
 @hypothesis_settings(deadline=None, max_examples=3000)
 def test_each_key_takes_what_the_agent_takes_for_it(key: str, value: JsonValue) -> None:
     try:
-        read_value(KINDS[key], value, Place("config.yaml").at(key))
+        read_value(KINDS[key], value, ConfigLocation("config.yaml").at(key))
         is_taken = True
     except ConfigError:
         is_taken = False

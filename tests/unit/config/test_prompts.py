@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.config.prompts import OURS, Skill, link_skill_folders, read_skills
 from codex_workspace.config.settings import load_settings
-from codex_workspace.config.validation import Place
 from tests.docs.test_docs import CONFIGURATION, the_snippet
 
-PLACE = Place("config.yaml").at("skills")
+PLACE = ConfigLocation("config.yaml").at("skills")
 GOOD = "---\nname: notes\ndescription: Writes notes\n---\n\nWrite them.\n"
 
 

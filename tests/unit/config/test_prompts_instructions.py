@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.config.prompts import MAX_BYTES, MEMORY, USUAL, Instructions, read_instructions
 from codex_workspace.config.settings import load_settings
-from codex_workspace.config.validation import Place
 
-PLACE = Place("config.yaml").at("prompt_files")
+PLACE = ConfigLocation("config.yaml").at("prompt_files")
 
 
 def read(folder: Path, *named: str) -> Instructions:

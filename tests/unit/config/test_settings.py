@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.config.environment import ENVIRONMENT, Secret, read_secret
 from codex_workspace.config.settings import (
     PLATFORM_DEFAULT_MODEL,
@@ -26,7 +26,7 @@ from codex_workspace.config.settings import (
     is_loopback,
     load_settings,
 )
-from codex_workspace.config.validation import Place, load_yaml, read_section
+from codex_workspace.config.validation import load_yaml, read_section
 from tests.support.bad_configuration import GOOD
 
 
@@ -93,7 +93,7 @@ def test_without_any_folder_for_its_state_it_says_which_variable_to_set(tmp_path
 @hypothesis_settings(deadline=None)
 def test_any_value_is_settings_or_one_config_error(value: object) -> None:
     try:
-        said = read_section(Config, value, Place("f")).name
+        said = read_section(Config, value, ConfigLocation("f")).name
     except ConfigError as error:
         said = str(error).removeprefix("f: ")
     assert said
@@ -115,9 +115,9 @@ def test_commented_out_keys_of_the_template_are_true_defaults() -> None:
     text = (TEMPLATE_DIR / "config.yaml").read_text()
     codex = re.sub(r"(?m)^  # ", "  ", text[text.index("\ncodex:") : text.index("\n# limits:")])
     limits = re.sub(r"(?m)^# ", "", text[text.index("\n# limits:") :])
-    section = read_section(CodexConfig, yaml.safe_load(codex)["codex"], Place("codex"))
+    section = read_section(CodexConfig, yaml.safe_load(codex)["codex"], ConfigLocation("codex"))
     assert section == CodexConfig()
-    assert read_section(LimitsConfig, yaml.safe_load(limits)["limits"], Place("limits")) == LimitsConfig()
+    assert read_section(LimitsConfig, yaml.safe_load(limits)["limits"], ConfigLocation("limits")) == LimitsConfig()
 
 
 def test_every_key_of_the_design_is_taken(machine: Machine) -> None:

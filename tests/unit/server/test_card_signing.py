@@ -8,14 +8,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from codex_workspace.common.errors import ConfigError
-from codex_workspace.config.validation import Place
+from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.server.card import CardFacts, agent_card
 from codex_workspace.server.card_signing import card_signer
 
 FACTS = CardFacts("ä name", "Says it again.", "1", "http://127.0.0.1/", versions=("1.0",))
 
-PLACE = Place("config.yaml").at("a2a.signing_key_file")
+PLACE = ConfigLocation("config.yaml").at("a2a.signing_key_file")
 
 
 def write_key(folder: Path, key: PrivateKeyTypes) -> Path:

@@ -39,6 +39,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.common.a2a_terms import HEADERS
+from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.common.safe_http import (
     AllowList,
     RequestFailed,
@@ -48,7 +49,7 @@ from codex_workspace.common.safe_http import (
 )
 from codex_workspace.config import settings
 from codex_workspace.config.settings import TEMPLATE_DIR
-from codex_workspace.config.validation import Place, read_section
+from codex_workspace.config.validation import read_section
 from codex_workspace.server.push import (
     LONGEST_PAUSE_S,
     LONGEST_RETRY_AFTER_S,
@@ -631,7 +632,9 @@ async def test_a_name_that_leads_inside_is_refused_when_connecting(
 
 def test_the_options_are_the_keys_of_the_config_and_the_document_shows_some() -> None:
     shown = re.findall(r"```yaml\n(.*?)```", (TEMPLATE_DIR / "docs" / "push.md").read_text(), re.DOTALL)
-    (section,) = [read_section(settings.PushConfig, yaml.safe_load(each)["push"], Place("push.md")) for each in shown]
+    (section,) = [
+        read_section(settings.PushConfig, yaml.safe_load(each)["push"], ConfigLocation("push.md")) for each in shown
+    ]
     assert asdict(PushOptions()) == asdict(settings.PushConfig())
     assert AllowList.of(section.allow).permits("hooks.internal", ip_address("127.0.0.1"))
     assert AllowList.of(section.allow).permits("other.internal", ip_address("10.20.0.1"))
