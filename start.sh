@@ -19,7 +19,7 @@ if [ ! -x /opt/venv/bin/python ] || [ "$PWD" != /app ]; then
             echo "start.sh: this checkout is not set up; install make and run start.sh again, or run: pipx install ." >&2
             exit 2
         fi
-        echo "start.sh: this checkout is not set up; running 'make .venv/runtime' first (162 MB to download)" >&2
+        echo "start.sh: this checkout is not set up; running 'make .venv/runtime' first (170 MB to download, 1 to 2 minutes)" >&2
         make --no-print-directory .venv/runtime >&2
     fi
     exec .venv/bin/python -m codex_workspace "$@"
