@@ -14,9 +14,9 @@ from anyio.abc import ByteSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from google.protobuf.json_format import ParseDict
 
-from codex_workspace.backends.codex_exec.command import ExecOptions
 from codex_workspace.common.values import JsonObject
 from codex_workspace.runtimes.events import Done, Text
+from codex_workspace.runtimes.options import RunOptions
 from codex_workspace.runtimes.registry import Runtime
 from tests.e2e.client import Peer, Seen
 
@@ -177,7 +177,7 @@ class RuntimeSide:
 
     async def _turn(self, text: str, name: str) -> Timed:
         began, first_s = time.perf_counter(), None
-        async with self.runtime.run(text, ExecOptions(resume=self.sessions.get(name))) as run:
+        async with self.runtime.run(text, RunOptions(resume=self.sessions.get(name))) as run:
             async for event in run:
                 match event:
                     case Text() if first_s is None:

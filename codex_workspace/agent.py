@@ -18,8 +18,9 @@ import anyio
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from codex_workspace.app_server import Connection, Launch, end_leftovers, open_app_server
+from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.backends.codex_exec.backend import exec_backend, further_config
+from codex_workspace.backends.codex_exec.file_requests import FileRequests
 from codex_workspace.codex import secret_files as hiding
 from codex_workspace.codex.recovery import RecoveryPolicy
 from codex_workspace.codex.sandbox import check_sandbox
@@ -43,7 +44,9 @@ from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.platform.client import PlatformClient, open_platform_client
 from codex_workspace.platform.token import WorkspaceToken, read_secret
 from codex_workspace.protocol.mcp_status import ExpectedServers
-from codex_workspace.runtimes.backend import Backend, BackendLifecycle, ThreadRegistry
+from codex_workspace.runtimes.backend import Backend, BackendLifecycle, ThreadRegistry, ToolCaller
+from codex_workspace.runtimes.launch import Launch
+from codex_workspace.runtimes.process import end_leftovers
 from codex_workspace.storage.retention import INTERVAL_S
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.tasks import incoming_files as attachments
@@ -52,8 +55,7 @@ from codex_workspace.tasks.parts import PartLimits
 from codex_workspace.tasks.request import RequestReader
 from codex_workspace.tasks.scheduling import AdmissionControl, MidTurn, QueueLimits
 from codex_workspace.tasks.telemetry import Telemetry
-from codex_workspace.tools.file_requests import FileRequests
-from codex_workspace.tools.interface import Toolbox, ToolCaller
+from codex_workspace.tools.interface import Toolbox
 from codex_workspace.tools.memory import StoredMemory
 
 if TYPE_CHECKING:
@@ -305,7 +307,7 @@ def _backend(
     errands: FileRequests,
 ) -> Backend:
     if is_exec(settings):
-        return exec_backend(settings, provider, launch, store.memory, tools, errands)
+        return exec_backend(settings, provider, launch, store.memory, tools.added_to if tools else None, errands)
     opener = _opener(launch, settings, thread_options(settings, provider))
     codex = CodexSupervisor(opener, _supply_bounds(settings), BackgroundResource[Connection])
     return Backend(codex, ThreadRegistry(_maker(settings, provider, store, codex, tools)), steers=True)

@@ -5,17 +5,14 @@ notifications mean is left to `codex_workspace.codex.thread` and `codex_workspac
 """
 
 import logging
-import os
 import random
 import re
 import signal
-import subprocess
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Final, assert_never
 
 import anyio
@@ -29,7 +26,6 @@ from codex_workspace.common.errors import (
     CodexRefused,
     CodexTimeout,
     InputRefused,
-    hide_values,
 )
 from codex_workspace.common.processes import PipeReader, PipeWriter, sweep
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, dotted
@@ -51,6 +47,8 @@ from codex_workspace.protocol.jsonrpc import (
 from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
 from codex_workspace.protocol.mcp_status import STARTUP, McpStatusTracker
 from codex_workspace.protocol.server_requests import default_response
+from codex_workspace.runtimes.launch import MARK, Launch
+from codex_workspace.runtimes.process import DRAIN_S, KILL_GRACE_S, Process, spawn
 
 logger = logging.getLogger(__name__)
 
@@ -82,15 +80,6 @@ UNWANTED_NOTIFICATIONS: Final = (
     "item/reasoning/textDelta",
 )
 
-PASSED_ENVIRONMENT: Final = frozenset(
-    (
-        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "RUST_LOG"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "CODEX_CA_CERTIFICATE", "NODE_EXTRA_CA_CERTS"),
-        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-    )
-)
-"""What codex gets of our environment, beside `LC_*`: no platform token, no other vendor's key, nothing unheard of."""
 
 MAX_IN_FLIGHT: Final = 32
 """Unanswered requests at a time. Codex's own queue holds about 128; beyond it requests are lost without a word."""
@@ -98,62 +87,10 @@ MAX_IN_FLIGHT: Final = 32
 OVERLOADED: Final = -32001
 METHOD_NOT_FOUND: Final = -32601
 MAX_OVERLOAD_RETRIES: Final = 8
-STDERR_TAIL_BYTES: Final = 2048
-"""So much of what codex wrote last on stderr is shown."""
 
-STDERR_KEPT_BYTES: Final = 64 * 1024
-"""So much of it is kept: a line that names each MCP server that has failed, and why, takes some kilobytes."""
 
-MASK: Final = b"***"
-
-START_TIMEOUT_S: Final = 20.0
 EOF_GRACE_S: Final = 3.0
 TERM_GRACE_S: Final = 2.0
-KILL_GRACE_S: Final = 1.0
-POLL_S: Final = 0.005
-DRAIN_S: Final = 0.25
-"""How long the rest of a dead codex's output is waited for: a descendant may hold the pipe open for ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How to start codex.
-
-    `api_key` is said to codex over the pipe, as nobody can read it there; `handed` are further variables of its
-    environment. `secrets` are taken out of whatever is quoted of codex's stderr. `overrides` are
-    `-c` settings beside `LAUNCH_OVERRIDES`, as TOML literals.
-    `start_timeout_s` is how long codex may take to answer `initialize`. `family` names whose codex it is, whatever
-    process of theirs starts it; `end_leftovers` finds it by that.
-    """
-
-    binary: Path
-    codex_home: Path
-    cwd: Path
-    environment: Mapping[str, str] = field(default_factory=dict)
-    api_key: str | None = None
-    secrets: Sequence[str] = ()
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    max_line_bytes: int = MAX_LINE_BYTES
-    start_timeout_s: float = START_TIMEOUT_S
-    family: str = "none"
-    handed: Mapping[str, str] = field(default_factory=dict)
-
-
-def child_environment(launch: Launch, mark: str) -> dict[str, str]:
-    """Return the whole environment that codex gets: an allow-list of ours, its home, and what it is handed.
-
-    Commands outside of a sandbox may read it.
-    """
-    passed = {
-        name: value
-        for name, value in launch.environment.items()
-        if name in PASSED_ENVIRONMENT or name.startswith("LC_")
-    }
-    return passed | dict(launch.handed) | {"CODEX_HOME": str(launch.codex_home), MARK: mark}
-
-
-MARK: Final = "CODEX_WORKSPACE_RUN"
-"""Environment variable that marks codex and all that it starts, as `family.run`, so that orphans can be found."""
 
 
 def command_line(launch: Launch, mark: str) -> list[str]:
@@ -392,88 +329,6 @@ class _Waiter:
     answer: Result | Failure | None = None
 
 
-@dataclass(slots=True)
-class Process:
-    """A running codex, its pidfd, and the end of its stderr."""
-
-    popen: subprocess.Popen[bytes]
-    pidfd: int
-    secrets: Sequence[bytes]
-    tail: bytes = b""
-    over: anyio.Event = field(default_factory=anyio.Event)
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code, negative for a signal's number; None while it runs."""
-        return self.popen.poll()
-
-    def close(self) -> None:
-        """Give the pidfd back, once nobody watches any more."""
-        os.close(self.pidfd)
-
-    async def watch(self) -> None:
-        """Set `over` when the process has ended, whoever still holds its pipes."""
-        await anyio.wait_readable(self.pidfd)
-        self.popen.wait()
-        self.over.set()
-
-    async def ended_within(self, seconds: float) -> bool:
-        """Tell whether the process ends within `seconds`."""
-        # Asked again and again: in a cancelled block `watch` is cancelled too, and the process still has to end.
-        with anyio.move_on_after(seconds):
-            while self.popen.poll() is None:  # noqa: ASYNC110
-                await anyio.sleep(POLL_S)
-        return self.popen.poll() is not None
-
-    def signal_group(self, number: signal.Signals) -> None:
-        """Send a signal to codex and its process group, which it leads."""
-        if self.popen.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.popen.pid, number)
-
-    async def drain_stderr(self, stderr: ByteReceiveStream) -> None:
-        """Read stderr to its end, so that codex never blocks on it, and keep its last bytes."""
-        with suppress(anyio.EndOfStream, anyio.ClosedResourceError):
-            while True:
-                data = await stderr.receive()
-                if logger.isEnabledFor(logging.DEBUG):
-                    logger.debug("codex stderr: %r", hide_values(data[:STDERR_TAIL_BYTES].decode("utf-8", "replace")))
-                self.tail = (self.tail + data)[-(STDERR_KEPT_BYTES + self._longest_secret) :]
-
-    def last_lines(self, at_most: int = STDERR_TAIL_BYTES) -> str:
-        """What codex wrote last on stderr: without colours, secrets, and values of its configuration.
-
-        `at_most`: bytes, of those kept.
-        """
-        text = self.tail
-        for secret in self.secrets:
-            text = text.replace(secret, MASK)
-        longest = self._longest_secret
-        if len(self.tail) == STDERR_KEPT_BYTES + longest:
-            # It may begin with the end of a secret.
-            text = text[longest:]
-        # Before it is cut: what is quoted is known by what stands before it.
-        said = hide_values(_COLOUR.sub("", text.decode("utf-8", "replace")))
-        return said.encode()[-at_most:].decode("utf-8", "replace").strip()
-
-    @property
-    def _longest_secret(self) -> int:
-        return max((len(secret) for secret in self.secrets), default=0)
-
-    def how_it_ended(self) -> str:
-        """The process's end as half a sentence."""
-        match self.popen.poll():
-            case None:
-                return "closed its output"
-            case code if code < 0:
-                return f"was ended by signal {-code} ({signal.Signals(-code).name})"
-            case code:
-                return f"ended with exit code {code}"
-
-
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-
-
 @asynccontextmanager
 async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
     """Start codex and greet it; leaving the block ends it and everything that it started.
@@ -509,50 +364,6 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
                 await stream.aclose()
         process.close()
         await sweep(MARK, mark)
-
-
-async def end_leftovers(family: str) -> None:
-    """End whatever a process of the same family has left behind, which was killed or is about to end.
-
-    Codex ends with its input as a rule. One that stands still, or a command of it, does not, and the former holds its
-    threads' locks. The caller sees to it that nobody else of the family is at work.
-    """
-    ended = await sweep(MARK, f"{family}.", or_longer=True)
-    if ended:
-        logger.warning("%d processes that an earlier agent had left behind were ended", ended)
-
-
-def spawn(launch: Launch, arguments: Sequence[str], mark: str) -> tuple[Process, PipeWriter, PipeReader, PipeReader]:
-    """Start codex as the leader of its own group; return it with its stdin, stdout and stderr.
-
-    Raises:
-        CodexCannotStart: it cannot be started.
-    """
-    try:
-        popen = subprocess.Popen(
-            arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=launch.cwd,
-            env=child_environment(launch, mark),
-            start_new_session=True,
-            bufsize=0,
-        )
-    except OSError as error:
-        raise CodexCannotStart(
-            f"codex cannot be started: {error.filename or launch.binary}: {error.strerror}"
-        ) from error
-    secrets = {*launch.secrets, *([launch.api_key] if launch.api_key else [])}
-    longest_first = sorted((os.fsencode(secret) for secret in secrets if secret), key=len, reverse=True)
-    process = Process(popen, os.pidfd_open(popen.pid), longest_first)
-    assert popen.stdin is not None
-    assert popen.stdout is not None
-    assert popen.stderr is not None
-    pipes = [os.dup(pipe.fileno()) for pipe in (popen.stdin, popen.stdout, popen.stderr)]
-    for pipe in (popen.stdin, popen.stdout, popen.stderr):
-        pipe.close()
-    return process, PipeWriter(pipes[0]), PipeReader(pipes[1]), PipeReader(pipes[2])
 
 
 async def _carry(connection: Connection, process: Process, stdin: PipeWriter, stdout: PipeReader, mark: str) -> None:

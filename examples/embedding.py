@@ -13,9 +13,9 @@ from pathlib import Path
 
 import anyio
 
-from codex_workspace.app_server import Launch
-from codex_workspace.backends.codex_exec.command import ExecOptions
 from codex_workspace.runtimes.events import Done, Text, ToolResult, ToolUse
+from codex_workspace.runtimes.launch import Launch
+from codex_workspace.runtimes.options import RunOptions
 from codex_workspace.runtimes.registry import create_runtime
 
 
@@ -30,7 +30,7 @@ async def main(prompt: str, runtime_name: str, codex_home: Path) -> int:
     )
     async with (
         create_runtime(runtime_name, launch) as runtime,
-        runtime.run(prompt, ExecOptions(sandbox="workspace-write")) as run,
+        runtime.run(prompt, RunOptions(sandbox="workspace-write")) as run,
     ):
         async for event in run:
             match event:

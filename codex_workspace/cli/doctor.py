@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from codex_workspace.agent import is_exec, launch_of, secrets_of, thread_options
-from codex_workspace.app_server import MINIMUM_VERSION, Connection, Launch, open_app_server
+from codex_workspace.app_server import MINIMUM_VERSION, Connection, open_app_server
 from codex_workspace.backends.codex_exec import backend as exec_standing
 from codex_workspace.backends.codex_exec.backend import further_config
 from codex_workspace.backends.codex_exec.process import CodexExec
@@ -42,6 +42,7 @@ from codex_workspace.config.prompts import CODEX_READS_BYTES, MEMORY
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings, is_loopback, load_settings
 from codex_workspace.protocol.mcp_status import McpStatus
+from codex_workspace.runtimes.launch import Launch
 from codex_workspace.server.app import bind
 from codex_workspace.storage.database import file_version, integrity_problem, set_aside, sqlite_file
 from codex_workspace.storage.migrations import NEWEST, refuse_newer

@@ -11,14 +11,13 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from codex_workspace.app_server import Connection, Launch, open_app_server
-from codex_workspace.backends.codex_exec.command import FULL_AUTO, ExecOptions, check
+from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
 from codex_workspace.codex.thread import SANDBOX_TYPES
 from codex_workspace.codex.turn import CodexClient, Turn, TurnLimits, request
 from codex_workspace.common.concurrency import BackgroundResource
 from codex_workspace.common.errors import CodexGone, InputRefused, ProtocolError
-from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.config.toml_text import TomlValue
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError, TurnReader
@@ -27,8 +26,8 @@ from codex_workspace.protocol.server_requests import Declined, response_to
 from codex_workspace.runtimes.backend import DynamicToolCall, TurnInput, text_input
 from codex_workspace.runtimes.convert import NONE_USED, EventConverter
 from codex_workspace.runtimes.events import AgentEvent
-
-NOTHING_SPECIAL: Final = ExecOptions()
+from codex_workspace.runtimes.launch import Launch
+from codex_workspace.runtimes.options import DEFAULT_OPTIONS, FULL_AUTO, RunOptions, check_run
 
 NO_TOOL: Final[JsonObject] = {
     "success": False,
@@ -116,16 +115,14 @@ class AppServerRuntime:
         self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def run(self, prompt: str, options: ExecOptions = NOTHING_SPECIAL) -> AsyncIterator[AppServerRun]:
+    async def run(self, prompt: str, options: RunOptions = DEFAULT_OPTIONS) -> AsyncIterator[AppServerRun]:
         """Let codex answer `prompt`; leaving the block early stops the turn. The app-server never asks for git.
 
         Raises:
             InputRefused: the prompt is empty or longer than codex takes, or an option cannot be given to it.
             CodexCannotStart, CodexGone, CodexRefused: codex could not begin the turn.
         """
-        check(options)
-        if not prompt.strip():
-            raise InputRefused("The message has no text.")
+        check_run(prompt, options, MAX_INPUT_CHARS)
         async with self._alone(options.resume) as lock, self._connect() as codex:
             thread_id = await self._load_thread(codex, options)
             # From now on a new thread can be resumed too.
@@ -154,7 +151,7 @@ class AppServerRuntime:
         async with lock:
             yield lock
 
-    async def _load_thread(self, codex: CodexClient, options: ExecOptions) -> str:
+    async def _load_thread(self, codex: CodexClient, options: RunOptions) -> str:
         told: JsonObject = {"approvalPolicy": "never", "config": self._config(options), **_of_thread(options)}
         within_s = self._limits.request_s + self._servers.patience_s
         with anyio.CancelScope(shield=True):
@@ -166,7 +163,7 @@ class AppServerRuntime:
                 answer = await request(codex, "thread/resume", resumed, within_s)
         return _id_in(answer, "thread")
 
-    def _config(self, options: ExecOptions) -> JsonObject:
+    def _config(self, options: RunOptions) -> JsonObject:
         settings: dict[tuple[str, ...], JsonValue] = {
             path: _json(value) for path, value in self._servers.managed.items()
         }
@@ -178,6 +175,11 @@ class AppServerRuntime:
         if options.writable:
             settings["sandbox_workspace_write", "writable_roots"] = [str(folder) for folder in options.writable]
         return _nested(settings)
+
+
+def create(launch: Launch, servers: McpServers, inactivity_s: float) -> AbstractAsyncContextManager["AppServerRuntime"]:
+    """Return the runtime `codex`; see `runtimes.registry.Factory`."""
+    return open_app_server_runtime(launch, servers, TurnLimits(inactivity_s=inactivity_s))
 
 
 @asynccontextmanager
@@ -193,23 +195,23 @@ async def open_app_server_runtime(
             await codex.close()
 
 
-def _of_thread(options: ExecOptions) -> JsonObject:
+def _of_thread(options: RunOptions) -> JsonObject:
     own: JsonObject = {
         "cwd": None if options.cwd is None else str(options.cwd),
         "model": options.model,
-        "sandbox": _sandbox(options),
+        "sandbox": options.effective_sandbox,
     }
     return {name: value for name, value in own.items() if value is not None}
 
 
-def _own(options: ExecOptions) -> JsonObject:
+def _own(options: RunOptions) -> JsonObject:
     """Return what the turn is told: what a thread that codex holds already does not take with `thread/resume`."""
     own: dict[str, JsonValue] = {}
     if options.output_schema is not None:
         own["outputSchema"] = options.output_schema
     if options.resume is not None:
         own |= {name: value for name, value in _of_thread(options).items() if name != "sandbox"}
-        sandbox = _sandbox(options)
+        sandbox = options.effective_sandbox
         if sandbox is not None:
             policy: dict[str, JsonValue] = {"type": SANDBOX_TYPES[sandbox]}
             if sandbox == FULL_AUTO:
@@ -218,11 +220,7 @@ def _own(options: ExecOptions) -> JsonObject:
     return own
 
 
-def _sandbox(options: ExecOptions) -> str | None:
-    return FULL_AUTO if options.full_auto else options.sandbox
-
-
-def _input(prompt: str, options: ExecOptions) -> TurnInput:
+def _input(prompt: str, options: RunOptions) -> TurnInput:
     # A lone surrogate is no text, and codex takes nothing but UTF-8.
     text = prompt.encode("utf-8", "replace").decode()
     images: TurnInput = [{"type": "localImage", "path": str(image.absolute())} for image in options.images]

@@ -166,3 +166,7 @@ class InputRefused(CodexError, ValueError):
 
 class ProtocolError(CodexError):
     """Codex said something that no supported version says."""
+
+
+class ToolRefused(AgentError):
+    """A tool cannot do what the model asked for; the sentence is for the model, and holds no words of a peer's."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.common.errors import AgentError
+from codex_workspace.common.errors import AgentError, ToolRefused
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.client_types import (
@@ -25,6 +25,7 @@ from codex_workspace.platform.client_types import (
     PlatformUnreachable,
 )
 from codex_workspace.platform.payloads import is_queued, text_of_parts, text_of_result
+from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.storage.memories import Exchange, Memory
 from codex_workspace.tools.interface import (
     MemoryTool,
@@ -34,8 +35,6 @@ from codex_workspace.tools.interface import (
     PeerTasks,
     PeerTaskState,
     Toolbox,
-    ToolCaller,
-    ToolRefused,
 )
 
 POLL_S: Final = 1.0

@@ -72,6 +72,10 @@ class TurnOptions:
         return {name: value for name, value in own.items() if value is not None}
 
 
+HANDOVER_TOOL: Final = "hand_over_file"
+"""The name of the tool that hands a file of the workspace to the sender of the message."""
+
+
 @dataclass(frozen=True, slots=True)
 class DynamicToolCall:
     """A call by the model of a tool that this agent provides."""
@@ -284,3 +288,11 @@ class ThreadIdStore(Protocol):
 
     async def save(self, thread_id: str, instructions: str | None = None) -> None:
         """Store the context's thread id and the digest of its instructions; both are durable on return."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCaller:
+    """On whose behalf a tool is called: the owner of the conversation, and its context."""
+
+    owner: str
+    context_id: str

@@ -35,6 +35,7 @@ from codex_workspace.protocol.codex_events import (
 from codex_workspace.protocol.exec_reader import ExecReader, ParsedLine
 from codex_workspace.protocol.failures import error_metadata, process_exit_error
 from codex_workspace.protocol.server_requests import Question
+from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.runtimes.events import (
     BASH,
     COMMAND,
@@ -59,7 +60,6 @@ from codex_workspace.runtimes.events import (
     Usage,
     name_of_change,
 )
-from codex_workspace.tasks.approval_prompts import approval_data
 
 ToolCallBegin = CommandStarted | PatchStarted | ToolCallStarted
 ToolCallEnd = CommandCompleted | PatchCompleted | ToolCallCompleted | WebSearchCompleted

@@ -40,6 +40,7 @@ from codex_workspace.protocol.codex_events import TurnCompleted, TurnError, Turn
 from codex_workspace.protocol.failures import describe_failure, error_metadata
 from codex_workspace.protocol.redaction import EventRedactor, redact_event
 from codex_workspace.protocol.server_requests import Decision, Declined, response_to
+from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.runtimes.backend import (
     DynamicToolCall,
     PendingRequest,
@@ -62,7 +63,7 @@ from codex_workspace.storage.deliveries import (
     digest_of,
 )
 from codex_workspace.tasks.approval_answers import UnclearAnswer, parse_answer
-from codex_workspace.tasks.approval_prompts import approval_data, approval_prompt
+from codex_workspace.tasks.approval_prompts import approval_prompt
 from codex_workspace.tasks.live_output import ITEMS, LiveOutput
 from codex_workspace.tasks.replies import (
     FAILURE,

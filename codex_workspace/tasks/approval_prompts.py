@@ -6,11 +6,10 @@ it is fenced or on one line, and characters that would hide or turn round what f
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, assert_never
 
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.codex_events import FilePatch
 from codex_workspace.protocol.forms import BooleanField, Field, MultiChoice, NumberField, TextField, list_choices
 from codex_workspace.protocol.server_requests import (
     CommandQuestion,
@@ -35,9 +34,6 @@ MAX_SHOWN_LINES: Final = 120
 
 
 MAX_FILES_SHOWN: Final = 30
-
-MAX_DIFF_CHARS: Final = 100_000
-"""A program reads the diffs of one question up to this in all; the files' names always."""
 
 
 def approval_prompt(question: Question) -> str:
@@ -215,65 +211,6 @@ def _example_value(field: Field) -> JsonValue:
             return [choices[0].value]
         case _:
             assert_never(field.type)
-
-
-def approval_data(question: Question) -> JsonObject:
-    """Return what a program reads: `kind`, the question's fields (null where not known), and its `choices`.
-
-    In place of choices a question of kind `question` has its options, and a form with fields its schema.
-    """
-    match question:
-        case CommandQuestion(command, cwd, reason, to_terminal, permissions, host):
-            asked: JsonObject = {"kind": "command", "command": command, "cwd": cwd, "reason": reason}
-            asked |= {"toTerminal": to_terminal, "permissions": permissions, "host": host}
-        case PatchQuestion(changes, reason, grant_root):
-            told = list[JsonValue](_told(changes))
-            asked = {"kind": "patch", "changes": told, "reason": reason, "grantRoot": grant_root}
-        case PermissionQuestion(permissions, cwd, reason):
-            asked = {"kind": "permission", "permissions": permissions, "cwd": cwd, "reason": reason}
-        case UserQuestion(several):
-            return {"kind": "question", "questions": [_asked_data(each) for each in several]}
-        case FormQuestion(server, message, subject):
-            asked = {**_subject_data(subject), "server": server, "message": message}
-            if isinstance(subject, Form) and subject.fields:
-                return asked
-        case _:
-            assert_never(question)
-    return asked | {"choices": ["approve", *(["approveForSession"] if can_last(question) else []), "decline"]}
-
-
-def _subject_data(subject: Form | ToolApproval | UrlRequest) -> JsonObject:
-    match subject:
-        case Form(_, schema):
-            return {"kind": "form", "schema": schema}
-        case ToolApproval(tool, description, arguments):
-            return {"kind": "toolCall", "tool": tool, "description": description, "arguments": arguments}
-        case UrlRequest(url):
-            return {"kind": "url", "url": url}
-        case _:
-            assert_never(subject)
-
-
-def _told(changes: Iterable[FilePatch]) -> Iterator[JsonObject]:
-    """Yield what a program reads of each change; `diff` is null where there would be too much of it."""
-    left = MAX_DIFF_CHARS
-    for change in changes:
-        diff = unified_diff((change,))
-        fits = len(diff) <= left
-        left -= len(diff) if fits else 0
-        yield {"path": change.path, "kind": change.kind, "diff": diff if fits else None}
-
-
-def _asked_data(asked: QuestionField) -> JsonObject:
-    options: list[JsonValue] = [{"label": each.label, "description": each.description} for each in asked.options]
-    return {
-        "id": asked.id,
-        "header": asked.header,
-        "question": asked.text,
-        "options": options,
-        "isOther": asked.is_other,
-        "isSecret": asked.is_secret,
-    }
 
 
 def fenced(text: str, language: str) -> str:

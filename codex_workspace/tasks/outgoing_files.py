@@ -20,10 +20,8 @@ from a2a.types import Artifact, Part
 
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import safe_text
+from codex_workspace.runtimes.backend import HANDOVER_TOOL
 from codex_workspace.tasks.parts import clean_name, guess_media_type
-
-TOOL: Final = "hand_over_file"
-"""The tool's name, as `item/tool/call` says it."""
 
 MAX_SHOWN_CHARS: Final = 200
 """So much of a path is quoted in a refusal."""
@@ -70,7 +68,7 @@ def tool_spec() -> JsonObject:
     """Return the tool as an entry of `dynamicTools` in `thread/start`."""
     return {
         "type": "function",
-        "name": TOOL,
+        "name": HANDOVER_TOOL,
         "description": DESCRIPTION,
         "inputSchema": {
             "type": "object",

@@ -23,7 +23,7 @@ from codex_workspace.common.redact import Redactor
 from codex_workspace.common.safe_http import Fetched, RequestFailed, ResponseRejected
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.server_requests import DECLINED_REASON
-from codex_workspace.runtimes.backend import DynamicToolCall, TurnOptions
+from codex_workspace.runtimes.backend import HANDOVER_TOOL, DynamicToolCall, TurnOptions
 from codex_workspace.tasks import incoming_files as attachments
 from codex_workspace.tasks import outgoing_files as handover
 from codex_workspace.tasks.answering import TurnRequest
@@ -201,7 +201,7 @@ class RequestReader:
 
     async def serve(self, call: DynamicToolCall, reply: Reply, cwd: Path | None) -> tuple[JsonObject, list[A2AEvent]]:
         """Do what the model calls a tool for: the result for codex, and what goes out."""
-        if call.tool != handover.TOOL:
+        if call.tool != HANDOVER_TOOL:
             return handover.result(handover.HandoverRefused(DECLINED_REASON)), []
         handed = reply.files
         left = replace(

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from codex_workspace.common.errors import AgentError
+from codex_workspace.common.errors import ToolRefused
 from codex_workspace.common.values import JsonObject
+from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.storage.memories import Exchange, Memory
 
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}:[A-Za-z0-9._-]{1,128}")
-
-
-class ToolRefused(AgentError):
-    """A tool cannot do what the model asked for; the sentence is for the model, and holds no words of a peer's."""
 
 
 class PeerTaskState(StrEnum):
@@ -79,14 +76,6 @@ class PeerTaskReport:
     said: str = ""
     handle: PeerTaskHandle | None = None
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCaller:
-    """On whose behalf a tool is called: the owner of the conversation, and its context."""
-
-    owner: str
-    context_id: str
 
 
 class PeerTasks(Protocol):

@@ -27,23 +27,16 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from codex_workspace.common.errors import AgentError
+from codex_workspace.common.errors import AgentError, ToolRefused
 from codex_workspace.common.values import quote_untrusted
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.settings import OWN_TOOLS
 from codex_workspace.protocol.mcp_status import ExpectedServers
+from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.server.app import bind, serving
 from codex_workspace.storage.memories import MAX_MEMORY_CHARS
 from codex_workspace.tasks import outgoing_files as handover
-from codex_workspace.tools.interface import (
-    PeerInfo,
-    PeerTaskHandle,
-    PeerTaskReport,
-    PeerTaskState,
-    Toolbox,
-    ToolCaller,
-    ToolRefused,
-)
+from codex_workspace.tools.interface import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState, Toolbox
 
 if TYPE_CHECKING:
     from codex_workspace.common.values import JsonObject

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.storage.memories import ConversationLog, Exchange, Memories, Memory
-from codex_workspace.tools.interface import ToolCaller
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,10 @@ from a2a.utils.constants import TransportProtocol
 from a2a.utils.errors import A2AError
 
 from codex_workspace.common.a2a_terms import AWAITING_INPUT, WORKING
+from codex_workspace.common.errors import ToolRefused
 from codex_workspace.common.safe_http import USER_AGENT, AddressGuard, AllowList, GuardedNetwork, TargetRefused
 from codex_workspace.config.peers import Peer
-from codex_workspace.tools.interface import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState, ToolRefused
+from codex_workspace.tools.interface import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from codex_workspace.protocol.server_requests import (
     UrlRequest,
     UserQuestion,
 )
-from codex_workspace.tasks.approval_prompts import approval_data
+from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.tasks.incoming_files import AttachmentWriteError
 from tests.docs.test_docs import ROOT, names_in, sentences, table
 from tests.e2e.agent_process import Place, running_agent

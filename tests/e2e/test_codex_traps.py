@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from codex_workspace.agent import launch_of, thread_options
-from codex_workspace.app_server import Connection, Launch, open_app_server
+from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.codex.thread import CodexThread, ThreadOptions
 from codex_workspace.codex.turn import Turn, TurnLimits
 from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused
@@ -20,6 +20,7 @@ from codex_workspace.config.settings import load_settings
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.protocol.codex_events import CommandCompleted, MessageDelta, TurnCompleted, TurnText
 from codex_workspace.runtimes.backend import text_input
+from codex_workspace.runtimes.launch import Launch
 from tests.e2e.agent_process import Place
 from tests.e2e.client import script
 

@@ -12,8 +12,8 @@ import anyio
 import pytest
 import yaml
 
-from codex_workspace.app_server import Launch
 from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.runtimes.launch import Launch
 from tests.docs.test_docs import snippets_of
 from tests.e2e.agent_process import REPOSITORY, Place, running_agent
 from tests.e2e.client import peer, script

@@ -10,12 +10,12 @@ from functools import partial
 import anyio
 import pytest
 
-from codex_workspace.app_server import Launch
 from codex_workspace.backends.codex_exec.login_lock import PATIENCE_S
 from codex_workspace.backends.codex_exec.one_shot import run_once
 from codex_workspace.backends.codex_exec.process import CodexExec
 from codex_workspace.config.login import AUTH_NAME
 from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.runtimes.launch import Launch
 from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server, token
 from tests.e2e.test_exec_process import FREE, HANG_S, done_of, events_of, launch, left_of, model, script
 

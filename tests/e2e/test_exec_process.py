@@ -19,8 +19,7 @@ import anyio
 import pytest
 import tomlkit
 
-from codex_workspace.app_server import MARK, Launch, end_leftovers
-from codex_workspace.backends.codex_exec.command import ExecOptions, mcp_overrides
+from codex_workspace.backends.codex_exec.command import mcp_overrides
 from codex_workspace.backends.codex_exec.process import CodexExec, ExecLimits
 from codex_workspace.common.errors import NOT_TAKEN, CodexCannotStart, ConfigError, ConfigLocation, InputRefused
 from codex_workspace.common.processes import marked
@@ -29,9 +28,11 @@ from codex_workspace.config.environment import Secret
 from codex_workspace.config.mcp_servers import McpServer, McpServerEntry, McpServers, resolve
 from codex_workspace.devkit.model import MARKER, Output, ScriptedModel, scripted_model
 from codex_workspace.runtimes.events import AgentEvent, Done, Error, FileChange, Text, ToolResult, ToolUse
+from codex_workspace.runtimes.launch import MARK, Launch
+from codex_workspace.runtimes.options import RunOptions
+from codex_workspace.runtimes.process import end_leftovers
 from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_content import png
-from tests.unit.runtimes.test_convert import replayed, runs_of
 
 _T = TypeVar("_T")
 
@@ -45,14 +46,14 @@ OTHERS = {"ANTHROPIC_API_KEY": "of-anthropic", "GEMINI_API_KEY": "of-google", "G
 ADD = "*** Begin Patch\n*** Add File: a.txt\n+one\n*** End Patch"
 LIGHT_SERVER = Path(__file__).parent / "light_mcp_server.py"
 MCP_SERVER = Path(__file__).parent / "mcp_server.py"
-FREE = ExecOptions(sandbox="danger-full-access")
+FREE = RunOptions(sandbox="danger-full-access")
 
 NOT_ALL_OF_TMP: Managed = {
     ("sandbox_workspace_write", "exclude_slash_tmp"): True,
     ("sandbox_workspace_write", "exclude_tmpdir_env_var"): True,
 }
 """Settings by which the sandbox keeps the folders of a test apart, which are temporary ones."""
-SANDBOXED = ExecOptions(sandbox="workspace-write", config=NOT_ALL_OF_TMP)
+SANDBOXED = RunOptions(sandbox="workspace-write", config=NOT_ALL_OF_TMP)
 
 
 def binary() -> Path:
@@ -100,7 +101,7 @@ def script(*steps: Mapping[str, object]) -> str:
     return f"Do this.\n{MARKER}{json.dumps(steps)}"
 
 
-async def events_of(codex: CodexExec, prompt: str, options: ExecOptions = FREE) -> list[AgentEvent]:
+async def events_of(codex: CodexExec, prompt: str, options: RunOptions = FREE) -> list[AgentEvent]:
     """Return all events of a run."""
     with anyio.fail_after(HANG_S):
         async with codex.run(prompt, options) as run:
@@ -193,7 +194,7 @@ async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel,
     other = tmp_path / "other, with a comma"
     other.mkdir()
     (other / "red,dot.png").write_bytes(png())
-    options = ExecOptions(
+    options = RunOptions(
         model="gpt-5.4",
         full_auto=True,
         cwd=other,
@@ -220,18 +221,18 @@ async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel,
 
 @pytest.mark.parametrize(("options", "folders"), [(FREE, 0), (replace(FREE, output_schema={"type": "object"}), 1)])
 async def test_a_run_has_a_folder_only_where_it_needs_one_and_a_killed_one_s_goes_at_the_next_start(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: ExecOptions, folders: int
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: RunOptions, folders: int
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     code = (
         "import asyncio, os, pathlib, sys; from codex_workspace.app_server import Launch;"
-        "from codex_workspace.backends.codex_exec.command import ExecOptions;"
+        "from codex_workspace.backends.codex_exec.command import RunOptions;"
         "from codex_workspace.backends.codex_exec.process import CodexExec\n"
         "async def main():\n"
         "    binary, home, family, schema = sys.argv[1:]\n"
         "    launch = Launch(pathlib.Path(binary), pathlib.Path(home), pathlib.Path(home), family=family)\n"
-        "    options = ExecOptions(output_schema={'type': 'object'} if schema == 'True' else None)\n"
+        "    options = RunOptions(output_schema={'type': 'object'} if schema == 'True' else None)\n"
         "    async with CodexExec(launch).run('hi', options):\n"
         "        os.kill(os.getpid(), 9)\n"
         "asyncio.run(main())"
@@ -251,9 +252,9 @@ async def test_a_run_has_a_folder_only_where_it_needs_one_and_a_killed_one_s_goe
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("options", [SANDBOXED, ExecOptions(full_auto=True, config=NOT_ALL_OF_TMP)])
+@pytest.mark.parametrize("options", [SANDBOXED, RunOptions(full_auto=True, config=NOT_ALL_OF_TMP)])
 async def test_commands_and_patches_write_the_working_folder_and_those_beside_it_that_are_named(
-    launch: Launch, model: ScriptedModel, tmp_path: Path, options: ExecOptions
+    launch: Launch, model: ScriptedModel, tmp_path: Path, options: RunOptions
 ) -> None:
     more, outside = tmp_path / "more, and more", tmp_path / "outside"
     for folder in (more, outside):
@@ -282,7 +283,7 @@ async def test_commands_and_patches_write_the_working_folder_and_those_beside_it
 
 async def test_a_git_repository_is_asked_for_where_wanted(launch: Launch) -> None:
     codex = CodexExec(launch)
-    done = done_of(await events_of(codex, "hi", ExecOptions(sandbox="read-only", skip_git_check=False)))
+    done = done_of(await events_of(codex, "hi", RunOptions(sandbox="read-only", skip_git_check=False)))
     assert done.stop_reason == "failed"
     assert done.error is not None
     assert "skip-git-repo-check" in done.error.message
@@ -298,7 +299,7 @@ async def test_a_failure_is_told_once(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("options", [FREE, SANDBOXED])
-async def test_nothing_is_left_of_a_run_that_is_aborted_in_mid_command(launch: Launch, options: ExecOptions) -> None:
+async def test_nothing_is_left_of_a_run_that_is_aborted_in_mid_command(launch: Launch, options: RunOptions) -> None:
     seconds = f"600.{uuid.uuid4().int}"
     prompt = script({"run": f"env -i setsid sleep {seconds} & setsid sleep {seconds} & sleep {seconds}"})
     async with CodexExec(launch).run(prompt, options) as run:
@@ -518,22 +519,6 @@ async def test_the_tokens_of_a_run_that_was_stopped_are_not_the_next_one_s(launc
     assert done_of(stopped).usage is None
     assert done_of(await events_of(codex, script({"say": "again"}), session)).usage is None
     assert done_of(await events_of(codex, script({"say": "again"}), session)).usage is not None
-
-
-async def test_the_tokens_that_codex_0_72_tells_are_the_run_s_own(launch: Launch, tmp_path: Path) -> None:
-    old = tmp_path / "codex-0.72"
-    runs = runs_of("0.72.0/resume")
-    for name, run in zip(("begun", "resumed"), runs, strict=True):
-        (tmp_path / name).write_text("\n".join(run.lines) + "\n")
-    old.write_text(
-        '#!/bin/sh\ncase " $* " in *" --version "*) echo codex-cli 0.72.0;; '
-        f'*" resume "*) cat {tmp_path}/resumed;; *) cat {tmp_path}/begun;; esac\n'
-    )
-    old.chmod(0o700)
-    codex = CodexExec(replace(launch, binary=old))
-    first = done_of(await events_of(codex, "hi"))
-    second = done_of(await events_of(codex, "hi", replace(FREE, resume=first.session_id)))
-    assert [first.usage, second.usage] == [done_of(replayed(run)).usage for run in runs]
 
 
 async def test_a_line_that_is_too_long_is_said_to_be_missing(launch: Launch) -> None:

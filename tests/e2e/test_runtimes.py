@@ -10,14 +10,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from codex_workspace.app_server import Launch
-from codex_workspace.backends.codex_exec.command import ExecOptions
 from codex_workspace.backends.codex_exec.process import ExecRun
 from codex_workspace.codex.runtime import AppServerRun
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.runtimes.events import AgentEvent, Done, FileChange, ToolResult, ToolUse
+from codex_workspace.runtimes.launch import Launch
+from codex_workspace.runtimes.options import RunOptions
 from codex_workspace.runtimes.registry import GROUP, Run, Runtime, create_runtime
 from tests.docs.test_docs import the_snippet
 from tests.e2e.agent_process import REPOSITORY
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.versions
 NAMES = ("codex", "codex-exec")
 
 
-async def events_of(runtime: Runtime, prompt: str, options: ExecOptions = FREE) -> list[AgentEvent]:
+async def events_of(runtime: Runtime, prompt: str, options: RunOptions = FREE) -> list[AgentEvent]:
     """Return all events of a run."""
     with anyio.fail_after(HANG_S):
         async with runtime.run(prompt, options) as run:
@@ -161,7 +161,7 @@ async def test_mcp_servers_are_there(launch: Launch, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel, name: str) -> None:
-    options = ExecOptions(model="gpt-5.4", sandbox="danger-full-access", config={("model_reasoning_effort",): "low"})
+    options = RunOptions(model="gpt-5.4", sandbox="danger-full-access", config={("model_reasoning_effort",): "low"})
     async with create_runtime(name, launch) as runtime:
         await events_of(runtime, "hi", options)
     assert (model.requests[-1].model, model.requests[-1].effort) == ("gpt-5.4", "low")
@@ -178,7 +178,7 @@ class Nothing:
     """A runtime of somebody else's."""
 
     @asynccontextmanager
-    async def run(self, prompt: str, options: ExecOptions = FREE) -> AsyncIterator["Nothing"]:
+    async def run(self, prompt: str, options: RunOptions = FREE) -> AsyncIterator["Nothing"]:
         yield self
 
     def abort(self) -> None:

@@ -14,11 +14,8 @@ import pytest
 
 from codex_workspace.app_server import (
     LAUNCH_OVERRIDES,
-    MARK,
     MAX_IN_FLIGHT,
     Connection,
-    Launch,
-    child_environment,
     command_line,
     open_app_server,
     read_version,
@@ -36,6 +33,7 @@ from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import Notification
 from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
 from codex_workspace.protocol.server_requests import DECLINED_REASON
+from codex_workspace.runtimes.launch import MARK, Launch, child_environment
 from tests.support.memory_codex import ENDED, in_virtual_time, memory_codex, params_of
 
 # --- Requests and their answers ---

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from codex_workspace.app_server import MINIMUM_VERSION, Launch, too_old
-from codex_workspace.backends.codex_exec.command import ExecOptions, Sandbox, mcp_overrides
+from codex_workspace.backends.codex_exec.command import mcp_overrides
+from codex_workspace.backends.codex_exec.file_requests import FileRequests
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, has_failed
 from codex_workspace.backends.codex_exec.one_shot import last_line, run_once
 from codex_workspace.backends.codex_exec.process import CodexExec, ExecLimits
@@ -24,14 +24,12 @@ from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import Settings
 from codex_workspace.config.toml_text import KeyPath, TomlValue
 from codex_workspace.protocol.mcp_status import ExpectedServers
-from codex_workspace.runtimes.backend import Backend, BackendStats, Thread, ThreadIdStore, ThreadRegistry
-from codex_workspace.tools.file_requests import FileRequests
-from codex_workspace.tools.interface import ToolCaller
+from codex_workspace.runtimes.backend import Backend, BackendStats, Thread, ThreadIdStore, ThreadRegistry, ToolCaller
+from codex_workspace.runtimes.launch import Launch
+from codex_workspace.runtimes.options import RunOptions, Sandbox
 
 if TYPE_CHECKING:
     import subprocess
-if TYPE_CHECKING:
-    from codex_workspace.tools.mcp_server import ToolServer
 
 NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {
     ("model_provider",): "nobody",
@@ -80,8 +78,6 @@ class ExecPreflight:
                 this machine, or a required MCP server does not start.
         """
         version = await self._codex.version()
-        if version < MINIMUM_VERSION:
-            raise too_old(version)
         await refuse_broken_config(self._launch)
         await refuse_blocked(self._launch, self._sandbox)
         await refuse_without_servers(self._codex, self._servers)
@@ -143,7 +139,7 @@ async def refuse_without_servers(codex: CodexExec, servers: ExecMcpServers) -> N
     if not servers.required:
         return
     attempt = servers.of_those_required()
-    options = ExecOptions(ephemeral=True, config={**NO_MODEL, **attempt.config()})
+    options = RunOptions(ephemeral=True, config={**NO_MODEL, **attempt.config()})
     async with codex.follow("Nobody hears this.", options, TurnLines) as run:
         while run.session_id is None and not run.is_over:
             await run.take()
@@ -183,7 +179,7 @@ def exec_backend(
     provider: ChosenProvider,
     launch: Launch,
     memory: Callable[[str, str], ThreadIdStore],
-    tools: "ToolServer | None",
+    add_tools: Callable[[ExpectedServers, ToolCaller], ExpectedServers] | None,
     errands: FileRequests,
 ) -> Backend:
     """Return the backend; `memory` gives what keeps the session id of an owner's context, `errands` hears the tools.
@@ -199,15 +195,13 @@ def exec_backend(
         tuple(server.name for server in settings.mcp.servers), settings.mcp.patience_s, settings.mcp.left_out
     )
     needed = [server.name for server in settings.mcp.servers if server.required]
-    expected = configured if tools is None else tools.added_to(configured, ToolCaller("", ""))
+    expected = configured if add_tools is None else add_tools(configured, ToolCaller("", ""))
     servers = ExecMcpServers(expected, needed)
     limits = ExecLimits(settings.config.codex.turn_inactivity_timeout_s, startup_s=expected.within_s)
     codex = CodexExec(launch, limits)
     tally = ProcessCounts()
     options = ExecThreadOptions(
-        ExecOptions(
-            model=provider.model, sandbox=_SANDBOXES[settings.config.codex.sandbox], cwd=settings.workspace_dir
-        ),
+        RunOptions(model=provider.model, sandbox=_SANDBOXES[settings.config.codex.sandbox], cwd=settings.workspace_dir),
         settings.instructions,
         total_s=settings.turn_timeout_s,
         max_text_chars=settings.config.limits.max_text_chars,
@@ -215,8 +209,8 @@ def exec_backend(
 
     def make(owner: str, context_id: str) -> Thread:
         own, caller = options, ToolCaller(owner, context_id)
-        if tools is not None:
-            config, secrets = _told_of(tools.added_to(ExpectedServers(), caller))
+        if add_tools is not None:
+            config, secrets = _told_of(add_tools(ExpectedServers(), caller))
             own = replace(options, config=config, handed=secrets)
         return ExecThread(codex, settings.codex_home, memory(owner, context_id), own, servers, errands, caller, tally)
 

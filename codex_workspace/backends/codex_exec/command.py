@@ -1,201 +1,119 @@
-"""How `codex exec` is called: options to its argument vector, for every version that takes `--experimental-json`.
+"""The command line of `codex exec` and its environment: options, and MCP servers with their secrets.
 
-What each version takes was measured with 0.42, 0.72, 0.101, 0.136, 0.163 and 0.169. The prompt is no argument: it
-goes to codex's stdin, where neither its length nor its first character matters, for a resumed session too.
-
-What `codex exec` is told of MCP servers: settings, and their secrets by its environment.
+The prompt is passed on stdin, where neither its length nor its first character matters.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import tomlkit
 
-from codex_workspace.app_server import PASSED_ENVIRONMENT
 from codex_workspace.common.errors import ConfigError, InputRefused
-from codex_workspace.common.values import JsonObject, Version, dotted
+from codex_workspace.common.values import MAX_INPUT_CHARS
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.config.toml_text import KeyPath, TomlValue
-
-Sandbox: TypeAlias = Literal["read-only", "workspace-write", "danger-full-access"]
-
-OLDEST: Final[Version] = (0, 42, 0)
-"""The oldest codex that was tried."""
-
-SAYS_JSON: Final[Version] = (0, 72, 0)
-"""From here on `--json` is known to give the events of `ExecLines`; before, it may be other ones."""
-
-TAKES_FOLDERS: Final[Version] = (0, 72, 0)
-"""From here on `--add-dir` is known to be taken; before, the folders are a setting."""
-
-TAKES_IMAGES: Final[Version] = (0, 72, 0)
-"""Before, codex waits without end for the answer to the images, which it sends ahead of the prompt."""
-
-KEEPS_NOTHING: Final[Version] = (0, 136, 0)
-"""From here on `--ephemeral` is known to be taken."""
-
-FULL_AUTO: Final[Sandbox] = "workspace-write"
-"""What `--full-auto` has come down to: `codex exec` never asks anybody, and 0.163 has no such flag any more."""
+from codex_workspace.runtimes.launch import PASSED_ENVIRONMENT
+from codex_workspace.runtimes.options import RunOptions, check_run
 
 _SESSION: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class ExecOptions:
-    """What one run has its own way; what is left out is codex's config.toml's business.
-
-    resume: the session that goes on; None begins a new one.
-    model: its id.
-    sandbox: what commands may do.
-    full_auto: commands run in the workspace-write sandbox; not together with another `sandbox`.
-    cwd: codex's working folder.
-    writable: folders that commands may write beside it, in the workspace-write sandbox.
-    skip_git_check: work outside of a git repository too.
-    ephemeral: codex writes no session, so that none can be resumed.
-    web_search: whether the model may search the web; None leaves it to config.toml.
-    output_schema: a JSON Schema of the answer.
-    images: files that go with the prompt.
-    config: further settings of config.toml by their paths. They stand on the command line, which others can read: no
-        secret belongs here.
-    """
-
-    resume: str | None = None
-    model: str | None = None
-    sandbox: Sandbox | None = None
-    full_auto: bool = False
-    cwd: Path | None = None
-    writable: tuple[Path, ...] = ()
-    skip_git_check: bool = True
-    ephemeral: bool = False
-    web_search: bool | None = None
-    output_schema: JsonObject | None = None
-    images: tuple[Path, ...] = ()
-    config: Mapping[KeyPath, TomlValue] = field(default_factory=dict)
+_RESERVED: Final = re.compile(r"CODEX_.*|OPENAI_.*|LC_.*|LD_.*")
+"""Variables that no secret of an MCP server may have, beside `PASSED_ENVIRONMENT`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run, as codex is told them: `schema` holds the output schema."""
+    """The files of a run: `schema` contains the output schema."""
 
     schema: Path | None = None
     images: tuple[Path, ...] = ()
 
 
-def check(options: ExecOptions) -> None:
-    """Refuse what codex would misread.
+def check(prompt: str, options: RunOptions) -> None:
+    """Reject a prompt and options that codex would reject or misread.
 
     Raises:
-        InputRefused: the session's id is none, two options contradict each other, or a model, a path or that of a
-            setting cannot be said on a command line.
+        InputRefused: see `check_run`; or the session's id is no UUID, or a model, a path or a setting's key cannot be
+            passed on a command line.
     """
+    check_run(prompt, options, MAX_INPUT_CHARS)
     if options.resume is not None and not _SESSION.fullmatch(options.resume):
         raise InputRefused("The id of the session to resume is no UUID.")
-    if options.full_auto and options.sandbox not in (None, FULL_AUTO):
-        raise InputRefused(f"full_auto runs commands in the sandbox {FULL_AUTO}, not in {options.sandbox}.")
-    if options.ephemeral and options.resume is not None:
-        raise InputRefused("A run that is kept nowhere resumes no session.")
     for path in options.config:
         if not path or not all(_BARE_KEY.fullmatch(key) for key in path):
-            # Codex cuts the path at its dots, whatever is quoted.
+            # Codex splits the path at its dots, even inside quotes.
             raise InputRefused(f"The setting {'.'.join(path)!r} cannot be given on codex's command line.")
     paths = (options.cwd, *options.writable, *options.images)
     if any("\0" in str(each) for each in (options.model, *paths)):
         raise InputRefused("A model or a path with a NUL cannot be given on codex's command line.")
 
 
-def arguments(options: ExecOptions, files: RunFiles, version: Version) -> list[str]:
-    """Return what stands behind `codex exec`; the prompt comes by stdin. `options` have passed `check`.
-
-    Raises:
-        InputRefused: this version cannot do it.
-    """
-    if files.images and version < TAKES_IMAGES:
-        raise InputRefused(f"codex {dotted(version)} takes no images.")
-    if options.ephemeral and version < KEEPS_NOTHING:
-        raise InputRefused(f"codex {dotted(version)} cannot be kept from writing its session.")
-    options_first = [
-        "--json" if version >= SAYS_JSON else "--experimental-json",
+def arguments(options: RunOptions, files: RunFiles) -> list[str]:
+    """Return the arguments after `codex exec`; `options` have passed `check`."""
+    sandbox = options.effective_sandbox
+    flags = [
+        "--json",
         "--color=never",
         *(["--skip-git-repo-check"] if options.skip_git_check else []),
         *(["--ephemeral"] if options.ephemeral else []),
-        *_settings(options, version),
-        *_folders(options, version),
+        *_settings(options),
+        *([f"--sandbox={sandbox}"] if sandbox is not None else []),
+        *([f"--cd={options.cwd}"] if options.cwd is not None else []),
+        *(f"--add-dir={folder}" for folder in options.writable),
         *([f"--model={options.model}"] if options.model is not None else []),
         *([f"--output-schema={files.schema}"] if files.schema is not None else []),
-        # With `=`, as it would take all that follows it for images.
+        # With `=`, because codex takes all arguments that follow `--image` as images.
         *(f"--image={image}" for image in files.images),
     ]
-    # Before `resume`: behind it no version takes all of them, and 0.72 nearly none.
-    return [*options_first, *(["resume", options.resume] if options.resume is not None else []), "-"]
+    # Before `resume`, which does not accept all of them.
+    return [*flags, *(["resume", options.resume] if options.resume is not None else []), "-"]
 
 
 def overrides(settings: Mapping[str, str]) -> list[str]:
-    """Return the arguments that put `settings` over config.toml; keys are dotted, values TOML."""
+    """Return the `-c` arguments for `settings`; keys are dotted, values are TOML."""
     return [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
 
 
-def _settings(options: ExecOptions, version: Version) -> Sequence[str]:
+def _settings(options: RunOptions) -> Sequence[str]:
     settings = {".".join(path): tomlkit.item(value).as_string() for path, value in options.config.items()}
     if options.web_search is not None:
-        settings |= _search(options.web_search)
-    if options.writable and version < TAKES_FOLDERS:
-        roots = [str(folder) for folder in options.writable]
-        settings["sandbox_workspace_write.writable_roots"] = tomlkit.item(roots).as_string()
+        settings["web_search"] = '"live"' if options.web_search else '"disabled"'
     return overrides(settings)
 
 
-def _search(wanted: bool) -> dict[str, str]:
-    """Both settings: 0.42 and 0.72 know the first one only."""
-    return {"tools.web_search": "true" if wanted else "false", "web_search": '"live"' if wanted else '"disabled"'}
-
-
-def _folders(options: ExecOptions, version: Version) -> Sequence[str]:
-    sandbox = FULL_AUTO if options.full_auto else options.sandbox
-    return [
-        *([f"--sandbox={sandbox}"] if sandbox is not None else []),
-        *([f"--cd={options.cwd}"] if options.cwd is not None else []),
-        *(f"--add-dir={folder}" for folder in options.writable if version >= TAKES_FOLDERS),
-    ]
-
-
-_OWN: Final = re.compile(r"CODEX_.*|OPENAI_.*|LC_.*|LD_.*")
-
-
 def mcp_overrides(servers: McpServers) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:
-    """Return the settings that tell codex of MCP servers, and the variables of its environment that hold their secrets.
+    """Return codex's settings for MCP servers, and the environment variables that contain their secrets.
 
-    `codex exec` has no pipe to be told a secret by; its command line can be read by everybody on the machine, its
-    environment by the same user.
+    Every user of the machine can read a command line; only the same user can read an environment.
 
     Raises:
-        ConfigError: a secret's variable would be codex's own, or two servers want one variable with two values.
+        ConfigError: a secret's variable is reserved, or two servers need one variable with two values.
     """
     settings = dict(servers.managed)
-    handed: dict[str, str] = {}
+    environment: dict[str, str] = {}
     for server in servers.servers:
         forwarded: list[str] = []
         for (table, key), secret in server.private.items():
             path = ("mcp_servers", server.name)
             if table == "env":
-                _hand(handed, key, secret.reveal(), server.name)
+                _add_variable(environment, key, secret.reveal(), server.name)
                 forwarded.append(key)
             else:
-                name = f"MCP_HEADER_{len(handed)}_{re.sub(r'[^A-Za-z0-9]', '_', server.name).upper()}"
-                _hand(handed, name, secret.reveal(), server.name)
+                name = f"MCP_HEADER_{len(environment)}_{re.sub(r'[^A-Za-z0-9]', '_', server.name).upper()}"
+                _add_variable(environment, name, secret.reveal(), server.name)
                 settings[(*path, "env_http_headers", key)] = name
         if forwarded:
             settings["mcp_servers", server.name, "env_vars"] = forwarded
-    return settings, handed
+    return settings, environment
 
 
-def _hand(handed: dict[str, str], name: str, value: str, server: str) -> None:
-    if name in PASSED_ENVIRONMENT or _OWN.fullmatch(name):
+def _add_variable(environment: dict[str, str], name: str, value: str, server: str) -> None:
+    if name in PASSED_ENVIRONMENT or _RESERVED.fullmatch(name):
         raise ConfigError(
             f"mcp_servers: {server}: env: {name} is codex's own, and cannot hold a secret with codex exec"
         )
-    if handed.setdefault(name, value) != value:
+    if environment.setdefault(name, value) != value:
         raise ConfigError(f"mcp_servers: {server}: env: {name} has another value with another server; give it one")

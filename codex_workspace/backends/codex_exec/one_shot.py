@@ -16,10 +16,11 @@ from typing import Final
 import anyio
 from anyio.abc import ByteReceiveStream
 
-from codex_workspace.app_server import DRAIN_S, KILL_GRACE_S, MARK, MASK, Launch, Process, spawn
 from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.common.errors import MAX_REASON_CHARS, CodexCannotStart
 from codex_workspace.common.processes import end_kin, end_marked, kin_of, sweep, sweep_kin
+from codex_workspace.runtimes.launch import MARK, Launch
+from codex_workspace.runtimes.process import DRAIN_S, KILL_GRACE_S, MASK, Process, spawn
 
 TERM_GRACE_S: Final = 1.5
 """How long codex may take to end after SIGTERM before it gets SIGKILL."""

@@ -19,41 +19,26 @@ from weakref import WeakValueDictionary
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
-from codex_workspace.app_server import (
-    DRAIN_S,
-    LAUNCH_OVERRIDES,
-    MARK,
-    STDERR_KEPT_BYTES,
-    Launch,
-    Process,
-    spawn,
-)
-from codex_workspace.backends.codex_exec.command import (
-    OLDEST,
-    ExecOptions,
-    RunFiles,
-    arguments,
-    check,
-    mcp_overrides,
-    overrides,
-)
+from codex_workspace.app_server import LAUNCH_OVERRIDES, MINIMUM_VERSION, too_old
+from codex_workspace.backends.codex_exec.command import RunFiles, arguments, check, mcp_overrides, overrides
 from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.backends.codex_exec.one_shot import TERM_GRACE_S, end_codex, last_line, run_once
 from codex_workspace.backends.codex_exec.run_files import clear_leftovers, write_file, written_run_files
 from codex_workspace.common.concurrency import task_group
-from codex_workspace.common.errors import MAX_REASON_CHARS, NOT_TAKEN, CodexCannotStart, InputRefused, is_about_config
-from codex_workspace.common.values import MAX_INPUT_CHARS, Version, dotted, version_in
+from codex_workspace.common.errors import MAX_REASON_CHARS, NOT_TAKEN, CodexCannotStart, is_about_config
+from codex_workspace.common.values import Version, version_in
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
 from codex_workspace.protocol.failures import PROCESS_EXITED, inactivity_error
 from codex_workspace.protocol.jsonrpc import LineSplitter, Skipped
 from codex_workspace.runtimes.convert import NO_SESSION, NONE_USED, ExecConverter
 from codex_workspace.runtimes.events import AgentEvent
+from codex_workspace.runtimes.launch import MARK, Launch
+from codex_workspace.runtimes.options import DEFAULT_OPTIONS, RunOptions
+from codex_workspace.runtimes.process import DRAIN_S, STDERR_KEPT_BYTES, Process, spawn
+from codex_workspace.runtimes.registry import INACTIVITY_S, NO_SERVERS
 
 logger = logging.getLogger(__name__)
-
-INACTIVITY_S: Final = 300.0
-"""How long codex may write nothing. A command says nothing before it ends, so this bounds each command too."""
 
 EXIT_GRACE_S: Final = 8.0
 """How long codex may take to end by itself after its turn: it writes the session down, and without DNS takes 5 s."""
@@ -72,12 +57,6 @@ EXEC_OVERRIDES: Final[Mapping[str, str]] = LAUNCH_OVERRIDES | {
     "shell_environment_policy.ignore_default_excludes": "false",
 }
 """Settings of every run, beside the app-server's."""
-
-TAKES_EPHEMERAL: Final[Version] = (0, 101, 0)
-"""From here on codex is known to take the setting of the name below as we say it; 0.72 does not start with it."""
-
-TELLS_SESSIONS: Final[Version] = (0, 101, 0)
-"""From here on the tokens at a turn's end are those of the whole session; 0.72 tells the run's."""
 
 EPHEMERAL: Final = "cli_auth_credentials_store"
 
@@ -99,8 +78,6 @@ class ExecLimits:
 
 
 AS_A_RULE: Final = ExecLimits()
-NO_SERVERS: Final = McpServers()
-NOTHING_SPECIAL: Final = ExecOptions()
 NOTHING_HANDED: Final[Mapping[str, str]] = {}
 
 
@@ -375,7 +352,7 @@ class CodexExec:
         self._used: OrderedDict[str, TokenUsage] = OrderedDict()
 
     @asynccontextmanager
-    async def run(self, prompt: str, options: ExecOptions = NOTHING_SPECIAL) -> AsyncIterator[ExecRun[AgentEvent]]:
+    async def run(self, prompt: str, options: RunOptions = DEFAULT_OPTIONS) -> AsyncIterator[ExecRun[AgentEvent]]:
         """Let codex answer `prompt`; leaving the block early stops it, and leaves no process behind.
 
         Raises:
@@ -388,7 +365,7 @@ class CodexExec:
     async def follow(
         self,
         prompt: str,
-        options: ExecOptions,
+        options: RunOptions,
         reads: Callable[[TokenUsage | None], LineReader[E]],
         handed: Mapping[str, str] = NOTHING_HANDED,
     ) -> AsyncIterator[ExecRun[E]]:
@@ -404,15 +381,14 @@ class CodexExec:
             InputRefused: the prompt is empty or longer than codex takes, or an option cannot be given to it.
             CodexCannotStart: there is no such binary, or it is none of codex's.
         """
-        _check_prompt(prompt)
         options = replace(options, config={**self._servers, **options.config})
-        check(options)
-        version = await self.version()
+        check(prompt, options)
+        await self.version()
         async with (
             written_run_files(partial(write_file, options)) as files,
             self._session(options.resume) as begun,
             self._gate.passed() if self._gate is not None else nullcontext(),
-            self._opened(prompt, options, files, version, reads, handed, begun) as run,
+            self._opened(prompt, options, files, reads, handed, begun) as run,
         ):
             yield run
 
@@ -448,9 +424,8 @@ class CodexExec:
     async def _opened(
         self,
         prompt: str,
-        options: ExecOptions,
+        options: RunOptions,
         files: RunFiles,
-        version: Version,
         reads: Callable[[TokenUsage | None], LineReader[E]],
         handed: Mapping[str, str],
         begun: Callable[[str], object],
@@ -461,9 +436,8 @@ class CodexExec:
             secrets=[*self._launch.secrets, *handed.values()],
         )
         mark = f"{launch.family}.{uuid.uuid4().hex}"
-        process, stdin, stdout, stderr = spawn(launch, self._command(options, files, version, mark), mark)
-        used_before = self._used_before(options.resume) if version >= TELLS_SESSIONS else NONE_USED
-        lines = reads(used_before)
+        process, stdin, stdout, stderr = spawn(launch, self._command(options, files, mark), mark)
+        lines = reads(self._used_before(options.resume))
         told_before = lines.session_usage
         run = ExecRun(
             process, stdout, lines, self._limits, mark, options.resume, launch.max_line_bytes, begun, self._gate
@@ -485,12 +459,9 @@ class CodexExec:
                     await stream.aclose()
             process.close()
 
-    def _command(self, options: ExecOptions, files: RunFiles, version: Version, mark: str) -> list[str]:
-        ours = {
-            name: value for name, value in EXEC_OVERRIDES.items() if name != EPHEMERAL or version >= TAKES_EPHEMERAL
-        }
-        settings = {**ours, f"shell_environment_policy.set.{MARK}": f'"{mark}"', **self._launch.overrides}
-        return [str(self._launch.binary), "exec", *overrides(settings), *arguments(options, files, version)]
+    def _command(self, options: RunOptions, files: RunFiles, mark: str) -> list[str]:
+        settings = {**EXEC_OVERRIDES, f"shell_environment_policy.set.{MARK}": f'"{mark}"', **self._launch.overrides}
+        return [str(self._launch.binary), "exec", *overrides(settings), *arguments(options, files)]
 
     def _used_before(self, session_id: str | None) -> TokenUsage | None:
         return NONE_USED if session_id is None else self._used.get(session_id.lower())
@@ -537,13 +508,6 @@ def _has_login(launch: Launch) -> bool:
     return launch.api_key is None and launch.overrides.get(EPHEMERAL) == '"file"'
 
 
-def _check_prompt(prompt: str) -> None:
-    if not prompt.strip():
-        raise InputRefused("The message has no text.")
-    if len(prompt) > MAX_INPUT_CHARS:
-        raise InputRefused(f"The message has {len(prompt)} characters; codex takes at most {MAX_INPUT_CHARS}.")
-
-
 async def _watch(process: Process, run: ExecRun[E]) -> None:
     await process.watch()
     run.wake()
@@ -564,6 +528,6 @@ async def _ask_version(launch: Launch) -> Version:
     if version is None:
         said = ": ".join(filter(None, (f"exit code {told.returncode}", last_line(told.stderr))))
         raise CodexCannotStart(f"codex did not tell its version ({said}); is CODEX_BIN really codex?")
-    if version < OLDEST:
-        raise CodexCannotStart(f"codex {dotted(version)} is too old: codex exec is used from {dotted(OLDEST)} on")
+    if version < MINIMUM_VERSION:
+        raise too_old(version)
     return version

@@ -12,10 +12,11 @@ from typing import Final, TypeAlias, TypeVar
 
 import anyio
 
-from codex_workspace.backends.codex_exec.command import ExecOptions, RunFiles
+from codex_workspace.backends.codex_exec.command import RunFiles
 from codex_workspace.common.concurrency import run_in_thread
 from codex_workspace.common.errors import InputRefused
 from codex_workspace.common.files import wait_for_lock
+from codex_workspace.runtimes.options import RunOptions
 
 PREFIX: Final = "codex-workspace-run-"
 """How the folder of a run begins, in the folder for temporary files."""
@@ -70,7 +71,7 @@ class _Files:
         return self._folder
 
 
-def write_file(options: ExecOptions, folder: Folder) -> RunFiles:
+def write_file(options: RunOptions, folder: Folder) -> RunFiles:
     """Write what codex reads from files. A path with a comma would be two to it, so such an image gets another.
 
     Raises:

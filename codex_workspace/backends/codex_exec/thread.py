@@ -15,7 +15,7 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.backends.codex_exec.command import ExecOptions
+from codex_workspace.backends.codex_exec.file_requests import FileRequests
 from codex_workspace.backends.codex_exec.history import file_of, new_turn_id, place_in, size_of, tokens_of, turn_outcome
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, has_failed
 from codex_workspace.backends.codex_exec.process import CodexExec, ExecRun
@@ -30,14 +30,14 @@ from codex_workspace.runtimes.backend import (
     CONTINUE_PROMPT,
     StartedTurn,
     ThreadIdStore,
+    ToolCaller,
     TurnInput,
     TurnOptions,
     TurnRecord,
     check_input,
     input_texts,
 )
-from codex_workspace.tools.file_requests import FileRequests
-from codex_workspace.tools.interface import ToolCaller
+from codex_workspace.runtimes.options import RunOptions
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class ExecThreadOptions:
     config: settings of this context's own. handed: variables of codex's environment, each of them a secret.
     """
 
-    run: ExecOptions
+    run: RunOptions
     instructions: Instructions = field(default_factory=Instructions)
     config: Mapping[KeyPath, TomlValue] = field(default_factory=dict)
     handed: Mapping[str, str] = field(default_factory=dict)
@@ -179,7 +179,7 @@ class ExecThread:
             self._tally.running -= 1
 
     async def _begin(
-        self, prompt: str, run: ExecOptions, client_message_id: str, held: AsyncExitStack
+        self, prompt: str, run: RunOptions, client_message_id: str, held: AsyncExitStack
     ) -> StartedTurn[ExecTurn]:
         with self._servers.attempt() as attempt:
             while True:
@@ -202,7 +202,7 @@ class ExecThread:
         return new
 
     async def _resume(
-        self, prompt: str, run: ExecOptions, client_message_id: str, held: AsyncExitStack
+        self, prompt: str, run: RunOptions, client_message_id: str, held: AsyncExitStack
     ) -> StartedTurn[ExecTurn]:
         known = await self._memory.load()
         if known is None:
@@ -220,7 +220,7 @@ class ExecThread:
             note = f"The earlier conversation cannot be resumed ({lost}); a new one begins."
             return StartedTurn(await self._start(prompt, run, client_message_id, held), note)
 
-    async def _start(self, prompt: str, options: ExecOptions, client_message_id: str, held: AsyncExitStack) -> ExecTurn:
+    async def _start(self, prompt: str, options: RunOptions, client_message_id: str, held: AsyncExitStack) -> ExecTurn:
         """Start a process, and wait until it has said which session it writes.
 
         Raises:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from codex_workspace.common.errors import ToolRefused
 from codex_workspace.config.environment import Secret
 from codex_workspace.devkit.platform.app import running_platform
 from codex_workspace.devkit.platform.delivery import result_row
@@ -30,16 +31,9 @@ from codex_workspace.platform.tools import (
     PlatformPeers,
     platform_toolbox,
 )
+from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.storage.memories import Exchange, Memory
-from codex_workspace.tools.interface import (
-    PeerInfo,
-    PeerTaskHandle,
-    PeerTaskReport,
-    PeerTaskState,
-    Toolbox,
-    ToolCaller,
-    ToolRefused,
-)
+from codex_workspace.tools.interface import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState, Toolbox
 
 ME = "11111111-1111-1111-1111-111111111111"
 ADA = "22222222-2222-2222-2222-222222222222"

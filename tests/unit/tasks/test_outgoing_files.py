@@ -10,8 +10,8 @@ from codex_workspace.common.errors import CodexRefused
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.devkit.model import Output, ScriptedModel, scripted_model
 from codex_workspace.protocol.jsonrpc import Request
+from codex_workspace.runtimes.backend import HANDOVER_TOOL
 from codex_workspace.tasks.outgoing_files import (
-    TOOL,
     HandoverLimits,
     HandoverRefused,
     OutgoingFile,
@@ -176,13 +176,13 @@ def test_the_model_reads_what_became_of_it() -> None:
 
 
 def call_of(path: str) -> list[JsonValue]:
-    step: dict[str, object] = {"tool": {"name": TOOL, "arguments": {"path": path}}}
+    step: dict[str, object] = {"tool": {"name": HANDOVER_TOOL, "arguments": {"path": path}}}
     return [{"type": "text", "text": script(step, {"say": "given"})}]
 
 
 def offers(model: ScriptedModel) -> list[str | None]:
     """Return the namespace of each tool of ours that the model was offered last."""
-    return [tool.namespace for tool in model.requests[-1].tools if tool.name == TOOL]
+    return [tool.namespace for tool in model.requests[-1].tools if tool.name == HANDOVER_TOOL]
 
 
 def outputs(model: ScriptedModel) -> list[str]:
@@ -220,9 +220,9 @@ async def test_codex_offers_the_tool_and_asks_for_it_also_in_a_resumed_thread(tm
             assert offers(model) == [None]
             assert len(outputs(model)) == 3
     assert [(each["tool"], each["namespace"], each["arguments"]) for each in answering.asked] == [
-        (TOOL, None, {"path": "report.md"}),
-        (TOOL, None, {"path": "gone.md"}),
-        (TOOL, None, {"path": "report.md"}),
+        (HANDOVER_TOOL, None, {"path": "report.md"}),
+        (HANDOVER_TOOL, None, {"path": "gone.md"}),
+        (HANDOVER_TOOL, None, {"path": "report.md"}),
     ]
 
 

@@ -17,13 +17,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from codex_workspace.common.errors import ToolRefused
 from codex_workspace.common.redact import Redactor
 from codex_workspace.config.environment import Secret, without_proxy_for
 from codex_workspace.config.peers import Peer
 from codex_workspace.config.settings import OWN_TOOLS
 from codex_workspace.protocol.mcp_status import ExpectedServers
+from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.storage.store import open_store
-from codex_workspace.tools.interface import Toolbox, ToolCaller, ToolRefused
+from codex_workspace.tools.interface import Toolbox
 from codex_workspace.tools.mcp_server import ToolServer, caller_of, open_tool_server, quote, token_for
 from codex_workspace.tools.memory import StoredMemory
 from codex_workspace.tools.peer_client import MAX_ANSWER_BYTES, PeerClient

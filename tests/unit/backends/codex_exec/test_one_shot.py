@@ -9,10 +9,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from codex_workspace.app_server import MARK, Launch
 from codex_workspace.backends.codex_exec.one_shot import KEPT_BYTES, run_once
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.processes import marked
+from codex_workspace.runtimes.launch import MARK, Launch
 
 
 def launch(folder: Path, script: str) -> Launch:

@@ -11,17 +11,18 @@ from pathlib import Path
 import anyio
 import pytest
 
-from codex_workspace.backends.codex_exec.command import ExecOptions, RunFiles
+from codex_workspace.backends.codex_exec.command import RunFiles
 from codex_workspace.backends.codex_exec.run_files import PREFIX, Folder, clear_leftovers, write_file, written_run_files
 from codex_workspace.common.errors import InputRefused
+from codex_workspace.runtimes.options import RunOptions
 from tests.e2e.agent_process import REPOSITORY
 
 KILLED = """
 import asyncio, os
-from codex_workspace.backends.codex_exec.run_files import laid_down
+from codex_workspace.backends.codex_exec.run_files import written_run_files
 
 async def main():
-    async with laid_down(lambda folder: (folder() / "schema.json").write_text("{}")):
+    async with written_run_files(lambda folder: (folder() / "schema.json").write_text("{}")):
         os.kill(os.getpid(), 9)
 
 asyncio.run(main())
@@ -46,7 +47,7 @@ def inside(folder: Path) -> list[Path]:
 async def test_what_needs_no_folder_has_none(temporary: Path, tmp_path: Path) -> None:
     image = tmp_path / "a.png"
     image.touch()
-    async with written_run_files(lambda folder: write_file(ExecOptions(images=(image,)), folder)) as files:
+    async with written_run_files(lambda folder: write_file(RunOptions(images=(image,)), folder)) as files:
         assert files == RunFiles(None, (image,))
         assert inside(temporary) == []
 
@@ -54,7 +55,7 @@ async def test_what_needs_no_folder_has_none(temporary: Path, tmp_path: Path) ->
 async def test_all_that_needs_one_is_in_one_that_is_gone_afterwards(temporary: Path, tmp_path: Path) -> None:
     image = tmp_path / "a,b.png"
     image.write_bytes(b"png")
-    options = ExecOptions(output_schema={"type": "object"}, images=(image,))
+    options = RunOptions(output_schema={"type": "object"}, images=(image,))
     async with written_run_files(lambda folder: write_file(options, folder)) as files:
         assert files.schema is not None
         assert files.schema.read_text() == '{"type": "object"}'
@@ -66,7 +67,7 @@ async def test_all_that_needs_one_is_in_one_that_is_gone_afterwards(temporary: P
 
 
 async def test_what_cannot_be_laid_down_leaves_no_folder(temporary: Path, tmp_path: Path) -> None:
-    options = ExecOptions(output_schema={}, images=(tmp_path / "none.png",))
+    options = RunOptions(output_schema={}, images=(tmp_path / "none.png",))
     with pytest.raises(InputRefused, match=r"The image none\.png is no file"):
         async with written_run_files(lambda folder: write_file(options, folder)):
             pass

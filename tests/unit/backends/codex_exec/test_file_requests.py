@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
+from codex_workspace.backends.codex_exec.file_requests import NO_TURN, FileRequests
 from codex_workspace.backends.codex_exec.turn import ExecTurn
+from codex_workspace.common.errors import ToolRefused
 from codex_workspace.common.values import JsonObject
-from codex_workspace.tools.file_requests import NO_TURN, FileRequests
-from codex_workspace.tools.interface import ToolCaller, ToolRefused
+from codex_workspace.runtimes.backend import ToolCaller
 from tests.unit.backends.codex_exec.test_turn import made
 
 ME, YOU = ToolCaller("me", "ctx"), ToolCaller("you", "ctx")

@@ -12,10 +12,9 @@ from typing import Final
 import anyio
 
 from codex_workspace.backends.codex_exec.turn import ExecTurn
+from codex_workspace.common.errors import ToolRefused
 from codex_workspace.common.values import JsonObject
-from codex_workspace.runtimes.backend import DynamicToolCall
-from codex_workspace.tasks.outgoing_files import TOOL
-from codex_workspace.tools.interface import ToolCaller, ToolRefused
+from codex_workspace.runtimes.backend import HANDOVER_TOOL, DynamicToolCall, ToolCaller
 
 NO_TURN: Final = "There is no message at work here any more, so there is nobody to hand a file to."
 
@@ -62,7 +61,9 @@ class FileRequests:
             raise ToolRefused(NO_TURN)
         # The model may be quicker than the note of its session.
         await expected.is_known.wait()
-        result = await expected.turn.serve(DynamicToolCall(TOOL, arguments)) if expected.turn is not None else None
+        result = (
+            await expected.turn.serve(DynamicToolCall(HANDOVER_TOOL, arguments)) if expected.turn is not None else None
+        )
         match result:
             case {"contentItems": [{"text": str(said)}], "success": True}:
                 return said
