@@ -480,7 +480,6 @@ def _opener(
     @asynccontextmanager
     async def opened() -> AsyncIterator[Connection]:
         async with open_app_server(launch) as codex:
-            hiding.refuse_older(settings, codex.version)
             with _of_the_start():
                 await check_sandbox(codex, settings.config.codex.sandbox, settings.workspace_dir, options.profile)
                 if settings.mcp.required:

@@ -6,7 +6,6 @@ notifications mean is left to `codex_workspace.codex.thread` and `codex_workspac
 
 import logging
 import random
-import re
 import signal
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,7 +27,7 @@ from codex_workspace.common.errors import (
     InputRefused,
 )
 from codex_workspace.common.processes import PipeReader, PipeWriter, sweep
-from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, dotted
+from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, Version
 from codex_workspace.protocol.jsonrpc import (
     MAX_LINE_BYTES,
     Failure,
@@ -47,13 +46,11 @@ from codex_workspace.protocol.jsonrpc import (
 from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
 from codex_workspace.protocol.mcp_status import STARTUP, McpStatusTracker
 from codex_workspace.protocol.server_requests import default_response
+from codex_workspace.protocol.versions import initialized_version, require_supported
 from codex_workspace.runtimes.launch import MARK, Launch
 from codex_workspace.runtimes.process import DRAIN_S, KILL_GRACE_S, Process, spawn
 
 logger = logging.getLogger(__name__)
-
-MINIMUM_VERSION: Final = (0, 136, 0)
-"""Older codexes do not keep a message's id in their record, so nobody can tell which of two like messages was lost."""
 
 CLIENT_NAME: Final = "codex_workspace"
 """Our name in `initialize`; codex makes an HTTP header of it, so it is plain ASCII."""
@@ -111,9 +108,8 @@ class Connection:
         pid: int | None = None,
     ) -> None:
         self.pid: Final = pid
-        self.version: tuple[int, int, int] = (0, 0, 0)
+        self.version: Version = (0, 0, 0)
         self.proved = False
-        self.worn: str | None = None
         self.skipped_lines = 0
         self.servers: Final = McpStatusTracker()
         self._splitter = LineSplitter(max_line_bytes)
@@ -281,7 +277,7 @@ class Connection:
 
     def _deliver(self, notification: Notification, size: int) -> None:
         if notification.method == STARTUP:
-            # It comes before anybody can listen to the thread, and from older codexes without a thread.
+            # It comes before anybody can listen to the thread.
             self.servers.take(notification.params)
         thread_id = notification.params.get("threadId")
         mailbox = self._mailboxes.get(thread_id) if isinstance(thread_id, str) else None
@@ -399,7 +395,8 @@ async def _greet(connection: Connection, process: Process, launch: Launch) -> No
     try:
         result = await connection.call("initialize", hello, timeout_s=launch.start_timeout_s)
         await connection.notify("initialized")
-        _refuse_too_old(connection, result)
+        connection.version = initialized_version(result)
+        require_supported(connection.version)
         await _refuse_broken_config(connection, launch)
         if launch.api_key is not None:
             login: JsonObject = {"type": "apiKey", "apiKey": launch.api_key}
@@ -416,33 +413,6 @@ async def _refuse_broken_config(connection: Connection, launch: Launch) -> None:
         await connection.call("config/read", {}, timeout_s=launch.start_timeout_s)
     except CodexRefused as refusal:
         raise CodexCannotStart.for_config(launch.codex_home / "config.toml", refusal.message) from refusal
-
-
-def too_old(version: tuple[int, int, int]) -> CodexCannotStart:
-    """Return the error that a codex is older than `MINIMUM_VERSION`."""
-    return CodexCannotStart(f"codex {dotted(version)} is too old: this agent needs {dotted(MINIMUM_VERSION)} or newer")
-
-
-def _refuse_too_old(connection: Connection, initialized: JsonValue) -> None:
-    connection.version = read_version(initialized)
-    if connection.version < MINIMUM_VERSION:
-        raise too_old(connection.version)
-
-
-def read_version(initialized: JsonValue) -> tuple[int, int, int]:
-    """Return codex's version from its answer to `initialize`.
-
-    The answer's `userAgent` begins with `<our name>/<version>`, on 0.72 with `codex_cli_rs/<version>`.
-
-    Raises:
-        CodexCannotStart: there is no version in it.
-    """
-    agent = initialized.get("userAgent") if isinstance(initialized, dict) else None
-    found = re.match(r"[^/]+/(\d+)\.(\d+)\.(\d+)", agent) if isinstance(agent, str) else None
-    if found is None:
-        raise CodexCannotStart("codex did not tell its version; is CODEX_BIN really codex?")
-    major, minor, patch = (int(number) for number in found.groups())
-    return major, minor, patch
 
 
 async def _end(process: Process, stdin: PipeWriter) -> None:

@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from codex_workspace.agent import is_exec, launch_of, secrets_of, thread_options
-from codex_workspace.app_server import MINIMUM_VERSION, Connection, open_app_server
+from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.backends.codex_exec import backend as exec_standing
 from codex_workspace.backends.codex_exec.backend import further_config
 from codex_workspace.backends.codex_exec.process import CodexExec
@@ -42,6 +42,7 @@ from codex_workspace.config.prompts import CODEX_READS_BYTES, MEMORY
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings, is_loopback, load_settings
 from codex_workspace.protocol.mcp_status import McpStatus
+from codex_workspace.protocol.versions import MINIMUM_VERSION
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.server.app import bind
 from codex_workspace.storage.database import file_version, integrity_problem, set_aside, sqlite_file
@@ -598,7 +599,6 @@ async def _try_sandbox(launch: Launch, settings: Settings) -> Untried | CodexErr
 async def _look_around(codex: Connection, facts: Facts) -> SandboxReport | CodexError:
     settings = facts.settings
     try:
-        hiding.refuse_older(settings, codex.version)
         profile = hiding.profile_of(settings)
         await check_sandbox(codex, settings.config.codex.sandbox, settings.workspace_dir, profile)
         return await inspect_sandbox(codex, settings.workspace_dir, _folders(facts).values(), profile)

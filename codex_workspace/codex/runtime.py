@@ -20,7 +20,8 @@ from codex_workspace.common.errors import CodexGone, InputRefused, ProtocolError
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.config.toml_text import TomlValue
-from codex_workspace.protocol.codex_events import TokenUsage, TurnError, TurnReader
+from codex_workspace.protocol.app_server_reader import TurnReader
+from codex_workspace.protocol.codex_events import TokenUsage, TurnError
 from codex_workspace.protocol.failures import PROCESS_EXITED
 from codex_workspace.protocol.server_requests import Declined, response_to
 from codex_workspace.runtimes.backend import DynamicToolCall, TurnInput, text_input

@@ -10,15 +10,12 @@ from typing import Final
 
 import tomlkit
 
-from codex_workspace.common.errors import CodexCannotStart, ConfigError
+from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.settings import Settings
 from codex_workspace.storage.database import sqlite_file
 
 PROFILE: Final = "codex-workspace"
 """The profile's name, to codex."""
-
-SINCE: Final = (0, 158, 0)
-"""Older codexes were not tried with it, or show the files."""
 
 _BASES: Final = {"read-only": ":read-only", "workspace-write": ":workspace"}
 _SPECIAL: Final = frozenset("*?[]{}\\")
@@ -72,18 +69,6 @@ def definition(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
         profile["network"] = tomlkit.inline_table()
         profile["network"].update({"enabled": True})
     return {f"permissions.{PROFILE}": profile.as_string()}
-
-
-def refuse_older(settings: Settings, version: tuple[int, int, int]) -> None:
-    """Refuse a codex that cannot hide what is to be hidden.
-
-    Raises:
-        CodexCannotStart: it is too old.
-    """
-    if settings.config.codex.hide_secrets and version < SINCE:
-        raise CodexCannotStart(
-            "codex.hide_secrets needs codex 0.158.0 or newer; leave it out, or install a newer codex"
-        )
 
 
 def secret_files(settings: Settings, env: Mapping[str, str]) -> tuple[Path, ...]:

@@ -48,9 +48,6 @@ class ManagedProcess(Protocol):
     proved: bool
     """Whether a turn has come to its end on it."""
 
-    worn: str | None
-    """Why it is to be replaced between turns, as half a sentence."""
-
     @property
     def gone(self) -> CodexGone | None:
         """Why it is of no more use; None while it is."""
@@ -301,8 +298,6 @@ class CodexSupervisor(Generic[T]):
 
     def _burden(self, codex: T) -> str | None:
         """Return what is too much of it, as half a sentence."""
-        if codex.worn is not None:
-            return codex.worn
         if codex.threads >= self._bounds.threads:
             return f"holds {codex.threads} threads"
         megabytes = resident_bytes(codex.pid) // MEGABYTE if codex.pid is not None else 0

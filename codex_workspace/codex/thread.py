@@ -29,10 +29,10 @@ from codex_workspace.common.errors import (
 )
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.prompts import Instructions
+from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import (
     TokenUsage,
     TurnCompleted,
-    TurnReader,
 )
 from codex_workspace.protocol.failures import LOST_THREAD
 from codex_workspace.protocol.mailbox import Mailbox
@@ -117,7 +117,6 @@ async def probe_mcp_servers(codex: CodexClient, options: ThreadOptions, timeout_
     try:
         return await query_status(codex, thread_id, options.servers, timeout_s)
     finally:
-        # Older codexes (seen: 0.133) cannot forget it, and keep it and its servers in memory.
         with suppress(CodexError):
             await request(codex, "thread/delete", {"threadId": thread_id}, timeout_s)
 
@@ -383,7 +382,7 @@ class CodexThreadLease:
 
         Args:
             said: what is said.
-            client_message_id: the message's id in codex's record (0.136 and later keep it), for `turn_record`.
+            client_message_id: the message's id in codex's record, for `turn_record`.
             options: what this turn has its own way.
         """
         own = {} if options is None else options.params()

@@ -17,6 +17,7 @@ import anyio
 from codex_workspace.codex.history import turn_end
 from codex_workspace.common.errors import CodexError, CodexGone, CodexRefused, CodexTimeout
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
+from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import (
     ErrorReported,
     FilePatch,
@@ -27,14 +28,13 @@ from codex_workspace.protocol.codex_events import (
     TurnCompleted,
     TurnError,
     TurnEvent,
-    TurnReader,
     TurnStarted,
     WarningReported,
 )
 from codex_workspace.protocol.failures import duration_error, inactivity_error
 from codex_workspace.protocol.jsonrpc import Notification, Request
 from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
-from codex_workspace.protocol.mcp_status import CLOSED, MAX_REVIVALS, RELOAD, RELOADS, McpStatusTracker
+from codex_workspace.protocol.mcp_status import CLOSED, MAX_REVIVALS, RELOAD, McpStatusTracker
 from codex_workspace.protocol.open_items import OpenItems
 from codex_workspace.protocol.server_requests import read_question
 from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
@@ -65,12 +65,6 @@ class CodexClient(Protocol):
 
     proved: bool
     """Set once a turn has come to its end on it."""
-
-    worn: str | None
-    """Why it is to be replaced between turns, as half a sentence."""
-
-    version: tuple[int, int, int]
-    """Its version."""
 
     @property
     def servers(self) -> McpStatusTracker:
@@ -115,14 +109,11 @@ async def request(codex: CodexClient, method: str, params: JsonObject, timeout_s
 
 
 async def restart_mcp_servers(codex: CodexClient, timeout_s: float) -> None:
-    """Have MCP servers started that are down: at once, or by another codex that takes this one's place between turns.
+    """Have MCP servers started that are down.
 
     Raises:
         CodexGone: codex died, or did not answer within `timeout_s` seconds.
     """
-    if codex.version < RELOADS:
-        codex.worn = "has lost an MCP server"
-        return
     try:
         await request(codex, RELOAD, {}, timeout_s)
     except CodexRefused as refusal:

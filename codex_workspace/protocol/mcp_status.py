@@ -1,8 +1,6 @@
 """How far codex has come with starting MCP servers: read from its notifications, waited for, and put into words.
 
-Codex starts a set of servers for each thread, and holds the model's first call back for a second only (0.158 and later;
-0.133 until all of them have started or failed). Codex 0.133 does not say for which thread it starts one; what
-it says then counts for every thread. Which servers there are is the business of `mcp_servers`.
+Codex starts a set of servers for each thread, and delays the first model call for one second only.
 """
 
 import re
@@ -21,9 +19,6 @@ STARTUP: Final = "mcpServer/startupStatus/updated"
 
 RELOAD: Final = "config/mcpServer/reload"
 """The request that has codex start those anew that are down."""
-
-RELOADS: Final = (0, 158, 0)
-"""Older codexes (seen: 0.133) write all of the servers' configuration, secrets included, into a log at a reload."""
 
 CLOSED: Final = "Transport closed"
 """How a call of a tool ends whose server's process has ended. Codex comes back to one over HTTP by itself."""

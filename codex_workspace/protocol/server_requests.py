@@ -334,8 +334,6 @@ _REFUSALS: Final[dict[str, JsonObject]] = {
     "item/tool/requestUserInput": {"answers": {}},
     "mcpServer/elicitation/request": {"action": "decline"},
     "item/tool/call": {"contentItems": [{"type": "inputText", "text": DECLINED_REASON}], "success": False},
-    "execCommandApproval": {"decision": "denied"},
-    "applyPatchApproval": {"decision": "denied"},
 }
 
 

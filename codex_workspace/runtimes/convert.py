@@ -9,7 +9,6 @@ The public stream of one run of `codex exec --json`, made of its lines.
 
 import re
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, assert_never
@@ -347,7 +346,7 @@ class _Pieces:
 def _results(event: ToolCallEnd, extra: JsonObject) -> list[AgentEvent]:
     match event:
         case events.CommandCompleted(item, _, _, output, exit_code, status, duration_ms):
-            # Codex 0.101 completes a command that runs on, without an exit code.
+            # A completed command without an exit code runs on in the background.
             is_error = exit_code not in (0, None) or status is not ItemStatus.COMPLETED
             return [ToolResult(item, output, is_error, exit_code, duration_ms, extra=extra)]
         case events.PatchCompleted(item, changes, ItemStatus.COMPLETED):
@@ -405,11 +404,6 @@ class ExecConverter:
         """Whether codex has said that it gave up."""
         return self._stream.erred
 
-    @property
-    def noise(self) -> deque[str]:
-        """The last lines that were no events, each shortened."""
-        return self._reader.noise
-
     def feed(self, line: bytes | str) -> list[AgentEvent]:
         """Return the events of a line, without its newline; none where it is no event."""
         told = self._reader.read(line)
@@ -441,8 +435,6 @@ class ExecConverter:
             return self._stream.end(failure, stopped=stopped, extra=extra)
         if self._stream.erred:
             return self._stream.end(extra=extra)
-        if not self._reader.tells_ends and exit_code == 0:
-            return [*self._stream.see(TurnCompleted("completed", None, None)), *self._stream.end(extra=extra)]
         return self._stream.end(process_exit_error(exit_code), extra=extra)
 
     def _say(self, told: ParsedLine) -> list[AgentEvent]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from codex_workspace.protocol.codex_events import TurnReader
+from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.jsonrpc import Notification, Request
 from codex_workspace.protocol.server_requests import read_question
 from codex_workspace.runtimes import events as agent_events
@@ -81,7 +81,6 @@ REQUESTS: Final[Mapping[str, "JsonObject"]] = {
 }
 EXEC_ITEMS: Final[Mapping[str, "JsonObject"]] = {
     "agent_message": {"text": "hello"},
-    "assistant_message": {"text": "hello"},
     "reasoning": {"text": "hm"},
     "command_execution": {"command": "ls", "aggregated_output": "a", "exit_code": 0, "status": "completed"},
     "file_change": {"changes": [{"path": "a", "kind": "add"}], "status": "completed"},
@@ -93,7 +92,6 @@ EXEC_ITEMS: Final[Mapping[str, "JsonObject"]] = {
 }
 EXEC_LINES: Final[Mapping[str, "JsonObject"]] = {
     "thread.started": {"thread_id": "t"},
-    "session.created": {"session_id": "t"},
     "turn.started": {},
     "turn.completed": {"usage": {"input_tokens": 3}},
     "turn.failed": {"error": {"message": "no"}},
@@ -120,8 +118,7 @@ def of_exec(name: str) -> list[AgentEvent]:
     """Return what a run makes of one line, and of its end where that tells it."""
     kind, _, item = name.partition(" ")
     if item:
-        word = "item_type" if item == "assistant_message" else "type"
-        fields: JsonObject = {"item": {"id": "i", word: item, **EXEC_ITEMS[item]}}
+        fields: JsonObject = {"item": {"id": "i", "type": item, **EXEC_ITEMS[item]}}
     else:
         fields = EXEC_LINES[kind]
     lines = ExecConverter()

@@ -526,7 +526,7 @@ async def test_a_line_that_is_too_long_is_said_to_be_missing(launch: Launch) -> 
     events = await events_of(codex, script({"run": "printf %05000d 7"}, {"say": "Printed."}))
     [warning] = only(Error, events)
     assert (warning.code, warning.fatal) == ("WARNING", False)
-    assert "which is more than is read" in warning.message
+    assert "which exceeds the limit" in warning.message
     assert [result.is_error for result in only(ToolResult, events)] == [True]
     assert done_of(events).text == "Printed."
 

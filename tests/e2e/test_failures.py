@@ -61,7 +61,7 @@ async def test_codex_is_missing(place: Place) -> None:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (TOO_OLD, "0.72.0 is too old: this agent needs 0.136.0 or newer"),
+        (TOO_OLD, "0.72.0 is too old: this agent needs 0.158.0 or newer"),
         ("import sys; sys.exit('the reason why')", "the reason why"),
         ("print('hello')", "exit code 0"),
     ],

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codex_workspace.common.values import JsonObject
+from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import (
     Activity,
     CommandCompleted,
@@ -33,7 +34,6 @@ from codex_workspace.protocol.codex_events import (
     ToolCallCompleted,
     TurnCompleted,
     TurnEvent,
-    TurnReader,
     TurnStarted,
     TurnText,
     WarningReported,
@@ -51,7 +51,7 @@ from codex_workspace.protocol.jsonrpc import (
 from tests.support.paths import ROOT
 
 FOLDER: Final = ROOT / "tests" / "recordings"
-NEEDED: Final = ("0.72.0", "0.130.0", "0.163.0", "0.169.0")
+NEEDED: Final = ("0.163.0", "0.169.0")
 VERSIONS: Final = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "exec")
 RECORDINGS: Final = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.ndjson"))
 
@@ -153,7 +153,7 @@ def spans_of(recording: str) -> list[Span]:
     """Return the turns of a recording.
 
     A client listens before it asks: from its `turn/start` on. A turn that it did not start is listened to from its
-    first sign on. Codex 0.72 numbers from 0 again when it has resumed a thread; there the first turn of that name ends.
+    first sign on.
     """
     asked: dict[str, int] = {}
     starts: dict[tuple[str, str], list[int]] = {}
@@ -166,8 +166,6 @@ def spans_of(recording: str) -> list[Span]:
                 asked[thread] = position
             case "turn/started":
                 turn = field(message, "params", "turn", "id")
-            case "codex/event/task_started":
-                thread, turn = field(message, "params", "conversationId"), field(message, "params", "id")
             case "turn/completed":
                 over.add((thread, field(message, "params", "turn", "id")))
             case _:
@@ -206,26 +204,6 @@ def answered_turns(recording: str) -> list[Replay]:
         replayed(recording, Span(asked[answer.id], field({"value": answer.value}, "value", "turn", "id"), 0, None))
         for answer in read_in_pieces(recording)
         if isinstance(answer, Result) and answer.id in asked
-    ]
-
-
-def dialect(recording: str, *, older: bool) -> list[Notification]:
-    return [
-        each
-        for each in read_in_pieces(recording)
-        if isinstance(each, Notification) and each.method.startswith("codex/event/") == older
-    ]
-
-
-def told(thread_id: str, turn_id: str, notifications: list[Notification]) -> list[TurnEvent]:
-    """Return what notifications tell of a turn, without what shows nothing and what only one dialect says."""
-    reader = TurnReader(thread_id, turn_id)
-    events = [event for each in notifications for event in reader.read(each)]
-    assert not reader.unknown
-    return [
-        event
-        for event in events
-        if not isinstance(event, Activity | TokensUpdated | WarningReported | TurnStarted | DiffUpdated)
     ]
 
 
@@ -322,23 +300,21 @@ def test_the_recordings_of_a_version_hold_every_kind_of_event(version: str) -> N
         TurnCompleted,
         Activity,
     }
-    assert common <= kinds
-    assert version == "0.72.0" or {ThreadActive, ThreadIdle} <= kinds
+    assert common | {ThreadActive, ThreadIdle} <= kinds
 
 
 ANSWERS: Final = {
-    "0.72.0/basic_turn": [("completed", ("working", "final i=0 users=3 items=10"))],
-    "0.130.0/basic_turn": [("completed", ("working", "final i=0 users=3 items=10"))],
     "0.163.0/basic_turn": [("completed", ("working", "done. ok."))],
     "0.169.0/basic_turn": [("completed", ("working", "done. ok."))],
-    "0.72.0/legacy_approvals": [("completed", ("fin",)), ("completed", ("final i=0 users=4 items=9",))],
-    "0.72.0/conn_refused_0_0": [("failed", ())],
-    "0.130.0/conn_refused_0_0": [("failed", ())],
     "0.163.0/conn_refused_0_0": [("interrupted", ())],
     "0.169.0/conn_refused_0_0": [("interrupted", ())],
-    "0.130.0/turn_bad_params": [("failed", ("final i=0 users=2 items=3",))],
-    "0.130.0/spawn_agent": [
-        ("completed", ("parent done", "final i=2 users=3 items=7")),
+    "0.169.0/turn_bad_params": [
+        ("completed", ("final i=0 users=1 items=3",)),
+        ("completed", ("final i=0 users=2 items=5",)),
+        ("completed", ("final i=0 users=3 items=7",)),
+    ],
+    "0.169.0/spawn_agent": [
+        ("completed", ("parent done", "final i=2 users=3 items=8")),
         ("completed", ("sub done",)),
     ],
     "0.169.0/steer": [("completed", ("final i=0 users=3 items=5", "final i=0 users=4 items=7"))],
@@ -365,8 +341,7 @@ def test_the_basic_turn_runs_a_command_and_changes_a_file(version: str) -> None:
     (change,) = [event for event in turn.events if isinstance(event, PatchCompleted)]
     (reasoned,) = [event for event in turn.events if isinstance(event, ReasoningCompleted)]
     usage = [event for event in turn.events if isinstance(event, TokensUpdated)]
-    # Codex 0.130 tells of a fast command's end only after the turn's; here the client was gone by then.
-    assert [command.output[:3] for command in commands] == ([] if version == "0.130.0" else ["hi\n"])
+    assert [command.output[:3] for command in commands] == ["hi\n"]
     assert all((command.exit_code, command.status) == (0, ItemStatus.COMPLETED) for command in commands)
     assert [Path(each.path).name for each in change.changes] == ["a.txt"]
     assert [(each.kind, each.diff) for each in change.changes] == [("add", "hello\n")]
@@ -374,53 +349,13 @@ def test_the_basic_turn_runs_a_command_and_changes_a_file(version: str) -> None:
     assert usage[-1].thread.minus(usage[0].thread).input > 0
 
 
-@pytest.mark.parametrize("version", ["0.130.0", "0.163.0", "0.169.0"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_command_that_outlives_its_turn_is_not_heard_in_the_next(version: str) -> None:
     turns = replays_of(f"{version}/background_command")
     commands = [{event.item_id for event in turn.events if isinstance(event, CommandCompleted)} for turn in turns]
     assert sum(map(len, commands)) == len(set().union(*commands)) > 0
     late = [type(event) for turn in turns for event in turn.events[turn.events.index(turn.ends[0]) :]]
     assert CommandCompleted in late
-
-
-def test_codex_0_130_tells_of_a_command_after_the_turn() -> None:
-    turns = replays_of("0.130.0/late_item_completed")
-    late = [turn for turn in turns if isinstance(turn.events[-1], CommandCompleted)]
-    assert len(turns) == len(late) == 10
-
-
-def test_codex_0_130_never_ends_a_turn_without_input() -> None:
-    silent = [turn for turn in answered_turns("0.130.0/turn_bad_params") if not turn.ends]
-    erred = [event for turn in silent for event in turn.events if isinstance(event, ErrorReported)]
-    assert "input must not be empty" in {event.failure.message for event in erred}
-    assert ThreadIdle(system_error=True) in silent[0].events
-
-
-def test_codex_0_130_names_turns_that_never_are() -> None:
-    phantoms = [turn for turn in answered_turns("0.130.0/second_turn_while_active") if not turn.ends]
-    assert phantoms
-    assert all(
-        isinstance(event, ThreadActive | ThreadIdle | WarningReported) for turn in phantoms for event in turn.events
-    )
-
-
-@pytest.mark.parametrize("recording", [each for each in RECORDINGS if each.startswith("0.72.0/")])
-def test_both_dialects_of_codex_0_72_tell_the_same(recording: str) -> None:
-    older, newer = dialect(recording, older=True), dialect(recording, older=False)
-    for turn in replays_of(recording):
-        old, new = (told(turn.thread_id, turn.turn_id, each) for each in (older, newer))
-        # The older dialect has a command as a list of words, and is quoted here in another way than codex quotes it.
-        assert [unquoted(event) for event in old] == [unquoted(event) for event in new]
-
-
-def unquoted(event: TurnEvent) -> object:
-    match event:
-        case CommandStarted(item_id, _, cwd):
-            return item_id, cwd
-        case CommandCompleted(item_id, _, cwd, output, exit_code, status, duration_ms):
-            return item_id, cwd, output, exit_code, status, duration_ms
-        case _:
-            return event
 
 
 @pytest.mark.parametrize("version", VERSIONS)

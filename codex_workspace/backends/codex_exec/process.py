@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
-from codex_workspace.app_server import LAUNCH_OVERRIDES, MINIMUM_VERSION, too_old
+from codex_workspace.app_server import LAUNCH_OVERRIDES
 from codex_workspace.backends.codex_exec.command import RunFiles, arguments, check, mcp_overrides, overrides
 from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.backends.codex_exec.one_shot import TERM_GRACE_S, end_codex, last_line, run_once
@@ -31,6 +31,7 @@ from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
 from codex_workspace.protocol.failures import PROCESS_EXITED, inactivity_error
 from codex_workspace.protocol.jsonrpc import LineSplitter, Skipped
+from codex_workspace.protocol.versions import require_supported
 from codex_workspace.runtimes.convert import NO_SESSION, NONE_USED, ExecConverter
 from codex_workspace.runtimes.events import AgentEvent
 from codex_workspace.runtimes.launch import MARK, Launch
@@ -528,6 +529,5 @@ async def _ask_version(launch: Launch) -> Version:
     if version is None:
         said = ": ".join(filter(None, (f"exit code {told.returncode}", last_line(told.stderr))))
         raise CodexCannotStart(f"codex did not tell its version ({said}); is CODEX_BIN really codex?")
-    if version < MINIMUM_VERSION:
-        raise too_old(version)
+    require_supported(version)
     return version

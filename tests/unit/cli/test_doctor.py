@@ -210,8 +210,7 @@ async def test_an_agent_that_serves_there_already_is_no_fault(tmp_path: Path) ->
     ("said", "status", "finding"),
     [
         ("codex-cli 0.135.9", "failed", "codex 0.135.9 at {binary} is too old"),
-        ("codex-cli 0.136.0", "warning", "codex 0.136.0 at {binary} was not tested with this agent"),
-        ("codex-cli 0.157.1", "warning", "codex 0.157.1 at {binary} was not tested with this agent"),
+        ("codex-cli 0.157.1", "failed", "codex 0.157.1 at {binary} is too old"),
         ("codex-cli 0.158.0", "ok", "codex 0.158.0 at {binary}; tested are 0.158.0 to 0.169.0"),
         ("codex-cli 0.169.7", "ok", "codex 0.169.7 at {binary}; tested are 0.158.0 to 0.169.0"),
         ("codex-cli 0.170.0", "warning", "codex 0.170.0 at {binary} was not tested with this agent"),

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from codex_workspace.codex import secret_files as hiding
-from codex_workspace.common.errors import CodexCannotStart, ConfigError
+from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.settings import Settings, load_settings
 
 
@@ -92,12 +92,9 @@ def test_where_nothing_is_hidden_nothing_is_told(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, {}, hide_secrets=False)
     assert hiding.definition(settings, {}) == {}
     assert hiding.profile_of(settings) is None
-    hiding.refuse_older(settings, (0, 136, 0))
 
 
 def test_what_cannot_be_hidden_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CodexCannotStart, match="hide_secrets needs codex"):
-        hiding.refuse_older(settings_of(tmp_path, {}), (0, 157, 9))
     with pytest.raises(ConfigError, match=r"codex\.hide_secrets: is for codex's own sandbox"):
         settings_of(tmp_path, {}, sandbox="container")
     odd = tmp_path / "odd[1]"

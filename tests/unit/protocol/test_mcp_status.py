@@ -16,7 +16,6 @@ from codex_workspace.protocol.mcp_status import (
     MAX_FAILURE_CHARS,
     MAX_REVIVALS,
     RELOAD,
-    RELOADS,
     RETRY_S,
     STARTUP,
     ExpectedServers,
@@ -126,9 +125,8 @@ async def test_nobody_waits_longer_than_they_want_or_for_a_codex_that_is_gone() 
 
 
 @asynccontextmanager
-async def with_servers(*, version: tuple[int, int, int] = RELOADS) -> AsyncIterator[Scene]:
+async def with_servers() -> AsyncIterator[Scene]:
     async with scene(options=replace(OPTIONS, servers=TWO)) as now:
-        now.end.codex.connection.version = version
         yield now
 
 
@@ -227,20 +225,6 @@ async def test_a_server_that_has_ended_is_started_again_so_often_and_no_more() -
         said = await talk(now, far)
         assert said.ended.status == "completed"
         assert now.end.codex.unread == []
-        assert now.end.codex.connection.worn is None
-
-
-@in_virtual_time
-async def test_an_older_codex_is_to_be_replaced_instead() -> None:
-    async with with_servers(version=(0, 133, 0)) as now:
-
-        async def far(end: FarEnd) -> None:
-            await begin(end, a="ready", b="ready")
-            await lose_a_server(end)
-            await end.complete()
-
-        await talk(now, far)
-        assert now.end.codex.connection.worn == "has lost an MCP server"
 
 
 # --- A thread for trying them ---

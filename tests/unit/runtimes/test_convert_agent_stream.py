@@ -143,12 +143,12 @@ def test_the_other_events_are_said_so() -> None:
 
 def test_a_resumed_session_s_tokens_are_told_apart_by_its_newest_call() -> None:
     count = TokenUsage(120, 100, 10, 20, 5)
-    used = CodexUsage(120, 100, 10, 20, 5, None, last=TokenUsage(12, 10, 1, 2, 0))
+    used = CodexUsage(count, TokenUsage(12, 10, 1, 2, 0))
     session = TokenCounts(100, 10, 20, 5)
     assert said_of(used)[0] == Usage(session, session)
     assert said_of(used, used_before=None)[0] == Usage(TokenCounts(10, 1, 2, 0), session)
     assert said_of(used, used_before=count)[0] == Usage(TokenCounts(0, 0, 0, 0), session)
-    untold = CodexUsage(120, 100, 10, 20, 5, None)
+    untold = CodexUsage(count)
     assert said_of(untold, used_before=None)[0] == Usage(None, session)
 
 

@@ -479,7 +479,7 @@ def test_every_section_of_reasoning_is_a_note_of_its_own() -> None:
         CommandOutput("c", "x"),
         PatchStarted("f", ()),
         DiffUpdated("x"),
-        TokensUpdated(1, 1, 0, 0, 0, None),
+        TokensUpdated(TokenUsage(1, 1)),
         ErrorReported(TurnError("x", "other", None, None)),
         ThreadIdle(system_error=False),
         ThreadActive(()),

@@ -1,0 +1,351 @@
+"""Reads the notifications of `codex app-server` into the events of one turn.
+
+This module contains codex's names of notifications and items. Shapes: recordings 0.163 and 0.169.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from codex_workspace.common.values import (
+    InvalidField,
+    JsonObject,
+    nested,
+    nested_or_empty,
+    number_or_none,
+    objects,
+    text,
+    text_or_none,
+    texts,
+)
+from codex_workspace.protocol.codex_events import (
+    Activity,
+    CommandCompleted,
+    CommandOutput,
+    CommandStarted,
+    DiffUpdated,
+    ErrorReported,
+    FilePatch,
+    ItemStatus,
+    MessageCompleted,
+    MessageDelta,
+    MessageStarted,
+    PatchCompleted,
+    PatchStarted,
+    Phase,
+    PlanItem,
+    PlanUpdated,
+    ReasoningCompleted,
+    ReasoningDelta,
+    ThreadActive,
+    ThreadIdle,
+    TokensUpdated,
+    TokenUsage,
+    ToolCallCompleted,
+    ToolCallStarted,
+    TurnCompleted,
+    TurnError,
+    TurnEvent,
+    TurnStarted,
+    UnknownEvent,
+    WarningReported,
+    WebSearchCompleted,
+    content_text,
+)
+from codex_workspace.protocol.jsonrpc import Notification
+
+_Reader: TypeAlias = Callable[[JsonObject], TurnEvent]
+
+
+class TurnReader:
+    """Selects and reads the events of one turn; `unknown` counts the names that were read as `UnknownEvent`."""
+
+    def __init__(self, thread_id: str, turn_id: str) -> None:
+        self.thread_id: Final = thread_id
+        self.turn_id: Final = turn_id
+        self.unknown: Final[Counter[str]] = Counter()
+
+    def read(self, notification: Notification) -> tuple[TurnEvent, ...]:
+        """Return the event in a notification, or nothing if it is about another turn. Never raises.
+
+        The status and the warnings of the thread carry no turn and count as events of this one. A notification of this
+        turn with an unknown name or an invalid shape is returned as `UnknownEvent`.
+        """
+        method, params = notification.method, notification.params
+        if params.get("threadId") != self.thread_id:
+            return ()
+        try:
+            event = self._event(method, params)
+        except InvalidField:
+            event = UnknownEvent(method, params)
+        if type(event) is UnknownEvent:
+            self.unknown[event.name] += 1
+        return () if event is None else (event,)
+
+    def _event(self, method: str, params: JsonObject) -> TurnEvent | None:
+        if params.get("turnId") == self.turn_id:
+            return _OF_TURN[method](params) if method in _OF_TURN else UnknownEvent(method, params)
+        if method in _OF_WHOLE_TURN:
+            turn = nested(params, "turn")
+            return _OF_WHOLE_TURN[method](turn) if turn.get("id") == self.turn_id else None
+        return _OF_THREAD[method](params) if method in _OF_THREAD else None
+
+
+def _plan(params: JsonObject) -> TurnEvent:
+    steps = tuple(PlanItem(text(step, "step"), text(step, "status")) for step in objects(params, "plan"))
+    return PlanUpdated(steps, text_or_none(params, "explanation"))
+
+
+def _tokens(params: JsonObject) -> TurnEvent:
+    usage = nested(params, "tokenUsage")
+    return TokensUpdated(_token_count(nested(usage, "total")), _token_count(nested_or_empty(usage, "last")))
+
+
+def _token_count(counts: JsonObject) -> TokenUsage:
+    return TokenUsage(
+        total=number_or_none(counts, "totalTokens") or 0,
+        input=number_or_none(counts, "inputTokens") or 0,
+        cached_input=number_or_none(counts, "cachedInputTokens") or 0,
+        output=number_or_none(counts, "outputTokens") or 0,
+        reasoning_output=number_or_none(counts, "reasoningOutputTokens") or 0,
+    )
+
+
+def _error(params: JsonObject) -> TurnEvent:
+    failure = _failure(nested(params, "error"))
+    if params.get("willRetry") is True:
+        return WarningReported(failure.message, will_retry=True)
+    return ErrorReported(failure)
+
+
+def _failure(error: JsonObject) -> TurnError:
+    """Return why a turn failed. The kind is a string, or the only key of an object with details."""
+    message = text_or_none(error, "message") or "codex reported a failed turn without a reason"
+    details = text_or_none(error, "additionalDetails")
+    match error.get("codexErrorInfo"):
+        case str(kind):
+            return TurnError(message, kind, None, details)
+        case dict(info) if info:
+            kind = next(iter(info))
+            return TurnError(message, kind, number_or_none(nested_or_empty(info, kind), "httpStatusCode"), details)
+        case _:
+            return TurnError(message, "other", None, details)
+
+
+def _thread_status(params: JsonObject) -> TurnEvent:
+    status = nested(params, "status")
+    match status.get("type"):
+        case "idle" | "notLoaded":
+            return ThreadIdle(system_error=False)
+        case "systemError":
+            return ThreadIdle(system_error=True)
+        case "active":
+            return ThreadActive(texts(status, "activeFlags"))
+        case _:
+            raise InvalidField("status.type")
+
+
+def _turn_completed(turn: JsonObject) -> TurnEvent:
+    """Return the turn's end; an unknown status counts as failed, because the turn is over all the same."""
+    last_message = _last_message(turn)
+    match turn.get("status"):
+        case "completed":
+            return TurnCompleted("completed", None, last_message)
+        case "interrupted":
+            return TurnCompleted("interrupted", None, last_message)
+        case _:
+            return TurnCompleted("failed", _failure(nested_or_empty(turn, "error")), last_message)
+
+
+def _last_message(turn: JsonObject) -> MessageCompleted | None:
+    """Return the agent's last message in a turn; ignore an invalid one, because the turn is over all the same."""
+    messages = [item for item in objects(turn, "items") if item.get("type") == "agentMessage"]
+    try:
+        return _message(messages[-1]) if messages else None
+    except InvalidField:
+        return None
+
+
+def _item_started(params: JsonObject) -> TurnEvent:
+    return _item(_STARTED, nested(params, "item"))
+
+
+def _item_completed(params: JsonObject) -> TurnEvent:
+    return _item(_COMPLETED, nested(params, "item"))
+
+
+def _item(readers: dict[str, _Reader], item: JsonObject) -> TurnEvent:
+    kind = text(item, "type")
+    if kind in _QUIET_ITEMS:
+        return Activity()
+    return readers[kind](item) if kind in readers else UnknownEvent(kind, item)
+
+
+def _message(item: JsonObject) -> MessageCompleted:
+    return MessageCompleted(text(item, "id"), text(item, "text"), _phase(item))
+
+
+def _phase(item: JsonObject) -> Phase:
+    match item.get("phase"):
+        case "commentary":
+            return "commentary"
+        case "final_answer":
+            return "final_answer"
+        case _:
+            return None
+
+
+def _command_completed(item: JsonObject) -> TurnEvent:
+    return CommandCompleted(
+        text(item, "id"),
+        text(item, "command"),
+        text_or_none(item, "cwd") or "",
+        text_or_none(item, "aggregatedOutput") or "",
+        number_or_none(item, "exitCode"),
+        _status(item),
+        number_or_none(item, "durationMs"),
+    )
+
+
+def _status(item: JsonObject) -> ItemStatus:
+    return ItemStatus(text_or_none(item, "status") or "unknown")
+
+
+def _changes(item: JsonObject) -> tuple[FilePatch, ...]:
+    return tuple(
+        FilePatch(
+            text(change, "path"),
+            text_or_none(nested_or_empty(change, "kind"), "type") or "unknown",
+            text_or_none(change, "diff") or "",
+        )
+        for change in objects(item, "changes")
+    )
+
+
+def _tool_started(item: JsonObject, server: str) -> TurnEvent:
+    return ToolCallStarted(text(item, "id"), text_or_none(item, server), text(item, "tool"), item.get("arguments"))
+
+
+def _tool_completed(item: JsonObject, server: str, result: str, *, is_error: bool) -> TurnEvent:
+    status = _status(item)
+    return ToolCallCompleted(
+        text(item, "id"),
+        text_or_none(item, server),
+        text(item, "tool"),
+        item.get("arguments"),
+        result,
+        is_error or status is not ItemStatus.COMPLETED,
+        status,
+        number_or_none(item, "durationMs"),
+    )
+
+
+def _mcp_tool_completed(item: JsonObject) -> TurnEvent:
+    error = text_or_none(nested_or_empty(item, "error"), "message")
+    result = content_text(objects(nested_or_empty(item, "result"), "content")) if error is None else error
+    return _tool_completed(item, "server", result, is_error=error is not None)
+
+
+def _dynamic_tool_completed(item: JsonObject) -> TurnEvent:
+    result = content_text(objects(item, "contentItems"))
+    return _tool_completed(item, "namespace", result, is_error=item.get("success") is False)
+
+
+def _activity(_: JsonObject) -> TurnEvent:
+    return Activity()
+
+
+_OF_TURN: Final[dict[str, _Reader]] = {
+    "item/agentMessage/delta": lambda params: MessageDelta(text(params, "itemId"), text(params, "delta")),
+    "item/started": _item_started,
+    "item/completed": _item_completed,
+    "item/reasoning/summaryTextDelta": lambda params: ReasoningDelta(
+        text(params, "itemId"), number_or_none(params, "summaryIndex") or 0, text(params, "delta")
+    ),
+    "item/reasoning/textDelta": lambda params: ReasoningDelta(
+        text(params, "itemId"), number_or_none(params, "contentIndex") or 0, text(params, "delta")
+    ),
+    "item/commandExecution/outputDelta": lambda params: CommandOutput(text(params, "itemId"), text(params, "delta")),
+    "turn/diff/updated": lambda params: DiffUpdated(text(params, "diff")),
+    "turn/plan/updated": _plan,
+    "thread/tokenUsage/updated": _tokens,
+    "error": _error,
+    "warning": lambda params: WarningReported(text(params, "message"), will_retry=False),
+    **dict.fromkeys(
+        (
+            "autoApprovalReview/strictReviewRequired",
+            "hook/completed",
+            "hook/started",
+            "item/autoApprovalReview/completed",
+            "item/autoApprovalReview/started",
+            "item/commandExecution/terminalInteraction",
+            "item/fileChange/outputDelta",
+            "item/fileChange/patchUpdated",
+            "item/mcpToolCall/progress",
+            "item/plan/delta",
+            "item/reasoning/summaryPartAdded",
+            "model/rerouted",
+            "model/safetyBuffering/updated",
+            "model/verification",
+            "modelProvider/authRecoveryCompleted",
+            "modelProvider/authRecoveryStarted",
+            "thread/compacted",
+            "thread/goal/updated",
+            "turn/moderationMetadata",
+        ),
+        _activity,
+    ),
+}
+"""Notifications that carry the id of a turn. Source: the schema of codex 0.163, and recordings of 0.169."""
+
+_OF_WHOLE_TURN: Final[dict[str, _Reader]] = {
+    "turn/started": lambda _: TurnStarted(),
+    "turn/completed": _turn_completed,
+}
+"""Notifications that carry the turn itself, and with it its id."""
+
+_OF_THREAD: Final[dict[str, _Reader]] = {
+    "thread/status/changed": _thread_status,
+    "warning": _OF_TURN["warning"],
+}
+"""Notifications that carry a thread and no turn; others of this kind are not about turns."""
+
+_STARTED: Final[dict[str, _Reader]] = {
+    "agentMessage": lambda item: MessageStarted(text(item, "id"), _phase(item)),
+    "reasoning": _activity,
+    "commandExecution": lambda item: CommandStarted(
+        text(item, "id"), text(item, "command"), text_or_none(item, "cwd") or ""
+    ),
+    "fileChange": lambda item: PatchStarted(text(item, "id"), _changes(item)),
+    "mcpToolCall": lambda item: _tool_started(item, "server"),
+    "dynamicToolCall": lambda item: _tool_started(item, "namespace"),
+    "webSearch": _activity,
+}
+
+_COMPLETED: Final[dict[str, _Reader]] = {
+    "agentMessage": _message,
+    "reasoning": lambda item: ReasoningCompleted(text(item, "id"), texts(item, "summary") or texts(item, "content")),
+    "commandExecution": _command_completed,
+    "fileChange": lambda item: PatchCompleted(text(item, "id"), _changes(item), _status(item)),
+    "mcpToolCall": _mcp_tool_completed,
+    "dynamicToolCall": _dynamic_tool_completed,
+    "webSearch": lambda item: WebSearchCompleted(text(item, "id"), text_or_none(item, "query") or ""),
+}
+
+_QUIET_ITEMS: Final = frozenset(
+    {
+        "collabAgentToolCall",
+        "contextCompaction",
+        "enteredReviewMode",
+        "exitedReviewMode",
+        "functionCallOutput",
+        "hookPrompt",
+        "imageGeneration",
+        "imageView",
+        "plan",
+        "sleep",
+        "subAgentActivity",
+        "userMessage",
+    }
+)
+"""Known types of items that show only that the turn goes on."""

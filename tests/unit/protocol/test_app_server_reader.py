@@ -1,0 +1,346 @@
+"""How single notifications are read. Whole turns are replayed in `tests/integration/test_recordings.py`."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.protocol.app_server_reader import TurnReader
+from codex_workspace.protocol.codex_events import (
+    Activity,
+    CommandCompleted,
+    CommandOutput,
+    CommandStarted,
+    DiffUpdated,
+    ErrorReported,
+    FilePatch,
+    ItemStatus,
+    MessageCompleted,
+    MessageDelta,
+    MessageStarted,
+    PatchCompleted,
+    PatchStarted,
+    PlanItem,
+    PlanUpdated,
+    ReasoningCompleted,
+    ReasoningDelta,
+    ThreadActive,
+    ThreadIdle,
+    TokensUpdated,
+    TokenUsage,
+    ToolCallCompleted,
+    ToolCallStarted,
+    TurnCompleted,
+    TurnError,
+    TurnEvent,
+    TurnStarted,
+    TurnText,
+    UnknownEvent,
+    WarningReported,
+    WebSearchCompleted,
+)
+from codex_workspace.protocol.jsonrpc import Notification
+
+THREAD, TURN = "thread-1", "0"
+IDS: JsonObject = {"threadId": THREAD, "turnId": TURN}
+
+
+def of_turn(method: str, **params: JsonValue) -> Notification:
+    return Notification(method, {**IDS, **params})
+
+
+def of_thread(method: str, **params: JsonValue) -> Notification:
+    return Notification(method, {"threadId": THREAD, **params})
+
+
+def started(**item: JsonValue) -> Notification:
+    return of_turn("item/started", item=item)
+
+
+def completed(**item: JsonValue) -> Notification:
+    return of_turn("item/completed", item=item)
+
+
+def turn_completed(**turn: JsonValue) -> Notification:
+    return of_thread("turn/completed", turn={**turn, "id": TURN})
+
+
+COMMAND: JsonObject = {"type": "commandExecution", "id": "c", "command": "ls", "cwd": "/w"}
+PATCH: JsonObject = {
+    "type": "fileChange",
+    "id": "f",
+    "changes": [{"path": "/w/a", "kind": {"type": "add"}, "diff": "hello\n"}],
+}
+CHANGES = (FilePatch("/w/a", "add", "hello\n"),)
+MCP: JsonObject = {"type": "mcpToolCall", "id": "m", "server": "srv", "tool": "echo", "arguments": {"x": 1}}
+DYNAMIC: JsonObject = {
+    "type": "dynamicToolCall",
+    "id": "d",
+    "namespace": None,
+    "tool": "ticket",
+    "arguments": {"id": "7"},
+}
+TOTAL: JsonObject = {
+    "totalTokens": 214,
+    "inputTokens": 200,
+    "cachedInputTokens": 20,
+    "outputTokens": 14,
+    "reasoningOutputTokens": 4,
+}
+LAST: JsonObject = {"totalTokens": 107, "inputTokens": 100, "cachedInputTokens": 10, "outputTokens": 7}
+STEPS: JsonValue = [{"step": "look", "status": "completed"}, {"step": "do", "status": "inProgress"}]
+NO_REASON = "codex reported a failed turn without a reason"
+
+
+@pytest.mark.parametrize(
+    ("notification", "event"),
+    [
+        (of_turn("item/agentMessage/delta", itemId="a", delta="he"), MessageDelta("a", "he")),
+        (
+            of_turn("item/reasoning/summaryTextDelta", itemId="r", delta="th", summaryIndex=2),
+            ReasoningDelta("r", 2, "th"),
+        ),
+        (of_turn("item/reasoning/textDelta", itemId="r", delta="th", contentIndex=1), ReasoningDelta("r", 1, "th")),
+        (of_turn("item/commandExecution/outputDelta", itemId="c", delta="o"), CommandOutput("c", "o")),
+        (of_turn("turn/diff/updated", diff="--- a"), DiffUpdated("--- a")),
+        (
+            of_turn("turn/plan/updated", plan=STEPS, explanation=None),
+            PlanUpdated((PlanItem("look", "completed"), PlanItem("do", "inProgress")), None),
+        ),
+        (
+            of_turn("thread/tokenUsage/updated", tokenUsage={"total": TOTAL, "last": LAST, "modelContextWindow": 9}),
+            TokensUpdated(TokenUsage(214, 200, 20, 14, 4), TokenUsage(107, 100, 10, 7, 0)),
+        ),
+        (of_thread("turn/started", turn={"id": TURN, "status": "inProgress"}), TurnStarted()),
+        (of_turn("thread/compacted"), Activity()),
+        (of_turn("item/mcpToolCall/progress", itemId="m", message="half"), Activity()),
+        (of_turn("turn/newThing", x=1), UnknownEvent("turn/newThing", {**IDS, "x": 1})),
+    ],
+)
+def test_a_notification_of_the_turn(notification: Notification, event: TurnEvent) -> None:
+    assert TurnReader(THREAD, TURN).read(notification) == (event,)
+
+
+@pytest.mark.parametrize(
+    ("notification", "event"),
+    [
+        (started(type="agentMessage", id="a", text="", phase="commentary"), MessageStarted("a", "commentary")),
+        (
+            completed(type="agentMessage", id="a", text="hi", phase="final_answer"),
+            MessageCompleted("a", "hi", "final_answer"),
+        ),
+        (completed(type="agentMessage", id="a", text="hi", phase="newPhase"), MessageCompleted("a", "hi", None)),
+        (completed(type="agentMessage", id="a", text="hi"), MessageCompleted("a", "hi", None)),
+        (started(type="reasoning", id="r", summary=[], content=[]), Activity()),
+        (
+            completed(type="reasoning", id="r", summary=["one", "two"], content=["raw"]),
+            ReasoningCompleted("r", ("one", "two")),
+        ),
+        (completed(type="reasoning", id="r", summary=[], content=["raw"]), ReasoningCompleted("r", ("raw",))),
+        (started(**COMMAND, status="inProgress", aggregatedOutput=None), CommandStarted("c", "ls", "/w")),
+        (
+            completed(**COMMAND, status="failed", aggregatedOutput="no\n", exitCode=1, durationMs=12),
+            CommandCompleted("c", "ls", "/w", "no\n", 1, ItemStatus.FAILED, 12),
+        ),
+        (
+            completed(**COMMAND, status="declined", aggregatedOutput=None, exitCode=None, durationMs=None),
+            CommandCompleted("c", "ls", "/w", "", None, ItemStatus.DECLINED, None),
+        ),
+        (
+            completed(**COMMAND, status="newStatus"),
+            CommandCompleted("c", "ls", "/w", "", None, ItemStatus.UNKNOWN, None),
+        ),
+        (started(**PATCH, status="inProgress"), PatchStarted("f", CHANGES)),
+        (completed(**PATCH, status="completed"), PatchCompleted("f", CHANGES, ItemStatus.COMPLETED)),
+        (started(**MCP, status="inProgress"), ToolCallStarted("m", "srv", "echo", {"x": 1})),
+        (
+            completed(
+                **MCP,
+                status="completed",
+                result={"content": [{"type": "text", "text": "a"}, {"type": "image", "data": ".."}]},
+                error=None,
+                durationMs=5,
+            ),
+            ToolCallCompleted("m", "srv", "echo", {"x": 1}, "a\n[image]", False, ItemStatus.COMPLETED, 5),
+        ),
+        (
+            completed(**MCP, status="failed", result=None, error={"message": "Transport closed"}, durationMs=5),
+            ToolCallCompleted("m", "srv", "echo", {"x": 1}, "Transport closed", True, ItemStatus.FAILED, 5),
+        ),
+        (started(**DYNAMIC, status="inProgress"), ToolCallStarted("d", None, "ticket", {"id": "7"})),
+        (
+            completed(**DYNAMIC, status="completed", contentItems=[{"type": "inputText", "text": "x"}], success=True),
+            ToolCallCompleted("d", None, "ticket", {"id": "7"}, "x", False, ItemStatus.COMPLETED, None),
+        ),
+        (
+            completed(**DYNAMIC, status="completed", contentItems=None, success=False),
+            ToolCallCompleted("d", None, "ticket", {"id": "7"}, "", True, ItemStatus.COMPLETED, None),
+        ),
+        (started(type="webSearch", id="w", query=""), Activity()),
+        (completed(type="webSearch", id="w", query="codex"), WebSearchCompleted("w", "codex")),
+        (completed(type="userMessage", id="u", content=[]), Activity()),
+        (completed(type="hologram", id="h"), UnknownEvent("hologram", {"type": "hologram", "id": "h"})),
+    ],
+)
+def test_an_item_of_the_turn(notification: Notification, event: TurnEvent) -> None:
+    assert TurnReader(THREAD, TURN).read(notification) == (event,)
+
+
+@pytest.mark.parametrize(
+    ("status", "event"),
+    [
+        ({"type": "idle"}, ThreadIdle(system_error=False)),
+        ({"type": "notLoaded"}, ThreadIdle(system_error=False)),
+        ({"type": "systemError"}, ThreadIdle(system_error=True)),
+        ({"type": "active", "activeFlags": []}, ThreadActive(())),
+        ({"type": "active", "activeFlags": ["waitingOnApproval"]}, ThreadActive(("waitingOnApproval",))),
+    ],
+)
+def test_the_status_of_the_thread_is_of_every_turn(status: JsonObject, event: TurnEvent) -> None:
+    notification = of_thread("thread/status/changed", status=status)
+    assert TurnReader(THREAD, TURN).read(notification) == (event,)
+    assert TurnReader("another", TURN).read(notification) == ()
+
+
+@pytest.mark.parametrize(
+    ("info", "kind", "http_status"),
+    [
+        ("usageLimitExceeded", "usageLimitExceeded", None),
+        ({"httpConnectionFailed": {"httpStatusCode": 401}}, "httpConnectionFailed", 401),
+        ({"responseStreamDisconnected": {"httpStatusCode": None}}, "responseStreamDisconnected", None),
+        ({"newKind": "odd"}, "newKind", None),
+        (None, "other", None),
+        ({}, "other", None),
+        (7, "other", None),
+    ],
+)
+def test_the_kind_of_a_failure_is_a_word_or_the_key_of_an_object(
+    info: JsonValue, kind: str, http_status: int | None
+) -> None:
+    error: JsonObject = {"message": "no", "codexErrorInfo": info, "additionalDetails": "more"}
+    failure = TurnError("no", kind, http_status, "more")
+    reader = TurnReader(THREAD, TURN)
+    assert reader.read(of_turn("error", error=error, willRetry=False)) == (ErrorReported(failure),)
+    assert reader.read(of_turn("error", error=error, willRetry=True)) == (WarningReported("no", will_retry=True),)
+    assert reader.read(turn_completed(status="failed", error=error)) == (TurnCompleted("failed", failure, None),)
+
+
+def test_a_warning_of_the_thread_is_heard() -> None:
+    assert TurnReader(THREAD, TURN).read(of_thread("warning", message="slow")) == (
+        WarningReported("slow", will_retry=False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("turn", "event"),
+    [
+        ({"status": "completed", "items": []}, TurnCompleted("completed", None, None)),
+        (
+            {
+                "status": "completed",
+                "items": [
+                    {"type": "userMessage", "id": "u"},
+                    {"type": "agentMessage", "id": "a", "text": "done", "phase": "final_answer"},
+                ],
+            },
+            TurnCompleted("completed", None, MessageCompleted("a", "done", "final_answer")),
+        ),
+        (
+            {"status": "completed", "items": [{"type": "agentMessage", "id": "a"}]},
+            TurnCompleted("completed", None, None),
+        ),
+        ({"status": "interrupted", "error": None}, TurnCompleted("interrupted", None, None)),
+        ({"status": "failed", "error": None}, TurnCompleted("failed", TurnError(NO_REASON, "other", None, None), None)),
+        ({"status": "newStatus"}, TurnCompleted("failed", TurnError(NO_REASON, "other", None, None), None)),
+    ],
+)
+def test_the_end_of_the_turn(turn: JsonObject, event: TurnEvent) -> None:
+    assert TurnReader(THREAD, TURN).read(turn_completed(**turn)) == (event,)
+
+
+@pytest.mark.parametrize(
+    "notification",
+    [
+        Notification("item/agentMessage/delta", {"threadId": THREAD, "turnId": "1", "itemId": "a", "delta": "x"}),
+        Notification("item/agentMessage/delta", {"threadId": "another", "turnId": TURN, "itemId": "a", "delta": "x"}),
+        Notification("turn/completed", {"threadId": THREAD, "turn": {"id": "1", "status": "completed"}}),
+        Notification("turn/completed", {"threadId": "another", "turn": {"id": TURN, "status": "completed"}}),
+        Notification("thread/settings/updated", {"threadId": THREAD}),
+        Notification("account/rateLimits/updated", {"rateLimits": {}}),
+        Notification("newThing", {}),
+    ],
+)
+def test_what_is_not_of_the_turn_is_not_heard(notification: Notification) -> None:
+    reader = TurnReader(THREAD, TURN)
+    assert reader.read(notification) == ()
+    assert not reader.unknown
+
+
+def test_unknown_names_are_counted() -> None:
+    reader = TurnReader(THREAD, TURN)
+    for notification in [
+        of_turn("turn/newThing"),
+        of_turn("turn/newThing"),
+        completed(type="hologram"),
+        of_turn("item/agentMessage/delta", itemId="a"),
+    ]:
+        reader.read(notification)
+    assert reader.unknown == {"turn/newThing": 2, "hologram": 1, "item/agentMessage/delta": 1}
+
+
+METHODS = [
+    "item/agentMessage/delta",
+    "item/started",
+    "item/completed",
+    "item/reasoning/summaryTextDelta",
+    "item/commandExecution/outputDelta",
+    "turn/started",
+    "turn/completed",
+    "turn/diff/updated",
+    "turn/plan/updated",
+    "thread/tokenUsage/updated",
+    "thread/status/changed",
+    "warning",
+    "error",
+    "turn/newThing",
+]
+KEYS = st.sampled_from(
+    [
+        *("id", "type", "text", "item", "turn", "status", "error", "message", "codexErrorInfo", "itemId", "delta"),
+        *("plan", "step", "tokenUsage", "total", "items", "content", "summary", "changes", "path", "kind", "result"),
+        *("arguments", "command", "cwd", "server", "tool", "durationMs", "success"),
+    ]
+)
+KINDS = ("agentMessage", "reasoning", "commandExecution", "fileChange", "mcpToolCall", "dynamicToolCall", "webSearch")
+WORDS = st.sampled_from([TURN, "AgentMessage", *KINDS])
+values: st.SearchStrategy[JsonValue] = st.recursive(
+    st.sampled_from([None, True, 0, -1, 2.5, float("nan"), "", "x"]) | WORDS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=6,
+)
+fields: st.SearchStrategy[JsonObject] = st.dictionaries(KEYS, values, max_size=4)
+
+
+@given(st.sampled_from(METHODS), fields, st.booleans())
+def test_reading_never_raises(method: str, params: JsonObject, with_turn: bool) -> None:
+    ids: JsonObject = IDS if with_turn else {"threadId": THREAD}
+    for event in TurnReader(THREAD, TURN).read(Notification(method, {**params, **ids})):
+        TurnText().apply(event)
+
+
+@given(st.sampled_from(["item/started", "item/completed"]), fields, st.sampled_from([None, *KINDS, 7, []]))
+def test_reading_an_item_never_raises(method: str, item: JsonObject, kind: JsonValue) -> None:
+    for typed in (item, {**item, "type": kind}):
+        assert len(TurnReader(THREAD, TURN).read(of_turn(method, item=typed))) == 1
+
+
+@given(fields)
+def test_the_end_of_the_turn_is_heard_whatever_else_it_says(turn: JsonObject) -> None:
+    (event,) = TurnReader(THREAD, TURN).read(turn_completed(**turn))
+    assert isinstance(event, TurnCompleted)
+
+
+@given(st.sampled_from(METHODS), values, values, values)
+def test_reading_never_raises_for_odd_ids(method: str, thread: JsonValue, turn: JsonValue, id_: JsonValue) -> None:
+    params: JsonObject = {"threadId": thread, "turnId": turn, "turn": {"id": id_}, "conversationId": thread, "id": id_}
+    TurnReader(THREAD, TURN).read(Notification(method, params))
