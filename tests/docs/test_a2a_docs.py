@@ -1,4 +1,4 @@
-"""What docs/a2a.md says in tables is what the code does, and its way to follow a task holds while the agent dies.
+"""Compares the tables of docs/a2a.md with the code, and runs its `follow` example while the agent is killed.
 
 Its examples are run by `tests.e2e.test_a2a_docs`.
 """
@@ -52,26 +52,26 @@ def names(rows: list[list[str]], column: int = 0) -> set[str]:
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: type(each).__name__)
-def test_what_a_question_holds_is_as_the_table_says(question: Question) -> None:
+def test_data_of_each_question_matches_the_table(question: Question) -> None:
     (row,) = [row for row in table(DOCUMENT, "questions") if names_in(row[0]) == [approval_data(question)["kind"]]]
     assert set(approval_data(question)) - {"kind"} <= set(names_in(row[1])) | {"choices"}
     assert ("choices" in approval_data(question)) == ("choices" in names_in(row[1]))
 
 
-def test_all_kinds_of_questions_and_remarks_are_in_the_tables() -> None:
+def test_tables_list_all_kinds_of_questions_and_notes() -> None:
     assert names(table(DOCUMENT, "questions")) == {approval_data(each)["kind"] for each in QUESTIONS}
-    remarks = re.findall(r'_note\(\s*"(\w+)"', source_of_tasks())
-    assert remarks
-    assert names(table(DOCUMENT, "kinds")) == set(remarks)
+    kinds = re.findall(r'_note\(\s*"(\w+)"', source_of_tasks())
+    assert kinds
+    assert names(table(DOCUMENT, "kinds")) == set(kinds)
 
 
-def test_the_codes_of_failures_are_the_codes() -> None:
-    said = names(table(DOCUMENT, "codes"))
+def test_table_of_failure_codes_matches_the_code() -> None:
+    documented = names(table(DOCUMENT, "codes"))
     classes = {*vars(errors), AttachmentWriteError.__name__}
-    assert {code for code in said if code not in sentences() and code not in classes} <= {"httpStatus"}
+    assert {code for code in documented if code not in sentences() and code not in classes} <= {"httpStatus"}
     given = re.findall(r'(?:code\(|_failed\([^\n]*, )"(\w+)"\)', source_of_tasks())
     assert len(given) > 5
-    assert set(given) <= said
+    assert set(given) <= documented
 
 
 def source_of_tasks() -> str:
@@ -79,7 +79,7 @@ def source_of_tasks() -> str:
     return "".join(file.read_text() for file in [package / "executor.py", *sorted((package / "tasks").glob("*.py"))])
 
 
-def test_the_errors_of_a2a_are_as_the_sdk_maps_them() -> None:
+def test_table_of_a2a_errors_matches_the_sdk() -> None:
     by_code = {
         code: A2A_ERROR_MAPPING[kind] for kind, code in JSON_RPC_ERROR_CODE_MAP.items() if kind in A2A_ERROR_MAPPING
     }
@@ -89,7 +89,7 @@ def test_the_errors_of_a2a_are_as_the_sdk_maps_them() -> None:
         assert (int(status), name) == (by_code[int(code)].http_code, by_code[int(code)].grpc_status), what
 
 
-async def test_a_task_is_followed_while_its_agent_is_killed_and_started_again(tmp_path: Path) -> None:
+async def test_follow_example_survives_a_restart_of_the_agent(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(yaml.safe_dump(SCENARIO))
     async with scripted_model(scenario=scenario) as model:
@@ -97,7 +97,7 @@ async def test_a_task_is_followed_while_its_agent_is_killed_and_started_again(tm
         reader: dict[str, object] = {"__name__": "reader"}
         async with running_agent(place) as agent:
             await read_up_to("async def follow", agent.url, reader)
-            await run_python(BEGIN, 1, reader)
+            await run_python(START_TASK, 1, reader)
             following = asyncio.create_task(follow_in(reader))
             agent.process.kill()
             await agent.ended()
@@ -107,7 +107,7 @@ async def test_a_task_is_followed_while_its_agent_is_killed_and_started_again(tm
         await run_python("await http.aclose()", 1, reader)
 
 
-BEGIN: Final = """
+START_TASK: Final = """
 request = message(Part(text="Take your time."))
 request.configuration.CopyFrom(SendMessageConfiguration(return_immediately=True))
 begun = await send(request)
@@ -115,7 +115,7 @@ begun = await send(request)
 
 
 async def read_up_to(words: str, url: str, reader: dict[str, object]) -> None:
-    """Run the document's Python up to the example with these words."""
+    """Run the document's Python examples, up to the one that contains `words`."""
     for line, language, code in blocks():
         if language == "python":
             await run_python(code.replace("http://127.0.0.1:8000/", url), line, reader)

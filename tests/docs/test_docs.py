@@ -1,4 +1,4 @@
-"""The documents are true: links lead somewhere, tables equal the code, and what a reader is told to run was run."""
+"""Checks the documents: links resolve, tables match the code, and commands work."""
 
 import ast
 import importlib
@@ -46,7 +46,7 @@ OPERATING: Final = ROOT / "docs" / "operating.md"
 PLATFORM: Final = ROOT / "docs" / "platform.md"
 ARCHITECTURE: Final = ROOT / "docs" / "architecture.md"
 RUN_BY_ITSELF: Final = ROOT / "docs" / "a2a.md"
-"""Its snippets are run by tests/e2e/test_a2a_docs.py, all of them."""
+"""tests/e2e/test_a2a_docs.py runs all of its snippets."""
 DOCUMENTS: Final = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md"), *ROOT.glob("examples/*.md")]
 )
@@ -66,7 +66,7 @@ SNIPPET: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """A fenced block, and the comment right before it: what it is for."""
+    """A fenced block; `mark` is the text of the comment before it, which states its purpose."""
 
     document: str
     language: str
@@ -85,7 +85,7 @@ def the_snippet(document: Path, mark: str) -> str:
 
 
 def table(document: Path, name: str) -> list[list[str]]:
-    """Return the rows of the table behind the comment `table: name`, without its head."""
+    """Return the rows of the table after the comment `table: name`, without the header."""
     _, _, behind = document.read_text().partition(f"<!-- table: {name} -->\n")
     lines = behind[: behind.find("\n\n")].splitlines()
     return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines[2:]]
@@ -95,10 +95,10 @@ def names_in(cell: str) -> list[str]:
     return CODE.findall(cell)
 
 
-# --- What is said ---
+# --- Text ---
 
 
-def test_there_are_documents() -> None:
+def test_documents_are_found() -> None:
     names = {file.name for file in DOCUMENTS}
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "codex-protocol.md"} <= names
     assert SOURCES
@@ -109,15 +109,15 @@ def test_the_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
-def test_links_lead_to_files_that_are_there(document: Path) -> None:
+def test_linked_files_exist(document: Path) -> None:
     targets = [link.partition("#")[0] for link in LINK.findall(document.read_text()) if "://" not in link]
     missing = [target for target in targets if not (document.parent / target).exists()]
     assert not missing
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
-def test_the_headings_that_are_named_are_there(document: Path) -> None:
-    """In links, and in quotation marks behind a document's name."""
+def test_linked_headings_exist(document: Path) -> None:
+    """Check links, and quoted headings after a document's name."""
     text = document.read_text()
     linked = [link.split("#") for link in LINK.findall(text) if "#" in link and "://" not in link]
     missing = [
@@ -134,22 +134,22 @@ def headings_of(document: Path) -> list[str]:
 
 
 def anchor_of(heading: str) -> str:
-    """Return a heading as links name it."""
+    """Return the anchor of a heading."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def named(name: str) -> Path:
-    """Return the document that is called so, from the top."""
+    """Return the path of a document that is named relative to the repository."""
     return README if name == "README" else ROOT / name
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
-def test_the_tests_that_are_named_are_there(document: Path) -> None:
+def test_referenced_tests_exist(document: Path) -> None:
     for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", document.read_text()):
         assert re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{name}"
 
 
-def test_the_names_of_the_code_in_the_map_are_there() -> None:
+def test_names_in_the_architecture_document_exist() -> None:
     code = "\n".join(file.read_text() for file in SOURCES)
     prose = SNIPPET.sub("", ARCHITECTURE.read_text())
     dotted = [name for name in names_in(prose) if re.fullmatch(r"_?[A-Za-z]\w+(\._?\w+)?", name)]
@@ -161,7 +161,7 @@ def test_the_names_of_the_code_in_the_map_are_there() -> None:
     assert not missing
 
 
-def test_the_files_in_the_architecture_document_exist() -> None:
+def test_files_in_the_architecture_document_exist() -> None:
     paths = [name for name in names_in(SNIPPET.sub("", ARCHITECTURE.read_text())) if re.fullmatch(r"[\w/]+\.py", name)]
     assert len(paths) > 20
     folders = (ROOT / "codex_workspace", ROOT)
@@ -182,12 +182,14 @@ def test_decisions_are_numbered_in_order() -> None:
         assert [word for word in ("Context", "Decision", "Consequences") if f"**{word}.**" not in text] == []
 
 
-def test_the_table_of_variables_is_the_codes() -> None:
-    said = [
+def test_table_of_variables_matches_the_code() -> None:
+    documented = [
         (names_in(name)[0], meaning, default, secret)
         for name, meaning, default, secret in table(CONFIGURATION, "variables")
     ]
-    assert said == [(each.name, each.meaning, each.default, "yes" if each.secret else "no") for each in ENVIRONMENT]
+    assert documented == [
+        (each.name, each.meaning, each.default, "yes" if each.secret else "no") for each in ENVIRONMENT
+    ]
 
 
 SECTIONS: Final[dict[str, type]] = {
@@ -202,23 +204,27 @@ SECTIONS: Final[dict[str, type]] = {
 
 
 def defaults_of(section: type) -> dict[str, object]:
-    """Return the keys of a section with their defaults, as YAML would give them."""
+    """Return the keys of a section with their defaults, as YAML values."""
     with_default = [each for each in fields(section) if each.default is not MISSING]
     return {each.name: list(each.default) if isinstance(each.default, tuple) else each.default for each in with_default}
 
 
-def test_the_table_of_keys_is_the_codes() -> None:
+def test_table_of_keys_matches_the_code() -> None:
     known = {key: value for key, value in defaults_of(Config).items() if key not in SECTIONS}
     for name, section in SECTIONS.items():
         known |= {f"{name}.{key}": value for key, value in defaults_of(section).items()}
-    said = {names_in(row[0])[0]: names_in(row[2]) for row in table(CONFIGURATION, "config") if row[2] != "required"}
-    assert {key: yaml.safe_load(default) for key, (default,) in said.items()} == {key: known[key] for key in said}
-    assert set(known) == set(said)
+    documented = {
+        names_in(row[0])[0]: names_in(row[2]) for row in table(CONFIGURATION, "config") if row[2] != "required"
+    }
+    assert {key: yaml.safe_load(default) for key, (default,) in documented.items()} == {
+        key: known[key] for key in documented
+    }
+    assert set(known) == set(documented)
 
 
 @cache
 def sentences() -> tuple[str, ...]:
-    """Return every text of the source, with … for what is put in."""
+    """Return every string of the source, with … in place of interpolated values."""
     nodes = [node for file in SOURCES for node in ast.walk(ast.parse(file.read_text()))]
     return tuple(text for node in nodes for text in texts_of(node))
 
@@ -237,55 +243,55 @@ MESSAGES: Final = [names_in(row[0])[0] for row in table(OPERATING, "messages")]
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_a_message_to_look_up_is_one_that_the_code_says(message: str) -> None:
+def test_documented_message_occurs_in_the_code(message: str) -> None:
     fixed = re.compile(".*".join(re.escape(part) for part in message.split("…")), re.DOTALL)
     assert any(fixed.search(sentence) for sentence in sentences())
 
 
-def test_there_are_messages_to_look_up() -> None:
+def test_table_of_messages_is_not_empty() -> None:
     assert len(MESSAGES) > 20
 
 
-def test_the_packages_in_the_documents_are_the_pinned_ones() -> None:
+def test_documented_codex_version_is_the_pinned_one() -> None:
     pinned = (ROOT / "requirements-codex.txt").read_text().rpartition("==")[2].strip()
     assert f"Version {pinned} is pinned," in " ".join(OPERATING.read_text().split())
     assert f"({pinned} pinned" in (ROOT / "CHANGELOG.md").read_text()
 
 
-# --- What is to be run ---
+# --- Commands ---
 
 
-def test_every_snippet_says_what_it_is_for() -> None:
+def test_every_snippet_has_a_purpose() -> None:
     for document in set(DOCUMENTS) - {RUN_BY_ITSELF}:
         for snippet in snippets_of(document):
             assert snippet.mark or not snippet.language, snippet
 
 
-def test_make_knows_its_targets() -> None:
+def test_documented_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for document in (README, CONTRIBUTING):
-        asked = re.findall(r"^make ([a-z-]+)", the_snippet(document, "make"), re.MULTILINE)
-        assert asked
-        assert set(asked) <= targets
+        targets_used = re.findall(r"^make ([a-z-]+)", the_snippet(document, "make"), re.MULTILINE)
+        assert targets_used
+        assert set(targets_used) <= targets
         assert set(re.findall(r"`make ([a-z-]+)`", document.read_text())) <= targets
 
 
-def test_the_configuration_shown_is_taken(tmp_path: Path) -> None:
-    shown = yaml.safe_load(the_snippet(CONFIGURATION, "config.yaml"))
+def test_documented_configuration_is_valid(tmp_path: Path) -> None:
+    documented_config = yaml.safe_load(the_snippet(CONFIGURATION, "config.yaml"))
     template = yaml.safe_load((ROOT / "config.yaml").read_text())
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(template | shown))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(template | documented_config))
     env = {"WORKSPACE_CONFIG_PATH": str(tmp_path), "HOME": str(tmp_path), "MY_GATEWAY_KEY": "k"}
     chosen = choose_provider(load_settings(env, cwd=tmp_path, root=tmp_path), env)
     assert (chosen.name, chosen.model, chosen.env_key) == ("my-gateway", "my-model", "MY_GATEWAY_KEY")
 
 
 @asynccontextmanager
-async def started_as_told(root: Path, model_url: str) -> AsyncIterator[str]:
-    """Run the README's commands that start the agent, with a scripted model at OpenAI's address; gives its URL."""
+async def agent_from_readme(root: Path, model_url: str) -> AsyncIterator[str]:
+    """Start the agent with the README's commands and the scripted model; yield its URL."""
     code = root / "code"
     code.mkdir()
-    told = the_snippet(README, "starts the agent")
-    assert "/path/to/your/code" in told
+    commands = the_snippet(README, "starts the agent")
+    assert "/path/to/your/code" in commands
     env = {
         **environment(),
         "OPENAI_BASE_URL": model_url,
@@ -296,7 +302,7 @@ async def started_as_told(root: Path, model_url: str) -> AsyncIterator[str]:
     log = root / "agent.log"
     with log.open("wb") as output:
         process = psutil.Popen(
-            ["sh", "-ec", told.replace("/path/to/your/code", str(code))],
+            ["sh", "-ec", commands.replace("/path/to/your/code", str(code))],
             cwd=ROOT,
             env=env,
             stderr=output,
@@ -319,12 +325,12 @@ def environment() -> dict[str, str]:
 
 
 def command_of(snippet: Snippet, url: str) -> Sequence[str]:
-    """Return how to run a snippet against the agent at `url` instead of the one that it names."""
+    """Return the command that runs a snippet against the agent at `url`."""
     text = snippet.text.replace(f"{URL}/", url).replace(URL, url.rstrip("/"))
     if snippet.language == "python":
         return [sys.executable, "-c", text]
     text = text.replace(".venv/bin/python", sys.executable)
-    # What talks to the default address is told the other one.
+    # `chat` uses the default address unless it gets another one.
     return ["sh", "-ec", re.sub(r"(codex_workspace chat)", rf"\1 {url}", text)]
 
 
@@ -342,11 +348,11 @@ while words:
         url = word
 sys.stdout.write(urllib.request.urlopen(urllib.request.Request(url, data, headers)).read().decode())
 """
-"""What the README's requests need of curl, for machines without one."""
+"""The part of curl that the documented requests use, for machines without curl."""
 
 
 def path_with_curl(folder: Path) -> str:
-    """Return a PATH on which there is a curl: the machine's own before ours."""
+    """Return a PATH with curl: the machine's own, or else the replacement."""
     (folder / "bin").mkdir()
     (folder / "bin" / "curl").write_text(CURL)
     (folder / "bin" / "curl").chmod(0o700)
@@ -357,7 +363,7 @@ async def test_commands_in_the_documents_work_when_pasted(tmp_path: Path) -> Non
     to_run = [each for file in (README, CLIENTS) for each in snippets_of(file) if each.mark.startswith(RUNS)]
     assert len(to_run) >= 6
     path = path_with_curl(tmp_path)
-    async with scripted_model() as model, started_as_told(tmp_path, model.base_url) as url:
+    async with scripted_model() as model, agent_from_readme(tmp_path, model.base_url) as url:
         for snippet in to_run:
             env = environment() | {"OPENAI_API_KEY": "sk-your-key", "A2A_PORT": url.rstrip("/").rpartition(":")[2]}
             env |= {"WORKSPACE_STATE_DIR": str(tmp_path / "state"), "PATH": path}
@@ -367,7 +373,7 @@ async def test_commands_in_the_documents_work_when_pasted(tmp_path: Path) -> Non
             assert snippet.mark.removeprefix(RUNS) in ran.stdout.decode(), snippet
 
 
-async def test_the_recorder_records(tmp_path: Path) -> None:
+async def test_documented_recorder_works(tmp_path: Path) -> None:
     recorder = tmp_path / "recorder"
     codex = Path(str(importlib.import_module("codex_cli_bin").__file__)).parent / "bin" / "codex"
     text = the_snippet(CONTRIBUTING, "runs as CODEX_BIN").replace("/path/to/codex", str(codex))

@@ -1,4 +1,4 @@
-"""docs/events.md is true: every row of its tables, for both backends."""
+"""Compares every row of the tables in docs/events.md with the code, for both backends."""
 
 import json
 import re
@@ -70,7 +70,7 @@ SERVER_PARAMS: Final[Mapping[str, "JsonObject"]] = {
     "thread/status/changed": {"status": {"type": "idle"}},
 }
 WITHOUT_TURN: Final = {"turn/started", "turn/completed", "thread/status/changed"}
-"""Notifications that carry no turn's id beside their own words."""
+"""Notifications without a separate `turnId`."""
 
 REQUESTS: Final[Mapping[str, "JsonObject"]] = {
     "item/commandExecution/requestApproval": {"command": "ls"},
@@ -101,7 +101,7 @@ EXEC_LINES: Final[Mapping[str, "JsonObject"]] = {
 
 
 def of_server(name: str) -> list[AgentEvent]:
-    """Return what a stream makes of one thing that an app-server says, up to its end."""
+    """Return the events for one notification or request of the app-server."""
     stream = EventConverter()
     method, _, kind = name.partition(" ")
     if method in REQUESTS:
@@ -110,12 +110,12 @@ def of_server(name: str) -> list[AgentEvent]:
         return stream.asked("0", question)
     params = {"item": {"id": "i", "type": kind, **SERVER_ITEMS[kind]}} if kind else SERVER_PARAMS[method]
     ids: JsonObject = {"threadId": "t"} if method in WITHOUT_TURN else {"threadId": "t", "turnId": "u"}
-    said = TurnReader("t", "u").read(Notification(method, {**ids, **params}))
-    return [event for each in said for event in stream.see(each)] + (stream.end() if stream.ended else [])
+    turn_events = TurnReader("t", "u").read(Notification(method, {**ids, **params}))
+    return [event for each in turn_events for event in stream.see(each)] + (stream.end() if stream.ended else [])
 
 
 def of_exec(name: str) -> list[AgentEvent]:
-    """Return what a run makes of one line, and of its end where that tells it."""
+    """Return the events for one line of `codex exec`, and for the end of the run if the line ends it."""
     kind, _, item = name.partition(" ")
     if item:
         fields: JsonObject = {"item": {"id": "i", "type": item, **EXEC_ITEMS[item]}}
@@ -129,30 +129,30 @@ def of_exec(name: str) -> list[AgentEvent]:
 
 
 @pytest.mark.parametrize(("name", "event"), SERVER)
-def test_the_app_server_s_words_become_what_is_said(name: str, event: str) -> None:
+def test_app_server_notification_becomes_the_documented_event(name: str, event: str) -> None:
     types = {each.TYPE for each in of_server(name)}
     assert types == {row for words, row in SERVER if words == name} - {""} | extra_uses(name, types)
     assert not event or event in types
 
 
 @pytest.mark.parametrize(("name", "event"), EXEC)
-def test_exec_s_lines_become_what_is_said(name: str, event: str) -> None:
+def test_exec_line_becomes_the_documented_event(name: str, event: str) -> None:
     types = {each.TYPE for each in of_exec(name)}
     assert types == {row for words, row in EXEC if words == name} - {""} | extra_uses(name, types)
     assert not event or event in types
 
 
 def extra_uses(name: str, types: set[str]) -> set[str]:
-    """An end without a beginning has its use made of it: here each line stands alone."""
+    """Return the `tool_use` that is created for an end without a start, because each line is tested alone."""
     return {"tool_use"} & types if "completed" in name else set()
 
 
-def test_every_type_of_event_has_its_rows() -> None:
+def test_every_event_type_has_a_row() -> None:
     assert [event[0] for event, _, _ in ROWS if event] == list(EVENT_TYPES)
     assert [CODE.findall(row[0])[0] for row in table("fields")] == list(EVENT_TYPES)
 
 
-def test_every_word_that_is_known_stands_in_the_table() -> None:
+def test_mapping_table_lists_every_known_item() -> None:
     assert {name.partition(" ")[2] for name, _ in EXEC} >= set(EXEC_ITEMS)
     assert {name for name, _ in EXEC} >= set(EXEC_LINES)
     assert {name.partition(" ")[2] for name, _ in SERVER} >= set(SERVER_ITEMS)
@@ -160,7 +160,7 @@ def test_every_word_that_is_known_stands_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("row", table("fields"), ids=lambda row: CODE.findall(row[0])[0])
-def test_the_fields_are_those_of_the_event(row: list[str]) -> None:
+def test_documented_fields_match_the_event(row: list[str]) -> None:
     kinds = {
         each.TYPE: each for each in vars(agent_events).values() if hasattr(each, "TYPE") and each.__name__[0] != "_"
     }
@@ -168,18 +168,18 @@ def test_the_fields_are_those_of_the_event(row: list[str]) -> None:
     assert CODE.findall(row[1]) == [each.name for each in fields(kinds[type_]) if each.name != "extra"]
 
 
-def test_tools_have_the_names_of_the_table() -> None:
-    said: set[tuple[str, str]] = set()
+def test_tool_names_match_the_table() -> None:
+    used: set[tuple[str, str]] = set()
     changed: JsonObject = {"id": "e", "type": "file_change", "changes": [{"path": "a", "kind": "update"}]}
     lines = [{"id": kind, "type": kind, **item} for kind, item in EXEC_ITEMS.items()] + [changed]
     run = ExecConverter()
     for each in lines:
         for event in run.feed(json.dumps({"type": "item.completed", "item": each})):
             if isinstance(event, ToolUse):
-                said.add((event.tool, event.name))
+                used.add((event.tool, event.name))
     rows = {tuple(CODE.findall(tool) + CODE.findall(name)) for _, tool, name in table("tools")}
-    assert rows - {()} == said - {("t", "t")}
-    assert ("t", "t") in said
+    assert rows - {()} == used - {("t", "t")}
+    assert ("t", "t") in used
 
 
 FOR_PEOPLE: Final[tuple[AgentEvent, ...]] = (
@@ -196,7 +196,7 @@ FOR_PEOPLE: Final[tuple[AgentEvent, ...]] = (
 )
 
 
-def test_events_look_as_the_document_shows() -> None:
+def test_rendered_events_match_the_document() -> None:
     text = EVENTS.read_text()
     _, _, behind = text.partition("<!-- for people -->\n````markdown\n")
     assert behind.partition("\n````\n")[0] == "\n\n".join(filter(None, map(markdown, FOR_PEOPLE)))

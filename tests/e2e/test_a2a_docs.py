@@ -1,4 +1,4 @@
-"""Every example of docs/a2a.md, run from top to bottom against the real agent."""
+"""Runs every example of docs/a2a.md from top to bottom against the real agent."""
 
 import ast
 import re
@@ -47,18 +47,18 @@ SCENARIO: Final[list[dict[str, object]]] = [
     {"match": "^Write it outside", "steps": [{"run": OUTSIDE, "escalate": True}, {"say": "Done."}]},
     {"match": "write it here", "steps": {"say": "Done here."}},
 ]
-"""What the scripted model answers to the document's sentences."""
+"""The scripted model's responses to the messages in the document."""
 
 
 def blocks() -> Iterator[tuple[int, str, str]]:
-    """Yield the examples: line, language, code."""
+    """Yield the line, language and code of each example."""
     text = DOCUMENT.read_text()
     for found in BLOCK.finditer(text):
         yield text.count("\n", 0, found.start()) + 2, found[1], found[2]
 
 
 async def run_python(code: str, line: int, names: dict[str, object]) -> None:
-    """Run an example as it stands: with `await` at its top."""
+    """Run an example that may use `await` at the top level."""
     tree = ast.parse("\n" * (line - 1) + code)
     compiled: CodeType = compile(tree, str(DOCUMENT), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = FunctionType(compiled, names)()
@@ -71,7 +71,7 @@ async def run_shell(code: str) -> None:
     assert done.returncode == 0, done.stdout.decode()
 
 
-async def test_every_example_does_what_it_says(tmp_path: Path) -> None:
+async def test_every_example_works(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(yaml.safe_dump(SCENARIO))
     async with scripted_model(scenario=scenario) as model, webhook() as hook:

@@ -1,4 +1,4 @@
-"""docs/clients.md says what the matrix runs, and what an SDK cannot do."""
+"""Compares the table in docs/clients.md with the tests that the matrix runs."""
 
 import inspect
 
@@ -9,11 +9,11 @@ from tests.matrix.clients import CANNOT, KINDS
 DOCUMENT = ROOT / "docs" / "clients.md"
 
 
-def test_the_document_names_every_row_and_what_cannot_be_done() -> None:
+def test_table_matches_the_tested_features() -> None:
     sdks = DOCUMENT.read_text().partition("| feature | test | ")[2].splitlines()[0].strip("| ").split(" | ")
     rows = {names_in(test)[0]: dict(zip(sdks, cells, strict=True)) for _, test, *cells in table(DOCUMENT, "clients")}
     run = {name for name, test in inspect.getmembers(test_matrix, inspect.isfunction) if name.startswith("test_")}
     assert set(rows) == run
     assert {kind.sdk for kind in KINDS} <= set(sdks)
-    cells = [(sdk, row.removeprefix("test_"), said) for row, told in rows.items() for sdk, said in told.items()]
-    assert {(sdk, row) for sdk, row, said in cells if said != "yes"} == set(CANNOT)
+    cells = [(sdk, row.removeprefix("test_"), cell) for row, by_sdk in rows.items() for sdk, cell in by_sdk.items()]
+    assert {(sdk, row) for sdk, row, cell in cells if cell != "yes"} == set(CANNOT)

@@ -576,7 +576,7 @@ def _queue_id(body: object) -> str:
     return queue_id
 
 
-async def test_what_the_readme_says_shows_the_user_what_agents_say(tmp_path: Path) -> None:
+async def test_documented_platform_commands_work(tmp_path: Path) -> None:
     here = {".venv/bin/python": sys.executable, "--port 8080": f"--port 0 --file {tmp_path / 'p.db'}"}
     command = the_snippet(PLATFORM, "platform").replace("\n", "")
     for told, meant in here.items():
