@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-from a2a.server.agent_execution import AgentExecutor
 
 from codex_workspace.agent import Agent, open_agent
 from codex_workspace.codex.transcript import LINES, answer
@@ -23,6 +22,7 @@ from codex_workspace.common.processes import hide_from_others
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import Settings, load_settings
+from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.platform.deadline_reply import open_deferred_replies
 from codex_workspace.platform.runtime_contract import (
     AdapterConfig,
@@ -33,7 +33,7 @@ from codex_workspace.platform.runtime_contract import (
 )
 from codex_workspace.platform.runtime_host import (
     DeferredReplySender,
-    RuntimeHostExecutor,
+    RuntimeHostAdapter,
     open_runtime_host,
     report_unhealthy,
 )
@@ -54,7 +54,7 @@ class CodexAdapter(BaseAdapter):
     def __init__(self) -> None:
         self._open: Callable[[], AbstractAsyncContextManager[_Running]] | None = None
         self._agent: BackgroundResource[_Running] | None = None
-        self._executor: RuntimeHostExecutor | None = None
+        self._host: RuntimeHostAdapter | None = None
 
     @staticmethod
     def name() -> str:
@@ -91,7 +91,7 @@ class CodexAdapter(BaseAdapter):
         heartbeat: object = getattr(config, "heartbeat", None)
         self._open = lambda: _opened(settings, provider, env, heartbeat)
 
-    async def create_executor(self, config: AdapterConfig) -> AgentExecutor:
+    async def create_executor(self, config: AdapterConfig) -> CodexAppServerExecutor:
         """Return the executor, with a codex that has started and can run commands; in a smoke test it starts later.
 
         Raises:
@@ -102,15 +102,15 @@ class CodexAdapter(BaseAdapter):
             await self.setup(config)
         assert self._open is not None
         self._agent = BackgroundResource(self._open, usable=lambda _running: True)
-        _agent, self._executor = await self._agent.get()
-        return self._executor
+        agent, self._host = await self._agent.get()
+        return agent.executor
 
     def pre_stop_state(self) -> JsonObject:
         """Return what a snapshot keeps: the codex thread that was last at work, where there is one.
 
         The thread is in our store as well, from its first turn on; a snapshot is for a state folder that was lost.
         """
-        thread_id = self._executor.thread_id if self._executor is not None else None
+        thread_id = self._host.thread_id if self._host is not None else None
         return {} if thread_id is None else {THREAD: thread_id}
 
     def restore_state(self, snapshot: JsonObject) -> None:
@@ -118,13 +118,13 @@ class CodexAdapter(BaseAdapter):
 
         The runtime nests what `pre_stop_state` gave under `adapter`; its own adapters look for it beside that.
         """
-        if self._executor is None or not isinstance(snapshot, dict):
+        if self._host is None or not isinstance(snapshot, dict):
             return
         inner = snapshot.get("adapter")
         for part in (inner, snapshot):
             thread_id = part.get(THREAD) if isinstance(part, dict) else None
             if isinstance(thread_id, str) and _is_uuid(thread_id):
-                self._executor.restore(thread_id)
+                self._host.restore(thread_id)
                 return
 
     async def transcript_lines(self, since: int = 0, limit: int = LINES) -> JsonObject:
@@ -135,7 +135,7 @@ class CodexAdapter(BaseAdapter):
         running = self._agent.current if self._agent is not None else None
         if running is None:
             return answer(since=since)
-        agent, _executor = running
+        agent, _host = running
         return await agent.transcripts.lines(max(0, since), max(1, limit))
 
     async def close(self) -> None:
@@ -144,7 +144,7 @@ class CodexAdapter(BaseAdapter):
             await self._agent.close()
 
 
-_Running = tuple[Agent, RuntimeHostExecutor]
+_Running = tuple[Agent, RuntimeHostAdapter]
 
 
 @asynccontextmanager
@@ -166,13 +166,14 @@ async def _opened(
                 open_later=_late_answers(agent, settings) if not is_tried_out else None,
                 one_main_context=codex.conversations == "main",
                 is_smoke=is_tried_out,
-            ) as executor,
+            ) as host,
             task_group() as beside,
         ):
             if not is_tried_out:
                 beside.start_soon(report_unhealthy, lambda: _what_is_wrong(agent))
             try:
-                yield agent, executor
+                agent.executor.host_adapter = host
+                yield agent, host
             finally:
                 beside.cancel_scope.cancel()
                 # What is left is taken up by the next process.

@@ -48,7 +48,7 @@ from codex_workspace.platform.runtime_contract import (
 )
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.open_questions import MAX_OPEN, OpenQuestions
-from codex_workspace.storage.deliveries import Key
+from codex_workspace.storage.deliveries import HANDLED, Key
 from codex_workspace.storage.store import Store
 from codex_workspace.tasks.replies import answer_text
 from codex_workspace.tasks.scheduling import AdmissionControl
@@ -80,7 +80,7 @@ class DeferredReplySender(Protocol):
         """Have the answer to a message, as it was written down, sent when it is there; durable on return."""
 
 
-class RuntimeHostExecutor(AgentExecutor):
+class RuntimeHostAdapter(AgentExecutor):
     """Answers what a foreign host hands in, each message once.
 
     Args:
@@ -283,7 +283,7 @@ async def open_runtime_host(
     open_later: Callable[[IdempotentHandler], AbstractAsyncContextManager[DeferredReplySender]] | None = None,
     one_main_context: bool = True,
     is_smoke: bool = False,
-) -> AsyncIterator[RuntimeHostExecutor]:
+) -> AsyncIterator[RuntimeHostAdapter]:
     """Give an executor for a foreign host, with what an earlier process left unanswered at work again.
 
     Leaving ends what waits in it. In a smoke test nothing is taken up. `open_later` makes the block in which late
@@ -291,7 +291,7 @@ async def open_runtime_host(
     """
     at_work = ActiveTasks(heartbeat)
     handler = IdempotentHandler(_Seen(executor, at_work), store, admission, _card(), one_main_context=one_main_context)
-    host = RuntimeHostExecutor(handler, store, results, one_main_context=one_main_context)
+    host = RuntimeHostAdapter(handler, store, results, one_main_context=one_main_context)
     async with task_group() as beside:
         beside.start_soon(at_work.tell)
         try:
@@ -390,8 +390,9 @@ def _card() -> AgentCard:
 
 
 def _call(context: RequestContext) -> ServerCallContext:
-    """Return a call of our own for what a host's request wants: its sender is nobody, where the host asks no token."""
-    return ServerCallContext(user=AuthenticatedUser(context.call_context.user.user_name or PRINCIPAL))
+    """Return the call of this agent's handler for a host's request; without a token the sender has no name."""
+    user = AuthenticatedUser(context.call_context.user.user_name or PRINCIPAL)
+    return ServerCallContext(user=user, state={HANDLED: True})
 
 
 def _as_sent(message: Message) -> Message:

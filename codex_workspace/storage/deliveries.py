@@ -61,6 +61,10 @@ RECORDED: Final = "codex_workspace.written_down"
 """Where the call context of a new message holds the `RecordedMessage` of it."""
 
 
+HANDLED: Final = "codex_workspace.handled"
+"""In the state of a call that a handler of this agent makes on behalf of a foreign host."""
+
+
 ANSWERED_PROMPT: Final = "codex_workspace.said_to"
 """Where the call context of a person's word holds the id of the message that had asked for it."""
 

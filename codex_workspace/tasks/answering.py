@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final, Protocol, assert_never
 
 import anyio
@@ -75,6 +74,7 @@ from codex_workspace.tasks.replies import (
     replay_events,
     usage_metadata,
 )
+from codex_workspace.tasks.request import RequestReader, TurnRequest
 from codex_workspace.tasks.scheduling import AdmissionControl, EarlierMessage, MidTurn, QueueSlot, superseding_prompt
 from codex_workspace.tasks.telemetry import MessageTelemetry, Telemetry, TurnTelemetry
 
@@ -118,19 +118,6 @@ class TurnInterrupted(CodexError):
     """A turn ended with its codex, against everybody's wish."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """What a message wants: what is said to codex, what its turn has its own way, what if another turn is at work.
-
-    `text` is what of it a person can read.
-    """
-
-    turn_input: TurnInput
-    text: str
-    options: TurnOptions = field(default_factory=TurnOptions)
-    mid_turn: MidTurn = MidTurn.QUEUE
-
-
 class AgentServices(Protocol):
     """What jobs need of the agent that is the same for all."""
 
@@ -141,18 +128,13 @@ class AgentServices(Protocol):
     policy: RecoveryPolicy
     question_timeout_s: float
     asks_people: bool
-    scrub: Redactor
+    redactor: Redactor
+    requests: RequestReader
 
-    async def read(self, message: Message, task_id: str) -> TurnRequest:
-        """Return what a message wants; raises InputRefused where it cannot be had."""
-
-    async def serve(self, call: DynamicToolCall, reply: Reply, cwd: Path | None) -> tuple[JsonObject, list[A2AEvent]]:
-        """Do what the model, at work in `cwd`, calls a tool of ours for: its result, and what goes out."""
-
-    def before(self, job: "Job") -> list["Job"]:
+    def jobs_before(self, job: "Job") -> list["Job"]:
         """Return the jobs of the same context that were there first and are not over, in their order."""
 
-    def behind(self, job: "Job") -> list["Job"]:
+    def jobs_after(self, job: "Job") -> list["Job"]:
         """Return the jobs of the same context that came after it and are not over, in their order."""
 
 
@@ -221,7 +203,7 @@ class Job:
         """Wait until the job is over, or a person has the word."""
         await self._resting.wait()
 
-    def hear(self, message: Message, event_queue: EventQueue, prompt_id: str | None = None) -> None:
+    def receive(self, message: Message, event_queue: EventQueue, prompt_id: str | None = None) -> None:
         """Take what a person says to a question; what comes of it goes to `event_queue`.
 
         `prompt_id`: the id of the message that had asked when the person spoke; None: not known.
@@ -336,7 +318,7 @@ class Job:
 
     async def _run(self, delivery: Delivery, watch: MessageTelemetry) -> Task:
         desk, is_taken_up = self._desk, was_taken_up(self._request)
-        order = self.order = await desk.read(self._message, self.task_id)
+        order = self.order = await desk.requests.read(self._message, self.task_id)
         conversation = desk.threads.get(self.owner, self.context_id)
         conversation.check(order.turn_input)
         if not is_taken_up and order.mid_turn is MidTurn.STEER and (joined := await self._join(delivery, order)):
@@ -345,7 +327,7 @@ class Job:
             order = await self._take_the_place_of_others(order)
         if is_taken_up and self._request.current_task and self._request.current_task.status.state in AWAITING_INPUT:
             await self._send([self._reply.notice(VOID)])
-        for other in desk.before(self):
+        for other in desk.jobs_before(self):
             if other.is_asking:
                 await self.held_up_by(other)
         assert self._place is not None
@@ -374,7 +356,7 @@ class Job:
                 case Continue(text):
                     turn_input = text_input(text)
                 case AlreadyEnded(end):
-                    last = self._desk.scrub(end.last_message.text) if end.last_message is not None else None
+                    last = self._desk.redactor(end.last_message.text) if end.last_message is not None else None
                     return self._reply.ended(self._ended(end), last)
                 case GiveUp(sentence):
                     return self._reply.ended(self._failed(sentence, "cutOff"))
@@ -413,7 +395,7 @@ class Job:
                 self._turn_id = begun.turn.turn_id
                 if self._stopped_as is not None:
                     begun.turn.interrupt()
-                notes = [self._reply.notice(self._desk.scrub(begun.note))] if begun.note else []
+                notes = [self._reply.notice(self._desk.redactor(begun.note))] if begun.note else []
                 watch.began(begun.turn)
                 async with self._noted(delivery, begun.turn):
                     await self._send([self._reply.working(), *notes])
@@ -448,7 +430,7 @@ class Job:
 
     async def _follow(self, turn: RunningTurn, watch: TurnTelemetry) -> TurnText:
         """Send the turn's events as they come, text at most ten times a second, until the turn has ended."""
-        text, reply, redactor = TurnText(), self._reply, EventRedactor(self._desk.scrub)
+        text, reply, redactor = TurnText(), self._reply, EventRedactor(self._desk.redactor)
         while turn.ended is None:
             out: list[A2AEvent] = []
             for event in await turn.receive(by=self._next_look()):
@@ -484,7 +466,7 @@ class Job:
                 return
             elif isinstance(pending.subject, DynamicToolCall):
                 cwd = self.order.options.cwd if self.order is not None else None
-                result, out = await self._desk.serve(pending.subject, self._reply, cwd)
+                result, out = await self._desk.requests.serve(pending.subject, self._reply, cwd)
                 turn.answer(pending, result)
                 await self._send(out)
             elif not self._desk.asks_people:
@@ -506,11 +488,14 @@ class Job:
         now = anyio.current_time()
         if self._question is None:
             self._question = _Open(pending, now + self._desk.question_timeout_s)
-        about: JsonObject = {"questionId": pending.id, **redact_event(approval_data(pending.subject), self._desk.scrub)}
-        asking = self._reply.asking(self._desk.scrub(prompt), about)
+        about: JsonObject = {
+            "questionId": pending.id,
+            **redact_event(approval_data(pending.subject), self._desk.redactor),
+        }
+        asking = self._reply.asking(self._desk.redactor(prompt), about)
         self._question.prompt_id = asking.status.message.message_id
         await self._send([*self._reply.flush(now), asking])
-        for other in self._desk.behind(self):
+        for other in self._desk.jobs_after(self):
             await other.held_up_by(self)
         if self._place is not None:
             self._desk.admission.step_aside(self._place)
@@ -559,7 +544,7 @@ class Job:
 
     async def _join(self, delivery: Delivery, order: TurnRequest) -> Task | None:
         """Say the message into the turn that runs, and return that one's end as ours; None where there is none."""
-        other = next((job for job in self._desk.before(self) if job.turn is not None and not job.is_asking), None)
+        other = next((job for job in self._desk.jobs_before(self) if job.turn is not None and not job.is_asking), None)
         turn = other.turn if other is not None else None
         if other is None or turn is None or turn.ended is not None:
             return None
@@ -577,7 +562,7 @@ class Job:
     async def _take_the_place_of_others(self, order: TurnRequest) -> TurnRequest:
         """Stop what runs or waits in this context, and return the order with all of it in."""
         earlier: list[EarlierMessage] = []
-        for job in self._desk.before(self):
+        for job in self._desk.jobs_before(self):
             job.stop(Outcome(TaskState.TASK_STATE_CANCELED, SUPERSEDED, code("superseded")))
             await job.over.wait()
             if job.order is not None:
@@ -603,16 +588,16 @@ class Job:
             case TurnCompleted(status="interrupted"):
                 return self._failed("The turn was interrupted from outside.", "interrupted")
             case TurnCompleted(failure=TurnError() as failure):
-                sentence = self._desk.scrub(failure.message)[:MAX_LOGGED_CHARS]
+                sentence = self._desk.redactor(failure.message)[:MAX_LOGGED_CHARS]
                 logger.warning("turn failed (%s): %s", failure.kind, sentence)
                 return Outcome(
-                    TaskState.TASK_STATE_FAILED, self._desk.scrub(describe_failure(failure)), _code_of(failure)
+                    TaskState.TASK_STATE_FAILED, self._desk.redactor(describe_failure(failure)), _code_of(failure)
                 )
             case _:
                 return self._failed("Codex says that the turn failed, and not why.", "unknown")
 
     def _failed(self, sentence: str, reason: str) -> Outcome:
-        return Outcome(TaskState.TASK_STATE_FAILED, self._desk.scrub(sentence), code(reason))
+        return Outcome(TaskState.TASK_STATE_FAILED, self._desk.redactor(sentence), code(reason))
 
     async def _send(self, events: Iterable[A2AEvent]) -> None:
         for event in events:

@@ -23,10 +23,9 @@ from codex_workspace.common.redact import Redactor
 from codex_workspace.common.safe_http import Fetched, RequestFailed, ResponseRejected
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.server_requests import DECLINED_REASON
-from codex_workspace.runtimes.backend import HANDOVER_TOOL, DynamicToolCall, TurnOptions
+from codex_workspace.runtimes.backend import HANDOVER_TOOL, DynamicToolCall, TurnInput, TurnOptions
 from codex_workspace.tasks import incoming_files as attachments
 from codex_workspace.tasks import outgoing_files as handover
-from codex_workspace.tasks.answering import TurnRequest
 from codex_workspace.tasks.outgoing_files import HandoverLimits, OutgoingFile
 from codex_workspace.tasks.parts import IMAGE_MODES, PartLimits, image_type, image_urls, read_parts
 from codex_workspace.tasks.replies import A2AEvent, Reply
@@ -42,6 +41,16 @@ _TYPES: Final = ("object", "array", "string", "number", "integer", "boolean", "n
 
 _MODEL: Final = re.compile(r"[A-Za-z0-9][\w.:/@-]{0,127}")
 _EFFORT: Final = re.compile(r"[a-z]{1,32}")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """A message read into a turn's input; `text` is its readable text, `mid_turn` applies if another turn runs."""
+
+    turn_input: TurnInput
+    text: str
+    options: TurnOptions = field(default_factory=TurnOptions)
+    mid_turn: MidTurn = MidTurn.QUEUE
 
 
 @dataclass(frozen=True, slots=True)

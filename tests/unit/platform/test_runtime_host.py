@@ -29,7 +29,7 @@ from a2a.utils.errors import InternalError, InvalidParamsError
 from codex_workspace.common.a2a_terms import PRINCIPAL, AuthenticatedUser
 from codex_workspace.platform.dispatcher import NO_ANSWER, STILL_WORKING
 from codex_workspace.platform.runtime_contract import WAKE_UP_MESSAGE, DelegationResults
-from codex_workspace.platform.runtime_host import NOTHING_NEW, RuntimeHostExecutor, open_runtime_host
+from codex_workspace.platform.runtime_host import NOTHING_NEW, RuntimeHostAdapter, open_runtime_host
 from codex_workspace.storage.store import Store, open_store
 
 
@@ -114,7 +114,7 @@ class Owed:
 class Host:
     """A host that makes up ids of task and context, as the SDK's does."""
 
-    executor: RuntimeHostExecutor
+    executor: RuntimeHostAdapter
     worker: Worker
     store: Store
 
