@@ -1,6 +1,7 @@
 """What is understood of a person's words and a program's data, and above all what is no yes."""
 
 import json
+import re
 import time
 from typing import Final
 
@@ -57,30 +58,7 @@ def decided(words: str, question: Question = COMMAND, data: JsonObject | None = 
 @pytest.mark.parametrize(
     "words",
     [
-        *("yes", "Yes.", "YES!", "y", "ok", "okay", "OK", "sure", "approve", "Approved", "allow", "accept", "yep"),
-        *("go ahead", "do it", "yes please", "Yes, please.", "please do it", "ok, go ahead", "yes, do it", "allow it"),
-        *("approve that", "yes once", "yes, just this once", "allow it once, thanks", "ok thanks!", "yes. thank you."),
-        *("  yes\n", "sure, go ahead please", "Yes,\ngo  ahead", "yes,please"),
-        *("proceed", "Please proceed.", "confirm", "Confirmed", "LGTM", "go for it", "I approve", "I approve this."),
-        *(
-            "I confirm it, thanks",
-            "Yes, go ahead with it.",
-            "proceed with that",
-            "yes, but only once",
-            "ok but just once",
-        ),
-        *(
-            "`yes`",
-            '"yes"',
-            "'yes'",
-            "**yes**",
-            "*Yes.*",
-            "__yes__",
-            "\u201cyes\u201d",
-            "\u2018yes\u2019",
-            "\u00abyes\u00bb",
-        ),
-        *("```\nyes\n```", '**"Yes, go ahead."**', "`` `approve` ``"),
+        *("yes", "Yes.", "YES!", "y", "ok", "okay", "OK", "approve", "allow", "accept", "  yes\n"),
     ],
 )
 def test_yes(words: str) -> None:
@@ -90,9 +68,8 @@ def test_yes(words: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *("yes, for this session", "approve for this session", "approve it for the session, please", "always allow"),
-        *("approve for session", "Yes, for session.", "`approve for this session`", "yes for whole session"),
-        *("yes always", "always approve it", "Allow for the whole session.", "approveForSession", "acceptforsession"),
+        *("yes, for this session", "Yes for this session.", "yes, for  session", "approve for this session"),
+        *("allow for the session!", "approveForSession", "acceptforsession"),
     ],
 )
 def test_yes_for_the_session(words: str) -> None:
@@ -104,177 +81,87 @@ def test_yes_for_the_session(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reason"),
     [
-        *((words, "") for words in ("no", "No.", "n", "nope", "NO!", "no thanks", "No, thank you.", "decline", "deny")),
-        *(
-            (words, "")
-            for words in (
-                "reject",
-                "don't",
-                "do not",
-                "stop",
-                "Don\u2019t do it",
-                "dont",
-                "no, please",
-                "stop it",
-                "no way",
-            )
-        ),
-        *((words, "") for words in ("declined", "reject that", "do not do that please", "cancel")),
-        *(
-            (words, "")
-            for words in ("skip", "skip it", "Skip that.", "abort", "aborted", "`no`", '"No."', "**decline**")
-        ),
-        ('"no, use make instead"', "use make instead"),
-        ("skip the tests", "skip the tests"),
-        ("abort: use make", "use make"),
+        *((words, "") for words in ("no", "No.", "n", "NO!", "decline", "Deny.", "reject")),
         ("no, use make instead", "use make instead"),
         ("No. Use make instead.", "Use make instead."),
         ("no - use make", "use make"),
         ("no — use make", "use make"),
         ("no use make instead", "use make instead"),
-        ("nope, too risky\nuse make", "too risky\nuse make"),
+        ("no, too risky\nuse make", "too risky\nuse make"),
         ("decline: too risky", "too risky"),
         ("deny, use make", "use make"),
-        ("deny because it is risky", "deny because it is risky"),
-        ("don't run it here", "don't run it here"),
-        ("don't, use make", "don't, use make"),
-        ("do not install anything", "do not install anything"),
-        ("stop using npm", "stop using npm"),
         ("no, problems would come of it", "problems would come of it"),
         ("no, do it in /srv instead", "do it in /srv instead"),
     ],
 )
-def test_no_and_what_the_model_is_told(words: str, told: str) -> None:
-    assert decided(words) == Declined(told)
+def test_no_with_the_reason_that_the_model_receives(words: str, reason: str) -> None:
+    assert decided(words) == Declined(reason)
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        *("", "   ", "yes?", "yes, but use make", "yes but not now", "yes and no", "yes no", "no, yes", "no yes"),
-        *(
-            "maybe",
-            "later",
-            "why?",
-            "what does it do?",
-            "if you must",
-            "yes if it is safe",
-            "ok, wait",
-            "ok...",
-            "hm ok",
-        ),
+        *("", "   ", "yes?", "yes, but use make", "yes but not now", "yes and no", "yes no"),
+        *("maybe", "later", "why?", "what does it do?", "if you must", "yes if it is safe", "ok, wait", "hm ok"),
         *("I approve of caution", "not yes", "never approve it", "yes for this turn", "yes to the first", "👍", "да"),
-        *(
-            "continue",
-            "please confirm",
-            "please, confirm it",
-            "go on",
-            "next",
-            "I approved of it",
-            "I do",
-            "I",
-            "proceed with caution",
-            "yes, but once more",
-        ),
-        *("confirm that it is safe", "for session", "yes, but", "but only once", "go for make", "skip asking"),
-        *('"yes" or "no"', '"yes', "yes`", "`yes` or `no`", '""', "``", "** **", '"no" and "yes"', "*", "'", "(yes)"),
-        *("no problem", "no worries, go ahead", "no need to ask", "no objections", "no idea", "don't ask again"),
-        *(
-            "don't worry, do it",
-            "don't stop",
-            "do not hesitate",
-            "no, go ahead",
-            "no, go ahead and run it",
-            "stop asking",
-        ),
-        *("don't you think it is fine?", "yes once for this session", "always once yes", "always yes once"),
-        *(
-            "always",
-            "please",
-            "it",
-            "once",
-            "for this session",
-            "thanks",
-            "okey",
-            "ye\u017f",
-            "yes\u2028please",
-            "yesyes",
-        ),
-        *(
-            "approve this session",
-            "nothing",
-            "know",
-            "noted",
-            "done",
-            "doit",
-            "yes " * 200,
-            "approve everything",
-            "allow all",
-            "yes, run npm",
-        ),
+        *("continue", "please confirm", "go on", "next", "yes, but once more", "for session", "yes, but", "(yes)"),
+        *('"yes" or "no"', '"yes', "yes`", "`yes` or `no`", '""', "*", "'", "yes once for this session"),
+        *("always", "please", "it", "once", "for this session", "okey", "ye\u017f", "yes\u2028please", "yesyes"),
+        *("approve this session", "nothing", "know", "noted", "done", "yes " * 200, "approve everything", "allow all"),
     ],
 )
-def test_what_is_doubtful_is_unclear(words: str) -> None:
+def test_unclear_words_decide_nothing(words: str) -> None:
     understood = parse_answer(COMMAND, words, None)
     assert isinstance(understood, UnclearAnswer)
     assert "yes for this session" in understood.sentence
 
 
-SAYS_YES: Final = frozenset(
-    (
-        *("yes", "yeah", "yep", "y", "ok", "okay", "sure", "approve", "approved", "allow", "allowed", "accept"),
-        *(
-            "accepted",
-            "ahead",
-            "do",
-            "approveforsession",
-            "acceptforsession",
-            "proceed",
-            "confirm",
-            "confirmed",
-            "lgtm",
-        ),
-        "go",
-    )
-)
-VOCABULARY: Final = SAYS_YES | frozenset(
-    (
-        *("go", "it", "that", "this", "please", "thanks", "thank", "you", "just", "only", "once", "time", "for", "the"),
-        *("whole", "entire", "session", "always", "i", "with", "but"),
-    )
-)
-"""Every word of the grammar of yes."""
+YES_WORDS: Final = frozenset(("yes", "y", "ok", "okay", "approve", "allow", "accept", "approveforsession"))
+YES_WORDS_FOR_SESSION: Final = YES_WORDS | {"acceptforsession", "for", "the", "this", "session"}
 
 SPOKEN: Final = st.lists(
     st.sampled_from(
-        [*sorted(VOCABULARY), "no", "not", "don't", "but", "if", "never", "make", "?", "yes, but", "and", "wait", "n"]
+        [
+            *sorted(YES_WORDS_FOR_SESSION),
+            "please",
+            "no",
+            "not",
+            "don't",
+            "but",
+            "if",
+            "never",
+            "make",
+            "?",
+            "yes, but",
+            "and",
+            "wait",
+            "n",
+        ]
     ),
     max_size=8,
 )
 
 
-def is_of_the_grammar(words: str) -> bool:
-    said = words.lower()
-    for mark in ",.;!\"'`*_\u201c\u201d\u2018\u2019\u00ab\u00bb":
-        said = said.replace(mark, " ")
-    return said.isascii() and set(said.split()) <= VOCABULARY and bool(set(said.split()) & SAYS_YES)
+def is_documented(words: str) -> bool:
+    said = re.sub("[,.!]", " ", words.lower())
+    return said.isascii() and set(said.split()) <= YES_WORDS_FOR_SESSION
 
 
 @settings(max_examples=500)
 @given(st.text(max_size=40) | SPOKEN.map(" ".join) | SPOKEN.map(", ".join) | SPOKEN.map("".join))
-def test_only_words_of_a_closed_grammar_approve(words: str) -> None:
+def test_only_documented_words_approve(words: str) -> None:
     for question in (COMMAND, ONCE, LINK, form()):
         if isinstance(parse_answer(question, words, None), Approved):
-            assert is_of_the_grammar(words), words
+            assert is_documented(words), words
 
 
 @settings(max_examples=300)
 @given(
     st.sampled_from(["no", "not", "however", "if", "never", "make", "wait", "unless", "why"]), SPOKEN, st.integers(0, 8)
 )
-def test_a_word_beyond_the_grammar_is_never_a_yes(word: str, spoken: list[str], place: int) -> None:
+def test_another_word_never_approves(word: str, spoken: list[str], place: int) -> None:
     words = " ".join([*spoken[:place], word, *spoken[place:]])
     assert not isinstance(parse_answer(COMMAND, words, None), Approved)
 
@@ -338,8 +225,8 @@ def test_other_data_is_unclear_and_names_what_is_allowed(data: JsonObject) -> No
     ("words", "data", "decision"),
     [
         ("yes", {"decision": "approve"}, Approved()),
-        ("yes", {"decision": "approveForSession"}, Approved()),
-        ("yes, for this session", {"decision": "approve"}, Approved()),
+        ("yes", {"decision": "approveForSession"}, None),
+        ("yes, for this session", {"decision": "approve"}, None),
         ("yes, for this session", {"decision": "approveForSession"}, Approved(True)),
         ("no", {"decision": "approve"}, None),
         ("yes, but use make", {"decision": "approve"}, None),
@@ -532,7 +419,7 @@ def test_a_value_that_does_not_fit_names_its_field(type_: FieldType, words: str,
 def test_a_form_of_one_field_can_be_declined() -> None:
     for type_ in (TextField(), TextField(COLORS), NumberField(), BooleanField(), MultiChoice(COLORS)):
         assert decided("decline", form(field("f", type_))) == Declined()
-    assert decided("no, thanks", form(field("f", NumberField()))) == Declined()
+    assert decided("no", form(field("f", NumberField()))) == Declined()
 
 
 CAR: Final = form(
@@ -563,7 +450,7 @@ def test_nothing_to_fill_in_is_yes_or_no() -> None:
     empty, optional = form(), form(field("a", TextField(), False), field("b", TextField(), False))
     for question in (empty, optional):
         assert decided("yes", question) == Approved()
-        assert decided("no, thanks", question) == Declined()
+        assert decided("no", question) == Declined()
         assert decided("", question, {"decision": "approve"}) == Approved()
         assert decided("yes, but", question) is None
     assert decided('{"a": "x"}', optional) == CompletedForm({"a": "x"})
