@@ -18,7 +18,7 @@ import anyio
 from codex_workspace.agent import Agent, open_agent
 from codex_workspace.codex.transcript import LINES, answer
 from codex_workspace.common.concurrency import BackgroundResource, task_group
-from codex_workspace.common.processes import hide_from_others
+from codex_workspace.common.processes import protect_from_inspection
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import Settings, load_settings
@@ -81,7 +81,7 @@ class CodexAdapter(BaseAdapter):
         Raises:
             ConfigError: a RuntimeError, as the runtime expects, that names file, key and remedy.
         """
-        hide_from_others()
+        protect_from_inspection()
         env = {**os.environ, "WORKSPACE_CONFIG_PATH": str(config.config_path)}
         settings = load_settings(env)
         provider = choose_provider(settings, env)
@@ -186,7 +186,7 @@ def _late_answers(
 ) -> Callable[[IdempotentHandler], AbstractAsyncContextManager[DeferredReplySender]] | None:
     """Return what opens the block in which late answers are sent; None where the platform's address is not known."""
     api, within_s = agent.platform, settings.config.platform.answer_within_s
-    return None if api is None else lambda handler: open_deferred_replies(api, agent.store.mail, handler, within_s)
+    return None if api is None else lambda handler: open_deferred_replies(api, agent.store.outbox, handler, within_s)
 
 
 def inbox_unread(settings: Settings) -> str | None:

@@ -53,10 +53,10 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
     match chosen.command:
         case "serve":
             from codex_workspace.cli.serve import serve, serve_other
-            from codex_workspace.common.processes import hide_from_others
+            from codex_workspace.common.processes import protect_from_inspection
             from codex_workspace.config.settings import load_settings
 
-            hide_from_others()
+            protect_from_inspection()
             if chosen.executor is not None:
                 anyio.run(serve_other, load_settings(env), chosen.executor)
             else:
@@ -77,9 +77,9 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             return 0
         case "doctor":
             from codex_workspace.cli.doctor import doctor, set_database_aside
-            from codex_workspace.common.processes import hide_from_others
+            from codex_workspace.common.processes import protect_from_inspection
 
-            hide_from_others()
+            protect_from_inspection()
             if chosen.set_aside:
                 return set_database_aside(env)
             return doctor(env, as_json=chosen.json, online=chosen.online)

@@ -30,9 +30,9 @@ from codex_workspace.codex.transcript import TranscriptReader
 from codex_workspace.codex.turn import TurnLimits
 from codex_workspace.common.concurrency import BackgroundResource, task_group
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, ConfigError, StoreUnavailable
-from codex_workspace.common.files import hold_folder
+from codex_workspace.common.files import lock_folder
 from codex_workspace.common.redact import Redactor
-from codex_workspace.common.safe_http import AddressGuard, AllowList, Webhooks
+from codex_workspace.common.safe_http import AddressGuard, AllowList, SafeHttpClient
 from codex_workspace.common.tracing import NO_TRACER, Tracer, open_tracing
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.environment import Secret, without_proxy_for
@@ -107,14 +107,14 @@ class Agent:
 
     async def not_ready_reason(self) -> str | None:
         """Return why no message can be answered; None when it can. A codex that has died is started again by asking."""
-        problem = await self.store.problem()
+        problem = await self.store.write_problem()
         if problem is not None:
             return problem
         return await self.codex.not_ready_reason(READY_TIMEOUT_S)
 
     async def wedged(self) -> str | None:
         """Return why nothing can be answered for a reason that lasts; None when it can."""
-        return await self.store.problem() or self.codex.broken_reason
+        return await self.store.write_problem() or self.codex.broken_reason
 
 
 def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]:
@@ -179,7 +179,7 @@ async def open_agent(
             newer, or a folder cannot be written.
     """
     prepare_state(settings)
-    async with hold_folder(settings.state_dir, url):
+    async with lock_folder(settings.state_dir, url):
         prepare_codex_home(settings, provider, further_config(settings) if is_exec(settings) else {})
         if provider.auth_mode == SUBSCRIPTION and provider.credential is not None:
             update_login(settings.codex_home, provider.credential)
@@ -220,7 +220,7 @@ async def _platform(settings: Settings, scrub: Redactor) -> AsyncIterator[Platfo
 
     def learn(token: Secret) -> None:
         if len(token.reveal()) >= SHORTEST_SECRET:
-            scrub.learn(token.reveal())
+            scrub.add(token.reveal())
 
     token = _token_of(platform, learn)
     async with open_platform_client(platform.url, platform.workspace_id, token) as api:
@@ -244,8 +244,8 @@ async def _own_tools(
 
     toolbox = Toolbox(
         PeerClient(settings.peers),
-        StoredMemory(store.memories, store.exchanges),
-        handover=errands if is_exec(settings) else None,
+        StoredMemory(store.memories, store.conversations),
+        files=errands if is_exec(settings) else None,
     )
     if platform is not None:
         from codex_workspace.platform.tools import platform_toolbox
@@ -307,7 +307,9 @@ def _backend(
     errands: FileRequests,
 ) -> Backend:
     if is_exec(settings):
-        return exec_backend(settings, provider, launch, store.memory, tools.added_to if tools else None, errands)
+        return exec_backend(
+            settings, provider, launch, store.context_thread, tools.added_to if tools else None, errands
+        )
     opener = _opener(launch, settings, thread_options(settings, provider))
     codex = CodexSupervisor(opener, _supply_bounds(settings), BackgroundResource[Connection])
     return Backend(codex, ThreadRegistry(_maker(settings, provider, store, codex, tools)), steers=True)
@@ -444,7 +446,7 @@ def _orders(settings: Settings, scrub: Redactor, *, steers: bool) -> RequestRead
             max_text_chars=limits.max_text_chars,
         ),
         HandoverLimits(file_bytes=limits.max_handed_file_bytes, left_bytes=limits.max_handed_bytes),
-        Webhooks(AddressGuard(AllowList.of(push.allow)), push.timeout_s).fetch,
+        SafeHttpClient(AddressGuard(AllowList.parse(push.allow)), push.timeout_s).fetch,
         scrub,
         steers,
     )
@@ -510,6 +512,6 @@ def _maker(
         own = options
         if tools is not None:
             own = replace(options, servers=tools.added_to(options.servers, ToolCaller(owner, context_id)))
-        return CodexThread(codex.use, store.memory(owner, context_id), own, limits)
+        return CodexThread(codex.use, store.context_thread(owner, context_id), own, limits)
 
     return make

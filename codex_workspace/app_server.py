@@ -26,7 +26,7 @@ from codex_workspace.common.errors import (
     CodexTimeout,
     InputRefused,
 )
-from codex_workspace.common.processes import PipeReader, PipeWriter, sweep
+from codex_workspace.common.processes import PipeReader, PipeWriter, kill_marked
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, Version
 from codex_workspace.protocol.jsonrpc import (
     MAX_LINE_BYTES,
@@ -359,7 +359,7 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
             with anyio.CancelScope(shield=True):
                 await stream.aclose()
         process.close()
-        await sweep(MARK, mark)
+        await kill_marked(MARK, mark)
 
 
 async def _carry(connection: Connection, process: Process, stdin: PipeWriter, stdout: PipeReader, mark: str) -> None:
@@ -381,7 +381,7 @@ async def _carry(connection: Connection, process: Process, stdin: PipeWriter, st
             await process.ended_within(KILL_GRACE_S)
         tasks.cancel_scope.cancel()
     connection.fail(CodexGone(f"codex {process.how_it_ended()}", process.last_lines()))
-    await sweep(MARK, mark)
+    await kill_marked(MARK, mark)
 
 
 async def _greet(connection: Connection, process: Process, launch: Launch) -> None:

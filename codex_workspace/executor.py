@@ -28,7 +28,7 @@ from anyio.abc import TaskGroup
 from codex_workspace.codex.recovery import RecoveryPolicy
 from codex_workspace.common.redact import Redactor
 from codex_workspace.runtimes.backend import Thread, ThreadRegistry
-from codex_workspace.storage.deliveries import ANSWERED_PROMPT, HANDLED, RESUMED, Deliveries, Delivery, Key
+from codex_workspace.storage.deliveries import ANSWERED_PROMPT, HANDLED, RESUMED, Deliveries, Delivery, DeliveryKey
 from codex_workspace.tasks.answering import (
     NOT_BEGUN,
     STOPPED,
@@ -156,7 +156,7 @@ class CodexAppServerExecutor(AgentExecutor):
 
     async def _settle(self, context: RequestContext, message: Message) -> None:
         """Record that an answer to a question needs no answer of its own."""
-        await self.deliveries.settle(Key(context.call_context.user.user_name, message.message_id))
+        await self.deliveries.complete(DeliveryKey(context.call_context.user.user_name, message.message_id))
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Stop a task and wait until it has sent its last status; the thread keeps its history."""

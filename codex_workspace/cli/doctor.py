@@ -34,9 +34,9 @@ from codex_workspace.codex import secret_files as hiding
 from codex_workspace.codex.sandbox import WITHOUT, SandboxReport, check_sandbox, inspect_sandbox
 from codex_workspace.codex.thread import probe_mcp_servers
 from codex_workspace.common.errors import CodexCannotStart, CodexError, ConfigError
-from codex_workspace.common.files import hold_folder, lock_holder
+from codex_workspace.common.files import lock_folder, lock_holder
 from codex_workspace.common.redact import Redactor
-from codex_workspace.common.values import Version, dotted, version_in
+from codex_workspace.common.values import Version, find_version, format_version
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.prompts import CODEX_READS_BYTES, MEMORY
 from codex_workspace.config.providers import ChosenProvider, choose_provider
@@ -264,7 +264,7 @@ def check_codex(facts: Facts) -> Finding:
         said = _ask_version(binary, facts.env)
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("failed", f"{binary} cannot be run: {_of(error)}", remedy)
-    version = version_in(said)
+    version = find_version(said)
     if version is None:
         return Finding("failed", f"{binary} does not tell a version, it is not codex", remedy)
     return _judge_version(version, binary)
@@ -272,10 +272,10 @@ def check_codex(facts: Facts) -> Finding:
 
 def _judge_version(version: Version, binary: Path) -> Finding:
     oldest, newest = TESTED_VERSIONS
-    tested = f"tested are {dotted(oldest)} to {dotted(newest)}"
-    shown = f"codex {dotted(version)} at {binary}"
+    tested = f"tested are {format_version(oldest)} to {format_version(newest)}"
+    shown = f"codex {format_version(version)} at {binary}"
     if version < MINIMUM_VERSION:
-        return Finding("failed", f"{shown} is too old", f"install {dotted(MINIMUM_VERSION)} or newer")
+        return Finding("failed", f"{shown} is too old", f"install {format_version(MINIMUM_VERSION)} or newer")
     if not oldest[:2] <= version[:2] <= newest[:2]:
         return Finding("warning", f"{shown} was not tested with this agent", tested)
     return Finding("ok", f"{shown}; {tested}")
@@ -440,7 +440,7 @@ def set_database_aside(env: Mapping[str, str]) -> int:
 
 
 async def _set_aside(folder: Path, file: Path) -> Path:
-    async with hold_folder(folder):
+    async with lock_folder(folder):
         return set_aside(file)
 
 
@@ -488,7 +488,7 @@ def check_handshake(facts: Facts) -> Finding:
     except (CodexError, OSError) as error:
         return Finding("failed", f"codex cannot be started: {_of(error)}", "check CODEX_BIN and CODEX_HOME")
     answered = "read its configuration" if is_exec(facts.settings) else "answered initialize"
-    return Finding("ok", f"codex {dotted(version)} {answered} in {milliseconds:.0f} ms")
+    return Finding("ok", f"codex {format_version(version)} {answered} in {milliseconds:.0f} ms")
 
 
 def _as_at_home(error: Exception, home: str, facts: Facts) -> str:

@@ -26,20 +26,20 @@ from google.protobuf.json_format import MessageToDict
 from codex_workspace import __version__
 from codex_workspace.agent import is_exec, open_agent, prepare_state, secrets_of, tracing
 from codex_workspace.codex.transcript import TranscriptReader
-from codex_workspace.common.a2a_terms import PRINCIPAL
+from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import ConfigError, ConfigLocation
-from codex_workspace.common.files import hold_folder
+from codex_workspace.common.files import lock_folder
 from codex_workspace.common.logs import set_up_logging
 from codex_workspace.common.redact import Redactor
-from codex_workspace.common.values import dotted
+from codex_workspace.common.values import format_version
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.prompts import Skill
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, PlatformSettings, Settings
 from codex_workspace.runtimes.backend import BackendStats
 from codex_workspace.server.app import Application, Readiness, ServerOptions, bind, build_app, serving
-from codex_workspace.server.grpc_server import GrpcListener, grpc_bound
+from codex_workspace.server.grpc_server import GrpcListener, bind_grpc
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, StreamLimits
 from codex_workspace.server.push import PushOptions, PushService, open_push
@@ -171,7 +171,7 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
 
             async def begin() -> str:
                 codex = await agent.codex.start()
-                return f"codex {dotted(codex.version)}, model {provider.model}"
+                return f"codex {format_version(codex.version)}, model {provider.model}"
 
             yield ServedExecutor(
                 agent.executor,
@@ -204,7 +204,7 @@ async def serve_other(settings: Settings, name: str) -> None:
     async def opened(url: str) -> AsyncIterator[ServedExecutor]:
         prepare_state(settings)
         async with (
-            hold_folder(settings.state_dir, url),
+            lock_folder(settings.state_dir, url),
             tracing(settings, Redactor(secrets_of(settings, None))) as tracer,
             open_store(settings.database_url.reveal()) as store,
         ):
@@ -213,7 +213,7 @@ async def serve_other(settings: Settings, name: str) -> None:
                 return name
 
             telemetry = Telemetry(tracer=tracer)
-            yield ServedExecutor(executor, store, store.problem, None, begin, _nothing_runs, telemetry)
+            yield ServedExecutor(executor, store, store.write_problem, None, begin, _nothing_runs, telemetry)
 
     await _serve(settings, CardDetails(), opened)
 
@@ -304,15 +304,15 @@ async def _on_platform(
 
     config, limits = settings.config.platform, settings.config.limits
     # Where nobody needs a token, the platform's messages cannot be told from others'.
-    owners = frozenset({OWNER} if settings.listen.tokens else {OWNER, PRINCIPAL})
-    pushing = PushDelivery(hosted.store.mail, config.answer_within_s, owners)
+    owners = frozenset({OWNER} if settings.listen.tokens else {OWNER, OPERATOR})
+    pushing = PushDelivery(hosted.store.outbox, config.answer_within_s, owners)
     if isinstance(app.handler, DeadlineReplyHandler):
         app.handler.serve_platform(pushing)
 
     def let_in(secret: Secret) -> None:
         if read_secret(platform.secret_file) != secret:
             write_secret(platform.secret_file, secret)
-        app.let_in(OWNER, secret.reveal())
+        app.add_principal(OWNER, secret.reveal())
 
     known = read_secret(platform.secret_file)
     if known is not None:
@@ -328,11 +328,11 @@ async def _on_platform(
     admission = hosted.admission
     vitals = HealthSource(
         pulse,
-        hosted.telemetry.metrics.tasks_ended,
-        hosted.wedged or hosted.store.problem,
+        hosted.telemetry.metrics.task_counts,
+        hosted.wedged or hosted.store.write_problem,
         None if admission is None else lambda: admission.running,
     )
-    async with join_platform(options, api, hosted.store.mail, app.front, vitals, pushing, let_in, stop):
+    async with join_platform(options, api, hosted.store.outbox, app.front, vitals, pushing, let_in, stop):
         yield
 
 
@@ -376,7 +376,7 @@ def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListen
     if listen.grpc_port is None:
         return nullcontext()
     limits = settings.config.limits
-    return grpc_bound(listen.host, listen.grpc_port, limits.max_message_bytes, limits.slow_reader_s)
+    return bind_grpc(listen.host, listen.grpc_port, limits.max_message_bytes, limits.slow_reader_s)
 
 
 async def _begin(hosted: ServedExecutor, app: Application) -> str:

@@ -299,7 +299,7 @@ class CodexThread:
                 rollout = await self._resume(codex, known)
             except CodexRefused as refusal:
                 is_lost = LOST_THREAD.search(refusal.message) is not None
-                if REQUIRED_FAILED in refusal.message or refusal.is_about_config or not is_lost:
+                if REQUIRED_FAILED in refusal.message or refusal.is_config_error or not is_lost:
                     raise
                 logger.warning("thread %s cannot be resumed: %s", known, refusal.message)
                 # A thread that was started here and has had no turn takes nothing with it.

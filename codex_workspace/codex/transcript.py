@@ -11,7 +11,7 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.common.values import THREAD_ID, JsonObject, JsonValue
+from codex_workspace.common.values import THREAD_ID_PATTERN, JsonObject, JsonValue
 
 RUNTIME: Final = "codex"
 
@@ -69,7 +69,7 @@ class TranscriptReader:
         return answer(lines, cursor, has_more=has_more, source=str(file))
 
     def _file_of(self, thread_id: str) -> Path | None:
-        if not THREAD_ID.fullmatch(thread_id):
+        if not THREAD_ID_PATTERN.fullmatch(thread_id):
             return None
         return next(self.codex_home.glob(f"sessions/**/rollout-*{thread_id}.jsonl"), None)
 

@@ -32,7 +32,7 @@ AWAITING_INPUT: Final = frozenset({TaskState.TASK_STATE_INPUT_REQUIRED, TaskStat
 """Somebody has to say something first."""
 
 
-def names_of(states: frozenset[TaskState]) -> list[str]:
+def state_names(states: frozenset[TaskState]) -> list[str]:
     """Return the states as the database has them."""
     return sorted(TaskState.Name(state) for state in states)
 
@@ -71,5 +71,5 @@ def serves_major(major: int) -> Callable[[str], bool]:
     return lambda version: version.strip().partition(".")[0] == str(major)
 
 
-PRINCIPAL: Final = "operator"
+OPERATOR: Final = "operator"
 """Whose everything is that is asked for with A2A_TOKEN, or without any token where none is needed."""

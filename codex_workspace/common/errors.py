@@ -31,22 +31,22 @@ _QUOTED: Final = re.compile(r"[\"`].*[\"`]", re.DOTALL)
 _IN: Final = re.compile(r"\n\s*in `")
 
 
-def is_about_config(said: str) -> bool:
+def is_config_error(said: str) -> bool:
     """Tell whether codex says that it does not take its configuration."""
     return _BEGINS.search(said) is not None
 
 
-def without_values(said: str) -> str:
+def redact_config_values(said: str) -> str:
     """Return what codex has said of its configuration without that one's values."""
     about = _LINES.sub("", said)
     known = _own_words(about)
     return f"{_QUOTED.sub(HIDDEN, about[:known])}{about[known:]}"
 
 
-def hide_values(said: str) -> str:
+def redact_config_error(said: str) -> str:
     """Return whatever codex has said without the values of a configuration that it does not take."""
     begins = _BEGINS.search(said)
-    return said if begins is None else f"{said[: begins.start()]}{without_values(said[begins.start() :])}"
+    return said if begins is None else f"{said[: begins.start()]}{redact_config_values(said[begins.start() :])}"
 
 
 def _own_words(about: str) -> int:
@@ -57,7 +57,7 @@ def _own_words(about: str) -> int:
     return max((found.start() for found in _IN.finditer(about)), default=len(about))
 
 
-NOT_TAKEN: Final = "codex does not take its config.toml; the operator has to mend it"
+CONFIG_REJECTED: Final = "codex does not take its config.toml; the operator has to mend it"
 """What a peer reads where codex's configuration is wrong."""
 
 MAX_REASON_CHARS: Final = 500
@@ -122,8 +122,8 @@ class CodexCannotStart(CodexEnded):
     @classmethod
     def for_config(cls, file: Path, said: str) -> Self:
         """Return the error that codex does not take `file`, by what it said of it; no value of the file's is in it."""
-        why = " ".join(without_values(said).split())[:MAX_REASON_CHARS]
-        error = cls(NOT_TAKEN, f"{file}: {why}")
+        why = " ".join(redact_config_values(said).split())[:MAX_REASON_CHARS]
+        error = cls(CONFIG_REJECTED, f"{file}: {why}")
         error.args = (f"codex does not take {file}: {why}; mend the file",)
         return error
 
@@ -139,21 +139,21 @@ class CodexRefused(CodexError):
     """
 
     def __init__(self, method: str, code: int, message: str) -> None:
-        message = hide_values(message)
+        message = redact_config_error(message)
         super().__init__(f"codex refused {method}: {message} ({code})")
         self.method = method
         self.code = code
         self.message = message
 
     @property
-    def is_about_config(self) -> bool:
+    def is_config_error(self) -> bool:
         """Whether it is the configuration that codex does not take, and no thread or turn could help it."""
-        return is_about_config(self.message)
+        return is_config_error(self.message)
 
     @property
     def public(self) -> str:
         """Codex's words; of its configuration, the fact alone."""
-        return NOT_TAKEN if self.is_about_config else str(self)
+        return CONFIG_REJECTED if self.is_config_error else str(self)
 
 
 class CodexTimeout(CodexError, TimeoutError):

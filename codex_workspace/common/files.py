@@ -23,7 +23,7 @@ from codex_workspace.common.errors import ConfigError
 
 LOCK_NAME: Final = "agent.lock"
 
-PATIENCE_S: Final = 1.0
+LOCK_TIMEOUT_S: Final = 1.0
 """A holder may be just ending, or be the doctor, who tries the lock for an instant."""
 
 UNKNOWN: Final = "it does not say which"
@@ -47,7 +47,7 @@ class Holder:
 
 
 @asynccontextmanager
-async def hold_folder(folder: Path, where: str | None = None) -> AsyncIterator[None]:
+async def lock_folder(folder: Path, where: str | None = None) -> AsyncIterator[None]:
     """Hold a folder for this process; a dead process holds none, whatever its file says.
 
     No child inherits the lock. The file stays behind, empty: who took it away could take it from under the next one.
@@ -99,7 +99,7 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def wait_for_lock(descriptor: int, path: Path) -> bool:
+def try_lock_file(descriptor: int, path: Path) -> bool:
     """Do what `try_lock` does, and tell whether `path` is what is held: another may have removed that before.
 
     Raises:
@@ -126,7 +126,7 @@ def _open(folder: Path) -> int:
 
 
 async def _lock_in_time(descriptor: int, folder: Path) -> bool:
-    for _ in range(round(PATIENCE_S / _TRY_AGAIN_S)):
+    for _ in range(round(LOCK_TIMEOUT_S / _TRY_AGAIN_S)):
         if _lock(descriptor, folder):
             return True
         await anyio.sleep(_TRY_AGAIN_S)
@@ -207,7 +207,7 @@ def _opened(new: Path) -> int:
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             # One that was locked by another may be the file by now.
-            is_ours = wait_for_lock(descriptor, new)
+            is_ours = try_lock_file(descriptor, new)
         except BaseException:
             os.close(descriptor)
             raise

@@ -1,6 +1,6 @@
 """How the log is written: one line a record, for people or as JSON, with every known secret taken out.
 
-A line says what work it is of: `identified` puts the ids of a task, its context, codex's thread and turn, and the
+A line says what work it is of: `log_context` puts the ids of a task, its context, codex's thread and turn, and the
 trace under every line that is written in its block, whichever module writes it.
 """
 
@@ -33,7 +33,7 @@ _ids: ContextVar[Mapping[IdName, str] | None] = ContextVar("ids", default=None)
 
 
 @contextmanager
-def identified(ids: Mapping[IdName, str]) -> Iterator[None]:
+def log_context(ids: Mapping[IdName, str]) -> Iterator[None]:
     """Put these ids, and those of the blocks around, under every line that is logged in the block and its tasks."""
     token = _ids.set({**(_ids.get() or {}), **ids})
     try:

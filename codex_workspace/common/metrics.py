@@ -97,26 +97,26 @@ class Metrics:
         )
         self._turn = self._histogram("turn_seconds", "From a turn's beginning to its end.", TURN_S)
 
-    def waited(self, seconds: float) -> None:
+    def observe_wait(self, seconds: float) -> None:
         """Count a message that has waited for its turn."""
         self._wait.observe(seconds)
 
-    def first_text(self, seconds: float) -> None:
+    def observe_first_text(self, seconds: float) -> None:
         """Count a turn that begins to answer."""
         self._first_text.observe(seconds)
 
-    def turn_ended(self, outcome: TurnOutcome, seconds: float, tokens: TokenTotals) -> None:
+    def count_turn(self, outcome: TurnOutcome, seconds: float, tokens: TokenTotals) -> None:
         """Count a turn, and what it has used."""
         self._turns.labels(outcome).inc()
         self._turn.observe(seconds)
         for kind in TokenTotals.__dataclass_fields__:
             self._tokens.labels(kind).inc(max(0, getattr(tokens, kind)))
 
-    def task_ended(self, outcome: TaskOutcome) -> None:
+    def count_task(self, outcome: TaskOutcome) -> None:
         """Count a task."""
         self._tasks.labels(outcome).inc()
 
-    def tasks_ended(self) -> Mapping[TaskOutcome, int]:
+    def task_counts(self) -> Mapping[TaskOutcome, int]:
         """Return how many tasks have ended so far, by how."""
         samples = [sample for metric in self._tasks.collect() for sample in metric.samples]
         counts = {sample.labels["state"]: int(sample.value) for sample in samples if sample.name.endswith("_total")}

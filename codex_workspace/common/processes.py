@@ -22,11 +22,11 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 _PR_SET_DUMPABLE: Final = 4
 
-SWEEP_ROUNDS: Final = 3
+KILL_ROUNDS: Final = 3
 """A process may fork while it is being ended; what is left after this many rounds does nothing but fork."""
 
 
-def hide_from_others() -> None:
+def protect_from_inspection() -> None:
     """Let no process of the same user read this one's environment or memory; one with CAP_SYS_PTRACE still may.
 
     Commands that the model runs are of the same user. What is started from here is not covered, nor is a program that
@@ -40,7 +40,7 @@ def hide_from_others() -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def marked(name: str, value: str, *, or_longer: bool = False) -> list[int]:
+def find_marked(name: str, value: str, *, or_longer: bool = False) -> list[int]:
     """Return the ids of all processes whose environment holds `name=value`, zombies left out. Source: /proc.
 
     Where the environment cannot be read, as of a program whose file cannot be, an argument `….name="value"` counts.
@@ -75,7 +75,7 @@ class _Stat:
     is_zombie: bool
 
 
-def kin_of(process_id: int, known: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
+def process_tree(process_id: int, known: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
     """Return the process, if it runs, all that descend from it, and all of their sessions: ids and begins.
 
     Of one that has ended its session is left. `known` are such processes of before, whose parents may be gone.
@@ -95,23 +95,23 @@ def kin_of(process_id: int, known: Mapping[int, int] = MappingProxyType({})) -> 
     return {id_: began for id_, began in found.items() if not table[id_].is_zombie}
 
 
-async def sweep_kin(process_id: int, known: Mapping[int, int]) -> None:
-    """Kill what `kin_of` finds, which has found `known` before, and wait until it is gone."""
+async def kill_tree(process_id: int, known: Mapping[int, int]) -> None:
+    """Kill what `process_tree` finds, which has found `known` before, and wait until it is gone."""
     with anyio.CancelScope(shield=True):
         for _ in _killings(process_id, known):
             await anyio.sleep(0.02)
 
 
-def end_kin(process_id: int, known: Mapping[int, int]) -> None:
-    """Do what `sweep_kin` does, without waiting."""
+def kill_tree_nowait(process_id: int, known: Mapping[int, int]) -> None:
+    """Do what `kill_tree` does, without waiting."""
     for _ in _killings(process_id, known):
         pass
 
 
 def _killings(process_id: int, known: Mapping[int, int]) -> Iterator[None]:
-    """Kill what `kin_of` finds, and yield, until it finds nothing or `SWEEP_ROUNDS` are over."""
-    for _ in range(SWEEP_ROUNDS):
-        found = kin_of(process_id, known)
+    """Kill what `process_tree` finds, and yield, until it finds nothing or `KILL_ROUNDS` are over."""
+    for _ in range(KILL_ROUNDS):
+        found = process_tree(process_id, known)
         if not found:
             return
         _kill(found)
@@ -146,12 +146,12 @@ def resident_bytes(process_id: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def sweep(name: str, value: str, *, or_longer: bool = False) -> int:
-    """Kill every process that is `marked` so, as commands live in sessions of their own; return how many were found."""
+async def kill_marked(name: str, value: str, *, or_longer: bool = False) -> int:
+    """Kill every process that `find_marked` finds; return how many were found."""
     swept: set[int] = set()
     with anyio.CancelScope(shield=True):
-        for _ in range(SWEEP_ROUNDS):
-            processes = await anyio.to_thread.run_sync(partial(marked, name, value, or_longer=or_longer))
+        for _ in range(KILL_ROUNDS):
+            processes = await anyio.to_thread.run_sync(partial(find_marked, name, value, or_longer=or_longer))
             swept.update(processes)
             if not processes:
                 break
@@ -160,10 +160,10 @@ async def sweep(name: str, value: str, *, or_longer: bool = False) -> int:
     return len(swept)
 
 
-def end_marked(name: str, value: str) -> None:
-    """Do what `sweep` does, without waiting."""
-    for _ in range(SWEEP_ROUNDS):
-        _kill(marked(name, value))
+def kill_marked_nowait(name: str, value: str) -> None:
+    """Do what `kill_marked` does, without waiting."""
+    for _ in range(KILL_ROUNDS):
+        _kill(find_marked(name, value))
 
 
 READ_BYTES: Final = 256 * 1024

@@ -7,11 +7,11 @@ from typing import Final
 
 MASK: Final = "***"
 
-SHORTEST_LINE: Final = 8
+MIN_LINE_CHARS: Final = 8
 """Of a secret of several lines, such as a key in PEM, each line of this many characters is a secret too: a diff or a
 listing puts something between them."""
 
-SHORTEST_REST: Final = 6
+MIN_TAIL_CHARS: Final = 6
 """The beginning of a secret that nothing follows is shown up to this length; more of it would give the rest away."""
 
 
@@ -21,7 +21,7 @@ class Redactor:
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._know({form for secret in secrets if secret for form in _forms(secret)})
 
-    def learn(self, secret: str) -> None:
+    def add(self, secret: str) -> None:
         """Take out this one too, from now on; streams that have begun do not know it."""
         self._know({*self._forms, *_forms(secret)})
 
@@ -40,7 +40,7 @@ class Redactor:
         # Looking for each is much faster than the expression, and as a rule nothing is found.
         return self._any.sub(MASK, text) if any(form in text for form in self._forms) else text
 
-    def is_in(self, data: bytes) -> bool:
+    def found_in(self, data: bytes) -> bool:
         """Tell whether one of the secrets is in `data`."""
         return any(form in data for form in self._raw)
 
@@ -78,7 +78,7 @@ class RedactedStream:
         if not held:
             return ""
         text = self._any.sub(MASK, held)
-        return text if text != held or len(held) < SHORTEST_REST else MASK
+        return text if text != held or len(held) < MIN_TAIL_CHARS else MASK
 
     def _waits_from(self, text: str, begin: int) -> int:
         """Return where in `text`, from `begin` on, something starts that may become a secret; its length if nowhere."""
@@ -95,5 +95,5 @@ class RedactedStream:
 
 def _forms(secret: str) -> set[str]:
     lines = [line.strip() for line in secret.splitlines()]
-    whole = {secret, *(line for line in lines if len(lines) > 1 and len(line) >= SHORTEST_LINE)}
+    whole = {secret, *(line for line in lines if len(lines) > 1 and len(line) >= MIN_LINE_CHARS)}
     return {form for each in whole for form in (each, json.dumps(each)[1:-1], repr(each)[1:-1])}

@@ -100,7 +100,7 @@ class Target:
         return host if self.port == _default_port(self.scheme) else f"{host}:{self.port}"
 
 
-def read_target(url: str) -> Target:
+def parse_target(url: str) -> Target:
     """Take a URL apart.
 
     Raises:
@@ -152,7 +152,7 @@ class AllowList:
     networks: tuple[Network, ...] = ()
 
     @classmethod
-    def of(cls, entries: Iterable[str], place: ConfigLocation = ALLOW) -> "AllowList":
+    def parse(cls, entries: Iterable[str], place: ConfigLocation = ALLOW) -> "AllowList":
         """Read the entries of `push.allow`, which stand at `place`.
 
         Raises:
@@ -171,7 +171,7 @@ class AllowList:
                 hosts.add(entry.lower())
         return cls(frozenset(hosts), tuple(networks))
 
-    def permits(self, host: str, address: Address) -> bool:
+    def allows(self, host: str, address: Address) -> bool:
         """Tell whether an entry names the host, or a network that the address is in."""
         plain = _inner(address) or address if isinstance(address, ipaddress.IPv6Address) else address
         return host.lower() in self.hosts or any(each in net for net in self.networks for each in {address, plain})
@@ -219,7 +219,7 @@ class AddressGuard:
         Raises:
             TargetRefused: nothing will be sent there.
         """
-        target = read_target(url)
+        target = parse_target(url)
         with anyio.move_on_after(CHECK_LOOK_UP_S):
             try:
                 await self.addresses(target.host, target.port)
@@ -227,7 +227,7 @@ class AddressGuard:
                 return
 
     def _judge(self, host: str, port: int, address: Address) -> None:
-        if self._allow.permits(host, address):
+        if self._allow.allows(host, address):
             return
         # The address itself is not told: it would show a client how names resolve inside.
         if not is_public(address):
@@ -277,7 +277,7 @@ class Fetched:
     data: bytes
 
 
-class Webhooks:
+class SafeHttpClient:
     """Sends requests to webhooks, and fetches what clients name; each request over a connection of its own."""
 
     def __init__(self, guard: AddressGuard, timeout_s: float) -> None:
@@ -315,7 +315,7 @@ class Webhooks:
     async def _tried(self, url: str, request: Callable[[Target], Awaitable[T]]) -> T | RequestFailed | ResponseRejected:
         try:
             with anyio.fail_after(self._timeout_s):
-                return await request(read_target(url))
+                return await request(parse_target(url))
         except TargetRefused as error:
             return ResponseRejected(str(error))
         except httpcore.LocalProtocolError as error:

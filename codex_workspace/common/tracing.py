@@ -31,7 +31,7 @@ INSTRUMENT: Final = "codex_workspace"
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 
-class Kind(Enum):
+class SpanKind(Enum):
     """Whether a span answers somebody's request, or is a part of one that does."""
 
     SERVER = auto()
@@ -49,7 +49,7 @@ class Span:
         """The id of the trace, 32 hexadecimal digits; None where nobody traces."""
         return None
 
-    def child(self, name: str, attributes: Attributes) -> "Span":
+    def start_child(self, name: str, attributes: Attributes) -> "Span":
         """Begin a part of it."""
         del name, attributes
         return self
@@ -72,14 +72,18 @@ class Span:
 class Tracer(Protocol):
     """What begins traces, and joins those of callers."""
 
-    def begin(self, name: str, kind: Kind, attributes: Attributes, headers: Mapping[str, str] | None = None) -> Span:
+    def start_span(
+        self, name: str, kind: SpanKind, attributes: Attributes, headers: Mapping[str, str] | None = None
+    ) -> Span:
         """Begin a span: a part of the trace that `headers` (names in lower case) tell of, else a trace of its own."""
 
 
 class NoTracer:
     """Begins nothing."""
 
-    def begin(self, name: str, kind: Kind, attributes: Attributes, headers: Mapping[str, str] | None = None) -> Span:
+    def start_span(
+        self, name: str, kind: SpanKind, attributes: Attributes, headers: Mapping[str, str] | None = None
+    ) -> Span:
         """Return what costs nothing."""
         del name, kind, attributes, headers
         return NO_SPAN
@@ -140,9 +144,11 @@ class _Tracer:
         self._scrub = scrub
         self._join = TraceContextTextMapPropagator().extract
         self._nothing = context.Context()
-        self._kinds = {Kind.SERVER: trace.SpanKind.SERVER, Kind.INTERNAL: trace.SpanKind.INTERNAL}
+        self._kinds = {SpanKind.SERVER: trace.SpanKind.SERVER, SpanKind.INTERNAL: trace.SpanKind.INTERNAL}
 
-    def begin(self, name: str, kind: Kind, attributes: Attributes, headers: Mapping[str, str] | None = None) -> Span:
+    def start_span(
+        self, name: str, kind: SpanKind, attributes: Attributes, headers: Mapping[str, str] | None = None
+    ) -> Span:
         parent = self._join(headers or {}, self._nothing)
         return _Span(self._tracer, self._scrub, self._tracer.start_span(name, parent, self._kinds[kind]), attributes)
 
@@ -162,7 +168,7 @@ class _Span(Span):
     def trace_id(self) -> str | None:
         return f"{self._span.get_span_context().trace_id:032x}"
 
-    def child(self, name: str, attributes: Attributes) -> Span:
+    def start_child(self, name: str, attributes: Attributes) -> Span:
         from opentelemetry import context, trace
 
         parent = trace.set_span_in_context(self._span, context.Context())

@@ -14,7 +14,7 @@ MAX_INPUT_CHARS: Final = 1_048_576
 """Codex refuses a turn's input beyond this many characters (-32602, `input_too_large`, 0.130 and later)."""
 
 
-THREAD_ID: Final = re.compile(r"[0-9a-zA-Z-]{1,64}")
+THREAD_ID_PATTERN: Final = re.compile(r"[0-9a-zA-Z-]{1,64}")
 """What the name of a file may be looked for by."""
 
 
@@ -93,7 +93,7 @@ Version: TypeAlias = tuple[int, int, int]
 _VERSION: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
 
 
-def version_in(text: str) -> Version | None:
+def find_version(text: str) -> Version | None:
     """Return the first version in a text; None where there is none."""
     found = _VERSION.search(text)
     if found is None:
@@ -102,7 +102,7 @@ def version_in(text: str) -> Version | None:
     return major, minor, patch
 
 
-def dotted(version: Version) -> str:
+def format_version(version: Version) -> str:
     """Return a version as people write it."""
     return ".".join(map(str, version))
 

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from codex_workspace.common.a2a_terms import PRINCIPAL
+from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.environment import ENVIRONMENT
 from codex_workspace.config.mcp_servers import McpServerEntry
@@ -161,7 +161,7 @@ _BETWEEN_KEYS: Final[Mapping[type, tuple[JsonObject, ...]]] = {
     ),
     PrincipalEntry: (
         {"oneOf": [_given("token_env"), _given("token_file")]},
-        {"properties": {"name": {"not": {"const": PRINCIPAL}}}},
+        {"properties": {"name": {"not": {"const": OPERATOR}}}},
     ),
     ProviderEntry: (
         {"if": _is("auth_mode", "openai_compat_responses"), "then": _given("base_url")},

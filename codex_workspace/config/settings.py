@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import unquote
 
-from codex_workspace.common.a2a_terms import PRINCIPAL
+from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.common.values import MAX_INPUT_CHARS, quoted
 from codex_workspace.config.environment import (
@@ -368,7 +368,7 @@ class ListenSettings:
     @property
     def tokens(self) -> Mapping[str, Secret]:
         """Every principal's token, by name; empty where everybody is let in."""
-        own = {} if self.token is None else {PRINCIPAL: self.token}
+        own = {} if self.token is None else {OPERATOR: self.token}
         return {**own, **self.principals}
 
 
@@ -577,7 +577,7 @@ def _check_allowed(push: PushConfig, place: ConfigLocation) -> None:
         # Imported by those who name some: with its HTTP client it takes 100 ms.
         from codex_workspace.common.safe_http import AllowList
 
-        AllowList.of(push.allow, place)
+        AllowList.parse(push.allow, place)
 
 
 def _has_agent_tools(config: Config, platform: PlatformSettings | None) -> bool:
@@ -727,8 +727,8 @@ def _principals(variables: Variables, config: Config, file: Path) -> Mapping[str
     found: dict[str, Secret] = {}
     for index, entry in enumerate(config.principals):
         place = ConfigLocation(str(file)).at("principals").item(index)
-        if entry.name == PRINCIPAL:
-            raise place.at("name").error(f"must not be {PRINCIPAL}, which is whoever has A2A_TOKEN")
+        if entry.name == OPERATOR:
+            raise place.at("name").error(f"must not be {OPERATOR}, which is whoever has A2A_TOKEN")
         if entry.name in found:
             raise place.at("name").error(f"is there twice: {quoted(entry.name)}")
         token = _token_of(entry, variables, place, file)

@@ -102,7 +102,7 @@ def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: 
     metadata = _object(message.get("metadata"))
     delegation_id, answered_id = _id(metadata, DELEGATION), _id(metadata, IN_REPLY_TO)
     peer = row.source_id or ""
-    route = Route.USER if not peer else Route.NOBODY if peer == own_id else Route.PEER
+    route = Route.USER if not peer else Route.NONE if peer == own_id else Route.PEER
     if route is Route.PEER and is_answer(metadata, said_id):
         parts = [answer_mark(peer, delegation_id or answered_id), *parts]
         route = Route.USER

@@ -39,7 +39,7 @@ from codex_workspace.platform.dispatcher import (
 from codex_workspace.platform.reply_sender import ReplySender
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.open_questions import OpenQuestions
-from codex_workspace.storage.deliveries import Key
+from codex_workspace.storage.deliveries import DeliveryKey
 from codex_workspace.storage.outbox import Outbox, OutboxMessage, OutboxState, Route, delete_expired
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class DeferredReplies:
 
     async def owe(self, message: Message, owner: str) -> None:
         """Have the answer to a message sent when it is there, once however often this is asked; durable on return."""
-        kept = await self._mail.take(message_from_push(message, owner))
+        kept = await self._mail.add(message_from_push(message, owner))
         if kept is not None:
             await self._follow(kept)
 
@@ -158,7 +158,7 @@ class DeadlineReplyHandler(IdempotentHandler):
         if word is not None:
             return word
         if asking.is_word_for_letter:
-            await pushing.mail.take(replace(letter, state=OutboxState.DONE, route=Route.NOBODY, request=b""))
+            await pushing.mail.add(replace(letter, state=OutboxState.DONE, route=Route.NONE, request=b""))
             return _message(STILL_WORKING, f"{begun.id}-at-work", begun.context_id)
         return await self._in_time(pushing, asking.request, begun, letter, context)
 
@@ -186,7 +186,7 @@ class DeadlineReplyHandler(IdempotentHandler):
         if word is not None:
             return word
         if isinstance(answer, Task) and answer.status.state in AWAITING_INPUT:
-            self._asked.note(context.user.user_name, answer.context_id, answer.id)
+            self._asked.record(context.user.user_name, answer.context_id, answer.id)
         if isinstance(answer, Task) and answer.status.state in TERMINAL | AWAITING_INPUT:
             return _answer(answer)
         if isinstance(answer, Message):
@@ -203,14 +203,14 @@ class DeadlineReplyHandler(IdempotentHandler):
             request.message.parts.insert(0, answer_mark(UNKNOWN_PEER, work if isinstance(work, str) else ""))
             return _Asking(request, is_answer=True)
         owner = context.user.user_name
-        known = await self._store.deliveries.request(Key(owner, params.message.message_id))
+        known = await self._store.deliveries.request(DeliveryKey(owner, params.message.message_id))
         if known is not None:
             if _as_sent(known.message, params.message) == params.message:
                 request.message.CopyFrom(known.message)
             return _Asking(request)
         context_id = params.message.context_id or await self._store.main_context(owner)
         by_letter = pushing.asks_in(context_id)
-        task_id = by_letter or await self._asked.task_in(owner, context_id, context)
+        task_id = by_letter or await self._asked.find(owner, context_id, context)
         if task_id is not None:
             request.message.task_id, request.message.context_id = task_id, context_id
         return _Asking(request, is_word_for_letter=by_letter is not None)
@@ -224,7 +224,7 @@ class DeadlineReplyHandler(IdempotentHandler):
 
     async def _owe(self, pushing: PushDelivery, letter: OutboxMessage) -> None:
         """Write down that the answer has to be sent later, and have that done; once for each message."""
-        kept = await pushing.mail.take(letter)
+        kept = await pushing.mail.add(letter)
         if kept is not None and pushing.follow is not None:
             await pushing.follow(kept)
 

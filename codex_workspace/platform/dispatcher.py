@@ -86,7 +86,7 @@ def answer_of_task(task: Task) -> TaskAnswer:
 
 def reply_text(letter: OutboxMessage) -> str:
     """Return what is said to a message that comes again, and whose answer is a letter's."""
-    return STILL_WORKING if letter.state is OutboxState.TAKEN else SENT_APART
+    return STILL_WORKING if letter.state is OutboxState.RECEIVED else SENT_APART
 
 
 def message_from_row(row_id: str, created_at: str, incoming: IncomingMessage) -> OutboxMessage:
@@ -116,8 +116,8 @@ def message_from_push(message: Message, owner: str) -> OutboxMessage:
         owner=owner,
         message_id=message.message_id,
         # A peer's answer is not answered: two that do would never end.
-        route=Route.USER if is_answer(metadata, message.message_id) else Route.ASK,
-        said_id=message.message_id,
+        route=Route.USER if is_answer(metadata, message.message_id) else Route.LOOK_UP,
+        source_id=message.message_id,
         delegation_id=delegation_id if isinstance(delegation_id, str) else "",
         digest=hashlib.sha256(body).digest(),
         request=body,
@@ -186,7 +186,7 @@ class Dispatcher:
                 self._open[letter.id] = letter
                 self._resting.add(letter.id)
                 self._post(letter)
-            elif letter.state is OutboxState.OWED:
+            elif letter.state is OutboxState.ANSWERED:
                 self._begin(letter)
                 self._ready(letter)
             else:
@@ -238,7 +238,7 @@ class Dispatcher:
         await self._handler.on_message_send(request, _call(letter))
 
     async def _follow(self, letter: OutboxMessage) -> None:
-        if letter.route is Route.ASK:
+        if letter.route is Route.LOOK_UP:
             # Now its row is among the newest.
             letter = await self._routed(letter)
         await self._end(letter, await self._said(letter))
@@ -267,10 +267,10 @@ class Dispatcher:
         """Have somebody asked what a task asks, and return the task when it asks that no more."""
         prompt_id = task.status.message.message_id
         question = replace(letter, id=f"{letter.id[:200]}?{prompt_id}"[:255], message_id=f"?{prompt_id}", request=b"")
-        kept = await self._mail.take(
-            replace(question, state=OutboxState.OWED, reply=answer_of_task(task).text, digest=prompt_id.encode())
+        kept = await self._mail.add(
+            replace(question, state=OutboxState.ANSWERED, reply=answer_of_task(task).text, digest=prompt_id.encode())
         )
-        if kept is not None and letter.route is not Route.NOBODY:
+        if kept is not None and letter.route is not Route.NONE:
             self._open[kept.id] = kept
             self._resting.add(kept.id)
             self._post(kept)
@@ -310,24 +310,24 @@ class Dispatcher:
 
     async def _rewritten(self, letter: OutboxMessage, request: SendMessageRequest) -> OutboxMessage:
         letter = replace(letter, request=request.SerializeToString(deterministic=True))
-        await self._mail.keep(letter)
+        await self._mail.save(letter)
         return letter
 
     async def _end(self, letter: OutboxMessage, said: TaskAnswer | None) -> None:
         """Have an answer sent; None: there is none to be sent."""
         line = _line(self._open[letter.id])
-        if letter.route is Route.ASK:
+        if letter.route is Route.LOOK_UP:
             letter = await self._routed(letter)
-        if letter.route is Route.ASK:
+        if letter.route is Route.LOOK_UP:
             letter = replace(letter, route=Route.USER)
-            await self._mail.keep(letter)
-        if said is None or letter.route is Route.NOBODY:
-            await self._mail.settle(letter)
+            await self._mail.save(letter)
+        if said is None or letter.route is Route.NONE:
+            await self._mail.complete(letter)
             self._lines[line].remove(letter.id)
             self.sent(letter)
             self._post_next(line)
             return
-        self._ready(await self._mail.owe(letter, said.text, is_failure=not said.is_good), line)
+        self._ready(await self._mail.set_reply(letter, said.text, is_failure=not said.is_good), line)
 
     def _begin(self, letter: OutboxMessage) -> None:
         """Keep a letter's place in the line of its sender's conversation: in this order the answers go out."""
@@ -369,9 +369,9 @@ class Dispatcher:
                 await anyio.sleep(ROW_S)
                 continue
             peer = row.source_id or ""
-            route = Route.USER if not peer else Route.NOBODY if peer == self._api.workspace_id else Route.PEER
+            route = Route.USER if not peer else Route.NONE if peer == self._api.workspace_id else Route.PEER
             letter = replace(letter, route=route, peer=peer, created_at=row.created_at)
-            await self._mail.keep(letter)
+            await self._mail.save(letter)
             break
         return letter
 
@@ -381,8 +381,8 @@ _Line = tuple[Route, str, str]
 
 
 def _line(letter: OutboxMessage) -> _Line:
-    if letter.route is Route.ASK:
-        return Route.ASK, letter.id, ""
+    if letter.route is Route.LOOK_UP:
+        return Route.LOOK_UP, letter.id, ""
     context_id = _request(letter).message.context_id if letter.request else ""
     return letter.route, letter.peer, context_id
 

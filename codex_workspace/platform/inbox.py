@@ -136,7 +136,7 @@ class Inbox:
         self._earlier.clear()
         self._back = None
         self._only_results = only_results
-        self._place, self._kept = None, await self._mail.cursor(self._cursor_name)
+        self._place, self._kept = None, await self._mail.load_cursor(self._cursor_name)
         if self._kept is not None:
             self._place = _Row(self._kept.row_id, self._kept.created_at, None, self._clock())
         while not switched.is_set():
@@ -244,8 +244,8 @@ class Inbox:
             if isinstance(found, SkippedRow):
                 logger.debug("a row of the inbox is passed over: %s", found.why)
             else:
-                letter = await self._mail.take(found)
-                if letter is not None and letter.state is OutboxState.TAKEN:
+                letter = await self._mail.add(found)
+                if letter is not None and letter.state is OutboxState.RECEIVED:
                     if row.method == RESULT and letter.delegation_id in self._api.awaited_delegations:
                         self._held.append(letter)
                     else:
@@ -274,7 +274,7 @@ class Inbox:
         """Have the held results worked on whose tools have ended without telling them; what they have told is done."""
         for letter in [each for each in self._held if each.delegation_id not in self._api.awaited_delegations]:
             if letter.delegation_id in self._api.reported_delegations:
-                await self._mail.settle(letter)
+                await self._mail.complete(letter)
             elif letter.id not in self._desk.open:
                 await self._desk.work_on(letter)
             self._held.remove(letter)
@@ -310,7 +310,7 @@ class Inbox:
         if done is None:
             return
         self._kept = Cursor(done.id, done.created_at)
-        await self._mail.move(self._cursor_name, self._kept)
+        await self._mail.save_cursor(self._cursor_name, self._kept)
         if done.seq is not None and self._acknowledges and not self._only_results:
             self._acknowledges = await self._api.acknowledge(done.seq)
 

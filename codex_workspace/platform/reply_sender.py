@@ -123,15 +123,15 @@ class ReplySender:
         """Send an answer until it is out, or refused, or its peer is silent for long; False where we are gone."""
         tries = looks = 0
         while True:
-            is_look = letter.unsure and looks < LOOKS
+            is_look = letter.may_be_sent and looks < LOOKS
             try:
                 if is_look:
                     looks += 1
                     if await self._has_arrived(letter):
                         break
                     is_look = False
-                before = letter.unsure
-                letter = await self._mail.sending(letter, unsure=True)
+                before = letter.may_be_sent
+                letter = await self._mail.mark_sending(letter, may_be_sent=True)
                 await self._send(letter)
                 self._silent_since.pop(letter.peer, None)
                 break
@@ -144,18 +144,18 @@ class ReplySender:
                     return True
                 if not is_look and not (isinstance(error, PlatformUnreachable) and error.outcome_unknown):
                     # This try has done nothing; the one before may have.
-                    letter = await self._mail.sending(letter, unsure=before)
+                    letter = await self._mail.mark_sending(letter, may_be_sent=before)
                 if self._is_silent(letter):
                     await self._give_up(letter, str(error))
                     return True
                 await self._pause(error, tries)
             tries += 1
-        await self._mail.settle(letter)
+        await self._mail.complete(letter)
         return True
 
     async def _give_up(self, letter: OutboxMessage, why: str) -> None:
         logger.warning("an answer is given up: %s", why)
-        await self._mail.settle(letter)
+        await self._mail.complete(letter)
 
     def _is_silent(self, letter: OutboxMessage) -> bool:
         """Tell whether a letter's peer has taken nothing for so long that it is not waited for any more."""
@@ -175,13 +175,13 @@ class ReplySender:
     async def _send(self, letter: OutboxMessage) -> None:
         text = words_for(letter)
         match letter.route:
-            case Route.USER | Route.ASK:
+            case Route.USER | Route.LOOK_UP:
                 await self._api.notify(text)
             case Route.PEER:
                 answer = await self._api.send(letter.peer, text, answer_id(letter), _about(letter))
                 # Whatever it says to that is the last word: two that answer each other would never end.
                 logger.debug("a peer has got its answer%s", " in its inbox" if answer.queued else "")
-            case Route.NOBODY:
+            case Route.NONE:
                 pass
             case _:
                 assert_never(letter.route)
@@ -191,14 +191,14 @@ class ReplySender:
         if letter.route is not Route.USER:
             return False
         text = words_for(letter)
-        since = instant(letter.created_at) or letter.taken_at - LOOK_BACK_S
+        since = instant(letter.created_at) or letter.received_at - LOOK_BACK_S
         echoes = await look_back(
             self._api, lambda row: row.method == ECHO and _is_after(row, letter) and _tells(row, text), since
         )
         if not echoes:
             return False
         # Others may have been answered in the same words.
-        return len(echoes) > await self._mail.told_lately(letter.reply, letter.taken_at - LOOK_BACK_S)
+        return len(echoes) > await self._mail.count_sent(letter.reply, letter.received_at - LOOK_BACK_S)
 
 
 async def look_back(
@@ -226,8 +226,8 @@ async def look_back(
 
 async def sender_of(api: PlatformClient, letter: OutboxMessage) -> ActivityRow | None:
     """Return the platform's row of a message that it has pushed; None where it shows none."""
-    since = letter.taken_at - SENDER_BEFORE_S
-    found = await look_back(api, lambda row: message_id_of(row) == letter.said_id, since, 1)
+    since = letter.received_at - SENDER_BEFORE_S
+    found = await look_back(api, lambda row: message_id_of(row) == letter.source_id, since, 1)
     return next(iter(found), None)
 
 
@@ -243,7 +243,7 @@ def answer_id(letter: OutboxMessage) -> str:
 
 
 def _about(letter: OutboxMessage) -> JsonObject:
-    about: JsonObject = {IN_REPLY_TO: letter.said_id or letter.id}
+    about: JsonObject = {IN_REPLY_TO: letter.source_id or letter.id}
     if letter.delegation_id:
         about[DELEGATION] = letter.delegation_id
     if letter.is_failure:

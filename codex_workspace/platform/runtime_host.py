@@ -35,7 +35,7 @@ from a2a.types import (
 )
 from a2a.utils.errors import InternalError, InvalidParamsError
 
-from codex_workspace.common.a2a_terms import ANSWER, AWAITING_INPUT, PRINCIPAL, WORKING, AuthenticatedUser
+from codex_workspace.common.a2a_terms import ANSWER, AWAITING_INPUT, OPERATOR, WORKING, AuthenticatedUser
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.platform.dispatcher import NO_ANSWER, STILL_WORKING
 from codex_workspace.platform.runtime_contract import (
@@ -48,7 +48,7 @@ from codex_workspace.platform.runtime_contract import (
 )
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.open_questions import MAX_OPEN, OpenQuestions
-from codex_workspace.storage.deliveries import HANDLED, Key
+from codex_workspace.storage.deliveries import HANDLED, DeliveryKey
 from codex_workspace.storage.store import Store
 from codex_workspace.tasks.replies import answer_text
 from codex_workspace.tasks.scheduling import AdmissionControl
@@ -169,12 +169,12 @@ class RuntimeHostAdapter(AgentExecutor):
         is_at_work = not isinstance(task, Task) or task.status.state in WORKING
         if is_at_work and later is not None:
             await later.owe(begun.request.message, owner)
-            self._asked.note(owner, begun.task.context_id, begun.task.id)
+            self._asked.record(owner, begun.task.context_id, begun.task.id)
             self._late.append(begun.task.id)
             return _message(STILL_WORKING, begun.task, "at-work")
         assert isinstance(task, Task)
         if task.status.state in AWAITING_INPUT:
-            self._asked.note(owner, task.context_id, task.id)
+            self._asked.record(owner, task.context_id, task.id)
         await self.look_back()
         return reply_of(task)
 
@@ -198,8 +198,8 @@ class RuntimeHostAdapter(AgentExecutor):
     async def look_back(self) -> None:
         """Find the main context's thread, for a snapshot."""
         if self._one_main_context:
-            main = await self._store.main_context(PRINCIPAL)
-            self.thread_id = await self._store.memory(PRINCIPAL, main).load()
+            main = await self._store.main_context(OPERATOR)
+            self.thread_id = await self._store.context_thread(OPERATOR, main).load()
 
     async def _request(
         self, message: Message, named: str, call: ServerCallContext
@@ -212,7 +212,7 @@ class RuntimeHostAdapter(AgentExecutor):
         Raises:
             InvalidParamsError: its id was used for another message.
         """
-        known = await self._store.deliveries.request(Key(call.user.user_name, message.message_id))
+        known = await self._store.deliveries.request(DeliveryKey(call.user.user_name, message.message_id))
         if known is None:
             return await self._new(message, named, call)
         if _as_sent(known.message) != message:
@@ -232,7 +232,7 @@ class RuntimeHostAdapter(AgentExecutor):
         if not self._one_main_context or not await self._is_made_up(owner, named):
             request.message.context_id = named
         context_id = request.message.context_id or await self._store.main_context(owner)
-        asking = await self._asked.task_in(owner, context_id, call)
+        asking = await self._asked.find(owner, context_id, call)
         if asking is not None:
             request.message.task_id, request.message.context_id = asking, context_id
             return request, None
@@ -247,7 +247,7 @@ class RuntimeHostAdapter(AgentExecutor):
 
     async def _is_made_up(self, owner: str, context_id: str) -> bool:
         """Tell whether the host, and not the sender, has named a context: nothing was ever said in it."""
-        if await self._store.memory(owner, context_id).load() is not None:
+        if await self._store.context_thread(owner, context_id).load() is not None:
             return False
         try:
             return uuid.UUID(context_id).version == 4
@@ -258,7 +258,7 @@ class RuntimeHostAdapter(AgentExecutor):
         thread_id, self._restored = self._restored, None
         if thread_id is None or not self._one_main_context:
             return
-        memory = self._store.memory(PRINCIPAL, await self._store.main_context(PRINCIPAL))
+        memory = self._store.context_thread(OPERATOR, await self._store.main_context(OPERATOR))
         if await memory.load() is None:
             await memory.save(thread_id)
             logger.info("the main context goes on in thread %s, as the snapshot says", thread_id)
@@ -391,7 +391,7 @@ def _card() -> AgentCard:
 
 def _call(context: RequestContext) -> ServerCallContext:
     """Return the call of this agent's handler for a host's request; without a token the sender has no name."""
-    user = AuthenticatedUser(context.call_context.user.user_name or PRINCIPAL)
+    user = AuthenticatedUser(context.call_context.user.user_name or OPERATOR)
     return ServerCallContext(user=user, state={HANDLED: True})
 
 

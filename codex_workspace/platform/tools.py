@@ -73,10 +73,10 @@ def platform_toolbox(
     name of their own: they stay among themselves, with a memory of ours, and reach nobody's user.
     """
     return Toolbox(
-        CombinedPeers(own.work, configured, PlatformPeers(api)),
-        CombinedMemory(own.recollection, principals, PlatformMemoryTool(api)),
+        CombinedPeers(own.peer_tasks, configured, PlatformPeers(api)),
+        CombinedMemory(own.memory, principals, PlatformMemoryTool(api)),
         PlatformNotifier(api, principals),
-        own.handover,
+        own.files,
     )
 
 
@@ -133,7 +133,7 @@ class PlatformPeers:
         self._api.awaited_delegations.append(handle.task)
         try:
             report = await self._wait(handle, until, known)
-            if report.progress in _ENDS.values():
+            if report.state in _ENDS.values():
                 self._api.reported_delegations.append(handle.task)
         finally:
             self._api.awaited_delegations.remove(handle.task)
@@ -198,7 +198,7 @@ class PlatformMemoryTool:
         """Return what came in lately, with its answers where the platform has them, and what the user was told."""
         del caller
         rows = [_exchange(row) for row in await self._api.chat_history(limit)]
-        return [row for row in rows if row.asked or row.answered]
+        return [row for row in rows if row.request or row.reply]
 
 
 class PlatformNotifier:
@@ -208,7 +208,7 @@ class PlatformNotifier:
         self._api = api
         self._principals = frozenset(principals)
 
-    async def tell_user(self, caller: ToolCaller, text: str) -> None:
+    async def notify(self, caller: ToolCaller, text: str) -> None:
         """Show the user a message. It is not tried again where its success is unknown: it would be there twice."""
         if caller.owner in self._principals:
             raise ToolRefused("Whoever you talk to is not the platform's user; your answer is all that they see.")
@@ -288,7 +288,7 @@ def _about(peer: PlatformPeer) -> PeerInfo:
         _words(card.get("description")),
         *(f"- {_words(skill.get('name'))}: {_words(skill.get('description'))}" for skill in skills),
     ]
-    return PeerInfo(peer.id, says="\n".join(line for line in lines if line)[:MAX_SAID_CHARS])
+    return PeerInfo(peer.id, card_text="\n".join(line for line in lines if line)[:MAX_SAID_CHARS])
 
 
 def _report(handle: PeerTaskHandle, ended: Delegation) -> PeerTaskReport:

@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from codex_workspace.common.errors import CodexCannotStart
-from codex_workspace.common.values import JsonValue, Version, dotted
+from codex_workspace.common.values import JsonValue, Version, format_version
 
 MINIMUM_VERSION: Final[Version] = (0, 158, 0)
 """The oldest supported codex, for the app-server and for `codex exec`."""
@@ -18,7 +18,7 @@ def require_supported(version: Version) -> None:
     """
     if version < MINIMUM_VERSION:
         raise CodexCannotStart(
-            f"codex {dotted(version)} is too old: this agent needs {dotted(MINIMUM_VERSION)} or newer; "
+            f"codex {format_version(version)} is too old: this agent needs {format_version(MINIMUM_VERSION)} or newer; "
             "install a newer codex, or set CODEX_BIN to one"
         )
 

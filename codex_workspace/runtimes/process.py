@@ -13,8 +13,8 @@ from typing import Final
 import anyio
 from anyio.abc import ByteReceiveStream
 
-from codex_workspace.common.errors import CodexCannotStart, hide_values
-from codex_workspace.common.processes import PipeReader, PipeWriter, sweep
+from codex_workspace.common.errors import CodexCannotStart, redact_config_error
+from codex_workspace.common.processes import PipeReader, PipeWriter, kill_marked
 from codex_workspace.runtimes.launch import MARK, Launch, child_environment
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,9 @@ class Process:
             while True:
                 data = await stderr.receive()
                 if logger.isEnabledFor(logging.DEBUG):
-                    logger.debug("codex stderr: %r", hide_values(data[:STDERR_TAIL_BYTES].decode("utf-8", "replace")))
+                    logger.debug(
+                        "codex stderr: %r", redact_config_error(data[:STDERR_TAIL_BYTES].decode("utf-8", "replace"))
+                    )
                 self.tail = (self.tail + data)[-(STDERR_KEPT_BYTES + self._longest_secret) :]
 
     def last_lines(self, at_most: int = STDERR_TAIL_BYTES) -> str:
@@ -93,7 +95,7 @@ class Process:
             # The text may begin with the end of a secret.
             text = text[longest:]
         # Before the text is cut: values are recognized by the text before them.
-        shown = hide_values(_COLOUR.sub("", text.decode("utf-8", "replace")))
+        shown = redact_config_error(_COLOUR.sub("", text.decode("utf-8", "replace")))
         return shown.encode()[-at_most:].decode("utf-8", "replace").strip()
 
     @property
@@ -117,7 +119,7 @@ async def end_leftovers(family: str) -> None:
     A CLI usually exits when its stdin closes; one that hangs, or a command of it, does not, and keeps its locks. No
     other process of the family may be running.
     """
-    ended = await sweep(MARK, f"{family}.", or_longer=True)
+    ended = await kill_marked(MARK, f"{family}.", or_longer=True)
     if ended:
         logger.warning("killed %d processes that an earlier agent left behind", ended)
 

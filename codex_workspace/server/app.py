@@ -31,7 +31,7 @@ from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.tracing import NO_TRACER, Tracer
 from codex_workspace.config.prompts import Skill
-from codex_workspace.server.callers import Extensions, GrpcCallers, HttpCallers
+from codex_workspace.server.callers import Extensions, GrpcContextBuilder, HttpContextBuilder
 from codex_workspace.server.card import CardFacts, Version, agent_card, extended_card
 from codex_workspace.server.grpc_server import GrpcListener, serving_grpc
 from codex_workspace.server.handler import IdempotentHandler
@@ -51,7 +51,7 @@ from codex_workspace.server.middleware import (
 from codex_workspace.server.overload import DeferredResponse, RateLimiter
 from codex_workspace.server.push import PushService
 from codex_workspace.server.sdk_fixes import add_0_3_error_fields, validate_rest, validate_rpc
-from codex_workspace.server.views import View, doors
+from codex_workspace.server.views import View, authenticators
 from codex_workspace.server.views import routes as view_routes
 from codex_workspace.storage.store import Store
 from codex_workspace.tasks.scheduling import AdmissionControl
@@ -122,7 +122,7 @@ class Application:
     card: AgentCard
     _doorkeeper: Authenticator
     _push: PushService | None
-    _callers: Callable[[int], GrpcCallers]
+    _callers: Callable[[int], GrpcContextBuilder]
     _versions: tuple[Version, ...]
 
     async def resume(self) -> int:
@@ -137,9 +137,9 @@ class Application:
             await self._push.resume()
         return resumed
 
-    def let_in(self, name: str, token: str) -> None:
+    def add_principal(self, name: str, token: str) -> None:
         """Know one more principal, by a token that came later."""
-        self._doorkeeper.learn(name, token)
+        self._doorkeeper.add(name, token)
 
     def grpc(self, listener: GrpcListener) -> AbstractAsyncContextManager[None]:
         """Serve gRPC on a listener until the block is left; open calls get a moment to end."""
@@ -174,7 +174,7 @@ async def build_app(
     doorkeeper, rates = Authenticator(options.tokens), RateLimiter(options.requests_per_minute)
     seen = views(front)
     extensions = Extensions(options.extensions)
-    backend = TokenBackend(doorkeeper, PUBLIC_PATHS, doors(seen, options.tokens))
+    backend = TokenBackend(doorkeeper, PUBLIC_PATHS, authenticators(seen, options.tokens))
     routes = [
         Route("/healthz", _healthz),
         Route("/readyz", _readyz(ready)),
@@ -193,8 +193,8 @@ async def build_app(
     ]
     asgi = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refuse_request})
 
-    def grpc_callers(major: int) -> GrpcCallers:
-        return GrpcCallers(doorkeeper, rates, extensions, serves_major(major))
+    def grpc_callers(major: int) -> GrpcContextBuilder:
+        return GrpcContextBuilder(doorkeeper, rates, extensions, serves_major(major))
 
     try:
         yield Application(asgi, handler, front, card, doorkeeper, push, grpc_callers, options.versions)
@@ -222,7 +222,7 @@ def card_facts(options: ServerOptions) -> CardFacts:
 
 
 def _a2a_routes(front: LimitedHandler, extensions: Extensions, *, has_old: bool) -> list[BaseRoute]:
-    callers = HttpCallers(extensions)
+    callers = HttpContextBuilder(extensions)
     [rpc] = create_jsonrpc_routes(front, RPC_PATH, context_builder=callers, enable_v0_3_compat=has_old)
     # The HTTP+JSON routes end with one that takes every path.
     rest = create_rest_routes(front, context_builder=callers, enable_v0_3_compat=has_old)

@@ -53,7 +53,7 @@ class Extensions:
             raise ExtensionSupportRequiredError(f"this agent requires {', '.join(missing)} in {HTTP_EXTENSION_HEADER}")
 
 
-class HttpCallers(DefaultServerCallContextBuilder):
+class HttpContextBuilder(DefaultServerCallContextBuilder):
     """Makes the call context of an HTTP request that the door has let in."""
 
     def __init__(self, extensions: Extensions) -> None:
@@ -73,7 +73,7 @@ class HttpCallers(DefaultServerCallContextBuilder):
         return context
 
 
-class GrpcCallers(GrpcServerCallContextBuilder):
+class GrpcContextBuilder(GrpcServerCallContextBuilder):
     """Makes the call context of a gRPC call: the door, the rate and the checks in one.
 
     `serves` tells whether the service speaks a version (as the client names it).
@@ -98,7 +98,7 @@ class GrpcCallers(GrpcServerCallContextBuilder):
         """
         headers = _headers(context)
         try:
-            principal = self._doorkeeper.admit(
+            principal = self._doorkeeper.authenticate(
                 headers.get("authorization", ""), headers.get(API_KEY_HEADER.lower(), "")
             )
         except AuthenticationError as error:

@@ -15,7 +15,7 @@ from a2a.types.a2a_pb2_grpc import add_A2AServiceServicer_to_server as add_servi
 from a2a.utils.errors import A2AError
 
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.server.callers import GrpcCallers, UnauthenticatedError
+from codex_workspace.server.callers import GrpcContextBuilder, UnauthenticatedError
 from codex_workspace.server.overload import BusyError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class GrpcListener:
 
 
 @asynccontextmanager
-async def grpc_bound(host: str, port: int, max_message_bytes: int, dead_after_s: float) -> AsyncIterator[GrpcListener]:
+async def bind_grpc(host: str, port: int, max_message_bytes: int, dead_after_s: float) -> AsyncIterator[GrpcListener]:
     """Take a port for gRPC, 0 for any free one; leaving gives it back.
 
     A client that does not even answer pings is asked after `dead_after_s` seconds, and given up after as many again.
@@ -69,7 +69,7 @@ async def grpc_bound(host: str, port: int, max_message_bytes: int, dead_after_s:
 
 @asynccontextmanager
 async def serving_grpc(
-    listener: GrpcListener, handler: RequestHandler, callers: GrpcCallers, old_callers: GrpcCallers | None
+    listener: GrpcListener, handler: RequestHandler, callers: GrpcContextBuilder, old_callers: GrpcContextBuilder | None
 ) -> AsyncIterator[None]:
     """Serve until the block is left; open calls get a moment to end. `old_callers` None: 0.3 is not spoken."""
     add_service(_Service(handler, callers), listener.server)  # type: ignore[no-untyped-call]

@@ -52,10 +52,10 @@ from codex_workspace.storage.deliveries import (
     RECORDED,
     RESUMED,
     Delivery,
-    Key,
+    DeliveryKey,
     MessageIdReused,
     RecordedMessage,
-    digest_of,
+    message_digest,
 )
 from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS
 from codex_workspace.storage.store import Store
@@ -70,7 +70,7 @@ class Snapshot:
         self._said = {message.message_id for message in task.history}
         self._said.add(task.status.message.message_id)
 
-    def holds(self, event: Event) -> bool:
+    def contains(self, event: Event) -> bool:
         """Whether the reader knows what an event has to tell; if not, he knows it from now on."""
         match event:
             case TaskArtifactUpdateEvent():
@@ -134,7 +134,7 @@ class IdempotentHandler(DefaultRequestHandler):
             request_context_builder=chooser,
             push_config_store=push.configs if push else None,
             push_sender=push.sender if push else None,
-            push_url_validator=push.allowed if push else None,
+            push_url_validator=push.validate_url if push else None,
         )
         self._store = store
 
@@ -180,7 +180,7 @@ class IdempotentHandler(DefaultRequestHandler):
             async for event in events:
                 if isinstance(event, Task):
                     known = Snapshot(event)
-                elif known is not None and known.holds(event):
+                elif known is not None and known.contains(event):
                     continue
                 yield event
 
@@ -221,8 +221,8 @@ class IdempotentHandler(DefaultRequestHandler):
             written_down = context.state.get(RECORDED)
             if isinstance(written_down, RecordedMessage):
                 delivery = written_down.delivery
-                self._answered.give_back(delivery.task_id, delivery.key.message_id)
-                await written_down.by.withdraw(delivery.key)
+                self._answered.release(delivery.task_id, delivery.key.message_id)
+                await written_down.deliveries.withdraw(delivery.key)
             if isinstance(error, QueueShutDown):
                 raise UnsupportedOperationError(
                     message="the task has ended meanwhile; the message was not used"
@@ -238,7 +238,7 @@ class IdempotentHandler(DefaultRequestHandler):
         try:
             # A query that is cancelled takes its connection with it.
             with anyio.CancelScope(shield=True):
-                known = await self._store.deliveries.find(_key(params, context), digest_of(params))
+                known = await self._store.deliveries.find(_key(params, context), message_digest(params))
         except MessageIdReused as error:
             raise InvalidParamsError(message=str(error)) from error
         return known
@@ -260,7 +260,7 @@ class IdempotentHandler(DefaultRequestHandler):
         yield task
 
     def _is_at_rest(self, task_id: str, status: TaskStatus) -> bool:
-        return status.state not in WORKING and not self._answered.holds(task_id, status)
+        return status.state not in WORKING and not self._answered.is_answered(task_id, status)
 
     async def _task(self, delivery: Delivery, context: ServerCallContext) -> Task:
         with anyio.move_on_after(TASK_APPEARS_WITHIN_S):
@@ -338,7 +338,7 @@ class _Reception(SimpleRequestContextBuilder):
                     await self._write_down(params, context, task_id, context_id)
         except (A2AError, StoreUnavailable) as refused:
             if task_id is not None:
-                self._answered.give_back(task_id, params.message.message_id)
+                self._answered.release(task_id, params.message.message_id)
             if isinstance(refused, StoreUnavailable):
                 raise InternalError(message=refused.public) from refused
             raise
@@ -354,7 +354,7 @@ class _Reception(SimpleRequestContextBuilder):
     async def _write_down(
         self, params: SendMessageRequest, context: ServerCallContext, task_id: str, context_id: str
     ) -> None:
-        key, digest, deliveries = _key(params, context), digest_of(params), self._store.deliveries
+        key, digest, deliveries = _key(params, context), message_digest(params), self._store.deliveries
         try:
             accepted = await deliveries.accept(key, params, digest, task_id, context_id)
             if accepted is not None:
@@ -401,8 +401,8 @@ class _ThisId(IDGenerator):
         return self._task_id
 
 
-def _key(params: SendMessageRequest, context: ServerCallContext) -> Key:
-    return Key(context.user.user_name, params.message.message_id)
+def _key(params: SendMessageRequest, context: ServerCallContext) -> DeliveryKey:
+    return DeliveryKey(context.user.user_name, params.message.message_id)
 
 
 def _request_context(

@@ -44,7 +44,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from codex_workspace.common.a2a_terms import HEADERS
 from codex_workspace.common.errors import StoreUnavailable
-from codex_workspace.common.tracing import NO_TRACER, REQUEST_SPAN, Kind, Span, Tracer
+from codex_workspace.common.tracing import NO_TRACER, REQUEST_SPAN, Span, SpanKind, Tracer
 from codex_workspace.server.overload import RETRY_STREAM_S, ConcurrencyLimiter, LimitExceeded, busy
 from codex_workspace.tasks.parts import is_text_type, media_type_of
 
@@ -100,7 +100,7 @@ class StreamLimits:
     """How many streams may be open at once, and after how many seconds without an event one is ended."""
 
     per_principal: int = 1000
-    in_all: int = 2000
+    total: int = 2000
     idle_s: float = 1800.0
 
 
@@ -123,13 +123,13 @@ class LimitedHandler(RequestHandler):
         self._tracer = tracer
         self._modes = frozenset(card.default_input_modes).union(*(skill.input_modes for skill in card.skills))
         self._extended = extended
-        self._places = ConcurrencyLimiter(bounds.per_principal, bounds.in_all)
+        self._places = ConcurrencyLimiter(bounds.per_principal, bounds.total)
         self._idle_s = bounds.idle_s
 
     @property
     def open_streams(self) -> int:
         """How many streams are open."""
-        return self._places.held
+        return self._places.count
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task | Message:
         """Answer a message."""
@@ -226,7 +226,7 @@ class LimitedHandler(RequestHandler):
         """Begin the span of a request, where the job that it begins finds it."""
         about = {"rpc.system": "a2a", "rpc.method": method, "a2a.principal": _name(context)}
         headers = context.state.get(HEADERS)
-        span = self._tracer.begin(method, Kind.SERVER, about, headers if isinstance(headers, dict) else None)
+        span = self._tracer.start_span(method, SpanKind.SERVER, about, headers if isinstance(headers, dict) else None)
         context.state[REQUEST_SPAN] = span
         return span
 

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from codex_workspace.common.a2a_terms import PRINCIPAL
+from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.server.overload import RateLimiter, rest_body, rpc_body
 
 if TYPE_CHECKING:
@@ -50,18 +50,18 @@ class Principal(BaseUser):
 class Authenticator:
     """Knows the principals by their tokens.
 
-    `tokens`: each principal's token, by the principal's name. Without any, everybody is `PRINCIPAL`.
+    `tokens`: each principal's token, by the principal's name. Without any, everybody is `OPERATOR`.
     """
 
     def __init__(self, tokens: Mapping[str, str]) -> None:
         self._digests = {name: _digest(token) for name, token in tokens.items()}
         self._further: dict[str, bytes] = {}
 
-    def learn(self, name: str, token: str) -> None:
+    def add(self, name: str, token: str) -> None:
         """Let in one more, by a token that came later; whoever needed none before needs none now."""
         self._further[name] = _digest(token)
 
-    def admit(self, authorization: str, api_key: str = "") -> Principal:
+    def authenticate(self, authorization: str, api_key: str = "") -> Principal:
         """Return whose token an Authorization or, where that is empty, an X-API-Key header shows.
 
         Raises:
@@ -69,7 +69,7 @@ class Authenticator:
         """
         shown = api_key
         if not self._digests:
-            return Principal(self._further_owner(authorization) or PRINCIPAL)
+            return Principal(self._further_owner(authorization) or OPERATOR)
         if authorization or not api_key:
             scheme, _, shown = authorization.partition(" ")
             if scheme.lower() != "bearer":
@@ -107,7 +107,7 @@ class TokenBackend(AuthenticationBackend):
         if path in self._public_paths:
             return None
         headers, doorkeeper = conn.headers, self._doors.get(path, self._doorkeeper)
-        principal = doorkeeper.admit(headers.get("authorization", ""), headers.get(API_KEY_HEADER, ""))
+        principal = doorkeeper.authenticate(headers.get("authorization", ""), headers.get(API_KEY_HEADER, ""))
         return AuthCredentials(["authenticated"]), principal
 
 

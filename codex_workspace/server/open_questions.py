@@ -26,14 +26,14 @@ class OpenQuestions:
         self._store = store
         self._tasks: dict[tuple[str, str], str] = {}
 
-    def note(self, owner: str, context_id: str, task_id: str) -> None:
+    def record(self, owner: str, context_id: str, task_id: str) -> None:
         """Remember the task that was last at work in a conversation."""
         self._tasks.pop((owner, context_id), None)
         self._tasks[owner, context_id] = task_id
         if len(self._tasks) > MAX_OPEN:
             del self._tasks[next(iter(self._tasks))]
 
-    async def task_in(self, owner: str, context_id: str, call: ServerCallContext) -> str | None:
+    async def find(self, owner: str, context_id: str, call: ServerCallContext) -> str | None:
         """Return the task that asks something in a conversation, None where nothing is asked."""
         task_id = self._tasks.get((owner, context_id))
         if task_id is None:
@@ -97,13 +97,13 @@ class AnsweredQuestions:
             self._last.popitem(last=False)
         return True
 
-    def give_back(self, task_id: str, message_id: str) -> None:
+    def release(self, task_id: str, message_id: str) -> None:
         """Take note that a message is no answer, because it was refused."""
         known = self._last.get(task_id)
         if known is not None and known[1] == message_id:
             del self._last[task_id]
 
-    def holds(self, task_id: str, status: TaskStatus) -> bool:
+    def is_answered(self, task_id: str, status: TaskStatus) -> bool:
         """Tell whether a status asks something that was answered: the task has only not said yet that it goes on."""
         known = self._last.get(task_id)
         return status.state in AWAITING_INPUT and known is not None and known[0].is_same(_Question.of(status))

@@ -118,11 +118,11 @@ class ConcurrencyLimiter:
     """So many may be held at once, by one principal and by all."""
 
     per_principal: int
-    in_all: int
+    total: int
     _held: dict[str, int] = field(default_factory=dict)
 
     @property
-    def held(self) -> int:
+    def count(self) -> int:
         """How many are held by all."""
         return sum(self._held.values())
 
@@ -136,8 +136,8 @@ class ConcurrencyLimiter:
         own = self._held.get(principal, 0)
         if own >= self.per_principal:
             raise LimitExceeded(f"you have {own} {what} open, and may have {self.per_principal}")
-        if self.held >= self.in_all:
-            raise LimitExceeded(f"as many {what} are open as may ({self.in_all})")
+        if self.count >= self.total:
+            raise LimitExceeded(f"as many {what} are open as may ({self.total})")
         self._held[principal] = own + 1
         try:
             yield

@@ -44,12 +44,12 @@ from codex_workspace.common.safe_http import (
     Resolve,
     ResponseAccepted,
     ResponseRejected,
+    SafeHttpClient,
     TargetRefused,
-    Webhooks,
-    read_target,
+    parse_target,
     resolve_host,
 )
-from codex_workspace.storage.push_configs import EndDue, PushConfigs
+from codex_workspace.storage.push_configs import PushConfigs, UndeliveredEnd
 
 logger = logging.getLogger(__name__)
 
@@ -88,13 +88,13 @@ Post = Callable[[str, Mapping[str, str], bytes], Awaitable[RequestOutcome]]
 class SubscriptionSource(Protocol):
     """Who wants to hear of a task, and what is still owed to them; `PushConfigs` in the agent."""
 
-    def of(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
+    def for_task(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
         """Return those to tell of a task, by the ids of their configurations."""
 
-    async def settled(self, task_id: str, config_id: str) -> None:
+    async def mark_delivered(self, task_id: str, config_id: str) -> None:
         """Take note that nothing is owed any more."""
 
-    def wants_tasks(self, task_id: str, config_id: str) -> bool:
+    def expects_whole_task(self, task_id: str, config_id: str) -> bool:
         """Tell whether a webhook was named in A2A 0.3, which has it told the whole task."""
 
     async def task_for(self, task_id: str, config_id: str) -> Task | None:
@@ -177,7 +177,7 @@ class QueuedSender(PushNotificationSender):
 
     async def send_notification(self, task_id: str, event: PushNotificationEvent) -> None:
         """Queue an event for whoever wants to hear of the task; waits for nothing."""
-        configs = self._subscriptions.of(task_id)
+        configs = self._subscriptions.for_task(task_id)
         if not configs:
             self._last_states.pop(task_id, None)
             return
@@ -185,17 +185,18 @@ class QueuedSender(PushNotificationSender):
             notification = Notification.of(event)
             for config_id in configs:
                 if not (
-                    isinstance(event, TaskArtifactUpdateEvent) and self._subscriptions.wants_tasks(task_id, config_id)
+                    isinstance(event, TaskArtifactUpdateEvent)
+                    and self._subscriptions.expects_whole_task(task_id, config_id)
                 ):
                     self._put(Webhook(task_id, config_id), notification)
 
-    def owe(self, due: EndDue) -> None:
+    def enqueue_end(self, due: UndeliveredEnd) -> None:
         """Queue the end of a task that has ended before this process, or before the webhook was named."""
         webhook = Webhook(due.task_id, due.config_id)
         if webhook not in self._queues:
             self._put(webhook, Notification.of(due.event))
 
-    async def rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until nothing is on its way: all is told, or waits to be tried again."""
         while self._busy:
             await self._at_rest.wait()
@@ -265,7 +266,7 @@ class QueuedSender(PushNotificationSender):
         until = anyio.current_time() + self._options.retry_for_s
         body = await self._body(webhook, notification)
         for tries in itertools.count():
-            config = self._subscriptions.of(webhook.task_id).get(webhook.config_id)
+            config = self._subscriptions.for_task(webhook.task_id).get(webhook.config_id)
             if config is None:
                 return
             origin = _origin(config.url)
@@ -294,17 +295,17 @@ class QueuedSender(PushNotificationSender):
                 case _:
                     assert_never(answer)
         if notification.is_end:
-            await self._subscriptions.settled(webhook.task_id, webhook.config_id)
+            await self._subscriptions.mark_delivered(webhook.task_id, webhook.config_id)
 
     async def _body(self, webhook: Webhook, notification: Notification) -> bytes:
-        if self._subscriptions.wants_tasks(webhook.task_id, webhook.config_id):
+        if self._subscriptions.expects_whole_task(webhook.task_id, webhook.config_id):
             task = await self._subscriptions.task_for(webhook.task_id, webhook.config_id)
             if task is not None:
                 return to_compat_task(task).model_dump_json(by_alias=True, exclude_none=True).encode()
         return notification.body()
 
     def _pause_after(self, tries: int, retry_after_s: float | None) -> float:
-        pause = pause_after(tries) * self._jitter()
+        pause = retry_delay(tries) * self._jitter()
         return max(pause, min(retry_after_s or 0.0, LONGEST_RETRY_AFTER_S))
 
     @contextmanager
@@ -346,7 +347,7 @@ class PushService:
         self.sender: Final = sender
         self._guard = guard
 
-    async def allowed(self, url: str) -> bool:
+    async def validate_url(self, url: str) -> bool:
         """Tell the SDK that a URL can be a webhook's. A host that cannot be found now passes; connecting checks again.
 
         Raises:
@@ -360,9 +361,9 @@ class PushService:
 
     async def resume(self) -> int:
         """Tell the ends that an earlier process has not told; return how many. For after tasks were taken up."""
-        due = await self.configs.ends_due()
+        due = await self.configs.undelivered_ends()
         for each in due:
-            self.sender.owe(each)
+            self.sender.enqueue_end(each)
         if due:
             logger.info("%d ends of tasks were not told to their webhooks yet, and are now", len(due))
         return len(due)
@@ -379,21 +380,21 @@ async def open_push(
     Raises:
         ConfigError: `push.allow` cannot be read.
     """
-    guard = AddressGuard(AllowList.of(options.allow), resolve)
-    webhooks = Webhooks(guard, options.timeout_s)
+    guard = AddressGuard(AllowList.parse(options.allow), resolve)
+    webhooks = SafeHttpClient(guard, options.timeout_s)
     await configs.load()
     async with task_group() as workers:
         sender = QueuedSender(configs, webhooks.post, options, workers)
-        configs.have_told(sender.owe)
+        configs.on_end_due(sender.enqueue_end)
         try:
             yield PushService(configs, sender, guard)
         finally:
             with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
-                await sender.rest()
+                await sender.wait_idle()
             workers.cancel_scope.cancel()
 
 
-def pause_after(tries: int) -> float:
+def retry_delay(tries: int) -> float:
     """Return the seconds before the next try, when `tries` + 1 have failed."""
     return backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries)
 
@@ -407,6 +408,6 @@ def _headers(config: TaskPushNotificationConfig) -> dict[str, str]:
 
 def _origin(url: str) -> str:
     try:
-        return read_target(url).origin
+        return parse_target(url).origin
     except TargetRefused:
         return "(unreadable)"

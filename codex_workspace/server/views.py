@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from codex_workspace.codex.transcript import LINES
-from codex_workspace.common.a2a_terms import PRINCIPAL
+from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.metrics import CONTENT_TYPE, CodexGauges, Gauges
 from codex_workspace.common.values import JsonObject
 from codex_workspace.runtimes.backend import BackendStats
@@ -65,7 +65,7 @@ class GaugeCollector:
         async with self._one_counts:
             now = anyio.current_time()
             if now - self._counted_at >= COUNTED_S:
-                self._counted, self._counted_at = await self.deliveries.counts(), now
+                self._counted, self._counted_at = await self.deliveries.count_by_state(), now
             return self._counted
 
 
@@ -88,13 +88,13 @@ PLATFORM_READER: Final = "(platform)"
 class View:
     """Something to look at.
 
-    show: makes the answer of a request. readers: the tokens that open this view and nothing else, by their owners.
+    handler: makes the answer of a request. readers: the tokens that open this view and nothing else, by their owners.
     needs_token: nobody sees it without a token, also where the agent asks nobody for one.
     """
 
     path: str
-    show: Callable[[Request], Awaitable[Response]]
-    readers: Mapping[str, str] = field(default_factory=dict)
+    handler: Callable[[Request], Awaitable[Response]]
+    extra_tokens: Mapping[str, str] = field(default_factory=dict)
     needs_token: bool = False
 
 
@@ -121,9 +121,9 @@ def transcript_view(lines: Callable[[int, int, str | None], Awaitable[JsonObject
     return View("/transcript", show, {} if token is None else {PLATFORM_READER: token}, needs_token=True)
 
 
-def doors(views: Sequence[View], tokens: Mapping[str, str]) -> dict[str, Authenticator]:
+def authenticators(views: Sequence[View], tokens: Mapping[str, str]) -> dict[str, Authenticator]:
     """Return who is let in to look at each view, by its path: all principals are known there, and its readers."""
-    return {view.path: Authenticator({**tokens, **view.readers}) for view in views}
+    return {view.path: Authenticator({**tokens, **view.extra_tokens}) for view in views}
 
 
 def routes(views: Sequence[View], tokens: Mapping[str, str]) -> list[Route]:
@@ -133,11 +133,11 @@ def routes(views: Sequence[View], tokens: Mapping[str, str]) -> list[Route]:
 
 def _guarded(view: View, tokens: Mapping[str, str]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        if view.needs_token and not (tokens or view.readers):
+        if view.needs_token and not (tokens or view.extra_tokens):
             raise HTTPException(403, "this needs a token, and the agent has none; set A2A_TOKEN")
-        if request.user.display_name not in (PRINCIPAL, *view.readers):
+        if request.user.display_name not in (OPERATOR, *view.extra_tokens):
             raise HTTPException(403, "only the operator's token opens this")
-        return await view.show(request)
+        return await view.handler(request)
 
     return endpoint
 

@@ -120,7 +120,7 @@ def _reason_of_a_server(context: ExceptionContext) -> str | None:
     return "the disk is full" if str(getattr(context.original_exception, "sqlstate", "")).startswith("53") else None
 
 
-def is_disk_full(write: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[object, object, T]]:
+def retry_until_stored(write: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[object, object, T]]:
     """Have a write tried again until the database takes it: for what follows from a message that was accepted."""
 
     @wraps(write)

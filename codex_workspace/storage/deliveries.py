@@ -44,7 +44,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from codex_workspace.common.errors import AgentError
-from codex_workspace.storage.database import is_disk_full
+from codex_workspace.storage.database import retry_until_stored
 from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS, tables
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class MessageIdReused(AgentError):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class DeliveryKey:
     """Whose message, and which."""
 
     owner: str
@@ -111,7 +111,7 @@ class Delivery:
     the last events of its answer (empty before ANSWERED), in the shape that `replies` gave them.
     """
 
-    key: Key
+    key: DeliveryKey
     task_id: str
     context_id: str
     state: DeliveryState
@@ -127,7 +127,7 @@ class RecordedMessage:
     """What a host has written down of a new message, and where: its store need not be the one that answers."""
 
     delivery: Delivery
-    by: "Deliveries"
+    deliveries: "Deliveries"
 
 
 _deliveries = Table(
@@ -158,7 +158,7 @@ _cut_off = Table(
 """How many processes of ours have ended over a task's turn."""
 
 
-def digest_of(request: SendMessageRequest) -> bytes:
+def message_digest(request: SendMessageRequest) -> bytes:
     """Return what makes two bodies the same message: all of the message, and nothing of how it is sent."""
     return hashlib.sha256(request.message.SerializeToString(deterministic=True)).digest()
 
@@ -170,7 +170,7 @@ class Deliveries:
         self._engine = engine
         self._lookups = lookups or engine
 
-    async def find(self, key: Key, digest: bytes) -> Delivery | None:
+    async def find(self, key: DeliveryKey, digest: bytes) -> Delivery | None:
         """Return the delivery of a message that was accepted before, None for a new one.
 
         Raises:
@@ -187,7 +187,7 @@ class Deliveries:
         return _delivery(row)
 
     async def accept(
-        self, key: Key, request: SendMessageRequest, digest: bytes, task_id: str, context_id: str
+        self, key: DeliveryKey, request: SendMessageRequest, digest: bytes, task_id: str, context_id: str
     ) -> Delivery | None:
         """Write a message down; it is durable on return. None: the same message was accepted a moment ago.
 
@@ -214,20 +214,20 @@ class Deliveries:
             return None
         return Delivery(key, task_id, context_id, DeliveryState.ACCEPTED, body, None, None, 0, b"")
 
-    async def request(self, key: Key) -> SendMessageRequest | None:
+    async def request(self, key: DeliveryKey) -> SendMessageRequest | None:
         """Return the request as which a message was written down; None for a new one."""
         async with self._lookups.connect() as connection:
             body = (await connection.execute(select(_deliveries.c.request).where(_is(key)))).scalar_one_or_none()
         return None if body is None else SendMessageRequest.FromString(body)
 
-    async def of_task(self, task_id: str) -> Delivery | None:
+    async def find_by_task(self, task_id: str) -> Delivery | None:
         """Return the newest delivery that a task answers."""
         newest = select(_deliveries).where(_deliveries.c.task_id == task_id).order_by(_deliveries.c.accepted_at.desc())
         async with self._engine.connect() as connection:
             row = (await connection.execute(newest.limit(1))).one_or_none()
         return None if row is None else _delivery(row)
 
-    async def counts(self) -> Mapping[str, int] | None:
+    async def count_by_state(self) -> Mapping[str, int] | None:
         """Return how many messages are kept in each state; None where the database does not say."""
         counted = select(_deliveries.c.state, func.count()).group_by(_deliveries.c.state)
         try:
@@ -256,36 +256,36 @@ class Deliveries:
             rows = await connection.execute(select(_deliveries).where(~finished).order_by(_deliveries.c.accepted_at))
             return [_delivery(row) for row in rows]
 
-    async def started(self, key: Key, thread_id: str, turn_id: str) -> None:
+    async def mark_started(self, key: DeliveryKey, thread_id: str, turn_id: str) -> None:
         """Take note that a turn has begun for it."""
         await self._move(key, DeliveryState.STARTED, {"thread_id": thread_id, "turn_id": turn_id})
 
-    async def answered(self, key: Key, ending: bytes) -> None:
+    async def mark_answered(self, key: DeliveryKey, ending: bytes) -> None:
         """Keep the end of its answer: from now on it is only handed out, never made again."""
         await self._move(key, DeliveryState.ANSWERED, {"ending": ending})
 
-    @is_disk_full
-    async def withdraw(self, key: Key) -> None:
+    @retry_until_stored
+    async def withdraw(self, key: DeliveryKey) -> None:
         """Forget a message that nothing has been done for, because its sender is told that it is not taken."""
         untouched = and_(_is(key), _deliveries.c.state == DeliveryState.ACCEPTED)
         async with self._engine.begin() as connection:
             await connection.execute(delete(_deliveries).where(untouched))
 
-    @is_disk_full
-    async def settle(self, key: Key) -> None:
+    @retry_until_stored
+    async def complete(self, key: DeliveryKey) -> None:
         """Take note that a message needs no answer of its own: it was somebody's word on what its task had asked."""
         async with self._engine.begin() as connection:
             out = {"state": DeliveryState.ACKNOWLEDGED, "changed_at": time.time()}
             await connection.execute(update(_deliveries).where(_is(key)).values(out))
 
-    @is_disk_full
+    @retry_until_stored
     async def acknowledge(self, task_id: str) -> None:
         """Take note that the source has a task's answers: the task is known to have ended."""
         async with self._engine.begin() as connection:
             await connection.execute(acknowledgement(task_id))
 
-    @is_disk_full
-    async def died(self, key: Key) -> int:
+    @retry_until_stored
+    async def count_codex_death(self, key: DeliveryKey) -> int:
         """Count a codex that ended while it worked on it; return how many that makes."""
         async with self._engine.begin() as connection:
             counted = {"deaths": _deliveries.c.deaths + 1, "changed_at": time.time()}
@@ -293,8 +293,8 @@ class Deliveries:
             deaths = await connection.execute(select(_deliveries.c.deaths).where(_is(key)))
             return int(deaths.scalar_one())
 
-    @is_disk_full
-    async def restarted(self, task_id: str) -> int:
+    @retry_until_stored
+    async def count_restart(self, task_id: str) -> int:
         """Count a process of ours that ended over a task's turn; return how many that makes."""
         row = _cut_off.c.task_id == task_id
         async with self._engine.begin() as connection:
@@ -304,8 +304,8 @@ class Deliveries:
             restarts = await connection.execute(select(_cut_off.c.restarts).where(row))
             return int(restarts.scalar_one())
 
-    @is_disk_full
-    async def _move(self, key: Key, to: DeliveryState, values: Mapping[str, object]) -> None:
+    @retry_until_stored
+    async def _move(self, key: DeliveryKey, to: DeliveryState, values: Mapping[str, object]) -> None:
         sources = [state for state, reachable in MOVES.items() if to in reachable]
         async with self._engine.begin() as connection:
             changed = await connection.execute(
@@ -324,13 +324,13 @@ def acknowledgement(task_id: str) -> Update:
     return update(_deliveries).where(open_ones).values(state=DeliveryState.ACKNOWLEDGED, changed_at=time.time())
 
 
-def _is(key: Key) -> ColumnElement[bool]:
+def _is(key: DeliveryKey) -> ColumnElement[bool]:
     return and_(_deliveries.c.owner == key.owner, _deliveries.c.message_id == key.message_id)
 
 
 def _delivery(row: Row[tuple[object, ...]]) -> Delivery:
     return Delivery(
-        key=Key(row.owner, row.message_id),
+        key=DeliveryKey(row.owner, row.message_id),
         task_id=row.task_id,
         context_id=row.context_id,
         state=DeliveryState(row.state),

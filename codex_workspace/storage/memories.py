@@ -13,8 +13,8 @@ from a2a.server.models import TaskModel
 from sqlalchemy import Column, Float, Index, Integer, String, Table, Text, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from codex_workspace.common.a2a_terms import ANSWER, TERMINAL, names_of
-from codex_workspace.storage.database import is_disk_full
+from codex_workspace.common.a2a_terms import ANSWER, TERMINAL, state_names
+from codex_workspace.storage.database import retry_until_stored
 from codex_workspace.storage.schema import tables
 
 _USER: Final = "ROLE_USER"
@@ -28,8 +28,8 @@ class Exchange:
     ended_at: when the task ended, by ISO 8601 in UTC; empty where that is not known.
     """
 
-    asked: str
-    answered: str
+    request: str
+    reply: str
     state: str
     ended_at: str
 
@@ -43,7 +43,7 @@ class ConversationLog:
     async def newest(self, owner: str, context_id: str, limit: int) -> list[Exchange]:
         """Return the newest `limit` exchanges of an owner's context, oldest first."""
         of_context = (_tasks.owner == owner, _tasks.context_id == context_id)
-        ended = _tasks.status["state"].as_string().in_(names_of(TERMINAL))
+        ended = _tasks.status["state"].as_string().in_(state_names(TERMINAL))
         rows = (
             select(_tasks.status, _tasks.artifacts, _tasks.history, _tasks.last_updated)
             .where(*of_context, ended)
@@ -54,8 +54,8 @@ class ConversationLog:
             found = (await connection.execute(rows)).all()
         return [
             Exchange(
-                asked="\n".join(_text(message) for message in history or () if message.get("role") == _USER),
-                answered="\n".join(_text(each) for each in artifacts or () if each.get("artifactId") == ANSWER)
+                request="\n".join(_text(message) for message in history or () if message.get("role") == _USER),
+                reply="\n".join(_text(each) for each in artifacts or () if each.get("artifactId") == ANSWER)
                 or _text(status.get("message") or {}),
                 state=str(status.get("state", "")),
                 ended_at="" if updated is None else f"{updated.isoformat(timespec='seconds')}Z",
@@ -103,7 +103,7 @@ class Memories:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    @is_disk_full
+    @retry_until_stored
     async def commit(self, owner: str, content: str) -> None:
         """Keep `content`; it is durable on return. What is remembered already is not kept twice, it counts as new."""
         of_owner = _memories.c.owner == owner

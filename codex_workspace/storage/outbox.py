@@ -37,7 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from codex_workspace.storage.database import is_disk_full
+from codex_workspace.storage.database import retry_until_stored
 from codex_workspace.storage.schema import tables
 
 KEEP_S: Final = 35 * 86_400.0
@@ -57,15 +57,15 @@ class Route(StrEnum):
 
     USER = "user"
     PEER = "peer"
-    NOBODY = "nobody"
-    ASK = "ask"
+    NONE = "nobody"
+    LOOK_UP = "ask"
 
 
 class OutboxState(StrEnum):
     """How far a letter has come."""
 
-    TAKEN = "taken"
-    OWED = "owed"
+    RECEIVED = "taken"
+    ANSWERED = "owed"
     DONE = "done"
 
 
@@ -74,7 +74,7 @@ class OutboxMessage:
     """A message that is answered by another one.
 
     id: the inbox row's, or one of ours. owner, message_id: the delivery's key. peer: the workspace it came from.
-    said_id: the message's own id, as its sender knows it; delegation_id: which work of the sender's it belongs to.
+    source_id: the message's own id, as its sender knows it; delegation_id: which work of the sender's it belongs to.
     digest, request: the A2A request that it becomes; the latter is empty once it is done.
     reply, is_failure: the answer. unsure: it may have been sent already.
     """
@@ -84,16 +84,16 @@ class OutboxMessage:
     message_id: str
     route: Route
     peer: str = ""
-    said_id: str = ""
+    source_id: str = ""
     delegation_id: str = ""
     created_at: str = ""
     digest: bytes = b""
     request: bytes = b""
-    state: OutboxState = OutboxState.TAKEN
+    state: OutboxState = OutboxState.RECEIVED
     reply: str = ""
     is_failure: bool = False
-    unsure: bool = False
-    taken_at: float = 0.0
+    may_be_sent: bool = False
+    received_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class Outbox:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    @is_disk_full
-    async def take(self, letter: OutboxMessage) -> OutboxMessage | None:
+    @retry_until_stored
+    async def add(self, letter: OutboxMessage) -> OutboxMessage | None:
         """Write a letter down, and return it as it is kept; it is durable on return. None: it was taken before.
 
         The same message under another id is done at once: it is answered already, or going to be. Another message that
@@ -152,7 +152,7 @@ class Outbox:
                 return None
             same = await _same_message(connection, letter)
             now = time.time()
-            kept = replace(letter, taken_at=now)
+            kept = replace(letter, received_at=now)
             if same is not None and same != letter.digest:
                 kept = replace(kept, message_id=letter.id)
             elif same is not None:
@@ -160,63 +160,63 @@ class Outbox:
             await connection.execute(insert(_mail).values(_values(kept) | {"changed_at": now}))
         return kept
 
-    @is_disk_full
+    @retry_until_stored
     async def find(self, letter_id: str) -> OutboxMessage | None:
         """Return a letter as it is kept; None where it was not taken, or was forgotten."""
         async with self._reading() as connection:
             row = (await connection.execute(select(_mail).where(_mail.c.id == letter_id))).one_or_none()
         return None if row is None else _letter(row)
 
-    @is_disk_full
+    @retry_until_stored
     async def unfinished(self) -> list[OutboxMessage]:
         """Return what has no answer yet, or one that is not out, in the order it came."""
         rows = select(_mail).where(_mail.c.state != OutboxState.DONE).order_by(_mail.c.number)
         async with self._reading() as connection:
             return [_letter(row) for row in await connection.execute(rows)]
 
-    @is_disk_full
-    async def owe(self, letter: OutboxMessage, reply: str, *, is_failure: bool = False) -> OutboxMessage:
+    @retry_until_stored
+    async def set_reply(self, letter: OutboxMessage, reply: str, *, is_failure: bool = False) -> OutboxMessage:
         """Keep a letter's answer, and return the letter with it; from now on it has only to be sent."""
-        owed = replace(letter, state=OutboxState.OWED, reply=reply, is_failure=is_failure)
+        owed = replace(letter, state=OutboxState.ANSWERED, reply=reply, is_failure=is_failure)
         await self._change(owed)
         return owed
 
-    @is_disk_full
-    async def sending(self, letter: OutboxMessage, *, unsure: bool) -> OutboxMessage:
+    @retry_until_stored
+    async def mark_sending(self, letter: OutboxMessage, *, may_be_sent: bool) -> OutboxMessage:
         """Keep whether a letter's answer may be out."""
-        changed = replace(letter, unsure=unsure)
-        if letter.unsure != unsure:
+        changed = replace(letter, may_be_sent=may_be_sent)
+        if letter.may_be_sent != may_be_sent:
             await self._change(changed)
         return changed
 
-    @is_disk_full
-    async def keep(self, letter: OutboxMessage) -> None:
+    @retry_until_stored
+    async def save(self, letter: OutboxMessage) -> None:
         """Keep a letter as it is now, such as where its answer goes."""
         await self._change(letter)
 
-    @is_disk_full
-    async def settle(self, letter: OutboxMessage) -> None:
+    @retry_until_stored
+    async def complete(self, letter: OutboxMessage) -> None:
         """Take note that nothing is owed any more."""
         await self._change(replace(letter, state=OutboxState.DONE, request=b""))
 
-    @is_disk_full
-    async def told_lately(self, text: str, since: float) -> int:
+    @retry_until_stored
+    async def count_sent(self, text: str, since: float) -> int:
         """Return how many answers to the user with this very text are out since a time (Unix seconds)."""
         same = and_(_mail.c.route == Route.USER, _mail.c.state == OutboxState.DONE, _mail.c.reply == text)
         count = select(func.count()).select_from(_mail).where(same, _mail.c.changed_at >= since)
         async with self._reading() as connection:
             return int((await connection.execute(count)).scalar_one())
 
-    @is_disk_full
-    async def cursor(self, workspace_id: str) -> Cursor | None:
+    @retry_until_stored
+    async def load_cursor(self, workspace_id: str) -> Cursor | None:
         """Return how far an inbox was read; None where it never was."""
         found = select(_cursor).where(_cursor.c.workspace_id == workspace_id)
         async with self._reading() as connection:
             row = (await connection.execute(found)).one_or_none()
         return None if row is None else Cursor(row.row_id, row.created_at)
 
-    @is_disk_full
-    async def move(self, workspace_id: str, to: Cursor) -> None:
+    @retry_until_stored
+    async def save_cursor(self, workspace_id: str, to: Cursor) -> None:
         """Keep how far an inbox was read."""
         values = {"row_id": to.row_id, "created_at": to.created_at}
         async with self._writing() as connection:
@@ -225,8 +225,8 @@ class Outbox:
             if changed.rowcount == 0:
                 await connection.execute(insert(_cursor).values(values | {"workspace_id": workspace_id}))
 
-    @is_disk_full
-    async def forget(self, now: float) -> None:
+    @retry_until_stored
+    async def delete_expired(self, now: float) -> None:
         """Forget letters that have been done for long by `now` (Unix seconds), and their words earlier."""
         done = _mail.c.state == OutboxState.DONE
         async with self._writing() as connection:
@@ -260,7 +260,7 @@ class Outbox:
 async def delete_expired(mail: Outbox) -> None:
     """Forget letters now and then, until cancelled."""
     while True:
-        await mail.forget(time.time())
+        await mail.delete_expired(time.time())
         await anyio.sleep(FORGET_EVERY_S)
 
 
@@ -278,7 +278,7 @@ def _values(letter: OutboxMessage) -> dict[str, object]:
         "message_id": letter.message_id,
         "route": letter.route,
         "peer": letter.peer,
-        "said_id": letter.said_id,
+        "said_id": letter.source_id,
         "delegation_id": letter.delegation_id,
         "created_at": letter.created_at,
         "digest": letter.digest,
@@ -286,8 +286,8 @@ def _values(letter: OutboxMessage) -> dict[str, object]:
         "state": letter.state,
         "reply": letter.reply,
         "is_failure": letter.is_failure,
-        "unsure": letter.unsure,
-        "taken_at": letter.taken_at,
+        "unsure": letter.may_be_sent,
+        "taken_at": letter.received_at,
     }
 
 
@@ -298,7 +298,7 @@ def _letter(row: Row[tuple[object, ...]]) -> OutboxMessage:
         message_id=row.message_id,
         route=Route(row.route),
         peer=row.peer,
-        said_id=row.said_id,
+        source_id=row.said_id,
         delegation_id=row.delegation_id,
         created_at=row.created_at,
         digest=row.digest,
@@ -306,6 +306,6 @@ def _letter(row: Row[tuple[object, ...]]) -> OutboxMessage:
         state=OutboxState(row.state),
         reply=row.reply,
         is_failure=row.is_failure,
-        unsure=row.unsure,
-        taken_at=row.taken_at,
+        may_be_sent=row.unsure,
+        received_at=row.taken_at,
     )

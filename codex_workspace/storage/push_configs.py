@@ -28,9 +28,9 @@ from sqlalchemy.engine import Row
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from codex_workspace.common.a2a_terms import TERMINAL, AuthenticatedUser, is_protocol_0_3, names_of
+from codex_workspace.common.a2a_terms import TERMINAL, AuthenticatedUser, is_protocol_0_3, state_names
 from codex_workspace.common.errors import StoreUnavailable
-from codex_workspace.storage.database import is_disk_full
+from codex_workspace.storage.database import retry_until_stored
 from codex_workspace.storage.schema import tables
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ _due = Table(
 
 
 @dataclass(frozen=True, slots=True)
-class EndDue:
+class UndeliveredEnd:
     """A task's end that a webhook has still to be told of."""
 
     task_id: str
@@ -77,7 +77,7 @@ _END: Final = (TaskModel.context_id, TaskModel.status, TaskModel.task_metadata.l
 """What `_end` reads of a task's row, beside its id."""
 
 
-def _later(due: EndDue) -> None:
+def _later(due: UndeliveredEnd) -> None:
     """Leave an end to the next start, where nobody tells it now."""
     del due
 
@@ -93,9 +93,9 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         self._tasks = tasks
         self._watching: dict[str, dict[str, TaskPushNotificationConfig]] = {}
         self._old_clients: dict[tuple[str, str], str] = {}
-        self._tell: Callable[[EndDue], None] = _later
+        self._tell: Callable[[UndeliveredEnd], None] = _later
 
-    def have_told(self, tell: Callable[[EndDue], None]) -> None:
+    def on_end_due(self, tell: Callable[[UndeliveredEnd], None]) -> None:
         """Have ends told by `tell` that are due at once: of tasks that had ended when a webhook was named."""
         self._tell = tell
 
@@ -109,11 +109,11 @@ class PushConfigs(DatabasePushNotificationConfigStore):
             rows = await connection.execute(select(_old_clients))
             self._old_clients = {(row.task_id, row.config_id): row.owner for row in rows}
 
-    def of(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
+    def for_task(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
         """Return the configurations that are due for a task, by their ids; without a look at the database."""
         return self._watching.get(task_id, _NOBODY)
 
-    def wants_tasks(self, task_id: str, config_id: str) -> bool:
+    def expects_whole_task(self, task_id: str, config_id: str) -> bool:
         """Tell whether a webhook was named in A2A 0.3, which has it told the whole task."""
         return (task_id, config_id) in self._old_clients
 
@@ -143,7 +143,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         others = [each for each in await self.get_info(task_id, context) if each.id != config.id]
         if len(others) >= MAX_CONFIGS_PER_TASK:
             raise InvalidParamsError(message=f"a task takes at most {MAX_CONFIGS_PER_TASK} push configurations")
-        before = self.of(task_id).get(config.id)
+        before = self.for_task(task_id).get(config.id)
         # First, so that a task's end which comes in the midst of this is told.
         self._watch(task_id, config.id, config)
         stays = False
@@ -189,7 +189,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
             self._watch(task_id, each, None)
             self._old_clients.pop((task_id, each), None)
 
-    async def settled(self, task_id: str, config_id: str) -> None:
+    async def mark_delivered(self, task_id: str, config_id: str) -> None:
         """Take note that nothing is owed any more. Where that fails, the end is told again after the next start."""
         self._watch(task_id, config_id, None)
         try:
@@ -197,13 +197,17 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         except (SQLAlchemyError, OSError) as error:
             logger.warning("task %s: that its end was told cannot be written down: %s", task_id, error)
 
-    async def ends_due(self) -> list[EndDue]:
+    async def undelivered_ends(self) -> list[UndeliveredEnd]:
         """Return the ends that webhooks have still to be told of, oldest first."""
         both = _due.join(TaskModel.__table__, _due.c.task_id == TaskModel.id)
         query = select(_due, *_END).select_from(both).where(_has_ended()).order_by(TaskModel.last_updated)
         async with self.engine.connect() as connection:
             rows = (await connection.execute(query)).all()
-        return [EndDue(row.task_id, row.config_id, _end(row)) for row in rows if row.config_id in self.of(row.task_id)]
+        return [
+            UndeliveredEnd(row.task_id, row.config_id, _end(row))
+            for row in rows
+            if row.config_id in self.for_task(row.task_id)
+        ]
 
     def _watch(self, task_id: str, config_id: str, config: TaskPushNotificationConfig | None) -> None:
         """Have it served, or with None served no more."""
@@ -215,17 +219,17 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         if not configs:
             self._watching.pop(task_id, None)
 
-    async def _note(self, config: TaskPushNotificationConfig) -> EndDue | None:
+    async def _note(self, config: TaskPushNotificationConfig) -> UndeliveredEnd | None:
         """Write down that the task's end is due; return the end where there is one already."""
         row = {"task_id": config.task_id, "config_id": config.id}
         known = select(_due).where(_is(config.task_id, config.id))
         columns = (TaskModel.id.label("task_id"), *_END)
         ended = select(*columns).where(TaskModel.id == config.task_id, _has_ended())
-        end: EndDue | None = None
+        end: UndeliveredEnd | None = None
         try:
             async with self.engine.begin() as connection:
                 found = (await connection.execute(ended)).one_or_none()
-                end = None if found is None else EndDue(config.task_id, config.id, _end(found))
+                end = None if found is None else UndeliveredEnd(config.task_id, config.id, _end(found))
                 if (await connection.execute(known)).one_or_none() is None:
                     await connection.execute(insert(_due).values(registered_at=time.time(), **row))
         except IntegrityError:
@@ -248,14 +252,14 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         else:
             self._old_clients[key] = owner
 
-    @is_disk_full
+    @retry_until_stored
     async def _settle(self, task_id: str, config_id: str) -> None:
         with anyio.CancelScope(shield=True):
             async with self.engine.begin() as connection:
                 await connection.execute(delete(_due).where(_is(task_id, config_id)))
 
 
-async def forget_configs(connection: AsyncConnection, task_ids: Sequence[str]) -> None:
+async def delete_configs(connection: AsyncConnection, task_ids: Sequence[str]) -> None:
     """Take the configurations of tasks away, in the caller's transaction."""
     model = PushNotificationConfigModel
     await connection.execute(delete(model).where(model.task_id.in_(task_ids)))
@@ -263,11 +267,11 @@ async def forget_configs(connection: AsyncConnection, task_ids: Sequence[str]) -
         await connection.execute(delete(table).where(table.c.task_id.in_(task_ids)))
 
 
-async def forget_stray_configs(connection: AsyncConnection, before: float) -> None:
+async def delete_orphaned_configs(connection: AsyncConnection, before: float) -> None:
     """Take those away that were registered before a time (Unix seconds) and whose task never came."""
     stray = and_(_due.c.registered_at <= before, _due.c.task_id.not_in(select(TaskModel.id)))
     ids = (await connection.execute(select(_due.c.task_id).where(stray).distinct())).scalars().all()
-    await forget_configs(connection, ids)
+    await delete_configs(connection, ids)
 
 
 def _is(task_id: str, config_id: str) -> ColumnElement[bool]:
@@ -275,7 +279,7 @@ def _is(task_id: str, config_id: str) -> ColumnElement[bool]:
 
 
 def _has_ended() -> ColumnElement[bool]:
-    ended: ColumnElement[bool] = TaskModel.status["state"].as_string().in_(names_of(TERMINAL))
+    ended: ColumnElement[bool] = TaskModel.status["state"].as_string().in_(state_names(TERMINAL))
     return ended
 
 

@@ -11,10 +11,10 @@ from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from codex_workspace.common.a2a_terms import TERMINAL, names_of
+from codex_workspace.common.a2a_terms import TERMINAL, state_names
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.storage.deliveries import DeliveryState
-from codex_workspace.storage.push_configs import forget_configs, forget_stray_configs
+from codex_workspace.storage.push_configs import delete_configs, delete_orphaned_configs
 from codex_workspace.storage.schema import tables
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Retention:
             pass
         with anyio.CancelScope(shield=True):
             async with self._engine.begin() as connection:
-                await forget_stray_configs(connection, limits[0].replace(tzinfo=UTC).timestamp())
+                await delete_orphaned_configs(connection, limits[0].replace(tzinfo=UTC).timestamp())
         return pruned
 
     async def _limits(self) -> tuple[datetime, datetime]:
@@ -101,7 +101,7 @@ class Retention:
 
 
 def _ended() -> ColumnElement[bool]:
-    ended: ColumnElement[bool] = TaskModel.status["state"].as_string().in_(names_of(TERMINAL))
+    ended: ColumnElement[bool] = TaskModel.status["state"].as_string().in_(state_names(TERMINAL))
     return ended
 
 
@@ -112,4 +112,4 @@ async def _forget(connection: AsyncConnection, task_ids: Sequence[str]) -> None:
         for name in ("deliveries", "cut_off_tasks"):
             table = tables.tables[name]
             await connection.execute(delete(table).where(table.c.task_id.in_(task_ids)))
-        await forget_configs(connection, task_ids)
+        await delete_configs(connection, task_ids)

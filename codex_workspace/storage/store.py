@@ -27,9 +27,9 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from codex_workspace.common.a2a_terms import ANSWER, TERMINAL, WORKING, names_of
+from codex_workspace.common.a2a_terms import ANSWER, TERMINAL, WORKING, state_names
 from codex_workspace.common.errors import ConfigError, StoreUnavailable
-from codex_workspace.storage.database import WriteHealth, is_disk_full, require_intact, sqlite_file
+from codex_workspace.storage.database import WriteHealth, require_intact, retry_until_stored, sqlite_file
 from codex_workspace.storage.deliveries import Deliveries, acknowledgement
 from codex_workspace.storage.memories import ConversationLog, Memories
 from codex_workspace.storage.migrations import NEWEST, back_up, migrate, refuse_newer, version_of
@@ -78,8 +78,8 @@ class Store:
         self.deliveries: Final = Deliveries(engine, lookups)
         self.push_configs: Final = PushConfigs(engine, self.tasks)
         self.memories: Final = Memories(engine)
-        self.exchanges: Final = ConversationLog(lookups or engine)
-        self.mail: Final = Outbox(engine)
+        self.conversations: Final = ConversationLog(lookups or engine)
+        self.outbox: Final = Outbox(engine)
         self._health = WriteHealth(engine, *([lookups] if lookups not in (None, engine) else []))
 
     async def main_context(self, owner: str) -> str:
@@ -99,7 +99,7 @@ class Store:
             async with self._engine.connect() as connection:
                 return str((await connection.execute(known)).scalar_one())
 
-    def memory(self, owner: str, context_id: str) -> "ContextThreadId":
+    def context_thread(self, owner: str, context_id: str) -> "ContextThreadId":
         """Return the place of a context's thread id."""
         return ContextThreadId(self._engine, owner, context_id)
 
@@ -126,14 +126,14 @@ class Store:
         """Return what forgets old tasks."""
         return Retention(self._engine, keep_days, keep_tasks)
 
-    async def problem(self) -> str | None:
+    async def write_problem(self) -> str | None:
         """Return why nothing can be written, None where nothing is known to be wrong; asks the disk again by and by."""
         return await self._health.problem()
 
-    @is_disk_full
+    @retry_until_stored
     async def fail_unfinished(self, sentence: str, spared: Collection[str] = ()) -> int:
         """End the tasks that an earlier process left unfinished as failed, `spared` ones excepted; return how many."""
-        unfinished = TaskModel.status["state"].as_string().in_(names_of(WORKING))
+        unfinished = TaskModel.status["state"].as_string().in_(state_names(WORKING))
         async with self._engine.begin() as connection:
             rows = await connection.execute(select(TaskModel.id, TaskModel.context_id).where(unfinished))
             left = [row for row in rows if row.id not in spared]
@@ -180,7 +180,7 @@ class ContextThreadId:
             digest: str | None = found.scalar_one_or_none()
             return digest
 
-    @is_disk_full
+    @retry_until_stored
     async def save(self, thread_id: str, instructions: str | None = None) -> None:
         """Keep the thread id and the digest of the instructions that it was told; both are committed on return."""
         kept = {"thread_id": thread_id, "instructions": instructions}
@@ -290,7 +290,7 @@ class DebouncedTaskStore(TaskStore):
             if not (working.clean or working.superseded):
                 await self._write_growth(working)
 
-    @is_disk_full
+    @retry_until_stored
     async def _write(self, task: Task, context: ServerCallContext, *, is_known: bool) -> None:
         if not is_known or not await self._update(task, resolve_user_scope(context)):
             await self._written.save(task, context)

@@ -56,10 +56,10 @@ from codex_workspace.storage.deliveries import (
     RESUMED,
     Deliveries,
     Delivery,
+    DeliveryKey,
     DeliveryState,
-    Key,
     RecordedMessage,
-    digest_of,
+    message_digest,
 )
 from codex_workspace.tasks.approval_answers import UnclearAnswer, parse_answer
 from codex_workspace.tasks.approval_prompts import approval_prompt
@@ -270,7 +270,7 @@ class Job:
             return
         ended = await self._answer(delivery, watch)
         # Down on disk first: from here on, the answer is only handed out.
-        await self._desk.deliveries.answered(delivery.key, ended.SerializeToString())
+        await self._desk.deliveries.mark_answered(delivery.key, ended.SerializeToString())
         self.ended = ended
         watch.ended(ENDS[ended.status.state])
         await self._send([*self._unasked(), *closing_events(ended)])
@@ -283,12 +283,14 @@ class Job:
                 return taken_up
             case RecordedMessage(delivery, by) if by is self._desk.deliveries:
                 return delivery
-        known = await self._desk.deliveries.of_task(self.task_id)
+        known = await self._desk.deliveries.find_by_task(self.task_id)
         if known is not None and known.key.message_id == self._message.message_id:
             return known
         request = SendMessageRequest(message=self._message)
-        key = Key(self.owner, self._message.message_id)
-        accepted = await self._desk.deliveries.accept(key, request, digest_of(request), self.task_id, self.context_id)
+        key = DeliveryKey(self.owner, self._message.message_id)
+        accepted = await self._desk.deliveries.accept(
+            key, request, message_digest(request), self.task_id, self.context_id
+        )
         if accepted is None:
             raise UnsupportedOperationError(message=f"message {key.message_id} is answered by another task")
         return accepted
@@ -347,7 +349,7 @@ class Job:
         deaths = FailureCounts(codex=delivery.deaths)
         if is_taken_up:
             if delivery.state is DeliveryState.STARTED:
-                deaths = replace(deaths, ours=await self._desk.deliveries.restarted(delivery.task_id))
+                deaths = replace(deaths, ours=await self._desk.deliveries.count_restart(delivery.task_id))
             step = await self._next_step(delivery, lease, order, deaths, AGENT_ENDED)
         while True:
             match step:
@@ -366,7 +368,7 @@ class Job:
                 with watch.turn() as turn:
                     return await self._turn(delivery, lease, turn_input, order.options, turn)
             except TurnInterrupted as cut_off:
-                deaths = replace(deaths, codex=await self._desk.deliveries.died(delivery.key))
+                deaths = replace(deaths, codex=await self._desk.deliveries.count_codex_death(delivery.key))
                 step = await self._next_step(delivery, lease, order, deaths, str(cut_off))
                 if isinstance(step, SendAgain | Continue):
                     again = self._reply.notice(f"{cut_off}; the turn is taken up again.")
@@ -416,7 +418,7 @@ class Job:
         written = anyio.Event()
 
         async def write() -> None:
-            await self._desk.deliveries.started(delivery.key, turn.thread_id, turn.turn_id)
+            await self._desk.deliveries.mark_started(delivery.key, turn.thread_id, turn.turn_id)
             written.set()
 
         async with task_group() as beside:
@@ -550,7 +552,7 @@ class Job:
             return None
         if not await turn.steer(order.turn_input, _new_mark(delivery)):
             return None
-        await self._desk.deliveries.started(delivery.key, turn.thread_id, turn.turn_id)
+        await self._desk.deliveries.mark_started(delivery.key, turn.thread_id, turn.turn_id)
         note = f"This message joined the running turn of task {other.task_id}, whose answer is for both."
         self._joined = other
         await self._send([self._reply.working(), self._reply.notice(note)])

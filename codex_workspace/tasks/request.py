@@ -219,7 +219,7 @@ class RequestReader:
             left_files=self.files.left_files - len(handed),
         )
         outcome = await anyio.to_thread.run_sync(handover.take, call.arguments, self.workspace, left, cwd)
-        if isinstance(outcome, OutgoingFile) and self.scrub.is_in(outcome.data):
+        if isinstance(outcome, OutgoingFile) and self.scrub.found_in(outcome.data):
             outcome = handover.HandoverRefused(HOLDS_A_SECRET)
         if not isinstance(outcome, OutgoingFile):
             logger.info("a file was not handed over: %s", outcome.sentence)

@@ -11,9 +11,9 @@ from typing import Final
 import anyio
 
 from codex_workspace.common.a2a_terms import HEADERS
-from codex_workspace.common.logs import IdName, identified
+from codex_workspace.common.logs import IdName, log_context
 from codex_workspace.common.metrics import Metrics, TaskOutcome, TokenTotals, TurnOutcome
-from codex_workspace.common.tracing import NO_TRACER, REQUEST_SPAN, Attributes, Kind, Span, Tracer
+from codex_workspace.common.tracing import NO_TRACER, REQUEST_SPAN, Attributes, Span, SpanKind, Tracer
 from codex_workspace.protocol.codex_events import (
     CommandCompleted,
     CommandStarted,
@@ -46,14 +46,16 @@ class Telemetry:
         about: Attributes = {"a2a.task.id": task_id, "a2a.context.id": context_id}
         caller, headers = request.get(REQUEST_SPAN), request.get(HEADERS)
         if isinstance(caller, Span):
-            span = caller.child("message", about)
+            span = caller.start_child("message", about)
         else:
             # A host of others' has no span for the request.
-            span = self.tracer.begin("message", Kind.INTERNAL, about, headers if isinstance(headers, dict) else None)
+            span = self.tracer.start_span(
+                "message", SpanKind.INTERNAL, about, headers if isinstance(headers, dict) else None
+            )
         ids: dict[IdName, str] = {"task": task_id, "context": context_id}
         if span.trace_id is not None:
             ids["trace"] = span.trace_id
-        with identified(ids), span:
+        with log_context(ids), span:
             yield MessageTelemetry(self, span)
 
 
@@ -68,15 +70,15 @@ class MessageTelemetry:
     def waiting(self) -> Iterator[None]:
         """It waits for its turn while the block is open."""
         since = self._telemetry.clock()
-        with self._span.child("wait", {}):
+        with self._span.start_child("wait", {}):
             yield
-        self._telemetry.metrics.waited(self._telemetry.clock() - since)
+        self._telemetry.metrics.observe_wait(self._telemetry.clock() - since)
 
     @contextmanager
     def turn(self) -> Iterator["TurnTelemetry"]:
         """A turn is begun for it, and over when the block is left."""
         about: Attributes = {"gen_ai.operation.name": "invoke_agent"}
-        with self._span.child("turn", about) as span, ExitStack() as ids:
+        with self._span.start_child("turn", about) as span, ExitStack() as ids:
             watch = TurnTelemetry(self._telemetry, span, ids)
             try:
                 yield watch
@@ -85,7 +87,7 @@ class MessageTelemetry:
 
     def ended(self, outcome: TaskOutcome) -> None:
         """Its task has come to an end that is on disk."""
-        self._telemetry.metrics.task_ended(outcome)
+        self._telemetry.metrics.count_task(outcome)
         self._span.set({"a2a.task.state": outcome})
 
 
@@ -105,7 +107,7 @@ class TurnTelemetry:
         """Codex has taken it on."""
         self._turn = turn
         self._span.set({"gen_ai.conversation.id": turn.thread_id, "codex.turn.id": turn.turn_id})
-        self._ids.enter_context(identified({"thread": turn.thread_id, "turn": turn.turn_id}))
+        self._ids.enter_context(log_context({"thread": turn.thread_id, "turn": turn.turn_id}))
 
     def see(self, event: TurnEvent) -> None:
         """Take note of what happens in it; called for every delta, so the most frequent comes first."""
@@ -113,7 +115,7 @@ class TurnTelemetry:
             case MessageDelta() | MessageCompleted():
                 if not self._has_text:
                     self._has_text = True
-                    self._telemetry.metrics.first_text(self._telemetry.clock() - self._since)
+                    self._telemetry.metrics.observe_first_text(self._telemetry.clock() - self._since)
             case CommandStarted(item_id, command, cwd):
                 self._begin(item_id, "command", {"codex.command": command, "codex.cwd": cwd})
             case CommandCompleted(item_id, exit_code=exit_code, status=status):
@@ -138,7 +140,7 @@ class TurnTelemetry:
         for span in self._items.values():
             span.end("the turn was over before it")
         outcome, used = _outcome(self._turn), _tokens(self._turn)
-        self._telemetry.metrics.turn_ended(outcome, self._telemetry.clock() - self._since, used)
+        self._telemetry.metrics.count_turn(outcome, self._telemetry.clock() - self._since, used)
         self._span.set(
             {
                 "codex.turn.outcome": outcome,
@@ -151,7 +153,7 @@ class TurnTelemetry:
     def _begin(self, item_id: str, name: str, about: Attributes) -> None:
         # An item may begin twice: when codex asks whether it may, and when it does.
         if item_id not in self._items:
-            self._items[item_id] = self._span.child(name, {"codex.item.id": item_id, **about})
+            self._items[item_id] = self._span.start_child(name, {"codex.item.id": item_id, **about})
 
     def _end(self, item_id: str, status: ItemStatus, about: Attributes) -> None:
         span = self._items.pop(item_id, None)

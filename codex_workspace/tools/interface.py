@@ -38,7 +38,7 @@ class PeerTaskHandle:
         return f"{self.peer}:{self.task}"
 
     @classmethod
-    def read(cls, text: str) -> "PeerTaskHandle":
+    def parse(cls, text: str) -> "PeerTaskHandle":
         """Read what `str` gave.
 
         Raises:
@@ -55,13 +55,13 @@ class PeerInfo:
     """A peer that may be given work.
 
     name: how the tools name it. described: the operator's words. problem: why it cannot be asked at the moment.
-    says: what it says of itself.
+    card_text: what it says of itself.
     """
 
     name: str
-    described: str = ""
+    description: str = ""
     problem: str = ""
-    says: str = ""
+    card_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class PeerTaskReport:
     """
 
     peer: str
-    progress: PeerTaskState
-    said: str = ""
+    state: PeerTaskState
+    text: str = ""
     handle: PeerTaskHandle | None = None
     note: str = ""
 
@@ -115,7 +115,7 @@ class MemoryTool(Protocol):
 class UserNotifier(Protocol):
     """Reaches the user beside the answer."""
 
-    async def tell_user(self, caller: ToolCaller, text: str) -> None:
+    async def notify(self, caller: ToolCaller, text: str) -> None:
         """Send the user a message now.
 
         Raises:
@@ -138,10 +138,10 @@ class FileHandover(Protocol):
 class Toolbox:
     """All that the tools can do.
 
-    speaker: None where a user can be reached by answers only. handover: None where codex has another tool for it.
+    notifier: None where a user can be reached by answers only. handover: None where codex has another tool for it.
     """
 
-    work: PeerTasks
-    recollection: MemoryTool
-    speaker: UserNotifier | None = None
-    handover: FileHandover | None = None
+    peer_tasks: PeerTasks
+    memory: MemoryTool
+    notifier: UserNotifier | None = None
+    files: FileHandover | None = None

@@ -218,9 +218,9 @@ class _Tools:
             (self.recall_memory, looking),
             (self.chat_history, looking),
         ]
-        if self._toolbox.speaker is not None:
+        if self._toolbox.notifier is not None:
             tools.append((self.send_message_to_user, acting))
-        if self._toolbox.handover is not None:
+        if self._toolbox.files is not None:
             tools.append((self.hand_over_file, acting))
         for tool, annotations in tools:
             about = handover.DESCRIPTION if tool == self.hand_over_file else None
@@ -241,20 +241,22 @@ class _Tools:
 
     async def list_peers(self) -> str:
         """List the other agents that you can give work to, and what each says it can do."""
-        peers = await self._toolbox.work.peers()
+        peers = await self._toolbox.peer_tasks.peers()
         return "\n\n".join(_introduced(peer) for peer in peers) or "There are no peers."
 
     async def delegate_task(
         self, peer: PeerName, task: Task, wait_s: WaitS = USUAL_WAIT_S, continues: Continues = ""
     ) -> str:
         """Give another agent work, and wait for its answer. Work that takes longer gives a handle for check_task."""
-        earlier = PeerTaskHandle.read(continues) if continues else None
+        earlier = PeerTaskHandle.parse(continues) if continues else None
         wait_s = min(wait_s, self._longest_wait_s)
-        return _told(await self._toolbox.work.delegate(peer, self._scrub(task), wait_s, earlier))
+        return _told(await self._toolbox.peer_tasks.delegate(peer, self._scrub(task), wait_s, earlier))
 
     async def check_task(self, handle: HandleText, wait_s: WaitS = 0.0) -> str:
         """Ask how far work is that you gave another agent; with wait_s, wait for its end."""
-        return _told(await self._toolbox.work.check(PeerTaskHandle.read(handle), min(wait_s, self._longest_wait_s)))
+        return _told(
+            await self._toolbox.peer_tasks.check(PeerTaskHandle.parse(handle), min(wait_s, self._longest_wait_s))
+        )
 
     async def send_message_to_user(
         self,
@@ -262,8 +264,8 @@ class _Tools:
         context: mcp.Context,
     ) -> str:
         """Send the user a message now, ahead of your answer: for news that should not wait. The answer comes anyway."""
-        assert self._toolbox.speaker is not None
-        await self._toolbox.speaker.tell_user(self._behalf(context), self._scrub(text))
+        assert self._toolbox.notifier is not None
+        await self._toolbox.notifier.notify(self._behalf(context), self._scrub(text))
         return "Sent."
 
     async def hand_over_file(
@@ -273,8 +275,8 @@ class _Tools:
         name: Annotated[str | None, Field(description=handover.NAME, max_length=MAX_PATH_CHARS)] = None,
     ) -> str:
         """Described by `handover.DESCRIPTION`, as the app-server's tool of this name is."""
-        assert self._toolbox.handover is not None
-        return await self._toolbox.handover.hand_over(self._behalf(context), {"path": path, "name": name})
+        assert self._toolbox.files is not None
+        return await self._toolbox.files.hand_over(self._behalf(context), {"path": path, "name": name})
 
     async def commit_memory(
         self,
@@ -289,7 +291,7 @@ class _Tools:
         context: mcp.Context,
     ) -> str:
         """Remember something for all later conversations: a decision, a preference, how things are done here."""
-        await self._toolbox.recollection.commit(self._behalf(context), self._scrub(content))
+        await self._toolbox.memory.commit(self._behalf(context), self._scrub(content))
         return "Remembered."
 
     async def recall_memory(
@@ -299,17 +301,17 @@ class _Tools:
         limit: Annotated[int, Field(ge=1, le=MAX_RECALLED)] = 10,
     ) -> str:
         """Look into what was remembered in earlier conversations."""
-        found = await self._toolbox.recollection.recall(self._behalf(context), query, limit)
+        found = await self._toolbox.memory.recall(self._behalf(context), query, limit)
         return "\n".join(f"- {memory.content}" for memory in found) or "Nothing is remembered of that."
 
     async def chat_history(
         self, context: mcp.Context, limit: Annotated[int, Field(ge=1, le=MAX_EXCHANGES)] = 10
     ) -> str:
         """Read what was said in this conversation lately, also what you do not remember of it any more."""
-        exchanges = await self._toolbox.recollection.history(self._behalf(context), limit)
+        exchanges = await self._toolbox.memory.history(self._behalf(context), limit)
         told = [
-            f"[{each.ended_at}] asked: {_cut(each.asked, MAX_EXCHANGE_CHARS)}\n"
-            f"answered: {_cut(each.answered, MAX_EXCHANGE_CHARS)}"
+            f"[{each.ended_at}] asked: {_cut(each.request, MAX_EXCHANGE_CHARS)}\n"
+            f"answered: {_cut(each.reply, MAX_EXCHANGE_CHARS)}"
             for each in exchanges
         ]
         return quote("\n\n".join(told), "this conversation, earlier") if told else "Nothing was said here yet."
@@ -329,17 +331,17 @@ def quote(text: str, whose: str) -> str:
 
 
 def _introduced(peer: PeerInfo) -> str:
-    lines = [f"{peer.name}: {peer.described}" if peer.described else peer.name]
+    lines = [f"{peer.name}: {peer.description}" if peer.description else peer.name]
     if peer.problem:
         lines.append(f"It cannot be asked at the moment. {peer.problem}")
-    if peer.says:
-        lines.append(quote(peer.says, f"the peer {peer.name}"))
+    if peer.card_text:
+        lines.append(quote(peer.card_text, f"the peer {peer.name}"))
     return "\n".join(lines)
 
 
 def _told(report: PeerTaskReport) -> str:
     handle = "" if report.handle is None else f" The handle is {report.handle}"
-    match report.progress:
+    match report.state:
         case PeerTaskState.DONE:
             head = f"The peer {report.peer} has answered."
         case PeerTaskState.WORKING if report.handle is None:
@@ -352,7 +354,7 @@ def _told(report: PeerTaskReport) -> str:
             head = f"The peer {report.peer} has not done it."
         case PeerTaskState.UNREACHABLE:
             head = f"It is not known how far the peer {report.peer} is.{handle}; ask again by check_task."
-    said = [quote(report.said, f"the peer {report.peer}")] if report.said else []
+    said = [quote(report.text, f"the peer {report.peer}")] if report.text else []
     return "\n".join(_filled((head, report.note, *said)))
 
 

@@ -57,7 +57,7 @@ NOT_A2A: Final = "answers what is not A2A"
 _FAULTS: Final = (A2AError, httpx.HTTPError, httpx.InvalidURL, ValueError, ArithmeticError, RecursionError)
 """What comes of a peer's words that are late, broken or odd: URLs that are none, too deep, too large a number."""
 
-_ANYWHERE: Final = AllowList.of(["0.0.0.0/0", "::/0"])
+_ANYWHERE: Final = AllowList.parse(["0.0.0.0/0", "::/0"])
 _TASK_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _BINDINGS: Final = (TransportProtocol.JSONRPC.value, TransportProtocol.HTTP_JSON.value)
 
@@ -76,7 +76,7 @@ class PeerClient:
             try:
                 async with _line(peer) as http:
                     card = await _card(http, peer)
-                    found[peer.name] = PeerInfo(peer.name, peer.description, says=_introduction(card))
+                    found[peer.name] = PeerInfo(peer.name, peer.description, card_text=_introduction(card))
             except ToolRefused as error:
                 found[peer.name] = PeerInfo(peer.name, peer.description, problem=str(error))
             except Exception:

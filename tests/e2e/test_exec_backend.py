@@ -17,7 +17,7 @@ import pytest
 from a2a.types import Part, TaskState
 from google.protobuf.json_format import ParseDict
 
-from codex_workspace.common.errors import NOT_TAKEN
+from codex_workspace.common.errors import CONFIG_REJECTED
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.tasks.request import NO_STEERING, TURN
 from tests.e2e.agent_process import SECRET, AgentProcess, Backend, Place, running_agent, spawn
@@ -297,7 +297,7 @@ async def test_a_codex_that_ends_before_its_session_begins_is_one_more_try_or_a_
         for what, sentence in (
             (killed, "Codex ended 2 times while it worked on this message, the last time so: codex was ended by"),
             ("echo boom >&2; exit 7\n", "codex ended with exit code 7"),
-            ("echo 'Error: Model provider `mine` not found' >&2; exit 1\n", NOT_TAKEN),
+            ("echo 'Error: Model provider `mine` not found' >&2; exit 1\n", CONFIG_REJECTED),
             ("exit 0\n", "codex ended with exit code 0 before its turn was over"),
         ):
             trouble.write_text(what)

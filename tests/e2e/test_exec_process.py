@@ -21,8 +21,8 @@ import tomlkit
 
 from codex_workspace.backends.codex_exec.command import mcp_overrides
 from codex_workspace.backends.codex_exec.process import CodexExec, ExecLimits
-from codex_workspace.common.errors import NOT_TAKEN, CodexCannotStart, ConfigError, ConfigLocation, InputRefused
-from codex_workspace.common.processes import marked
+from codex_workspace.common.errors import CONFIG_REJECTED, CodexCannotStart, ConfigError, ConfigLocation, InputRefused
+from codex_workspace.common.processes import find_marked
 from codex_workspace.config.codex_toml import Managed
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.mcp_servers import McpServer, McpServerEntry, McpServers, resolve
@@ -123,7 +123,7 @@ def only(kind: type[_T], events: Sequence[AgentEvent]) -> list[_T]:
 
 def left_of(launch: Launch) -> list[int]:
     """Return the processes of a family that are there still."""
-    return marked(MARK, f"{launch.family}.", or_longer=True)
+    return find_marked(MARK, f"{launch.family}.", or_longer=True)
 
 
 def environment_of(processes: Sequence[int]) -> str:
@@ -624,7 +624,7 @@ async def test_a_crash_is_told_with_codex_own_words(launch: Launch) -> None:
         said = run.diagnostics
     assert done.error is not None
     assert (done.stop_reason, done.error.code) == ("failed", "PROCESS_EXITED")
-    assert done.error.message.startswith(f"{NOT_TAKEN}: Error loading config.toml: ")
+    assert done.error.message.startswith(f"{CONFIG_REJECTED}: Error loading config.toml: ")
     assert "expected" in done.error.message
     assert "config.toml:1:" in said
     assert KEY not in said + done.error.message

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from a2a.types import TaskState
 
-from codex_workspace.common.errors import NOT_TAKEN
+from codex_workspace.common.errors import CONFIG_REJECTED
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.tasks.replies import FAILURE
 from tests.e2e.agent_process import SECRET, Place, running_agent
@@ -121,7 +121,7 @@ async def test_a_config_toml_that_is_spoilt_while_the_agent_runs_fails_messages_
         for context_id, setting in zip(("new", "newer"), spoilt, strict=True):
             file.write_text(f"{good}\n{server}{setting}")
             seen = await client.ask("hello", context_id)
-            assert (seen.state, seen.sentence) == (FAILED, NOT_TAKEN)
+            assert (seen.state, seen.sentence) == (FAILED, CONFIG_REJECTED)
         file.write_text(good)
         assert "the word is apple" in (await client.ask(script({"repeat": True}), "ctx")).answer
     log = place.log.read_text()

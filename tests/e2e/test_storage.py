@@ -15,7 +15,7 @@ import pytest
 from a2a.types import TaskState
 from a2a.utils.errors import InternalError
 
-from codex_workspace.common.files import LOCK_NAME, PATIENCE_S
+from codex_workspace.common.files import LOCK_NAME, LOCK_TIMEOUT_S
 from codex_workspace.storage.database import PROBE_INTERVAL_S
 from codex_workspace.storage.migrations import NEWEST
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
@@ -63,7 +63,7 @@ async def reports(place: Place) -> dict[str, dict[str, str]]:
 async def test_the_second_agent_refuses_to_start_and_says_who_is_first(place: Place, agent: AgentProcess) -> None:
     before = time.monotonic()
     said = await refusal(place)
-    assert time.monotonic() - before < PATIENCE_S + 3
+    assert time.monotonic() - before < LOCK_TIMEOUT_S + 3
     assert f"another agent works on {place.root / 'state'} (pid {agent.process.pid}, since 2" in said
     assert agent.url in said
     async with peer(agent.url) as client:

@@ -21,7 +21,7 @@ from codex_workspace.storage.database import (
     require_intact,
     set_aside,
 )
-from codex_workspace.storage.deliveries import DeliveryState, Key, digest_of
+from codex_workspace.storage.deliveries import DeliveryKey, DeliveryState, message_digest
 from codex_workspace.storage.migrations import NEWEST
 from codex_workspace.storage.retention import BATCH
 from codex_workspace.storage.store import Store, open_store
@@ -39,7 +39,7 @@ async def file(tmp_path: Path) -> Path:
     file = tmp_path / "workspace.sqlite3"
     async with open_store(url(file)) as store:
         for number in range(100):
-            await store.memory("me", f"context-{number}").save("thread-" + "x" * 50)
+            await store.context_thread("me", f"context-{number}").save("thread-" + "x" * 50)
     return file
 
 
@@ -150,7 +150,7 @@ async def test_a_sound_file_is_not_set_aside(file: Path) -> None:
         set_aside(file)
     async with open_store(url(file)) as store:
         # Also while it is open, with rows that are in the log only.
-        await store.memory("me", "new").save("thread")
+        await store.context_thread("me", "new").save("thread")
         with pytest.raises(ConfigError, match="nothing is wrong with"):
             set_aside(file)
         assert file_version(file) == NEWEST
@@ -176,7 +176,7 @@ def test_no_file_and_an_empty_one_are_a_beginning(tmp_path: Path, *, there: bool
 
 async def test_looking_changes_nothing(file: Path) -> None:
     async with open_store(url(file)) as store:
-        await store.memory("me", "new").save("thread")
+        await store.context_thread("me", "new").save("thread")
         before = {path: path.read_bytes() for path in file.parent.iterdir() if not path.name.endswith("-shm")}
         require_intact(file)
         assert file_version(file) == NEWEST
@@ -191,9 +191,9 @@ def request_of(message_id: str, text: str) -> SendMessageRequest:
     return SendMessageRequest(message=message)
 
 
-async def accept(store: Store, message_id: str, text: str = "Hello", task_id: str = "task-1") -> Key:
-    key, request = Key("me", message_id), request_of(message_id, text)
-    assert await store.deliveries.accept(key, request, digest_of(request), task_id, "context-1") is not None
+async def accept(store: Store, message_id: str, text: str = "Hello", task_id: str = "task-1") -> DeliveryKey:
+    key, request = DeliveryKey("me", message_id), request_of(message_id, text)
+    assert await store.deliveries.accept(key, request, message_digest(request), task_id, "context-1") is not None
     return key
 
 
@@ -213,19 +213,19 @@ BIG = "x" * 500_000
 async def test_what_does_not_fit_is_refused_in_words_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
     async with store_on_a_small_disk(tmp_path) as (store, full):
         await accept(store, "before")
-        assert await store.problem() is None
+        assert await store.write_problem() is None
         full.touch()
         with pytest.raises(StoreUnavailable, match=r"the disk is full\); nothing was accepted, send it again later"):
             await accept(store, "during", BIG)
-        assert await store.problem() == "the disk is full"
+        assert await store.write_problem() == "the disk is full"
         request = request_of("during", BIG)
-        assert await store.deliveries.find(Key("me", "during"), digest_of(request)) is None
+        assert await store.deliveries.find(DeliveryKey("me", "during"), message_digest(request)) is None
         assert len(await store.deliveries.unfinished()) == 1
         # Nobody hammers at a disk that is full.
         full.unlink()
-        assert await store.problem() == "the disk is full"
+        assert await store.write_problem() == "the disk is full"
         await anyio.sleep(PROBE_INTERVAL_S + 0.1)
-        assert await store.problem() is None
+        assert await store.write_problem() is None
         await accept(store, "during", BIG)
     assert rows(tmp_path / "small.sqlite3", "select message_id from deliveries order by 1") == [
         ("before",),
@@ -239,21 +239,21 @@ async def test_while_it_is_full_it_is_tried_by_and_by(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable):
             await accept(store, "during", BIG)
         await anyio.sleep(PROBE_INTERVAL_S + 0.1)
-        assert await store.problem() == "the disk is full"
+        assert await store.write_problem() == "the disk is full"
         full.unlink()
-        assert await store.problem() == "the disk is full"
+        assert await store.write_problem() == "the disk is full"
 
 
 async def test_the_answer_of_an_accepted_message_waits_for_room(tmp_path: Path) -> None:
     async with store_on_a_small_disk(tmp_path) as (store, full):
         key = await accept(store, "first")
         await store.tasks.save(task_of(SUBMITTED), ME)
-        await store.deliveries.started(key, "thread-1", "turn-1")
+        await store.deliveries.mark_started(key, "thread-1", "turn-1")
         await store.tasks.save(task_of(WORKING), ME)
         full.touch()
 
         async def end() -> None:
-            await store.deliveries.answered(key, b"x" * 500_000)
+            await store.deliveries.mark_answered(key, b"x" * 500_000)
             await store.tasks.save(task_of(COMPLETED, BIG), ME)
 
         async with anyio.create_task_group() as tasks:
@@ -267,7 +267,7 @@ async def test_the_answer_of_an_accepted_message_waits_for_room(tmp_path: Path) 
 
 
 async def state_of(store: Store, message_id: str) -> DeliveryState:
-    found = await store.deliveries.find(Key("me", message_id), digest_of(request_of(message_id, "Hello")))
+    found = await store.deliveries.find(DeliveryKey("me", message_id), message_digest(request_of(message_id, "Hello")))
     assert found is not None
     return found.state
 
@@ -285,7 +285,7 @@ async def test_a_growing_answer_is_read_though_it_cannot_be_written(tmp_path: Pa
         await anyio.sleep(1.05)
         full.touch()
         await store.tasks.save(task_of(WORKING, BIG), ME)
-        assert await store.problem() == "the disk is full"
+        assert await store.write_problem() == "the disk is full"
         assert text_of(await store.tasks.get("task-1", ME)) == BIG
         full.unlink()
     # Leaving the store writes what waits.
@@ -386,7 +386,7 @@ async def test_many_go_in_small_transactions_and_conversations_stay(file: Path) 
         put_task(file, f"task-{number}", days_ago=31)
     async with open_store(url(file)) as store:
         assert await store.retention(30, 1000).prune() == 3 * BATCH + 1
-        assert await store.memory("me", "context-1").load() is not None
+        assert await store.context_thread("me", "context-1").load() is not None
 
 
 async def test_what_the_agent_itself_wrote_is_as_old_as_it_says(file: Path) -> None:

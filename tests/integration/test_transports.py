@@ -50,7 +50,7 @@ from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.server.app import ServerOptions, bind, build_app, card_facts, serving
 from codex_workspace.server.card import agent_card
-from codex_workspace.server.grpc_server import grpc_bound
+from codex_workspace.server.grpc_server import bind_grpc
 from codex_workspace.server.limits import MAX_NESTING, StreamLimits
 from codex_workspace.storage.store import open_store
 from tests.unit.server.test_app import Echo
@@ -94,7 +94,7 @@ async def served(
         return None
 
     with bind("127.0.0.1", 0) as listener:
-        async with grpc_bound("127.0.0.1", 0, options.max_body_bytes, dead_after_s) as grpc_listener:
+        async with bind_grpc("127.0.0.1", 0, options.max_body_bytes, dead_after_s) as grpc_listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
             options = replace(options, url=url, grpc_url=f"127.0.0.1:{grpc_listener.port}")
             executor = Echo()
@@ -705,7 +705,7 @@ async def test_a_grpc_port_that_is_taken_is_one_sentence() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=f"A2A_HOST/A2A_GRPC_PORT: cannot listen on 127.0.0.1 port {port}; "):
-            async with grpc_bound("127.0.0.1", port, 1000, 15):
+            async with bind_grpc("127.0.0.1", port, 1000, 15):
                 pass
 
 
@@ -724,7 +724,7 @@ next(call)
 
 
 async def test_a_grpc_client_that_is_gone_without_a_word_gives_its_place_back(tmp_path: Path) -> None:
-    options = replace(OPTIONS, streams=StreamLimits(in_all=1))
+    options = replace(OPTIONS, streams=StreamLimits(total=1))
     async with (
         served(tmp_path, options, dead_after_s=1) as now,
         await anyio.open_process([sys.executable, "-c", STUCK, str(now.options.grpc_url)]) as client,

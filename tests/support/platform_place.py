@@ -107,18 +107,18 @@ async def placed(place: Place) -> AsyncIterator[Placed]:
             open_platform_client(place.platform.url, place.workspace_id, token) as api,
         ):
             await app.resume()
-            pushing = PushDelivery(store.mail, place.answer_within_s, frozenset({OWNER, "operator"}))
+            pushing = PushDelivery(store.outbox, place.answer_within_s, frozenset({OWNER, "operator"}))
             assert isinstance(app.handler, DeadlineReplyHandler)
             app.handler.serve_platform(pushing)
 
             def let_in(secret: Secret) -> None:
                 secrets.append(secret)
-                app.let_in(OWNER, secret.reveal())
+                app.add_principal(OWNER, secret.reveal())
 
             host = RegistrationOptions(url, MessageToDict(app.card), place.delivery, 1.0, place.at_once)
             vitals = HealthSource(pulse, lambda: dict.fromkeys(TaskOutcome, 0), ready, place.running)
             async with (
                 serving(app.asgi, listener),
-                join_platform(host, api, store.mail, app.front, vitals, pushing, let_in, stop),
+                join_platform(host, api, store.outbox, app.front, vitals, pushing, let_in, stop),
             ):
                 yield Placed(store, api, url, stop, pushing, secrets)

@@ -20,14 +20,14 @@ from codex_workspace.app_server import (
     open_app_server,
 )
 from codex_workspace.common.errors import (
-    NOT_TAKEN,
+    CONFIG_REJECTED,
     CodexCannotStart,
     CodexGone,
     CodexRefused,
     CodexTimeout,
     InputRefused,
 )
-from codex_workspace.common.processes import marked
+from codex_workspace.common.processes import find_marked
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import Notification
 from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
@@ -498,7 +498,7 @@ def program(folder: Path, code: str, start_timeout_s: float = 20.0) -> Launch:
 
 def left_of(folder: Path) -> list[int]:
     """Return the processes that still run with `folder` as CODEX_HOME."""
-    return marked("CODEX_HOME", str(folder))
+    return find_marked("CODEX_HOME", str(folder))
 
 
 @pytest.mark.alone
@@ -707,7 +707,7 @@ async def test_a_codex_that_does_not_take_its_configuration_is_told_without_its_
     with pytest.raises(CodexCannotStart) as raised:
         async with open_app_server(launch):
             pytest.fail("it did not start")
-    assert raised.value.public == NOT_TAKEN
+    assert raised.value.public == CONFIG_REJECTED
     assert str(raised.value) == (
         f"codex does not take {tmp_path / 'config.toml'}: other words: invalid type: string …, expected a map; "
         "mend the file"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
-from codex_workspace.common.values import THREAD_ID, JsonObject, nested_or_empty, text_or_none
+from codex_workspace.common.values import THREAD_ID_PATTERN, JsonObject, nested_or_empty, text_or_none
 from codex_workspace.protocol.codex_events import MessageCompleted, TokenUsage, TurnCompleted, TurnError
 from codex_workspace.protocol.exec_reader import token_count
 from codex_workspace.runtimes.backend import TurnRecord
@@ -31,7 +31,7 @@ def size_of(codex_home: Path, session_id: str) -> int:
 
 def file_of(codex_home: Path, session_id: str) -> Path | None:
     """Return the file of a session; None where there is none."""
-    if not THREAD_ID.fullmatch(session_id):
+    if not THREAD_ID_PATTERN.fullmatch(session_id):
         return None
     return next(codex_home.glob(f"sessions/**/rollout-*{session_id}.jsonl"), None)
 

@@ -18,7 +18,7 @@ from anyio.abc import ByteReceiveStream
 
 from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.common.errors import MAX_REASON_CHARS, CodexCannotStart
-from codex_workspace.common.processes import end_kin, end_marked, kin_of, sweep, sweep_kin
+from codex_workspace.common.processes import kill_marked, kill_marked_nowait, kill_tree, kill_tree_nowait, process_tree
 from codex_workspace.runtimes.launch import MARK, Launch
 from codex_workspace.runtimes.process import DRAIN_S, KILL_GRACE_S, MASK, Process, spawn
 
@@ -39,27 +39,27 @@ async def end_codex(process: Process, mark: str, gate: LoginLock | None, term_gr
         term_grace_s: how long it may take after SIGTERM.
     """
     # Codex gives its MCP servers, and a command its own, an environment without the mark; killed, it ends none.
-    kin = kin_of(process.popen.pid)
+    kin = process_tree(process.popen.pid)
     is_ended = False
     try:
         with anyio.CancelScope(shield=True):
             if process.exit_code is None and gate is not None:
                 await gate.spared(lambda: process.exit_code is not None)
-                kin = kin_of(process.popen.pid, kin)
+                kin = process_tree(process.popen.pid, kin)
             if process.exit_code is None:
                 process.signal_group(signal.SIGTERM)
                 if not await process.ended_within(term_grace_s):
                     process.signal_group(signal.SIGKILL)
                     await process.ended_within(KILL_GRACE_S)
-            await sweep_kin(process.popen.pid, kin)
-            await sweep(MARK, mark)
+            await kill_tree(process.popen.pid, kin)
+            await kill_marked(MARK, mark)
             is_ended = True
     finally:
         if not is_ended:
             # A shield does not hold what asyncio itself cancels, and there may be no further chance.
             process.signal_group(signal.SIGKILL)
-            end_kin(process.popen.pid, kin)
-            end_marked(MARK, mark)
+            kill_tree_nowait(process.popen.pid, kin)
+            kill_marked_nowait(MARK, mark)
             with suppress(subprocess.TimeoutExpired):
                 process.popen.wait(KILLED_S)
 

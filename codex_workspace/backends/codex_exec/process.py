@@ -25,8 +25,8 @@ from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.backends.codex_exec.one_shot import TERM_GRACE_S, end_codex, last_line, run_once
 from codex_workspace.backends.codex_exec.run_files import clear_leftovers, write_file, written_run_files
 from codex_workspace.common.concurrency import task_group
-from codex_workspace.common.errors import MAX_REASON_CHARS, NOT_TAKEN, CodexCannotStart, is_about_config
-from codex_workspace.common.values import Version, version_in
+from codex_workspace.common.errors import CONFIG_REJECTED, MAX_REASON_CHARS, CodexCannotStart, is_config_error
+from codex_workspace.common.values import Version, find_version
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
 from codex_workspace.protocol.failures import PROCESS_EXITED, inactivity_error
@@ -313,7 +313,7 @@ class ExecRun(Generic[E]):
         if self._process.exit_code == 0:
             return None
         said = self.diagnostics
-        sentence = NOT_TAKEN if is_about_config(said) else f"codex {self._process.how_it_ended()}"
+        sentence = CONFIG_REJECTED if is_config_error(said) else f"codex {self._process.how_it_ended()}"
         return TurnError(sentence, PROCESS_EXITED, None, _why(said) or None)
 
     def _began_another(self) -> bool:
@@ -525,7 +525,7 @@ async def _tell(stdin: ByteSendStream, prompt: str) -> None:
 async def _ask_version(launch: Launch) -> Version:
     late = f"codex did not say its version within {VERSION_TIMEOUT_S:g} s"
     told = await run_once(launch, "--version", within_s=VERSION_TIMEOUT_S, late=late)
-    version = version_in(told.stdout.decode("utf-8", "replace"))
+    version = find_version(told.stdout.decode("utf-8", "replace"))
     if version is None:
         said = ": ".join(filter(None, (f"exit code {told.returncode}", last_line(told.stderr))))
         raise CodexCannotStart(f"codex did not tell its version ({said}); is CODEX_BIN really codex?")

@@ -15,7 +15,7 @@ import anyio
 from codex_workspace.backends.codex_exec.command import RunFiles
 from codex_workspace.common.concurrency import run_in_thread
 from codex_workspace.common.errors import InputRefused
-from codex_workspace.common.files import wait_for_lock
+from codex_workspace.common.files import try_lock_file
 from codex_workspace.runtimes.options import RunOptions
 
 PREFIX: Final = "codex-workspace-run-"
@@ -116,7 +116,7 @@ def _held(folder: Path) -> int | None:
     with suppress(FileNotFoundError), ExitStack() as opened:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened.callback(os.close, descriptor)
-        if wait_for_lock(descriptor, folder):
+        if try_lock_file(descriptor, folder):
             opened.pop_all()
             return descriptor
     return None

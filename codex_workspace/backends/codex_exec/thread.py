@@ -21,7 +21,7 @@ from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, has_
 from codex_workspace.backends.codex_exec.process import CodexExec, ExecRun
 from codex_workspace.backends.codex_exec.run_files import Folder, written_run_files
 from codex_workspace.backends.codex_exec.turn import ExecTurn, TurnLines
-from codex_workspace.common.errors import CodexCannotStart, CodexGone, is_about_config
+from codex_workspace.common.errors import CodexCannotStart, CodexGone, is_config_error
 from codex_workspace.config.prompts import Instructions
 from codex_workspace.config.toml_text import KeyPath, TomlValue
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnEvent
@@ -289,7 +289,7 @@ class ExecThread:
         sentence = failure.message if failure is not None else "codex ended before it had begun"
         diagnostics = run.diagnostics
         lost = [line for line in (sentence, *diagnostics.splitlines()) if LOST_THREAD.search(line)]
-        if is_resumed and lost and not is_about_config(diagnostics):
+        if is_resumed and lost and not is_config_error(diagnostics):
             return _SessionLost(lost[-1])
         self._tally.died += 1
         # A shell that stands before codex says a signal as a code beyond 128.

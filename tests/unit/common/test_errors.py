@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codex_workspace.common.errors import NOT_TAKEN, CodexRefused, hide_values, is_about_config, without_values
+from codex_workspace.common.errors import (
+    CONFIG_REJECTED,
+    CodexRefused,
+    is_config_error,
+    redact_config_error,
+    redact_config_values,
+)
 
 CANARY = "sk-operator-secret"
 FILE = "/state/codex/config.toml"
@@ -43,16 +49,16 @@ SAID = {
 @pytest.mark.parametrize(("said", "expected"), SAID.items())
 def test_codexs_words_keep_the_place_and_lose_the_value(said: str, expected: str) -> None:
     before = 'WARNING: proceeding (home: "/state")\n'
-    assert is_about_config(said)
-    assert hide_values(before + said) == before + expected
-    assert is_about_config(expected)
-    assert CANARY not in without_values(said)
+    assert is_config_error(said)
+    assert redact_config_error(before + said) == before + expected
+    assert is_config_error(expected)
+    assert CANARY not in redact_config_values(said)
 
 
 def test_other_words_stay_as_they_are() -> None:
     said = 'Error: thread/resume: no rollout found for "x"\n3 | x'
-    assert not is_about_config(said)
-    assert hide_values(said) == said
+    assert not is_config_error(said)
+    assert redact_config_error(said) == said
     assert CodexRefused("thread/resume", -1, said).public == f"codex refused thread/resume: {said} (-1)"
 
 
@@ -63,4 +69,4 @@ def test_no_value_shows_whatever_stands_around_it(before: str, behind: str) -> N
     for quoted in (f"string {debug}, expected a map\nin `a.b`", f"unknown variant `{value}`, expected `a` or `b`"):
         refused = CodexRefused("thread/start", -32600, f"failed to load configuration: {FILE}:1:9: {quoted}")
         assert CANARY not in str(refused)
-        assert refused.public == NOT_TAKEN
+        assert refused.public == CONFIG_REJECTED

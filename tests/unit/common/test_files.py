@@ -12,16 +12,24 @@ import anyio
 import pytest
 
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.common.files import LOCK_NAME, PATIENCE_S, UNKNOWN, Holder, hold_folder, lock_holder, wait_for_lock
+from codex_workspace.common.files import (
+    LOCK_NAME,
+    LOCK_TIMEOUT_S,
+    UNKNOWN,
+    Holder,
+    lock_folder,
+    lock_holder,
+    try_lock_file,
+)
 from tests.e2e.agent_process import REPOSITORY
 
 HOLD = """
 import subprocess, sys, anyio
 from pathlib import Path
-from codex_workspace.common.files import folder_held
+from codex_workspace.common.files import lock_folder
 
 async def hold():
-    async with folder_held(Path(sys.argv[1]), "http://127.0.0.1:8123/"):
+    async with lock_folder(Path(sys.argv[1]), "http://127.0.0.1:8123/"):
         child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
         print(child.pid, flush=True)
         await anyio.to_thread.run_sync(sys.stdin.readline)
@@ -55,7 +63,7 @@ def alive(pid: int) -> bool:
 async def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path: Path) -> None:
     with another_holder(tmp_path) as (process, _):
         with pytest.raises(ConfigError) as refused:
-            async with hold_folder(tmp_path):
+            async with lock_folder(tmp_path):
                 pytest.fail("both hold it")
         holder = lock_holder(tmp_path)
         process.communicate("\n")
@@ -73,7 +81,7 @@ async def test_a_killed_holder_holds_nothing_though_its_child_lives(tmp_path: Pa
             assert str(process.pid) in (tmp_path / LOCK_NAME).read_text()
             assert alive(child)
             assert lock_holder(tmp_path) is None
-            async with hold_folder(tmp_path):
+            async with lock_folder(tmp_path):
                 assert f'"pid": {os.getpid()}' in (tmp_path / LOCK_NAME).read_text()
         finally:
             os.kill(child, signal.SIGKILL)
@@ -84,13 +92,13 @@ async def test_a_holder_that_is_just_ending_is_waited_for(tmp_path: Path) -> Non
         async with anyio.create_task_group() as tasks:
 
             async def end_it() -> None:
-                await anyio.sleep(PATIENCE_S / 4)
+                await anyio.sleep(LOCK_TIMEOUT_S / 4)
                 assert process.stdin is not None
                 process.stdin.write("\n")
                 process.stdin.flush()
 
             tasks.start_soon(end_it)
-            async with hold_folder(tmp_path):
+            async with lock_folder(tmp_path):
                 pass
 
 
@@ -98,7 +106,7 @@ async def test_a_holder_that_is_just_ending_is_waited_for(tmp_path: Path) -> Non
 async def test_what_a_file_says_that_nobody_holds_is_no_obstacle(tmp_path: Path, left: bytes) -> None:
     (tmp_path / LOCK_NAME).write_bytes(left)
     assert lock_holder(tmp_path) is None
-    async with hold_folder(tmp_path, "here"):
+    async with lock_folder(tmp_path, "here"):
         assert isinstance(lock_holder(tmp_path), Holder)
         (tmp_path / LOCK_NAME).write_bytes(left)
         assert lock_holder(tmp_path) == UNKNOWN
@@ -106,7 +114,7 @@ async def test_what_a_file_says_that_nobody_holds_is_no_obstacle(tmp_path: Path,
 
 
 async def test_the_file_is_this_users_alone_and_stays_empty_behind(tmp_path: Path) -> None:
-    async with hold_folder(tmp_path):
+    async with lock_folder(tmp_path):
         assert (tmp_path / LOCK_NAME).stat().st_mode & 0o777 == 0o600
     assert (tmp_path / LOCK_NAME).read_bytes() == b""
 
@@ -114,7 +122,7 @@ async def test_the_file_is_this_users_alone_and_stays_empty_behind(tmp_path: Pat
 async def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert lock_holder(tmp_path / "no") is None
     with pytest.raises(ConfigError, match=r"WORKSPACE_STATE_DIR: .*agent\.lock cannot be opened: No such file"):
-        async with hold_folder(tmp_path / "no"):
+        async with lock_folder(tmp_path / "no"):
             pytest.fail("it is held")
 
 
@@ -123,13 +131,13 @@ def test_what_was_removed_before_it_was_locked_is_not_held(tmp_path: Path) -> No
     folder.mkdir()
     removed = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     folder.rmdir()
-    assert not wait_for_lock(removed, folder)
+    assert not try_lock_file(removed, folder)
     folder.mkdir()
-    assert not wait_for_lock(removed, folder)
+    assert not try_lock_file(removed, folder)
     first, second = (os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2))
-    assert wait_for_lock(first, folder)
-    assert not wait_for_lock(second, folder)
+    assert try_lock_file(first, folder)
+    assert not try_lock_file(second, folder)
     os.close(first)
-    assert wait_for_lock(second, folder)
+    assert try_lock_file(second, folder)
     os.close(second)
     os.close(removed)

@@ -11,10 +11,10 @@ SECRETS = ["sk-1", "sk-1-longer", 'with "quotes" and \\', "ümlaut", "", "of two
 PROGRAM = """
 import logging, sys
 from codex_workspace.common.logs import set_up_logging
-from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.redact import Redactor
 
 secrets = {secrets!r}
-set_up_logging(as_json={as_json}, level={level!r}, scrub=Scrubber(secrets))
+set_up_logging(as_json={as_json}, level={level!r}, scrub=Redactor(secrets))
 logger = logging.getLogger("ours")
 logger.debug("not at this level")
 logger.info("secret %s and %s", secrets[0], secrets[1])
@@ -81,18 +81,18 @@ def test_libraries_are_heard_when_they_warn(level: str, warns: bool) -> None:
 
 OF_WORK = """
 import anyio, logging
-from codex_workspace.common.logs import identified, set_up_logging
-from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.logs import log_context, set_up_logging
+from codex_workspace.common.redact import Redactor
 
-set_up_logging(as_json={as_json}, level="INFO", scrub=Scrubber(["sk-secret"]))
+set_up_logging(as_json={as_json}, level="INFO", scrub=Redactor(["sk-secret"]))
 logger = logging.getLogger("deep.below")
 
 async def deep(number):
-    with identified({{"thread": f"thread-{{number}}"}}):
+    with log_context({{"thread": f"thread-{{number}}"}}):
         await anyio.to_thread.run_sync(logger.info, "from a worker thread")
 
 async def work(number):
-    with identified({{"task": f"task-{{number}}", "context": {context!r}}}):
+    with log_context({{"task": f"task-{{number}}", "context": {context!r}}}):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(deep, number)
         logger.info("back")

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from codex_workspace.common.metrics import CodexGauges, Gauges, Metrics, TaskOutcome, TokenTotals, TurnOutcome
-from codex_workspace.common.tracing import Attributes, Kind, Span
+from codex_workspace.common.tracing import Attributes, Span, SpanKind
 from codex_workspace.protocol.codex_events import (
     CommandCompleted,
     CommandStarted,
@@ -25,7 +25,7 @@ from codex_workspace.protocol.codex_events import (
     WebSearchCompleted,
 )
 from codex_workspace.server.views import COUNTED_S, GaugeCollector
-from codex_workspace.storage.deliveries import Deliveries, Key, digest_of
+from codex_workspace.storage.deliveries import Deliveries, DeliveryKey, message_digest
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.tasks.telemetry import Telemetry
 
@@ -130,7 +130,7 @@ class Noted(Span):
     def __init__(self, name: str, notes: list[str]) -> None:
         self._name, self._notes, self._is_over = name, notes, False
 
-    def child(self, name: str, attributes: Attributes) -> Span:
+    def start_child(self, name: str, attributes: Attributes) -> Span:
         self._notes.append(f"{name} in {self._name}")
         return Noted(name, self._notes)
 
@@ -146,7 +146,7 @@ class Notes:
 
     notes: list[str]
 
-    def begin(self, name: str, kind: Kind, attributes: Attributes, headers: object = None) -> Span:
+    def start_span(self, name: str, kind: SpanKind, attributes: Attributes, headers: object = None) -> Span:
         return Noted(name, self.notes)
 
 
@@ -184,10 +184,10 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         yield store
 
 
-async def accepted(deliveries: Deliveries, message_id: str, context_id: str = "ctx") -> Key:
-    key = Key("operator", message_id)
+async def accepted(deliveries: Deliveries, message_id: str, context_id: str = "ctx") -> DeliveryKey:
+    key = DeliveryKey("operator", message_id)
     request = SendMessageRequest(message=Message(message_id=message_id))
-    assert await deliveries.accept(key, request, digest_of(request), f"task-{message_id}", context_id)
+    assert await deliveries.accept(key, request, message_digest(request), f"task-{message_id}", context_id)
     return key
 
 
@@ -197,7 +197,7 @@ async def test_messages_are_counted_by_state(store: Store) -> None:
     assert levels.deliveries == {"accepted": 0, "started": 0, "answered": 0, "acknowledged": 0}
     assert (levels.streams, levels.codex, levels.push_waiting) == (7, None, None)
     await accepted(store.deliveries, "1")
-    await store.deliveries.started(await accepted(store.deliveries, "2"), "thread", "turn")
+    await store.deliveries.mark_started(await accepted(store.deliveries, "2"), "thread", "turn")
     assert (await reader.read()).deliveries == levels.deliveries, f"the database is asked once in {COUNTED_S:g} s"
     again = await GaugeCollector(store.deliveries, lambda: 7).read()
     assert again.deliveries == {"accepted": 1, "started": 1, "answered": 0, "acknowledged": 0}
@@ -207,8 +207,8 @@ async def test_the_thread_that_was_last_at_work_is_known(store: Store) -> None:
     deliveries = store.deliveries
     assert await deliveries.newest_thread() is None
     first, second = await accepted(deliveries, "1", "one"), await accepted(deliveries, "2", "two")
-    await deliveries.started(second, "thread-2", "turn")
-    await deliveries.started(first, "thread-1", "turn")
+    await deliveries.mark_started(second, "thread-2", "turn")
+    await deliveries.mark_started(first, "thread-1", "turn")
     assert await deliveries.newest_thread() == "thread-1"
     assert await deliveries.newest_thread("two") == "thread-2"
     assert await deliveries.newest_thread("three") is None

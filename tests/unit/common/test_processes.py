@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from codex_workspace.common.processes import marked, resident_bytes, sweep
+from codex_workspace.common.processes import find_marked, kill_marked, resident_bytes
 from tests.e2e.agent_process import REPOSITORY
 
 NAME = "CODEX_WORKSPACE_TEST"
@@ -30,21 +30,21 @@ def sleeper(mark: str) -> Iterator[subprocess.Popen[bytes]]:
 def test_only_the_mark_with_its_whole_value_counts() -> None:
     mark = uuid.uuid4().hex
     with sleeper(mark) as process, sleeper(f"{mark}-longer"):
-        assert marked(NAME, mark) == [process.pid]
-        assert marked(NAME, mark[:-1]) == []
-        assert marked(NAME[1:], mark) == []
-        assert len(marked(NAME, mark, or_longer=True)) == 2
-        assert len(marked(NAME, mark[:-1], or_longer=True)) == 2
-        assert marked(NAME, mark[1:], or_longer=True) == []
+        assert find_marked(NAME, mark) == [process.pid]
+        assert find_marked(NAME, mark[:-1]) == []
+        assert find_marked(NAME[1:], mark) == []
+        assert len(find_marked(NAME, mark, or_longer=True)) == 2
+        assert len(find_marked(NAME, mark[:-1], or_longer=True)) == 2
+        assert find_marked(NAME, mark[1:], or_longer=True) == []
 
 
 async def test_sweep_kills_what_is_marked_and_nothing_else() -> None:
     mark = uuid.uuid4().hex
     with sleeper(mark) as one, sleeper(mark) as two, sleeper("another") as other:
-        assert await sweep(NAME, mark) == 2
+        assert await kill_marked(NAME, mark) == 2
         assert [one.wait(), two.wait()] == [-9, -9]
         assert other.poll() is None
-        assert marked(NAME, mark) == []
+        assert find_marked(NAME, mark) == []
 
 
 def test_a_zombie_is_no_process() -> None:
@@ -52,7 +52,7 @@ def test_a_zombie_is_no_process() -> None:
     with sleeper(mark) as process:
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert marked(NAME, mark) == []
+        assert find_marked(NAME, mark) == []
 
 
 def test_the_memory_of_a_process_is_that_of_the_kernel_and_nothing_of_one_that_is_gone() -> None:
@@ -66,7 +66,8 @@ def test_the_memory_of_a_process_is_that_of_the_kernel_and_nothing_of_one_that_i
 
 
 HIDE = (
-    "import sys; from codex_workspace.common.processes import hide_from_others; hide_from_others(); print(flush=True)"
+    "import sys; from codex_workspace.common.processes import protect_from_inspection as protect; "
+    "protect(); print(flush=True)"
 )
 
 # As root, this test could read everything; so who looks has no capabilities.
@@ -82,8 +83,8 @@ def test_a_program_that_cannot_be_read_is_found_by_its_arguments() -> None:
     mark = uuid.uuid4().hex
     arguments = [sys.executable, "-c", f"{HIDE}; sys.stdin.read()", f'a.{NAME}="{mark}"']
     wanted = (f"{mark!r}", f"{mark[:9]!r}", f"{mark[:9]!r}, or_longer=True")
-    calls = ", ".join(f"marked({NAME!r}, {each})" for each in wanted)
-    look = f"from codex_workspace.common.processes import marked; print({calls})"
+    calls = ", ".join(f"find_marked({NAME!r}, {each})" for each in wanted)
+    look = f"from codex_workspace.common.processes import find_marked; print({calls})"
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
         assert process.stdout is not None
         process.stdout.readline()

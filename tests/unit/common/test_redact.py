@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codex_workspace.common.redact import MASK, SHORTEST_REST, Redactor
+from codex_workspace.common.redact import MASK, MIN_TAIL_CHARS, Redactor
 
 PEM = "-----BEGIN KEY-----\nAAAAbbbbCCCCdddd\neeeeFFFFgggg\n-----END KEY-----\n"
 
@@ -34,10 +34,10 @@ def test_a_secret_is_found_in_the_forms_that_json_and_repr_give_it() -> None:
 def test_a_secret_can_be_learned_later() -> None:
     scrub = Redactor()
     assert not scrub
-    scrub.learn("token-1")
-    scrub.learn("token-12")
+    scrub.add("token-1")
+    scrub.add("token-12")
     assert scrub("a token-12 b token-1") == "a *** b ***"
-    assert scrub.is_in(b"token-1")
+    assert scrub.found_in(b"token-1")
 
 
 def test_each_line_of_a_secret_of_several_lines_is_one() -> None:
@@ -48,8 +48,8 @@ def test_each_line_of_a_secret_of_several_lines_is_one() -> None:
 
 def test_bytes_are_looked_through() -> None:
     scrub = Redactor(["sk-söcret"])
-    assert scrub.is_in(b"\xff\x00" + "sk-söcret".encode() + b"\xff")
-    assert not scrub.is_in(b"\xff\x00sk-s\xff")
+    assert scrub.found_in(b"\xff\x00" + "sk-söcret".encode() + b"\xff")
+    assert not scrub.found_in(b"\xff\x00sk-s\xff")
 
 
 @pytest.mark.parametrize(
@@ -97,5 +97,5 @@ def test_nothing_else_is_changed(pieces: list[str]) -> None:
     shown, whole = streamed([secret], pieces), "".join(pieces)
     expected = whole.replace(secret, MASK)
     # But for the rest that may be a large part of one.
-    held = next((n for n in range(len(secret) - 1, SHORTEST_REST - 1, -1) if expected.endswith(secret[:n])), 0)
+    held = next((n for n in range(len(secret) - 1, MIN_TAIL_CHARS - 1, -1) if expected.endswith(secret[:n])), 0)
     assert shown == (expected[:-held] + MASK if held else expected)

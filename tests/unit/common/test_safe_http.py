@@ -24,15 +24,15 @@ from codex_workspace.common.safe_http import (
     Resolve,
     ResponseAccepted,
     ResponseRejected,
+    SafeHttpClient,
     TargetRefused,
-    Webhooks,
     is_public,
-    read_target,
+    parse_target,
     resolve_host,
 )
 from tests.support.webhook_server import Answer, webhook
 
-LOOPBACK = AllowList.of(["127.0.0.1"])
+LOOPBACK = AllowList.parse(["127.0.0.1"])
 NOT_PUBLIC = "its host is not a public one; the operator can list it in push.allow"
 
 
@@ -44,8 +44,8 @@ def resolves_to(*addresses: str) -> Resolve:
     return resolve
 
 
-def to_loopback(allow: AllowList = LOOPBACK, timeout_s: float = 5.0) -> Webhooks:
-    return Webhooks(AddressGuard(allow), timeout_s)
+def to_loopback(allow: AllowList = LOOPBACK, timeout_s: float = 5.0) -> SafeHttpClient:
+    return SafeHttpClient(AddressGuard(allow), timeout_s)
 
 
 # --- Addresses ---
@@ -91,7 +91,7 @@ def test_an_ipv4_address_is_the_same_however_it_is_wrapped(address: ipaddress.IP
     ],
 )
 def test_what_the_operator_permits(entry: str, host: str, address: str, permitted: bool) -> None:
-    assert AllowList.of([entry]).permits(host, ipaddress.ip_address(address)) is permitted
+    assert AllowList.parse([entry]).allows(host, ipaddress.ip_address(address)) is permitted
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_the_operator_permits(entry: str, host: str, address: str, permitte
 )
 def test_entries_that_cannot_be_read_are_named(entry: str) -> None:
     with pytest.raises(ConfigError, match=r"^push\.allow: .* must be a host name, an address, or a network"):
-        AllowList.of([entry])
+        AllowList.parse([entry])
 
 
 # --- URLs ---
@@ -116,7 +116,7 @@ def test_entries_that_cannot_be_read_are_named(entry: str) -> None:
     ],
 )
 def test_a_url_taken_apart(url: str, authority: str, path: str) -> None:
-    target = read_target(url)
+    target = parse_target(url)
     assert (target.authority, target.path) == (authority, path)
     assert target.origin.endswith(f"//{authority}")
 
@@ -132,13 +132,13 @@ def test_a_url_taken_apart(url: str, authority: str, path: str) -> None:
 )
 def test_urls_that_are_no_webhooks(url: str) -> None:
     with pytest.raises(TargetRefused, match=r"^the URL "):
-        read_target(url)
+        parse_target(url)
 
 
 @given(st.text())
 def test_any_text_is_a_target_or_refused(text: str) -> None:
     try:
-        target = read_target(f"http://{text}")
+        target = parse_target(f"http://{text}")
     except TargetRefused:
         return
     assert "\n" not in f"{target.authority}{target.path}"
@@ -191,7 +191,7 @@ async def test_a_host_that_cannot_be_found_now_passes_until_it_is_connected_to()
 
     guard = AddressGuard(AllowList(), resolve)
     await guard.check("https://hooks.example.com/")
-    assert isinstance(await Webhooks(guard, 5.0).post("https://hooks.example.com/", {}, b"{}"), RequestFailed)
+    assert isinstance(await SafeHttpClient(guard, 5.0).post("https://hooks.example.com/", {}, b"{}"), RequestFailed)
 
 
 # --- Requests ---
@@ -242,7 +242,7 @@ async def test_a_date_to_come_back_at() -> None:
 
 async def test_a_name_that_leads_inside_is_refused_when_connecting() -> None:
     async with webhook() as server:
-        webhooks = Webhooks(AddressGuard(AllowList(), resolves_to("127.0.0.1")), 5.0)
+        webhooks = SafeHttpClient(AddressGuard(AllowList(), resolves_to("127.0.0.1")), 5.0)
         assert await webhooks.post(f"http://hooks.example.com:{server.port}/", {}, b"{}") == ResponseRejected(
             NOT_PUBLIC
         )
@@ -259,22 +259,28 @@ async def test_a_name_that_changes_its_address_after_the_check_is_refused() -> N
     async with webhook() as server:
         guard, url = AddressGuard(AllowList(), rebinding), f"http://hooks.example.com:{server.port}/"
         await guard.check(url)
-        assert await Webhooks(guard, 5.0).post(url, {}, b"{}") == ResponseRejected(NOT_PUBLIC)
+        assert await SafeHttpClient(guard, 5.0).post(url, {}, b"{}") == ResponseRejected(NOT_PUBLIC)
     assert not server.received
     assert len(answers) == 1, "one look-up for each connection, and none after it was judged"
 
 
 async def test_a_name_is_looked_up_once_and_connected_to_by_its_address() -> None:
     async with webhook() as server:
-        guard = AddressGuard(AllowList.of(["hooks.internal"]), resolves_to("127.0.0.1"))
-        assert await Webhooks(guard, 5.0).post(f"http://hooks.internal:{server.port}/", {}, b"{}") == ResponseAccepted()
+        guard = AddressGuard(AllowList.parse(["hooks.internal"]), resolves_to("127.0.0.1"))
+        assert (
+            await SafeHttpClient(guard, 5.0).post(f"http://hooks.internal:{server.port}/", {}, b"{}")
+            == ResponseAccepted()
+        )
     assert server.received[0].headers["host"] == f"hooks.internal:{server.port}"
 
 
 async def test_the_next_address_is_tried_where_one_does_not_answer() -> None:
     async with webhook() as server:
-        guard = AddressGuard(AllowList.of(["hooks.internal"]), resolves_to("127.0.0.2", "127.0.0.1"))
-        assert await Webhooks(guard, 5.0).post(f"http://hooks.internal:{server.port}/", {}, b"{}") == ResponseAccepted()
+        guard = AddressGuard(AllowList.parse(["hooks.internal"]), resolves_to("127.0.0.2", "127.0.0.1"))
+        assert (
+            await SafeHttpClient(guard, 5.0).post(f"http://hooks.internal:{server.port}/", {}, b"{}")
+            == ResponseAccepted()
+        )
 
 
 async def test_nobody_there_is_for_later() -> None:
@@ -346,8 +352,8 @@ async def test_over_tls_the_name_counts_not_the_address(certificate: Path, monke
     tls.load_cert_chain(certificate)
     tls.sni_callback = lambda _socket, name, _context: asked_for.append(name)
     async with webhook(tls=tls) as server:
-        guard = AddressGuard(AllowList.of(["127.0.0.1"]), resolves_to("127.0.0.1"))
-        webhooks = Webhooks(guard, 5.0)
+        guard = AddressGuard(AllowList.parse(["127.0.0.1"]), resolves_to("127.0.0.1"))
+        webhooks = SafeHttpClient(guard, 5.0)
         assert await webhooks.post(f"https://hooks.internal:{server.port}/", {}, b"{}") == ResponseAccepted()
         other = await webhooks.post(f"https://other.internal:{server.port}/", {}, b"{}")
     assert isinstance(other, RequestFailed)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from codex_workspace.common.tracing import MAX_ATTRIBUTE_CHARS, NO_TRACER, Kind, Tracer, open_tracing
+from codex_workspace.common.tracing import MAX_ATTRIBUTE_CHARS, NO_TRACER, SpanKind, Tracer, open_tracing
 from tests.e2e.otlp_receiver import Receiver, otlp_receiver
 
 CALLER = {"traceparent": "00-11111111111111111111111111111111-2222222222222222-01"}
@@ -29,8 +29,8 @@ def test_nobody_pays_for_spans_that_nobody_wants() -> None:
         "assert not [name for name in sys.modules if name.startswith('opentelemetry.sdk')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
-    span = NO_TRACER.begin("message", Kind.SERVER, {"a": "b"}, CALLER)
-    assert span.child("turn", {}) is span
+    span = NO_TRACER.start_span("message", SpanKind.SERVER, {"a": "b"}, CALLER)
+    assert span.start_child("turn", {}) is span
     assert span.trace_id is None
 
 
@@ -38,7 +38,7 @@ async def test_a_span_is_part_of_its_callers_trace(monkeypatch: pytest.MonkeyPat
     seen: list[str | None] = []
 
     def work(tracer: Tracer) -> None:
-        with tracer.begin("asked", Kind.SERVER, {"a": 1}, CALLER) as span, span.child("part", {}):
+        with tracer.start_span("asked", SpanKind.SERVER, {"a": 1}, CALLER) as span, span.start_child("part", {}):
             seen.append(span.trace_id)
 
     spans = (await exported(monkeypatch, work)).spans
@@ -54,7 +54,7 @@ async def test_a_span_is_part_of_its_callers_trace(monkeypatch: pytest.MonkeyPat
 )
 async def test_a_caller_that_tells_nonsense_gets_a_trace_of_its_own(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
     def work(tracer: Tracer) -> None:
-        tracer.begin("asked", Kind.SERVER, {}, {"traceparent": told}).end()
+        tracer.start_span("asked", SpanKind.SERVER, {}, {"traceparent": told}).end()
 
     (asked,) = (await exported(monkeypatch, work)).spans
     assert asked.parent == ""
@@ -64,7 +64,7 @@ async def test_a_caller_that_tells_nonsense_gets_a_trace_of_its_own(monkeypatch:
 async def test_attributes_are_scrubbed_before_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(tracer: Tracer) -> None:
         text = "x" * (MAX_ATTRIBUTE_CHARS - 2) + "sk-1" + "y" * 100
-        span = tracer.begin("asked", Kind.INTERNAL, {"text": text, "number": 3})
+        span = tracer.start_span("asked", SpanKind.INTERNAL, {"text": text, "number": 3})
         span.end("failed with sk-1")
         span.end()
         span.set({"late": "passed over"})
@@ -76,7 +76,7 @@ async def test_attributes_are_scrubbed_before_they_are_cut(monkeypatch: pytest.M
 
 async def test_an_exception_is_its_spans_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(tracer: Tracer) -> None:
-        with pytest.raises(KeyError), tracer.begin("asked", Kind.INTERNAL, {}):
+        with pytest.raises(KeyError), tracer.start_span("asked", SpanKind.INTERNAL, {}):
             raise KeyError("x")
 
     (asked,) = (await exported(monkeypatch, work)).spans
@@ -87,7 +87,7 @@ async def test_an_operators_own_name_and_headers_go_along(monkeypatch: pytest.Mo
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=mine")
     collector = await exported(
         monkeypatch,
-        lambda tracer: tracer.begin("asked", Kind.INTERNAL, {}).end(),
+        lambda tracer: tracer.start_span("asked", SpanKind.INTERNAL, {}).end(),
         "authorization=Bearer%20k,x-tenant=7",
     )
     assert [span.service for span in collector.spans] == ["mine"]

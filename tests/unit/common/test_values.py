@@ -2,7 +2,7 @@
 
 import pytest
 
-from codex_workspace.common.values import Version, dotted, version_in
+from codex_workspace.common.values import Version, find_version, format_version
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ from codex_workspace.common.values import Version, dotted, version_in
     ],
 )
 def test_the_first_version_is_found(text: str, version: Version | None) -> None:
-    assert version_in(text) == version
+    assert find_version(text) == version
 
 
 def test_a_version_is_shown_as_people_write_it() -> None:
-    assert dotted((0, 72, 0)) == "0.72.0"
+    assert format_version((0, 72, 0)) == "0.72.0"

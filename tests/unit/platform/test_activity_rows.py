@@ -150,7 +150,7 @@ def test_a_peers_odd_words_make_a_letter(odd: dict[str, JsonValue], method: str)
     found = read_row(row, ME)
     assert isinstance(found, IncomingMessage)
     letter = message_from_row(row.id, row.created_at, found)
-    for text in (letter.message_id, letter.said_id, letter.delegation_id):
+    for text in (letter.message_id, letter.source_id, letter.delegation_id):
         assert text.isprintable()
 
 

@@ -10,7 +10,7 @@ import pytest
 from a2a.server.context import ServerCallContext
 from a2a.types import Message, Part, Role, SendMessageRequest
 
-from codex_workspace.common.a2a_terms import PRINCIPAL, AuthenticatedUser
+from codex_workspace.common.a2a_terms import OPERATOR, AuthenticatedUser
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.devkit.platform.app import StandInPlatform, message_of, running_platform
 from codex_workspace.devkit.platform.store import NewRow
@@ -21,7 +21,7 @@ from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.server.app import card_facts
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.handler import IdempotentHandler
-from codex_workspace.storage.deliveries import Deliveries, Delivery, Key
+from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey
 from codex_workspace.storage.outbox import Outbox
 from codex_workspace.storage.store import open_store
 from tests.unit.platform.test_runtime_host import Worker
@@ -43,7 +43,7 @@ class Place:
         """Have a message accepted, as a host does, and leave before it is answered."""
         request = SendMessageRequest(message=ASKED)
         request.configuration.return_immediately = True
-        await self.handler.on_message_send(request, ServerCallContext(user=AuthenticatedUser(PRINCIPAL)))
+        await self.handler.on_message_send(request, ServerCallContext(user=AuthenticatedUser(OPERATOR)))
 
     def tell_who_asked(self, source_id: str | None) -> None:
         """Write down a message as the platform does when it is through with it."""
@@ -65,17 +65,17 @@ async def place(folder: Path) -> AsyncIterator[Place]:
         handler = IdempotentHandler(worker, store, None, agent_card(card_facts(OPTIONS)), one_main_context=True)
         async with (
             open_platform_client(platform.url, ME, WorkspaceToken(folder / "token")) as api,
-            open_deferred_replies(api, store.mail, handler, 0.1) as later,
+            open_deferred_replies(api, store.outbox, handler, 0.1) as later,
         ):
-            yield Place(platform, handler, worker, later, store.mail)
+            yield Place(platform, handler, worker, later, store.outbox)
         await handler.aclose()
 
 
 async def test_a_peer_gets_it_though_the_platform_tells_of_it_a_moment_later(tmp_path: Path) -> None:
     async with place(tmp_path) as own:
         await own.ask()
-        await own.later.owe(ASKED, PRINCIPAL)
-        await own.later.owe(ASKED, PRINCIPAL)
+        await own.later.owe(ASKED, OPERATOR)
+        await own.later.owe(ASKED, OPERATOR)
         await own.platform.until(lambda: any(asked.method == "GET" for asked in own.platform.requests))
         own.tell_who_asked(PEER)
         await own.platform.until(lambda: bool(own.platform.activity(PEER)))
@@ -91,7 +91,7 @@ async def test_the_user_gets_it_and_so_they_do_where_nobody_knows_who_asked(tmp_
         await own.ask()
         if is_known:
             own.tell_who_asked(None)
-        await own.later.owe(ASKED, PRINCIPAL)
+        await own.later.owe(ASKED, OPERATOR)
         await own.platform.until(lambda: bool(own.platform.notifications(ME)))
         assert own.platform.notifications(ME) == ["You said: hello"]
 
@@ -102,7 +102,7 @@ async def test_a_database_that_fails_for_a_moment_takes_no_answer(
     failed = 0
     find = Deliveries.find
 
-    async def no_find(self: Deliveries, key: Key, digest: bytes) -> Delivery | None:
+    async def no_find(self: Deliveries, key: DeliveryKey, digest: bytes) -> Delivery | None:
         nonlocal failed
         if failed < 2:
             failed += 1
@@ -113,7 +113,7 @@ async def test_a_database_that_fails_for_a_moment_takes_no_answer(
         await own.ask()
         own.tell_who_asked(None)
         monkeypatch.setattr(Deliveries, "find", no_find)
-        await own.later.owe(ASKED, PRINCIPAL)
+        await own.later.owe(ASKED, OPERATOR)
         await own.platform.until(lambda: own.platform.notifications(ME) == ["You said: hello"])
     assert failed == 2
 
@@ -122,7 +122,7 @@ async def test_what_the_agent_has_said_to_itself_is_answered_to_nobody(tmp_path:
     async with place(tmp_path) as own:
         own.tell_who_asked(ME)
         await own.ask()
-        await own.later.owe(ASKED, PRINCIPAL)
+        await own.later.owe(ASKED, OPERATOR)
         while await own.mail.unfinished():
             await anyio.sleep(0.01)
         assert own.platform.notifications(ME) == []
@@ -131,14 +131,14 @@ async def test_what_the_agent_has_said_to_itself_is_answered_to_nobody(tmp_path:
 
 async def test_a_message_that_comes_again_gets_a_word_and_not_the_answer_once_more(tmp_path: Path) -> None:
     async with place(tmp_path) as own:
-        assert await own.later.word(ASKED, PRINCIPAL) is None
+        assert await own.later.word(ASKED, OPERATOR) is None
         await own.ask()
-        await own.later.owe(ASKED, PRINCIPAL)
+        await own.later.owe(ASKED, OPERATOR)
         own.tell_who_asked(None)
         await own.platform.until(lambda: bool(own.platform.notifications(ME)))
-        assert await own.later.word(ASKED, PRINCIPAL) in (STILL_WORKING, SENT_APART)
+        assert await own.later.word(ASKED, OPERATOR) in (STILL_WORKING, SENT_APART)
         assert await own.later.word(ASKED, "another") is None
         while await own.mail.unfinished():
             await anyio.sleep(0.01)
-        assert await own.later.word(ASKED, PRINCIPAL) == SENT_APART
+        assert await own.later.word(ASKED, OPERATOR) == SENT_APART
         assert own.platform.notifications(ME) == ["You said: hello"]

@@ -26,7 +26,7 @@ from codex_workspace.platform.client_types import ActivityRow, DeliveryMode
 from codex_workspace.platform.dispatcher import STILL_WORKING, Dispatcher
 from codex_workspace.server.app import bind, serving
 from codex_workspace.server.handler import IdempotentHandler
-from codex_workspace.storage.deliveries import Deliveries, Delivery, Key
+from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey
 from codex_workspace.storage.outbox import Outbox, OutboxMessage
 from tests.support.platform_place import ME, PEER, Place, placed
 from tests.unit.platform.test_activity_rows import ROWS
@@ -155,7 +155,7 @@ async def test_a_result_that_a_tool_waits_for_is_told_by_one_of_both(tmp_path: P
         agent.api.awaited_delegations.clear()
         if not is_told:
             await platform.until(lambda: len(platform.notifications(ME)) == 2)
-        while await agent.store.mail.unfinished():
+        while await agent.store.outbox.unfinished():
             await anyio.sleep(0.02)
         heard = ["hello"] if is_told else ["hello", "it is done"]
         assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == heard
@@ -176,7 +176,7 @@ async def test_a_lost_cursor_replays_nothing_and_loses_nothing(tmp_path: Path) -
             for number in range(3):
                 await platform.canvas_message(ME, str(number))
             await platform.until(lambda: len(platform.notifications(ME)) == 3)
-            assert agent.store.mail is not None
+            assert agent.store.outbox is not None
         platform.faults.next_time(Fault.PRUNED, times=2)
         await platform.canvas_message(ME, "3")
         async with placed(place):
@@ -361,7 +361,7 @@ async def test_a_database_that_fails_for_a_moment_loses_nothing(
             raise StoreUnavailable("out of reach")
         return reading(self)
 
-    async def no_find(self: Deliveries, key: Key, digest: bytes) -> Delivery | None:
+    async def no_find(self: Deliveries, key: DeliveryKey, digest: bytes) -> Delivery | None:
         if failed.count("deliveries") < 2:
             failed.append("deliveries")
             raise StoreUnavailable("out of reach")
@@ -428,7 +428,7 @@ async def test_no_more_is_fetched_than_is_worked_on(tmp_path: Path) -> None:
             while len(place.echo.heard) < 1:
                 await anyio.sleep(0.02)
             await anyio.sleep(1.0)
-            assert len(await agent.store.mail.unfinished()) == 3
+            assert len(await agent.store.outbox.unfinished()) == 3
             place.echo.gate.set()
             await platform.until(lambda: len(platform.notifications(ME)) == 10)
 
@@ -448,7 +448,7 @@ async def test_a_question_goes_out_and_the_next_message_is_its_answer(tmp_path: 
         await platform.canvas_message(ME, "the second")
         await platform.until(lambda: len(platform.notifications(ME)) == 2)
         assert platform.notifications(ME) == ["which one?", "echo: the second"]
-        while await agent.store.mail.unfinished():
+        while await agent.store.outbox.unfinished():
             await anyio.sleep(0.02)
 
 

@@ -32,9 +32,9 @@ class Office:
     over: list[str] = field(default_factory=list)
 
     async def owe(self, name: str, peer: str) -> None:
-        taken = await self.mail.take(OutboxMessage(name, "me", name, Route.PEER, peer, digest=name.encode()))
+        taken = await self.mail.add(OutboxMessage(name, "me", name, Route.PEER, peer, digest=name.encode()))
         assert taken is not None
-        self.postman.post(await self.mail.owe(taken, name))
+        self.postman.post(await self.mail.set_reply(taken, name))
 
     async def told_over(self, *names: str) -> None:
         while self.over != [*names]:
@@ -58,7 +58,7 @@ async def office(folder: Path) -> AsyncIterator[Office]:
             anyio.create_task_group() as tasks,
         ):
             place = Office(
-                platform, api, store.mail, ReplySender(api, store.mail, tasks, lambda: 0.02, lambda: place.now_s)
+                platform, api, store.outbox, ReplySender(api, store.outbox, tasks, lambda: 0.02, lambda: place.now_s)
             )
             place.postman.tell(lambda letter: place.over.append(letter.id), lambda: None)
             yield place

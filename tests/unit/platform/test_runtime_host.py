@@ -26,7 +26,7 @@ from a2a.types import (
 )
 from a2a.utils.errors import InternalError, InvalidParamsError
 
-from codex_workspace.common.a2a_terms import PRINCIPAL, AuthenticatedUser
+from codex_workspace.common.a2a_terms import OPERATOR, AuthenticatedUser
 from codex_workspace.platform.dispatcher import NO_ANSWER, STILL_WORKING
 from codex_workspace.platform.runtime_contract import WAKE_UP_MESSAGE, DelegationResults
 from codex_workspace.platform.runtime_host import NOTHING_NEW, RuntimeHostAdapter, open_runtime_host
@@ -134,7 +134,7 @@ class Host:
         return answer
 
     async def state_of(self, task_id: str) -> TaskState:
-        task = await self.store.tasks.get(task_id, ServerCallContext(user=AuthenticatedUser(PRINCIPAL)))
+        task = await self.store.tasks.get(task_id, ServerCallContext(user=AuthenticatedUser(OPERATOR)))
         assert task is not None
         return task.status.state
 
@@ -168,7 +168,7 @@ async def host(
 async def test_contexts_that_the_host_makes_up_are_the_main_one(tmp_path: Path) -> None:
     async with host(tmp_path) as own:
         first, second = await own.send("one"), await own.send("two")
-        main = await own.store.main_context(PRINCIPAL)
+        main = await own.store.main_context(OPERATOR)
         assert [context for _, context in own.worker.heard] == [main, main]
         assert (first.context_id, second.context_id) == (main, main)
 
@@ -176,7 +176,7 @@ async def test_contexts_that_the_host_makes_up_are_the_main_one(tmp_path: Path) 
 async def test_a_context_that_was_spoken_in_is_continued(tmp_path: Path) -> None:
     async with host(tmp_path) as own:
         other = str(uuid.uuid4())
-        await own.store.memory(PRINCIPAL, other).save("thread-2")
+        await own.store.context_thread(OPERATOR, other).save("thread-2")
         await own.said("one", context_id=other)
         await own.said("two", context_id="release-7")
         assert [context for _, context in own.worker.heard] == [other, "release-7"]
@@ -267,7 +267,7 @@ async def test_an_answer_that_takes_longer_than_the_host_waits_is_owed(tmp_path:
         first, again = await own.send("wait", "m-1"), await own.send("wait", "m-1")
         assert first.parts[0].text == STILL_WORKING
         assert first == again
-        assert later.letters == [("m-1", PRINCIPAL)]
+        assert later.letters == [("m-1", OPERATOR)]
         own.worker.go.set()
         later.within_s = 5
         # The letter has the answer, and has it alone.
@@ -299,7 +299,7 @@ async def test_a_snapshots_thread_is_gone_on_in_only_where_there_is_none(tmp_pat
     async with host(tmp_path) as own:
         own.executor.restore("thread-1")
         await own.said("hello")
-        memory = own.store.memory(PRINCIPAL, await own.store.main_context(PRINCIPAL))
+        memory = own.store.context_thread(OPERATOR, await own.store.main_context(OPERATOR))
         assert await memory.load() == "thread-1"
         assert own.executor.thread_id == "thread-1"
         own.executor.restore("thread-2")

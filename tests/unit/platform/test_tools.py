@@ -79,8 +79,8 @@ def row(status: str, **more: object) -> dict[str, object]:
 async def test_peers_are_told_by_their_ids_and_what_they_say_of_themselves() -> None:
     async with api_of(Platform()) as api:
         (about,) = await PlatformPeers(api).peers()
-    assert (about.name, about.described) == (ADA, "")
-    assert about.says == "name: ada, role: reviewer, status: online\nreviews"
+    assert (about.name, about.description) == (ADA, "")
+    assert about.card_text == "name: ada, role: reviewer, status: online\nreviews"
 
 
 @pytest.mark.parametrize("name", [ADA, "ada"])
@@ -94,7 +94,7 @@ async def test_work_is_waited_for_by_its_delegation(name: str) -> None:
     ]
     async with api_of(platform) as api:
         report = await PlatformPeers(api).delegate(name, "review it", 5, None)
-    assert (report.peer, report.progress, report.said) == (ADA, PeerTaskState.DONE, "Good.")
+    assert (report.peer, report.state, report.text) == (ADA, PeerTaskState.DONE, "Good.")
     (sent,) = platform.bodies[f"POST /workspaces/{ME}/delegate"]
     assert (sent["target_id"], sent["task"]) == (ADA, "review it")
 
@@ -110,8 +110,8 @@ async def test_a_long_answer_is_told_in_full_while_the_platform_has_it(tmp_path:
             cut = await PlatformPeers(api).check(handle, 0)
             platform.write(replace(result_row(ME, ADA, delegation_id, "ö" * 1000), activity_type="delegation"))
             whole = await PlatformPeers(api).check(handle, 0)
-    assert cut.said == f"{'ö' * 150}{CUT}"
-    assert whole.said == "ö" * 1000
+    assert cut.text == f"{'ö' * 150}{CUT}"
+    assert whole.text == "ö" * 1000
 
 
 async def test_a_lost_answer_does_not_give_the_work_twice() -> None:
@@ -119,7 +119,7 @@ async def test_a_lost_answer_does_not_give_the_work_twice() -> None:
     platform.answers[f"POST /workspaces/{ME}/delegate"].insert(0, 502)
     async with api_of(platform) as api:
         report = await PlatformPeers(api).delegate(ADA, "review it", 0, None)
-    assert (report.progress, report.handle) == (PeerTaskState.WORKING, PeerTaskHandle(ADA, "d-1"))
+    assert (report.state, report.handle) == (PeerTaskState.WORKING, PeerTaskHandle(ADA, "d-1"))
     first, second = platform.bodies[f"POST /workspaces/{ME}/delegate"]
     assert first == second
     assert first["idempotency_key"]
@@ -155,7 +155,7 @@ async def test_what_a_polling_peer_has_only_in_its_inbox_is_no_answer() -> None:
     platform.answers[f"GET /workspaces/{ME}/delegations"] = [[row("completed", result=QUEUED)]]
     async with api_of(platform) as api:
         report = await PlatformPeers(api).delegate(ADA, "review it", 5, None)
-    assert (report.progress, report.said, report.handle) == (PeerTaskState.WORKING, "", None)
+    assert (report.state, report.text, report.handle) == (PeerTaskState.WORKING, "", None)
     assert "a message of its own" in report.note
 
 
@@ -165,12 +165,12 @@ async def test_a_handle_is_good_for_whoever_asks_later() -> None:
     async with api_of(platform) as api:
         work = PlatformPeers(api)
         report = await work.check(PeerTaskHandle(ADA, "d-1"), 0)
-        assert (report.progress, report.said) == (PeerTaskState.FAILED, "no time")
+        assert (report.state, report.text) == (PeerTaskState.FAILED, "no time")
         with pytest.raises(ToolRefused, match="knows no such work"):
             await work.check(PeerTaskHandle(ADA, "d-2"), 0)
         platform.answers[f"GET /workspaces/{ME}/delegations"] = [429]
         report = await work.check(PeerTaskHandle(ADA, "d-1"), 0)
-        assert (report.progress, report.handle) == (PeerTaskState.UNREACHABLE, PeerTaskHandle(ADA, "d-1"))
+        assert (report.state, report.handle) == (PeerTaskState.UNREACHABLE, PeerTaskHandle(ADA, "d-1"))
 
 
 async def test_work_counts_as_told_when_a_tool_has_told_its_end_and_not_before() -> None:
@@ -208,9 +208,9 @@ async def test_the_user_is_told_once_where_nobody_knows_whether_it_was_heard() -
     platform.answers[f"POST /workspaces/{ME}/notify"] = [{"status": "sent"}, 502]
     async with api_of(platform) as api:
         speaker = PlatformNotifier(api)
-        await speaker.tell_user(CALLER, "half way")
+        await speaker.notify(CALLER, "half way")
         with pytest.raises(ToolRefused, match="do not send it again"):
-            await speaker.tell_user(CALLER, "nearly")
+            await speaker.notify(CALLER, "nearly")
     assert platform.bodies[f"POST /workspaces/{ME}/notify"] == [{"message": "half way"}, {"message": "nearly"}]
 
 
@@ -241,7 +241,7 @@ async def test_memory_and_history_are_the_platforms() -> None:
         exchanges = await recollection.history(CALLER, 10)
     assert (memory.content, memory.created_at) == ("Mondays.", 1777629600.0)
     assert platform.bodies[f"GET /workspaces/{ME}/memories"][0]["q"] == "days"
-    assert [(each.asked, each.answered) for each in exchanges] == [("When?", "Soon."), ("", "It is Monday.")]
+    assert [(each.request, each.reply) for each in exchanges] == [("When?", "Soon."), ("", "It is Monday.")]
 
 
 class Named:
@@ -263,10 +263,10 @@ class Named:
 async def test_the_operators_peers_and_the_platforms_stand_side_by_side() -> None:
     works = CombinedPeers(Named("own"), ["own"], Named("theirs"))
     assert [peer.name for peer in await works.peers()] == ["own", "theirs"]
-    assert (await works.delegate("own", "x", 0, None)).said == "own: x 0 None"
-    assert (await works.delegate(ADA, "x", 0, None)).said == "theirs: x 0 None"
-    assert (await works.check(PeerTaskHandle("own", "1"), 0)).said == "own: own:1 0"
-    assert (await works.check(PeerTaskHandle(ADA, "1"), 0)).said == f"theirs: {ADA}:1 0"
+    assert (await works.delegate("own", "x", 0, None)).text == "own: x 0 None"
+    assert (await works.delegate(ADA, "x", 0, None)).text == "theirs: x 0 None"
+    assert (await works.check(PeerTaskHandle("own", "1"), 0)).text == "own: own:1 0"
+    assert (await works.check(PeerTaskHandle(ADA, "1"), 0)).text == f"theirs: {ADA}:1 0"
 
 
 class Kept:
@@ -294,17 +294,17 @@ async def test_principals_of_a_name_of_their_own_stay_among_themselves() -> None
     bob, kept = ToolCaller("bob", "context-2"), Kept()
     async with api_of(platform) as api:
         tools = platform_toolbox(Toolbox(Named("own"), kept), api, ["own"], ["bob"])
-        await tools.recollection.commit(bob, "Bob's.")
-        await tools.recollection.commit(CALLER, "The platform's.")
-        assert [memory.content for memory in await tools.recollection.recall(bob, "x", 9)] == ["Bob's."]
-        assert [each.asked for each in await tools.recollection.history(bob, 9)] == ["context-2"]
-        assert tools.speaker is not None
-        await tools.speaker.tell_user(CALLER, "half way")
+        await tools.memory.commit(bob, "Bob's.")
+        await tools.memory.commit(CALLER, "The platform's.")
+        assert [memory.content for memory in await tools.memory.recall(bob, "x", 9)] == ["Bob's."]
+        assert [each.request for each in await tools.memory.history(bob, 9)] == ["context-2"]
+        assert tools.notifier is not None
+        await tools.notifier.notify(CALLER, "half way")
         with pytest.raises(ToolRefused, match="not the platform's user"):
-            await tools.speaker.tell_user(bob, "half way")
-        assert [peer.name for peer in await tools.work.peers()] == ["own", ADA]
+            await tools.notifier.notify(bob, "half way")
+        assert [peer.name for peer in await tools.peer_tasks.peers()] == ["own", ADA]
         platform.answers[f"GET /registry/{ME}/peers"] = [502]
-        own, theirs = await tools.work.peers()
+        own, theirs = await tools.peer_tasks.peers()
         assert (own.name, theirs.name, theirs.problem) == (
             "own",
             OF_THE_PLATFORM,

@@ -36,30 +36,30 @@ def test_a_text_is_whole_wherever_its_reader_joins_and_whatever_is_on_its_way(
     snapshot, text = Snapshot(told(*pieces[:known])), "".join(pieces[:known])
     for number in range(since, len(pieces)):
         event = piece(pieces[number], len("".join(pieces[:number])) if number else None)
-        if not snapshot.holds(event):
+        if not snapshot.contains(event):
             text = text + pieces[number] if event.append else pieces[number]
     assert text == "".join(pieces)
 
 
 def test_what_begins_anew_goes_on_from_there() -> None:
     snapshot = Snapshot(told("a long remark"))
-    assert not snapshot.holds(piece("short"))
-    assert not snapshot.holds(piece(" answer", 5))
-    assert snapshot.holds(piece(" answer", 5))
+    assert not snapshot.contains(piece("short"))
+    assert not snapshot.contains(piece(" answer", 5))
+    assert snapshot.contains(piece(" answer", 5))
 
 
 @pytest.mark.parametrize("where", ["history", "status"])
 def test_a_note_is_told_once(where: str) -> None:
     said = Message(message_id="said")
     snapshot = Snapshot(Task(history=[said]) if where == "history" else Task(status=TaskStatus(message=said)))
-    assert snapshot.holds(note("said"))
-    assert not snapshot.holds(note("new"))
-    assert snapshot.holds(note("new"))
+    assert snapshot.contains(note("said"))
+    assert not snapshot.contains(note("new"))
+    assert snapshot.contains(note("new"))
 
 
 def test_what_has_no_mark_passes() -> None:
     snapshot = Snapshot(told("some"))
-    assert not snapshot.holds(TaskStatusUpdateEvent(status=TaskStatus()))
-    assert not snapshot.holds(TaskStatusUpdateEvent(status=TaskStatus()))
+    assert not snapshot.contains(TaskStatusUpdateEvent(status=TaskStatus()))
+    assert not snapshot.contains(TaskStatusUpdateEvent(status=TaskStatus()))
     unmarked = TaskArtifactUpdateEvent(artifact=Artifact(artifact_id="answer", parts=[Part(text="x")]), append=True)
-    assert not snapshot.holds(unmarked)
+    assert not snapshot.contains(unmarked)

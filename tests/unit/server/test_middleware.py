@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from codex_workspace.common.a2a_terms import PRINCIPAL
+from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.server.middleware import Authenticator, BodyLimit, TokenBackend, unauthorized
 from codex_workspace.server.overload import DeferredResponse, replace_response
 
@@ -28,7 +28,7 @@ async def echo(request: Request) -> Response:
 
 
 def client(token: str | None = TOKEN, **others: str) -> httpx.AsyncClient:
-    tokens = {} if token is None else {PRINCIPAL: token, **others}
+    tokens = {} if token is None else {OPERATOR: token, **others}
     app = Starlette(
         routes=[Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/healthz", "/card", "/card/more")],
         middleware=[
@@ -49,7 +49,7 @@ def bearer(token: str, scheme: str = "Bearer") -> dict[bytes, bytes]:
 async def test_the_right_token_opens(scheme: str) -> None:
     async with client("t0ken") as http:
         answer = await http.get("/", headers=bearer("t0ken", scheme))
-        assert answer.json() == {"user": PRINCIPAL, "bytes": 0}
+        assert answer.json() == {"user": OPERATOR, "bytes": 0}
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ async def test_anything_else_is_refused_with_the_way_to_do_it(headers: Mapping[b
 
 async def test_a_token_may_be_shown_as_an_api_key() -> None:
     async with client("t0ken") as http:
-        assert (await http.get("/", headers={"X-API-Key": "t0ken"})).json()["user"] == PRINCIPAL
+        assert (await http.get("/", headers={"X-API-Key": "t0ken"})).json()["user"] == OPERATOR
 
 
 async def test_everybody_is_known_by_their_own_token() -> None:
     async with client("t0ken", ada="a-token", bob="b-token") as http:
-        for name, token in ((PRINCIPAL, "t0ken"), ("ada", "a-token"), ("bob", "b-token")):
+        for name, token in ((OPERATOR, "t0ken"), ("ada", "a-token"), ("bob", "b-token")):
             assert (await http.get("/", headers=bearer(token))).json()["user"] == name
             assert (await http.get("/", headers={"X-API-Key": token})).json()["user"] == name
         assert (await http.get("/", headers=bearer("c-token"))).status_code == 401
@@ -116,7 +116,7 @@ async def test_a_crafted_host_is_no_path(host: bytes) -> None:
 async def test_without_a_token_everybody_is_the_one_principal() -> None:
     async with client(None) as http:
         for headers in ({}, bearer("whatever")):
-            assert (await http.get("/", headers=headers)).json()["user"] == PRINCIPAL
+            assert (await http.get("/", headers=headers)).json()["user"] == OPERATOR
 
 
 async def chunks(*sizes: int) -> AsyncIterator[bytes]:

@@ -36,11 +36,11 @@ def test_the_first_word_is_the_answer_until_something_else_is_asked() -> None:
 def test_a_question_that_was_answered_is_no_rest() -> None:
     answered = AnsweredQuestions()
     answered.claim(asking("first"), "yes")
-    assert answered.holds("task", asking("first").status)
-    assert not answered.holds("task", asking("second").status)
-    assert not answered.holds("another", asking("first").status)
+    assert answered.is_answered("task", asking("first").status)
+    assert not answered.is_answered("task", asking("second").status)
+    assert not answered.is_answered("another", asking("first").status)
     working = TaskStatus(state=TaskState.TASK_STATE_WORKING, message=Message(message_id="first"))
-    assert not answered.holds("task", working)
+    assert not answered.is_answered("task", working)
 
 
 def test_what_is_asked_without_a_message_takes_every_answer() -> None:
@@ -48,7 +48,7 @@ def test_what_is_asked_without_a_message_takes_every_answer() -> None:
     wordless = Task(id="task", status=TaskStatus(state=ASKS))
     assert answered.claim(wordless, "yes-1")
     assert answered.claim(wordless, "yes-2")
-    assert not answered.holds("task", wordless.status)
+    assert not answered.is_answered("task", wordless.status)
 
 
 def test_a_question_is_answered_too_while_the_sdk_shows_it_without_its_message() -> None:
@@ -58,20 +58,20 @@ def test_a_question_is_answered_too_while_the_sdk_shows_it_without_its_message()
     without_words = as_taken_in(first)
     assert without_words.status.state == ASKS
     assert not without_words.status.HasField("message")
-    assert answered.holds("task", without_words.status)
+    assert answered.is_answered("task", without_words.status)
     assert not answered.claim(without_words, "yes-2")
-    assert not answered.holds("task", asking("second", at_ms=1).status)
+    assert not answered.is_answered("task", asking("second", at_ms=1).status)
     later = as_taken_in(asking("third", at_ms=2))
-    assert not answered.holds("task", later.status)
+    assert not answered.is_answered("task", later.status)
     assert answered.claim(later, "yes-2")
 
 
 def test_a_message_that_was_refused_is_no_answer() -> None:
     answered = AnsweredQuestions()
     answered.claim(asking("first"), "refused")
-    answered.give_back("task", "another")
+    answered.release("task", "another")
     assert not answered.claim(asking("first"), "next")
-    answered.give_back("task", "refused")
+    answered.release("task", "refused")
     assert answered.claim(asking("first"), "next")
 
 

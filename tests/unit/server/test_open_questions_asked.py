@@ -21,21 +21,21 @@ async def test_a_task_is_found_while_it_asks_and_the_oldest_are_forgotten(tmp_pa
         ):
             task = Task(id=f"task-{number}", context_id=f"context-{number}", status=TaskStatus(state=state))
             await store.tasks.save(task, CALL)
-            places.note("ada", task.context_id, task.id)
-        assert [await places.task_in("ada", f"context-{number}", CALL) for number in range(4)] == [
+            places.record("ada", task.context_id, task.id)
+        assert [await places.find("ada", f"context-{number}", CALL) for number in range(4)] == [
             None,
             "task-1",
             None,
             None,
         ]
-        assert await places.task_in("bob", "context-1", CALL) is None
+        assert await places.find("bob", "context-1", CALL) is None
         # What is at work may ask later.
         await store.tasks.save(
             Task(id="task-0", context_id="context-0", status=TaskStatus(state=TaskState.TASK_STATE_INPUT_REQUIRED)),
             CALL,
         )
-        assert await places.task_in("ada", "context-0", CALL) == "task-0"
-        places.note("ada", "context-1", "task-1")
+        assert await places.find("ada", "context-0", CALL) == "task-0"
+        places.record("ada", "context-1", "task-1")
         for number in range(asked.MAX_OPEN):
-            places.note("ada", f"other-{number}", "task-2")
-        assert await places.task_in("ada", "context-1", CALL) is None
+            places.record("ada", f"other-{number}", "task-2")
+        assert await places.find("ada", "context-1", CALL) is None

@@ -47,7 +47,7 @@ def test_no_more_are_let_in_than_may(per_minute: int, pauses: list[float]) -> No
 
 
 def test_places_are_counted_by_one_and_by_all_and_given_back() -> None:
-    places = ConcurrencyLimiter(per_principal=1, in_all=2)
+    places = ConcurrencyLimiter(per_principal=1, total=2)
     with places.hold("ada", "streams"):
         with (
             pytest.raises(LimitExceeded, match="you have 1 streams open, and may have 1"),
@@ -60,7 +60,7 @@ def test_places_are_counted_by_one_and_by_all_and_given_back() -> None:
             places.hold("cy", "streams"),
         ):
             pass
-        assert places.held == 1
-    assert places.held == 0
+        assert places.count == 1
+    assert places.count == 0
     with places.hold("ada", "streams"):
-        assert places.held == 1
+        assert places.count == 1

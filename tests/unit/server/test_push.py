@@ -57,7 +57,7 @@ from codex_workspace.server.push import (
     PushService,
     QueuedSender,
     open_push,
-    pause_after,
+    retry_delay,
 )
 from codex_workspace.storage.push_configs import MAX_CONFIGS_PER_TASK
 from codex_workspace.storage.store import Store
@@ -101,14 +101,14 @@ class Peers:
         config = TaskPushNotificationConfig(task_id=task_id, id=config_id, url=url, token="secret-token")
         self.configs.setdefault(task_id, {})[config_id] = config
 
-    def of(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
+    def for_task(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
         return self.configs.get(task_id, {})
 
-    async def settled(self, task_id: str, config_id: str) -> None:
+    async def mark_delivered(self, task_id: str, config_id: str) -> None:
         self.settled_ends.append((task_id, config_id))
         del self.configs[task_id][config_id]
 
-    def wants_tasks(self, task_id: str, config_id: str) -> bool:
+    def expects_whole_task(self, task_id: str, config_id: str) -> bool:
         return False
 
     async def task_for(self, task_id: str, config_id: str) -> Task | None:
@@ -223,7 +223,7 @@ async def test_one_webhook_that_stands_still_holds_up_no_other() -> None:
             await sender.send_notification(f"slow-{number}", status(COMPLETED))
         await sender.send_notification("t", status(COMPLETED))
         with anyio.move_on_after(1):
-            await sender.rest()
+            await sender.wait_idle()
         assert [url for _, url, _ in peers.got] == [quick]
         assert peers.at_once == OPTIONS.max_parallel // 4
         peers.held[slow].set()
@@ -241,7 +241,7 @@ async def test_no_more_requests_than_allowed_are_on_their_way() -> None:
         for number in range(20):
             await sender.send_notification(f"task-{number}", status(COMPLETED))
         with anyio.move_on_after(1):
-            await sender.rest()
+            await sender.wait_idle()
         for event in peers.held.values():
             event.set()
     assert peers.most_at_once == 3
@@ -310,7 +310,7 @@ async def test_who_has_unsubscribed_hears_nothing_more() -> None:
     async with sending(peers) as sender:
         await sender.send_notification("t", status(WORKING))
         await sender.send_notification("t", status(COMPLETED))
-        await sender.rest()
+        await sender.wait_idle()
         peers.configs.clear()
     assert peers.times == [0]
     assert not peers.settled_ends
@@ -322,7 +322,7 @@ async def test_a_changed_configuration_counts_from_the_next_try_on() -> None:
     peers.subscribe()
     async with sending(peers) as sender:
         await sender.send_notification("t", status(COMPLETED))
-        await sender.rest()
+        await sender.wait_idle()
         peers.subscribe(url="https://new.example.com/")
     assert [url for _, url, _ in peers.got] == [HOOK, "https://new.example.com/"]
 
@@ -368,7 +368,7 @@ def test_whatever_a_webhook_answers_the_order_stays(answers: list[RequestOutcome
 
 
 def test_pauses_grow_up_to_a_bound() -> None:
-    assert [pause_after(tries) for tries in (0, 1, 5, 6, 1000)] == [1, 2, 32, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+    assert [retry_delay(tries) for tries in (0, 1, 5, 6, 1000)] == [1, 2, 32, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
 
 
 # --- The SDK's handler, a database, and real sockets ---
@@ -422,7 +422,7 @@ async def agent(folder: Path, options: PushOptions = LOOPBACK) -> AsyncIterator[
             card,
             push_config_store=push.configs,
             push_sender=push.sender,
-            push_url_validator=push.allowed,
+            push_url_validator=push.validate_url,
         )
         try:
             yield Agent(handler, push, store)
@@ -499,10 +499,10 @@ async def test_a_webhook_that_is_named_anew_in_1_0_hears_1_0_and_both_are_known_
                 await store.push_configs.set_info("t", config, context)
     async with opened(tmp_path) as store:
         await store.push_configs.load()
-        assert store.push_configs.wants_tasks("t", "stays")
-        assert not store.push_configs.wants_tasks("t", "changes")
+        assert store.push_configs.expects_whole_task("t", "stays")
+        assert not store.push_configs.expects_whole_task("t", "changes")
         await store.push_configs.delete_info("t", old, "stays")
-        assert not store.push_configs.wants_tasks("t", "stays")
+        assert not store.push_configs.expects_whole_task("t", "stays")
 
 
 @pytest.mark.alone
@@ -536,7 +536,7 @@ async def test_an_end_that_was_not_told_is_told_after_a_restart(tmp_path: Path) 
         async with agent(tmp_path) as again:
             assert await again.push.resume() == 1
             (request,) = await server.heard(1)
-            await again.push.sender.rest()
+            await again.push.sender.wait_idle()
         assert due_on_disk(tmp_path) == []
         update = request.payload["statusUpdate"]
         assert (update["taskId"], update["contextId"]) == (task.id, task.context_id)
@@ -568,7 +568,7 @@ async def test_who_comes_after_the_end_is_told_it_at_once_and_not_again(tmp_path
             late = TaskPushNotificationConfig(task_id="task-1", url=server.url, token="known")
             await working.handler.on_create_task_push_notification_config(late, ME)
             (request,) = await server.heard(1)
-            await working.push.sender.rest()
+            await working.push.sender.wait_idle()
         assert state_of(request.payload) == "COMPLETED"
         assert request.headers["x-a2a-notification-token"] == "known"
         assert due_on_disk(tmp_path) == []
@@ -605,7 +605,7 @@ async def test_a_redirect_to_a_private_address_is_refused(tmp_path: Path, caplog
         async with webhook(away, away, away, away) as server, agent(tmp_path) as working:
             await working.work(TaskPushNotificationConfig(id="a", url=server.url))
             await server.heard(4)
-            await working.push.sender.rest()
+            await working.push.sender.wait_idle()
     assert not inside.received
     assert "HTTP 307: redirects are not followed" in caplog.text
 
@@ -625,7 +625,7 @@ async def test_a_name_that_leads_inside_is_refused_when_connecting(
         url = f"http://hooks.example.com:{server.port}/"
         await push.configs.set_info("t", TaskPushNotificationConfig(url=url), ME)
         await push.sender.send_notification("t", status(COMPLETED))
-        await push.sender.rest()
+        await push.sender.wait_idle()
     assert not server.received
     assert "cannot be told: its host is not a public one" in caplog.text
 
@@ -636,8 +636,8 @@ def test_the_options_are_the_keys_of_the_config_and_the_document_shows_some() ->
         read_section(settings.PushConfig, yaml.safe_load(each)["push"], ConfigLocation("push.md")) for each in shown
     ]
     assert asdict(PushOptions()) == asdict(settings.PushConfig())
-    assert AllowList.of(section.allow).permits("hooks.internal", ip_address("127.0.0.1"))
-    assert AllowList.of(section.allow).permits("other.internal", ip_address("10.20.0.1"))
+    assert AllowList.parse(section.allow).allows("hooks.internal", ip_address("127.0.0.1"))
+    assert AllowList.parse(section.allow).allows("other.internal", ip_address("10.20.0.1"))
 
 
 # --- Configurations ---
@@ -653,7 +653,7 @@ async def test_configurations_are_their_owners_alone(tmp_path: Path) -> None:
         await configs.delete_info("t", by("somebody"))
         await configs.delete_info("t", by("somebody"), "a")
         assert [each.id for each in await configs.get_info("t", ME)] == ["a", "b"]
-        assert list(configs.of("t")) == ["b", "a"]
+        assert list(configs.for_task("t")) == ["b", "a"]
 
 
 async def test_a_configuration_without_an_id_gets_the_tasks_and_replaces_the_one_before(tmp_path: Path) -> None:
@@ -663,7 +663,7 @@ async def test_a_configuration_without_an_id_gets_the_tasks_and_replaces_the_one
             assert (await configs.set_info("t", TaskPushNotificationConfig(url=url), ME)).id == "t"
         (known,) = await configs.get_info("t", ME)
         assert known.url == "https://two.example.com/"
-        assert configs.of("t")["t"].url == "https://two.example.com/"
+        assert configs.for_task("t")["t"].url == "https://two.example.com/"
 
 
 async def test_configurations_outlive_the_process(tmp_path: Path) -> None:
@@ -673,8 +673,8 @@ async def test_configurations_outlive_the_process(tmp_path: Path) -> None:
         await working.push.configs.set_info("t", config, ME)
     async with agent(tmp_path) as again:
         assert await again.push.configs.get_info("t", ME) == [config]
-        assert dict(again.push.configs.of("t")) == {"a": config}
-        assert not again.push.configs.of("other")
+        assert dict(again.push.configs.for_task("t")) == {"a": config}
+        assert not again.push.configs.for_task("other")
 
 
 async def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:
@@ -683,10 +683,10 @@ async def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:
         for config_id in ("a", "b", "c"):
             await configs.set_info("t", TaskPushNotificationConfig(id=config_id, url=HOOK), ME)
         await configs.delete_info("t", ME, "b")
-        assert list(configs.of("t")) == ["a", "c"]
+        assert list(configs.for_task("t")) == ["a", "c"]
         assert due_on_disk(tmp_path) == ["a", "c"]
         await configs.delete_info("t", ME)
-        assert not configs.of("t")
+        assert not configs.for_task("t")
         assert due_on_disk(tmp_path) == []
 
 
@@ -707,7 +707,7 @@ async def test_what_cannot_be_kept_or_sent_is_refused(
         with pytest.raises(InvalidParamsError) as refused:
             await working.push.configs.set_info("t", config, ME)
         assert named in refused.value.message
-        assert not working.push.configs.of("t")
+        assert not working.push.configs.for_task("t")
 
 
 async def test_a_task_takes_so_many_configurations(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from codex_workspace.storage.deliveries import (
     MOVES,
     Deliveries,
     Delivery,
+    DeliveryKey,
     DeliveryState,
     InvalidTransition,
-    Key,
     MessageIdReused,
-    digest_of,
+    message_digest,
 )
 from codex_workspace.storage.store import Store
 from tests.unit.storage.test_store import ME, SUBMITTED, WORKING, on_disk, opened, task_of
@@ -29,8 +29,8 @@ from tests.unit.storage.test_store import ME, SUBMITTED, WORKING, on_disk, opene
 ACCEPTED, STARTED = DeliveryState.ACCEPTED, DeliveryState.STARTED
 ANSWERED, ACKNOWLEDGED = DeliveryState.ANSWERED, DeliveryState.ACKNOWLEDGED
 
-KEY = Key("me", "message-1")
-UNKNOWN = Key("me", "nobody sent this")
+KEY = DeliveryKey("me", "message-1")
+UNKNOWN = DeliveryKey("me", "nobody sent this")
 
 Act = Callable[[Deliveries], Awaitable[object]]
 
@@ -40,27 +40,27 @@ def request_of(message_id: str = KEY.message_id, text: str = "Hello") -> SendMes
 
 
 async def accept(
-    deliveries: Deliveries, key: Key = KEY, task_id: str = "task-1", text: str = "Hello"
+    deliveries: Deliveries, key: DeliveryKey = KEY, task_id: str = "task-1", text: str = "Hello"
 ) -> Delivery | None:
     request = request_of(key.message_id, text)
-    return await deliveries.accept(key, request, digest_of(request), task_id, "context-1")
+    return await deliveries.accept(key, request, message_digest(request), task_id, "context-1")
 
 
-async def known(deliveries: Deliveries, key: Key = KEY) -> Delivery | None:
-    return await deliveries.find(key, digest_of(request_of(key.message_id)))
+async def known(deliveries: Deliveries, key: DeliveryKey = KEY) -> Delivery | None:
+    return await deliveries.find(key, message_digest(request_of(key.message_id)))
 
 
-async def state_of(deliveries: Deliveries, key: Key = KEY) -> DeliveryState | None:
+async def state_of(deliveries: Deliveries, key: DeliveryKey = KEY) -> DeliveryState | None:
     found = await known(deliveries, key)
     return None if found is None else found.state
 
 
 def start(deliveries: Deliveries) -> Awaitable[object]:
-    return deliveries.started(KEY, "thread-1", "turn-1")
+    return deliveries.mark_started(KEY, "thread-1", "turn-1")
 
 
 def answer(deliveries: Deliveries) -> Awaitable[object]:
-    return deliveries.answered(KEY, b"the end")
+    return deliveries.mark_answered(KEY, b"the end")
 
 
 def acknowledge(deliveries: Deliveries) -> Awaitable[object]:
@@ -68,7 +68,7 @@ def acknowledge(deliveries: Deliveries) -> Awaitable[object]:
 
 
 def settle(deliveries: Deliveries) -> Awaitable[object]:
-    return deliveries.settle(KEY)
+    return deliveries.complete(KEY)
 
 
 def withdraw(deliveries: Deliveries) -> Awaitable[object]:
@@ -76,7 +76,7 @@ def withdraw(deliveries: Deliveries) -> Awaitable[object]:
 
 
 def die(deliveries: Deliveries) -> Awaitable[object]:
-    return deliveries.died(KEY)
+    return deliveries.count_codex_death(KEY)
 
 
 WAY_TO: dict[DeliveryState, list[Act]] = {
@@ -121,7 +121,7 @@ async def test_an_accepted_message_is_found_as_it_came(tmp_path: Path) -> None:
         whole = request_of().SerializeToString()
         assert accepted == Delivery(KEY, "task-1", "context-1", ACCEPTED, whole, None, None, 0, b"")
         assert await known(store.deliveries) == accepted
-        assert await store.deliveries.of_task("task-1") == accepted
+        assert await store.deliveries.find_by_task("task-1") == accepted
 
 
 async def test_the_whole_request_is_kept(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_the_whole_request_is_kept(tmp_path: Path) -> None:
     request.configuration.return_immediately = True
     request.metadata["priority"] = "high"
     async with opened(tmp_path) as store:
-        kept = await store.deliveries.accept(KEY, request, digest_of(request), "task-1", "context-1")
+        kept = await store.deliveries.accept(KEY, request, message_digest(request), "task-1", "context-1")
         assert kept is not None
         assert SendMessageRequest.FromString(kept.request) == request
 
@@ -139,7 +139,7 @@ async def test_the_same_message_again_is_not_accepted_and_changes_nothing(tmp_pa
         before = await bring_to(store.deliveries, STARTED)
         assert await accept(store.deliveries, task_id="task-2") is None
         assert await known(store.deliveries) == before
-        assert await store.deliveries.of_task("task-2") is None
+        assert await store.deliveries.find_by_task("task-2") is None
 
 
 async def test_an_id_that_was_used_for_another_message_is_refused(tmp_path: Path) -> None:
@@ -148,17 +148,17 @@ async def test_an_id_that_was_used_for_another_message_is_refused(tmp_path: Path
         with pytest.raises(MessageIdReused, match="messageId message-1 was used for another message"):
             await accept(store.deliveries, task_id="task-2", text="Something else")
         with pytest.raises(MessageIdReused):
-            await store.deliveries.find(KEY, digest_of(request_of(text="Something else")))
+            await store.deliveries.find(KEY, message_digest(request_of(text="Something else")))
         assert await known(store.deliveries) == first
 
 
 async def test_two_senders_may_use_the_same_id(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
-        yours = Key("you", KEY.message_id)
+        yours = DeliveryKey("you", KEY.message_id)
         await accept(store.deliveries)
         assert await accept(store.deliveries, yours, "task-2", "Something else") is not None
-        await store.deliveries.started(yours, "thread-2", "turn-2")
-        await store.deliveries.died(yours)
+        await store.deliveries.mark_started(yours, "thread-2", "turn-2")
+        await store.deliveries.count_codex_death(yours)
         mine = await known(store.deliveries)
         assert mine is not None
         assert (mine.task_id, mine.state, mine.deaths) == ("task-1", ACCEPTED, 0)
@@ -210,14 +210,14 @@ def asked_in_another_way() -> SendMessageRequest:
 
 
 def test_how_a_message_is_sent_makes_no_other_message() -> None:
-    assert digest_of(asked_in_another_way()) == digest_of(request_of())
-    assert len(digest_of(request_of())) == 32
+    assert message_digest(asked_in_another_way()) == message_digest(request_of())
+    assert len(message_digest(request_of())) == 32
 
 
 def test_the_order_of_metadata_makes_no_other_message() -> None:
     one, other = with_metadata(NAMES), with_metadata(NAMES[::-1])
     assert one.SerializeToString() != other.SerializeToString()
-    assert digest_of(one) == digest_of(other)
+    assert message_digest(one) == message_digest(other)
 
 
 OTHERS = [
@@ -235,16 +235,16 @@ OTHERS = [
 def test_everything_in_a_message_makes_it_another(change: Message) -> None:
     other = request_of()
     other.message.MergeFrom(change)
-    assert digest_of(other) != digest_of(request_of())
+    assert message_digest(other) != message_digest(request_of())
 
 
 def test_metadata_of_a_message_makes_it_another() -> None:
-    assert digest_of(with_metadata(["name"])) != digest_of(request_of())
+    assert message_digest(with_metadata(["name"])) != message_digest(request_of())
 
 
 @given(st.text(), st.text())
 def test_two_texts_are_the_same_message_if_they_are_the_same_text(one: str, other: str) -> None:
-    assert (digest_of(request_of(text=one)) == digest_of(request_of(text=other))) == (one == other)
+    assert (message_digest(request_of(text=one)) == message_digest(request_of(text=other))) == (one == other)
 
 
 # --- Moves ---
@@ -288,10 +288,10 @@ async def test_what_was_never_accepted_cannot_be_moved(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await accept(store.deliveries)
         with pytest.raises(InvalidTransition, match=r"^nobody sent this: None -> started$"):
-            await store.deliveries.started(UNKNOWN, "thread-1", "turn-1")
+            await store.deliveries.mark_started(UNKNOWN, "thread-1", "turn-1")
         with pytest.raises(InvalidTransition, match=r"^nobody sent this: None -> answered$"):
-            await store.deliveries.answered(UNKNOWN, b"the end")
-        await store.deliveries.settle(UNKNOWN)
+            await store.deliveries.mark_answered(UNKNOWN, b"the end")
+        await store.deliveries.complete(UNKNOWN)
         await store.deliveries.withdraw(UNKNOWN)
         await store.deliveries.acknowledge("no such task")
         assert await state_of(store.deliveries) == ACCEPTED
@@ -324,7 +324,7 @@ async def test_a_start_notes_its_turn_and_the_next_one_takes_its_place(tmp_path:
     async with opened(tmp_path) as store:
         await accept(store.deliveries)
         for turn_id in ("turn-1", "turn-2"):
-            await store.deliveries.started(KEY, "thread-1", turn_id)
+            await store.deliveries.mark_started(KEY, "thread-1", turn_id)
             found = await known(store.deliveries)
             assert found is not None
             assert (found.thread_id, found.turn_id, found.ending) == ("thread-1", turn_id, b"")
@@ -334,7 +334,7 @@ async def test_the_end_of_an_answer_is_kept_to_the_byte(tmp_path: Path) -> None:
     ending = bytes(range(256)) * 100
     async with opened(tmp_path) as store:
         await bring_to(store.deliveries, STARTED)
-        await store.deliveries.answered(KEY, ending)
+        await store.deliveries.mark_answered(KEY, ending)
         await acknowledge(store.deliveries)
         found = await known(store.deliveries)
         assert found is not None
@@ -356,10 +356,10 @@ async def test_the_end_can_be_reached_from_every_state(tmp_path: Path, state: De
 
 async def test_settling_a_word_leaves_the_message_that_its_task_answers(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
-        word = Key("me", "a word on it")
+        word = DeliveryKey("me", "a word on it")
         await bring_to(store.deliveries, STARTED)
         await accept(store.deliveries, word)
-        await store.deliveries.settle(word)
+        await store.deliveries.complete(word)
         assert await state_of(store.deliveries, word) == ACKNOWLEDGED
         assert await state_of(store.deliveries) == STARTED
 
@@ -378,7 +378,7 @@ async def test_a_tasks_end_in_the_store_acknowledges_all_its_messages_and_no_oth
     tmp_path: Path, state: DeliveryState, end: TaskState
 ) -> None:
     async with opened(tmp_path) as store:
-        other, second = Key("me", "of another task"), Key("me", "of the same task")
+        other, second = DeliveryKey("me", "of another task"), DeliveryKey("me", "of the same task")
         await accept(store.deliveries, other, "task-2")
         await bring_to(store.deliveries, state)
         await accept(store.deliveries, second)
@@ -393,7 +393,7 @@ async def test_a_tasks_end_in_the_store_acknowledges_all_its_messages_and_no_oth
 
 async def test_a_message_is_withdrawn_as_if_it_had_never_come(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
-        other = Key("me", "message-2")
+        other = DeliveryKey("me", "message-2")
         await accept(store.deliveries, other)
         await accept(store.deliveries)
         await withdraw(store.deliveries)
@@ -414,9 +414,9 @@ async def test_what_has_begun_is_not_withdrawn(tmp_path: Path, state: DeliverySt
 async def test_deaths_are_counted_and_move_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await bring_to(store.deliveries, STARTED)
-        assert [await store.deliveries.died(KEY) for _ in range(3)] == [1, 2, 3]
-        await store.deliveries.started(KEY, "thread-1", "turn-2")
-        assert await store.deliveries.died(KEY) == 4
+        assert [await store.deliveries.count_codex_death(KEY) for _ in range(3)] == [1, 2, 3]
+        await store.deliveries.mark_started(KEY, "thread-1", "turn-2")
+        assert await store.deliveries.count_codex_death(KEY) == 4
         found = await known(store.deliveries)
         assert found is not None
         assert (found.state, found.deaths) == (STARTED, 4)
@@ -425,7 +425,9 @@ async def test_deaths_are_counted_and_move_nothing(tmp_path: Path) -> None:
 async def test_deaths_at_the_same_time_all_count(tmp_path: Path) -> None:
     async with opened(tmp_path) as one, opened(tmp_path) as two:
         await bring_to(one.deliveries, STARTED)
-        counts = await asyncio.gather(*(store.deliveries.died(KEY) for _ in range(5) for store in (one, two)))
+        counts = await asyncio.gather(
+            *(store.deliveries.count_codex_death(KEY) for _ in range(5) for store in (one, two))
+        )
         assert sorted(counts) == list(range(1, 11))
 
 
@@ -434,38 +436,38 @@ async def test_deaths_at_the_same_time_all_count(tmp_path: Path) -> None:
 
 async def test_a_tasks_newest_message_is_the_one_it_answers(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
-        assert await store.deliveries.of_task("task-1") is None
+        assert await store.deliveries.find_by_task("task-1") is None
         for message_id in ("z", "a", "m"):
-            await accept(store.deliveries, Key("me", message_id))
-            await accept(store.deliveries, Key("me", f"other {message_id}"), "task-2")
-            newest = await store.deliveries.of_task("task-1")
+            await accept(store.deliveries, DeliveryKey("me", message_id))
+            await accept(store.deliveries, DeliveryKey("me", f"other {message_id}"), "task-2")
+            newest = await store.deliveries.find_by_task("task-1")
             assert newest is not None
             assert newest.key.message_id == message_id
 
 
 async def test_what_is_unfinished_comes_in_the_order_of_acceptance(tmp_path: Path) -> None:
-    keys = [Key(owner, message_id) for message_id in ("z", "a", "m", "b") for owner in ("you", "me")]
+    keys = [DeliveryKey(owner, message_id) for message_id in ("z", "a", "m", "b") for owner in ("you", "me")]
     async with opened(tmp_path) as store:
         for key in keys:
             await accept(store.deliveries, key, f"task of {key}")
         # Later moves change nothing of the order.
         for key in reversed(keys[2:]):
-            await store.deliveries.started(key, "thread-1", "turn-1")
-        await store.deliveries.answered(keys[3], b"the end")
-        await store.deliveries.settle(keys[4])
+            await store.deliveries.mark_started(key, "thread-1", "turn-1")
+        await store.deliveries.mark_answered(keys[3], b"the end")
+        await store.deliveries.complete(keys[4])
         await store.deliveries.acknowledge(f"task of {keys[5]}")
         left = [*keys[:4], *keys[6:]]
         assert [delivery.key for delivery in await store.deliveries.unfinished()] == left
 
 
 async def test_the_order_is_that_of_time_not_that_of_the_file(tmp_path: Path) -> None:
-    keys = [Key("me", message_id) for message_id in ("z", "a", "m")]
+    keys = [DeliveryKey("me", message_id) for message_id in ("z", "a", "m")]
     async with opened(tmp_path) as store:
         for key in keys:
             await accept(store.deliveries, key)
         execute(tmp_path, "update deliveries set accepted_at = -accepted_at")
         assert [delivery.key for delivery in await store.deliveries.unfinished()] == keys[::-1]
-        newest = await store.deliveries.of_task("task-1")
+        newest = await store.deliveries.find_by_task("task-1")
         assert newest is not None
         assert newest.key == keys[0]
 
@@ -481,7 +483,7 @@ async def test_the_next_process_finds_a_message_where_it_was(tmp_path: Path, sta
     async with opened(tmp_path) as store:
         assert before is not None
         assert (before.state, before.deaths) == (state, 1)
-        assert await known(store.deliveries) == before == await store.deliveries.of_task("task-1")
+        assert await known(store.deliveries) == before == await store.deliveries.find_by_task("task-1")
         assert await store.deliveries.unfinished() == ([] if state == ACKNOWLEDGED else [before])
 
 
@@ -536,5 +538,5 @@ async def test_any_sequence_moves_by_the_table_or_is_refused(
 
 async def test_the_ends_of_our_own_processes_are_counted_by_task(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
-        assert [await store.deliveries.restarted("one") for _ in range(3)] == [1, 2, 3]
-        assert await store.deliveries.restarted("other") == 1
+        assert [await store.deliveries.count_restart("one") for _ in range(3)] == [1, 2, 3]
+        assert await store.deliveries.count_restart("other") == 1

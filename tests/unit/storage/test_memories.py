@@ -81,7 +81,7 @@ async def test_the_newest_exchanges_of_a_context_come_oldest_first(store: Store)
         await store.tasks.save(task(number, TaskState.TASK_STATE_COMPLETED), ME)
     await store.tasks.save(task(7, TaskState.TASK_STATE_COMPLETED, "another"), ME)
     await store.tasks.save(task(8, TaskState.TASK_STATE_SUBMITTED), ME)
-    found = await store.exchanges.newest("me", "c", 2)
-    assert [(each.asked, each.answered) for each in found] == [("question 2", "answer 2"), ("question 3", "answer 3")]
+    found = await store.conversations.newest("me", "c", 2)
+    assert [(each.request, each.reply) for each in found] == [("question 2", "answer 2"), ("question 3", "answer 3")]
     assert found[0].ended_at == "2023-11-14T22:13:22Z"
-    assert await store.exchanges.newest("you", "c", 2) == []
+    assert await store.conversations.newest("you", "c", 2) == []

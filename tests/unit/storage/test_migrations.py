@@ -66,7 +66,7 @@ def url(file: Path) -> str:
 async def assert_rows_are_kept(file: Path) -> None:
     async with open_store(url(file)) as store:
         assert await store.main_context("me") == "context-1"
-        assert await store.memory("me", "context-1").load() == "thread-1"
+        assert await store.context_thread("me", "context-1").load() == "thread-1"
         task = await store.tasks.get("task-1", ME)
         assert task is not None
         assert task.status.state == TaskState.TASK_STATE_COMPLETED

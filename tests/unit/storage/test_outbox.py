@@ -13,7 +13,7 @@ from codex_workspace.storage.store import open_store
 @pytest.fixture
 async def mail(tmp_path: Path) -> AsyncIterator[Outbox]:
     async with open_store(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}") as store:
-        yield store.mail
+        yield store.outbox
 
 
 def letter(name: str) -> OutboxMessage:
@@ -21,27 +21,27 @@ def letter(name: str) -> OutboxMessage:
 
 
 async def tell(mail: Outbox, name: str) -> None:
-    taken = await mail.take(letter(name))
+    taken = await mail.add(letter(name))
     assert taken is not None
-    await mail.settle(await mail.owe(taken, "yes"))
+    await mail.complete(await mail.set_reply(taken, "yes"))
 
 
 async def test_words_go_when_nobody_needs_them_and_letters_stay_known_for_longer(mail: Outbox) -> None:
     now = time.time()
     await tell(mail, "a")
-    await mail.forget(now + WORDS_KEPT_S / 2)
-    assert await mail.told_lately("yes", 0) == 1
-    await mail.forget(now + WORDS_KEPT_S + 60)
-    assert await mail.told_lately("yes", 0) == 0
-    assert await mail.take(letter("a")) is None
-    await mail.forget(now + KEEP_S + 60)
-    assert await mail.take(letter("a")) is not None
+    await mail.delete_expired(now + WORDS_KEPT_S / 2)
+    assert await mail.count_sent("yes", 0) == 1
+    await mail.delete_expired(now + WORDS_KEPT_S + 60)
+    assert await mail.count_sent("yes", 0) == 0
+    assert await mail.add(letter("a")) is None
+    await mail.delete_expired(now + KEEP_S + 60)
+    assert await mail.add(letter("a")) is not None
 
 
 async def test_words_stay_while_an_older_letter_may_be_looked_for_among_them(mail: Outbox) -> None:
     now = time.time()
-    assert await mail.take(letter("open")) is not None
+    assert await mail.add(letter("open")) is not None
     await tell(mail, "a")
-    await mail.forget(now + WORDS_KEPT_S + 60)
-    assert await mail.told_lately("yes", 0) == 1
+    await mail.delete_expired(now + WORDS_KEPT_S + 60)
+    assert await mail.count_sent("yes", 0) == 1
     assert [each.id for each in await mail.unfinished()] == ["open"]

@@ -93,12 +93,12 @@ def written() -> Iterator[list[str]]:
 
 async def test_a_contexts_thread_is_its_owners_alone(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
-        mine = store.memory("me", "context-1")
+        mine = store.context_thread("me", "context-1")
         assert await mine.load() is None
         await mine.save("thread-1")
         assert await mine.load() == "thread-1"
-        assert await store.memory("you", "context-1").load() is None
-        assert await store.memory("me", "context-2").load() is None
+        assert await store.context_thread("you", "context-1").load() is None
+        assert await store.context_thread("me", "context-2").load() is None
         await mine.save("thread-2")
         assert await mine.load() == "thread-2"
         assert on_disk(tmp_path, "select owner, context_id, thread_id from contexts") == [
@@ -108,23 +108,23 @@ async def test_a_contexts_thread_is_its_owners_alone(tmp_path: Path) -> None:
 
 async def test_what_a_thread_was_told_is_kept_with_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
-        mine = store.memory("me", "context-1")
+        mine = store.context_thread("me", "context-1")
         assert await mine.instructions() is None
         await mine.save("thread-1", "a" * 64)
-        await store.memory("you", "context-1").save("thread-2")
+        await store.context_thread("you", "context-1").save("thread-2")
     async with opened(tmp_path) as store:
-        assert await store.memory("me", "context-1").instructions() == "a" * 64
-        assert await store.memory("you", "context-1").instructions() is None
-        await store.memory("me", "context-1").save("thread-1")
-        assert await store.memory("me", "context-1").instructions() is None
+        assert await store.context_thread("me", "context-1").instructions() == "a" * 64
+        assert await store.context_thread("you", "context-1").instructions() is None
+        await store.context_thread("me", "context-1").save("thread-1")
+        assert await store.context_thread("me", "context-1").instructions() is None
 
 
 async def test_a_thread_is_known_to_the_next_process(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
-        await store.memory("me", "context-1").save("thread-1")
+        await store.context_thread("me", "context-1").save("thread-1")
         main = await store.main_context("me")
     async with opened(tmp_path) as store:
-        assert await store.memory("me", "context-1").load() == "thread-1"
+        assert await store.context_thread("me", "context-1").load() == "thread-1"
         assert await store.main_context("me") == main
 
 

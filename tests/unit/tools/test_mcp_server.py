@@ -43,7 +43,7 @@ class Heard:
     def __init__(self) -> None:
         self.texts: list[tuple[str, str]] = []
 
-    async def tell_user(self, caller: ToolCaller, text: str) -> None:
+    async def notify(self, caller: ToolCaller, text: str) -> None:
         if text == "refuse":
             raise ToolRefused(f"The user cannot be reached; the token was {TOKEN}.")
         self.texts.append((caller.owner, text))
@@ -54,7 +54,7 @@ async def tools_with(
     folder: Path, *peers: Peer, speaker: Heard | None = None, longest_wait_s: float = 5.0
 ) -> AsyncIterator[ToolServer]:
     async with open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store:
-        toolbox = Toolbox(PeerClient(peers), StoredMemory(store.memories, store.exchanges), speaker)
+        toolbox = Toolbox(PeerClient(peers), StoredMemory(store.memories, store.conversations), speaker)
         async with open_tool_server(toolbox, Redactor([TOKEN]), longest_wait_s) as tools:
             yield tools
 
@@ -360,7 +360,7 @@ def test_no_proxy_is_asked_for_the_tools(env: dict[str, str], excepted: dict[str
 
 OPENED: Final = """
 import asyncio, logging, pathlib, sys
-from codex_workspace.common.redact import Scrubber
+from codex_workspace.common.redact import Redactor
 from tests.unit.tools.test_mcp_server import tools_with
 
 async def opened():

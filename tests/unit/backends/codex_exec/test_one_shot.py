@@ -11,7 +11,7 @@ import pytest
 
 from codex_workspace.backends.codex_exec.one_shot import KEPT_BYTES, run_once
 from codex_workspace.common.errors import CodexCannotStart
-from codex_workspace.common.processes import marked
+from codex_workspace.common.processes import find_marked
 from codex_workspace.runtimes.launch import MARK, Launch
 
 
@@ -32,7 +32,7 @@ async def test_what_takes_too_long_is_ended_with_all_that_it_has_started(tmp_pat
     asleep = launch(tmp_path, "sleep 600 & sleep 600 & wait")
     with anyio.fail_after(20), pytest.raises(CodexCannotStart, match=r"^it takes too long$"):
         await run_once(asleep, within_s=1, late="it takes too long")
-    assert marked(MARK, f"{asleep.family}.", or_longer=True) == []
+    assert find_marked(MARK, f"{asleep.family}.", or_longer=True) == []
 
 
 @pytest.mark.parametrize("times", [1, 5])
@@ -51,7 +51,7 @@ async def test_asyncio_s_own_cancelling_waits_for_no_pipe_and_leaves_nothing(tmp
     assert anyio.current_time() - began < 10
     with anyio.fail_after(5):
         # Killed, a process takes its moment to be gone.
-        while marked(MARK, f"{asleep.family}.", or_longer=True):
+        while find_marked(MARK, f"{asleep.family}.", or_longer=True):
             await anyio.sleep(0.02)
 
 
