@@ -1,4 +1,4 @@
-"""See the whole thing at work, without a key and without a network: `python -m codex_workspace demo`.
+"""Runs the agent with the real codex and a scripted model, without a key or a network: `codex-workspace demo`.
 
 Everything is real but the model: the agent runs as the process that an operator would start, codex is codex, the client
 is the A2A SDK's. Only the model is scripted (`scripted_model`), on loopback. All files are in a temporary folder, and
@@ -30,19 +30,19 @@ from codex_workspace.devkit.staging import (
 
 TURN_TIMEOUT_S: Final = 60.0
 
-WRITE: Final = "Please write a small file and show me that it is there."
+WRITE: Final = "Please write a small file and show me its content."
 RECALL: Final = "What have we said so far?"
 RECALL_AGAIN: Final = "You were restarted. What have we said so far?"
 
 GREETING: Final = "hello from the sandbox"
-ANSWER: Final = "There it is: greeting.txt, written by a patch and read by a command in codex's sandbox."
+ANSWER: Final = "Done: I wrote greeting.txt with a patch and read it with a command in codex's sandbox."
 
 SCENARIO: Final[list[dict[str, object]]] = [
     {
         "match": "write a small file",
         "steps": [
             {
-                "say": "I write the file first, then I look.",
+                "say": "I will write the file, then read it.",
                 "phase": "commentary",
                 "delay_ms": 20,
                 "patch": f"*** Begin Patch\n*** Add File: greeting.txt\n+{GREETING}\n*** End Patch",
@@ -53,14 +53,14 @@ SCENARIO: Final[list[dict[str, object]]] = [
     },
     {"match": "said so far", "steps": [{"repeat": True, "delay_ms": 8}]},
 ]
-"""What the scripted model does on our messages; its module's table explains the keys."""
+"""The scripted model's responses to the messages; its module describes the keys."""
 
 
 async def demo(env: Mapping[str, str]) -> int:
     """Show an answer, a command in the sandbox, memory, and memory after a restart.
 
     Returns:
-        The exit code: 0 when all was as expected, 1 when something was not, 130 when interrupted.
+        The exit code: 0 if every result was as expected, 1 if not, 130 after an interrupt.
     """
     return await shown(partial(_demo, env=env), env)
 
@@ -72,36 +72,36 @@ async def _demo(steps: DemoSteps, folder: Path, env: Mapping[str, str]) -> str:
 
 
 async def _play(steps: DemoSteps, stage: DemoEnvironment, token: str) -> str:
-    """Play the demo's steps; returns what was seen.
+    """Run the demo's steps and return a summary.
 
     Raises:
         AgentError: a step was not as expected.
     """
-    steps.step("Start the agent, with the real codex behind it and a scripted model in place of OpenAI")
+    steps.step("Start the agent with the real codex and a scripted model in place of OpenAI")
     async with running(stage) as agent:
         steps.done(agent.ready)
-        steps.step("Ask it, as an A2A client, to change and run something")
+        steps.step("Send an A2A message that makes codex change a file and run a command")
         worked = await _turn(steps, agent, token, WRITE, None)
         _check_work(worked, stage)
-        steps.step("Send a second message in the same context: does it remember?")
+        steps.step("Send a second message in the same context; codex remembers the first")
         recalled = await _turn(steps, agent, token, RECALL, worked.context_id)
         _check_memory(recalled, (WRITE, ANSWER))
         steps.step("Stop the agent with SIGTERM and start it again")
         await agent.stop()
     async with running(stage) as agent:
         steps.done(agent.ready)
-        steps.step("Send a third message in that context: does it still remember?")
+        steps.step("Send a third message; codex still remembers the conversation")
         recalled = await _turn(steps, agent, token, RECALL_AGAIN, worked.context_id)
         _check_memory(recalled, (WRITE, ANSWER, RECALL))
         await agent.stop()
     return (
         f"text streamed in {worked.text_updates} pieces, a file written by a patch, a command run in codex's sandbox, "
-        "memory from message to message and across a restart"
+        "a conversation continued after a restart"
     )
 
 
 async def _turn(steps: DemoSteps, agent: DemoAgent, token: str, text: str, context_id: str | None) -> TurnView:
-    """Send a message and show what comes of it.
+    """Send a message and print its events.
 
     Raises:
         AgentError: the agent was lost, or the task did not complete.
@@ -120,7 +120,7 @@ async def _turn(steps: DemoSteps, agent: DemoAgent, token: str, text: str, conte
     if not view.completed:
         raise DemoFailed(f"the task ended as {state_word(view.state) if view.state else 'nothing'}")
     if context_id is not None and view.context_id != context_id:
-        raise DemoFailed("the answer came in another context")
+        raise DemoFailed("the answer belongs to another context")
     return view
 
 
@@ -131,7 +131,7 @@ def _check_work(view: TurnView, stage: DemoEnvironment) -> None:
     if command.exit_code != 0:
         raise DemoFailed(f"the command ended with exit code {command.exit_code}; does codex's sandbox work here?")
     if GREETING not in command.output:
-        raise DemoFailed("the command's output is not what the file holds")
+        raise DemoFailed("the command's output differs from the file's content")
     if not (stage.workspace / "greeting.txt").is_file():
         raise DemoFailed("the patch's file is not in the workspace")
     if view.answer != ANSWER:

@@ -1,4 +1,4 @@
-"""See two agents on a platform, without a key and without a network: `python -m codex_workspace demo --platform`.
+"""Runs two agents on a simulated platform, without a key or a network: `codex-workspace demo --platform`.
 
 The agents run as the processes that an operator would start, with real codexes; the platform is the stand-in
 (`platform_stand_in`), the model scripted. One agent reads its inbox, the other is pushed to. All files are in a
@@ -30,7 +30,7 @@ ANSWER_TIMEOUT_S: Final = 60.0
 
 PLANNER: Final = "3b0a9c52-7d0e-4c59-9a3e-5d0c1f6f2a11"
 REVIEWER: Final = "c7de1f80-1f0b-4f0e-8f57-0b6f3d2a9e22"
-"""Workspaces have UUIDs; nothing but a UUID is given work."""
+"""Workspace IDs must be UUIDs."""
 
 WISH: Final = "Please have the reviewer count the lines of notes.txt, and tell me what it says."
 WORK: Final = "Count the lines of notes.txt in your workspace."
@@ -55,20 +55,20 @@ SCENARIO: Final[list[dict[str, object]]] = [
     },
     {"match": "Count the lines", "steps": [{"run": "wc -l notes.txt"}, {"say": FOUND, "phase": "final_answer"}]},
 ]
-"""What the scripted model does on the two messages; its module's table explains the keys."""
+"""The scripted model's responses to the two messages; its module describes the keys."""
 
 
 async def demo_platform(env: Mapping[str, str]) -> int:
-    """Show a message of the user's that one agent hands on to another, and the answer on the user's canvas.
+    """Show a user's message that one agent delegates to another, and the answer on the user's canvas.
 
     Returns:
-        The exit code: 0 when all was as expected, 1 when something was not, 130 when interrupted.
+        The exit code: 0 if every result was as expected, 1 if not, 130 after an interrupt.
     """
     return await shown(partial(_play, env=env), env)
 
 
 async def _play(steps: DemoSteps, folder: Path, env: Mapping[str, str]) -> str:
-    steps.step("Start a platform of our own, and a scripted model in place of OpenAI")
+    steps.step("Start a simulated platform, and a scripted model in place of OpenAI")
     async with (
         scripted_model(scenario=write_scenario(folder, SCENARIO)) as model,
         running_platform(options=StandInOptions(mode="push")) as platform,
@@ -82,7 +82,7 @@ async def _play(steps: DemoSteps, folder: Path, env: Mapping[str, str]) -> str:
         }
         (stages["reviewer"].workspace / "notes.txt").write_text(NOTES)
         await _ask(steps, platform, stages)
-    return "a message of the user's in one agent's inbox, work pushed to the other, and its answer on the canvas"
+    return "a user's message in one agent's inbox, work delegated to the other agent, and the answer on the canvas"
 
 
 def _place(platform: StandInPlatform, workspace_id: str) -> dict[str, str]:
@@ -92,22 +92,22 @@ def _place(platform: StandInPlatform, workspace_id: str) -> dict[str, str]:
 async def _ask(steps: DemoSteps, platform: StandInPlatform, stages: Mapping[str, DemoEnvironment]) -> None:
     async with AsyncExitStack() as agents:
         for name, stage in stages.items():
-            steps.step(f"Start the agent {name}, with a codex of its own")
+            steps.step(f"Start the agent {name} with its own codex")
             agent = await agents.enter_async_context(running(stage))
             agents.push_async_callback(agent.stop)
             steps.done(agent.ready)
-        steps.step("Both have registered and send heartbeats")
+        steps.step("Both agents register and send heartbeats")
         await _until(
             platform, "an agent did not register", lambda: all(_there(platform, each) for each in (PLANNER, REVIEWER))
         )
         steps.done(", ".join(f"{each.name} by {each.delivery}" for each in platform.store.workspaces()))
-        steps.step("Write to the planner on the canvas")
+        steps.step("Send the planner a message on the canvas")
         steps.console.line(f"> {WISH}\n")
         await platform.canvas_message(PLANNER, WISH)
-        await _until(platform, "the planner gave no work away", lambda: bool(platform.delegations))
+        await _until(platform, "the planner did not delegate work", lambda: bool(platform.delegations))
         given = platform.delegations[0]
         steps.console.line(f"  planner → reviewer: {clean(given.task)}")
-        await _until(platform, "no answer came to the canvas", lambda: bool(platform.notifications(PLANNER)))
+        await _until(platform, "no answer appeared on the canvas", lambda: bool(platform.notifications(PLANNER)))
         steps.console.line(f"  reviewer → planner: {clean(platform.delegations[0].result)}\n")
         (answer,) = platform.notifications(PLANNER)
         steps.console.line(f"planner answers on the canvas:\n\n{clean(answer)}\n")
@@ -129,8 +129,8 @@ async def _until(platform: StandInPlatform, otherwise: str, holds: Callable[[], 
 def _check(platform: StandInPlatform, answer: str) -> None:
     (given,) = platform.delegations
     if (given.source_id, given.target_id) != (PLANNER, REVIEWER):
-        raise DemoFailed("the work went another way")
+        raise DemoFailed("the work was delegated to the wrong agent")
     if given.result != FOUND:
         raise DemoFailed(f"the reviewer answered {given.result!r}")
     if FOUND not in answer:
-        raise DemoFailed(f"the canvas shows {answer!r}, without the reviewer's words")
+        raise DemoFailed(f"the canvas shows {answer!r}, without the reviewer's answer")

@@ -1,4 +1,4 @@
-"""What the demos have in common: agents as processes of their own, in a temporary folder, and somebody who watches.
+"""Shared parts of the demos: agents as processes, in a temporary folder, and the output on the terminal.
 
 What is shown is left to `demo` and `demo_platform`.
 """
@@ -32,16 +32,16 @@ PROGRAM_DIR: Final = PACKAGE_DIR.parent
 
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 15.0
-"""The agent's own steps to an end sum up to less than 10 s."""
+"""The agent's shutdown takes less than 10 s."""
 
 MAX_LOG_LINE_BYTES: Final = 1 << 20
 
 PASSED_ENVIRONMENT: Final = frozenset(("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "CODEX_BIN"))
-"""What the demo's agent gets of our environment: no key, no proxy, nothing of an agent that is configured here."""
+"""Variables that the demo's agent inherits: no key, no proxy, and no settings of another agent."""
 
 
 class DemoFailed(AgentError):
-    """Something was not as the demo expects; the sentence says what."""
+    """A step of the demo had an unexpected result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class DemoAgent:
     process: Process
 
     async def stop(self) -> None:
-        """Ask the agent to end by SIGTERM, as Docker would.
+        """Stop the agent with SIGTERM, as Docker does.
 
         Raises:
             Unexpected: it did not end in time, or not with exit code 0.
@@ -76,12 +76,12 @@ class DemoEnvironment:
 
     @property
     def workspace(self) -> Path:
-        """The folder that codex works in."""
+        """Codex's working folder."""
         return self.folder / "workspace"
 
 
 class DemoSteps:
-    """Tells what happens, step by step, with the time that each step took."""
+    """Prints each step of a demo, and its duration."""
 
     def __init__(self, console: Console) -> None:
         self.console: Final = console
@@ -89,29 +89,29 @@ class DemoSteps:
         self._began = 0.0
 
     def step(self, what: str) -> None:
-        """Begin a step."""
+        """Start a step."""
         self._number += 1
         self._began = anyio.current_time()
         gap = "\n" if self._number > 1 else ""
         self.console.line(self.console.style.bold(f"{gap}{self._number}. {what}"))
 
     def done(self, what: str) -> None:
-        """Say what came of the step."""
+        """Print the result of the step."""
         self.console.line(f"[{clean(what)}, {anyio.current_time() - self._began:.1f} s]")
 
 
 Play = Callable[[DemoSteps, Path], Awaitable[str]]
-"""Plays in a folder; returns what was seen, and raises `AgentError` where something was not as expected."""
+"""Runs in a folder and returns a summary; raises `AgentError` if a result is unexpected."""
 
 
 async def shown(play: Play, env: Mapping[str, str]) -> int:
-    """Play something in a temporary folder, until it is over or a signal comes.
+    """Run a demo in a temporary folder until it ends or a signal arrives.
 
     Returns:
-        The exit code: 0 when all was as expected, 1 when something was not, 130 when interrupted.
+        The exit code: 0 if every result was as expected, 1 if not, 130 after an interrupt.
     """
     console = Console(sys.stdout, env)
-    # What the SDK logs is said in fewer words where it matters.
+    # The demo prints its own messages; the SDK's log would repeat them.
     logging.basicConfig(handlers=[logging.NullHandler()])
     code = 130
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
@@ -125,7 +125,7 @@ async def shown(play: Play, env: Mapping[str, str]) -> int:
             code = await _shown(play, console)
             tasks.cancel_scope.cancel()
     if code == 130:
-        console.line("\nInterrupted; everything that was started has been ended.")
+        console.line("\nInterrupted; all processes of the demo have been stopped.")
     return code
 
 
@@ -137,12 +137,12 @@ async def _shown(play: Play, console: Console) -> int:
     except AgentError as error:
         console.line(console.style.bad(f"\nNot as expected: {clean(str(error))}"))
         return 1
-    console.line(console.style.good(f"\nSeen in {anyio.current_time() - started:.1f} s: {seen}."))
+    console.line(console.style.good(f"\nCompleted in {anyio.current_time() - started:.1f} s: {seen}."))
     return 0
 
 
 def write_scenario(folder: Path, scenario: Sequence[Mapping[str, object]]) -> Path:
-    """Write down what the scripted model does; its module's table explains the keys."""
+    """Write the scripted model's scenario; its module describes the keys."""
     file = folder / "scenario.yaml"
     file.write_text(yaml.safe_dump(list(scenario)), encoding="utf-8")
     return file
@@ -191,7 +191,7 @@ def set_up(
 
 @asynccontextmanager
 async def running(stage: DemoEnvironment) -> AsyncIterator[DemoAgent]:
-    """Run the agent as a process of its own, ready when the block begins, ended when it is left.
+    """Run the agent as a process. It is ready when the block starts, and stopped when the block ends.
 
     Raises:
         Unexpected: it did not become ready.
@@ -226,7 +226,7 @@ async def _when_ready(process: Process, log: "_Log") -> DemoAgent:
 
 
 async def _end(process: Process) -> None:
-    """End the agent in good order, or at last without; codex ends with the pipe that it loses."""
+    """Stop the agent, with SIGKILL if necessary; codex exits when its pipe is closed."""
     if process.returncode is None:
         process.terminate()
         with anyio.move_on_after(STOP_TIMEOUT_S):
@@ -237,7 +237,7 @@ async def _end(process: Process) -> None:
 
 
 class _Log:
-    """The agent's log: says when the agent is ready and where, and keeps the last line."""
+    """Reads the agent's log: finds the address when the agent is ready, and keeps the last line."""
 
     def __init__(self, process: Process) -> None:
         assert process.stderr is not None
@@ -248,7 +248,7 @@ class _Log:
         self.last = ""
 
     async def read(self) -> None:
-        """Read to the end, so that the agent never waits for us."""
+        """Read to the end, so that the agent never blocks on its log."""
         try:
             while True:
                 self._take((await self._lines.receive_until(b"\n", MAX_LOG_LINE_BYTES)).decode("utf-8", "replace"))
@@ -266,7 +266,7 @@ class _Log:
 
 
 def _log_message(line: str) -> str:
-    """Return a JSON log line's message; a line of another kind as it is."""
+    """Return the message of a JSON log line, or the line itself if it is not JSON."""
     try:
         record = json.loads(line)
     except ValueError:

@@ -18,9 +18,9 @@ from tests.e2e.agent_process import REPOSITORY
 COMMAND = (sys.executable, "-m", "codex_workspace", "demo")
 
 WORK = re.compile(
-    r"""> Please write a small file and show me that it is there\.
+    r"""> Please write a small file and show me its content\.
 
-I write the file first, then I look\.
+I will write the file, then read it\.
 
 \*\*Write\*\*
 
@@ -45,7 +45,7 @@ greeting\.txt
 hello from the sandbox
 ```
 
-There it is: greeting\.txt, written by a patch and read by a command in codex's sandbox\.
+Done: I wrote greeting\.txt with a patch and read it with a command in codex's sandbox\.
 
 \[completed, """
 )
@@ -94,7 +94,7 @@ async def test_the_demo_shows_an_answer_a_command_and_a_memory(tmp_path: Path) -
     assert len(re.findall(r"^\[completed, [\d,]+ tokens .*, \d+\.\d s\]$", said, re.MULTILINE)) == 3
     assert re.findall(r"^(\d)\. ", said, re.MULTILINE) == ["1", "2", "3", "4", "5"]
     assert "user: What have we said so far?\nassistant: user: Please write" in said
-    assert re.search(r"^Seen in \d+\.\d s: text streamed in \d+ pieces, .*a restart\.$", said, re.MULTILINE)
+    assert re.search(r"^Completed in \d+\.\d s: text streamed in \d+ pieces, .*a restart\.$", said, re.MULTILINE)
     assert "\x1b" not in said
     assert free_of_traces(tmp_path)
 
@@ -115,7 +115,7 @@ async def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, moment: str) -> None
                 said += data.decode()
             assert await process.wait() == 130
     assert "Traceback" not in said
-    assert said.endswith("\nInterrupted; everything that was started has been ended.\n")
+    assert said.endswith("\nInterrupted; all processes of the demo have been stopped.\n")
     assert free_of_traces(tmp_path)
 
 

@@ -24,6 +24,6 @@ async def test_a_canvas_message_is_handed_on_and_the_answer_comes_back_to_the_ca
     canvas = said.partition("planner answers on the canvas:")[2]
     assert "words of the peer" in canvas
     assert "notes.txt has 3 lines; I have counted them with wc." in canvas
-    assert re.search(r"^Seen in \d+\.\d s: a message of the user's in one agent's inbox", said, re.MULTILINE)
+    assert re.search(r"^Completed in \d+\.\d s: a user's message in one agent's inbox", said, re.MULTILINE)
     assert "\x1b" not in said
     assert free_of_traces(tmp_path)
