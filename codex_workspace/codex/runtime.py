@@ -72,7 +72,7 @@ class AppServerRun:
     async def _read_more(self) -> None:
         try:
             for event in await self._turn.receive():
-                self._events += self._stream.see(event)
+                self._events += self._stream.convert(event)
             self._refuse_what_is_asked()
         except CodexGone as gone:
             self._finish(TurnError(gone.sentence, PROCESS_EXITED, None, gone.tail or None))
@@ -87,12 +87,12 @@ class AppServerRun:
                 case DynamicToolCall():
                     self._turn.answer(pending, NO_TOOL)
                 case question:
-                    self._events += self._stream.asked(pending.id, question)
+                    self._events += self._stream.approval(pending.id, question)
                     self._turn.answer(pending, response_to(question, Declined()))
 
     def _finish(self, failure: TurnError | None) -> None:
         self._is_over = True
-        self._events += self._stream.end(failure, stopped=self._aborted)
+        self._events += self._stream.finish(failure, stopped=self._aborted)
 
 
 class AppServerRuntime:

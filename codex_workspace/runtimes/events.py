@@ -1,13 +1,8 @@
-"""What the agent's tools are called for everybody: names that agents of several makers share, beside codex's own.
-
-The public stream of events of one run of the agent, the same for every backend. docs/events.md explains it.
-
-Here are the values and their JSON. How codex's own events become them is left to `agent_stream`.
-"""
+"""The public events of one run, the same for every backend, and their JSON. docs/events.md explains them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 from codex_workspace.common.values import JsonObject, JsonValue
 
@@ -23,20 +18,18 @@ SEARCH: Final = "web_search"
 
 
 def name_of_change(kinds: Iterable[str]) -> str:
-    """Return the name for a change of files: Write where all of them are new, else Edit."""
+    """Return the tool's name for a change of files: Write if all files are new, otherwise Edit."""
     kinds = tuple(kinds)
     return WRITE if kinds and all(kind == "add" for kind in kinds) else EDIT
 
 
 StopReason: TypeAlias = Literal["completed", "failed", "interrupted"]
+MessagePhase: TypeAlias = Literal["commentary", "final_answer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Event:
-    """What every event has.
-
-    `extra` are the fields that codex has said with it and this model has no name for; as a rule there are none.
-    """
+    """`extra` contains the fields that the CLI sent and this event has no name for; usually none."""
 
     TYPE: ClassVar[str]
 
@@ -45,18 +38,33 @@ class _Event:
 
 @dataclass(frozen=True, slots=True)
 class Text(_Event):
-    """A further piece of the agent's message `item_id`; with `replaces`, `text` takes the place of all before it."""
+    """A piece of the agent's message `item_id`; if `replaces`, it replaces the message's earlier text.
+
+    `phase` is what the model says the message is for: commentary, final_answer, or None if it does not say.
+    """
 
     TYPE: ClassVar[str] = "text"
 
     item_id: str
     text: str
     replaces: bool = False
+    phase: MessagePhase | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMessage(_Event):
+    """The agent's message `item_id` is complete; `text` is the whole, its pieces came as `Text`."""
+
+    TYPE: ClassVar[str] = "message"
+
+    item_id: str
+    text: str
+    phase: MessagePhase | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning(_Event):
-    """A further piece of what the model has thought; sections of one `item_id` are parted by an empty line."""
+    """A piece of the model's reasoning; an empty line separates the sections of one `item_id`."""
 
     TYPE: ClassVar[str] = "reasoning"
 
@@ -65,11 +73,21 @@ class Reasoning(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUse(_Event):
-    """The agent begins to use a tool; exactly one `ToolResult` of the same id follows, before the `Done`.
+class ReasoningSummary(_Event):
+    """The reasoning `item_id` is complete; its pieces came as `Reasoning`."""
 
-    `name` is the normalized name, such as Bash, `tool` codex's own: command_execution, file_change, web_search, or the
-    tool's own name on its `server`. `input` is what the tool is given.
+    TYPE: ClassVar[str] = "reasoning_summary"
+
+    item_id: str
+    sections: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse(_Event):
+    """A tool call starts; exactly one `ToolResult` with the same id follows before the `Done`.
+
+    `name` is the common name, such as Bash; `tool` is the CLI's name: command_execution, file_change, web_search, or
+    the tool's name on its `server`. `input` contains the arguments.
     """
 
     TYPE: ClassVar[str] = "tool_use"
@@ -82,10 +100,20 @@ class ToolUse(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolResult(_Event):
-    """What a tool has come to: its text, or why it failed. `exit_code` is a command's that ran to its own end.
+class ToolOutput(_Event):
+    """A piece of the output of the running command `id`; `ToolResult.output` is the whole."""
 
-    Of changed files, which a `FileChange` tells, and of a search `output` is empty.
+    TYPE: ClassVar[str] = "tool_output"
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult(_Event):
+    """A tool call's result, or why it failed; `output` is empty for changed files (see `FileChange`) and searches.
+
+    `exit_code` is set if a command ran to its own end. `status` is completed, failed, declined or unknown.
     """
 
     TYPE: ClassVar[str] = "tool_result"
@@ -95,11 +123,15 @@ class ToolResult(_Event):
     is_error: bool
     exit_code: int | None = None
     duration_ms: int | None = None
+    status: str = "completed"
 
 
 @dataclass(frozen=True, slots=True)
 class FileDiff:
-    """One file that was changed; `kind` is add, delete or update, `diff` "" where codex does not tell it."""
+    """A changed file; `kind` is add, delete or update; `diff` is empty if the CLI reports none.
+
+    `diff` contains the hunks of an updated file, and the whole text of an added or deleted one.
+    """
 
     path: str
     kind: str
@@ -108,12 +140,21 @@ class FileDiff:
 
 @dataclass(frozen=True, slots=True)
 class FileChange(_Event):
-    """Files were changed, by the tool `item_id`; comes before that tool's result."""
+    """The tool call `item_id` changed files; comes before its result."""
 
     TYPE: ClassVar[str] = "file_change"
 
     item_id: str
     changes: tuple[FileDiff, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunDiff(_Event):
+    """All changes of the run so far, as one unified diff; replaces the previous one."""
+
+    TYPE: ClassVar[str] = "diff"
+
+    diff: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +167,7 @@ class PlanStep:
 
 @dataclass(frozen=True, slots=True)
 class Plan(_Event):
-    """The agent's plan; replaces the one before."""
+    """The agent's whole plan; replaces the previous one."""
 
     TYPE: ClassVar[str] = "plan"
 
@@ -147,10 +188,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class Usage(_Event):
-    """The tokens so far: of this run, and of its whole session.
-
-    `run` is None where a session was resumed of which it is not known what it had used before.
-    """
+    """The tokens so far, of this run and of its session; `run` is None if the session's earlier tokens are unknown."""
 
     TYPE: ClassVar[str] = "usage"
 
@@ -160,7 +198,7 @@ class Usage(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Approval(_Event):
-    """The agent asks a person; `about` is what a program reads of the question. Only of app-servers."""
+    """The CLI asks a person; `about` is the question as JSON."""
 
     TYPE: ClassVar[str] = "approval"
 
@@ -169,8 +207,21 @@ class Approval(_Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RunWarning(_Event):
+    """A problem that does not end the run.
+
+    If `will_retry`, the CLI repeats its last request to the model, and incomplete text becomes void.
+    """
+
+    TYPE: ClassVar[str] = "warning"
+
+    message: str
+    will_retry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Error(_Event):
-    """Something went wrong; the run goes on unless it is `fatal`. `code` is a word in capitals."""
+    """Why the run fails; only the first error of a run is `fatal`. `code` is a word in capitals."""
 
     TYPE: ClassVar[str] = "error"
 
@@ -181,7 +232,7 @@ class Error(_Event):
 
 @dataclass(frozen=True, slots=True)
 class UnmappedEvent(_Event):
-    """Something that codex has said and that this model has no event for, as it came."""
+    """An event of the CLI that has no type here, unchanged."""
 
     TYPE: ClassVar[str] = "other"
 
@@ -191,10 +242,10 @@ class UnmappedEvent(_Event):
 
 @dataclass(frozen=True, slots=True)
 class Done(_Event):
-    """The run is over: always the last event, and never two of them.
+    """The end of the run: always the last event, and the only one of its type.
 
-    `text` is the agent's answer: its final message. `session_id` is None where codex never named its thread, `usage` is
-    the run's, None where codex told none. `error` is there exactly where `stop_reason` is failed.
+    `text` is the agent's answer. `session_id` and `usage` (the run's tokens) are None if the CLI reported none. `error`
+    is set if and only if `stop_reason` is failed.
     """
 
     TYPE: ClassVar[str] = "done"
@@ -208,36 +259,48 @@ class Done(_Event):
 
 
 AgentEvent: TypeAlias = (
-    Text | Reasoning | ToolUse | ToolResult | FileChange | Plan | Usage | Approval | Error | UnmappedEvent | Done
+    Text
+    | AgentMessage
+    | Reasoning
+    | ReasoningSummary
+    | ToolUse
+    | ToolOutput
+    | ToolResult
+    | FileChange
+    | RunDiff
+    | Plan
+    | Usage
+    | Approval
+    | RunWarning
+    | Error
+    | UnmappedEvent
+    | Done
 )
 
-EVENT_TYPES: Final = tuple(
-    kind.TYPE
-    for kind in (Text, Reasoning, ToolUse, ToolResult, FileChange, Plan, Usage, Approval, Error, UnmappedEvent, Done)
-)
+EVENT_TYPES: Final = tuple(kind.TYPE for kind in get_args(AgentEvent))
 
 
 def as_json(event: AgentEvent) -> JsonObject:
-    """Return the event as JSON: its `type`, then its fields, without those that say nothing (None, no `extra`)."""
-    return {"type": event.TYPE, **_said(event)}
+    """Return the event as JSON: its `type`, then its fields without those that are None and an empty `extra`."""
+    return {"type": event.TYPE, **_fields(event)}
 
 
 _Inner: TypeAlias = TokenCounts | FileDiff | PlanStep
 
 
-def _said(value: AgentEvent | _Inner) -> JsonObject:
-    told = {each.name: _json(getattr(value, each.name)) for each in fields(value)}
-    return {name: each for name, each in told.items() if each is not None and not (name == "extra" and not each)}
+def _fields(value: AgentEvent | _Inner) -> JsonObject:
+    values = {each.name: _json(getattr(value, each.name)) for each in fields(value)}
+    return {name: each for name, each in values.items() if each is not None and not (name == "extra" and not each)}
 
 
-def _json(value: "JsonValue | AgentEvent | tuple[_Inner, ...] | _Inner") -> JsonValue:
+def _json(value: "JsonValue | Error | _Inner | tuple[_Inner | str, ...]") -> JsonValue:
     match value:
         case tuple():
-            return [_said(each) for each in value]
+            return [_json(each) for each in value]
         case Error():
             return as_json(value)
         case TokenCounts() | FileDiff() | PlanStep():
-            return _said(value)
+            return _fields(value)
         case None | bool() | int() | float() | str() | list() | dict():
             return value
         case _:

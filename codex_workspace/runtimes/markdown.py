@@ -1,9 +1,6 @@
-"""Unified diffs of what codex reports of its file changes.
+"""Renders agent events as Markdown for people. docs/events.md shows examples.
 
-Agent events as Markdown, for people: what a tool is given and what came of it. docs/events.md explains the stream.
-
-Whatever an output holds, it stays inside its fence; what is left out of a long one is said. A2A's messages are made of
-it (`replies`), and what `chat` and the demo show (`terminal`).
+Output stays inside its fence whatever it contains, and omissions in long output are marked.
 """
 
 import json
@@ -20,13 +17,19 @@ from codex_workspace.runtimes.events import (
     FILES,
     SEARCH,
     AgentEvent,
+    AgentMessage,
     Approval,
     Done,
     Error,
     FileChange,
+    FileDiff,
     Plan,
     Reasoning,
+    ReasoningSummary,
+    RunDiff,
+    RunWarning,
     Text,
+    ToolOutput,
     ToolResult,
     ToolUse,
     UnmappedEvent,
@@ -34,79 +37,75 @@ from codex_workspace.runtimes.events import (
 )
 
 MAX_LINE_CHARS: Final = 1_000
-"""A sentence of the model's or a server's is shown so far."""
-
+"""The length limit of text that is shown on one line."""
 
 _SHOWN_FORMATS: Final = frozenset({"Cf", "Cs", "Zl", "Zp"})
-"""Categories of characters that nobody sees, or that change the direction of others, beside the control characters."""
+"""Categories of invisible characters, and of those that change the direction of text, beside control characters."""
 
 
-def unified_diff(changes: Iterable[FilePatch]) -> str:
-    """Return one unified diff for all changes.
-
-    Codex gives an added or deleted file's whole text as its `diff`, and only the hunks of a changed one.
-    """
-    return "".join(_one(change) for change in changes)
+def unified_diff(changes: Iterable[FilePatch | FileDiff]) -> str:
+    """Return one unified diff of all changes."""
+    return "".join(_file_diff(change) for change in changes)
 
 
-def _one(change: FilePatch) -> str:
+def _file_diff(change: FilePatch | FileDiff) -> str:
     match change.kind:
         case "add":
             return f"--- /dev/null\n+++ {change.path}\n{_all_lines(change.diff, '+')}"
         case "delete":
             return f"--- {change.path}\n+++ /dev/null\n{_all_lines(change.diff, '-')}"
         case _:
-            return f"--- {change.path}\n+++ {change.path}\n{_ended(change.diff)}"
+            return f"--- {change.path}\n+++ {change.path}\n{_with_newline(change.diff)}"
 
 
 def _all_lines(text: str, sign: str) -> str:
     lines = text.split("\n")
-    unended = lines.pop()
-    if unended:
-        lines.append(unended)
+    last = lines.pop()
+    if last:
+        lines.append(last)
     if not lines:
         return ""
     old, new = ("0,0", f"1,{len(lines)}") if sign == "+" else (f"1,{len(lines)}", "0,0")
     body = "".join(f"{sign}{line}\n" for line in lines)
-    return f"@@ -{old} +{new} @@\n{body}" + ("\\ No newline at end of file\n" if unended else "")
+    return f"@@ -{old} +{new} @@\n{body}" + ("\\ No newline at end of file\n" if last else "")
 
 
-def _ended(text: str) -> str:
+def _with_newline(text: str) -> str:
     return text if text.endswith("\n") or not text else f"{text}\n"
 
 
 MAX_SHOWN_CHARS: Final = 4000
-"""Of a command, an output, a diff or a tool's parameters, this much is shown."""
+"""The limit of what is shown of a command, an output, a diff or a tool's parameters."""
 
 MAX_SHOWN_LINES: Final = 40
-"""And so many of its lines: what a screen holds."""
+"""The limit of lines: the height of a screen."""
 
 MAX_UNWRAPPED_CHARS: Final = 20_000
-"""A longer command is shown as codex runs it: taking it apart takes 1.5 µs for each character."""
+"""Longer commands are shown as codex runs them; parsing takes 1.5 µs per character."""
 
 MAX_LISTED: Final = 50
-"""Of changed files and of a plan's steps, so many are listed."""
+"""The limit of listed files and plan steps."""
 
 FAILED: Final = "Failed"
 STOPPED: Final = "Stopped"
 NOTE: Final = "Note"
-"""The words that mark what went wrong, what did not come to its end, and what is said beside the work."""
+"""Labels of failures, of interrupted work, and of remarks."""
 
 _SHELLS: Final = frozenset({"bash", "zsh", "sh"})
 CONTROLS: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, DEL, C1
     "\u2028\u2029\u202a-\u202e\u2066-\u2069]"  # line separators, and what makes text run backwards
 )
-"""What a terminal would obey. What else nobody sees, scripts and emoji need: it stays in the agent's own words."""
+"""Characters that control a terminal. The agent's own text keeps other invisible ones, which scripts and emoji need."""
 
 _SIGNS: Final = re.compile(r"(?<=[^\W_])_+(?=[^\W_])|(^#|[\\`*_\[\]<>~]|&(?=#?[0-9A-Za-z]+;))")
-"""What Markdown takes for its own, as group 1; underscores inside of a word are none of that."""
+"""Markdown's special characters, as group 1; underscores inside a word are not special."""
 
 _MARKS: Final = {"completed": "[x]", "in_progress": "[ ] *now:*"}
 
 
 def markdown(event: AgentEvent) -> str:
-    """Return an event as Markdown; "" for one of which people see nothing."""
+    """Return an event as Markdown; "" if it has nothing to show."""
     match event:
         case Text(text=text):
             return CONTROLS.sub(lambda found: visible(found[0]), text)
@@ -115,46 +114,46 @@ def markdown(event: AgentEvent) -> str:
         case ToolUse():
             return _use(event)
         case ToolResult(output="", is_error=False, exit_code=None):
-            # Of a search, of changed files, or of a tool that has given something else than text.
             return ""
         case ToolResult(output=output, is_error=is_error, exit_code=exit_code):
             return result(output, is_error=is_error, exit_code=exit_code)
         case FileChange(changes=changes):
-            # The use has named them all.
-            diff = unified_diff(FilePatch(each.path, each.kind, each.diff) for each in changes if each.diff)
+            # The tool use names the files.
+            diff = unified_diff(each for each in changes if each.diff)
             return fenced(diff, "diff") if diff else ""
         case Plan(steps=steps, explanation=explanation):
             listed = _listed([f"{_MARKS.get(each.status, '[ ]')} {_plain(each.text)}" for each in steps])
-            told = _plain(explanation or "")
-            return "\n\n".join(part for part in (_named(event.name, None), told, listed) if part)
-        case Error(message=message, code=word, fatal=fatal):
-            return f"**{FAILED if fatal else NOTE}** ({one_line(word)}): {_plain(message)}"
+            return "\n\n".join(filter(None, (_named(event.name, None), _plain(explanation or ""), listed)))
+        case RunWarning(message=message):
+            return marked(NOTE, _plain(message))
+        case Error(message=message, code=error_code, fatal=fatal):
+            return f"**{FAILED if fatal else NOTE}** ({one_line(error_code)}): {_plain(message)}"
         case Approval(about=about):
             return f"**Waits for an answer**\n\n{data(about)}"
-        case Usage() | UnmappedEvent() | Done():
+        case AgentMessage() | ReasoningSummary() | ToolOutput() | RunDiff() | Usage() | UnmappedEvent() | Done():
             return ""
         case _:
             assert_never(event)
 
 
-def marked(word: str, sentence: str) -> str:
-    """Return a sentence with a word before it that says what it is, such as `FAILED`."""
-    return f"**{word}**: {sentence}"
+def marked(label: str, sentence: str) -> str:
+    """Return a sentence after a label, such as `FAILED`."""
+    return f"**{label}**: {sentence}"
 
 
 def result(output: str, *, is_error: bool, exit_code: int | None = None, failed: str = FAILED) -> str:
-    """Return what came of a tool: its output in a fence, and for an error, that it is one, by the word `failed`."""
+    """Return a tool's output in a fence; an error is labelled `failed`."""
     shown = fenced(output) if output.strip() else ""
     if not is_error:
         return shown or "*No output.*"
-    how = "" if exit_code is None else f" (exit code {exit_code})"
-    return f"**{failed}**{how}\n\n{shown}".rstrip()
+    code = "" if exit_code is None else f" (exit code {exit_code})"
+    return f"**{failed}**{code}\n\n{shown}".rstrip()
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Return a text in a fence that is longer than any in it, with its middle left out where it is long.
+    """Return a text in a fence that is longer than any fence in it; the middle of a long text is left out.
 
-    What is not seen is shown as an escape, which is longer than the character that it stands for.
+    Invisible characters are shown as escapes.
     """
     shown = visible(shortened(text.removesuffix("\n"), MAX_SHOWN_LINES))
     fence = "`" * (_longest_run(shown, 2) + 1)
@@ -162,7 +161,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def code(text: str) -> str:
-    """Return a text of one line as code, whatever is in it; without any, that it is empty."""
+    """Return a text on one line as code; an empty text is shown as such."""
     line = one_line(text)
     if not line:
         return "*empty*"
@@ -172,14 +171,14 @@ def code(text: str) -> str:
 
 
 def data(value: JsonValue) -> str:
-    """Return what a program would read, such as a tool's parameters."""
+    """Return a JSON value, such as a tool's parameters, in a fence."""
     return fenced(json.dumps(value, indent=2, ensure_ascii=False), "json")
 
 
 def shortened(text: str, max_lines: int | None = None) -> str:
-    """Return a text without its middle where it is long, and say so: what a command prints last is what matters most.
+    """Return a text without its middle if it is too long; the omission is marked.
 
-    A quarter of `MAX_SHOWN_CHARS`, and of `max_lines`, is its beginning, the rest its end.
+    A quarter of `MAX_SHOWN_CHARS` and of `max_lines` is the text's beginning, the rest its end, which matters most.
     """
     if len(text) <= MAX_SHOWN_CHARS and (max_lines is None or text.count("\n") < max_lines):
         return text
@@ -193,7 +192,7 @@ def shortened(text: str, max_lines: int | None = None) -> str:
 
 
 def unwrapped(line: str) -> str:
-    """Return what a person would have typed: codex runs `ls` as `/bin/bash -lc ls`."""
+    """Return the command that a person would type: codex runs `ls` as `/bin/bash -lc ls`."""
     if len(line) > MAX_UNWRAPPED_CHARS:
         return line
     try:
@@ -237,13 +236,13 @@ def _listed(lines: Iterable[str]) -> str:
 
 
 def _named(name: str, server: str | None) -> str:
-    """Return a tool's name, and whose it is."""
+    """Return a tool's name and its server."""
     return f"**{_plain(name)}** ({_plain(server)})" if server else f"**{_plain(name)}**"
 
 
-def _plain(words: str) -> str:
-    """Return words of codex's or a server's on one line, without what Markdown would take for its own."""
-    return _SIGNS.sub(lambda sign: f"\\{sign[1]}" if sign[1] else sign[0], one_line(words))
+def _plain(text: str) -> str:
+    """Return a text on one line with Markdown's special characters escaped."""
+    return _SIGNS.sub(lambda sign: f"\\{sign[1]}" if sign[1] else sign[0], one_line(text))
 
 
 def _longest_run(text: str, at_least: int) -> int:
@@ -251,13 +250,13 @@ def _longest_run(text: str, at_least: int) -> int:
 
 
 def one_line(text: str) -> str:
-    """Return the text on one line, without what could end it; beyond 1000 characters it ends with "…"."""
+    """Return the text on one line; after `MAX_LINE_CHARS` characters it ends with "…"."""
     line = visible(" ".join(text.split()))
     return line if len(line) <= MAX_LINE_CHARS else f"{line[:MAX_LINE_CHARS]}…"
 
 
 def visible(text: str) -> str:
-    r"""Return the text with characters that are not seen as escapes, such as \x1b; newlines and tabs stay."""
+    r"""Return the text with invisible characters as escapes, such as \x1b; newlines and tabs stay."""
     return text if text.isascii() and text.isprintable() else "".join(map(_visible, text))
 
 

@@ -107,11 +107,11 @@ def of_server(name: str) -> list[AgentEvent]:
     if method in REQUESTS:
         question = read_question(Request(0, method, {"threadId": "t", "turnId": "u", **REQUESTS[method]}))
         assert question is not None
-        return stream.asked("0", question)
+        return stream.approval("0", question)
     params = {"item": {"id": "i", "type": kind, **SERVER_ITEMS[kind]}} if kind else SERVER_PARAMS[method]
     ids: JsonObject = {"threadId": "t"} if method in WITHOUT_TURN else {"threadId": "t", "turnId": "u"}
     turn_events = TurnReader("t", "u").read(Notification(method, {**ids, **params}))
-    return [event for each in turn_events for event in stream.see(each)] + (stream.end() if stream.ended else [])
+    return [event for each in turn_events for event in stream.convert(each)] + (stream.finish() if stream.ended else [])
 
 
 def of_exec(name: str) -> list[AgentEvent]:

@@ -90,7 +90,7 @@ class LineReader(Protocol[E_co]):
     """Takes the lines of one run and gives its events: `ExecConverter`, as a run uses it."""
 
     @property
-    def thread_id(self) -> str | None:
+    def session_id(self) -> str | None:
         """Codex's id of the session; None before it is said."""
 
     @property
@@ -98,11 +98,11 @@ class LineReader(Protocol[E_co]):
         """The tokens of the whole session; None before codex tells them."""
 
     @property
-    def ended(self) -> bool:
-        """Whether codex has said that the turn is over."""
+    def ended(self) -> object:
+        """How the turn ended; None before codex has said so."""
 
     @property
-    def erred(self) -> bool:
+    def failed(self) -> bool:
         """Whether codex has said that it gave up."""
 
     def feed(self, line: bytes | str) -> Sequence[E_co]:
@@ -154,7 +154,7 @@ class ExecRun(Generic[E]):
     @property
     def session_id(self) -> str | None:
         """Codex's id of the session, by which it is resumed; None before codex says it."""
-        return self._lines.thread_id
+        return self._lines.session_id
 
     @property
     def session_usage(self) -> TokenUsage | None:
@@ -266,7 +266,7 @@ class ExecRun(Generic[E]):
         if over:
             return anyio.current_time() + DRAIN_S
         patience_s = self._limits.exit_grace_s if self._lines.ended else self._limits.inactivity_s
-        if self._lines.thread_id is None:
+        if self._lines.session_id is None:
             patience_s += self._limits.startup_s
         return max(self._silent_from + patience_s, anyio.current_time() + LOOK_S)
 
@@ -277,8 +277,8 @@ class ExecRun(Generic[E]):
             self._events += self._lines.skipped(line.bytes)
             return
         self._events += self._lines.feed(line)
-        if self._lines.thread_id is not None:
-            self._begun(self._lines.thread_id)
+        if self._lines.session_id is not None:
+            self._begun(self._lines.session_id)
 
     async def _leave(self) -> None:
         """Take the run's end as codex's own, or the caller's."""
@@ -296,7 +296,7 @@ class ExecRun(Generic[E]):
         if stopped:
             await self._read_what_is_left()
         self._is_over = True
-        if failure is None and has_left and not stopped and not self._lines.ended and not self._lines.erred:
+        if failure is None and has_left and not stopped and not self._lines.ended and not self._lines.failed:
             failure = self._crash()
         self._events += self._lines.finish(self._process.exit_code, failure, stopped=stopped)
 
@@ -317,7 +317,7 @@ class ExecRun(Generic[E]):
         return TurnError(sentence, PROCESS_EXITED, None, _why(said) or None)
 
     def _began_another(self) -> bool:
-        known = self._lines.thread_id
+        known = self._lines.session_id
         return self._resumes is not None and known is not None and known != self._resumes.lower()
 
 

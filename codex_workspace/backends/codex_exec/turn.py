@@ -67,17 +67,17 @@ class TurnLines:
         self._failure: TurnError | None = None
 
     @property
-    def thread_id(self) -> str | None:
+    def session_id(self) -> str | None:
         """Codex's id of the session; None before it is said."""
         return self._reader.thread_id
 
     @property
-    def ended(self) -> bool:
-        """Whether codex has said that the turn is over."""
-        return self._ended is not None
+    def ended(self) -> TurnCompleted | None:
+        """How codex said that the turn ended; None before."""
+        return self._ended
 
     @property
-    def erred(self) -> bool:
+    def failed(self) -> bool:
         """Whether codex has said that it gave up."""
         return self._failure is not None
 

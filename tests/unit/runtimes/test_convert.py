@@ -15,6 +15,7 @@ from codex_workspace.protocol.codex_events import TokenUsage, TurnError
 from codex_workspace.runtimes.convert import NO_RESULT, NO_SESSION, NONE_USED, ExecConverter
 from codex_workspace.runtimes.events import (
     AgentEvent,
+    AgentMessage,
     Done,
     Error,
     FileChange,
@@ -22,6 +23,7 @@ from codex_workspace.runtimes.events import (
     Plan,
     PlanStep,
     Reasoning,
+    RunWarning,
     Text,
     TokenCounts,
     ToolResult,
@@ -222,9 +224,10 @@ def test_a_search_is_a_pair(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_retry_is_an_error_that_ends_nothing(version: str) -> None:
+def test_a_retry_is_a_warning(version: str) -> None:
     events = told(f"{version}/retried")
-    assert [(event.code, event.fatal) for event in events if isinstance(event, Error)] == [("RETRYING", False)]
+    assert [event.will_retry for event in events if isinstance(event, RunWarning)] == [True]
+    assert not [event for event in events if isinstance(event, Error)]
     assert (done(events).stop_reason, done(events).text) == ("completed", "Cut off here and said again.")
 
 
@@ -263,8 +266,8 @@ def test_a_command_that_outlives_its_turn_has_a_result_all_the_same(version: str
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_warning_ends_nothing(version: str) -> None:
     events = told(f"{version}/unknown_model")
-    warnings = [event for event in events if isinstance(event, Error)]
-    assert {(event.code, event.fatal) for event in warnings} <= {("WARNING", False)}
+    assert not [event for event in events if isinstance(event, Error)]
+    assert not [event for event in events if isinstance(event, RunWarning) and event.will_retry]
     assert done(events).stop_reason == "completed"
 
 
@@ -311,7 +314,13 @@ def test_growing_text_comes_as_deltas() -> None:
         item("completed", **message, text="Hello you"),
         ENDED,
     )
-    assert events == [Text("m", "Hel"), Text("m", "lo"), Text("m", " you"), end("Hello you")]
+    assert events == [
+        Text("m", "Hel"),
+        Text("m", "lo"),
+        Text("m", " you"),
+        AgentMessage("m", "Hello you"),
+        end("Hello you"),
+    ]
 
 
 def test_rewritten_text_takes_the_place_of_what_came_before() -> None:
@@ -330,7 +339,12 @@ def test_a_message_that_was_rewritten_grows_on() -> None:
     run = ExecConverter()
     texts = ["Hel", "Bye", "Bye now", "Bye now all"]
     events = [event for text in texts for event in run.feed(item("updated", id="m", type="agent_message", text=text))]
-    assert events == [Text("m", "Hel"), Text("m", "Bye", replaces=True), Text("m", " now"), Text("m", " all")]
+    assert [event for event in events if isinstance(event, Text)] == [
+        Text("m", "Hel"),
+        Text("m", "Bye", replaces=True),
+        Text("m", " now"),
+        Text("m", " all"),
+    ]
     assert done(run.finish(stopped=True)).text == "Bye now all"
 
 
@@ -402,12 +416,9 @@ def test_two_items_of_one_id_are_two() -> None:
 
 def test_a_line_that_was_left_out_is_said() -> None:
     lines = ExecConverter()
-    (said,) = lines.skipped(5_000)
-    assert said == Error(
-        "codex wrote a line of 5000 bytes, which exceeds the limit; it was skipped.",
-        "WARNING",
-        fatal=False,
-    )
+    assert lines.skipped(5_000) == [
+        RunWarning("codex wrote a line of 5000 bytes, which exceeds the limit; it was skipped.")
+    ]
     assert done(lines.finish(0)).stop_reason == "failed"
     assert lines.skipped(5_000) == []
 
@@ -428,6 +439,7 @@ def test_unknown_fields_are_kept_and_unknown_types_passed_through() -> None:
         UnmappedEvent("moon.risen", {"type": "moon.risen", "phase": 3}),
         UnmappedEvent("dance", {"type": "item.started", "item": {"id": "x", "type": "dance", "steps": ["a"]}}),
         Text("m", "a", extra={"at": 7, "by": 1}),
+        AgentMessage("m", "a"),
         Usage(tokens, tokens, extra={"cache_write_input_tokens": 4}),
         end("a", usage=tokens),
     ]
@@ -508,6 +520,7 @@ def test_only_the_first_of_several_reasons_is_fatal() -> None:
 def test_lines_that_are_no_events_are_tolerated(noise: bytes | str) -> None:
     assert events_of(noise, item("completed", id="m", type="agent_message", text="ok"), ENDED) == [
         Text("m", "ok"),
+        AgentMessage("m", "ok"),
         end("ok"),
     ]
 
@@ -534,7 +547,7 @@ def test_what_was_given_up_says_why() -> None:
     run.feed(line("thread.started", thread_id="t"))
     run.feed(item("started", id="c", type="command_execution", command="sleep"))
     result, error, last = run.finish(failure=WATCHDOG)
-    assert result == ToolResult("c", NO_RESULT, is_error=True)
+    assert result == ToolResult("c", NO_RESULT, is_error=True, status="failed")
     assert error == Error("no line for 300 s", "WATCHDOG_TIMEOUT", fatal=True)
     assert isinstance(last, Done)
     assert (last.stop_reason, last.session_id, last.error) == ("failed", "t", error)

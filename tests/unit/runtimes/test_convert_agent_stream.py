@@ -5,10 +5,13 @@ from collections.abc import Sequence
 import pytest
 
 from codex_workspace.protocol.codex_events import (
+    CommandOutput,
     CommandStarted,
+    DiffUpdated,
     ErrorReported,
     MessageCompleted,
     MessageDelta,
+    MessageStarted,
     PlanUpdated,
     ReasoningCompleted,
     ReasoningDelta,
@@ -28,14 +31,19 @@ from codex_workspace.protocol.codex_events import TokensUpdated as CodexUsage
 from codex_workspace.protocol.server_requests import CommandQuestion
 from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED, EventConverter
 from codex_workspace.runtimes.events import (
+    AgentMessage,
     Approval,
     Done,
     Error,
     Plan,
     PlanStep,
     Reasoning,
+    ReasoningSummary,
+    RunDiff,
+    RunWarning,
     Text,
     TokenCounts,
+    ToolOutput,
     ToolResult,
     ToolUse,
     UnmappedEvent,
@@ -52,7 +60,7 @@ FULL = TurnError("limit", "usageLimitExceeded", None, None)
 def test_recordings_of_the_app_server_become_balanced_streams(recording: str) -> None:
     for turn in replays_of(recording):
         stream = EventConverter()
-        events = [said for event in turn.events for said in stream.see(event)] + stream.end()
+        events = [said for event in turn.events for said in stream.convert(event)] + stream.finish()
         check_balance(events)
         assert not [event for event in events if isinstance(event, UnmappedEvent)]
         end = done(events)
@@ -67,7 +75,7 @@ def test_recordings_of_the_app_server_become_balanced_streams(recording: str) ->
 
 def said_of(*events: TurnEvent, used_before: TokenUsage | None = NONE_USED) -> Sequence[object]:
     stream = EventConverter(used_before, clock=lambda: 0.0)
-    return [said for event in events for said in stream.see(event)] + list(stream.end())
+    return [said for event in events for said in stream.convert(event)] + list(stream.finish())
 
 
 def end(text: str = "") -> Done:
@@ -76,7 +84,7 @@ def end(text: str = "") -> Done:
 
 def test_what_was_streamed_is_not_said_again() -> None:
     said = said_of(MessageDelta("m", "Hel"), MessageCompleted("m", "Hello", None), MessageDelta("m", "late"), COMPLETED)
-    assert said == [Text("m", "Hel"), Text("m", "lo"), end("Hello")]
+    assert said == [Text("m", "Hel"), Text("m", "lo"), AgentMessage("m", "Hello"), end("Hello")]
 
 
 def test_the_sections_of_thoughts_are_parted_and_not_said_again() -> None:
@@ -89,7 +97,13 @@ def test_the_sections_of_thoughts_are_parted_and_not_said_again() -> None:
         COMPLETED,
     )
     texts = ["a", "b", "\n\nc"]
-    assert said == [*(Reasoning("r", text) for text in texts), Reasoning("s", "once"), end()]
+    assert said == [
+        *(Reasoning("r", text) for text in texts),
+        ReasoningSummary("r", ("ab", "c")),
+        Reasoning("s", "once"),
+        ReasoningSummary("s", ("once",)),
+        end(),
+    ]
 
 
 def test_a_failure_is_said_once() -> None:
@@ -111,7 +125,7 @@ def test_an_interrupted_turn_closes_its_tools() -> None:
     said = said_of(ToolCallStarted("t", "srv", "echo", "words"), TurnCompleted("interrupted", None, None))
     assert said == [
         ToolUse("t", "echo", "echo", {"arguments": "words"}, "srv"),
-        ToolResult("t", NO_RESULT, is_error=True),
+        ToolResult("t", NO_RESULT, is_error=True, status="failed"),
         Done("", None, 0, None, "interrupted"),
     ]
 
@@ -133,12 +147,24 @@ def test_the_other_events_are_said_so() -> None:
     )
     assert said == [
         Plan((PlanStep("a", "in_progress"),), "why"),
-        Error("careful", "WARNING", fatal=False),
+        RunWarning("careful"),
         ToolUse("t", "look", "look", {}),
-        ToolResult("t", "no", is_error=True, duration_ms=5),
+        ToolResult("t", "no", is_error=True, duration_ms=5, status="failed"),
         UnmappedEvent("x/y", {"a": 1}),
         end(),
     ]
+
+
+def test_a_message_has_its_phase_from_its_start() -> None:
+    said = said_of(
+        MessageStarted("m", "commentary"), MessageDelta("m", "I"), MessageCompleted("m", "I", None), COMPLETED
+    )
+    assert said[:2] == [Text("m", "I", phase="commentary"), AgentMessage("m", "I", "commentary")]
+
+
+def test_output_and_diffs_are_sent_as_they_grow() -> None:
+    said = said_of(CommandStarted("c", "ls", ""), CommandOutput("c", "a\n"), DiffUpdated("+x"), COMPLETED)
+    assert said[1:3] == [ToolOutput("c", "a\n"), RunDiff("+x")]
 
 
 def test_a_resumed_session_s_tokens_are_told_apart_by_its_newest_call() -> None:
@@ -154,9 +180,9 @@ def test_a_resumed_session_s_tokens_are_told_apart_by_its_newest_call() -> None:
 
 def test_a_question_is_an_approval_until_the_end() -> None:
     stream = EventConverter()
-    (asked,) = stream.asked("7", CommandQuestion("ls", "/", None))
+    (asked,) = stream.approval("7", CommandQuestion("ls", "/", None))
     assert isinstance(asked, Approval)
     assert (asked.id, asked.about["kind"], asked.about["command"]) == ("7", "command", "ls")
-    stream.end()
-    assert stream.asked("8", CommandQuestion("ls", "/", None)) == []
-    assert stream.end() == []
+    stream.finish()
+    assert stream.approval("8", CommandQuestion("ls", "/", None)) == []
+    assert stream.finish() == []

@@ -239,6 +239,6 @@ def test_a_run_names_what_it_has_changed_and_looked_for_once() -> None:
             PatchCompleted("f", changes, ItemStatus.COMPLETED),
             WebSearchCompleted("w", "basalt"),
         )
-        for event in stream.see(each)
+        for event in stream.convert(each)
     ]
     assert list(filter(None, told)) == ["**Edit**\n\n- update `sum.py`", "**WebSearch** `basalt`"]
