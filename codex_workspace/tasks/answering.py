@@ -372,7 +372,7 @@ class Job:
                 step = await self._next_step(delivery, lease, order, deaths, str(cut_off))
                 if isinstance(step, SendAgain | Continue):
                     again = self._reply.notice(f"{cut_off}; the turn is taken up again.")
-                    await self._send([*self._unasked(), *self._reply.cut_off(), again])
+                    await self._send([*self._unasked(), *self._reply.interrupted(), again])
 
     async def _next_step(
         self, delivery: Delivery, lease: ThreadLease, order: TurnRequest, deaths: FailureCounts, why: str

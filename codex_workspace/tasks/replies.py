@@ -1,15 +1,12 @@
-"""Make A2A events of a turn's agent events: one task's answer, from its first word to its terminal status.
+"""Converts the events of a task's turns into A2A events, from the task object to the terminal status.
 
-Pure: time comes in as an argument, events go out as values. Nothing is sent here.
+Pure: the time is an argument, and the caller sends the returned events. A client receives, in terms of A2A 1.0:
 
-What a client sees (A2A 1.0 names):
-
-* artifact `answer`: the agent's message as it grows, then closed by one update that replaces it by the whole text;
-* artifacts `patch-1`, `patch-2`, …: a unified diff for each change of files; artifact `plan`: the latest plan; their
-  descriptions say for people what is in them;
-* `TASK_STATE_WORKING` with a message for what else a person wants to see; the message's metadata say what it is, for
-  programs: `kind` is one of commentary, reasoning, command, tool, search, notice;
-* one terminal status. Its metadata hold the token usage, and on failure a code.
+* artifact `answer`: the agent's message as it grows, then one update that replaces it with the whole text;
+* artifacts `patch-1`, `patch-2`, …: a unified diff for each change of files; artifact `plan`: the latest plan;
+* `TASK_STATE_WORKING` with a message for every other step; `kind` in the message's metadata is one of commentary,
+  reasoning, command, tool, search, notice;
+* one terminal status, with the token usage and the failure code in its metadata.
 """
 
 import json
@@ -35,12 +32,8 @@ from google.protobuf.struct_pb2 import Struct, Value
 from codex_workspace.common.a2a_terms import ANSWER, OFFSET
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.codex_events import (
-    Activity,
     CommandCompleted,
-    CommandOutput,
     CommandStarted,
-    DiffUpdated,
-    ErrorReported,
     ItemStatus,
     MessageCompleted,
     MessageDelta,
@@ -49,46 +42,38 @@ from codex_workspace.protocol.codex_events import (
     PatchStarted,
     PlanUpdated,
     ReasoningCompleted,
-    ReasoningDelta,
-    ThreadActive,
-    ThreadIdle,
-    TokensUpdated,
     TokenUsage,
     ToolCallCompleted,
     ToolCallStarted,
-    TurnCompleted,
     TurnEvent,
-    TurnStarted,
-    UnknownEvent,
     WarningReported,
     WebSearchCompleted,
 )
 from codex_workspace.protocol.jsonrpc import safe_text
-from codex_workspace.runtimes import markdown as presentation
+from codex_workspace.runtimes import markdown
 from codex_workspace.runtimes.convert import plan_event, tool_use
-from codex_workspace.runtimes.events import FILES, ToolUse
-from codex_workspace.runtimes.markdown import unified_diff
+from codex_workspace.runtimes.events import FILES
 from codex_workspace.tasks.live_output import LiveOutput
 
 USAGE: Final = "urn:codex-workspace:usage"
-"""Metadata key of the terminal status: the turn's tokens, and the thread's."""
+"""Metadata key of the terminal status: the tokens of the turn and of the thread."""
 
 FAILURE: Final = "urn:codex-workspace:failure"
-"""Metadata key of a failed task's terminal status: `code`, and `httpStatus` where a model endpoint gave one."""
+"""Metadata key of a failed task's terminal status: `code`, and `httpStatus` if a model endpoint returned one."""
 
 UPDATE_INTERVAL_S: Final = 0.1
-"""At most ten updates of the answer a second: every one of them costs each client, and the store, some work."""
+"""At most ten updates of the answer per second; each one costs every client and the store some work."""
 
 COPIED_CHARS_PER_S: Final = 1_000_000
-"""With every update the SDK copies the task for its readers, and keeps the copies of those that are behind: an answer
-of more than 100,000 characters is updated less often, so that it costs at most this much memory a second."""
+"""The SDK copies the task with every update and keeps the copies for slow readers. This bounds that memory: answers of
+more than 100,000 characters are updated less often."""
 
 A2AEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a task ends: its state, the sentence for people, and metadata for programs."""
+    """How a task ends: its state, a sentence for people, and metadata for programs."""
 
     state: TaskState
     sentence: str = ""
@@ -96,9 +81,13 @@ class Outcome:
 
 
 class Reply:
-    """The A2A side of one task's turns.
+    """The A2A events of one task.
 
-    `live` is the view of them for clients that have asked for that, `before` what an earlier process has made of it.
+    Args:
+        task_id: the task.
+        context_id: its context.
+        live: the live output, if the client requested that extension.
+        before: the artifacts that an earlier process created.
     """
 
     def __init__(
@@ -112,8 +101,8 @@ class Reply:
         self._files: list[Artifact] = []
         self._answer_shown = False
         self._patches = 0
-        # The tool whose beginning is what was shown last.
-        self._begun: str | None = None
+        # The item whose start is the last thing that was shown.
+        self._started: str | None = None
         for artifact in before:
             self._keep(artifact)
 
@@ -124,35 +113,32 @@ class Reply:
         return min((due for due in dues if due is not None), default=None)
 
     def opened(self, message: Message | None) -> Task:
-        """Return the one Task object, which comes first."""
+        """Return the task object, which is sent first and only once."""
         history = [message] if message is not None else []
         status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
         status.timestamp.GetCurrentTime()
         return Task(id=self._task_id, context_id=self._context_id, status=status, history=history)
 
     def working(self) -> TaskStatusUpdateEvent:
-        """Return the status that says that the turn has begun."""
+        """Return the status of a running turn."""
         return self._status(TaskState.TASK_STATE_WORKING)
 
     def notice(self, text: str) -> TaskStatusUpdateEvent:
-        """Return a status that tells people something about the agent itself."""
-        return self._note("notice", text)
+        """Return a status that informs people about the agent itself."""
+        return self._note("notice", markdown.shortened(text))
 
     def waits(self, text: str) -> TaskStatusUpdateEvent:
-        """Return a status that tells people why nothing has begun yet."""
-        status = self._status(TaskState.TASK_STATE_SUBMITTED, text)
-        status.status.message.metadata.CopyFrom(_struct({"kind": "notice"}))
-        return status
+        """Return a status that says why the task has not started."""
+        return self._status(TaskState.TASK_STATE_SUBMITTED, text, {"kind": "notice"})
 
     def asking(self, prompt: str, about: JsonObject) -> TaskStatusUpdateEvent:
-        """Return the status that asks a person: `prompt` to be read, `about` for programs."""
-        status = self._status(TaskState.TASK_STATE_INPUT_REQUIRED, prompt)
+        """Return the status that asks a question: `prompt` for people, `about` for programs."""
+        status = self._status(TaskState.TASK_STATE_INPUT_REQUIRED, prompt, {"kind": "question"})
         status.status.message.parts.append(Part(data=ParseDict(_safe(about), Value())))
-        status.status.message.metadata.CopyFrom(_struct({"kind": "question"}))
         return status
 
     def _keep(self, artifact: Artifact) -> None:
-        """Go on counting where an earlier process has stopped."""
+        """Continue the numbering of an earlier process."""
         kind = artifact.artifact_id.partition("-")[0]
         if artifact.artifact_id != ANSWER:
             self._artifacts[artifact.artifact_id] = artifact
@@ -166,8 +152,8 @@ class Reply:
         return list(self._files)
 
     def handed_over(self, artifact: Artifact) -> TaskArtifactUpdateEvent:
-        """Return the event that hands over a file; the artifact stays with the answer."""
-        self._begun = None
+        """Return the event that hands over a file; the artifact stays in the task."""
+        self._started = None
         self._files.append(artifact)
         self._artifacts[artifact.artifact_id] = artifact
         return TaskArtifactUpdateEvent(
@@ -175,79 +161,55 @@ class Reply:
         )
 
     def apply(self, event: TurnEvent, now: float) -> list[A2AEvent]:
-        """Return what has to go out for an event. Text waits for `flush` while the last update is too fresh."""
+        """Return what to send for an event. Text waits for `flush` if the last update is too recent."""
         out = self._apply(event, now)
         return out if self._live is None else [*out, *self._live.see(event)]
 
     def _apply(self, event: TurnEvent, now: float) -> list[A2AEvent]:
         match event:
-            case MessageDelta(item_id=item, text=text):
-                return [*self._turn_to(item, None), *self._grown(text, now)]
-            case MessageStarted(item_id=item, phase=phase):
-                return self._turn_to(item, phase)
-            case MessageCompleted(item_id=item, text=text, phase=phase):
-                out = self._turn_to(item, phase)
+            case MessageDelta(item, text):
+                return [*self._switch_to(item, None), *self._grown(text, now)]
+            case MessageStarted(item, phase):
+                return self._switch_to(item, phase)
+            case MessageCompleted(item, text, phase):
+                out = self._switch_to(item, phase)
                 missing = self._answer.complete(text)
                 return out + (self._remark(self._answer) if phase == "commentary" else self._grown(missing, now))
             case ReasoningCompleted(sections=sections):
-                return [self._note("reasoning", section) for section in sections if section.strip()]
+                return [self._note("reasoning", markdown.shortened(each)) for each in sections if each.strip()]
             case PatchStarted():
-                return self._remark_on_the_way()
-            case CommandStarted(item_id=item, command=command, cwd=cwd):
-                about: JsonObject = {"itemId": item, "command": command, "cwd": cwd, "status": "inProgress"}
-                return [*self._remark_on_the_way(), self._use_note("command", tool_use(event), about)]
-            case CommandCompleted():
-                return [self._command_finished(event)]
+                return self._remark_if_complete()
+            case CommandStarted() | ToolCallStarted():
+                return [*self._remark_if_complete(), self._tool_started(event)]
             case PatchCompleted(changes=changes, status=ItemStatus.COMPLETED):
                 self._patches += 1
-                part = Part(text=safe_text(unified_diff(changes)), media_type="text/x-diff")
-                told = presentation.markdown(tool_use(event))
-                return [self._artifact(f"patch-{self._patches}", [part], last=True, description=told)]
-            case PatchCompleted():
-                return [self._files_not_changed(event)]
-            case ToolCallStarted(item_id=item, tool=tool, server=server, arguments=arguments):
-                about = {"itemId": item, "tool": tool, "server": server, "status": "inProgress"}
-                about["input"] = _bounded(arguments)
-                return [*self._remark_on_the_way(), self._use_note("tool", tool_use(event), about)]
-            case ToolCallCompleted():
+                part = Part(text=safe_text(markdown.unified_diff(changes)), media_type="text/x-diff")
+                shown = markdown.markdown(tool_use(event))
+                return [self._artifact(f"patch-{self._patches}", [part], last=True, description=shown)]
+            case CommandCompleted() | PatchCompleted() | ToolCallCompleted():
                 return [self._tool_finished(event)]
             case WebSearchCompleted(item_id=item, query=query):
-                told = presentation.markdown(tool_use(event))
-                return [self._markdown_note("search", told, {"itemId": item, "query": presentation.shortened(query)})]
+                shown = markdown.markdown(tool_use(event))
+                return [self._note("search", shown, {"itemId": item, "query": markdown.shortened(query)})]
             case PlanUpdated(steps=steps, explanation=explanation):
-                plan: JsonObject = {
-                    "explanation": explanation,
-                    "steps": [{"step": step.text, "status": step.status} for step in steps],
-                }
-                told = presentation.markdown(plan_event(event))
-                part = Part(data=ParseDict(_safe(plan), Value()))
-                return [self._artifact("plan", [part], last=True, description=told)]
+                listed: list[JsonValue] = [{"step": step.text, "status": step.status} for step in steps]
+                part = Part(data=ParseDict(_safe({"explanation": explanation, "steps": listed}), Value()))
+                shown = markdown.markdown(plan_event(event))
+                return [self._artifact("plan", [part], last=True, description=shown)]
             case WarningReported(message=message, will_retry=will_retry):
                 if will_retry:
                     self._answer.start_over()
                 return [self.notice(message)]
-            case (
-                TurnStarted()
-                | ReasoningDelta()
-                | CommandOutput()
-                | DiffUpdated()
-                | TokensUpdated()
-                | ErrorReported()
-                | ThreadIdle()
-                | ThreadActive()
-                | TurnCompleted()
-                | Activity()
-                | UnknownEvent()
-            ):
+            case _:
                 return []
 
-    def cut_off(self) -> list[A2AEvent]:
-        """Return what has to go out before the answer begins anew: what was said so far becomes a remark."""
+    def interrupted(self) -> list[A2AEvent]:
+        """Return what to send before the answer starts again: the text so far becomes a remark."""
         before, self._answer = self._answer, _Answer(last_update=self._answer.last_update)
         return [] if before.remarked else self._remark(before)
 
     def flush(self, now: float) -> list[A2AEvent]:
-        """Return what waits, whether or not its time has come."""
+        """Return the text that waits, whether it is due or not."""
         live = self._live.flush(now) if self._live is not None else []
         waiting, offset = self._answer.take(now)
         if not waiting:
@@ -259,14 +221,14 @@ class Reply:
         return [*live, update]
 
     def ended(self, outcome: Outcome, final: str | None = None) -> Task:
-        """Return the whole of what the task has come to, to be kept and handed out again.
+        """Return the finished task, to be stored and replayed.
 
         Args:
             outcome: how the task ends.
-            final: the answer where it is known better than by what was streamed.
+            final: the answer, if it is known better than from the stream.
         """
         text = self._answer.text if final is None else final
-        # An answer that was begun and taken back is emptied.
+        # A retracted answer is replaced with an empty one.
         shown = bool(text) or self._answer_shown
         answer = [Artifact(artifact_id=ANSWER, name=ANSWER, parts=[_text_part(text)])]
         status = self._status(outcome.state, outcome.sentence).status
@@ -276,7 +238,7 @@ class Reply:
         return task
 
     def ended_as(self, other: Task) -> Task:
-        """Return an end that is another task's too: the one whose turn this one has joined."""
+        """Return the end of another task, whose turn this task joined, as the end of this task."""
         task = Task()
         task.CopyFrom(other)
         task.id, task.context_id = self._task_id, self._context_id
@@ -288,8 +250,8 @@ class Reply:
         """Return the answer's closing update and the terminal status."""
         return closing_events(self.ended(outcome, final))
 
-    def _turn_to(self, item: str, phase: str | None) -> list[A2AEvent]:
-        """Begin with another message: the one before it was not the answer, and becomes a remark on the way."""
+    def _switch_to(self, item: str, phase: str | None) -> list[A2AEvent]:
+        """Start another message; the previous one was not the answer and becomes a remark."""
         before = self._answer
         if before.item == item:
             before.phase = phase or before.phase
@@ -297,99 +259,69 @@ class Reply:
         self._answer = _Answer(item, phase, last_update=before.last_update)
         return [] if before.remarked else self._remark(before)
 
-    def _remark_on_the_way(self) -> list[A2AEvent]:
-        """A message that the agent acts after is not its answer, as a rule."""
+    def _remark_if_complete(self) -> list[A2AEvent]:
+        """Return a complete message as a remark: a message before a tool call is usually not the answer."""
         return self._remark(self._answer) if self._answer.is_whole and not self._answer.remarked else []
 
     def _remark(self, message: "_Answer") -> list[A2AEvent]:
         message.remarked = True
         message.hold_back()
-        return [self._note("commentary", message.text)] if message.text.strip() else []
+        return [self._note("commentary", markdown.shortened(message.text))] if message.text.strip() else []
 
     def _grown(self, text: str, now: float) -> list[A2AEvent]:
         self._answer.grow(text)
         due = self._answer.due
         return self.flush(now) if due is not None and now >= due else []
 
-    def _command_finished(self, event: CommandCompleted) -> TaskStatusUpdateEvent:
-        about: JsonObject = {
-            "itemId": event.item_id,
-            "command": event.command,
-            "cwd": event.cwd,
-            "status": str(event.status),
-            "exitCode": event.exit_code,
-            "durationMs": event.duration_ms,
-            "output": presentation.shortened(event.output or ""),
-        }
-        code = event.exit_code
-        failed = presentation.STOPPED if code is None else presentation.FAILED
-        result = presentation.result(event.output or "", is_error=code != 0, exit_code=code, failed=failed)
-        return self._result_note("command", tool_use(event), result, about)
-
-    def _tool_finished(self, event: ToolCallCompleted) -> TaskStatusUpdateEvent:
-        about: JsonObject = {
-            "itemId": event.item_id,
-            "tool": event.tool,
-            "server": event.server,
-            "status": str(event.status),
-            "isError": event.is_error,
-            "durationMs": event.duration_ms,
-            "output": presentation.shortened(event.result),
-        }
-        result = presentation.result(event.result, is_error=event.is_error)
-        return self._result_note("tool", replace(tool_use(event), input={}), result, about)
-
-    def _files_not_changed(self, event: PatchCompleted) -> TaskStatusUpdateEvent:
-        why = f"No file was changed ({event.status})."
-        about: JsonObject = {
-            "itemId": event.item_id,
-            "tool": FILES,
-            "server": None,
-            "status": str(event.status),
-            "isError": True,
-            "durationMs": None,
-            "output": why,
-        }
-        return self._result_note("tool", tool_use(event), presentation.result(why, is_error=True), about)
-
-    def _use_note(self, kind: str, use: ToolUse, about: JsonObject) -> TaskStatusUpdateEvent:
-        note = self._markdown_note(kind, presentation.markdown(use), about)
-        self._begun = use.id
+    def _tool_started(self, event: CommandStarted | ToolCallStarted) -> TaskStatusUpdateEvent:
+        about: JsonObject = {**_tool(event), "status": "inProgress"}
+        if isinstance(event, ToolCallStarted):
+            about["input"] = _bounded(event.arguments)
+        note = self._note(_kind(event), markdown.markdown(tool_use(event)), about)
+        self._started = event.item_id
         return note
 
-    def _result_note(self, kind: str, use: ToolUse, result: str, about: JsonObject) -> TaskStatusUpdateEvent:
-        """Return a note of what came of a tool, which says of which where it does not stand right below."""
-        head = "" if self._begun == use.id else f"{presentation.markdown(use)}\n\n"
-        return self._markdown_note(kind, f"{head}{result}", about)
+    def _tool_finished(self, event: CommandCompleted | ToolCallCompleted | PatchCompleted) -> TaskStatusUpdateEvent:
+        about: JsonObject = {**_tool(event), "status": str(event.status), "durationMs": None}
+        use = tool_use(event)
+        match event:
+            case CommandCompleted(exit_code=code, duration_ms=duration):
+                output, is_error = event.output or "", code != 0
+                about |= {"exitCode": code, "durationMs": duration}
+                word = markdown.STOPPED if code is None else markdown.FAILED
+                result = markdown.result(output, is_error=is_error, exit_code=code, failed=word)
+            case ToolCallCompleted(result=output, is_error=is_error, duration_ms=duration):
+                about |= {"isError": is_error, "durationMs": duration}
+                result, use = markdown.result(output, is_error=is_error), replace(use, input={})
+            case PatchCompleted(status=status):
+                output = f"No file was changed ({status})."
+                about["isError"] = True
+                result = markdown.result(output, is_error=True)
+        # The note names its tool unless the note of the tool's start is right above it.
+        head = "" if self._started == use.id else f"{markdown.markdown(use)}\n\n"
+        return self._note(_kind(event), f"{head}{result}", {**about, "output": markdown.shortened(output)})
 
-    def _note(self, kind: str, text: str) -> TaskStatusUpdateEvent:
-        return self._markdown_note(kind, presentation.shortened(text), {})
+    def _note(self, kind: str, text: str, about: JsonObject | None = None) -> TaskStatusUpdateEvent:
+        """Return a step of the turn as Markdown, with metadata for programs."""
+        return self._status(TaskState.TASK_STATE_WORKING, text, {"kind": kind, **(about or {})})
 
-    def _markdown_note(self, kind: str, text: str, about: JsonObject) -> TaskStatusUpdateEvent:
-        """Return a note whose text is Markdown, and no longer than it should be."""
-        status = self._status(TaskState.TASK_STATE_WORKING, text)
-        status.status.message.metadata.CopyFrom(_struct({"kind": kind, **about}))
-        return status
-
-    def _status(self, state: TaskState, text: str = "") -> TaskStatusUpdateEvent:
-        self._begun = None
+    def _status(self, state: TaskState, text: str = "", metadata: JsonObject | None = None) -> TaskStatusUpdateEvent:
+        self._started = None
         status = TaskStatus(state=state)
         status.timestamp.GetCurrentTime()
         if text:
-            said = Message(
-                role=Role.ROLE_AGENT,
-                message_id=str(uuid.uuid4()),
-                task_id=self._task_id,
-                context_id=self._context_id,
-                parts=[_text_part(text)],
-            )
-            status.message.CopyFrom(said)
+            status.message.role = Role.ROLE_AGENT
+            status.message.message_id = str(uuid.uuid4())
+            status.message.task_id, status.message.context_id = self._task_id, self._context_id
+            status.message.parts.append(_text_part(text))
+        if metadata:
+            status.message.metadata.CopyFrom(_struct(metadata))
         return TaskStatusUpdateEvent(task_id=self._task_id, context_id=self._context_id, status=status)
 
     def _artifact(
         self, name: str, parts: list[Part], *, append: bool = False, last: bool = False, description: str = ""
     ) -> TaskArtifactUpdateEvent:
-        self._begun = None
+        self._started = None
         artifact = Artifact(artifact_id=name, name=name, description=safe_text(description), parts=parts)
         if name != ANSWER:
             self._artifacts[name] = artifact
@@ -400,7 +332,7 @@ class Reply:
 
 @dataclass(slots=True)
 class _Answer:
-    """One message of the agent: what it holds, and how much of it went out."""
+    """One message of the agent: its text, and how much of it was sent."""
 
     item: str | None = None
     phase: str | None = None
@@ -429,7 +361,7 @@ class _Answer:
         return self.last_update + max(UPDATE_INTERVAL_S, self._sent_chars / COPIED_CHARS_PER_S)
 
     def start_over(self) -> None:
-        """Forget an incomplete text: codex asks the model again, whose words begin anew."""
+        """Drop an incomplete text: codex repeats the model request."""
         if self._whole is None:
             self._sent.clear()
             self._waiting.clear()
@@ -437,7 +369,7 @@ class _Answer:
             self.was_sent = False
 
     def hold_back(self) -> None:
-        """Let what waits not go out: the text is shown as a remark, in full."""
+        """Send nothing more: the whole text is shown as a remark."""
         self._sent += self._waiting
         self._waiting.clear()
 
@@ -446,13 +378,13 @@ class _Answer:
             self._waiting.append(text)
 
     def complete(self, text: str) -> str:
-        """Take the whole text; return what of it was never streamed."""
+        """Set the whole text; return the part that was never streamed."""
         streamed = "".join([*self._sent, *self._waiting])
         self._whole = text
         return text[len(streamed) :] if text.startswith(streamed) else ""
 
     def take(self, now: float) -> tuple[str, int | None]:
-        """Return the waiting text, and after how many characters it goes on, None: it begins; it is sent now."""
+        """Return the waiting text and its offset (None for the first piece), and count it as sent."""
         if self.due is None:
             return "", None
         waiting, offset = "".join(self._waiting), self._sent_chars if self.was_sent else None
@@ -464,12 +396,12 @@ class _Answer:
 
 
 def closing_events(ended: Task) -> list[A2AEvent]:
-    """Return the last events of a task whose readers have seen the rest: the whole answer, and the terminal status."""
+    """Return the last events for readers of the stream: the whole answer and the terminal status."""
     return [event for event in replay_events(ended) if not _is_side_artifact(event)]
 
 
 def replay_events(ended: Task) -> list[A2AEvent]:
-    """Return the events that bring a task to its kept end, whatever of them its readers have seen already."""
+    """Return the events that bring a task to its stored end, whichever of them its readers know."""
     artifacts = [
         TaskArtifactUpdateEvent(task_id=ended.id, context_id=ended.context_id, artifact=artifact, last_chunk=True)
         for artifact in ended.artifacts
@@ -484,15 +416,13 @@ def _is_side_artifact(event: A2AEvent) -> bool:
 
 
 def answer_text(ended: Task) -> str:
-    """Return what the agent has said in a task that ended."""
+    """Return the answer of a finished task."""
     return "".join(part.text for each in ended.artifacts if each.artifact_id == ANSWER for part in each.parts)
 
 
 def usage_metadata(turn: TokenUsage | None, thread: TokenUsage | None) -> JsonObject:
-    """Return the terminal status's metadata for token counts: whole numbers, absent where codex told none."""
-    counts: JsonObject = {}
-    if turn is not None:
-        counts |= _counts(turn)
+    """Return the token counts for the terminal status's metadata, as far as codex reported them."""
+    counts: JsonObject = _counts(turn) if turn is not None else {}
     if thread is not None:
         counts["thread"] = _counts(thread)
     return {USAGE: counts} if counts else {}
@@ -508,22 +438,37 @@ def _counts(count: TokenUsage) -> JsonObject:
     }
 
 
+def _kind(event: CommandStarted | CommandCompleted | ToolCallStarted | ToolCallCompleted | PatchCompleted) -> str:
+    return "command" if isinstance(event, CommandStarted | CommandCompleted) else "tool"
+
+
+def _tool(
+    event: CommandStarted | CommandCompleted | ToolCallStarted | ToolCallCompleted | PatchCompleted,
+) -> JsonObject:
+    match event:
+        case CommandStarted(item, command, cwd) | CommandCompleted(item, command, cwd):
+            return {"itemId": item, "command": command, "cwd": cwd}
+        case ToolCallStarted(item, server, tool) | ToolCallCompleted(item, server, tool):
+            return {"itemId": item, "tool": tool, "server": server}
+        case PatchCompleted(item):
+            return {"itemId": item, "tool": FILES, "server": None}
+
+
 def _struct(content: JsonObject) -> Struct:
     return ParseDict(_safe(content), Struct())
 
 
 def _safe(content: JsonObject) -> JsonObject:
-    """Return `content` without lone surrogates, which cannot be sent."""
+    """Return `content` without lone surrogates, which protobuf rejects."""
     safe: JsonObject = json.loads(safe_text(json.dumps(content, ensure_ascii=False)))
     return safe
 
 
 def _bounded(value: JsonValue) -> JsonValue:
-    """Return `value`, or its shortened JSON text where it is long: metadata stay small."""
+    """Return `value`, or its shortened JSON text if it is long."""
     text = json.dumps(value, ensure_ascii=False)
-    return value if len(text) <= presentation.MAX_SHOWN_CHARS else presentation.shortened(text)
+    return value if len(text) <= markdown.MAX_SHOWN_CHARS else markdown.shortened(text)
 
 
 def _text_part(text: str) -> Part:
-    # A lone surrogate cannot be sent.
     return Part(text=safe_text(text))
