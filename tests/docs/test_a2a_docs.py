@@ -19,7 +19,9 @@ from codex_workspace.common import errors
 from codex_workspace.devkit.model import scripted_model
 from codex_workspace.protocol.forms import BooleanField, Field
 from codex_workspace.protocol.server_requests import (
+    Approved,
     CommandQuestion,
+    Declined,
     Form,
     FormQuestion,
     PatchQuestion,
@@ -31,6 +33,7 @@ from codex_workspace.protocol.server_requests import (
     UserQuestion,
 )
 from codex_workspace.runtimes.approvals import approval_data
+from codex_workspace.tasks.approval_answers import parse_answer
 from codex_workspace.tasks.incoming_files import AttachmentWriteError
 from tests.docs.test_docs import ROOT, names_in, sentences, table
 from tests.e2e.agent_process import Place, running_agent
@@ -56,6 +59,13 @@ def test_data_of_each_question_matches_the_table(question: Question) -> None:
     (row,) = [row for row in table(DOCUMENT, "questions") if names_in(row[0]) == [approval_data(question)["kind"]]]
     assert set(approval_data(question)) - {"kind"} <= set(names_in(row[1])) | {"choices"}
     assert ("choices" in approval_data(question)) == ("choices" in names_in(row[1]))
+
+
+def test_documented_words_answer_a_question() -> None:
+    for words, decision in zip(table(DOCUMENT, "words"), (Approved(False), None, Declined("")), strict=True):
+        for word in names_in(words[1]) if decision else ():
+            assert parse_answer(QUESTIONS[0], word, None) == decision
+    assert parse_answer(QUESTIONS[3], "yes, for this session", None) == Approved(True)
 
 
 def test_tables_list_all_kinds_of_questions_and_notes() -> None:
