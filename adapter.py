@@ -20,8 +20,9 @@ from codex_workspace.codex.transcript import LINES, answer
 from codex_workspace.common.concurrency import BackgroundResource, task_group
 from codex_workspace.common.processes import protect_from_inspection
 from codex_workspace.common.values import JsonObject
+from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import ChosenProvider, choose_provider
-from codex_workspace.config.settings import Settings, load_settings
+from codex_workspace.config.settings import Settings
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.platform.deadline_reply import open_deferred_replies
 from codex_workspace.platform.runtime_contract import (

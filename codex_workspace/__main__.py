@@ -54,7 +54,7 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
         case "serve":
             from codex_workspace.cli.serve import serve, serve_other
             from codex_workspace.common.processes import protect_from_inspection
-            from codex_workspace.config.settings import load_settings
+            from codex_workspace.config.loading import load_settings
 
             protect_from_inspection()
             if chosen.executor is not None:
@@ -64,8 +64,8 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             return 0
         case "prepare":
             from codex_workspace.config.codex_toml import prepare_codex_home
+            from codex_workspace.config.loading import load_settings
             from codex_workspace.config.providers import choose_provider
-            from codex_workspace.config.settings import load_settings
 
             settings = load_settings(env)
             prepare_codex_home(settings, choose_provider(settings, env))

@@ -38,9 +38,10 @@ from codex_workspace.common.files import lock_folder, lock_holder
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import Version, find_version, format_version
 from codex_workspace.config.codex_toml import prepare_codex_home
+from codex_workspace.config.loading import is_loopback, load_settings
 from codex_workspace.config.prompts import CODEX_READS_BYTES, MEMORY
 from codex_workspace.config.providers import ChosenProvider, choose_provider
-from codex_workspace.config.settings import MISPLACED, Settings, is_loopback, load_settings
+from codex_workspace.config.settings import MISPLACED, Settings
 from codex_workspace.protocol.mcp_status import McpStatus
 from codex_workspace.protocol.versions import MINIMUM_VERSION
 from codex_workspace.runtimes.launch import Launch

@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -368,7 +368,7 @@ def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None,
 def _push(settings: Settings, store: Store) -> AbstractAsyncContextManager[PushService | None]:
     if not settings.config.a2a.push_notifications:
         return nullcontext()
-    return open_push(PushOptions(**asdict(settings.config.push)), store.push_configs)
+    return open_push(PushOptions(**settings.config.push.model_dump()), store.push_configs)
 
 
 def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListener | None]:

@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.common.values import quoted
-from codex_workspace.config.validation import read_value
+from codex_workspace.config.validation import check_text
 
 _T = TypeVar("_T")
 
@@ -112,7 +112,7 @@ class Variables:
     def checked(self, name: str, kind: object) -> str | None:
         """The variable as a text that obeys `kind`'s rules."""
         value = self.text(name)
-        return None if value is None else cast("str", read_value(kind, value, IN_ENVIRONMENT.at(name)))
+        return None if value is None else check_text(kind, value, IN_ENVIRONMENT.at(name))
 
     def port(self, name: str) -> int | None:
         value = self.text(name)

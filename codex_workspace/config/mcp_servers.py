@@ -10,16 +10,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
+from pydantic import Field
+
 from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.config.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret, read_secret
 from codex_workspace.config.toml_text import KeyPath, TomlValue
-from codex_workspace.config.validation import EnvName, Matches, Seconds, Slug, Text
+from codex_workspace.config.validation import EnvName, Items, Seconds, Section, Slug, Text, matching
 
 McpUrl = Annotated[
     str,
-    Matches(r"https?://[^\s/?#@\\]+(/[^\s#\\]*)?", "an http:// or https:// URL without user name and fragment"),
+    matching(r"https?://[^\s/?#@\\]+(/[^\s#\\]*)?", "an http:// or https:// URL without user name and fragment"),
 ]
-HeaderName = Annotated[str, Matches(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", "the name of an HTTP header")]
+HeaderName = Annotated[str, matching(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", "the name of an HTTP header")]
 
 SHORTEST_SECRET: Final = 8
 """Values with fewer characters are not looked for in logs and answers: they stand in too many words."""
@@ -37,36 +39,35 @@ _REFERENCE: Final = re.compile(r"\$(\$\{)|\$\{([^}]*)\}?")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-@dataclass(frozen=True, slots=True)
-class McpServerEntry:
-    """One entry of `mcp_servers:`: started by `command` (stdio) or reached at `url` (streamable HTTP). Times in s.
+class McpServerEntry(Section):
+    """An MCP server, started by `command` (stdio) or reached at `url` (streamable HTTP). Times in seconds.
 
-    name: its tools' names begin with it.
-    command, args, cwd: the program; cwd is seen from codex's working folder.
-    env: variables of the program; `${NAME}` stands for the agent's variable NAME (or the file that NAME_FILE names).
-    url: where it answers.
-    bearer_token_env: the agent's variable that holds the bearer token for it.
-    headers: further headers; `${NAME}` as in env.
-    startup_timeout_s: how long it may take to start; a thread's first turn waits for it that long.
-    tool_timeout_s: how long a call of one of its tools may take.
-    enabled_tools: the only tools that are offered; null = all of them.
-    disabled_tools: tools that are not.
-    required: nothing is answered without it.
-    trusted: its tools run without being asked for, under every approval policy.
+    name: The server's name; the names of its tools begin with it.
+    command, args, cwd: The program; cwd is relative to codex's working folder.
+    env: The program's variables; `${NAME}` stands for the agent's variable NAME (or the content of NAME_FILE).
+    url: The server's address.
+    bearer_token_env: The agent's variable with the bearer token for the server.
+    headers: Further headers; `${NAME}` as in env.
+    startup_timeout_s: How long the server may take to start; a thread's first turn waits for it.
+    tool_timeout_s: The time limit of a tool call.
+    enabled_tools: The only tools that are offered; null = all.
+    disabled_tools: Tools that are not offered.
+    required: Without this server no turn starts.
+    trusted: Its tools run without approval, under every approval policy.
     """
 
     name: Slug
     command: Text | None = None
-    args: tuple[str, ...] = ()
-    env: Mapping[EnvName, str] = field(default_factory=dict)
+    args: Items[str] = ()
+    env: Mapping[EnvName, str] = Field(default_factory=dict)
     cwd: Text | None = None
     url: McpUrl | None = None
     bearer_token_env: EnvName | None = None
-    headers: Mapping[HeaderName, str] = field(default_factory=dict)
+    headers: Mapping[HeaderName, str] = Field(default_factory=dict)
     startup_timeout_s: Seconds = 30.0
     tool_timeout_s: Seconds = 60.0
-    enabled_tools: tuple[Text, ...] | None = None
-    disabled_tools: tuple[Text, ...] = ()
+    enabled_tools: Items[Text] | None = None
+    disabled_tools: Items[Text] = ()
     required: bool = False
     trusted: bool = False
 

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.common.values import quoted
 from codex_workspace.config.environment import Secret, read_header_secret
-from codex_workspace.config.validation import EnvName, HttpUrl, Slug
+from codex_workspace.config.validation import EnvName, HttpUrl, Section, Slug
 
 
-@dataclass(frozen=True, slots=True)
-class PeerEntry:
-    """One entry of `peers:`, an A2A agent that the model may give work to.
+class PeerEntry(Section):
+    """An A2A agent that the model may send tasks to.
 
-    name: how the model names it.
-    url: where it answers.
-    description: what it is good for, for the model; its own card's is told where this is empty.
-    token_env: the variable that holds the bearer token for it (or `…_FILE` the file).
-    allow_private: it may live at an address that is not public, such as this machine's or a container network's.
+    name: The peer's name for the model.
+    url: The peer's address.
+    description: What the peer is good for, for the model; the default is the description on its card.
+    token_env: The variable with the bearer token for the peer, or NAME of NAME_FILE.
+    allow_private: Allow an address that is not public, such as this machine's or a container network's.
     """
 
     name: Slug

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import yaml
+from pydantic import Field
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
-from codex_workspace.config.validation import Matches, read_section
+from codex_workspace.config.validation import Section, matching, read_section
 
 USUAL: Final = "system-prompt.md"
 """Where config.yaml names no prompt file this one is read, if it is there: the platform's rule."""
@@ -146,17 +147,16 @@ MAX_BYTES_SKILLS: Final = 256 << 10
 
 SkillFolder = Annotated[
     str,
-    Matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "the name of a folder: 1 to 64 letters, digits, dots, _ or -"),
+    matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "the name of a folder: 1 to 64 letters, digits, dots, _ or -"),
 ]
 _FRONT: Final = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Front:
-    """The head of a SKILL.md, as the strictest codex wants it; further keys are left to it."""
+class _FrontMatter(Section):
+    """The keys of a SKILL.md that codex requires; it ignores or checks further ones itself."""
 
-    name: Annotated[str, Matches(r"[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]{0,63}", "one line of 1 to 64 characters")]
-    description: Annotated[str, Matches(r"(?s)(?=.*\S).{1,1024}", "a text of 1 to 1024 characters")]
+    name: Annotated[str, matching(r"[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]{0,63}", "one line of 1 to 64 characters")]
+    description: Annotated[str, Field(pattern=r"\S", max_length=1024, title="a text of 1 to 1024 characters")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def _read_skill(skill: Path, folder: Path, place: ConfigLocation) -> Skill:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise place.error(f"names {file}, whose head is not YAML: {' '.join(str(error).split())}") from error
     known = {key: keys[key] for key in ("name", "description") if key in keys} if isinstance(keys, dict) else keys
-    front = read_section(_Front, known, ConfigLocation(str(file)))
+    front = read_section(_FrontMatter, known, ConfigLocation(str(file)))
     return Skill(skill, front.name, front.description)
 
 

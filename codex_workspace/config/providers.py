@@ -15,7 +15,7 @@ from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.config.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret
 from codex_workspace.config.login import AUTH_NAME, configured_login, stored_login
 from codex_workspace.config.settings import ProviderEntry, Settings
-from codex_workspace.config.validation import HttpUrl, read_value
+from codex_workspace.config.validation import HttpUrl, check_text
 
 AuthMode = Literal["openai_api", "openai_compat_responses", "chatgpt_subscription"]
 
@@ -283,7 +283,7 @@ def _openai_base_url(env: Mapping[str, str]) -> str:
     value = env.get("OPENAI_BASE_URL")
     if not value:
         return OPENAI_BASE_URL
-    return str(read_value(HttpUrl, value, IN_ENVIRONMENT.at("OPENAI_BASE_URL")))
+    return check_text(HttpUrl, value, IN_ENVIRONMENT.at("OPENAI_BASE_URL"))
 
 
 def _one_of(names: Sequence[str]) -> str:

@@ -1,229 +1,234 @@
-"""Checks plain values (YAML's) against dataclasses; what differs is one sentence with file, key and what is allowed.
+"""Validates values from YAML and the environment with pydantic, and reports the first problem as one sentence.
 
-A field's name is its key, its type what is allowed, `Annotated` rules narrow it, a default makes it optional. Types:
-str, bool, int, float, `Literal` of texts, `tuple[X, ...]`, `Mapping[X, Y]` of texts, other dataclasses, and
-`X | None`. Which keys there are is
-the business of `settings`.
+A sentence names the file, the dotted key, the problem and the allowed values; the latter come from the JSON Schema.
 """
 
-import dataclasses
 import difflib
-import math
 import re
-import types
-import typing
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Final, TypeVar, cast
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError, model_validator
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import ErrorDetails, core_schema
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
-from codex_workspace.common.values import quoted
+from codex_workspace.common.values import JsonObject, JsonValue, quoted
 
 _T = TypeVar("_T")
+_Section = TypeVar("_Section", bound="Section")
+
+SENTENCE: Final = "sentence"
+"""The type of a `PydanticCustomError` whose message is the problem as it is to be reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A number's bounds, both included."""
-
-    at_least: float
-    at_most: float
+def matching(pattern: str, allowed: str) -> Any:  # pydantic types its `Field` so
+    """Return the constraint that a whole text matches `pattern`; `allowed` completes the sentence "must be …"."""
+    return Field(pattern=f"^(?:{pattern})$", title=allowed)
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
-    """A text's whole shape; `words` finishes the sentence "must be …"."""
-
-    pattern: str
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Values that the schema knows and this version refuses, each with the rest of the sentence "<value> …"."""
-
-    reasons: Mapping[str, str]
-
-
-_INSIDE = r"[^\x00-\x1f\x7f]*"
-Text = Annotated[str, Matches(rf"{_INSIDE}[^\x00-\x1f\x7f\s]{_INSIDE}", "one line of text, not blank")]
-Seconds = Annotated[float, Range(0.1, 604_800)]
-EnvName = Annotated[str, Matches(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable, not its value")]
+_INSIDE: Final = r"[^\x00-\x1f\x7f]*"
+Text = Annotated[str, matching(rf"{_INSIDE}[^\x00-\x1f\x7f\s]{_INSIDE}", "one line of text, not blank")]
+Seconds = Annotated[float, Field(ge=0.1, le=604_800)]
+EnvName = Annotated[str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable, not its value")]
 HttpUrl = Annotated[
     str,
-    Matches(
+    matching(
         r"https?://[^\s/?#@\\]+(/[^\s?#@\\]*)?",
         "an http:// or https:// URL without user name, password, query or fragment",
     ),
 ]
-Slug = Annotated[str, Matches(r"[A-Za-z0-9_-]{1,64}", "1 to 64 letters, digits, _ or -")]
+Slug = Annotated[str, matching(r"[A-Za-z0-9_-]{1,64}", "1 to 64 letters, digits, _ or -")]
+Items = Annotated[tuple[_T, ...], Strict(False)]
+"""A list in YAML, a tuple in Python."""
 
 
-def read_section(cls: type[_T], value: object, place: ConfigLocation) -> _T:
-    """The mapping `value` as the dataclass `cls`, nested ones included.
+class Section(BaseModel):
+    """A mapping of config.yaml.
 
-    Keys named in `cls.IGNORED` are let through unread.
+    The docstring of a section describes its keys, one `key, other: description` each; the JSON Schema shows them.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
+    """Keys that are valid and have no effect."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_ignored(cls, value: object) -> object:
+        if not (cls.IGNORED and isinstance(value, dict)):
+            return value
+        return {key: each for key, each in value.items() if key not in cls.IGNORED}
+
+
+def read_section(section: type[_Section], value: object, location: ConfigLocation) -> _Section:
+    """Return `value`, found at `location`, as a section.
 
     Raises:
-        ConfigError: an unknown or missing key, a wrong type, or a value outside its rule.
+        ConfigError: an unknown or missing key, a wrong type, or a value that is not allowed.
     """
-    if not isinstance(value, dict):
-        raise place.error(f"must be a mapping of keys, but is {_kind_of(value)}")
-    hints = typing.get_type_hints(cls, include_extras=True)
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # a dataclass by contract
-    ignored: frozenset[str] = getattr(cls, "IGNORED", frozenset())
-    known = {each.name for each in fields}
-    for key in value:
-        if key not in known and key not in ignored:
-            name = key if isinstance(key, str) and re.fullmatch(r"[\w-]{1,60}", key) else quoted(str(key))
-            raise place.at(name).error(f"is not a known key{_meant(str(key), known | ignored)}")
-    given = {
-        each.name: read_value(hints[each.name], value[each.name], place.at(each.name))
-        for each in fields
-        if each.name in value
-    }
-    for each in fields:
-        if (
-            each.name not in given
-            and each.default is dataclasses.MISSING
-            and each.default_factory is dataclasses.MISSING
-        ):
-            raise place.at(each.name).error(f"is missing; it must be {_allowed(hints[each.name])}")
-    return cls(**given)
+    try:
+        return section.model_validate(value)
+    except ValidationError as error:
+        raise _config_error(error, schema_of(section), location) from None
 
 
-def read_value(kind: object, value: object, place: ConfigLocation) -> object:
-    """`value` checked against the type `kind`: a tuple for a list, a float where one is asked for.
+def check_text(kind: object, value: str, location: ConfigLocation) -> str:
+    """Return `value` if it is a valid `kind`, such as `HttpUrl`.
 
     Raises:
-        ConfigError: it is not of that type, or outside its rule.
+        ConfigError: it is not.
     """
-    base, rules = unfold(kind)
-    origin = typing.get_origin(base)
-    if origin in (types.UnionType, typing.Union):
-        return None if value is None else read_value(without_none(base), value, place)
-    if origin is Literal:
-        return _read_choice(kind, value, rules, place)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise place.error(_must(kind, value))
-        return tuple(read_value(typing.get_args(base)[0], item, place.item(index)) for index, item in enumerate(value))
-    if origin is Mapping:
-        if not isinstance(value, dict):
-            raise place.error(_must(kind, value))
-        return _read_mapping(typing.get_args(base), value, place)
-    if isinstance(base, type) and dataclasses.is_dataclass(base):
-        return read_section(base, value, place)
-    return _read_scalar(kind, value, place)
+    try:
+        return TypeAdapter(cast("type[str]", kind)).validate_python(value)
+    except ValidationError as error:
+        raise _config_error(error, schema_of(kind), location) from None
 
 
-def _read_mapping(
-    kinds: tuple[object, ...], value: dict[object, object], place: ConfigLocation
-) -> dict[object, object]:
-    of_key, of_value = kinds
-    read: dict[object, object] = {}
-    for key, item in value.items():
-        try:
-            name = read_value(of_key, key, place)
-        except ConfigError:
-            raise place.error(f"holds the key {quoted(str(key))}, but a key must be {_allowed(of_key)}") from None
-        read[name] = read_value(of_value, item, place.at(str(name)))
-    return read
+# --- JSON Schema
 
 
-def _read_choice(kind: object, value: object, rules: tuple[object, ...], place: ConfigLocation) -> object:
-    base, _ = unfold(kind)
-    if not isinstance(value, str) or value not in typing.get_args(base):
-        raise place.error(f"{_must(kind, value)}{_meant(str(value), set(choices(kind)))}")
-    for rule in rules:
-        if isinstance(rule, Refused) and value in rule.reasons:
-            raise place.error(f"{value} {rule.reasons[value]}")
-    return value
+def schema_of(kind: object) -> JsonObject:
+    """Return the JSON Schema of a section or a type, without references."""
+    schema: JsonObject = TypeAdapter(cast("type[object]", kind)).json_schema(schema_generator=_SchemaGenerator)
+    return cast("JsonObject", _inline(schema, cast("JsonObject", schema.get("$defs", {}))))
 
 
-def _read_scalar(kind: object, value: object, place: ConfigLocation) -> object:
-    base, rules = unfold(kind)
-    if base is float and type(value) is int:
-        value = float(value) if abs(value) < 1 << 53 else math.inf
-    if type(value) is not base:
-        raise place.error(_must(kind, value))
-    for rule in rules:
-        match rule, value:
-            case Range(low, high), int() | float() if not low <= value <= high:  # a NaN is in no range
-                raise place.error(f"must be {_allowed(kind)}, but is {value!r}")
-            case Matches(pattern, words), str() if not re.fullmatch(pattern, value):
-                raise place.error(f"must be {words}")
-            case _:
-                pass
-    return value
+class _SchemaGenerator(GenerateJsonSchema):
+    """Sets descriptions from docstrings, and no titles but those that complete the sentence "must be …"."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> dict[str, Any]:
+        inner = self.generate_inner(schema["schema"])
+        return inner | {"type": [inner["type"], "null"]}
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> dict[str, Any]:
+        keys, values = self.generate_inner(schema["keys_schema"]), self.generate_inner(schema["values_schema"])
+        return {"type": "object", "propertyNames": keys, "additionalProperties": values}
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> dict[str, Any]:
+        section = cast("type[Section]", schema["cls"])
+        result = super().model_schema(schema)
+        del result["title"]
+        about, _, of_keys = (section.__doc__ or "").partition("\n\n")
+        result["description"] = " ".join(about.split())
+        for line in re.sub(r"\n {5,}", " ", of_keys).splitlines():
+            keys, _, description = line.strip().partition(": ")
+            for key in keys.split(", "):
+                if key in result["properties"]:
+                    result["properties"][key]["description"] = description
+        for key in sorted(section.IGNORED):
+            result["properties"][key] = {"description": "Belongs to the platform; this agent ignores it."}
+        return result
 
 
-def unfold(kind: object) -> tuple[object, tuple[object, ...]]:
-    """The plain type of `kind` and its rules."""
-    if typing.get_origin(kind) is Annotated:
-        base, *rules = typing.get_args(kind)
-        return base, tuple(rules)
-    return kind, ()
+def _inline(schema: JsonValue, definitions: JsonObject) -> JsonValue:
+    match schema:
+        case {"$ref": str(reference), **rest}:
+            target = _inline(definitions[reference.rpartition("/")[2]], definitions)
+            return cast("JsonObject", target) | cast("JsonObject", rest)
+        case dict():
+            return {key: _inline(value, definitions) for key, value in schema.items() if key != "$defs"}
+        case list():
+            return [_inline(value, definitions) for value in schema]
+        case _:
+            return schema
 
 
-def without_none(union: object) -> object:
-    """The `X` of `X | None`."""
-    [kind] = [each for each in typing.get_args(union) if each is not types.NoneType]
-    return kind
+# --- Sentences
 
 
-def choices(kind: object) -> list[str]:
-    """The values of a `Literal` that this version takes."""
-    base, rules = unfold(kind)
-    refused = {value for rule in rules if isinstance(rule, Refused) for value in rule.reasons}
-    return [str(value) for value in typing.get_args(base) if value not in refused]
+def _config_error(error: ValidationError, schema: JsonObject, location: ConfigLocation) -> ConfigError:
+    # An unknown key first: a misspelled key is often the reason for a missing one.
+    details = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
+    path = details["loc"]
+    of_a_key = 1 if details["type"] == "extra_forbidden" else 2 if path[-1:] == ("[key]",) else 0
+    for step in path[: len(path) - of_a_key]:
+        location = location.item(step) if isinstance(step, int) else location.at(_key(step))
+        schema = _schema_within(schema, step)
+    match path[len(path) - of_a_key :]:
+        case (key,):
+            known = cast("JsonObject", schema["properties"])
+            return location.at(_key(str(key))).error(f"is not a known key{did_you_mean(str(key), known)}")
+        case (key, _):
+            allowed = _allowed(cast("JsonObject", schema["propertyNames"]))
+            return location.error(f"holds the key {quoted(str(key))}, but a key must be {allowed}")
+        case _:
+            return location.error(_problem(details, schema))
 
 
-def _allowed(kind: object) -> str:
-    """What may stand there, to finish the sentence "must be …"."""
-    base, rules = unfold(kind)
-    origin = typing.get_origin(base)
-    if origin in (types.UnionType, typing.Union):
-        return f"{_allowed(without_none(base))} or null"
-    if origin is Literal:
-        taken = choices(kind)
-        return taken[0] if len(taken) == 1 else f"one of {', '.join(taken)}"
-    if origin is tuple:
-        return f"a list, each item {_allowed(typing.get_args(base)[0])}"
-    if origin is Mapping:
-        return f"a mapping, each value {_allowed(typing.get_args(base)[1])}"
-    for rule in rules:
-        match rule:
-            case Range(low, high):
-                span = f"{low:.10g}" if low == high else f"from {low:.10g} to {high:.10g}"
-                return f"a {'whole ' if base is int else ''}number {span}"
-            case Matches(_, words):
-                return words
-            case _:
-                pass
-    return {str: "text", bool: "true or false", int: "a whole number", float: "a number"}.get(
-        cast("type", base), "a mapping of keys"
-    )
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]{1,60}", name) else quoted(name)
 
 
-def _must(kind: object, value: object) -> str:
-    quotes = "; put it in quotes" if unfold(kind)[0] is str and isinstance(value, (bool, int, float)) else ""
-    # Shown only where the schema lists what is allowed: elsewhere it may be a secret in the wrong place.
-    listed = typing.get_origin(unfold(kind)[0]) is Literal and isinstance(value, str)
-    return f"must be {_allowed(kind)}, but is {quoted(str(value)) if listed else _kind_of(value)}{quotes}"
+def _schema_within(schema: JsonObject, step: int | str) -> JsonObject:
+    """Return the schema of one item, or of one key, of what `schema` describes."""
+    if isinstance(step, int):
+        return cast("JsonObject", schema["items"])
+    properties = cast("JsonObject", schema.get("properties", {}))
+    return cast("JsonObject", properties.get(step, schema.get("additionalProperties")))
 
 
-def _kind_of(value: object) -> str:
+def _problem(details: ErrorDetails, schema: JsonObject) -> str:
+    value: object = details["input"]
+    match details["type"]:
+        case "missing":
+            return f"is missing; it must be {_allowed(schema)}"
+        case "sentence":
+            return details["msg"]
+        case "string_pattern_mismatch" | "string_too_long":
+            return f"must be {_allowed(schema)}"
+        case _:
+            return f"must be {_allowed(schema)}, but is {_actual(value, schema)}"
+
+
+def _allowed(schema: JsonObject) -> str:
+    """Return what `schema` allows, to complete the sentence "must be …"."""
+    match schema:
+        case {"type": [str(kind), "null"]}:
+            return _allowed({**schema, "type": kind})
+        case {"title": str(words)}:
+            return words
+        case {"const": value}:
+            return str(value)
+        case {"enum": [*values]}:
+            return f"one of {', '.join(map(str, values))}"
+        case {"type": "array", "items": dict(items)}:
+            return f"a list, each item {_allowed(items)}"
+        case {"type": "object", "additionalProperties": dict(values)}:
+            return f"a mapping, each value {_allowed(values)}"
+        case {"type": kind, "minimum": low, "maximum": high}:
+            span = f"{low:.10g}" if low == high else f"from {low:.10g} to {high:.10g}"
+            return f"a {'whole ' if kind == 'integer' else ''}number {span}"
+        case {"type": kind}:
+            return {"string": "text", "boolean": "true or false", "object": "a mapping of keys"}[str(kind)]
+        case _:
+            raise TypeError(f"no words for {schema}")
+
+
+def _actual(value: object, schema: JsonObject) -> str:
+    """Return what stands there. A text is shown only if the schema lists the allowed ones: it may be a secret."""
+    kind = schema["type"][0] if isinstance(schema["type"], list) else schema["type"]
     match value:
         case None:
             return "empty"
         case bool():
-            return "true" if value else "false"
+            actual = "true" if value else "false"
+        case int() if kind in ("integer", "number"):
+            return repr(value)[:40]
+        case float() if kind == "number":
+            return repr(value)
         case int() | float():
-            return "a number"
+            actual = "a number"
+        case str() if "enum" in schema:
+            return quoted(value) + did_you_mean(value, cast("list[str]", schema["enum"]))
+        case str() if "const" in schema:
+            return quoted(value)
         case str():
             return "text"
         case list():
@@ -232,18 +237,23 @@ def _kind_of(value: object) -> str:
             return "a mapping"
         case _:
             return f"a {type(value).__name__}"
+    return actual + ("; put it in quotes" if kind == "string" else "")
 
 
-def _meant(word: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(word, sorted(known), n=1)
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the known name that resembles `name`; empty if there is none."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+# --- YAML
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """A SafeLoader to which two equal keys in one mapping, or a key that is no text, are errors."""
+    """A SafeLoader that rejects duplicate keys and keys that are not text."""
 
     def compose_mapping_node(self, anchor: dict[str, yaml.Node]) -> yaml.MappingNode:
-        # Here and not when values are made: by then a merge key (`<<`) may have brought in keys that are there already.
+        # Before values are constructed: merge keys (`<<`) may then add keys that are already there.
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
@@ -258,27 +268,27 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def load_yaml(file: Path) -> object:
-    """What `file` holds, as plain Python values.
+    """Return the content of `file` as plain Python values.
 
     Raises:
         ConfigError: the file cannot be read, or is not YAML; with line and column, counted from 1.
     """
-    place = ConfigLocation(str(file))
+    location = ConfigLocation(str(file))
     try:
         # Bytes, so that PyYAML itself names the position of one that is not UTF-8.
         return yaml.load(file.read_bytes(), _StrictLoader)
     except OSError as error:
-        raise place.error(f"cannot be read ({error.strerror})") from error
+        raise location.error(f"cannot be read ({error.strerror})") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise place.error(f"{where}{_one_line(error.problem or 'is not YAML')}") from error
+        raise location.error(f"{where}{_one_line(error.problem or 'is not YAML')}") from error
     except yaml.YAMLError as error:
-        raise place.error(f"is not YAML: {_one_line(str(error))}") from error
+        raise location.error(f"is not YAML: {_one_line(str(error))}") from error
     except ValueError as error:
-        raise place.error(f"holds a value that YAML cannot make: {_one_line(str(error))}") from error
+        raise location.error(f"holds a value that YAML cannot make: {_one_line(str(error))}") from error
     except RecursionError as error:
-        raise place.error("is nested too deeply") from error
+        raise location.error("is nested too deeply") from error
 
 
 def _one_line(text: str) -> str:

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -17,8 +17,10 @@ import anyio
 import psutil
 import pytest
 import yaml
+from pydantic_core import PydanticUndefined
 
 from codex_workspace.config.environment import ENVIRONMENT
+from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import (
     TEMPLATE_DIR,
@@ -30,8 +32,8 @@ from codex_workspace.config.settings import (
     PushConfig,
     RuntimeConfig,
     StorageConfig,
-    load_settings,
 )
+from codex_workspace.config.validation import Section
 from codex_workspace.devkit.model import scripted_model
 from tests.e2e.agent_process import READY, Place, running_agent
 from tests.e2e.client import peer
@@ -192,7 +194,7 @@ def test_table_of_variables_matches_the_code() -> None:
     ]
 
 
-SECTIONS: Final[dict[str, type]] = {
+SECTIONS: Final[dict[str, type[Section]]] = {
     "runtime_config": RuntimeConfig,
     "a2a": A2AConfig,
     "codex": CodexConfig,
@@ -203,10 +205,14 @@ SECTIONS: Final[dict[str, type]] = {
 }
 
 
-def defaults_of(section: type) -> dict[str, object]:
+def defaults_of(section: type[Section]) -> dict[str, object]:
     """Return the keys of a section with their defaults, as YAML values."""
-    with_default = [each for each in fields(section) if each.default is not MISSING]
-    return {each.name: list(each.default) if isinstance(each.default, tuple) else each.default for each in with_default}
+    defaults = {name: each.get_default() for name, each in section.model_fields.items()}
+    return {
+        name: list(default) if isinstance(default, tuple) else default
+        for name, default in defaults.items()
+        if default is not PydanticUndefined
+    }
 
 
 def test_table_of_keys_matches_the_code() -> None:

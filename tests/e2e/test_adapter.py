@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from adapter import Adapter
-from codex_workspace.config.settings import load_settings
+from codex_workspace.config.loading import load_settings
 from codex_workspace.devkit.model import ScriptedModel, numbered_text
 from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.platform.dispatcher import STILL_WORKING

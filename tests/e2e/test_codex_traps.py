@@ -15,8 +15,8 @@ from codex_workspace.codex.thread import CodexThread, ThreadOptions
 from codex_workspace.codex.turn import Turn, TurnLimits
 from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused
 from codex_workspace.config.codex_toml import prepare_codex_home
+from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
-from codex_workspace.config.settings import load_settings
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.protocol.codex_events import CommandCompleted, MessageDelta, TurnCompleted, TurnText
 from codex_workspace.runtimes.backend import text_input

@@ -360,7 +360,9 @@ time.sleep(600)
 
 async def test_an_mcp_server_that_ignores_the_end_of_its_input_is_ended_too(launch: Launch) -> None:
     name = f"600.{uuid.uuid4().int}"
-    entry = McpServerEntry("stubborn", sys.executable, ("-c", STUBBORN, name), {}, required=True, trusted=True)
+    entry = McpServerEntry(
+        name="stubborn", command=sys.executable, args=("-c", STUBBORN, name), env={}, required=True, trusted=True
+    )
     servers = resolve([entry], {}, ConfigLocation("config.yaml"))
     async with CodexExec(launch, servers=servers).run(script({"run": "sleep 600"}), FREE) as run:
         async for event in run:
@@ -443,7 +445,9 @@ async def test_lines_keep_a_run_alive(launch: Launch) -> None:
 
 
 async def test_servers_that_are_waited_for_may_take_their_time(launch: Launch) -> None:
-    slow = McpServerEntry("slow", sys.executable, (str(LIGHT_SERVER), "3"), {}, required=True, trusted=True)
+    slow = McpServerEntry(
+        name="slow", command=sys.executable, args=(str(LIGHT_SERVER), "3"), env={}, required=True, trusted=True
+    )
     servers = resolve([slow], {}, ConfigLocation("config.yaml"))
     call = {"tool": {"name": "echo", "namespace": "mcp__slow", "arguments": {"text": "late"}}}
     codex = CodexExec(launch, ExecLimits(inactivity_s=2.0, startup_s=10.0), servers)
@@ -566,7 +570,9 @@ async def test_commands_do_not_see_the_key(launch: Launch) -> None:
 
 def probe(env: Mapping[str, str]) -> McpServers:
     """Return our MCP server with these variables of its own."""
-    entry = McpServerEntry("probe", sys.executable, (str(MCP_SERVER),), env, required=True, trusted=True)
+    entry = McpServerEntry(
+        name="probe", command=sys.executable, args=(str(MCP_SERVER),), env=env, required=True, trusted=True
+    )
     return resolve([entry], {"PROBE_TOKEN": TOKEN}, ConfigLocation("config.yaml"))
 
 
@@ -590,7 +596,7 @@ def test_secrets_of_mcp_servers_are_not_on_the_command_line() -> None:
 
 
 def test_secrets_in_headers_are_handed_by_variables() -> None:
-    entry = McpServerEntry("far-away", url="http://localhost:1/mcp", bearer_token_env="PROBE_TOKEN")
+    entry = McpServerEntry(name="far-away", url="http://localhost:1/mcp", bearer_token_env="PROBE_TOKEN")
     settings, handed = mcp_overrides(resolve([entry], {"PROBE_TOKEN": TOKEN}, ConfigLocation("config.yaml")))
     assert settings["mcp_servers", "far-away", "env_http_headers", "Authorization"] == "MCP_HEADER_0_FAR_AWAY"
     assert handed == {"MCP_HEADER_0_FAR_AWAY": f"Bearer {TOKEN}"}
@@ -598,7 +604,7 @@ def test_secrets_in_headers_are_handed_by_variables() -> None:
 
 def test_servers_of_like_names_have_headers_of_their_own() -> None:
     entries = [
-        McpServerEntry(name, url="http://localhost:1/mcp", bearer_token_env=variable)
+        McpServerEntry(name=name, url="http://localhost:1/mcp", bearer_token_env=variable)
         for name, variable in (("a-b", "ONE"), ("a_b", "TWO"))
     ]
     _, handed = mcp_overrides(resolve(entries, {"ONE": "1", "TWO": "2"}, ConfigLocation("config.yaml")))

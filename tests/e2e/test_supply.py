@@ -15,7 +15,7 @@ import psutil
 import pytest
 from a2a.types import TaskState
 
-from codex_workspace.config.settings import load_settings
+from codex_workspace.config.loading import load_settings
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
 

@@ -12,7 +12,8 @@ from typing import Final
 import pytest
 import yaml
 
-from codex_workspace.config.settings import TEMPLATE_DIR, load_settings
+from codex_workspace.config.loading import load_settings
+from codex_workspace.config.settings import TEMPLATE_DIR
 
 ROOT: Final = TEMPLATE_DIR
 DOCKERFILE: Final = (ROOT / "Dockerfile").read_text()

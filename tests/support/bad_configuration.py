@@ -155,7 +155,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a time before now": _key(
         "codex:\n  turn_inactivity_timeout_s: -1\n", "codex.turn_inactivity_timeout_s", "must be a number from 0.1"
     ),
-    "a time beyond all": _key(f"codex:\n  turn_timeout_s: {10**400}\n", "codex.turn_timeout_s", "but is inf"),
+    "a time beyond all": _key(f"codex:\n  turn_timeout_s: {10**400}\n", "codex.turn_timeout_s", "but is 10000000000"),
     "a grace longer than an engine's": _key(
         "codex:\n  shutdown_grace_s: 61\n", "codex.shutdown_grace_s", "must be a number from 0 to 60"
     ),
@@ -218,7 +218,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "writable folders without a sandbox": _key(
         "codex: {writable_folders: [.], sandbox: container}\n",
         "codex.writable_folders",
-        "is for sandbox workspace-write, but the sandbox is container; leave one of them out",
+        "needs sandbox workspace-write, but the sandbox is container; leave one of them out",
     ),
     # --- A2A and who may ask
     "no protocol": _key("a2a: {protocol_versions: []}\n", "a2a.protocol_versions", "must name each version once"),
@@ -252,13 +252,13 @@ BAD: Final[Mapping[str, Bad]] = {
     "a principal with the operator's name": _key(
         "principals: [{name: operator, token_env: ADA}]\n",
         "principals[0].name",
-        "must not be operator, which is whoever has A2A_TOKEN",
+        "must not be operator, which is the owner of A2A_TOKEN",
         ADA="a",
     ),
     "two principals of one name": _key(
         "principals: [{name: ada, token_env: ADA}, {name: ada, token_env: BOB}]\n",
         "principals[1].name",
-        "is there twice: 'ada'",
+        "is a duplicate: 'ada'",
         schema=False,
         ADA="a",
         BOB="b",
@@ -266,7 +266,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "one token for two": _key(
         "principals: [{name: ada, token_env: ADA}, {name: bob, token_env: ADA}]\n",
         "principals[1]",
-        "has the token of another principal; everybody needs their own",
+        "has the token of another principal; every principal needs a token of its own",
         schema=False,
         ADA=CREDENTIAL,
     ),
@@ -312,7 +312,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "the wire of the past": _key(
         f"providers: [{{name: a, {COMPAT}, wire_api: chat}}]\n",
         "providers[0].wire_api",
-        "chat is no longer spoken by codex; use responses",
+        "chat is not supported by codex any more; use responses",
     ),
     "a key where its variable is meant": _key(
         f"providers: [{{name: a, {COMPAT}, auth_env: [{CREDENTIAL}]}}]\n",

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adapter import inbox_unread
-from codex_workspace.config.settings import load_settings
+from codex_workspace.config.loading import load_settings
 
 
 def test_who_wants_the_inbox_polled_is_told_that_nobody_does(tmp_path: Path) -> None:

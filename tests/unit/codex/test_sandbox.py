@@ -12,8 +12,8 @@ from codex_workspace.codex.sandbox import SandboxReport, check_sandbox, digest, 
 from codex_workspace.common.errors import CodexCannotStart, ProtocolError
 from codex_workspace.common.values import JsonValue
 from codex_workspace.config.codex_toml import prepare_codex_home
+from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
-from codex_workspace.config.settings import load_settings
 from tests.e2e.agent_process import Place
 from tests.support.memory_codex import memory_codex, params_of
 

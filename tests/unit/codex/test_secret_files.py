@@ -8,7 +8,8 @@ import yaml
 
 from codex_workspace.codex import secret_files as hiding
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.config.settings import Settings, load_settings
+from codex_workspace.config.loading import load_settings
+from codex_workspace.config.settings import Settings
 
 
 def settings_of(root: Path, env: dict[str, str], config: dict[str, object] | None = None, **codex: object) -> Settings:

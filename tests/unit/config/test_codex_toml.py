@@ -26,8 +26,9 @@ from codex_workspace.config.codex_toml import (
     unmerge,
     update_config,
 )
+from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import ChosenProvider, choose_provider
-from codex_workspace.config.settings import Settings, load_settings
+from codex_workspace.config.settings import Settings
 from codex_workspace.config.toml_text import KeyPath, Pair, TomlValue, scan
 from tests.support.paths import ROOT
 

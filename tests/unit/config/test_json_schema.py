@@ -1,6 +1,5 @@
 """The JSON Schema of config.yaml says what the agent does: it takes what is taken, and refuses what it can see."""
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -18,10 +17,12 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.protocols import Validator
 from jsonschema.validators import extend
+from pydantic import create_model
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.json_schema import as_text, config_schema
+from codex_workspace.config.loading import load_settings
 from codex_workspace.config.mcp_servers import McpServerEntry
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.config.settings import (
@@ -35,9 +36,8 @@ from codex_workspace.config.settings import (
     PushConfig,
     RuntimeConfig,
     StorageConfig,
-    load_settings,
 )
-from codex_workspace.config.validation import read_section, read_value
+from codex_workspace.config.validation import Section, read_section
 from tests.support.bad_configuration import BAD, GOOD
 
 COMMITTED: Final = TEMPLATE_DIR / "config.schema.json"
@@ -100,9 +100,10 @@ def test_every_key_is_explained_and_has_a_default_that_it_takes() -> None:
         if "default" in schema:
             assert EditorsValidator(schema).is_valid(schema["default"]), name
     assert PROPERTIES["a2a.port"]["default"] == 8000
-    assert PROPERTIES["limits.codex_memory_mb"]["description"] == (
-        "a codex that holds so much is replaced between turns. (MiB)"
+    assert PROPERTIES["limits.codex_threads"]["description"] == (
+        "Between turns, codex is restarted if it uses this much memory (MiB) or has this many threads."
     )
+    assert str(PROPERTIES["codex.mid_turn"]["description"]).endswith("replaces it (interrupt).")
 
 
 # --- What is taken
@@ -119,7 +120,7 @@ def test_config_yaml_is_taken_as_it_is_and_with_every_key_that_it_shows() -> Non
     assert is_taken_by_schema(yaml.safe_load((TEMPLATE_DIR / "config.yaml").read_text()))
     shown = yaml.safe_load(all_keys_shown())
     read_section(Config, shown, ConfigLocation("config.yaml"))
-    assert set(shown) >= {each.name for each in dataclasses.fields(Config)} - {"model", "role"}
+    assert set(shown) >= Config.model_fields.keys() - {"model", "role"}
     assert is_taken_by_schema(shown)
 
 
@@ -176,7 +177,7 @@ def test_what_it_cannot_see_is_no_yaml_or_taken(kind: str) -> None:
 
 # --- Key by key, over whatever may stand there
 
-SECTIONS: Final[Mapping[str, type]] = {
+SECTIONS: Final[Mapping[str, type[Section]]] = {
     "": Config,
     "runtime_config.": RuntimeConfig,
     "a2a.": A2AConfig,
@@ -193,9 +194,7 @@ KINDS: Final = {
     f"{prefix}{name}": kind
     for prefix, cls in SECTIONS.items()
     for name, kind in typing.get_type_hints(cls, include_extras=True).items()
-    if name in {each.name for each in dataclasses.fields(cls)}
-    and f"{prefix}{name}." not in SECTIONS
-    and f"{prefix}{name}[]." not in SECTIONS
+    if name in cls.model_fields and f"{prefix}{name}." not in SECTIONS and f"{prefix}{name}[]." not in SECTIONS
 }
 """The plain keys, and what they are read as."""
 
@@ -230,8 +229,9 @@ VALUES: Final = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(TEXTS,
 @given(st.sampled_from(sorted(KINDS)), VALUES)
 @hypothesis_settings(deadline=None, max_examples=3000)
 def test_each_key_takes_what_the_agent_takes_for_it(key: str, value: JsonValue) -> None:
+    alone = create_model("Alone", __base__=Section, key=(KINDS[key], ...))
     try:
-        read_value(KINDS[key], value, ConfigLocation("config.yaml").at(key))
+        read_section(alone, {"key": value}, ConfigLocation("config.yaml"))
         is_taken = True
     except ConfigError:
         is_taken = False

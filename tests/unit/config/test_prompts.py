@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
+from codex_workspace.config.loading import load_settings
 from codex_workspace.config.prompts import OURS, Skill, link_skill_folders, read_skills
-from codex_workspace.config.settings import load_settings
 from tests.docs.test_docs import CONFIGURATION, the_snippet
 
 PLACE = ConfigLocation("config.yaml").at("skills")

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
+from codex_workspace.config.loading import load_settings
 from codex_workspace.config.prompts import MAX_BYTES, MEMORY, USUAL, Instructions, read_instructions
-from codex_workspace.config.settings import load_settings
 
 PLACE = ConfigLocation("config.yaml").at("prompt_files")
 

@@ -7,8 +7,8 @@ import pytest
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.environment import Secret
+from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import CHATGPT_BASE_URL, SUBSCRIPTION, ChosenProvider, choose_provider
-from codex_workspace.config.settings import load_settings
 
 COMPAT = "auth_mode: openai_compat_responses, base_url: 'http://127.0.0.1:9/v1'"
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.config.environment import ENVIRONMENT, Secret, read_secret
+from codex_workspace.config.loading import is_loopback, load_settings
 from codex_workspace.config.settings import (
     PLATFORM_DEFAULT_MODEL,
     TEMPLATE_DIR,
@@ -23,8 +24,6 @@ from codex_workspace.config.settings import (
     ProviderEntry,
     RuntimeConfig,
     Settings,
-    is_loopback,
-    load_settings,
 )
 from codex_workspace.config.validation import load_yaml, read_section
 from tests.support.bad_configuration import GOOD
@@ -84,8 +83,7 @@ def test_without_any_folder_for_its_state_it_says_which_variable_to_set(tmp_path
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
         lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from([each.name for each in dataclasses.fields(Config)]) | st.text(), inner)
+            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(list(Config.model_fields)) | st.text(), inner)
         ),
         max_leaves=8,
     )
@@ -108,7 +106,7 @@ def test_the_template_s_own_config_yaml_is_the_defaults_and_shows_every_key(tmp_
     assert settings.config.a2a == A2AConfig()
     text = settings.config_file.read_text()
     for section in (CodexConfig, LimitsConfig, A2AConfig, ProviderEntry):
-        assert [key.name for key in dataclasses.fields(section) if f"{key.name}: " not in text] == []
+        assert [key for key in section.model_fields if f"{key}: " not in text] == []
 
 
 def test_commented_out_keys_of_the_template_are_true_defaults() -> None:
@@ -195,7 +193,7 @@ def test_writable_folders_are_seen_from_the_workspace(machine: Machine) -> None:
     [
         ("writable_folders: [nowhere]", "[0]", "must be a folder that exists, but {root}/nowhere is not"),
         ("writable_folders: [cache, configs/config.yaml]", "[1]", "must be a folder that exists"),
-        ("writable_folders: [cache], sandbox: container", "", "is for sandbox workspace-write, but the sandbox is"),
+        ("writable_folders: [cache], sandbox: container", "", "needs sandbox workspace-write, but the sandbox is"),
         ("writable_folders: [cache], sandbox: read-only", "", "but the sandbox is read-only"),
         ("writable_folders: [configs]", "[0]", "must be apart from the state folder"),
         ("writable_folders: [state]", "[0]", "must be apart from the state folder"),
@@ -413,9 +411,9 @@ def test_principals_are_enough_to_listen_beyond_loopback(machine: Machine) -> No
         (("name: ada, token_file: x",), "principals[0].token_file: names a file that cannot be read"),
         (("name: operator, token_env: ADA",), "principals[0].name: must not be operator"),
         (("name: a b, token_env: ADA",), "principals[0].name: must be 1 to 64 letters"),
-        (("name: ada, token_env: ADA", "name: ada, token_env: BOB"), "principals[1].name: is there twice: 'ada'"),
+        (("name: ada, token_env: ADA", "name: ada, token_env: BOB"), "principals[1].name: is a duplicate: 'ada'"),
         (("name: ada, token_env: ADA", "name: bob, token_env: ADA"), "principals[1]: has the token of another"),
-        (("name: ada, token_env: OWN",), "principals: one of the tokens is A2A_TOKEN's"),
+        (("name: ada, token_env: OWN",), "principals: one of the tokens is the value of A2A_TOKEN"),
         (("name: ada, token_env: BLANK",), "BLANK: must be printable ASCII"),
     ],
 )

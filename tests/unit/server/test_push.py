@@ -635,7 +635,7 @@ def test_the_options_are_the_keys_of_the_config_and_the_document_shows_some() ->
     (section,) = [
         read_section(settings.PushConfig, yaml.safe_load(each)["push"], ConfigLocation("push.md")) for each in shown
     ]
-    assert asdict(PushOptions()) == asdict(settings.PushConfig())
+    assert asdict(PushOptions()) == settings.PushConfig().model_dump()
     assert AllowList.parse(section.allow).allows("hooks.internal", ip_address("127.0.0.1"))
     assert AllowList.parse(section.allow).allows("other.internal", ip_address("10.20.0.1"))
 

@@ -22,8 +22,8 @@ from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.common.errors import CodexRefused, InputRefused
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.codex_toml import prepare_codex_home
+from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
-from codex_workspace.config.settings import load_settings
 from codex_workspace.devkit.model import scripted_model
 from codex_workspace.protocol.jsonrpc import Request
 from codex_workspace.protocol.mailbox import ServerRequest
