@@ -5,6 +5,7 @@
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -103,3 +104,46 @@ def test_imports_point_downwards(file: Path) -> None:
 def test_only_the_named_packages_import_an_outside_party(party: str) -> None:
     importers = {place_of(file) for file in FILES if any(name.split(".")[0] == party for name in imports_of(file))}
     assert importers <= KNOWN_BY[party]
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def run_at_import(file: Path) -> Iterator[ast.stmt]:
+    """Yield the statements that run when a module is imported, except in functions and `TYPE_CHECKING` blocks."""
+    pending: list[ast.stmt] = list(ast.parse(file.read_text()).body)
+    for node in pending:
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            is_type_checking = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            pending += (
+                []
+                if is_type_checking
+                else [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+            )
+
+
+def modules_imported_by(file: Path, modules: set[str]) -> set[str]:
+    """Return the modules of `codex_workspace` that importing a file imports."""
+    found = set[str]()
+    for node in run_at_import(file):
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name for name in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {f"{module}.{name.name}" for name in names} | {module}
+            case _:
+                pass
+    return (found & modules) - {module_name(file)}
+
+
+def test_modules_do_not_import_each_other_in_a_cycle() -> None:
+    files = {module_name(file): file for file in FILES}
+    graph = {name: modules_imported_by(file, set(files)) for name, file in files.items()}
+    # A package's __init__ is imported with each of its modules; it imports none of them, or only to export names.
+    graph = {name: {each for each in imported if not name.startswith(f"{each}.")} for name, imported in graph.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
