@@ -31,9 +31,9 @@ from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import (
     MAX_LINE_BYTES,
     Failure,
+    InvalidLine,
     LineSplitter,
     Notification,
-    NotUnderstood,
     Request,
     Result,
     Skipped,
@@ -109,9 +109,9 @@ class Connection:
     ) -> None:
         self.pid: Final = pid
         self.version: Version = (0, 0, 0)
-        self.proved = False
+        self.has_completed_turn = False
         self.skipped_lines = 0
-        self.servers: Final = McpStatusTracker()
+        self.mcp_status: Final = McpStatusTracker()
         self._splitter = LineSplitter(max_line_bytes)
         self._numbers = count(1)
         self._in_flight = anyio.CapacityLimiter(MAX_IN_FLIGHT)
@@ -119,14 +119,14 @@ class Connection:
         self._mailboxes: dict[str, Mailbox] = {}
         self._listened_to: set[str] = set()
         self._being_answered: set[int | str] = set()
-        self._gone: CodexGone | None = None
+        self._error: CodexGone | None = None
         self._outbox_in, self._outbox_out = anyio.create_memory_object_stream[bytes](MAX_IN_FLIGHT)
         self._kill = kill
 
     @property
-    def gone(self) -> CodexGone | None:
+    def error(self) -> CodexGone | None:
         """Why this connection is of no more use; None while it is."""
-        return self._gone
+        return self._error
 
     @property
     def threads(self) -> int:
@@ -153,7 +153,7 @@ class Connection:
         return await self._call_once(method, params, timeout_s)
 
     @contextmanager
-    def listen(self, thread_id: str) -> Iterator[Mailbox]:
+    def subscribe(self, thread_id: str) -> Iterator[Mailbox]:
         """Collect what codex says and asks of a thread from now on. One listener at a time for each thread.
 
         What is asked of a thread that nobody listens to gets the plain refusal.
@@ -162,15 +162,15 @@ class Connection:
             raise RuntimeError(f"thread {thread_id} has a listener already")
         mailbox = self._mailboxes[thread_id] = Mailbox()
         self._listened_to.add(thread_id)
-        if self._gone is not None:
-            mailbox.end(self._gone)
+        if self._error is not None:
+            mailbox.fail(self._error)
         try:
             yield mailbox
         finally:
             del self._mailboxes[thread_id]
             mailbox.close()
 
-    async def answers(self, within_s: float) -> bool:
+    async def responds(self, within_s: float) -> bool:
         """Tell whether codex answers at all: a stopped or wedged one is alive, and says nothing."""
         try:
             await self.call("thread/loaded/list", {}, timeout_s=within_s)
@@ -188,17 +188,17 @@ class Connection:
 
     def fail(self, error: CodexGone) -> None:
         """Declare the connection dead: all that wait, and all that come later, get `error`."""
-        if self._gone is not None:
+        if self._error is not None:
             return
-        self._gone = error
+        self._error = error
         self._outbox_in.close()
         # This is what wakes those that wait for room in the outbox.
         self._outbox_out.close()
         for waiter in self._waiting.values():
             waiter.answered.set()
         for mailbox in self._mailboxes.values():
-            mailbox.end(error)
-        self.servers.end()
+            mailbox.fail(error)
+        self.mcp_status.close()
 
     async def run(self, send: ByteSendStream, receive: ByteReceiveStream) -> None:
         """Carry messages both ways until codex closes its end."""
@@ -240,7 +240,7 @@ class Connection:
             raise self._as_gone() from error
 
     def _as_gone(self) -> CodexGone:
-        known = self._gone
+        known = self._error
         return CodexGone(known.sentence, known.tail) if known else CodexGone("the pipe to codex is closed")
 
     async def _write_all(self, send: ByteSendStream) -> None:
@@ -270,15 +270,15 @@ class Connection:
                 self._settle(message)
             case Request():
                 self._start_answering(message, len(line), tasks)
-            case NotUnderstood():
-                logger.warning("codex wrote a line that is no message (%s): %r", message.reason, message.start)
+            case InvalidLine():
+                logger.warning("codex wrote a line that is no message (%s): %r", message.reason, message.excerpt)
             case _:
                 assert_never(message)
 
     def _deliver(self, notification: Notification, size: int) -> None:
         if notification.method == STARTUP:
             # It comes before anybody can listen to the thread.
-            self.servers.take(notification.params)
+            self.mcp_status.update(notification.params)
         thread_id = notification.params.get("threadId")
         mailbox = self._mailboxes.get(thread_id) if isinstance(thread_id, str) else None
         if mailbox is not None:
@@ -300,12 +300,12 @@ class Connection:
             self._being_answered.add(request.id)
             thread_id = request.params.get("threadId")
             mailbox = self._mailboxes.get(thread_id) if isinstance(thread_id, str) else None
-            tasks.start_soon(self._answer_request, request, mailbox.ask(request, size) if mailbox else None)
+            tasks.start_soon(self._answer_request, request, mailbox.put_request(request, size) if mailbox else None)
 
     async def _answer_request(self, request: Request, asking: ServerRequest | None) -> None:
         try:
             if asking is not None:
-                await asking.settled.wait()
+                await asking.answered.wait()
             given = asking.result if asking is not None else None
             answer = default_response(request) if given is None else given
             if answer is None:

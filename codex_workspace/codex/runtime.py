@@ -129,9 +129,9 @@ class AppServerRuntime:
             # From now on a new thread can be resumed too.
             self._busy.setdefault(thread_id.lower(), lock)
             names = [server.name for server in self._servers.servers]
-            await codex.servers.settled(thread_id, names, self._servers.patience_s)
+            await codex.mcp_status.wait_for(thread_id, names, self._servers.patience_s)
             # Listen before asking: the turn's first notification can come ahead of the answer.
-            with codex.listen(thread_id) as mailbox:
+            with codex.subscribe(thread_id) as mailbox:
                 params: JsonObject = {"threadId": thread_id, "input": list(_input(prompt, options)), **_own(options)}
                 with anyio.CancelScope(shield=True):
                     started = await request(codex, "turn/start", params, self._limits.request_s)

@@ -45,11 +45,11 @@ MEGABYTE: Final = 1 << 20
 class ManagedProcess(Protocol):
     """What the supply has to know of a codex."""
 
-    proved: bool
+    has_completed_turn: bool
     """Whether a turn has come to its end on it."""
 
     @property
-    def gone(self) -> CodexGone | None:
+    def error(self) -> CodexGone | None:
         """Why it is of no more use; None while it is."""
 
     @property
@@ -60,7 +60,7 @@ class ManagedProcess(Protocol):
     def threads(self) -> int:
         """How many threads it holds in memory."""
 
-    async def answers(self, within_s: float) -> bool:
+    async def responds(self, within_s: float) -> bool:
         """Tell whether it answers a request."""
 
     def kill(self) -> None:
@@ -137,7 +137,7 @@ class CodexSupervisor(Generic[T]):
         self._open_it = open_it
         self._bounds = bounds
         self._jitter = jitter
-        self._holder = hold(self._opened, lambda codex: codex.gone is None)
+        self._holder = hold(self._opened, lambda codex: codex.error is None)
         self._one_tries = anyio.Lock()
         self._charge: _Charge[T] | None = None
         self._starts = 0
@@ -220,7 +220,7 @@ class CodexSupervisor(Generic[T]):
         charge = self._charge
         assert charge is not None
         asked = anyio.current_time()
-        if await charge.codex.answers(within_s):
+        if await charge.codex.responds(within_s):
             charge.silent_since = None
             return None
         charge.silent_since = charge.silent_since or asked
@@ -282,7 +282,7 @@ class CodexSupervisor(Generic[T]):
         self._take_note()
         if charge.over.is_set():
             return
-        if charge.codex.proved:
+        if charge.codex.has_completed_turn:
             self._works()
         burden = self._burden(charge.codex)
         if burden is None:
@@ -306,12 +306,12 @@ class CodexSupervisor(Generic[T]):
     def _take_note(self) -> None:
         """Notice a death. It is a failure where no turn had come to its end on that codex, or it had just started."""
         charge = self._charge
-        gone = charge.codex.gone if charge is not None else None
+        gone = charge.codex.error if charge is not None else None
         if charge is None or gone is None or charge.over.is_set():
             return
         charge.over.set()
         self._deaths += 1
-        if charge.codex.proved and charge.age() >= STEADY_S:
+        if charge.codex.has_completed_turn and charge.age() >= STEADY_S:
             logger.warning("%s; another one is started when it is needed", gone)
         else:
             self._failed(gone)

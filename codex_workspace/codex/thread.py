@@ -233,7 +233,7 @@ class CodexThread:
         # Nor is a turn left behind.
         with anyio.CancelScope(shield=True):
             # Listen before asking: the turn's first notification can come ahead of the answer.
-            mailbox = attempt.mailbox = held.enter_context(codex.listen(loaded.thread_id))
+            mailbox = attempt.mailbox = held.enter_context(codex.subscribe(loaded.thread_id))
             params: JsonObject = {**loaded.usual, "threadId": loaded.thread_id, **start}
             started = await request(codex, "turn/start", params, self._limits.request_s)
             loaded.usual = await self._usual(codex, start, loaded.usual)
@@ -247,13 +247,13 @@ class CodexThread:
         expected, now = self._options.servers, anyio.current_time()
         # One that is known not to be there is not waited for; one that was started again after its end is.
         awaited = [name for name in expected.names if name not in loaded.servers_missed]
-        await codex.servers.settled(loaded.thread_id, awaited, expected.within_s)
+        await codex.mcp_status.wait_for(loaded.thread_id, awaited, expected.within_s)
         if loaded.servers_tried_at is None:
             loaded.servers_tried_at = now
         elif loaded.servers_missed.keys() - expected.left_out.keys() and now >= loaded.servers_tried_at + RETRY_S:
             loaded.servers_tried_at = now
             await restart_mcp_servers(codex, self._limits.request_s)
-        missed = describe_problems(expected, codex.servers.of(loaded.thread_id))
+        missed = describe_problems(expected, codex.mcp_status.of(loaded.thread_id))
         new = [sentence for name, sentence in missed.items() if name not in loaded.servers_missed]
         loaded.servers_missed = missed
         for sentence in new:
@@ -425,7 +425,7 @@ class _Attempt:
 
     def heard(self) -> bool:
         """Tell whether codex has said anything of the thread since: then the turn may have begun."""
-        return self.mailbox is not None and self.mailbox.heard_something
+        return self.mailbox is not None and self.mailbox.has_received
 
 
 def _trace_in(rollout: Path, text: str) -> TurnRecord:

@@ -63,21 +63,21 @@ RESOLVED: Final = "serverRequest/resolved"
 class CodexClient(Protocol):
     """What a conversation needs of the connection to codex."""
 
-    proved: bool
+    has_completed_turn: bool
     """Set once a turn has come to its end on it."""
 
     @property
-    def servers(self) -> McpStatusTracker:
+    def mcp_status(self) -> McpStatusTracker:
         """What it has said of MCP servers."""
 
     @property
-    def gone(self) -> CodexGone | None:
+    def error(self) -> CodexGone | None:
         """Why the connection is of no more use; None while it is."""
 
     async def call(self, method: str, params: JsonObject, *, timeout_s: float = ...) -> JsonValue:
         """Send a request and return its result."""
 
-    def listen(self, thread_id: str) -> AbstractContextManager[Mailbox]:
+    def subscribe(self, thread_id: str) -> AbstractContextManager[Mailbox]:
         """Collect a thread's notifications from now on."""
 
     def kill(self) -> None:
@@ -188,7 +188,7 @@ class Turn:
 
     def answer(self, pending: PendingRequest, result: JsonObject) -> None:
         """Tell codex what it has asked for. One that it does not want to know any more is passed over."""
-        pending.request.settle(result)
+        pending.request.answer(result)
         self._forget(pending)
 
     def wake(self) -> None:
@@ -273,7 +273,7 @@ class Turn:
         heard: list[Notification | ServerRequest] | None = None
         due = min([by, *self._deadlines()])
         with anyio.CancelScope(deadline=due):
-            heard = await self._mailbox.take()
+            heard = await self._mailbox.receive()
         if heard is None:
             return self._follow_all(await self._on_time(due))
         # One after the other: what is asked in one message may be about what the one before it has told.
@@ -292,7 +292,7 @@ class Turn:
         request = asking.request
         about = _tool_call(request) or read_question(request, self._changes_of(request))
         if about is None or request.params.get("turnId") not in (self.turn_id, None):
-            asking.settle(None)
+            asking.answer(None)
             return
         self._asked.append(PendingRequest(f"{self.turn_id}/{request.id}", about, asking))
         self._asked_since = self._asked_since or anyio.current_time()
@@ -304,7 +304,7 @@ class Turn:
     def _resolved(self, request_id: JsonValue) -> None:
         """Take note that codex does not wait for an answer any more."""
         for pending in [each for each in self._asked if each.request.request.id == request_id]:
-            pending.request.settle(None)
+            pending.request.answer(None)
             self._forget(pending)
 
     def _forget(self, pending: PendingRequest) -> None:
@@ -355,9 +355,9 @@ class Turn:
             case TurnCompleted():
                 closed = self._open_items.close()
                 self.ended = event
-                self._codex.proved = True
+                self._codex.has_completed_turn = True
                 for pending in list(self._asked):
-                    pending.request.settle(None)
+                    pending.request.answer(None)
                     self._forget(pending)
                 return [*closed, event]
             case ThreadIdle():
@@ -376,7 +376,7 @@ class Turn:
                 before = self._used_before = self._used_before or total.minus(last)
                 self.thread_usage, self.usage = total, total.minus(before)
             case _:
-                if not self._open_items.see(event):
+                if not self._open_items.apply(event):
                     return []
         self._silence_ends = anyio.current_time() + self._limits.inactivity_s
         return [event]

@@ -28,7 +28,7 @@ PROCESS_EXITED: Final = "processExited"
 """The kind of failure of a turn whose codex ended before it did."""
 
 _TIMED_OUT: Final = "watchdogTimeout"
-OURS: Final = frozenset({_TIMED_OUT, "unsettled"})
+OWN_KINDS: Final = frozenset({_TIMED_OUT, "unsettled"})
 """Kinds that this agent gives itself, whose messages are sentences already."""
 
 _STATUS: Final = re.compile(r"unexpected status (\d{3})")
@@ -53,7 +53,7 @@ def process_exit_error(exit_code: int | None) -> TurnError:
 
 def describe_failure(failure: TurnError) -> str:
     """Return the sentence: our own words where the kind of failure is known, else codex's, without addresses."""
-    if failure.kind in OURS:
+    if failure.kind in OWN_KINDS:
         return failure.message
     status = _status_of(failure)
     if failure.kind in _BY_KIND:

@@ -14,7 +14,7 @@ MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 a thread read back, and control characters take up to six times their size in JSON."""
 
 
-START_CHARS: Final = 200
+EXCERPT_CHARS: Final = 200
 """So much of a line that was not understood is kept: enough to recognise it in a log."""
 
 
@@ -61,14 +61,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class NotUnderstood:
+class InvalidLine:
     """A line that is no message: why, and its first 200 characters."""
 
     reason: str
-    start: str
+    excerpt: str
 
 
-Message: TypeAlias = Result | Failure | Notification | Request | NotUnderstood
+Message: TypeAlias = Result | Failure | Notification | Request | InvalidLine
 
 
 class LineSplitter:
@@ -139,9 +139,9 @@ def decode(line: bytes) -> Message:
     try:
         message = _parse(line.decode())
     except (ValueError, RecursionError) as error:
-        return _not_understood(f"not JSON: {error}", line)
+        return _invalid(f"not JSON: {error}", line)
     if type(message) is not dict:
-        return _not_understood("not an object", line)
+        return _invalid("not an object", line)
     method = message.get("method")
     if method is None:
         return _decode_answer(message, line)
@@ -149,25 +149,25 @@ def decode(line: bytes) -> Message:
     if params is None:
         params = {}
     if type(method) is not str or type(params) is not dict:
-        return _not_understood("the method is no string or the params are no object", line)
+        return _invalid("the method is no string or the params are no object", line)
     if "id" not in message:
         return Notification(method, params)
     id_ = message["id"]
     if type(id_) is not int and type(id_) is not str:
-        return _not_understood("the id is neither a whole number nor a string", line)
+        return _invalid("the id is neither a whole number nor a string", line)
     return Request(id_, method, params)
 
 
 def _decode_answer(message: JsonObject, line: bytes) -> Message:
     id_ = message.get("id")
     if isinstance(id_, bool) or not isinstance(id_, int | str):
-        return _not_understood("neither a method nor the id of a request", line)
+        return _invalid("neither a method nor the id of a request", line)
     error = message.get("error")
     if error is not None:
         return _decode_error(id_, error)
     if "result" in message:
         return Result(id_, message["result"])
-    return _not_understood("neither a method nor a result nor an error", line)
+    return _invalid("neither a method nor a result nor an error", line)
 
 
 def _decode_error(id_: int | str, error: JsonValue) -> Failure:
@@ -179,9 +179,9 @@ def _decode_error(id_: int | str, error: JsonValue) -> Failure:
     return Failure(id_, 0, "codex refused, and did not say why in a known way", error)
 
 
-def _not_understood(reason: str, line: bytes) -> NotUnderstood:
+def _invalid(reason: str, line: bytes) -> InvalidLine:
     # A character has at most four bytes.
-    return NotUnderstood(reason, line[: 4 * START_CHARS].decode("utf-8", "replace")[:START_CHARS])
+    return InvalidLine(reason, line[: 4 * EXCERPT_CHARS].decode("utf-8", "replace")[:EXCERPT_CHARS])
 
 
 def encode_request(id: int | str, method: str, params: JsonObject) -> bytes:

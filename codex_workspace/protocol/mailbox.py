@@ -20,20 +20,20 @@ class ServerRequest:
 
     request: Request
     result: JsonValue = None
-    settled: anyio.Event = field(default_factory=anyio.Event)
+    answered: anyio.Event = field(default_factory=anyio.Event)
 
-    def settle(self, result: JsonValue) -> None:
+    def answer(self, result: JsonValue) -> None:
         """Give the answer; a second one is not heard."""
-        if not self.settled.is_set():
+        if not self.answered.is_set():
             self.result = result
-            self.settled.set()
+            self.answered.set()
 
 
 class Mailbox:
     """The unread notifications and requests of one thread, in order."""
 
     def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
-        self.heard_something = False
+        self.has_received = False
         self._max_unread_bytes = max_unread_bytes
         self._unread: list[Notification | ServerRequest] = []
         self._open: list[ServerRequest] = []
@@ -46,13 +46,13 @@ class Mailbox:
         """Add a notification whose line had `size` bytes; one too many ends the mailbox instead."""
         self._add(notification, size)
 
-    def ask(self, request: Request, size: int) -> ServerRequest:
+    def put_request(self, request: Request, size: int) -> ServerRequest:
         """Add a request whose line had `size` bytes; where nobody can hear it any more it is settled at once."""
         asking = ServerRequest(request)
         if self._end is not None:
-            asking.settle(None)
+            asking.answer(None)
         else:
-            self._open = [each for each in self._open if not each.settled.is_set()]
+            self._open = [each for each in self._open if not each.answered.is_set()]
             self._open.append(asking)
             self._add(asking, size)
         return asking
@@ -60,30 +60,30 @@ class Mailbox:
     def close(self) -> None:
         """Take note that nobody reads any more: what was asked is left to the plain refusal."""
         for asking in self._open:
-            asking.settle(None)
+            asking.answer(None)
 
     def _add(self, said: Notification | ServerRequest, size: int) -> None:
         if self._end is not None:
             return
-        self.heard_something = True
+        self.has_received = True
         self._unread_bytes += size
         if self._unread_bytes > self._max_unread_bytes:
-            self.end(CodexGone(f"codex sent more than {self._max_unread_bytes} bytes that nobody read"))
+            self.fail(CodexGone(f"codex sent more than {self._max_unread_bytes} bytes that nobody read"))
             return
         self._unread.append(said)
         self._changed.set()
 
-    def end(self, error: CodexGone) -> None:
-        """Let `take` raise `error` once all that came before it was taken."""
+    def fail(self, error: CodexGone) -> None:
+        """Let `receive` raise `error` once all that came before it was taken."""
         self._end = self._end or error
         self._changed.set()
 
     def wake(self) -> None:
-        """Let a waiting `take` return, if need be with nothing."""
+        """Let a waiting `receive` return, if need be with nothing."""
         self._woken = True
         self._changed.set()
 
-    async def take(self) -> list[Notification | ServerRequest]:
+    async def receive(self) -> list[Notification | ServerRequest]:
         """Wait for something and return all that is unread (nothing after `wake`).
 
         Raises:

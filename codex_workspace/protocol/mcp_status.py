@@ -50,7 +50,7 @@ class McpServerStatus:
     error: str = ""
 
     @property
-    def settled(self) -> bool:
+    def is_final(self) -> bool:
         """Whether its start is over, one way or the other."""
         return self.state is not McpServerState.STARTING
 
@@ -93,7 +93,7 @@ class McpStatusTracker:
         self._over = False
         self._changed = anyio.Event()
 
-    def take(self, params: JsonObject) -> None:
+    def update(self, params: JsonObject) -> None:
         """Read one notification; one of another shape says nothing."""
         match params:
             case {"name": str(name), "status": str(status), **rest}:
@@ -104,7 +104,7 @@ class McpStatusTracker:
             case _:
                 pass
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Take note that codex says nothing any more: whoever waits goes on."""
         self._over = True
         self._wake()
@@ -113,7 +113,7 @@ class McpStatusTracker:
         """Return what is known of a thread's servers, by their names."""
         return {**self._said.get(None, {}), **self._said.get(thread_id, {})}
 
-    async def settled(self, thread_id: str, names: Collection[str], within_s: float) -> Mapping[str, McpServerStatus]:
+    async def wait_for(self, thread_id: str, names: Collection[str], within_s: float) -> Mapping[str, McpServerStatus]:
         """Wait until those servers of a thread have started or failed; return how far they are then."""
         with anyio.move_on_after(within_s):
             while not self._over and not all(self._is_settled(thread_id, name) for name in names):
@@ -123,7 +123,7 @@ class McpStatusTracker:
 
     def _is_settled(self, thread_id: str, name: str) -> bool:
         known = self.of(thread_id).get(name)
-        return known is not None and known.settled
+        return known is not None and known.is_final
 
     def _wake(self) -> None:
         self._changed.set()
@@ -133,7 +133,7 @@ class McpClient(Protocol):
     """What is needed of the connection to codex."""
 
     @property
-    def servers(self) -> McpStatusTracker:
+    def mcp_status(self) -> McpStatusTracker:
         """What it has said of MCP servers."""
 
     async def call(self, method: str, params: JsonObject, *, timeout_s: float = ...) -> JsonValue:
@@ -154,7 +154,7 @@ async def query_status(codex: McpClient, thread_id: str, expected: ExpectedServe
     Raises:
         CodexRefused, CodexGone, CodexTimeout: as `McpClient.call`.
     """
-    known = await codex.servers.settled(thread_id, expected.names, expected.within_s)
+    known = await codex.mcp_status.wait_for(thread_id, expected.names, expected.within_s)
     tools: dict[str, list[str]] = {}
     for name, startup in known.items():
         if startup.state is McpServerState.READY:
@@ -183,7 +183,7 @@ def describe_problems(expected: ExpectedServers, known: Mapping[str, McpServerSt
         if startup.state in (McpServerState.FAILED, McpServerState.CANCELLED):
             found[name] = f"The MCP server {name} is not there: {startup.error or startup.state}."
     for name in expected.names:
-        if name not in known or not known[name].settled:
+        if name not in known or not known[name].is_final:
             found[name] = f"The MCP server {name} is not there yet; it has not started within {expected.within_s:g} s."
     return found
 

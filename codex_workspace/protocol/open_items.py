@@ -22,7 +22,7 @@ class OpenItems:
         self._open: dict[str, Opening] = {}
         self._ended: set[str] = set()
 
-    def see(self, event: TurnEvent) -> bool:
+    def apply(self, event: TurnEvent) -> bool:
         """Take note of an item's beginning or end; False for an end that came before.
 
         A command that is interrupted may end twice: once as its tool call's, once as the process's that is cleaned up.

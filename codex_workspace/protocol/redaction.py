@@ -33,7 +33,7 @@ class EventRedactor:
         self._scrub: Final = scrub
         self._streams: dict[_StreamKey, RedactedStream] = {}
 
-    def take(self, event: TurnEvent) -> list[TurnEvent]:
+    def redact(self, event: TurnEvent) -> list[TurnEvent]:
         """Return what of `event` can be told by now: nothing, the event, or what was held back and the event."""
         if not self._scrub:
             return [event]

@@ -90,7 +90,7 @@ class QuestionField:
     is_secret: bool
 
     @property
-    def takes_words(self) -> bool:
+    def accepts_text(self) -> bool:
         """Whether words of one's own are an answer."""
         return self.is_other or not self.options
 

@@ -437,7 +437,7 @@ class Job:
             out: list[A2AEvent] = []
             for event in await turn.receive(by=self._next_look()):
                 watch.see(event)
-                for told in redactor.take(event):
+                for told in redactor.redact(event):
                     text.apply(told)
                     out += reply.apply(told, anyio.current_time())
             if self._question is not None:

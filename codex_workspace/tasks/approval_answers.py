@@ -211,15 +211,15 @@ def _parse_choice(asked: QuestionField, words: str) -> Decision | UnclearAnswer:
     label = _option(asked, words)
     if label is not None:
         return Answers({asked.id: (label,)})
-    declined = _declined(_DECLINE if asked.takes_words else _NO, words)
+    declined = _declined(_DECLINE if asked.accepts_text else _NO, words)
     if declined is not None:
         return declined
-    return Answers({asked.id: (words,)}) if asked.takes_words else UnclearAnswer(_valid_options(asked))
+    return Answers({asked.id: (words,)}) if asked.accepts_text else UnclearAnswer(_valid_options(asked))
 
 
 def _choice_or_text(asked: QuestionField, words: str) -> str | None:
     label = _option(asked, words)
-    return words if label is None and asked.takes_words and words.strip() else label
+    return words if label is None and asked.accepts_text and words.strip() else label
 
 
 def _option(asked: QuestionField, words: str) -> str | None:

@@ -39,10 +39,10 @@ from codex_workspace.protocol.codex_events import (
     WarningReported,
 )
 from codex_workspace.protocol.jsonrpc import (
+    InvalidLine,
     LineSplitter,
     Message,
     Notification,
-    NotUnderstood,
     Request,
     Result,
     Skipped,
@@ -214,7 +214,7 @@ def test_every_version_is_here() -> None:
 
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_every_line_is_understood(recording: str) -> None:
-    assert not [message for message in read_in_pieces(recording) if isinstance(message, NotUnderstood)]
+    assert not [message for message in read_in_pieces(recording) if isinstance(message, InvalidLine)]
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)

@@ -141,7 +141,7 @@ def _scene(codexes: list[MemoryCodex], memory: Memory, options: ThreadOptions, l
     @asynccontextmanager
     async def connect() -> AsyncIterator[CodexClient]:
         await anyio.lowlevel.checkpoint()
-        living = [codex.connection for codex in codexes if codex.connection.gone is None]
+        living = [codex.connection for codex in codexes if codex.connection.error is None]
         yield living[0] if living else codexes[-1].connection
 
     conversation = CodexThread(connect, memory, options, limits)
@@ -438,7 +438,7 @@ async def test_a_codex_that_does_not_obey_is_killed() -> None:
                 await follow(begun)
             assert anyio.current_time() - began == pytest.approx(STOP_GRACE_S, abs=0.1)
         await anyio.sleep(1)
-        assert now.end.codex.connection.gone is not None
+        assert now.end.codex.connection.error is not None
 
 
 @in_virtual_time
@@ -471,7 +471,7 @@ async def test_a_block_left_early_of_a_codex_that_does_not_obey_kills_it() -> No
         async with now.conversation.turn(text_input("hello")):
             pass
         await anyio.sleep(1)
-        assert now.end.codex.connection.gone is not None
+        assert now.end.codex.connection.error is not None
         assert not now.conversation.busy
 
 
@@ -680,7 +680,7 @@ async def test_a_silent_turn_that_cannot_be_stopped_ends_with_codex() -> None:
         assert "silent" in ended.failure.message
         assert anyio.current_time() - began == pytest.approx(LIMITS.inactivity_s + STOP_GRACE_S, abs=1)
         await anyio.sleep(1)
-        assert now.end.codex.connection.gone is not None
+        assert now.end.codex.connection.error is not None
 
 
 @in_virtual_time
@@ -795,7 +795,7 @@ async def test_a_thread_is_resumed_in_a_new_codex() -> None:
 
         await talk(now, one)
         await first.codex.exit()
-        while first.codex.connection.gone is None:
+        while first.codex.connection.error is None:
             await anyio.sleep(0.01)
 
         async def two(_end: FarEnd) -> None:
@@ -1149,7 +1149,7 @@ async def test_a_codex_that_does_not_answer_is_ended_and_the_next_one_gets_the_t
             await second.complete("turn-2")
 
         assert (await talk(now, far)).ended.status == "completed"
-        assert first.codex.connection.gone is not None
+        assert first.codex.connection.error is not None
 
 
 # --- Usage ---

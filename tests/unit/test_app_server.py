@@ -178,36 +178,36 @@ async def test_the_death_of_codex_is_everybodys_at_once() -> None:
                 await codex.connection.call(name, {})
             ended.append(name)
 
-        async def listen(thread_id: str) -> None:
-            with codex.connection.listen(thread_id) as mailbox, pytest.raises(CodexGone, match=ENDED):
-                await mailbox.take()
+        async def subscribe(thread_id: str) -> None:
+            with codex.connection.subscribe(thread_id) as mailbox, pytest.raises(CodexGone, match=ENDED):
+                await mailbox.receive()
             ended.append(thread_id)
 
         async with anyio.create_task_group() as tasks:
             for name in [f"call-{number}" for number in range(MAX_IN_FLIGHT + 5)]:
                 tasks.start_soon(ask, name)
             for thread_id in ("thread-1", "thread-2"):
-                tasks.start_soon(listen, thread_id)
+                tasks.start_soon(subscribe, thread_id)
             await codex.read()
             await codex.exit()
         assert len(ended) == MAX_IN_FLIGHT + 5 + 2
-        assert codex.connection.gone is not None
+        assert codex.connection.error is not None
         await ask("later")
-        await listen("later too")
+        await subscribe("later too")
         with pytest.raises(CodexGone):
             await codex.connection.notify("initialized")
 
 
 async def test_what_came_before_the_death_is_still_read() -> None:
     async with memory_codex() as codex:
-        with codex.connection.listen("t") as mailbox:
+        with codex.connection.subscribe("t") as mailbox:
             await codex.tell("turn/started", threadId="t")
             await codex.exit()
-            while codex.connection.gone is None:
+            while codex.connection.error is None:
                 await anyio.sleep(0.001)
-            assert await mailbox.take() == [Notification("turn/started", {"threadId": "t"})]
+            assert await mailbox.receive() == [Notification("turn/started", {"threadId": "t"})]
             with pytest.raises(CodexGone):
-                await mailbox.take()
+                await mailbox.receive()
 
 
 async def test_a_codex_that_does_not_read_holds_nobody_beyond_its_death() -> None:
@@ -243,22 +243,22 @@ async def test_lines_that_are_no_messages_are_skipped(caplog: pytest.LogCaptureF
 
 async def test_a_line_over_the_bound_is_reported_and_the_rest_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async with memory_codex(max_line_bytes=100_000) as codex:
-        with codex.connection.listen("t") as mailbox:
+        with codex.connection.subscribe("t") as mailbox:
             await codex.tell("big", threadId="t", text="x" * 200_000)
             await codex.tell("small", threadId="t")
-            assert [method_of(said) for said in await mailbox.take()] == ["small"]
+            assert [method_of(said) for said in await mailbox.receive()] == ["small"]
         assert codex.connection.skipped_lines == 1
     assert "skipped a line of 2000" in caplog.text
 
 
 async def test_a_message_may_arrive_byte_by_byte_and_without_its_last_newline() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
-        with codex.connection.listen("t") as mailbox:
+        with codex.connection.subscribe("t") as mailbox:
             line = json.dumps({"method": "said", "params": {"threadId": "t", "text": "é\u2028"}}, ensure_ascii=False)
             for byte in line.encode():
                 await codex.write_bytes(bytes([byte]))
             await codex.exit()
-            assert await mailbox.take() == [Notification("said", {"threadId": "t", "text": "é\u2028"})]
+            assert await mailbox.receive() == [Notification("said", {"threadId": "t", "text": "é\u2028"})]
         tasks.cancel_scope.cancel()
 
 
@@ -267,30 +267,30 @@ async def test_a_message_may_arrive_byte_by_byte_and_without_its_last_newline() 
 
 async def test_a_thread_hears_only_what_is_its_own() -> None:
     async with memory_codex() as codex:
-        with codex.connection.listen("a") as a, codex.connection.listen("b") as b:
+        with codex.connection.subscribe("a") as a, codex.connection.subscribe("b") as b:
             for thread_id in ("a", "b", "c", None, 7, "a"):
                 await codex.tell("said", threadId=thread_id)
             await codex.tell("skills/changed")
             await codex.tell("last", threadId="b")
             heard: list[Notification | ServerRequest] = []
             while len(heard) < 2:
-                heard += await b.take()
+                heard += await b.receive()
             assert [method_of(said) for said in heard] == ["said", "last"]
-            assert await a.take() == [Notification("said", {"threadId": "a"})] * 2
+            assert await a.receive() == [Notification("said", {"threadId": "a"})] * 2
 
 
 async def test_a_thread_has_one_listener_at_a_time() -> None:
     async with memory_codex() as codex:
-        with codex.connection.listen("t"), pytest.raises(RuntimeError), codex.connection.listen("t"):
+        with codex.connection.subscribe("t"), pytest.raises(RuntimeError), codex.connection.subscribe("t"):
             pass
-        with codex.connection.listen("t"):
+        with codex.connection.subscribe("t"):
             pass
 
 
 async def test_threads_that_were_listened_to_are_counted_once() -> None:
     async with memory_codex() as codex:
         for thread_id in ("a", "b", "a"):
-            with codex.connection.listen(thread_id):
+            with codex.connection.subscribe(thread_id):
                 pass
         assert codex.connection.threads == 2
 
@@ -345,13 +345,13 @@ async def test_a_request_may_have_the_id_of_one_of_ours() -> None:
 
 async def test_a_request_that_is_repeated_while_it_waits_is_answered_once() -> None:
     async with memory_codex() as codex:
-        with codex.connection.listen("t") as mailbox:
+        with codex.connection.subscribe("t") as mailbox:
             pending: JsonObject = {"id": 5, "method": "item/fileChange/requestApproval", "params": {"threadId": "t"}}
             await codex.write(pending, pending, {**pending, "id": "5"})
             asked = await all_asked(mailbox, 2)
             for each in asked:
-                each.settle({"decision": "accept"})
-                each.settle({"decision": "decline"})
+                each.answer({"decision": "accept"})
+                each.answer({"decision": "decline"})
             answered = [await codex.read(), await codex.read()]
             assert sorted(answered, key=str) == [
                 {"id": "5", "result": {"decision": "accept"}},
@@ -359,7 +359,7 @@ async def test_a_request_that_is_repeated_while_it_waits_is_answered_once() -> N
             ]
             await codex.write({**pending, "id": 6})
             for each in await all_asked(mailbox, 1):
-                each.settle({"decision": "accept"})
+                each.answer({"decision": "accept"})
             assert (await codex.read())["id"] == 6
         assert [each.request.id for each in asked] == [5, "5"]
 
@@ -372,33 +372,33 @@ async def all_asked(mailbox: Mailbox, count: int) -> list[ServerRequest]:
     """Return the next `count` requests."""
     asked: list[ServerRequest] = []
     while len(asked) < count:
-        asked += [each for each in await mailbox.take() if isinstance(each, ServerRequest)]
+        asked += [each for each in await mailbox.receive() if isinstance(each, ServerRequest)]
     return asked
 
 
 async def test_what_was_asked_and_said_is_heard_in_its_order() -> None:
     async with memory_codex() as codex:
-        with codex.connection.listen("t") as mailbox:
+        with codex.connection.subscribe("t") as mailbox:
             request: JsonObject = {"id": 1, "method": "item/tool/call", "params": {"threadId": "t"}}
             await codex.write({"method": "a", "params": {"threadId": "t"}}, request)
             await codex.write({"method": "b", "params": {"threadId": "t"}})
             heard: list[str] = []
             while len(heard) < 3:
-                heard += [method_of(each) for each in await mailbox.take()]
+                heard += [method_of(each) for each in await mailbox.receive()]
             assert heard == ["a", "item/tool/call", "b"]
 
 
 async def test_a_listener_that_leaves_refuses_what_it_has_not_answered() -> None:
     async with memory_codex() as codex:
-        with codex.connection.listen("t") as mailbox:
+        with codex.connection.subscribe("t") as mailbox:
             await codex.write({"id": 1, "method": "item/fileChange/requestApproval", "params": {"threadId": "t"}})
-            await mailbox.take()
+            await mailbox.receive()
         assert await codex.read() == {"id": 1, "result": {"decision": "decline"}}
 
 
 async def test_a_slow_answer_holds_up_nothing_else() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
-        with codex.connection.listen("t"):
+        with codex.connection.subscribe("t"):
             await codex.write({"id": 1, "method": "item/tool/call", "params": {"threadId": "t"}})
             tasks.start_soon(codex.connection.call, "x", {})
             await codex.answer("x", {})
@@ -532,7 +532,7 @@ async def test_a_codex_that_behaves_is_greeted_and_left(tmp_path: Path) -> None:
         assert (key, token, cwd) == ("sk-very-secret", None, str(tmp_path))
         began = time.monotonic()
     assert time.monotonic() - began < 1
-    assert codex.gone is not None
+    assert codex.error is not None
     assert left_of(tmp_path) == []
 
 

@@ -166,7 +166,7 @@ class ExecTurn:
 
     def answer(self, pending: PendingRequest, result: JsonObject) -> None:
         """Give a call its result. One that is not waited for any more is passed over."""
-        pending.request.settle(result)
+        pending.request.answer(result)
         self._forget(pending)
 
     async def serve(self, call: DynamicToolCall) -> JsonValue:
@@ -181,7 +181,7 @@ class ExecTurn:
         self._calls.append(pending)
         self.wake()
         try:
-            await pending.request.settled.wait()
+            await pending.request.answered.wait()
         finally:
             self._forget(pending)
         return pending.request.result
@@ -193,7 +193,7 @@ class ExecTurn:
         """Take note that nobody reads the turn any more."""
         self._is_left = True
         for pending in self._calls:
-            pending.request.settle(None)
+            pending.request.answer(None)
 
     def wake(self) -> None:
         """Let `receive` return, if need be with nothing."""
@@ -248,7 +248,7 @@ class ExecTurn:
         if isinstance(event, TurnCompleted):
             self._end = event
             return []
-        return [event] if self._open_items.see(event) else []
+        return [event] if self._open_items.apply(event) else []
 
     def _close(self, end: TurnCompleted) -> list[TurnEvent]:
         failure = end.failure

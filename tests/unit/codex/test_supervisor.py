@@ -37,16 +37,15 @@ class Child:
 
     number: int
     threads: int = 0
-    proved: bool = False
-    worn: str | None = None
-    gone: CodexGone | None = None
+    has_completed_turn: bool = False
+    error: CodexGone | None = None
     pid: int | None = None
     stands_still: bool = False
 
     def die(self) -> None:
-        self.gone = CodexGone(DEAD, "its last lines")
+        self.error = CodexGone(DEAD, "its last lines")
 
-    async def answers(self, within_s: float) -> bool:
+    async def responds(self, within_s: float) -> bool:
         if self.stands_still:
             await anyio.sleep(within_s)
         return not self.stands_still
@@ -107,7 +106,7 @@ class Holder:
     @property
     def current(self) -> Child | None:
         held = self._held
-        if held is None or held.child is None or held.enough.is_set() or held.child.gone is not None:
+        if held is None or held.child is None or held.enough.is_set() or held.child.error is not None:
             return None
         return held.child
 
@@ -154,7 +153,7 @@ class Scene:
         async with self.supply.use() as codex:
             await anyio.sleep(duration_s)
             codex.threads += threads
-            codex.proved = True
+            codex.has_completed_turn = True
         return codex
 
 
@@ -349,7 +348,7 @@ async def test_a_codex_that_stands_still_is_not_ready_and_ended_after_a_while() 
             assert why.startswith("codex has not answered for")
             await anyio.sleep(7)
         assert MAX_SILENCE_S <= anyio.current_time() - began <= MAX_SILENCE_S + 20
-        assert (codex.gone is not None, len(now.factory.made)) == (True, 2)
+        assert (codex.error is not None, len(now.factory.made)) == (True, 2)
 
 
 def test_a_broken_supply_says_why_at_once_and_one_success_heals_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -483,7 +482,7 @@ async def test_no_use_ever_outlives_its_codex() -> None:
                     codex.threads += 1
                     await anyio.sleep((number * 7 + step * 3) % 5)
                     assert codex not in now.factory.closed
-                    codex.proved = True
+                    codex.has_completed_turn = True
 
         async with anyio.create_task_group() as tasks:
             for number in range(10):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import (
     Failure,
+    InvalidLine,
     LineSplitter,
     Message,
     Notification,
-    NotUnderstood,
     Request,
     Result,
     Skipped,
@@ -149,11 +149,11 @@ def test_decode_gives_the_message(line: bytes, message: Message) -> None:
         b"1" * 5000,
     ],
 )
-def test_what_is_no_message_is_not_understood(line: bytes) -> None:
+def test_what_is_no_message_is_invalid(line: bytes) -> None:
     message = decode(line)
-    assert isinstance(message, NotUnderstood)
+    assert isinstance(message, InvalidLine)
     assert message.reason
-    assert message.start == line.decode("utf-8", "replace")[:200]
+    assert message.excerpt == line.decode("utf-8", "replace")[:200]
 
 
 @given(st.binary())

@@ -16,41 +16,41 @@ async def test_all_that_is_unread_is_taken_at_once_and_in_order() -> None:
     mailbox = Mailbox()
     for number in range(3):
         mailbox.put(said(number), 10)
-    assert await mailbox.take() == [said(0), said(1), said(2)]
+    assert await mailbox.receive() == [said(0), said(1), said(2)]
 
 
 async def test_take_waits_for_something() -> None:
     mailbox = Mailbox()
-    assert not mailbox.heard_something
+    assert not mailbox.has_received
     async with anyio.create_task_group() as tasks:
 
         async def take() -> None:
-            assert await mailbox.take() == [said(1)]
+            assert await mailbox.receive() == [said(1)]
 
         tasks.start_soon(take)
         await anyio.lowlevel.checkpoint()
         mailbox.put(said(1), 10)
-    assert mailbox.heard_something
+    assert mailbox.has_received
 
 
 async def test_a_cancelled_take_loses_nothing() -> None:
     mailbox = Mailbox()
     with anyio.move_on_after(0.001):
-        await mailbox.take()
+        await mailbox.receive()
     mailbox.put(said(1), 10)
-    assert await mailbox.take() == [said(1)]
+    assert await mailbox.receive() == [said(1)]
 
 
 async def test_the_end_comes_after_what_was_said_before_and_stays() -> None:
     mailbox = Mailbox()
     mailbox.put(said(1), 10)
-    mailbox.end(CodexGone("first", "tail"))
-    mailbox.end(CodexGone("second"))
+    mailbox.fail(CodexGone("first", "tail"))
+    mailbox.fail(CodexGone("second"))
     mailbox.put(said(2), 10)
-    assert await mailbox.take() == [said(1)]
+    assert await mailbox.receive() == [said(1)]
     for _ in range(2):
         with pytest.raises(CodexGone, match="first") as raised:
-            await mailbox.take()
+            await mailbox.receive()
         assert raised.value.tail == "tail"
 
 
@@ -60,36 +60,36 @@ async def test_an_end_is_heard_by_who_waits() -> None:
 
         async def take() -> None:
             with pytest.raises(CodexGone):
-                await mailbox.take()
+                await mailbox.receive()
 
         tasks.start_soon(take)
         await anyio.lowlevel.checkpoint()
-        mailbox.end(CodexGone("gone"))
+        mailbox.fail(CodexGone("gone"))
 
 
 async def test_wake_lets_a_take_return_with_nothing_once() -> None:
     mailbox = Mailbox()
     mailbox.wake()
-    assert await mailbox.take() == []
+    assert await mailbox.receive() == []
     with anyio.move_on_after(0.001) as waiting:
-        await mailbox.take()
+        await mailbox.receive()
     assert waiting.cancelled_caught
     mailbox.wake()
     mailbox.put(said(1), 10)
-    assert await mailbox.take() == [said(1)]
+    assert await mailbox.receive() == [said(1)]
 
 
 async def test_too_much_unread_ends_the_mailbox_and_keeps_what_fits() -> None:
     mailbox = Mailbox(max_unread_bytes=100)
     for number in range(3):
         mailbox.put(said(number), 40)
-    assert await mailbox.take() == [said(0), said(1)]
+    assert await mailbox.receive() == [said(0), said(1)]
     with pytest.raises(CodexGone, match="more than 100 bytes that nobody read"):
-        await mailbox.take()
+        await mailbox.receive()
 
 
 async def test_what_was_read_does_not_count() -> None:
     mailbox = Mailbox(max_unread_bytes=100)
     for number in range(100):
         mailbox.put(said(number), 100)
-        assert await mailbox.take() == [said(number)]
+        assert await mailbox.receive() == [said(number)]

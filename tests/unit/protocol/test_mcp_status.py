@@ -37,7 +37,7 @@ def status(name: str, state: str, thread_id: str | None = "t", **more: JsonValue
 def said(*notes: JsonObject) -> McpStatusTracker:
     startups = McpStatusTracker()
     for note in notes:
-        startups.take(note)
+        startups.update(note)
     return startups
 
 
@@ -52,7 +52,7 @@ def test_the_last_word_of_a_thread_counts() -> None:
 def test_a_word_without_a_thread_counts_for_every_thread() -> None:
     startups = said({"name": "a", "status": "failed", "error": "no such file"})
     assert startups.of("t")["a"].error == "no such file"
-    startups.take(status("a", "ready"))
+    startups.update(status("a", "ready"))
     assert startups.of("t")["a"].state is McpServerState.READY
 
 
@@ -62,7 +62,7 @@ def test_what_is_of_another_shape_says_nothing(odd: JsonObject) -> None:
 
 
 def test_a_new_word_of_codex_is_no_end() -> None:
-    assert not said(status("a", "warming up")).of("t")["a"].settled
+    assert not said(status("a", "warming up")).of("t")["a"].is_final
 
 
 def test_codex_s_sentence_is_cut_to_what_happened() -> None:
@@ -101,11 +101,11 @@ async def test_all_that_are_named_are_waited_for() -> None:
         async def start() -> None:
             for note in (status("a", "starting"), status("b", "failed"), status("a", "ready")):
                 await anyio.sleep(1)
-                startups.take(note)
+                startups.update(note)
 
         tasks.start_soon(start)
         began = anyio.current_time()
-        known = await startups.settled("t", ("a", "b"), 30)
+        known = await startups.wait_for("t", ("a", "b"), 30)
         assert anyio.current_time() - began == 3
     assert {name: each.state for name, each in known.items()} == {"a": McpServerState.READY, "b": McpServerState.FAILED}
 
@@ -114,10 +114,10 @@ async def test_all_that_are_named_are_waited_for() -> None:
 async def test_nobody_waits_longer_than_they_want_or_for_a_codex_that_is_gone() -> None:
     startups = McpStatusTracker()
     began = anyio.current_time()
-    assert await startups.settled("t", ("a",), 7) == {}
+    assert await startups.wait_for("t", ("a",), 7) == {}
     assert anyio.current_time() - began == 7
-    startups.end()
-    assert await startups.settled("t", ("a",), 7) == {}
+    startups.close()
+    assert await startups.wait_for("t", ("a",), 7) == {}
     assert anyio.current_time() - began == 7
 
 

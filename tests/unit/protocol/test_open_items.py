@@ -23,7 +23,7 @@ def test_every_opening_without_an_end_gets_one_in_order() -> None:
         MessageDelta("m", "text"),
         PatchStarted("f", changes),
     ):
-        items.see(event)
+        items.apply(event)
     assert items.close() == [
         ToolCallCompleted("t", "srv", "echo", {"x": 1}, "stopped", True, ItemStatus.FAILED, None),
         CommandCompleted("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None),
@@ -34,15 +34,15 @@ def test_every_opening_without_an_end_gets_one_in_order() -> None:
 
 def test_what_has_ended_is_not_open() -> None:
     items = OpenItems()
-    items.see(CommandStarted("c", "true", "/w"))
-    items.see(CommandCompleted("c", "true", "/w", "", 0, ItemStatus.COMPLETED, 3))
-    items.see(CommandCompleted("unheard of", "true", "/w", "", 0, ItemStatus.COMPLETED, 3))
+    items.apply(CommandStarted("c", "true", "/w"))
+    items.apply(CommandCompleted("c", "true", "/w", "", 0, ItemStatus.COMPLETED, 3))
+    items.apply(CommandCompleted("unheard of", "true", "/w", "", 0, ItemStatus.COMPLETED, 3))
     assert items.close() == []
 
 
 def test_an_end_that_comes_twice_is_told_once() -> None:
     items = OpenItems()
-    items.see(CommandStarted("c", "sleep 9", "/w"))
+    items.apply(CommandStarted("c", "sleep 9", "/w"))
     stopped = CommandCompleted("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None)
-    assert [items.see(stopped), items.see(stopped)] == [True, False]
-    assert items.see(CommandCompleted("d", "true", "/w", "", 0, ItemStatus.COMPLETED, 3))
+    assert [items.apply(stopped), items.apply(stopped)] == [True, False]
+    assert items.apply(CommandCompleted("d", "true", "/w", "", 0, ItemStatus.COMPLETED, 3))

@@ -32,7 +32,7 @@ KEY = "sk-secret-1"
 
 def told(*events: TurnEvent) -> list[TurnEvent]:
     redactor = EventRedactor(Redactor([KEY]))
-    return [each for event in events for each in redactor.take(event)]
+    return [each for event in events for each in redactor.redact(event)]
 
 
 def test_a_secret_in_two_deltas_is_in_none() -> None:
@@ -107,4 +107,4 @@ def test_what_holds_none_is_not_copied() -> None:
     started = MessageStarted("a", "final_answer")
     assert told(started) == [started]
     delta = replace(MessageDelta("a", "x"), text=f"{KEY}")
-    assert EventRedactor(Redactor()).take(delta)[0] is delta
+    assert EventRedactor(Redactor()).redact(delta)[0] is delta

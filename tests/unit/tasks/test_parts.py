@@ -510,12 +510,12 @@ class Threads:
 
     async def turn(self, thread_id: str, items: Sequence[JsonValue], answer: Answerer | None = None) -> None:
         """Run a turn to its end; `answer` gives the result of what codex asks."""
-        with self.codex.listen(thread_id) as mailbox, anyio.fail_after(10):
+        with self.codex.subscribe(thread_id) as mailbox, anyio.fail_after(10):
             await self.codex.call("turn/start", {"threadId": thread_id, "input": list(items)})
             while True:
-                for each in await mailbox.take():
+                for each in await mailbox.receive():
                     if isinstance(each, ServerRequest):
-                        each.settle(answer(each.request) if answer else None)
+                        each.answer(answer(each.request) if answer else None)
                     elif each.method == "turn/completed":
                         return
 
