@@ -17,9 +17,8 @@ from codex_workspace.codex.thread import SANDBOX_TYPES
 from codex_workspace.codex.turn import CodexClient, Turn, TurnLimits, request
 from codex_workspace.common.concurrency import BackgroundResource
 from codex_workspace.common.errors import CodexGone, InputRefused, ProtocolError
-from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
+from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, TomlValue
 from codex_workspace.config.mcp_servers import McpServers
-from codex_workspace.config.toml_text import TomlValue
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
 from codex_workspace.protocol.failures import PROCESS_EXITED

@@ -10,6 +10,14 @@ JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, J
 JsonObject: TypeAlias = dict[str, JsonValue]
 
 
+TomlValue: TypeAlias = str | int | float | bool | list[str]
+"""A value that the agent sets in codex's config.toml."""
+
+
+KeyPath: TypeAlias = tuple[str, ...]
+"""A dotted key of codex's config.toml, in parts."""
+
+
 MAX_INPUT_CHARS: Final = 1_048_576
 """Codex refuses a turn's input beyond this many characters (-32602, `input_too_large`, 0.130 and later)."""
 

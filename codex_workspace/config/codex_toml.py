@@ -18,9 +18,10 @@ import tomlkit
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.files import replace_file
+from codex_workspace.common.values import KeyPath, TomlValue
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import Settings
-from codex_workspace.config.toml_text import Comment, Header, KeyPath, Pair, Piece, TomlValue, scan
+from codex_workspace.config.toml_text import Comment, Header, Pair, Piece, scan
 
 Managed = Mapping[KeyPath, TomlValue]
 """Our keys by full path, with their values."""

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from codex_workspace.common.errors import ConfigLocation
+from codex_workspace.common.values import KeyPath, TomlValue
 from codex_workspace.config.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret, read_secret
-from codex_workspace.config.toml_text import KeyPath, TomlValue
 from codex_workspace.config.validation import EnvName, Items, Seconds, Section, Slug, Text, matching
 
 McpUrl = Annotated[

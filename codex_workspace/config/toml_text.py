@@ -10,8 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-KeyPath = tuple[str, ...]
-TomlValue = str | int | float | bool | list[str]
+from codex_workspace.common.values import KeyPath
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from codex_workspace.common.errors import InputRefused
-from codex_workspace.common.values import JsonObject
-from codex_workspace.config.toml_text import KeyPath, TomlValue
+from codex_workspace.common.values import JsonObject, KeyPath, TomlValue
 
 Sandbox: TypeAlias = Literal["read-only", "workspace-write", "danger-full-access"]
 

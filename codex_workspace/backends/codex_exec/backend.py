@@ -18,11 +18,10 @@ from codex_workspace.backends.codex_exec.thread import ExecThread, ExecThreadOpt
 from codex_workspace.backends.codex_exec.turn import TurnLines
 from codex_workspace.codex.sandbox import PROBE_TIMEOUT_S, WITHOUT, sandbox_error
 from codex_workspace.common.errors import CodexCannotStart
-from codex_workspace.common.values import Version
+from codex_workspace.common.values import KeyPath, TomlValue, Version
 from codex_workspace.config.codex_toml import CONFIG_NAME, Managed
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import Settings
-from codex_workspace.config.toml_text import KeyPath, TomlValue
 from codex_workspace.protocol.mcp_status import ExpectedServers
 from codex_workspace.runtimes.backend import Backend, BackendStats, Thread, ThreadIdStore, ThreadRegistry, ToolCaller
 from codex_workspace.runtimes.launch import Launch

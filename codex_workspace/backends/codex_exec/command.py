@@ -12,9 +12,8 @@ from typing import Final
 import tomlkit
 
 from codex_workspace.common.errors import ConfigError, InputRefused
-from codex_workspace.common.values import MAX_INPUT_CHARS
+from codex_workspace.common.values import MAX_INPUT_CHARS, KeyPath, TomlValue
 from codex_workspace.config.mcp_servers import McpServers
-from codex_workspace.config.toml_text import KeyPath, TomlValue
 from codex_workspace.runtimes.launch import PASSED_ENVIRONMENT
 from codex_workspace.runtimes.options import RunOptions, check_run
 

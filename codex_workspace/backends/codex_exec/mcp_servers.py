@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from codex_workspace.common.errors import CodexCannotStart
-from codex_workspace.config.toml_text import KeyPath, TomlValue
+from codex_workspace.common.values import KeyPath, TomlValue
 from codex_workspace.protocol.mcp_status import (
     REQUIRED_FAILED,
     RETRY_S,

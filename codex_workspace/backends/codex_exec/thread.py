@@ -22,8 +22,8 @@ from codex_workspace.backends.codex_exec.process import CodexExec, ExecRun
 from codex_workspace.backends.codex_exec.run_files import Folder, written_run_files
 from codex_workspace.backends.codex_exec.turn import ExecTurn, TurnLines
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, is_config_error
+from codex_workspace.common.values import KeyPath, TomlValue
 from codex_workspace.config.prompts import Instructions
-from codex_workspace.config.toml_text import KeyPath, TomlValue
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnEvent
 from codex_workspace.protocol.failures import LOST_THREAD
 from codex_workspace.runtimes.backend import (

@@ -17,6 +17,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from codex_workspace.common.errors import ConfigError
+from codex_workspace.common.values import KeyPath, TomlValue
 from codex_workspace.config.codex_toml import (
     Managed,
     Record,
@@ -29,7 +30,7 @@ from codex_workspace.config.codex_toml import (
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import Settings
-from codex_workspace.config.toml_text import KeyPath, Pair, TomlValue, scan
+from codex_workspace.config.toml_text import Pair, scan
 from tests.support.paths import ROOT
 
 ENV = {"OPENAI_API_KEY": "sk-secret-1"}
