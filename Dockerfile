@@ -1,20 +1,18 @@
-# The agent's image. Layers from the slowest to change to the quickest: system, codex, Python packages, our files.
-# `make image` builds it with docker, podman or buildah; docs/deployment.md says how it is run and what is in it.
+# The agent's image, in layers from the slowest to change to the fastest: system, codex, Python packages, our files.
+# `make image` builds it with docker, podman or buildah; docs/deployment.md describes how to run it.
 
-# ---- what needs a compiler's or an installer's tools, and leaves nothing of them behind
+# ---- builder: pip and everything else that the image does not contain
 FROM python:3.11-slim AS builder
 SHELL ["/bin/sh", "-euc"]
 
-# hadolint ignore=DL3008
-RUN apt-get update && apt-get install --yes --no-install-recommends binutils && rm -rf /var/lib/apt/lists/* \
-    && python3 -m venv /opt/pip && python3 -m venv --without-pip --copies /opt/venv \
+RUN python3 -m venv /opt/pip && python3 -m venv --without-pip --copies /opt/venv \
     && chmod 711 /opt/venv/bin/python && ln -sf python /opt/venv/bin/python3 && ln -sf python /opt/venv/bin/python3.11
 
-# The builder's own pip settings and CA bundle, where they are given as secrets, serve these steps and are not kept.
-COPY --chmod=755 image/builder-pip image/slim /usr/local/bin/
+# Uses the build secrets with pip settings and a CA bundle, if there are any. They do not end up in the image.
+COPY --chmod=755 image/builder-pip /usr/local/bin/
 
-# Whatever runs a program that it cannot read is closed to other processes of its user, from its first moment on: so no
-# command of the model's reads a credential in the environment of the agent, of codex, of tini or of the health check.
+# A process whose program file its user cannot read is closed to the user's other processes. So commands that the model
+# runs cannot read credentials in the environment of the agent, codex, tini or the health check.
 COPY requirements-codex.txt /tmp/
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
     builder-pip install --target /opt/codex --no-deps -r /tmp/requirements-codex.txt \
@@ -22,17 +20,17 @@ RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
 
 COPY requirements.txt /tmp/
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
-    builder-pip --python /opt/venv/bin/python install --no-compile -r /tmp/requirements.txt && slim /opt/venv
+    builder-pip --python /opt/venv/bin/python install -r /tmp/requirements.txt
 
-# The platform's runtime, where a version of it is named; together with ours, so that a conflict ends the build.
+# The platform's runtime, if RUNTIME_VERSION is set. It is installed with our requirements, so a conflict fails the build.
 ARG RUNTIME_VERSION=
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca_bundle \
     if [ -n "${RUNTIME_VERSION}" ]; then \
-        builder-pip --python /opt/venv/bin/python install --no-compile -r /tmp/requirements.txt \
-            "molecule-ai-workspace-runtime==${RUNTIME_VERSION}" && slim /opt/venv; \
+        builder-pip --python /opt/venv/bin/python install -r /tmp/requirements.txt \
+            "molecule-ai-workspace-runtime==${RUNTIME_VERSION}"; \
     fi
 
-# Compiled here, as the image's file system may be read-only; readable for all, whatever the checkout's rights are.
+# Compiled here, because the image's file system may be read-only. Readable for every user, whatever the checkout's modes.
 COPY adapter.py executor.py app_server.py config.yaml manifest.json start.sh /app/
 COPY codex_workspace /app/codex_workspace
 COPY deploy/seccomp.json /app/deploy/
@@ -43,20 +41,14 @@ RUN chmod -R u=rwX,go=rX /app && chmod 755 /app/start.sh \
 FROM python:3.11-slim
 SHELL ["/bin/sh", "-euc"]
 
-# git wants all of perl (48 MB) for subcommands that nobody needs here, such as send-email: image/no-perl.control says
-# what takes its place.
-COPY image/no-perl.control /tmp/no-perl/DEBIAN/control
-COPY image/dpkg-exclude /etc/dpkg/dpkg.cfg.d/codex-workspace
 # hadolint ignore=DL3008
-RUN dpkg-deb --build /tmp/no-perl /tmp/no-perl.deb && dpkg --install /tmp/no-perl.deb \
-    && apt-get update \
+RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates git tini \
-    && rm -rf /tmp/no-perl /tmp/no-perl.deb /var/lib/apt/lists/* /var/cache/apt/* /var/cache/ldconfig/aux-cache \
-        /var/log/apt /var/log/dpkg.log /var/log/alternatives.log \
-    && ln -sf /usr/bin/git /usr/lib/git-core/git && chmod 711 /usr/bin/tini \
+    && rm -rf /var/lib/apt/lists/* \
+    && chmod 711 /usr/bin/tini \
     && git config --system --add safe.directory '*'
 
-# Group 0 may write: that is the group of any user whose number `--user` names.
+# Group 0 may write: it is the group of a user that is named by a number only (`--user 12345`).
 RUN useradd --uid 1000 --user-group --create-home --shell /bin/bash agent \
     && mkdir /configs /workspace \
     && chown agent:0 /configs /workspace /home/agent \
@@ -67,14 +59,14 @@ COPY --from=builder /opt/venv /opt/venv
 COPY --from=builder /app /app
 RUN ln -s /opt/codex/codex_cli_bin/bin/codex /usr/local/bin/codex
 
-# PYTHONPATH and ADAPTER_MODULE are how the platform's runtime finds the adapter.
+# The platform's runtime finds the adapter through PYTHONPATH and ADAPTER_MODULE.
 ENV A2A_HOST=0.0.0.0 \
     ADAPTER_MODULE=adapter \
     CODEX_BIN=/opt/codex/codex_cli_bin/bin/codex \
     LANG=C.UTF-8 \
     PYTHONPATH=/app
 
-# Not the workspace: Python takes modules from where it is started, and the model writes there.
+# Not the workspace: Python imports modules from the folder where it starts, and the model writes to the workspace.
 WORKDIR /app
 VOLUME ["/configs", "/workspace"]
 EXPOSE 8000

@@ -13,6 +13,12 @@ OLDEST := .venv-codex-oldest
 NEWEST := .venv-codex-newest
 CODEX_NEWEST := 0.169.0
 
+# The image: its name, and the first engine that works. OPTIONS are further options of `$(ENGINE) build`.
+TAG ?= codex-workspace
+ENGINE ?= $(or $(shell for engine in docker podman buildah; do $$engine info >/dev/null 2>&1 && echo $$engine && break; done),\
+	$(error none of docker, podman and buildah works; on Debian, run `python3 -m image install` as root))
+TEST_BUILD := --network host --secret id=pip_conf,src=build/image/pip.conf --secret id=ca_bundle,src=build/image/ca_bundle
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-platform demo-picture test test-exec test-oldest test-versions check lint types docs chaos \
 	chaos-platform bench image image-test lock clean demo-setup test-setup
@@ -51,7 +57,7 @@ check: lint types docs test test-exec test-oldest   ## run what CI runs: lint, t
 lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/shellcheck start.sh .ci/run image/builder-pip image/slim
+	$(BIN)/shellcheck start.sh .ci/run image/builder-pip
 	$(BIN)/hadolint Dockerfile
 
 types: .venv/dev
@@ -68,12 +74,12 @@ chaos-platform: .venv/dev    ## the same on a platform with faults (SEED= MESSAG
 bench: .venv/dev         ## print the benchmark tables
 	@$(BIN)/python -m bench
 
-image:           ## build the container image with docker, podman or buildah (TAG= ENGINE= RUNTIME_VERSION=)
-	@$(PYTHON) -m image build $(if $(TAG),--tag $(TAG)) $(if $(ENGINE),--engine $(ENGINE)) \
-		$(if $(RUNTIME_VERSION),--runtime-version $(RUNTIME_VERSION))
+image:           ## build the container image with docker, podman or buildah (TAG= ENGINE= RUNTIME_VERSION= OPTIONS=)
+	BUILDAH_FORMAT=docker $(ENGINE) build --tag $(TAG) --build-arg RUNTIME_VERSION=$(RUNTIME_VERSION) $(OPTIONS) .
 
 image-test: .venv/dev    ## build the image and test it in real containers
-	$(BIN)/python -m image build --tag codex-workspace:test
+	$(BIN)/python -m image prepare
+	BUILDAH_ISOLATION=chroot $(MAKE) image TAG=codex-workspace:test OPTIONS="$(TEST_BUILD)"
 	$(BIN)/python -m pytest image -m "not alone" --numprocesses 2
 	$(BIN)/python -m pytest image -m alone
 

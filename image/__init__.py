@@ -1,1 +1,1 @@
-"""How the container image is built and tested: `python -m image`, which `make image` and `make image-test` run."""
+"""Test support for the container image: `make image` builds it, and `make image-test` tests it in real containers."""

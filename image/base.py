@@ -1,61 +1,67 @@
-"""A stand-in for the base image, where no image registry is in reach: Debian bookworm with Debian's own Python 3.11."""
+"""Provides the base image on a test machine; without a registry, builds a substitute from Debian's packages."""
 
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Final
 
-from image.engine import BASE, Engine, NoEngine, say
+from image.engine import BASE, Engine, NoEngineError
 
+PULL_TIMEOUT_S: Final = 300.0
 HOOKS: Final = Path("/usr/share/mmdebstrap/hooks/maybe-merged-usr")
-"""Without it bookworm comes with all of perl."""
+"""Without this hook, bookworm's minimal variant includes all of perl."""
 
-LEFT_OUT: Final = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
-APT: Final = (
+EXCLUDED: Final = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
+APT_OPTIONS: Final = (
     'Apt::Install-Recommends "false"',
     'Acquire::Languages "none"',
     'Dir::Cache::pkgcache ""',
     'Dir::Cache::srcpkgcache ""',
     'DPkg::Post-Invoke { "rm -f /var/cache/apt/archives/*.deb || :"; }',
 )
-"""What the slim images of the registry have set as well: nothing of an installation stays but what was asked for."""
+"""The apt settings of the registry's slim images."""
 
 
 def provide(engine: Engine) -> None:
-    """See that the engine has the base image: it is there, its registry has it, or a stand-in is made.
+    """Make sure that the engine has the base image: locally, from its registry, or as a substitute.
 
     Raises:
-        NoEngine: no registry is in reach, and no stand-in can be made.
+        NoEngineError: the registry is not reachable, and no substitute can be built.
     """
-    if engine.has(BASE):
-        return
-    say(f"fetching {BASE}")
-    if engine.pull(BASE):
+    if engine.has(BASE) or _pull(engine):
         return
     if os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
-        raise NoEngine(
-            f"{BASE} cannot be fetched, and a stand-in is made by root with mmdebstrap; "
-            "as root on Debian `python3 -m image install` installs it"
+        raise NoEngineError(
+            f"{BASE} cannot be pulled, and only root with mmdebstrap can build a substitute; "
+            "on Debian, run `python3 -m image install` as root"
         )
-    say(f"its registry is not in reach: making a stand-in from Debian's packages, named {BASE} on this machine")
+    sys.stderr.write(f"image: {BASE} cannot be pulled; building a substitute with this name from Debian's packages\n")
     with tempfile.TemporaryDirectory(prefix="codex-workspace-base-") as folder:
         archive = Path(folder) / "base.tar"
-        _make(archive)
-        engine.take(archive, BASE)
+        _bootstrap(archive)
+        engine.run("import", "--change", 'CMD ["python3"]', str(archive), BASE)
 
 
-def _make(archive: Path) -> None:
+def _pull(engine: Engine) -> bool:
+    try:
+        return engine.run("pull", BASE, timeout_s=PULL_TIMEOUT_S, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _bootstrap(archive: Path) -> None:
     words = ["--quiet", "--variant=minbase", "--include=ca-certificates,python3,python3-venv"]
     if HOOKS.is_dir():
         words.append(f"--hook-dir={HOOKS}")
-    words += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
-    words += [f"--aptopt={setting}" for setting in APT]
-    # Who flushes each file of a tree that is thrown away anyway waits for most of the time.
+    words += [f"--dpkgopt=path-exclude={pattern}" for pattern in EXCLUDED]
+    words += [f"--aptopt={option}" for option in APT_OPTIONS]
+    # The tree is temporary, so dpkg need not flush each file to disk.
     words.append("--dpkgopt=force-unsafe-io")
     made = subprocess.run(
         ["mmdebstrap", *words, "bookworm", str(archive)], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if made.returncode != 0:
-        raise NoEngine(f"mmdebstrap could not make the stand-in: {made.stderr.strip()[-1000:]}")
+        raise NoEngineError(f"mmdebstrap cannot build the substitute: {made.stderr.strip()[-1000:]}")

@@ -1,4 +1,4 @@
-"""A container of the image, for its tests: started as an operator would, looked at from outside."""
+"""Starts containers of the image as an operator would, and inspects them from outside."""
 
 import json
 import os
@@ -19,12 +19,12 @@ import psutil
 import yaml
 
 from image.engine import Engine, runner
+from tests.support.waiting import HANG_S
 
 IMAGE: Final = os.environ.get("IMAGE", "codex-workspace:test")
 TOKEN: Final = "token-of-the-operator-0123456789"
 SECRET: Final = "sk-scripted-0123456789"
 READY: Final = re.compile(r"A2A at (\S+)")
-START_S: Final = 30.0
 HARDENED: Final = (
     *("--user", "1000:1000", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"),
     *("--security-opt", "no-new-privileges"),
@@ -32,8 +32,8 @@ HARDENED: Final = (
 
 
 @dataclass(frozen=True)
-class Place:
-    """The two volumes of one agent, as folders of this machine; `owner` None leaves them root's."""
+class AgentVolumes:
+    """The two volumes of one agent, as folders of this machine. With `owner` None, they belong to root."""
 
     root: Path
     model_url: str
@@ -49,7 +49,7 @@ class Place:
         return self.root / "workspace"
 
     def prepare(self) -> list[str]:
-        """Make the folders and config.yaml, and return the options that mount them."""
+        """Create the folders and config.yaml, and return the options that mount them."""
         config = {
             "name": "test-agent",
             "runtime": "codex",
@@ -78,7 +78,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Container:
-    """A container that was started."""
+    """A started container."""
 
     engine: Engine
     name: str
@@ -89,62 +89,62 @@ class Container:
         return f"http://127.0.0.1:{self.port}/"
 
     async def ask_engine(self, *words: str, check: bool = True) -> CompletedProcess[str]:
-        """Run a command of the engine's while everything else goes on."""
+        """Run a command of the engine without blocking the event loop."""
         return await anyio.to_thread.run_sync(partial(self.engine.run, *words, check=check))
 
     async def inspect(self) -> dict[str, object]:
-        """What the engine tells of the container's state."""
-        (told,) = json.loads((await self.ask_engine("inspect", "--type", "container", self.name)).stdout)
-        return dict(told["State"])
+        """Return the state that the engine reports."""
+        (inspected,) = json.loads((await self.ask_engine("inspect", "--type", "container", self.name)).stdout)
+        return dict(inspected["State"])
 
     async def log(self) -> str:
-        """All that it has said."""
-        said = await self.ask_engine("logs", self.name)
-        return said.stdout + said.stderr
+        """Return everything that the container has printed."""
+        logs = await self.ask_engine("logs", self.name)
+        return logs.stdout + logs.stderr
 
     async def inside(self, *words: str, user: str = "0") -> CompletedProcess[str]:
-        """Run a command in it."""
+        """Run a command in the container."""
         return await self.ask_engine("exec", "--user", user, self.name, *words, check=False)
 
     async def healthy(self) -> bool:
-        """Run what the image's HEALTHCHECK says, as the engine does."""
+        """Run the image's HEALTHCHECK, as the engine does."""
         return (await self.inside(*health_command(self.engine), user="")).returncode == 0
 
     async def processes(self) -> list[psutil.Process]:
-        """Its processes, the first one first."""
+        """Return the container's processes, PID 1 first."""
         first = psutil.Process(int(str((await self.inspect())["Pid"])))
         return [first, *first.children(recursive=True)]
 
     async def codex(self) -> psutil.Process:
-        """The codex that answers."""
+        """Return the process of codex app-server."""
         (found,) = [each for each in await self.processes() if "app-server" in each.cmdline()]
         return found
 
     async def ready(self, starts: int = 1) -> None:
-        """Wait until it has said `starts` times that it is ready."""
-        with anyio.fail_after(START_S):
-            while len(READY.findall(said := await self.log())) < starts:
-                assert (await self.inspect())["Status"] != "exited", said
+        """Wait until the log states `starts` times that the agent is ready."""
+        with anyio.fail_after(HANG_S):
+            while len(READY.findall(log := await self.log())) < starts:
+                assert (await self.inspect())["Status"] != "exited", log
                 await anyio.sleep(0.05)
 
     async def stop(self) -> tuple[int, float]:
-        """Stop it as an operator would; returns the exit code and the seconds that it took."""
-        begun = time.monotonic()
+        """Stop it as an operator would; return the exit code and the duration in seconds."""
+        started_at = time.monotonic()
         await self.ask_engine("stop", "--time", "10", self.name)
-        return int(str((await self.inspect())["ExitCode"])), time.monotonic() - begun
+        return int(str((await self.inspect())["ExitCode"])), time.monotonic() - started_at
 
 
 def health_command(engine: Engine) -> Sequence[str]:
     """Return the command of the image's HEALTHCHECK."""
-    (told,) = json.loads(engine.run("inspect", "--type", "image", IMAGE).stdout)
-    # Docker and podman tell it in different places.
-    kind, *words = (told["Config"].get("Healthcheck") or told["Healthcheck"])["Test"]
+    (inspected,) = json.loads(engine.run("inspect", "--type", "image", IMAGE).stdout)
+    # Docker and podman report it under different keys.
+    kind, *words = (inspected["Config"].get("Healthcheck") or inspected["Healthcheck"])["Test"]
     assert kind == "CMD"
     return [str(word) for word in words]
 
 
 class ImageConfig(TypedDict):
-    """What is used of an image's configuration."""
+    """The parts of an image's configuration that the tests check."""
 
     Entrypoint: list[str]
     Env: list[str]
@@ -154,8 +154,8 @@ class ImageConfig(TypedDict):
 
 def image_config(engine: Engine) -> ImageConfig:
     """Return the image's configuration: Env, Entrypoint, Volumes, …"""
-    (told,) = json.loads(engine.run("inspect", "--type", "image", IMAGE).stdout)
-    config: ImageConfig = told["Config"]
+    (inspected,) = json.loads(engine.run("inspect", "--type", "image", IMAGE).stdout)
+    config: ImageConfig = inspected["Config"]
     return config
 
 
@@ -169,7 +169,7 @@ def free_port() -> int:
 async def started(
     options: Sequence[str], environment: Mapping[str, str] | None = None, image: str = IMAGE
 ) -> AsyncIterator[Container]:
-    """Start a container with these options and environment; it is removed with the block."""
+    """Start a container with these options and environment, and remove it when the block ends."""
     engine = await anyio.to_thread.run_sync(runner)
     container = Container(engine, f"codex-workspace-test-{uuid.uuid4().hex[:12]}", free_port())
     own = {"A2A_PORT": str(container.port), "A2A_TOKEN": TOKEN, "SCRIPTED_KEY": SECRET}
@@ -183,12 +183,12 @@ async def started(
             await container.ask_engine("rm", "--force", "--volumes", container.name, check=False)
 
 
-async def ended(
+async def run_to_exit(
     options: Sequence[str], environment: Mapping[str, str] | None = None, image: str = IMAGE
 ) -> tuple[int, str]:
-    """Start a container that is to end by itself; returns its exit code and all that it has said."""
+    """Start a container that should exit by itself; return its exit code and its log."""
     async with started(options, environment, image) as container:
-        with anyio.fail_after(START_S):
+        with anyio.fail_after(HANG_S):
             while (state := await container.inspect())["Status"] != "exited":
                 await anyio.sleep(0.05)
         return int(str(state["ExitCode"])), await container.log()
