@@ -47,7 +47,7 @@ from codex_workspace.protocol.versions import MINIMUM_VERSION
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.server.app import bind
 from codex_workspace.storage.database import file_version, integrity_problem, set_aside, sqlite_file
-from codex_workspace.storage.migrations import NEWEST, refuse_newer
+from codex_workspace.storage.migrations import SCHEMA_VERSION, require_known_version
 
 TESTED_VERSIONS: Final = ((0, 158, 0), (0, 169, 0))
 """The oldest and the newest codex that the end-to-end tests were run with, whatever their patch. Those before often
@@ -405,13 +405,13 @@ def check_schema(facts: Facts) -> Finding:
     """Whether the database's file is whole and ours, and of a version that this agent knows."""
     file = sqlite_file(facts.settings.database_url.reveal())
     if file is None:
-        return Finding("ok", f"looked at when the agent starts; this one makes version {NEWEST}")
+        return Finding("ok", f"looked at when the agent starts; this one makes version {SCHEMA_VERSION}")
     if not file.exists() or (file.is_file() and file.stat().st_size == 0):
-        return Finding("ok", f"will be version {NEWEST}")
+        return Finding("ok", f"will be version {SCHEMA_VERSION}")
     try:
         wrong = integrity_problem(file)
         version = file_version(file) if wrong is None else 0
-        refuse_newer(version, str(file), file)
+        require_known_version(version, str(file))
     except ConfigError as error:
         return Finding("failed", str(error), "correct this, then ask the doctor again")
     if wrong is not None:
@@ -419,8 +419,6 @@ def check_schema(facts: Facts) -> Finding:
             "put a copy of the right one in its place, or move it away: `python -m codex_workspace doctor --set-aside`"
         )
         return Finding("failed", f"{file} {wrong}", remedy)
-    if version < NEWEST:
-        return Finding("ok", f"version {version}; goes to {NEWEST} at the next start, and a copy is kept")
     return Finding("ok", f"version {version}")
 
 

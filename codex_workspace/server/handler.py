@@ -198,7 +198,7 @@ class IdempotentHandler(DefaultRequestHandler):
             active_task, request_context = await self._setup_active_task(request, context)
             await active_task.enqueue_request(request_context)
             resumed.append(delivery.task_id)
-        await self._store.fail_unfinished(LEFT_BEHIND, spared=resumed)
+        await self._store.fail_unfinished(LEFT_BEHIND, excluded=resumed)
         return len(resumed)
 
     async def _setup_active_task(

@@ -1,17 +1,18 @@
-"""Every accepted message, written down before anything else happens to it, and how far it has come.
+"""Stores every accepted message before it is processed, and tracks its state.
 
-A delivery is known by its sender (owner) and the sender's message id. Its states, and the only moves between them:
+A delivery is identified by its sender (owner) and the sender's message ID. `MOVES` are the transitions between its
+states:
 
     ACCEPTED ──> STARTED ──> ANSWERED ──> ACKNOWLEDGED
-      │ │           └─ again: another turn goes on where one was cut off
+      │ │           └─ again: another turn continues an interrupted one
       │ └──────────────────────^   an end without a turn: canceled while waiting, codex does not start
-      └──withdraw──> (nothing)     its sender was told that it is not taken
+      └──withdraw──> (deleted)     the sender was told that the message is rejected
 
-    ACCEPTED ──settle──> ACKNOWLEDGED   somebody's word on a question: the task whose question it was gives the answer
+    ACCEPTED ──complete──> ACKNOWLEDGED   the answer to a question: the task that asked gives the reply
 
-Every move is one transaction. ACKNOWLEDGED comes with the task's end in the store, where the source finds the answer;
-that is the end from every state, as an executor that knows no deliveries, or a cancel, may have ended the task. What
-is not ACKNOWLEDGED when a process begins is taken up then.
+Each transition is one transaction. ACKNOWLEDGED is stored with the end of the task, where the sender finds the reply;
+it can be reached from every state because a cancel, or an executor without deliveries, may end the task. A new process
+resumes every delivery that is not ACKNOWLEDGED.
 """
 
 import hashlib
@@ -23,54 +24,35 @@ from enum import StrEnum
 from typing import Final
 
 from a2a.types import SendMessageRequest
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Float,
-    Integer,
-    LargeBinary,
-    String,
-    Table,
-    Update,
-    and_,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Update, and_, delete, func, insert, select, update
 from sqlalchemy.engine import Row
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from codex_workspace.common.errors import AgentError
 from codex_workspace.storage.database import retry_until_stored
-from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS, tables
+from codex_workspace.storage.schema import MAX_ID_CHARS, task_restarts
+from codex_workspace.storage.schema import deliveries as _deliveries
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_ID_CHARS: Final = 255
-"""What the key's column holds; a UUID has 36."""
-
+MAX_MESSAGE_ID_CHARS: Final = MAX_ID_CHARS
 
 RESUMED: Final = "codex_workspace.delivery"
-"""Where the call context of a message that is taken up again holds its delivery."""
+"""Key in the call context's state: the delivery of a message that is resumed."""
 
-
-RECORDED: Final = "codex_workspace.written_down"
-"""Where the call context of a new message holds the `RecordedMessage` of it."""
-
+RECORDED: Final = "codex_workspace.recorded"
+"""Key in the call context's state: the `RecordedMessage` of a new message."""
 
 HANDLED: Final = "codex_workspace.handled"
-"""In the state of a call that a handler of this agent makes on behalf of a foreign host."""
+"""Key in the call context's state: set if this agent's handler makes the call on behalf of another host."""
 
-
-ANSWERED_PROMPT: Final = "codex_workspace.said_to"
-"""Where the call context of a person's word holds the id of the message that had asked for it."""
+ANSWERED_PROMPT: Final = "codex_workspace.answered_prompt"
+"""Key in the call context's state: the ID of the message whose question a message answers."""
 
 
 class DeliveryState(StrEnum):
-    """How far a message has come."""
+    """The state of a delivery."""
 
     ACCEPTED = "accepted"
     STARTED = "started"
@@ -84,20 +66,20 @@ MOVES: Final[Mapping[DeliveryState, frozenset[DeliveryState]]] = {
     DeliveryState.ANSWERED: frozenset({DeliveryState.ACKNOWLEDGED}),
     DeliveryState.ACKNOWLEDGED: frozenset(),
 }
-"""Where a delivery may go from each state."""
+"""The states that can follow each state."""
 
 
 class InvalidTransition(RuntimeError):
-    """A delivery was to be moved where it cannot go: a mistake of this program."""
+    """A transition that is not in `MOVES`: a programming error."""
 
 
 class MessageIdReused(AgentError):
-    """The sender has used this message id for another message."""
+    """The sender used this message ID for another message."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryKey:
-    """Whose message, and which."""
+    """Identifies a message: its sender, and the sender's message ID."""
 
     owner: str
     message_id: str
@@ -107,8 +89,8 @@ class DeliveryKey:
 class Delivery:
     """An accepted message.
 
-    `request` is the whole request as it came, `deaths` how many codex processes ended while they worked on it, `ending`
-    the last events of its answer (empty before ANSWERED), in the shape that `replies` gave them.
+    `request` is the serialized request, `deaths` the number of codex processes that ended during its turn, `ending` the
+    last events of its reply as `tasks.replies` encodes them (empty before ANSWERED).
     """
 
     key: DeliveryKey
@@ -124,42 +106,14 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessage:
-    """What a host has written down of a new message, and where: its store need not be the one that answers."""
+    """The delivery of a new message, and the table that holds it: a host may have its own store."""
 
     delivery: Delivery
     deliveries: "Deliveries"
 
 
-_deliveries = Table(
-    "deliveries",
-    tables,
-    Column("owner", String(255), primary_key=True),
-    Column("message_id", String(MAX_MESSAGE_ID_CHARS), primary_key=True),
-    Column("digest", LargeBinary(32), nullable=False),
-    Column("task_id", String(36), nullable=False, index=True),
-    Column("context_id", String(MAX_CONTEXT_ID_CHARS), nullable=False),
-    Column("state", String(16), nullable=False, index=True),
-    Column("request", LargeBinary, nullable=False),
-    Column("thread_id", String(64), nullable=True),
-    Column("turn_id", String(64), nullable=True),
-    Column("deaths", Integer, nullable=False, default=0),
-    Column("ending", LargeBinary, nullable=False, default=b""),
-    Column("accepted_at", Float, nullable=False),
-    Column("changed_at", Float, nullable=False),
-)
-
-
-_cut_off = Table(
-    "cut_off_tasks",
-    tables,
-    Column("task_id", String(36), primary_key=True),
-    Column("restarts", Integer, nullable=False),
-)
-"""How many processes of ours have ended over a task's turn."""
-
-
 def message_digest(request: SendMessageRequest) -> bytes:
-    """Return what makes two bodies the same message: all of the message, and nothing of how it is sent."""
+    """Return the digest that identifies a message's content; the request's configuration is not part of it."""
     return hashlib.sha256(request.message.SerializeToString(deterministic=True)).digest()
 
 
@@ -171,10 +125,10 @@ class Deliveries:
         self._lookups = lookups or engine
 
     async def find(self, key: DeliveryKey, digest: bytes) -> Delivery | None:
-        """Return the delivery of a message that was accepted before, None for a new one.
+        """Return the delivery of a message that was accepted before; None for a new one.
 
         Raises:
-            OtherBody: the id was used for a message with another digest.
+            MessageIdReused: the ID was used for a message with another digest.
         """
         async with self._lookups.connect() as connection:
             row = (await connection.execute(select(_deliveries).where(_is(key)))).one_or_none()
@@ -182,17 +136,17 @@ class Deliveries:
             return None
         if row.digest != digest:
             raise MessageIdReused(
-                f"messageId {key.message_id} was used for another message; give each message its own id"
+                f"messageId {key.message_id} was used for another message; use a new ID for each message"
             )
         return _delivery(row)
 
     async def accept(
         self, key: DeliveryKey, request: SendMessageRequest, digest: bytes, task_id: str, context_id: str
     ) -> Delivery | None:
-        """Write a message down; it is durable on return. None: the same message was accepted a moment ago.
+        """Store a message durably and return its delivery; None if the same message was accepted meanwhile.
 
         Raises:
-            OtherBody: the id was used for a message with another digest.
+            MessageIdReused: the ID was used for a message with another digest.
         """
         now, body = time.time(), request.SerializeToString()
         row = {
@@ -215,7 +169,7 @@ class Deliveries:
         return Delivery(key, task_id, context_id, DeliveryState.ACCEPTED, body, None, None, 0, b"")
 
     async def request(self, key: DeliveryKey) -> SendMessageRequest | None:
-        """Return the request as which a message was written down; None for a new one."""
+        """Return the stored request of a message; None for a new one."""
         async with self._lookups.connect() as connection:
             body = (await connection.execute(select(_deliveries.c.request).where(_is(key)))).scalar_one_or_none()
         return None if body is None else SendMessageRequest.FromString(body)
@@ -228,19 +182,19 @@ class Deliveries:
         return None if row is None else _delivery(row)
 
     async def count_by_state(self) -> Mapping[str, int] | None:
-        """Return how many messages are kept in each state; None where the database does not say."""
+        """Return the number of stored messages in each state; None if the database fails."""
         counted = select(_deliveries.c.state, func.count()).group_by(_deliveries.c.state)
         try:
             async with self._lookups.connect() as connection:
                 rows = (await connection.execute(counted)).all()
         except SQLAlchemyError as error:
-            logger.debug("the messages cannot be counted: %s", error)
+            logger.debug("cannot count the messages: %s", error)
             return None
         found = {row[0]: int(row[1]) for row in rows}
         return {str(state): found.get(state, 0) for state in DeliveryState}
 
     async def newest_thread(self, context_id: str | None = None) -> str | None:
-        """Return the codex thread that was last at work, of everybody's or of one context; None where there is none."""
+        """Return the codex thread that worked last, of all contexts or of one; None if there is none."""
         known = select(_deliveries.c.thread_id).where(_deliveries.c.thread_id.is_not(None))
         if context_id is not None:
             known = known.where(_deliveries.c.context_id == context_id)
@@ -250,43 +204,43 @@ class Deliveries:
             return thread_id
 
     async def unfinished(self) -> list[Delivery]:
-        """Return what has no answer, or an answer whose source does not know of it, in the order of acceptance."""
+        """Return the deliveries that are not acknowledged, in the order of acceptance."""
         finished = _deliveries.c.state == DeliveryState.ACKNOWLEDGED
         async with self._engine.connect() as connection:
             rows = await connection.execute(select(_deliveries).where(~finished).order_by(_deliveries.c.accepted_at))
             return [_delivery(row) for row in rows]
 
     async def mark_started(self, key: DeliveryKey, thread_id: str, turn_id: str) -> None:
-        """Take note that a turn has begun for it."""
+        """Record that a turn started for a message."""
         await self._move(key, DeliveryState.STARTED, {"thread_id": thread_id, "turn_id": turn_id})
 
     async def mark_answered(self, key: DeliveryKey, ending: bytes) -> None:
-        """Keep the end of its answer: from now on it is only handed out, never made again."""
+        """Store the end of a message's reply: from now on it is replayed and never generated again."""
         await self._move(key, DeliveryState.ANSWERED, {"ending": ending})
 
     @retry_until_stored
     async def withdraw(self, key: DeliveryKey) -> None:
-        """Forget a message that nothing has been done for, because its sender is told that it is not taken."""
+        """Delete a message that no turn was started for, because it is rejected."""
         untouched = and_(_is(key), _deliveries.c.state == DeliveryState.ACCEPTED)
         async with self._engine.begin() as connection:
             await connection.execute(delete(_deliveries).where(untouched))
 
     @retry_until_stored
     async def complete(self, key: DeliveryKey) -> None:
-        """Take note that a message needs no answer of its own: it was somebody's word on what its task had asked."""
+        """Record that a message needs no reply of its own because it answers a question of its task."""
         async with self._engine.begin() as connection:
             out = {"state": DeliveryState.ACKNOWLEDGED, "changed_at": time.time()}
             await connection.execute(update(_deliveries).where(_is(key)).values(out))
 
     @retry_until_stored
     async def acknowledge(self, task_id: str) -> None:
-        """Take note that the source has a task's answers: the task is known to have ended."""
+        """Record that the sender can find a task's replies: the task has ended in the store."""
         async with self._engine.begin() as connection:
             await connection.execute(acknowledgement(task_id))
 
     @retry_until_stored
     async def count_codex_death(self, key: DeliveryKey) -> int:
-        """Count a codex that ended while it worked on it; return how many that makes."""
+        """Count a codex process that ended during a message's turn; return the new number."""
         async with self._engine.begin() as connection:
             counted = {"deaths": _deliveries.c.deaths + 1, "changed_at": time.time()}
             await connection.execute(update(_deliveries).where(_is(key)).values(counted))
@@ -295,13 +249,15 @@ class Deliveries:
 
     @retry_until_stored
     async def count_restart(self, task_id: str) -> int:
-        """Count a process of ours that ended over a task's turn; return how many that makes."""
-        row = _cut_off.c.task_id == task_id
+        """Count an agent process that ended during a task's turn; return the new number."""
+        row = task_restarts.c.task_id == task_id
         async with self._engine.begin() as connection:
-            counted = await connection.execute(update(_cut_off).where(row).values(restarts=_cut_off.c.restarts + 1))
+            counted = await connection.execute(
+                update(task_restarts).where(row).values(restarts=task_restarts.c.restarts + 1)
+            )
             if counted.rowcount == 0:
-                await connection.execute(insert(_cut_off).values(task_id=task_id, restarts=1))
-            restarts = await connection.execute(select(_cut_off.c.restarts).where(row))
+                await connection.execute(insert(task_restarts).values(task_id=task_id, restarts=1))
+            restarts = await connection.execute(select(task_restarts.c.restarts).where(row))
             return int(restarts.scalar_one())
 
     @retry_until_stored
@@ -319,7 +275,7 @@ class Deliveries:
 
 
 def acknowledgement(task_id: str) -> Update:
-    """Return the statement that takes note that the source has a task's answers, for the transaction of its end."""
+    """Return the statement that acknowledges a task's deliveries, for the transaction that stores the task's end."""
     open_ones = and_(_deliveries.c.task_id == task_id, _deliveries.c.state != DeliveryState.ACKNOWLEDGED)
     return update(_deliveries).where(open_ones).values(state=DeliveryState.ACKNOWLEDGED, changed_at=time.time())
 

@@ -1,7 +1,4 @@
-"""What was said and answered lately: the ended tasks of a context, out of the SDK's table.
-
-What the agent has chosen to remember, kept in the store: a text each, by owner; nobody sees another's.
-"""
+"""The conversation log (the ended tasks of a context, from the SDK's table) and the memories that the model stores."""
 
 import re
 import time
@@ -10,12 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from a2a.server.models import TaskModel
-from sqlalchemy import Column, Float, Index, Integer, String, Table, Text, delete, insert, select
+from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from codex_workspace.common.a2a_terms import ANSWER, TERMINAL, state_names
 from codex_workspace.storage.database import retry_until_stored
-from codex_workspace.storage.schema import tables
+from codex_workspace.storage.schema import memories as _memories
 
 _USER: Final = "ROLE_USER"
 _tasks: Final = TaskModel.metadata.tables["tasks"].c
@@ -23,9 +20,9 @@ _tasks: Final = TaskModel.metadata.tables["tasks"].c
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A message and the text of its answer; `state` is the task's, such as TASK_STATE_COMPLETED.
+    """A message and the text of its reply; `state` is the task's, such as TASK_STATE_COMPLETED.
 
-    ended_at: when the task ended, by ISO 8601 in UTC; empty where that is not known.
+    ended_at: when the task ended (ISO 8601, UTC); empty if unknown.
     """
 
     request: str
@@ -35,13 +32,13 @@ class Exchange:
 
 
 class ConversationLog:
-    """Those of all owners."""
+    """The exchanges of all owners."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
     async def newest(self, owner: str, context_id: str, limit: int) -> list[Exchange]:
-        """Return the newest `limit` exchanges of an owner's context, oldest first."""
+        """Return the newest `limit` exchanges of a context, oldest first."""
         of_context = (_tasks.owner == owner, _tasks.context_id == context_id)
         ended = _tasks.status["state"].as_string().in_(state_names(TERMINAL))
         rows = (
@@ -65,33 +62,24 @@ class ConversationLog:
 
 
 def _text(holder: Mapping[str, object]) -> str:
-    """Return the text of a message's or artifact's parts, in the shape of protobuf's JSON."""
+    """Return the text of the parts of a message or artifact in protobuf's JSON."""
     parts = holder.get("parts")
     texts: Iterable[object] = parts if isinstance(parts, list) else ()
     return "".join(part["text"] for part in texts if isinstance(part, dict) and isinstance(part.get("text"), str))
 
 
 MAX_MEMORY_CHARS: Final = 4000
-"""Of one memory: a page. Longer things belong into a file of the workspace."""
+"""The length of one memory: a page. Longer texts belong in a file of the workspace."""
 
 MAX_MEMORIES: Final = 1000
-"""Of one owner. The oldest ones beyond are forgotten; all of them are looked through at each recall."""
+"""Per owner; older ones are deleted. Each recall searches all of them."""
 
-_memories = Table(
-    "memories",
-    tables,
-    Column("id", Integer, primary_key=True),
-    Column("owner", String(255), nullable=False),
-    Column("content", Text, nullable=False),
-    Column("created_at", Float, nullable=False),
-    Index("idx_memories_owner", "owner", "id"),
-)
 _WORD: Final = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A text, and when it was committed, in seconds since 1970."""
+    """A text, and when it was stored (Unix seconds)."""
 
     content: str
     created_at: float
@@ -105,7 +93,7 @@ class Memories:
 
     @retry_until_stored
     async def commit(self, owner: str, content: str) -> None:
-        """Keep `content`; it is durable on return. What is remembered already is not kept twice, it counts as new."""
+        """Store `content` durably. A text that is stored already becomes the newest memory."""
         of_owner = _memories.c.owner == owner
         kept = select(_memories.c.id).where(of_owner).order_by(_memories.c.id.desc()).limit(MAX_MEMORIES)
         async with self._engine.begin() as connection:
@@ -116,9 +104,9 @@ class Memories:
             await connection.execute(delete(_memories).where(of_owner, _memories.c.id < oldest))
 
     async def recall(self, owner: str, query: str, limit: int) -> list[Memory]:
-        """Return at most `limit` memories that hold a word of `query`: those with most of its words, then the newest.
+        """Return at most `limit` memories that contain a word of `query`, best match first, then newest first.
 
-        An empty query finds the newest ones.
+        An empty query returns the newest ones.
         """
         wanted = _words(query)
         rows = select(_memories.c.content, _memories.c.created_at).where(_memories.c.owner == owner)
@@ -127,7 +115,7 @@ class Memories:
         found = [(_matches(wanted, content), Memory(content, created_at)) for content, created_at in newest_first]
         if wanted:
             found = [each for each in found if each[0]]
-        # Stable: among equals the newest stays first.
+        # The sort is stable: among equal matches the newest stays first.
         found.sort(key=lambda each: each[0], reverse=True)
         return [memory for _, memory in found[:limit]]
 
@@ -137,6 +125,6 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _matches(wanted: frozenset[str], content: str) -> int:
-    """Return how many of the wanted words begin a word of `content`: "deploy" finds "deployment"."""
+    """Return how many of the wanted words are the start of a word of `content`: "deploy" finds "deployment"."""
     words = _words(content)
     return sum(any(word.startswith(each) for word in words) for each in wanted)

@@ -1,82 +1,66 @@
-"""What has come from the platform and has to be answered by a message of its own: kept until the answer is out.
+"""Stores the platform's messages until their replies are sent, and how far the platform's inbox was read.
 
-A letter is a row of the platform's inbox, or a message that it has pushed and that takes longer than it waits. Its
-states, and the only moves between them:
+A message comes from a row of the inbox, or the platform pushed it and the reply took longer than the platform waits.
+Its states:
 
-    TAKEN ──owe──> OWED ──settle──> DONE
-      └────────────settle────────────^      nothing is owed to anybody
+    RECEIVED ──set_reply──> ANSWERED ──complete──> DONE
+      └────────────complete──────────────────────────^   no reply has to be sent
 
-An answer that is being sent is `unsure`: where the process dies over it, the next one looks first whether it arrived.
-Letters that are done stay for `KEEP_S`: the platform may show a row again, whatever becomes of its cursor.
+While a reply is being sent, `may_be_sent` is set: after a crash the next process checks first whether it arrived.
+Messages that are done stay for `KEEP_S`, because the platform may show a row again.
 """
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Final
 
 import anyio
-from sqlalchemy import (
-    Boolean,
-    Column,
-    Float,
-    Integer,
-    LargeBinary,
-    String,
-    Table,
-    Text,
-    and_,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import and_, delete, func, insert, select, update
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from codex_workspace.storage.database import retry_until_stored
-from codex_workspace.storage.schema import tables
+from codex_workspace.storage.schema import MAX_ID_CHARS as MAX_ID_CHARS
+from codex_workspace.storage.schema import inbox_cursors as _cursors
+from codex_workspace.storage.schema import outbox as _outbox
 
 KEEP_S: Final = 35 * 86_400.0
-"""The platform tells of at most 30 days, whoever asks."""
+"""The platform shows rows of at most 30 days."""
 
-WORDS_KEPT_S: Final = 86_400.0
-"""An answer's words stay so long after it went out: by them it is known whether another one of the same words did."""
+REPLIES_KEPT_S: Final = 86_400.0
+"""How long the text of a sent reply is kept; it shows whether another reply with the same text was sent."""
 
-FORGET_EVERY_S: Final = 3600.0
-
-MAX_ID_CHARS: Final = 255
+PRUNE_INTERVAL_S: Final = 3600.0
 
 
 class Route(StrEnum):
-    """Where an answer goes: to the user, to a peer, to nobody (the agent has spoken to itself), or, for what was
-    pushed, to whom the platform says that it came from."""
+    """Where a reply goes. NONE: nowhere. LOOK_UP: to the sender that the platform names."""
 
     USER = "user"
     PEER = "peer"
-    NONE = "nobody"
-    LOOK_UP = "ask"
+    NONE = "none"
+    LOOK_UP = "look_up"
 
 
 class OutboxState(StrEnum):
-    """How far a letter has come."""
+    """The state of a message."""
 
-    RECEIVED = "taken"
-    ANSWERED = "owed"
+    RECEIVED = "received"
+    ANSWERED = "answered"
     DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """A message that is answered by another one.
+    """A message whose reply is sent as a message of its own.
 
-    id: the inbox row's, or one of ours. owner, message_id: the delivery's key. peer: the workspace it came from.
-    source_id: the message's own id, as its sender knows it; delegation_id: which work of the sender's it belongs to.
-    digest, request: the A2A request that it becomes; the latter is empty once it is done.
-    reply, is_failure: the answer. unsure: it may have been sent already.
+    id: the inbox row's ID, or a generated one. owner, message_id: the delivery's key. peer: the workspace that sent it.
+    source_id: the message's ID at its sender. delegation_id: the sender's delegation that it belongs to.
+    digest, request: the A2A request made from it; `request` is empty once it is done.
+    reply, is_failure: the reply. may_be_sent: the reply may have been sent already.
     """
 
     id: str
@@ -98,149 +82,118 @@ class OutboxMessage:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The row up to which all of the inbox is done; `created_at` is the platform's text."""
+    """The last row up to which the inbox is processed; `created_at` is the platform's text."""
 
     row_id: str
     created_at: str
 
 
-_mail = Table(
-    "platform_mail",
-    tables,
-    Column("number", Integer, primary_key=True),
-    Column("id", String(MAX_ID_CHARS), nullable=False, unique=True),
-    Column("owner", String(255), nullable=False),
-    Column("message_id", String(MAX_ID_CHARS), nullable=False, index=True),
-    Column("route", String(16), nullable=False),
-    Column("peer", String(MAX_ID_CHARS), nullable=False),
-    Column("said_id", String(MAX_ID_CHARS), nullable=False),
-    Column("delegation_id", String(MAX_ID_CHARS), nullable=False),
-    Column("created_at", String(64), nullable=False),
-    Column("digest", LargeBinary(32), nullable=False),
-    Column("request", LargeBinary, nullable=False),
-    Column("state", String(16), nullable=False, index=True),
-    Column("reply", Text, nullable=False),
-    Column("is_failure", Boolean, nullable=False),
-    Column("unsure", Boolean, nullable=False),
-    Column("taken_at", Float, nullable=False),
-    Column("changed_at", Float, nullable=False),
-)
-_cursor = Table(
-    "platform_cursor",
-    tables,
-    Column("workspace_id", String(255), primary_key=True),
-    Column("row_id", String(MAX_ID_CHARS), nullable=False),
-    Column("created_at", String(64), nullable=False),
-)
-
-
 class Outbox:
-    """The letters, and how far the inbox of a workspace was read."""
+    """The stored messages, and the inbox cursor of each workspace."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
     @retry_until_stored
-    async def add(self, letter: OutboxMessage) -> OutboxMessage | None:
-        """Write a letter down, and return it as it is kept; it is durable on return. None: it was taken before.
+    async def add(self, message: OutboxMessage) -> OutboxMessage | None:
+        """Store a message durably and return it as stored; None if its ID is stored already.
 
-        The same message under another id is done at once: it is answered already, or going to be. Another message that
-        has the same message id gets the letter's own.
+        A message with the message ID and digest of another one is done at once. A message with the message ID of
+        another one, but other content, gets its own ID as its message ID.
         """
         async with self._writing() as connection:
-            if (await connection.execute(select(_mail.c.number).where(_mail.c.id == letter.id))).first() is not None:
+            if (
+                await connection.execute(select(_outbox.c.number).where(_outbox.c.id == message.id))
+            ).first() is not None:
                 return None
-            same = await _same_message(connection, letter)
+            duplicate = await _digest_of_duplicate(connection, message)
             now = time.time()
-            kept = replace(letter, received_at=now)
-            if same is not None and same != letter.digest:
-                kept = replace(kept, message_id=letter.id)
-            elif same is not None:
-                kept = replace(kept, state=OutboxState.DONE, request=b"")
-            await connection.execute(insert(_mail).values(_values(kept) | {"changed_at": now}))
-        return kept
+            stored = replace(message, received_at=now)
+            if duplicate is not None and duplicate != message.digest:
+                stored = replace(stored, message_id=message.id)
+            elif duplicate is not None:
+                stored = replace(stored, state=OutboxState.DONE, request=b"")
+            await connection.execute(insert(_outbox).values(asdict(stored) | {"changed_at": now}))
+        return stored
 
     @retry_until_stored
-    async def find(self, letter_id: str) -> OutboxMessage | None:
-        """Return a letter as it is kept; None where it was not taken, or was forgotten."""
+    async def find(self, row_id: str) -> OutboxMessage | None:
+        """Return a stored message; None if it is unknown or was deleted."""
         async with self._reading() as connection:
-            row = (await connection.execute(select(_mail).where(_mail.c.id == letter_id))).one_or_none()
-        return None if row is None else _letter(row)
+            row = (await connection.execute(select(_outbox).where(_outbox.c.id == row_id))).one_or_none()
+        return None if row is None else _message(row)
 
     @retry_until_stored
     async def unfinished(self) -> list[OutboxMessage]:
-        """Return what has no answer yet, or one that is not out, in the order it came."""
-        rows = select(_mail).where(_mail.c.state != OutboxState.DONE).order_by(_mail.c.number)
+        """Return the messages that are not done, in the order they came."""
+        rows = select(_outbox).where(_outbox.c.state != OutboxState.DONE).order_by(_outbox.c.number)
         async with self._reading() as connection:
-            return [_letter(row) for row in await connection.execute(rows)]
+            return [_message(row) for row in await connection.execute(rows)]
 
-    @retry_until_stored
-    async def set_reply(self, letter: OutboxMessage, reply: str, *, is_failure: bool = False) -> OutboxMessage:
-        """Keep a letter's answer, and return the letter with it; from now on it has only to be sent."""
-        owed = replace(letter, state=OutboxState.ANSWERED, reply=reply, is_failure=is_failure)
-        await self._change(owed)
-        return owed
+    async def set_reply(self, message: OutboxMessage, reply: str, *, is_failure: bool = False) -> OutboxMessage:
+        """Store a message's reply, and return the message with it; from now on it only has to be sent."""
+        answered = replace(message, state=OutboxState.ANSWERED, reply=reply, is_failure=is_failure)
+        await self.save(answered)
+        return answered
 
-    @retry_until_stored
-    async def mark_sending(self, letter: OutboxMessage, *, may_be_sent: bool) -> OutboxMessage:
-        """Keep whether a letter's answer may be out."""
-        changed = replace(letter, may_be_sent=may_be_sent)
-        if letter.may_be_sent != may_be_sent:
-            await self._change(changed)
+    async def mark_sending(self, message: OutboxMessage, *, may_be_sent: bool) -> OutboxMessage:
+        """Store whether a message's reply may have been sent."""
+        changed = replace(message, may_be_sent=may_be_sent)
+        if message.may_be_sent != may_be_sent:
+            await self.save(changed)
         return changed
 
     @retry_until_stored
-    async def save(self, letter: OutboxMessage) -> None:
-        """Keep a letter as it is now, such as where its answer goes."""
-        await self._change(letter)
+    async def save(self, message: OutboxMessage) -> None:
+        """Store a message as it is now, such as its route."""
+        async with self._writing() as connection:
+            row = update(_outbox).where(_outbox.c.id == message.id)
+            await connection.execute(row.values(asdict(message) | {"changed_at": time.time()}))
 
-    @retry_until_stored
-    async def complete(self, letter: OutboxMessage) -> None:
-        """Take note that nothing is owed any more."""
-        await self._change(replace(letter, state=OutboxState.DONE, request=b""))
+    async def complete(self, message: OutboxMessage) -> None:
+        """Record that no reply has to be sent any more."""
+        await self.save(replace(message, state=OutboxState.DONE, request=b""))
 
     @retry_until_stored
     async def count_sent(self, text: str, since: float) -> int:
-        """Return how many answers to the user with this very text are out since a time (Unix seconds)."""
-        same = and_(_mail.c.route == Route.USER, _mail.c.state == OutboxState.DONE, _mail.c.reply == text)
-        count = select(func.count()).select_from(_mail).where(same, _mail.c.changed_at >= since)
+        """Return how many replies to the user with exactly this text were sent since a time (Unix seconds)."""
+        same = and_(_outbox.c.route == Route.USER, _outbox.c.state == OutboxState.DONE, _outbox.c.reply == text)
+        count = select(func.count()).select_from(_outbox).where(same, _outbox.c.changed_at >= since)
         async with self._reading() as connection:
             return int((await connection.execute(count)).scalar_one())
 
     @retry_until_stored
     async def load_cursor(self, workspace_id: str) -> Cursor | None:
-        """Return how far an inbox was read; None where it never was."""
-        found = select(_cursor).where(_cursor.c.workspace_id == workspace_id)
+        """Return how far an inbox was processed; None if it never was."""
+        found = select(_cursors).where(_cursors.c.workspace_id == workspace_id)
         async with self._reading() as connection:
             row = (await connection.execute(found)).one_or_none()
         return None if row is None else Cursor(row.row_id, row.created_at)
 
     @retry_until_stored
     async def save_cursor(self, workspace_id: str, to: Cursor) -> None:
-        """Keep how far an inbox was read."""
-        values = {"row_id": to.row_id, "created_at": to.created_at}
+        """Store how far an inbox was processed."""
         async with self._writing() as connection:
-            here = _cursor.c.workspace_id == workspace_id
-            changed = await connection.execute(update(_cursor).where(here).values(values))
-            if changed.rowcount == 0:
-                await connection.execute(insert(_cursor).values(values | {"workspace_id": workspace_id}))
+            row = update(_cursors).where(_cursors.c.workspace_id == workspace_id).values(asdict(to))
+            if (await connection.execute(row)).rowcount == 0:
+                await connection.execute(insert(_cursors).values(asdict(to) | {"workspace_id": workspace_id}))
 
     @retry_until_stored
     async def delete_expired(self, now: float) -> None:
-        """Forget letters that have been done for long by `now` (Unix seconds), and their words earlier."""
-        done = _mail.c.state == OutboxState.DONE
+        """Delete messages that were done long before `now` (Unix seconds), and their replies earlier."""
+        done = _outbox.c.state == OutboxState.DONE
         async with self._writing() as connection:
-            await connection.execute(delete(_mail).where(done, _mail.c.changed_at < now - KEEP_S))
-            # What is not out yet may still be looked for among all that went out since it came.
-            first = select(func.min(_mail.c.taken_at)).where(_mail.c.state != OutboxState.DONE)
+            await connection.execute(delete(_outbox).where(done, _outbox.c.changed_at < now - KEEP_S))
+            # An unsent reply may still be compared with all replies sent since its message came.
+            first = select(func.min(_outbox.c.received_at)).where(_outbox.c.state != OutboxState.DONE)
             open_since = (await connection.execute(first)).scalar_one_or_none()
-            before = min(now, now if open_since is None else open_since) - WORDS_KEPT_S
-            old = and_(done, _mail.c.changed_at < before, _mail.c.reply != "")
-            await connection.execute(update(_mail).where(old).values(reply=""))
+            before = min(now, now if open_since is None else open_since) - REPLIES_KEPT_S
+            old = and_(done, _outbox.c.changed_at < before, _outbox.c.reply != "")
+            await connection.execute(update(_outbox).where(old).values(reply=""))
 
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[AsyncConnection]:
-        # A query that is cancelled takes its connection with it.
+        # A cancelled query would invalidate its connection.
         with anyio.CancelScope(shield=True):
             async with self._engine.begin() as connection:
                 yield connection
@@ -251,61 +204,21 @@ class Outbox:
             async with self._engine.connect() as connection:
                 yield connection
 
-    async def _change(self, letter: OutboxMessage) -> None:
-        async with self._writing() as connection:
-            row = _mail.c.id == letter.id
-            await connection.execute(update(_mail).where(row).values(_values(letter) | {"changed_at": time.time()}))
 
-
-async def delete_expired(mail: Outbox) -> None:
-    """Forget letters now and then, until cancelled."""
+async def delete_expired(outbox: Outbox) -> None:
+    """Delete expired messages every `PRUNE_INTERVAL_S`, until cancelled."""
     while True:
-        await mail.delete_expired(time.time())
-        await anyio.sleep(FORGET_EVERY_S)
+        await outbox.delete_expired(time.time())
+        await anyio.sleep(PRUNE_INTERVAL_S)
 
 
-async def _same_message(connection: AsyncConnection, letter: OutboxMessage) -> bytes | None:
-    """Return the digest of the letter with this message id; None where there is none."""
-    same = and_(_mail.c.owner == letter.owner, _mail.c.message_id == letter.message_id)
-    found: bytes | None = (await connection.execute(select(_mail.c.digest).where(same))).scalars().first()
+async def _digest_of_duplicate(connection: AsyncConnection, message: OutboxMessage) -> bytes | None:
+    """Return the digest of the stored message with the same message ID; None if there is none."""
+    same = and_(_outbox.c.owner == message.owner, _outbox.c.message_id == message.message_id)
+    found: bytes | None = (await connection.execute(select(_outbox.c.digest).where(same))).scalars().first()
     return found
 
 
-def _values(letter: OutboxMessage) -> dict[str, object]:
-    return {
-        "id": letter.id,
-        "owner": letter.owner,
-        "message_id": letter.message_id,
-        "route": letter.route,
-        "peer": letter.peer,
-        "said_id": letter.source_id,
-        "delegation_id": letter.delegation_id,
-        "created_at": letter.created_at,
-        "digest": letter.digest,
-        "request": letter.request,
-        "state": letter.state,
-        "reply": letter.reply,
-        "is_failure": letter.is_failure,
-        "unsure": letter.may_be_sent,
-        "taken_at": letter.received_at,
-    }
-
-
-def _letter(row: Row[tuple[object, ...]]) -> OutboxMessage:
-    return OutboxMessage(
-        id=row.id,
-        owner=row.owner,
-        message_id=row.message_id,
-        route=Route(row.route),
-        peer=row.peer,
-        source_id=row.said_id,
-        delegation_id=row.delegation_id,
-        created_at=row.created_at,
-        digest=row.digest,
-        request=row.request,
-        state=OutboxState(row.state),
-        reply=row.reply,
-        is_failure=row.is_failure,
-        may_be_sent=row.unsure,
-        received_at=row.taken_at,
-    )
+def _message(row: Row[tuple[object, ...]]) -> OutboxMessage:
+    values = {field.name: getattr(row, field.name) for field in fields(OutboxMessage)}
+    return OutboxMessage(**values | {"route": Route(row.route), "state": OutboxState(row.state)})

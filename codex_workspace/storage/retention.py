@@ -1,4 +1,4 @@
-"""Forget tasks that ended long ago, or too many tasks back, and their deliveries and push configurations with them."""
+"""Deletes old tasks with their deliveries and push configurations."""
 
 import logging
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Final
 
 import anyio
 from a2a.server.models import TaskModel
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, Select, delete, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -15,18 +15,18 @@ from codex_workspace.common.a2a_terms import TERMINAL, state_names
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.storage.deliveries import DeliveryState
 from codex_workspace.storage.push_configs import delete_configs, delete_orphaned_configs
-from codex_workspace.storage.schema import tables
+from codex_workspace.storage.schema import deliveries, task_restarts
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 3600.0
 
 BATCH: Final = 100
-"""Tasks of one transaction: a message that comes meanwhile waits for milliseconds."""
+"""Tasks deleted in one transaction, so that a message that arrives meanwhile waits for milliseconds only."""
 
 
 class Retention:
-    """Keeps the newest `keep_tasks` ended tasks, none older than `keep_days`; unfinished ones always."""
+    """Keeps the newest `keep_tasks` ended tasks, none older than `keep_days`, and all unfinished tasks."""
 
     def __init__(self, engine: AsyncEngine, keep_days: float, keep_tasks: int) -> None:
         self._engine = engine
@@ -34,7 +34,7 @@ class Retention:
         self._keep_tasks = keep_tasks
 
     async def run(self) -> None:
-        """Prune now and then every `INTERVAL_S`, until cancelled. What fails is logged and tried the next time."""
+        """Prune every `INTERVAL_S` until cancelled. Errors are logged."""
         while True:
             try:
                 # A database call that is cancelled half-way leaves a connection that never closes.
@@ -44,25 +44,35 @@ class Retention:
                 logger.warning("old tasks could not be pruned: %s", error)
             else:
                 if pruned:
-                    logger.info("%d old tasks were pruned", pruned)
+                    logger.info("pruned %d old tasks", pruned)
             await anyio.sleep(INTERVAL_S)
 
     async def prune(self) -> int:
-        """Forget what is old; return how many tasks that were."""
-        limits = await self._limits()
+        """Delete what is old; return how many tasks were deleted."""
+        by_age, by_count = await self._limits()
+        # A delivery that is answered and whose task has ended in the store is finished.
+        unfinished = (DeliveryState.ACCEPTED, DeliveryState.STARTED)
+        at_work = select(deliveries.c.task_id).where(deliveries.c.state.in_(unfinished))
+        old = select(TaskModel.id).where(TaskModel.last_updated <= by_count, _ended(), TaskModel.id.not_in(at_work))
+        registered_before = by_age.replace(tzinfo=UTC).timestamp()
+        orphans = select(deliveries.c.task_id).where(
+            deliveries.c.state == DeliveryState.ACKNOWLEDGED,
+            deliveries.c.changed_at <= registered_before,
+            deliveries.c.task_id.not_in(select(TaskModel.id)),
+        )
         pruned = 0
-        while batch := await self._batch(limits):
+        while batch := await self._delete_batch(old):
             pruned += batch
-        while await self._orphans(limits[0]):
+        while await self._delete_batch(orphans):
             pass
         with anyio.CancelScope(shield=True):
             async with self._engine.begin() as connection:
-                await delete_orphaned_configs(connection, limits[0].replace(tzinfo=UTC).timestamp())
+                await delete_orphaned_configs(connection, registered_before)
         return pruned
 
     async def _limits(self) -> tuple[datetime, datetime]:
-        """Return the times up to which ended tasks go: by age, and by age or count."""
-        # The SDK keeps the time in UTC, without saying so.
+        """Return the times up to which ended tasks are deleted: by age, and by age or count."""
+        # The SDK stores the time in UTC, without a time zone.
         by_age = datetime.now(UTC).replace(tzinfo=None) - timedelta(days=self._keep_days)
         ended = select(TaskModel.last_updated).where(_ended(), TaskModel.last_updated.is_not(None))
         first_too_many = ended.order_by(TaskModel.last_updated.desc()).offset(self._keep_tasks).limit(1)
@@ -70,32 +80,13 @@ class Retention:
             by_count = (await connection.execute(first_too_many)).scalar_one_or_none()
         return by_age, by_age if by_count is None else max(by_age, by_count)
 
-    async def _batch(self, limits: tuple[datetime, datetime]) -> int:
-        deliveries = tables.tables["deliveries"]
-        # A task's end in the store is its answer's way to the peer: what is answered and ended is finished.
-        begun = (DeliveryState.ACCEPTED, DeliveryState.STARTED)
-        at_work = select(deliveries.c.task_id).where(deliveries.c.state.in_(begun))
-        old = select(TaskModel.id).where(TaskModel.last_updated <= limits[1], _ended(), TaskModel.id.not_in(at_work))
-        # Whoever is cancelled here lets the transaction end first: it is short.
+    async def _delete_batch(self, task_ids: Select[str]) -> int:
+        """Delete the first tasks of a query; return how many."""
+        # The transaction is short; a cancelled caller waits for its end.
         with anyio.CancelScope(shield=True):
             async with self._engine.begin() as connection:
-                ids = (await connection.execute(old.limit(BATCH))).scalars().all()
-                await _forget(connection, ids)
-        await anyio.lowlevel.checkpoint()
-        return len(ids)
-
-    async def _orphans(self, by_age: datetime) -> int:
-        """Forget finished deliveries that have no task any more: their client could not be told anything of it."""
-        deliveries = tables.tables["deliveries"]
-        lonely = select(deliveries.c.task_id).where(
-            deliveries.c.state == DeliveryState.ACKNOWLEDGED,
-            deliveries.c.changed_at <= by_age.replace(tzinfo=UTC).timestamp(),
-            deliveries.c.task_id.not_in(select(TaskModel.id)),
-        )
-        with anyio.CancelScope(shield=True):
-            async with self._engine.begin() as connection:
-                ids = (await connection.execute(lonely.limit(BATCH))).scalars().all()
-                await _forget(connection, ids)
+                ids = (await connection.execute(task_ids.limit(BATCH))).scalars().all()
+                await _delete_tasks(connection, ids)
         await anyio.lowlevel.checkpoint()
         return len(ids)
 
@@ -105,11 +96,10 @@ def _ended() -> ColumnElement[bool]:
     return ended
 
 
-async def _forget(connection: AsyncConnection, task_ids: Sequence[str]) -> None:
-    """Take tasks away with their deliveries, in the caller's transaction."""
+async def _delete_tasks(connection: AsyncConnection, task_ids: Sequence[str]) -> None:
+    """Delete tasks with their deliveries and push configurations, in the caller's transaction."""
     if task_ids:
         await connection.execute(delete(TaskModel).where(TaskModel.id.in_(task_ids)))
-        for name in ("deliveries", "cut_off_tasks"):
-            table = tables.tables[name]
+        for table in (deliveries, task_restarts):
             await connection.execute(delete(table).where(table.c.task_id.in_(task_ids)))
         await delete_configs(connection, task_ids)

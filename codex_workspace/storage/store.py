@@ -1,7 +1,7 @@
-"""What outlives the process: which thread a context is, and the A2A tasks. One SQLAlchemy engine holds it all.
+"""The store: opens the database and holds the contexts' thread IDs, the A2A tasks, and the other tables.
 
-SQLite by default (a file in the state folder, WAL mode); another database by its URL. Rows belong to a principal, named
-by its `owner` string: nobody sees another's.
+SQLite by default (a file in the state folder, WAL mode), or another database by its URL. Each row belongs to a
+principal (`owner`), who sees only their own rows.
 """
 
 import logging
@@ -20,7 +20,7 @@ from a2a.server.owner_resolver import resolve_user_scope
 from a2a.server.tasks import DatabaseTaskStore, TaskStore
 from a2a.types import ListTasksRequest, ListTasksResponse, Message, Part, Role, Task, TaskState, TaskStatus
 from google.protobuf.json_format import MessageToDict
-from sqlalchemy import Column, ColumnElement, Float, String, Table, and_, event, insert, select, update
+from sqlalchemy import ColumnElement, and_, event, insert, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -32,44 +32,29 @@ from codex_workspace.common.errors import ConfigError, StoreUnavailable
 from codex_workspace.storage.database import WriteHealth, require_intact, retry_until_stored, sqlite_file
 from codex_workspace.storage.deliveries import Deliveries, acknowledgement
 from codex_workspace.storage.memories import ConversationLog, Memories
-from codex_workspace.storage.migrations import NEWEST, back_up, migrate, refuse_newer, version_of
+from codex_workspace.storage.migrations import create_schema, require_known_version, version_of
 from codex_workspace.storage.outbox import Outbox
 from codex_workspace.storage.push_configs import PushConfigs
 from codex_workspace.storage.retention import Retention
-from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS, tables
+from codex_workspace.storage.schema import contexts as _contexts
+from codex_workspace.storage.schema import main_contexts as _main_contexts
 
 logger = logging.getLogger(__name__)
 
 SAVE_INTERVAL_S: Final = 1.0
-"""A task that goes on working is written at most this often; each change of its state is written at once."""
+"""A working task is written at most this often; a change of its state is written at once."""
 
 BUSY_TIMEOUT_S: Final = 10.0
 
 MAX_LOG_BYTES: Final = 16 << 20
-"""What SQLite's write-ahead log may keep of the disk after a burst."""
+"""The size to which SQLite truncates its write-ahead log after a burst."""
 
 MAX_NEW_IDS: Final = 1000
-"""Ids of tasks to come that are kept: those of requests that failed before their task was saved would stay for ever."""
-
-_contexts = Table(
-    "contexts",
-    tables,
-    Column("owner", String(255), primary_key=True),
-    Column("context_id", String(MAX_CONTEXT_ID_CHARS), primary_key=True),
-    Column("thread_id", String(64), nullable=True),
-    Column("created_at", Float, nullable=False),
-    Column("instructions", String(64), nullable=True),
-)
-_main_contexts = Table(
-    "main_contexts",
-    tables,
-    Column("owner", String(255), primary_key=True),
-    Column("context_id", String(MAX_CONTEXT_ID_CHARS), nullable=False),
-)
+"""How many IDs of unsaved tasks are remembered; those of failed requests would stay otherwise."""
 
 
 class Store:
-    """Contexts and tasks of one agent."""
+    """The persistent state of one agent."""
 
     def __init__(self, engine: AsyncEngine, lookups: AsyncEngine | None = None) -> None:
         self._engine = engine
@@ -83,7 +68,7 @@ class Store:
         self._health = WriteHealth(engine, *([lookups] if lookups not in (None, engine) else []))
 
     async def main_context(self, owner: str) -> str:
-        """Return the owner's main context, made up at the first call."""
+        """Return the owner's main context; the first call creates it."""
         known = select(_main_contexts.c.context_id).where(_main_contexts.c.owner == owner)
         async with self._lookups.connect() as connection:
             context_id = (await connection.execute(known)).scalar_one_or_none()
@@ -95,48 +80,42 @@ class Store:
                 await connection.execute(insert(_main_contexts).values(owner=owner, context_id=made))
                 return made
         except IntegrityError:
-            # Another message of the same owner was first.
+            # Another message of the same owner created it first.
             async with self._engine.connect() as connection:
                 return str((await connection.execute(known)).scalar_one())
 
     def context_thread(self, owner: str, context_id: str) -> "ContextThreadId":
-        """Return the place of a context's thread id."""
+        """Return access to the thread ID of a context."""
         return ContextThreadId(self._engine, owner, context_id)
 
     async def initialize(self) -> None:
-        """Bring the schema to the newest version; of a SQLite file that has an older one, a copy is kept.
+        """Create the schema in an empty database.
 
         Raises:
-            ConfigError: the schema is newer than this program, or there is no room for the copy.
+            ConfigError: the database has another schema version.
         """
-        url = self._engine.url
-        file = sqlite_file(url.render_as_string(hide_password=False))
         async with self._engine.connect() as connection:
             version = await connection.run_sync(version_of)
-        refuse_newer(version, url.render_as_string(hide_password=True), file)
-        if version == NEWEST:
-            return
-        if version > 0 and file is not None:
-            copy = await anyio.to_thread.run_sync(back_up, file, version)
-            logger.info("the database goes from schema version %d to %d; what it was is in %s", version, NEWEST, copy)
-        async with self._engine.begin() as connection:
-            await connection.run_sync(migrate)
+        require_known_version(version, self._engine.url.render_as_string(hide_password=True))
+        if version == 0:
+            async with self._engine.begin() as connection:
+                await connection.run_sync(create_schema)
 
     def retention(self, keep_days: float, keep_tasks: int) -> Retention:
-        """Return what forgets old tasks."""
+        """Return the retention of old tasks."""
         return Retention(self._engine, keep_days, keep_tasks)
 
     async def write_problem(self) -> str | None:
-        """Return why nothing can be written, None where nothing is known to be wrong; asks the disk again by and by."""
+        """Return why the database cannot be written to; None if no problem is known. Probes the database again."""
         return await self._health.problem()
 
     @retry_until_stored
-    async def fail_unfinished(self, sentence: str, spared: Collection[str] = ()) -> int:
-        """End the tasks that an earlier process left unfinished as failed, `spared` ones excepted; return how many."""
+    async def fail_unfinished(self, sentence: str, excluded: Collection[str] = ()) -> int:
+        """Mark the tasks that an earlier process left unfinished as failed, except `excluded`; return how many."""
         unfinished = TaskModel.status["state"].as_string().in_(state_names(WORKING))
         async with self._engine.begin() as connection:
             rows = await connection.execute(select(TaskModel.id, TaskModel.context_id).where(unfinished))
-            left = [row for row in rows if row.id not in spared]
+            left = [row for row in rows if row.id not in excluded]
             for task_id, context_id in left:
                 status = _failed(task_id, context_id, sentence)
                 changed = {"status": MessageToDict(status), "last_updated": status.timestamp.ToDatetime()}
@@ -160,21 +139,21 @@ def _failed(task_id: str, context_id: str, sentence: str) -> TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class ContextThreadId:
-    """The thread of one context of one owner, and which instructions it was told last."""
+    """The thread ID of a context, and the digest of the instructions that the thread received last."""
 
     engine: AsyncEngine
     owner: str
     context_id: str
 
     async def load(self) -> str | None:
-        """Return the thread id, None where the context has none yet."""
+        """Return the thread ID; None if the context has none yet."""
         async with self.engine.connect() as connection:
             found = await connection.execute(select(_contexts.c.thread_id).where(self._key()))
             thread_id: str | None = found.scalar_one_or_none()
             return thread_id
 
     async def instructions(self) -> str | None:
-        """Return the digest of the instructions that the thread was told last, None where it was told none."""
+        """Return the digest of the instructions that the thread received last; None if it received none."""
         async with self.engine.connect() as connection:
             found = await connection.execute(select(_contexts.c.instructions).where(self._key()))
             digest: str | None = found.scalar_one_or_none()
@@ -182,7 +161,7 @@ class ContextThreadId:
 
     @retry_until_stored
     async def save(self, thread_id: str, instructions: str | None = None) -> None:
-        """Keep the thread id and the digest of the instructions that it was told; both are committed on return."""
+        """Store the thread ID and the digest of its instructions durably."""
         kept = {"thread_id": thread_id, "instructions": instructions}
         async with self.engine.begin() as connection:
             changed = await connection.execute(update(_contexts).where(self._key()).values(kept))
@@ -195,20 +174,20 @@ class ContextThreadId:
 
 
 class TaskIdFactory:
-    """Makes the ids of new tasks, and knows those that no task was saved under yet.
+    """Generates the IDs of new tasks, and remembers those that have not been saved.
 
-    The SDK looks three times for a task whose id it has just made up; each look would be a query.
+    The SDK looks up a task that it has just created three times; each lookup would be a query.
     """
 
     def __init__(self) -> None:
         self._made: OrderedDict[str, None] = OrderedDict()
 
     def __contains__(self, task_id: str) -> bool:
-        """Tell whether the id was made here and is not in use; for one that is forgotten the database knows."""
+        """Whether the ID was generated here and its task has not been saved."""
         return task_id in self._made
 
     def make(self) -> str:
-        """Return a new id."""
+        """Return a new ID."""
         task_id = str(uuid.uuid4())
         self._made[task_id] = None
         if len(self._made) > MAX_NEW_IDS:
@@ -216,16 +195,16 @@ class TaskIdFactory:
         return task_id
 
     def forget(self, task_id: str) -> None:
-        """Take note that there is a task of this id now."""
+        """Record that the task was saved."""
         self._made.pop(task_id, None)
 
 
 class DebouncedTaskStore(TaskStore):
-    """The SDK's task store, spared the rewriting of a whole task for every delta of its answer.
+    """The SDK's task store without a database write for every delta.
 
-    The SDK saves a task after each event. A save that changes the state, or brings a file or a patch, is written at
-    once, one that only adds to a working task's answer or notes at most every `SAVE_INTERVAL_S`; readers get the newest
-    either way.
+    The SDK saves a task after each event. A save that changes the state or adds a file or patch is written at once. A
+    save that only extends the answer or the history of a working task is written at most every `SAVE_INTERVAL_S`.
+    Readers always get the newest state.
     """
 
     def __init__(self, written: DatabaseTaskStore, interval_s: float = SAVE_INTERVAL_S) -> None:
@@ -235,11 +214,11 @@ class DebouncedTaskStore(TaskStore):
         self._working: dict[tuple[str, str], _Working] = {}
 
     async def initialize(self) -> None:
-        """Create the table if it is missing."""
+        """Initialize the SDK's store."""
         await self._written.initialize()
 
     async def save(self, task: Task, context: ServerCallContext) -> None:
-        """Take the task over; it is on disk on return if its state has changed."""
+        """Save a task; a change of its state is on disk on return."""
         key = (resolve_user_scope(context), task.id)
         known, now = self._working.get(key), time.monotonic()
         is_fresh = known is not None and now - known.written_at < self._interval_s
@@ -247,7 +226,7 @@ class DebouncedTaskStore(TaskStore):
             known.task, known.clean = task, False
             return
         if task.status.state == TaskState.TASK_STATE_WORKING and known is None and task.id not in self.new_ids:
-            # Written as submitted a moment ago: unfinished is unfinished.
+            # It was written as submitted a moment ago, which is unfinished as well.
             self._working[key] = _Working(task, context, task.status.state, now)
             return
         if known is not None and task.status.state == known.state:
@@ -255,7 +234,7 @@ class DebouncedTaskStore(TaskStore):
             await self._write_growth(known)
             return
         if known is not None:
-            # What waits is older than this: `flush` must not write it afterwards.
+            # The pending state is older: `flush` must not write it afterwards.
             known.superseded = True
         await self._write(task, context, is_known=known is not None)
         if task.status.state == TaskState.TASK_STATE_WORKING:
@@ -264,7 +243,7 @@ class DebouncedTaskStore(TaskStore):
             self._working.pop(key, None)
 
     async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
-        """Return a copy of the newest state of the task, None for one that is not the caller's."""
+        """Return a copy of the task's newest state; None if the caller has no such task."""
         if task_id in self.new_ids:
             return None
         working = self._working.get((resolve_user_scope(context), task_id))
@@ -280,12 +259,12 @@ class DebouncedTaskStore(TaskStore):
         return await self._written.list(params, context)
 
     async def delete(self, task_id: str, context: ServerCallContext) -> None:
-        """Forget the task."""
+        """Delete the task."""
         self._working.pop((resolve_user_scope(context), task_id), None)
         await self._written.delete(task_id, context)
 
     async def flush(self) -> None:
-        """Write what waits."""
+        """Write all pending states."""
         for working in list(self._working.values()):
             if not (working.clean or working.superseded):
                 await self._write_growth(working)
@@ -299,7 +278,7 @@ class DebouncedTaskStore(TaskStore):
                 await _acknowledge(connection, task)
 
     async def _write_growth(self, working: "_Working") -> None:
-        """Write a task that goes on; where there is no room its readers get the newest all the same."""
+        """Write the state of a working task; if the disk is full, it stays pending."""
         working.clean = True
         try:
             if not await self._update(working.task, resolve_user_scope(working.context)):
@@ -308,10 +287,10 @@ class DebouncedTaskStore(TaskStore):
             working.clean = False
 
     async def _update(self, task: Task, owner: str) -> bool:
-        """Write what can change of a task that was written before; False where it is gone.
+        """Update the row of a task that was written before; return False if it is gone.
 
-        The SDK's `save` reads the task first, in a session of its own. This stands between a turn's end and the word
-        that it has ended, and takes half the time. The columns' content is the SDK's.
+        The SDK's `save` reads the task first, which doubles the time between the end of a turn and its last event. The
+        columns have the SDK's content.
         """
         changed = {
             TaskModel.status: MessageToDict(task.status),
@@ -328,14 +307,14 @@ class DebouncedTaskStore(TaskStore):
 
 
 async def _acknowledge(connection: AsyncConnection, task: Task) -> None:
-    """With a task's end its messages' source has the answer."""
+    """Acknowledge the deliveries of a task that has ended."""
     if task.status.state in TERMINAL:
         await connection.execute(acknowledgement(task.id))
 
 
 @dataclass(slots=True)
 class _Working:
-    """A task at work: its newest state, when it was last written, and with how many whole artifacts."""
+    """A working task: its newest state, when it was written last, and how many whole artifacts were written."""
 
     task: Task
     context: ServerCallContext
@@ -346,28 +325,28 @@ class _Working:
     written: int = 0
 
     def lacks_some_of(self, task: Task) -> bool:
-        """Tell whether an artifact came whole, such as a patch, and is not on disk: it must outlive this process."""
+        """Whether a whole artifact, such as a patch, is not on disk yet."""
         return _whole(task) > self.written
 
 
 def _whole(task: Task) -> int:
-    """Return how many artifacts a task has beside the one that grows."""
+    """Return the number of artifacts other than the answer."""
     return sum(artifact.artifact_id != ANSWER for artifact in task.artifacts)
 
 
 @asynccontextmanager
 async def open_store(url: str) -> AsyncIterator[Store]:
-    """Open the store at a SQLAlchemy database URL; leaving writes what waits and closes it.
+    """Open the store at a SQLAlchemy database URL; leaving the block writes pending states and closes it.
 
     Raises:
-        ConfigError: the database cannot be opened, is damaged or another program's, or has a newer schema.
+        ConfigError: the database cannot be opened, is damaged or another program's, or has another schema version.
     """
     file = sqlite_file(url)
     if file is not None:
         await anyio.to_thread.run_sync(require_intact, file)
     try:
         engine = _engine(url)
-        lookups = engine if file is None else _lookups(url)
+        lookups = engine if file is None else _sqlite_engine(url)
     except (ImportError, SQLAlchemyError) as error:
         raise ConfigError(
             f"DATABASE_URL: {make_url(url).drivername} cannot be used ({error}); name an asynchronous driver "
@@ -384,7 +363,7 @@ async def open_store(url: str) -> AsyncIterator[Store]:
         yield store
         await store.tasks.flush()
     finally:
-        # Without this, aiosqlite's threads keep the process alive.
+        # Otherwise aiosqlite's threads keep the process alive.
         await lookups.dispose()
         await engine.dispose()
 
@@ -392,19 +371,14 @@ async def open_store(url: str) -> AsyncIterator[Store]:
 def _engine(url: str) -> AsyncEngine:
     if not make_url(url).drivername.startswith("sqlite"):
         return create_async_engine(url, pool_pre_ping=True, hide_parameters=True)
-    # One connection: SQLite has one writer, and waiting in our queue is fairer than its busy loop.
+    # One connection: SQLite has one writer, and waiting for the pool is fairer than its busy loop.
     engine = _sqlite_engine(url)
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     return engine
 
 
-def _lookups(url: str) -> AsyncEngine:
-    """Return a connection for what stands between a request and its refusal: no commit is waited for."""
-    return _sqlite_engine(url)
-
-
 def _sqlite_engine(url: str) -> AsyncEngine:
-    # Parameters are what people say: an error that is logged must not show them.
+    # Parameters hold users' messages: a logged error must not show them.
     return create_async_engine(
         url, pool_size=1, max_overflow=0, connect_args={"timeout": BUSY_TIMEOUT_S}, hide_parameters=True
     )
@@ -412,7 +386,7 @@ def _sqlite_engine(url: str) -> AsyncEngine:
 
 def _prepare_sqlite(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
     cursor = connection.cursor()
-    # FULL: a power cut takes no commit. It costs a flush of the disk for each of a message's seven or so.
+    # FULL: a power failure loses no commit; each commit flushes the disk.
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"journal_size_limit={MAX_LOG_BYTES}"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

@@ -17,10 +17,9 @@ from a2a.utils.errors import InternalError
 
 from codex_workspace.common.files import LOCK_NAME, LOCK_TIMEOUT_S
 from codex_workspace.storage.database import PROBE_INTERVAL_S
-from codex_workspace.storage.migrations import NEWEST
+from codex_workspace.storage.migrations import SCHEMA_VERSION
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import Seen, peer, script
-from tests.unit.storage.test_migrations import VERSION_1
 
 COMPLETED = TaskState.TASK_STATE_COMPLETED
 LONG_ANSWER = "x" * 400_000 + "The end."
@@ -125,22 +124,14 @@ async def test_a_sound_database_and_one_in_use_are_not_set_aside(place: Place) -
 # --- Versions ---
 
 
-async def test_the_first_releases_database_is_migrated_and_a_newer_one_refused(place: Place) -> None:
-    place.prepare()
-    with closing(sqlite3.connect(database(place))) as connection:
-        connection.executescript(VERSION_1)
-    assert "version 1; goes to" in (await reports(place))["schema"]["finding"]
-    async with running_agent(place) as agent, peer(agent.url) as client:
-        assert (await client.ask("Hello")).state == COMPLETED
+async def test_the_doctor_shows_the_schema_version_and_a_newer_one_is_rejected(place: Place) -> None:
+    async with running_agent(place) as agent:
         assert await agent.stop() == 0
-    assert ("me", "context-1", "thread-1") in rows(place, "select owner, context_id, thread_id from contexts")
-    with closing(sqlite3.connect(f"{database(place)}.v1.bak")) as copy:
-        assert list(copy.execute("select count(*) from tasks")) == [(1,)]
-    assert (await reports(place))["schema"]["finding"] == f"version {NEWEST}"
+    assert (await reports(place))["schema"]["finding"] == f"version {SCHEMA_VERSION}"
     with closing(sqlite3.connect(database(place))) as connection, connection:
         connection.execute("insert into schema_version values (99, 0)")
     said = await refusal(place)
-    assert "has schema version 99, and this agent knows versions up to" in said
+    assert "has schema version 99, and this agent supports only version 1" in said
     assert (await reports(place))["schema"]["status"] == "failed"
 
 

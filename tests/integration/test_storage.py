@@ -22,7 +22,7 @@ from codex_workspace.storage.database import (
     set_aside,
 )
 from codex_workspace.storage.deliveries import DeliveryKey, DeliveryState, message_digest
-from codex_workspace.storage.migrations import NEWEST
+from codex_workspace.storage.migrations import SCHEMA_VERSION
 from codex_workspace.storage.retention import BATCH
 from codex_workspace.storage.store import Store, open_store
 from tests.e2e.small_disk import small_disk
@@ -153,7 +153,7 @@ async def test_a_sound_file_is_not_set_aside(file: Path) -> None:
         await store.context_thread("me", "new").save("thread")
         with pytest.raises(ConfigError, match="nothing is wrong with"):
             set_aside(file)
-        assert file_version(file) == NEWEST
+        assert file_version(file) == SCHEMA_VERSION
 
 
 def test_two_that_are_set_aside_in_a_second_keep_apart(file: Path) -> None:
@@ -179,7 +179,7 @@ async def test_looking_changes_nothing(file: Path) -> None:
         await store.context_thread("me", "new").save("thread")
         before = {path: path.read_bytes() for path in file.parent.iterdir() if not path.name.endswith("-shm")}
         require_intact(file)
-        assert file_version(file) == NEWEST
+        assert file_version(file) == SCHEMA_VERSION
         assert {path: path.read_bytes() for path in before} == before
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.storage.outbox import KEEP_S, WORDS_KEPT_S, Outbox, OutboxMessage, Route
+from codex_workspace.storage.outbox import KEEP_S, REPLIES_KEPT_S, Outbox, OutboxMessage, Route
 from codex_workspace.storage.store import open_store
 
 
@@ -29,9 +29,9 @@ async def tell(mail: Outbox, name: str) -> None:
 async def test_words_go_when_nobody_needs_them_and_letters_stay_known_for_longer(mail: Outbox) -> None:
     now = time.time()
     await tell(mail, "a")
-    await mail.delete_expired(now + WORDS_KEPT_S / 2)
+    await mail.delete_expired(now + REPLIES_KEPT_S / 2)
     assert await mail.count_sent("yes", 0) == 1
-    await mail.delete_expired(now + WORDS_KEPT_S + 60)
+    await mail.delete_expired(now + REPLIES_KEPT_S + 60)
     assert await mail.count_sent("yes", 0) == 0
     assert await mail.add(letter("a")) is None
     await mail.delete_expired(now + KEEP_S + 60)
@@ -42,6 +42,6 @@ async def test_words_stay_while_an_older_letter_may_be_looked_for_among_them(mai
     now = time.time()
     assert await mail.add(letter("open")) is not None
     await tell(mail, "a")
-    await mail.delete_expired(now + WORDS_KEPT_S + 60)
+    await mail.delete_expired(now + REPLIES_KEPT_S + 60)
     assert await mail.count_sent("yes", 0) == 1
     assert [each.id for each in await mail.unfinished()] == ["open"]
