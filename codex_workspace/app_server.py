@@ -1,8 +1,4 @@
-"""The codex process and its JSON-RPC: `async with open_app_server(...)` is a codex that has answered `initialize`.
-
-Here are the process (spawn, watch, end, sweep), the pipe, and requests in both directions. What the methods and
-notifications mean is left to `codex_workspace.codex.thread` and `codex_workspace.protocol.codex_events`.
-"""
+"""Runs `codex app-server`: the child process, and JSON-RPC requests and notifications over its pipes."""
 
 import logging
 import random
@@ -27,7 +23,7 @@ from codex_workspace.common.errors import (
     InputRefused,
 )
 from codex_workspace.common.processes import PipeReader, PipeWriter, kill_marked
-from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, Version
+from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, Version, objects, text_or_none
 from codex_workspace.protocol.jsonrpc import (
     MAX_LINE_BYTES,
     Failure,
@@ -53,20 +49,20 @@ from codex_workspace.runtimes.process import DRAIN_S, KILL_GRACE_S, Process, spa
 logger = logging.getLogger(__name__)
 
 CLIENT_NAME: Final = "codex_workspace"
-"""Our name in `initialize`; codex makes an HTTP header of it, so it is plain ASCII."""
+"""Our name in `initialize`; ASCII, because codex sends it in an HTTP header."""
 
 LAUNCH_OVERRIDES: Final = {
-    "features.goals": "false",  # on by default from 0.163: codex starts turn after turn by itself
-    "features.multi_agent": "false",  # sub-agents run on threads that nobody here started
-    "features.plugins": "false",  # looks up hosts at start, and delays the exit when DNS is dead
+    "features.goals": "false",  # codex would start further turns by itself
+    "features.multi_agent": "false",  # sub-agents run on threads that no client has started
+    "features.plugins": "false",  # looks up hosts at start, and delays the exit if DNS does not respond
     "features.apps": "false",
-    "features.shell_snapshot": "false",  # a login shell for every new thread, and its environment in a file
-    "features.unbounded_connection_retries": "false",  # on by default from 0.163: a refused connection never ends
+    "features.shell_snapshot": "false",  # starts a login shell for each thread, and stores its environment in a file
+    "features.unbounded_connection_retries": "false",  # a refused connection would be retried forever
     "analytics.enabled": "false",
     "check_for_update_on_startup": "false",
-    "cli_auth_credentials_store": '"ephemeral"',  # an API key stays in memory, no auth.json
+    "cli_auth_credentials_store": '"ephemeral"',  # keeps an API key in memory, without auth.json
 }
-"""Settings that this agent's promises rest on; as `-c` they win over any config.toml."""
+"""Settings that the agent relies on; sent as `-c`, they take precedence over config.toml."""
 
 UNWANTED_NOTIFICATIONS: Final = (
     "account/rateLimits/updated",
@@ -77,28 +73,26 @@ UNWANTED_NOTIFICATIONS: Final = (
     "item/reasoning/textDelta",
 )
 
-
 MAX_IN_FLIGHT: Final = 32
-"""Unanswered requests at a time. Codex's own queue holds about 128; beyond it requests are lost without a word."""
+"""The maximum number of open requests. Codex's queue holds about 128; further requests are lost silently."""
 
 OVERLOADED: Final = -32001
 METHOD_NOT_FOUND: Final = -32601
 MAX_OVERLOAD_RETRIES: Final = 8
 
-
 EOF_GRACE_S: Final = 3.0
 TERM_GRACE_S: Final = 2.0
 
 
-def command_line(launch: Launch, mark: str) -> list[str]:
-    """Return codex's argument vector."""
-    settings = LAUNCH_OVERRIDES | {f"shell_environment_policy.set.{MARK}": f'"{mark}"'} | dict(launch.overrides)
-    flags = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
+def command_line(launch: Launch, run_id: str) -> list[str]:
+    """Return codex's argument vector; `run_id` marks the commands that the model runs."""
+    settings = LAUNCH_OVERRIDES | {f"shell_environment_policy.set.{MARK}": f'"{run_id}"'} | dict(launch.overrides)
+    flags = [argument for key, value in settings.items() for argument in ("-c", f"{key}={value}")]
     return [str(launch.binary), "app-server", *flags]
 
 
 class Connection:
-    """Requests, answers and notifications over a pair of byte streams with codex at the far end."""
+    """A JSON-RPC connection to codex over a pair of byte streams."""
 
     def __init__(
         self,
@@ -113,36 +107,36 @@ class Connection:
         self.skipped_lines = 0
         self.mcp_status: Final = McpStatusTracker()
         self._splitter = LineSplitter(max_line_bytes)
-        self._numbers = count(1)
+        self._ids = count(1)
         self._in_flight = anyio.CapacityLimiter(MAX_IN_FLIGHT)
-        self._waiting: dict[int | str, _Waiter] = {}
+        self._calls: dict[int | str, _Call] = {}
         self._mailboxes: dict[str, Mailbox] = {}
-        self._listened_to: set[str] = set()
-        self._being_answered: set[int | str] = set()
+        self._thread_ids: set[str] = set()
+        self._open_requests: set[int | str] = set()
         self._error: CodexGone | None = None
-        self._outbox_in, self._outbox_out = anyio.create_memory_object_stream[bytes](MAX_IN_FLIGHT)
+        self._send_stream, self._receive_stream = anyio.create_memory_object_stream[bytes](MAX_IN_FLIGHT)
         self._kill = kill
 
     @property
     def error(self) -> CodexGone | None:
-        """Why this connection is of no more use; None while it is."""
+        """Why this connection cannot be used any more; None while it can."""
         return self._error
 
     @property
     def threads(self) -> int:
-        """How many threads were listened to: codex holds each of them in memory until it ends."""
-        return len(self._listened_to)
+        """The number of threads that were subscribed to; codex holds them in memory until it exits."""
+        return len(self._thread_ids)
 
     async def call(self, method: str, params: JsonObject, *, timeout_s: float = 30.0) -> JsonValue:
         """Send a request and return its result.
 
         Raises:
-            CodexRefused: codex answered with an error.
-            CodexGone: the pipe closed before the answer came, or was closed already.
-            CodexTimeout: no answer within `timeout_s` seconds of the sending; the wait for a free place is not counted.
-            InputRefused: `params` hold more text than codex takes.
+            CodexRefused: codex responded with an error.
+            CodexGone: the pipe was closed before the response arrived.
+            CodexTimeout: no response within `timeout_s` seconds; the wait for a free slot does not count.
+            InputRefused: `params` contain more text than codex accepts.
         """
-        _refuse_oversized(params)
+        _reject_oversized(params)
         for attempt in range(MAX_OVERLOAD_RETRIES):
             try:
                 return await self._call_once(method, params, timeout_s)
@@ -152,16 +146,29 @@ class Connection:
             await anyio.sleep(0.02 * 2**attempt * random.uniform(0.5, 1.5))
         return await self._call_once(method, params, timeout_s)
 
+    async def request(self, method: str, params: JsonObject, timeout_s: float) -> JsonValue:
+        """Send a request and return its result; kill a codex that does not respond, because its state is unknown.
+
+        Raises:
+            CodexRefused: codex responded with an error.
+            CodexGone: codex died, or did not respond within `timeout_s` seconds.
+        """
+        try:
+            return await self.call(method, params, timeout_s=timeout_s)
+        except CodexTimeout as timeout:
+            self.kill()
+            raise CodexGone(f"codex did not answer {method} within {timeout_s:g} s and was ended") from timeout
+
     @contextmanager
     def subscribe(self, thread_id: str) -> Iterator[Mailbox]:
-        """Collect what codex says and asks of a thread from now on. One listener at a time for each thread.
+        """Collect the notifications and requests of a thread; there is one subscriber per thread.
 
-        What is asked of a thread that nobody listens to gets the plain refusal.
+        Requests of other threads get the default response.
         """
         if thread_id in self._mailboxes:
-            raise RuntimeError(f"thread {thread_id} has a listener already")
+            raise RuntimeError(f"thread {thread_id} has a subscriber already")
         mailbox = self._mailboxes[thread_id] = Mailbox()
-        self._listened_to.add(thread_id)
+        self._thread_ids.add(thread_id)
         if self._error is not None:
             mailbox.fail(self._error)
         try:
@@ -171,7 +178,7 @@ class Connection:
             mailbox.close()
 
     async def responds(self, within_s: float) -> bool:
-        """Tell whether codex answers at all: a stopped or wedged one is alive, and says nothing."""
+        """Return whether codex responds to a request; a stopped process is alive and does not."""
         try:
             await self.call("thread/loaded/list", {}, timeout_s=within_s)
         except CodexRefused:
@@ -181,161 +188,159 @@ class Connection:
         return True
 
     def kill(self) -> None:
-        """End codex at once, without its consent; every waiter gets CodexGone, and nobody is given it any more."""
+        """Kill codex and fail the connection."""
         if self._kill is not None:
             self._kill()
         self.fail(CodexGone("codex stopped answering and was ended"))
 
     def fail(self, error: CodexGone) -> None:
-        """Declare the connection dead: all that wait, and all that come later, get `error`."""
+        """Make all open and later requests, and all subscriptions, raise `error`."""
         if self._error is not None:
             return
         self._error = error
-        self._outbox_in.close()
-        # This is what wakes those that wait for room in the outbox.
-        self._outbox_out.close()
-        for waiter in self._waiting.values():
-            waiter.answered.set()
+        # Closing both ends also wakes the senders that wait for room.
+        self._send_stream.close()
+        self._receive_stream.close()
+        for call in self._calls.values():
+            call.answered.set()
         for mailbox in self._mailboxes.values():
             mailbox.fail(error)
         self.mcp_status.close()
 
     async def run(self, send: ByteSendStream, receive: ByteReceiveStream) -> None:
-        """Carry messages both ways until codex closes its end."""
+        """Transfer messages in both directions until codex closes its end."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._write_all, send)
             await self._read_all(receive, tasks)
             tasks.cancel_scope.cancel()
 
     async def notify(self, method: str) -> None:
-        """Send a notification without content."""
+        """Send a notification without parameters."""
         await self._send(encode_notification(method, {}))
 
     async def _call_once(self, method: str, params: JsonObject, timeout_s: float) -> JsonValue:
         async with self._in_flight:
-            number = next(self._numbers)
-            waiter = self._waiting[number] = _Waiter()
+            id_ = next(self._ids)
+            call = self._calls[id_] = _Call()
             try:
                 with anyio.fail_after(timeout_s):
-                    await self._send(encode_request(number, method, params))
-                    await waiter.answered.wait()
+                    await self._send(encode_request(id_, method, params))
+                    await call.answered.wait()
             except TimeoutError as error:
                 raise CodexTimeout(f"codex did not answer {method} within {timeout_s:g} s") from error
             finally:
-                del self._waiting[number]
-        match waiter.answer:
+                del self._calls[id_]
+        match call.response:
             case Result(value=value):
                 return value
             case Failure(code=code, message=message):
                 raise CodexRefused(method, code, message)
             case None:
-                raise self._as_gone()
+                raise self._gone()
             case _:
-                assert_never(waiter.answer)
+                assert_never(call.response)
 
     async def _send(self, line: bytes) -> None:
         try:
-            await self._outbox_in.send(line)
+            await self._send_stream.send(line)
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
-            raise self._as_gone() from error
+            raise self._gone() from error
 
-    def _as_gone(self) -> CodexGone:
-        known = self._error
-        return CodexGone(known.sentence, known.tail) if known else CodexGone("the pipe to codex is closed")
+    def _gone(self) -> CodexGone:
+        error = self._error
+        return CodexGone(error.sentence, error.tail) if error else CodexGone("the pipe to codex is closed")
 
     async def _write_all(self, send: ByteSendStream) -> None:
-        """Be the only writer: a line goes out whole, whatever is cancelled."""
+        """Write all lines from one task, so that a cancelled sender never leaves half a line."""
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async for line in self._outbox_out:
+            async for line in self._receive_stream:
                 await send.send(line)
 
     async def _read_all(self, receive: ByteReceiveStream, tasks: anyio.abc.TaskGroup) -> None:
         with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             while True:
                 for line in self._splitter.feed(await receive.receive()):
-                    self._take(line, tasks)
+                    self._dispatch(line, tasks)
         for line in self._splitter.finish():
-            self._take(line, tasks)
+            self._dispatch(line, tasks)
 
-    def _take(self, line: bytes | Skipped, tasks: anyio.abc.TaskGroup) -> None:
+    def _dispatch(self, line: bytes | Skipped, tasks: anyio.abc.TaskGroup) -> None:
         if isinstance(line, Skipped):
             self.skipped_lines += 1
-            logger.error("skipped a line of %d bytes from codex: over the bound of one line", line.bytes)
+            logger.error("skipped a line of %d bytes from codex: it exceeds the limit", line.bytes)
             return
         message = decode(line)
         match message:
             case Notification():
                 self._deliver(message, len(line))
             case Result() | Failure():
-                self._settle(message)
+                call = self._calls.get(message.id)
+                if call is not None and not call.answered.is_set():
+                    call.response = message
+                    call.answered.set()
             case Request():
-                self._start_answering(message, len(line), tasks)
+                # After `thread/resume`, codex sends open requests again, with the same id.
+                if message.id not in self._open_requests:
+                    self._open_requests.add(message.id)
+                    mailbox = self._mailbox_of(message)
+                    request = mailbox.put_request(message, len(line)) if mailbox else None
+                    tasks.start_soon(self._respond, message, request)
             case InvalidLine():
-                logger.warning("codex wrote a line that is no message (%s): %r", message.reason, message.excerpt)
+                logger.warning("codex wrote an invalid line (%s): %r", message.reason, message.excerpt)
             case _:
                 assert_never(message)
 
+    def _mailbox_of(self, message: Notification | Request) -> Mailbox | None:
+        thread_id = message.params.get("threadId")
+        return self._mailboxes.get(thread_id) if isinstance(thread_id, str) else None
+
     def _deliver(self, notification: Notification, size: int) -> None:
         if notification.method == STARTUP:
-            # It comes before anybody can listen to the thread.
+            # Sent before the thread can be subscribed to.
             self.mcp_status.update(notification.params)
-        thread_id = notification.params.get("threadId")
-        mailbox = self._mailboxes.get(thread_id) if isinstance(thread_id, str) else None
+        mailbox = self._mailbox_of(notification)
         if mailbox is not None:
             mailbox.put(notification, size)
         elif notification.method in ("configWarning", "warning"):
-            said = str(notification.params.get("summary") or notification.params.get("message"))
-            # It looks for a bubblewrap on PATH first; its own one is the right one here.
-            logger.log(logging.DEBUG if "bundled bubblewrap" in said else logging.WARNING, "codex: %s", said)
+            warning = str(notification.params.get("summary") or notification.params.get("message"))
+            # Codex prefers a bubblewrap on PATH to its own, which is the right one here.
+            logger.log(logging.DEBUG if "bundled bubblewrap" in warning else logging.WARNING, "codex: %s", warning)
 
-    def _settle(self, answer: Result | Failure) -> None:
-        waiter = self._waiting.get(answer.id)
-        if waiter is not None and not waiter.answered.is_set():
-            waiter.answer = answer
-            waiter.answered.set()
-
-    def _start_answering(self, request: Request, size: int, tasks: anyio.abc.TaskGroup) -> None:
-        # `thread/resume` on the same connection sends pending requests again, with the same id.
-        if request.id not in self._being_answered:
-            self._being_answered.add(request.id)
-            thread_id = request.params.get("threadId")
-            mailbox = self._mailboxes.get(thread_id) if isinstance(thread_id, str) else None
-            tasks.start_soon(self._answer_request, request, mailbox.put_request(request, size) if mailbox else None)
-
-    async def _answer_request(self, request: Request, asking: ServerRequest | None) -> None:
+    async def _respond(self, message: Request, request: ServerRequest | None) -> None:
         try:
-            if asking is not None:
-                await asking.answered.wait()
-            given = asking.result if asking is not None else None
-            answer = default_response(request) if given is None else given
-            if answer is None:
-                logger.warning("codex asked something unknown, refused: %s", request.method)
-                line = encode_error(request.id, METHOD_NOT_FOUND, f"{request.method} is not supported")
+            if request is not None:
+                await request.answered.wait()
+            result = request.result if request is not None else None
+            if result is None:
+                result = default_response(message)
+            if result is None:
+                logger.warning("rejected an unknown request of codex: %s", message.method)
+                line = encode_error(message.id, METHOD_NOT_FOUND, f"{message.method} is not supported")
             else:
-                line = encode_result(request.id, answer)
+                line = encode_result(message.id, result)
             with suppress(CodexGone):
                 await self._send(line)
         finally:
-            self._being_answered.discard(request.id)
+            self._open_requests.discard(message.id)
 
 
 @dataclass(slots=True)
-class _Waiter:
+class _Call:
     answered: anyio.Event = field(default_factory=anyio.Event)
-    answer: Result | Failure | None = None
+    response: Result | Failure | None = None
 
 
 @asynccontextmanager
 async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
-    """Start codex and greet it; leaving the block ends it and everything that it started.
+    """Start codex and initialize it; leaving the block ends it and its descendants.
 
-    Leaving takes at most `EOF_GRACE_S + TERM_GRACE_S + KILL_GRACE_S` and a moment, usually 50 ms.
+    Leaving takes at most a little more than `EOF_GRACE_S + TERM_GRACE_S + KILL_GRACE_S`, usually 50 ms.
 
     Raises:
-        CodexCannotStart: no such binary, too old, or it ended or stayed silent before it answered.
+        CodexCannotStart: the program does not exist, is too old, exits, or does not respond in time.
     """
-    mark = f"{launch.family}.{uuid.uuid4().hex}"
-    process, stdin, stdout, stderr = spawn(launch, command_line(launch, mark), mark)
+    run_id = f"{launch.family}.{uuid.uuid4().hex}"
+    process, stdin, stdout, stderr = spawn(launch, command_line(launch, run_id), run_id)
     connection = Connection(
         max_line_bytes=launch.max_line_bytes,
         kill=lambda: process.signal_group(signal.SIGKILL),
@@ -345,35 +350,35 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
         async with task_group() as tasks:
             tasks.start_soon(process.watch)
             tasks.start_soon(process.drain_stderr, stderr)
-            tasks.start_soon(_carry, connection, process, stdin, stdout, mark)
+            tasks.start_soon(_run, connection, process, stdin, stdout, run_id)
             try:
-                await _greet(connection, process, launch)
+                await _initialize(connection, process, launch)
                 yield connection
             finally:
                 with anyio.CancelScope(shield=True):
                     await _end(process, stdin)
                 tasks.cancel_scope.cancel()
     finally:
-        connection.fail(CodexGone("codex was ended, as its block was left"))
+        connection.fail(CodexGone("codex was stopped"))
         for stream in (stdin, stdout, stderr):
             with anyio.CancelScope(shield=True):
                 await stream.aclose()
         process.close()
-        await kill_marked(MARK, mark)
+        await kill_marked(MARK, run_id)
 
 
-async def _carry(connection: Connection, process: Process, stdin: PipeWriter, stdout: PipeReader, mark: str) -> None:
-    """Run the connection until codex is gone, by its pipe or by its process, and say so to all who wait."""
+async def _run(connection: Connection, process: Process, stdin: PipeWriter, stdout: PipeReader, run_id: str) -> None:
+    """Run the connection until codex closes its pipe or exits, then fail it."""
     async with anyio.create_task_group() as tasks:
 
-        async def cut_off() -> None:
+        async def cancel_after_exit() -> None:
             await process.over.wait()
             await anyio.sleep(DRAIN_S)
             tasks.cancel_scope.cancel()
 
-        tasks.start_soon(cut_off)
+        tasks.start_soon(cancel_after_exit)
         await connection.run(stdin, stdout)
-        # The pipe is closed: the process is about to end, or of no use without it.
+        # The pipe is closed: the process is about to exit, or is useless without it.
         with anyio.move_on_after(DRAIN_S):
             await process.over.wait()
         if not process.over.is_set():
@@ -381,34 +386,32 @@ async def _carry(connection: Connection, process: Process, stdin: PipeWriter, st
             await process.ended_within(KILL_GRACE_S)
         tasks.cancel_scope.cancel()
     connection.fail(CodexGone(f"codex {process.how_it_ended()}", process.last_lines()))
-    await kill_marked(MARK, mark)
+    await kill_marked(MARK, run_id)
 
 
-async def _greet(connection: Connection, process: Process, launch: Launch) -> None:
-    hello: JsonObject = {
+async def _initialize(connection: Connection, process: Process, launch: Launch) -> None:
+    timeout_s = launch.start_timeout_s
+    params: JsonObject = {
         "clientInfo": {"name": CLIENT_NAME, "title": "Codex workspace agent", "version": __version__},
-        "capabilities": {
-            "experimentalApi": True,
-            "optOutNotificationMethods": list(UNWANTED_NOTIFICATIONS),
-        },
+        "capabilities": {"experimentalApi": True, "optOutNotificationMethods": list(UNWANTED_NOTIFICATIONS)},
     }
     try:
-        result = await connection.call("initialize", hello, timeout_s=launch.start_timeout_s)
+        result = await connection.call("initialize", params, timeout_s=timeout_s)
         await connection.notify("initialized")
         connection.version = initialized_version(result)
         require_supported(connection.version)
-        await _refuse_broken_config(connection, launch)
+        await _check_config(connection, launch)
         if launch.api_key is not None:
             login: JsonObject = {"type": "apiKey", "apiKey": launch.api_key}
-            await connection.call("account/login/start", login, timeout_s=launch.start_timeout_s)
+            await connection.call("account/login/start", login, timeout_s=timeout_s)
     except CodexGone as error:
         raise CodexCannotStart(f"codex cannot start: it {process.how_it_ended()}", error.tail) from error
     except (CodexRefused, CodexTimeout) as error:
         raise CodexCannotStart(f"codex cannot start: {error}", process.last_lines()) from error
 
 
-async def _refuse_broken_config(connection: Connection, launch: Launch) -> None:
-    """Let codex say what is wrong with its config.toml: it starts without the file, and refuses every thread then."""
+async def _check_config(connection: Connection, launch: Launch) -> None:
+    """Make codex read its config.toml; with an invalid one it starts, and then rejects every thread."""
     try:
         await connection.call("config/read", {}, timeout_s=launch.start_timeout_s)
     except CodexRefused as refusal:
@@ -416,7 +419,7 @@ async def _refuse_broken_config(connection: Connection, launch: Launch) -> None:
 
 
 async def _end(process: Process, stdin: PipeWriter) -> None:
-    """Ask codex to end, then make it: end of input, SIGTERM, SIGKILL, each with its time."""
+    """End codex by closing its stdin, then by SIGTERM, then by SIGKILL."""
     await stdin.aclose()
     if await process.ended_within(EOF_GRACE_S):
         return
@@ -427,11 +430,7 @@ async def _end(process: Process, stdin: PipeWriter) -> None:
     await process.ended_within(KILL_GRACE_S)
 
 
-def _refuse_oversized(params: JsonObject) -> None:
-    inputs = params.get("input")
-    if not isinstance(inputs, list):
-        return
-    texts = [item.get("text") for item in inputs if isinstance(item, dict)]
-    chars = sum(len(text) for text in texts if isinstance(text, str))
+def _reject_oversized(params: JsonObject) -> None:
+    chars = sum(len(text_or_none(item, "text") or "") for item in objects(params, "input"))
     if chars > MAX_INPUT_CHARS:
-        raise InputRefused(f"the message has {chars} characters; codex takes at most {MAX_INPUT_CHARS}")
+        raise InputRefused(f"the message has {chars} characters; codex accepts at most {MAX_INPUT_CHARS}")

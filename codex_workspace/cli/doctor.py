@@ -31,8 +31,8 @@ from codex_workspace.backends.codex_exec.backend import further_config
 from codex_workspace.backends.codex_exec.process import CodexExec
 from codex_workspace.cli.terminal import clean
 from codex_workspace.codex import secret_files as hiding
+from codex_workspace.codex.mcp_servers import McpStatus, probe_mcp_servers
 from codex_workspace.codex.sandbox import WITHOUT, SandboxReport, check_sandbox, inspect_sandbox
-from codex_workspace.codex.thread import probe_mcp_servers
 from codex_workspace.common.errors import CodexCannotStart, CodexError, ConfigError
 from codex_workspace.common.files import lock_folder, lock_holder
 from codex_workspace.common.redact import Redactor
@@ -42,7 +42,6 @@ from codex_workspace.config.loading import is_loopback, load_settings
 from codex_workspace.config.prompts import CODEX_READS_BYTES, MEMORY
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
-from codex_workspace.protocol.mcp_status import McpStatus
 from codex_workspace.protocol.versions import MINIMUM_VERSION
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.server.app import bind
@@ -672,12 +671,12 @@ def check_mcp(facts: Facts) -> Finding:
     except (CodexError, ConfigError, OSError) as error:
         return Finding("failed", f"they cannot be tried: {_of(error)}", "see what is said of the handshake")
     tools = [f"{name}: {len(each)} tools ({', '.join(each)})" for name, each in found.tools.items()]
-    said = "\n".join((*found.missed.values(), *tools))
-    if not found.missed:
+    said = "\n".join((*found.problems.values(), *tools))
+    if not found.problems:
         return Finding("ok", said)
     required = {server.name for server in servers.servers if server.required}
     remedy = "correct mcp_servers in config.yaml; run the command of such a server by hand, or ask for its address"
-    return Finding("failed" if found.missed.keys() & required else "warning", said, remedy)
+    return Finding("failed" if found.problems.keys() & required else "warning", said, remedy)
 
 
 async def _try_servers(settings: Settings, facts: Facts) -> McpStatus:

@@ -1,23 +1,42 @@
-"""Read a turn's end out of codex's own record of the thread (`thread/read`), and out of its file where that is torn."""
+"""Reads how a turn ended from codex's record of its thread, or from the thread's rollout file if the record is torn."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
-from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.app_server import Connection
+from codex_workspace.common.values import JsonObject, JsonValue, nested_or_empty, objects, text_or_none
 from codex_workspace.protocol.codex_events import MessageCompleted, TurnCompleted, TurnError
+from codex_workspace.protocol.failures import UNKNOWN_END
 from codex_workspace.runtimes.backend import TurnRecord
 
+LAST_TURNS: Final = 3
+"""How many turns are read to find one that may have ended; the turns of a thread are consecutive."""
 
-def turn_end(read: JsonValue, turn_id: str) -> TurnCompleted | None:
-    """Return how the turn ended, by codex's record (`turn.last_turns`); None while it is in progress.
 
-    A turn that the record does not hold counts as failed. Codex 0.130 records failed turns as completed, so a failure
-    that was heard of weighs more than what is found here. Shape: recordings 0.130 to 0.169, `turns_list`, `persist_1`.
+async def read_last_turns(codex: Connection, thread_id: str, timeout_s: float) -> list[JsonObject]:
+    """Return codex's record of a thread's last turns, the newest last.
+
+    The record of a whole thread could exceed the limit of a line, because it contains images and command output.
+
+    Raises:
+        CodexRefused: there is no record; a thread without a turn has none.
+        CodexGone: codex died, or did not respond.
     """
-    turn = next((turn for turn in _turns(read) if turn.get("id") == turn_id), None)
+    params: JsonObject = {"threadId": thread_id, "limit": LAST_TURNS, "itemsView": "full"}
+    listed = await codex.request("thread/turns/list", params, timeout_s)
+    return objects(listed, "data")[::-1] if isinstance(listed, dict) else []
+
+
+def turn_end(turns: list[JsonObject], turn_id: str) -> TurnCompleted | None:
+    """Return how a turn ended, or None while it is in progress. A turn that is not recorded counts as failed.
+
+    Shape: recordings 0.163 and 0.169.
+    """
+    turn = next((turn for turn in turns if turn.get("id") == turn_id), None)
     if turn is None:
-        return TurnCompleted("failed", TurnError("Codex kept no record of the turn.", "unsettled", None, None), None)
+        return TurnCompleted("failed", TurnError("Codex has no record of the turn.", UNKNOWN_END, None, None), None)
     return _end_of(turn)
 
 
@@ -30,57 +49,53 @@ def _end_of(turn: JsonObject) -> TurnCompleted | None:
         case "interrupted":
             return TurnCompleted("interrupted", None, _last_message(turn))
         case _:
-            return TurnCompleted("failed", TurnError(_error_of(turn), "unsettled", None, None), _last_message(turn))
+            message = text_or_none(nested_or_empty(turn, "error"), "message")
+            failure = TurnError(message or "Codex reported a failed turn without a reason.", UNKNOWN_END, None, None)
+            return TurnCompleted("failed", failure, _last_message(turn))
 
 
-def turn_record(read: JsonValue, client_message_id: str) -> TurnCompleted | TurnRecord:
+def turn_record(turns: list[JsonObject], client_message_id: str) -> TurnCompleted | TurnRecord:
     """Return how the last turn ended whose message has a client id that begins with `client_message_id`.
 
-    By the record (`turn.last_turns`) of a codex that has taken over from the one that ran them. Codex records
-    a turn that died with its process as interrupted, and within the first milliseconds without its message: whether
-    that is in the thread's history is read from its file (`is_in_rollout`). 0.130 records failed turns as completed, so
-    one without a message of the agent's counts as cut off too.
+    Codex records a turn that died with its process as interrupted. If codex died within the first milliseconds, the
+    record lacks the message; `is_in_rollout` then tells whether the thread's history holds it.
     """
-    turns = [turn for turn in _turns(read) if any(_is_sent_as(item, client_message_id) for item in _items(turn))]
-    if not turns:
+    sent = [turn for turn in turns if any(_is_sent_as(item, client_message_id) for item in objects(turn, "items"))]
+    if not sent:
         return TurnRecord.MISSING
-    ended = _end_of(turns[-1])
-    if ended is None or ended.status == "interrupted":
-        return TurnRecord.INTERRUPTED
-    return TurnRecord.INTERRUPTED if ended.status == "completed" and ended.last_message is None else ended
+    ended = _end_of(sent[-1])
+    return TurnRecord.INTERRUPTED if ended is None or ended.status == "interrupted" else ended
 
 
-def rollout_path(read: JsonValue) -> Path | None:
-    """Return the file that codex keeps a thread in, by any answer that tells of the thread."""
-    thread = read.get("thread") if isinstance(read, dict) else None
-    path = thread.get("path") if isinstance(thread, dict) else None
-    return Path(path) if isinstance(path, str) else None
+def rollout_path(result: JsonValue) -> Path | None:
+    """Return the file of a thread, from the result of `thread/start` or `thread/resume`."""
+    path = text_or_none(nested_or_empty(result, "thread"), "path") if isinstance(result, dict) else None
+    return None if path is None else Path(path)
 
 
 def is_in_rollout(rollout: Iterable[str], text: str) -> bool:
-    """Tell whether a thread's file ends with a turn that has `text` in the model's memory and not in the record.
+    """Return whether a rollout ends with a turn whose message `text` is in the model's history but not in the record.
 
-    Codex writes a user message as two lines: what the model remembers, and a millisecond or two later what the record
-    shows; it may die in between. A message that has both is the record's to tell of. What is no whole line, or of
-    another shape, says nothing. Shape: rollouts of 0.136, 0.149 (`user_message`), 0.153, 0.163 (`item_completed`).
+    Codex writes a user message as two lines, first for the model's history and up to two milliseconds later for the
+    record, and may die in between. Incomplete lines and lines of another shape are ignored.
     """
-    is_said = False
+    is_in_history = False
     for line in rollout:
         match _decoded(line):
-            case {"type": "event_msg", "payload": {"type": "task_started" | "user_message"}}:
-                is_said = False
+            case {"type": "event_msg", "payload": {"type": "task_started"}}:
+                is_in_history = False
             case {"type": "event_msg", "payload": {"type": "item_completed", "item": {"type": "UserMessage"}}}:
-                is_said = False
+                is_in_history = False
             case {"type": "response_item", "payload": {"type": "message", "role": "user", "content": list(content)}}:
-                is_said = is_said or any(isinstance(part, dict) and part.get("text") == text for part in content)
+                is_in_history |= any(isinstance(part, dict) and part.get("text") == text for part in content)
             case _:
                 pass
-    return is_said
+    return is_in_history
 
 
 def _decoded(line: str) -> JsonValue:
-    # Most lines of a long thread are none of these, and long.
-    if not any(word in line for word in ('"task_started"', '"user"', '"user_message"', '"UserMessage"')):
+    # Do not parse the other lines: most lines of a long thread, and long ones.
+    if not any(name in line for name in ('"task_started"', '"user"', '"UserMessage"')):
         return None
     try:
         decoded: JsonValue = json.loads(line)
@@ -90,29 +105,11 @@ def _decoded(line: str) -> JsonValue:
 
 
 def _is_sent_as(item: JsonObject, client_message_id: str) -> bool:
-    client_id = item.get("clientId")
-    return item.get("type") == "userMessage" and isinstance(client_id, str) and client_id.startswith(client_message_id)
-
-
-def _turns(read: JsonValue) -> list[JsonObject]:
-    thread = read.get("thread") if isinstance(read, dict) else None
-    turns = thread.get("turns") if isinstance(thread, dict) else None
-    return [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
-
-
-def _error_of(turn: JsonObject) -> str:
-    error = turn.get("error")
-    message = error.get("message") if isinstance(error, dict) else None
-    return message if isinstance(message, str) else "Codex says that the turn failed, and not why."
-
-
-def _items(turn: JsonObject) -> list[JsonObject]:
-    items = turn.get("items")
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    return item.get("type") == "userMessage" and (text_or_none(item, "clientId") or "").startswith(client_message_id)
 
 
 def _last_message(turn: JsonObject) -> MessageCompleted | None:
-    for item in reversed(_items(turn)):
+    for item in reversed(objects(turn, "items")):
         if item.get("type") == "agentMessage" and isinstance(text := item.get("text"), str):
             return MessageCompleted(str(item.get("id")), text, None)
     return None

@@ -27,9 +27,12 @@ _BY_KIND: Final = {
 PROCESS_EXITED: Final = "processExited"
 """The kind of failure of a turn whose codex ended before it did."""
 
+UNKNOWN_END: Final = "unsettled"
+"""The kind of failure of a turn whose end codex did not report."""
+
 _TIMED_OUT: Final = "watchdogTimeout"
-OWN_KINDS: Final = frozenset({_TIMED_OUT, "unsettled"})
-"""Kinds that this agent gives itself, whose messages are sentences already."""
+OWN_KINDS: Final = frozenset({_TIMED_OUT, UNKNOWN_END})
+"""The kinds that the agent assigns itself; their messages are sentences."""
 
 _STATUS: Final = re.compile(r"unexpected status (\d{3})")
 _URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""What codex said and asked of one thread and nobody has read yet: filled by the connection, read by the turn."""
+"""The unread messages of one thread: the connection adds them, the turn receives them."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,20 +10,20 @@ from codex_workspace.common.values import JsonValue
 from codex_workspace.protocol.jsonrpc import Notification, Request
 
 MAX_UNREAD_BYTES: Final = 256 * 1024 * 1024
-"""Beyond this much unread text a thread is given up. Reading codex's pipe never waits for a thread's reader, because
-answers and other threads come through the same pipe; so the bound is here. It is several of codex's largest lines."""
+"""A thread with more unread text is given up. The connection never waits for the reader of a thread, because responses
+and other threads share its pipe; so the limit is here. It is several times codex's longest line."""
 
 
 @dataclass(eq=False, slots=True)
 class ServerRequest:
-    """A request of codex's, and what it will be answered; None lets the plain refusal of its kind go out."""
+    """A request of codex and its result; None means the default response."""
 
     request: Request
     result: JsonValue = None
     answered: anyio.Event = field(default_factory=anyio.Event)
 
     def answer(self, result: JsonValue) -> None:
-        """Give the answer; a second one is not heard."""
+        """Set the result; a second one is ignored."""
         if not self.answered.is_set():
             self.result = result
             self.answered.set()
@@ -38,62 +38,58 @@ class Mailbox:
         self._unread: list[Notification | ServerRequest] = []
         self._open: list[ServerRequest] = []
         self._unread_bytes = 0
-        self._end: CodexGone | None = None
+        self._error: CodexGone | None = None
         self._woken = False
         self._changed = anyio.Event()
 
-    def put(self, notification: Notification, size: int) -> None:
-        """Add a notification whose line had `size` bytes; one too many ends the mailbox instead."""
-        self._add(notification, size)
-
-    def put_request(self, request: Request, size: int) -> ServerRequest:
-        """Add a request whose line had `size` bytes; where nobody can hear it any more it is settled at once."""
-        asking = ServerRequest(request)
-        if self._end is not None:
-            asking.answer(None)
-        else:
-            self._open = [each for each in self._open if not each.answered.is_set()]
-            self._open.append(asking)
-            self._add(asking, size)
-        return asking
-
-    def close(self) -> None:
-        """Take note that nobody reads any more: what was asked is left to the plain refusal."""
-        for asking in self._open:
-            asking.answer(None)
-
-    def _add(self, said: Notification | ServerRequest, size: int) -> None:
-        if self._end is not None:
+    def put(self, message: Notification | ServerRequest, size: int) -> None:
+        """Add a message whose line had `size` bytes; beyond the limit the mailbox fails instead."""
+        if self._error is not None:
             return
         self.has_received = True
         self._unread_bytes += size
         if self._unread_bytes > self._max_unread_bytes:
-            self.fail(CodexGone(f"codex sent more than {self._max_unread_bytes} bytes that nobody read"))
+            self.fail(CodexGone(f"codex sent more than {self._max_unread_bytes} bytes that were not read"))
             return
-        self._unread.append(said)
+        self._unread.append(message)
         self._changed.set()
 
+    def put_request(self, request: Request, size: int) -> ServerRequest:
+        """Add a request whose line had `size` bytes; if the mailbox has failed, it gets the default response."""
+        message = ServerRequest(request)
+        if self._error is not None:
+            message.answer(None)
+        else:
+            self._open = [*(each for each in self._open if not each.answered.is_set()), message]
+            self.put(message, size)
+        return message
+
+    def close(self) -> None:
+        """Give the default response to all open requests."""
+        for message in self._open:
+            message.answer(None)
+
     def fail(self, error: CodexGone) -> None:
-        """Let `receive` raise `error` once all that came before it was taken."""
-        self._end = self._end or error
+        """Make `receive` raise `error` after all earlier messages were received."""
+        self._error = self._error or error
         self._changed.set()
 
     def wake(self) -> None:
-        """Let a waiting `receive` return, if need be with nothing."""
+        """Make a waiting `receive` return, with no messages if there are none."""
         self._woken = True
         self._changed.set()
 
     async def receive(self) -> list[Notification | ServerRequest]:
-        """Wait for something and return all that is unread (nothing after `wake`).
+        """Wait for messages and return all that are unread; none after `wake`.
 
         Raises:
-            CodexGone: the connection is closed and all that came before was taken.
+            CodexGone: the connection has failed, and all earlier messages were received.
         """
-        if not self._unread and not self._woken and self._end is None:
+        if not self._unread and not self._woken and self._error is None:
             self._changed = anyio.Event()
             await self._changed.wait()
-        taken, self._unread, self._unread_bytes = self._unread, [], 0
-        if not taken and not self._woken and self._end is not None:
-            raise CodexGone(self._end.sentence, self._end.tail)
+        messages, self._unread, self._unread_bytes = self._unread, [], 0
+        if not messages and not self._woken and self._error is not None:
+            raise CodexGone(self._error.sentence, self._error.tail)
         self._woken = False
-        return taken
+        return messages

@@ -183,8 +183,8 @@ async def test_slow_servers_are_waited_for_and_those_that_are_not_there_said_onc
         assert "echo hello" in told(model)[-1]
         keyless, broken, late = notices(seen)[0].splitlines()
         assert keyless.endswith("not set; set it (or NOBODY_SET_THIS_FILE).")
-        assert broken.startswith("The MCP server broken is not there: handshaking with MCP server failed")
-        assert late.startswith("The MCP server late is not there: timed out handshaking with MCP server after")
+        assert broken.startswith("The MCP server broken is not available: handshaking with MCP server failed")
+        assert late.startswith("The MCP server late is not available: timed out handshaking with MCP server after")
         again = await client.ask(echo, "ctx")
         assert (again.answer, notices(again)) == ("Done.", [])
         assert "echo hello" in told(model)[-1]
@@ -244,7 +244,7 @@ async def test_a_required_server_is_started_first_and_fails_messages_by_its_own_
             seen = await client.ask(echo, "ctx")
             assert seen.answer == "Done."
             (notice,) = notices(seen)
-            assert notice.startswith("The MCP server evil is not there: ")
+            assert notice.startswith("The MCP server evil is not available: ")
             assert "\n" not in notice
             gone.unlink()
             seen = await client.ask("hello", "ctx")

@@ -202,8 +202,8 @@ async def test_a_server_that_is_not_there_is_said_once_and_the_turn_goes_on(plac
         keyless, *others = notices(seen)[0].splitlines()
         broken, late = sorted(others)
         assert keyless.endswith("not set; set it (or NOBODY_SET_THIS_FILE).")
-        assert broken.startswith("The MCP server broken is not there: handshaking with MCP server failed")
-        assert late == "The MCP server late is not there: timed out after 1 seconds."
+        assert broken.startswith("The MCP server broken is not available: handshaking with MCP server failed")
+        assert late == "The MCP server late is not available: timed out after 1 seconds."
         again = await client.ask("hello again", "ctx")
         assert (again.state, notices(again)) == (COMPLETED, [])
     assert "the MCP server keyless is left out: mcp_servers[1].bearer_token_env names" in place.log.read_text()
@@ -225,10 +225,10 @@ def test_the_doctor_tells_what_each_server_is_like(place: Place) -> None:
     assert (finding.status, "mcp_servers in config.yaml" in finding.remedy) == ("warning", True)
     keyless, broken, tools = finding.finding.splitlines()
     assert "NOBODY_SET_THIS, which is not set" in keyless
-    assert broken.startswith("The MCP server broken is not there: ")
+    assert broken.startswith("The MCP server broken is not available: ")
     assert tools == "fine: 5 tools (digest_of, echo, paint, remember_headers, sign_in)"
     finding = diagnosis(with_servers(place, stdio("needed", "--fail", required=True)))
-    assert (finding.status, "needed is not there" in finding.finding) == ("failed", True)
+    assert (finding.status, "needed is not available" in finding.finding) == ("failed", True)
 
 
 def diagnosis(place: Place) -> Finding:

@@ -15,9 +15,11 @@ from a2a.server.events.event_queue import Event
 from a2a.types import Message, Part, Role, SendMessageRequest, Task, TaskArtifactUpdateEvent, TaskState
 from google.protobuf.json_format import MessageToDict
 
+from codex_workspace.app_server import Connection
+from codex_workspace.codex.deadlines import TurnLimits
 from codex_workspace.codex.recovery import RecoveryPolicy
-from codex_workspace.codex.thread import CodexThread, ThreadOptions
-from codex_workspace.codex.turn import CodexClient, TurnLimits
+from codex_workspace.codex.thread import CodexThread
+from codex_workspace.codex.thread_options import ThreadOptions
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import JsonObject
@@ -131,7 +133,7 @@ async def scene(policy: RecoveryPolicy = RecoveryPolicy.FAIL) -> AsyncIterator[S
     async with memory_codex() as codex:
 
         @asynccontextmanager
-        async def connect() -> AsyncIterator[CodexClient]:
+        async def connect() -> AsyncIterator[Connection]:
             await anyio.lowlevel.checkpoint()
             yield codex.connection
 
@@ -252,7 +254,7 @@ async def test_codexs_death_is_a_failed_task_that_keeps_what_was_said() -> None:
 def test_no_error_escapes_and_none_shows_more_than_it_should(error: Exception, sentence: str, code: str) -> None:
     @in_virtual_time
     async def test() -> None:
-        def connect() -> AbstractAsyncContextManager[CodexClient]:
+        def connect() -> AbstractAsyncContextManager[Connection]:
             raise error
 
         def make(_owner: str, _context_id: str) -> CodexThread:

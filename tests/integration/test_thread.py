@@ -9,16 +9,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from codex_workspace.codex.thread import MAX_TRIES, OTHER_WRITER_GRACE_S, CodexThread, ThreadOptions
-from codex_workspace.codex.turn import (
-    INTERRUPT_AGAIN_S,
-    LAST_TURNS,
-    QUIET_GRACE_S,
-    STOP_GRACE_S,
-    CodexClient,
-    Turn,
-    TurnLimits,
-)
+from codex_workspace.app_server import Connection
+from codex_workspace.codex.deadlines import IDLE_GRACE_S, INTERRUPT_RETRY_S, STOP_GRACE_S, TurnLimits
+from codex_workspace.codex.history import LAST_TURNS
+from codex_workspace.codex.thread import MAX_ATTEMPTS, OTHER_WRITER_GRACE_S, CodexThread
+from codex_workspace.codex.thread_options import ThreadOptions
+from codex_workspace.codex.turn import Turn
 from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused, ProtocolError
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.prompts import Instructions
@@ -139,7 +135,7 @@ async def scene(
 
 def _scene(codexes: list[MemoryCodex], memory: Memory, options: ThreadOptions, limits: TurnLimits) -> Scene:
     @asynccontextmanager
-    async def connect() -> AsyncIterator[CodexClient]:
+    async def connect() -> AsyncIterator[Connection]:
         await anyio.lowlevel.checkpoint()
         living = [codex.connection for codex in codexes if codex.connection.error is None]
         yield living[0] if living else codexes[-1].connection
@@ -393,7 +389,7 @@ async def test_an_interrupt_that_comes_too_early_is_asked_again() -> None:
                 await now.end.codex.refuse(await now.end.codex.read("turn/interrupt"), -32600, "no active turn")
                 asked.append(anyio.current_time())
             await now.end.obey()
-            assert [asked[1] - asked[0], asked[2] - asked[1]] == pytest.approx([INTERRUPT_AGAIN_S] * 2, abs=0.01)
+            assert [asked[1] - asked[0], asked[2] - asked[1]] == pytest.approx([INTERRUPT_RETRY_S] * 2, abs=0.01)
 
         tasks.start_soon(far)
         async with now.conversation.turn(text_input("hello")) as begun:
@@ -527,7 +523,7 @@ async def test_idle_without_an_end_is_settled_by_what_codex_recorded() -> None:
         began = anyio.current_time()
         said = await talk(now, far)
         assert said.ended == TurnCompleted("completed", None, MessageCompleted("m-9", "the whole", None))
-        assert anyio.current_time() - began == pytest.approx(QUIET_GRACE_S, abs=0.1)
+        assert anyio.current_time() - began == pytest.approx(IDLE_GRACE_S, abs=0.1)
 
 
 DONE: JsonObject = {
@@ -546,7 +542,7 @@ def recorded(*turns: JsonObject) -> JsonObject:
     [
         (recorded({"id": "turn-1", "status": "interrupted"}), "interrupted", None),
         (recorded({"id": "turn-1", "status": "failed", "error": {"message": "boom"}}), "failed", "boom"),
-        (recorded({"id": "turn-1", "status": "new"}), "failed", "not why"),
+        (recorded({"id": "turn-1", "status": "new"}), "failed", "without a reason"),
         (recorded(), "failed", "no record"),
         (recorded({"id": "turn-0", "status": "completed"}), "failed", "no record"),
         ({}, "failed", "no record"),
@@ -615,7 +611,7 @@ async def test_idle_right_before_the_end_asks_nothing() -> None:
         await end.start_thread()
         await end.start_turn()
         await end.idle()
-        await anyio.sleep(QUIET_GRACE_S / 2)
+        await anyio.sleep(IDLE_GRACE_S / 2)
         await end.complete()
 
     async with scene() as now:
@@ -637,7 +633,7 @@ async def test_an_error_without_an_end_is_the_end() -> None:
         assert ended.status == "failed"
         assert ended.failure is not None
         assert ended.failure.message == "model not found"
-        assert anyio.current_time() - began < 2 * QUIET_GRACE_S
+        assert anyio.current_time() - began < 2 * IDLE_GRACE_S
         assert not now.end.codex.unread
 
 
@@ -891,7 +887,7 @@ def test_a_sandbox_other_than_the_one_we_told_is_an_error(echoed: str | None) ->
         async with scene() as now:
             with pytest.raises(ExceptionGroup) as raised:
                 await talk(now, far)
-            assert raised.group_contains(ProtocolError, match="not workspaceWrite as it was told")
+            assert raised.group_contains(ProtocolError, match="instead of workspaceWrite")
             assert now.memory.saved == []
 
     test()
@@ -1050,10 +1046,10 @@ async def test_a_codex_that_died_unnoticed_gets_a_second_chance() -> None:
 
 @in_virtual_time
 async def test_a_thread_that_ends_every_codex_is_not_tried_for_ever() -> None:
-    async with scene(codexes=MAX_TRIES + 1) as now:
+    async with scene(codexes=MAX_ATTEMPTS + 1) as now:
 
         async def far(_end: FarEnd) -> None:
-            for end in now.ends[:MAX_TRIES]:
+            for end in now.ends[:MAX_ATTEMPTS]:
                 await end.codex.read("thread/start")
                 await end.codex.exit()
 
@@ -1061,15 +1057,15 @@ async def test_a_thread_that_ends_every_codex_is_not_tried_for_ever() -> None:
             await talk(now, far)
         assert raised.group_contains(CodexGone)
         with anyio.move_on_after(1) as waiting:
-            await now.ends[MAX_TRIES].codex.read()
+            await now.ends[MAX_ATTEMPTS].codex.read()
         assert waiting.cancelled_caught
 
 
-@pytest.mark.parametrize("deaths", [0, MAX_TRIES - 1, MAX_TRIES])
+@pytest.mark.parametrize("deaths", [0, MAX_ATTEMPTS - 1, MAX_ATTEMPTS])
 def test_a_record_is_read_again_where_codex_dies_over_it(deaths: int) -> None:
     @in_virtual_time
     async def test() -> None:
-        async with scene(codexes=MAX_TRIES, known="thread-1") as now, anyio.create_task_group() as tasks:
+        async with scene(codexes=MAX_ATTEMPTS, known="thread-1") as now, anyio.create_task_group() as tasks:
 
             async def far() -> None:
                 for end in now.ends[:deaths]:
@@ -1082,7 +1078,7 @@ def test_a_record_is_read_again_where_codex_dies_over_it(deaths: int) -> None:
 
             tasks.start_soon(far)
             async with now.conversation.lease() as lease:
-                if deaths < MAX_TRIES:
+                if deaths < MAX_ATTEMPTS:
                     assert await lease.recorded_end("task/", text_input("hello")) is TurnRecord.MISSING
                 else:
                     with pytest.raises(CodexGone):
@@ -1196,7 +1192,7 @@ async def test_usage_of_a_resumed_thread_begins_with_this_turn() -> None:
 
 
 def conversations() -> ThreadRegistry[CodexThread]:
-    def connect() -> AbstractAsyncContextManager[CodexClient]:
+    def connect() -> AbstractAsyncContextManager[Connection]:
         raise AssertionError
 
     return ThreadRegistry(lambda _owner, _context: CodexThread(connect, Memory(), OPTIONS, LIMITS))
@@ -1225,7 +1221,7 @@ async def test_a_busy_conversation_is_not_forgotten() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
 
         @asynccontextmanager
-        async def connect() -> AsyncIterator[CodexClient]:
+        async def connect() -> AsyncIterator[Connection]:
             yield codex.connection
 
         known = ThreadRegistry(lambda _owner, _context: CodexThread(connect, Memory(), OPTIONS, LIMITS))

@@ -152,7 +152,7 @@ async def test_an_input_that_codex_would_refuse_is_not_sent() -> None:
         half = "x" * (MAX_INPUT_CHARS // 2)
         whole: JsonObject = {"input": [{"type": "text", "text": half}, {"type": "text", "text": half}]}
         over: JsonObject = {"input": [{"type": "text", "text": half}, {"type": "text", "text": half + "x"}]}
-        with pytest.raises(InputRefused, match="1048577 characters; codex takes at most 1048576"):
+        with pytest.raises(InputRefused, match="1048577 characters; codex accepts at most 1048576"):
             await codex.connection.call("turn/start", over)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(codex.connection.call, "turn/start", whole)

@@ -96,7 +96,7 @@ def test_where_nothing_is_hidden_nothing_is_told(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_hidden_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"codex\.hide_secrets: is for codex's own sandbox"):
+    with pytest.raises(ConfigError, match=r"codex\.hide_secrets: needs codex's own sandbox"):
         settings_of(tmp_path, {}, sandbox="container")
     odd = tmp_path / "odd[1]"
     with pytest.raises(ConfigError, match="which codex misreads"):

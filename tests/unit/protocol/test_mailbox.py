@@ -84,7 +84,7 @@ async def test_too_much_unread_ends_the_mailbox_and_keeps_what_fits() -> None:
     for number in range(3):
         mailbox.put(said(number), 40)
     assert await mailbox.receive() == [said(0), said(1)]
-    with pytest.raises(CodexGone, match="more than 100 bytes that nobody read"):
+    with pytest.raises(CodexGone, match="more than 100 bytes that were not read"):
         await mailbox.receive()
 
 

@@ -7,20 +7,22 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from codex_workspace.codex.thread import probe_mcp_servers
+from codex_workspace.codex.mcp_servers import (
+    MAX_RESTARTS,
+    RELOAD,
+    TRANSPORT_CLOSED,
+    McpStatus,
+    probe_mcp_servers,
+)
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.environment import Secret
 from codex_workspace.protocol.mcp_status import (
-    CLOSED,
     MAX_FAILURE_CHARS,
-    MAX_REVIVALS,
-    RELOAD,
     RETRY_S,
     STARTUP,
     ExpectedServers,
     McpServerState,
-    McpStatus,
     McpStatusTracker,
     describe_problems,
 )
@@ -49,11 +51,10 @@ def test_the_last_word_of_a_thread_counts() -> None:
     assert {name: each.state for name, each in known.items()} == {"a": McpServerState.READY}
 
 
-def test_a_word_without_a_thread_counts_for_every_thread() -> None:
-    startups = said({"name": "a", "status": "failed", "error": "no such file"})
+def test_a_status_belongs_to_its_thread() -> None:
+    startups = said(status("a", "failed", error="no such file"))
     assert startups.of("t")["a"].error == "no such file"
-    startups.update(status("a", "ready"))
-    assert startups.of("t")["a"].state is McpServerState.READY
+    assert startups.of("another") == {}
 
 
 @pytest.mark.parametrize("odd", [{}, {"name": 1, "status": "ready"}, {"name": "a"}])
@@ -70,15 +71,15 @@ def test_codex_s_sentence_is_cut_to_what_happened() -> None:
     late = "MCP client for `b` timed out after 3 seconds. Add or adjust `startup_timeout_sec` in your config.toml:\n[…]"
     startups = said(status("a", "failed", error=failed), status("b", "failed", error=late))
     assert describe_problems(replace(TWO, left_out={"c": "names X, which is not set"}), startups.of("t")) == {
-        "c": "The MCP server c is not there: names X, which is not set.",
-        "a": "The MCP server a is not there: no such file.",
-        "b": "The MCP server b is not there: timed out after 3 seconds.",
+        "c": "The MCP server c is not available: names X, which is not set.",
+        "a": "The MCP server a is not available: no such file.",
+        "b": "The MCP server b is not available: timed out after 3 seconds.",
     }
 
 
 def test_one_that_nobody_has_heard_of_is_missed() -> None:
     assert describe_problems(TWO, said(status("a", "ready")).of("t")) == {
-        "b": "The MCP server b is not there yet; it has not started within 30 s."
+        "b": "The MCP server b did not start within 30 s."
     }
 
 
@@ -140,7 +141,8 @@ async def begin(end: FarEnd, **states: str) -> None:
 
 async def lose_a_server(end: FarEnd) -> None:
     item: JsonObject = {"type": "mcpToolCall", "id": "m", "server": "a", "tool": "x", "status": "failed"}
-    await end.say("item/completed", turnId="turn-1", item={**item, "error": {"message": f"call failed: {CLOSED}"}})
+    error: JsonObject = {"message": f"call failed: {TRANSPORT_CLOSED}"}
+    await end.say("item/completed", turnId="turn-1", item={**item, "error": error})
 
 
 def note_of(said: Talk) -> str | None:
@@ -204,7 +206,7 @@ async def test_who_is_missed_is_said_once_and_tried_again_later() -> None:
             await end.start_turn("turn-3")
             await end.complete("turn-3")
 
-        assert note_of(await talk(now, first)) == "The MCP server b is not there: failed."
+        assert note_of(await talk(now, first)) == "The MCP server b is not available: failed."
         assert note_of(await talk(now, second)) is None
         await anyio.sleep(RETRY_S)
         assert note_of(await talk(now, third)) is None
@@ -216,7 +218,7 @@ async def test_a_server_that_has_ended_is_started_again_so_often_and_no_more() -
 
         async def far(end: FarEnd) -> None:
             await begin(end, a="ready", b="ready")
-            for _ in range(MAX_REVIVALS):
+            for _ in range(MAX_RESTARTS):
                 await lose_a_server(end)
                 await end.codex.answer(RELOAD, {})
             await lose_a_server(end)
@@ -260,7 +262,7 @@ async def test_a_thread_that_was_for_trying_them_is_taken_away() -> None:
         asked = await codex.answer("mcpServerStatus/list", listed)
         assert asked == {"threadId": "t", "serverName": "a", "detail": "toolsAndAuthOnly"}
         await codex.answer("thread/delete", {})
-    assert found == [McpStatus({"a": ["one", "two"]}, {"b": "The MCP server b is not there: no."})]
+    assert found == [McpStatus({"a": ["one", "two"]}, {"b": "The MCP server b is not available: no."})]
 
 
 def test_why_a_server_is_not_there_is_a_sentence_for_people() -> None:

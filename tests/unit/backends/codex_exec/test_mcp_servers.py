@@ -56,9 +56,9 @@ def test_what_has_failed_is_left_out_until_it_is_tried_again() -> None:
         }
         first.began()
     assert servers.missed() == {
-        "d": "The MCP server d is not there: no key.",
-        "b": "The MCP server b is not there: handshaking with MCP server failed: connection closed.",
-        "c": f"The MCP server c is not there: {GONE}.",
+        "d": "The MCP server d is not available: no key.",
+        "b": "The MCP server b is not available: handshaking with MCP server failed: connection closed.",
+        "c": f"The MCP server c is not available: {GONE}.",
     }
     with servers.attempt() as soon:
         assert soon.left_out == {"b", "c"}
@@ -146,6 +146,6 @@ def test_names_that_are_hidden_cost_all_that_can_be_done_without(required: tuple
         attempt.failed(SAID)
         assert attempt.left_out == servers.optional
         attempt.began()
-    assert servers.missed()["y"] == f"The MCP server y is not there: {NOT_TOLD}."
+    assert servers.missed()["y"] == f"The MCP server y is not available: {NOT_TOLD}."
     with servers.attempt() as again:
         assert again.left_out == servers.optional
