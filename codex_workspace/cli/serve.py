@@ -21,22 +21,19 @@ import anyio
 from a2a.server.agent_execution import AgentExecutor
 from a2a.types import AgentExtension
 from anyio.abc import TaskStatus
-from google.protobuf.json_format import MessageToDict
 
 from codex_workspace import __version__
 from codex_workspace.agent import is_exec, open_agent, prepare_state, secrets_of, tracing
 from codex_workspace.codex.transcript import TranscriptReader
-from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.files import lock_folder
 from codex_workspace.common.logs import set_up_logging
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import format_version
-from codex_workspace.config.environment import Secret
 from codex_workspace.config.prompts import Skill
 from codex_workspace.config.providers import ChosenProvider, choose_provider
-from codex_workspace.config.settings import MISPLACED, PlatformSettings, Settings
+from codex_workspace.config.settings import MISPLACED, Settings
 from codex_workspace.runtimes.backend import BackendStats
 from codex_workspace.server.app import Application, Readiness, ServerOptions, bind, build_app, serving
 from codex_workspace.server.grpc_server import GrpcListener, bind_grpc
@@ -53,8 +50,8 @@ from codex_workspace.tasks.scheduling import AdmissionControl
 from codex_workspace.tasks.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from codex_workspace.cli.on_platform import PlatformMember
     from codex_workspace.platform.client import PlatformClient
-    from codex_workspace.platform.registration import TrackedExecutor
 
 
 def load_executor(name: str) -> AgentExecutor:
@@ -227,121 +224,67 @@ async def _serve(settings: Settings, about: CardDetails, opening: Opening) -> No
         async with _grpc_listener(settings) as grpc, task_group() as tasks:
             stop = await tasks.start(_watch_signals)
             options = server_options(settings, url_of(settings, listener), grpc_url_of(settings, grpc), about)
-            async with (
-                opening(options.url) as hosted,
-                _push(settings, hosted.store) as push,
-                _joining(settings, hosted, stop) as joining,
-                build_app(
-                    options,
-                    joining.executor,
-                    hosted.store,
-                    hosted.ready,
-                    hosted.admission,
-                    push,
-                    views=partial(_views, settings, hosted, push),
-                    tracer=hosted.telemetry.tracer,
-                    handler_class=joining.handler_class,
-                ) as app,
-            ):
-                who = await _unless(stop, lambda: _begin(hosted, app))
-                if who is not None:
-                    async with (
-                        nullcontext() if grpc is None else app.grpc(grpc),
-                        serving(app.asgi, listener, settings.config.limits.slow_reader_s),
-                        joining.joined(app, options.url),
-                    ):
-                        _spare_the_lasting()
-                        also = "" if grpc is None else f", gRPC at {options.grpc_url}"
-                        logger.info("ready: %s%s, A2A at %s", who, also, options.url)
-                        await stop.wait()
-                        await hosted.drain(settings.config.codex.shutdown_grace_s)
+            async with opening(options.url) as hosted, _push(settings, hosted.store) as push:
+                await _run(settings, hosted, options, push, listener, grpc, stop)
             tasks.cancel_scope.cancel()
     logger.info("stopped")
 
 
-@dataclass(frozen=True, slots=True)
-class _Joining:
-    """What of the application is another way where there is a platform, and the block in which the agent is on it."""
-
-    executor: AgentExecutor
-    handler_class: type[IdempotentHandler]
-    joined: Callable[[Application, str], AbstractAsyncContextManager[None]]
-
-
-@asynccontextmanager
-async def _joining(settings: Settings, hosted: ServedExecutor, stop: anyio.Event) -> AsyncIterator[_Joining]:
-    if settings.platform is None or hosted.platform is None:
-        yield _Joining(hosted.executor, IdempotentHandler, lambda _app, _url: nullcontext())
-        return
-    # Imported by those who are on a platform: with its HTTP client it takes 100 ms.
-    from codex_workspace.platform.deadline_reply import DeadlineReplyHandler
-    from codex_workspace.platform.registration import TrackedExecutor
-
-    pulse = TrackedExecutor(hosted.executor)
-    yield _Joining(
-        pulse,
-        DeadlineReplyHandler,
-        partial(_on_platform, settings, settings.platform, hosted.platform, hosted, pulse, stop),
-    )
-
-
-@asynccontextmanager
-async def _on_platform(
+async def _run(
     settings: Settings,
-    platform: PlatformSettings,
-    api: "PlatformClient",
     hosted: ServedExecutor,
-    pulse: "TrackedExecutor",
+    options: ServerOptions,
+    push: PushService | None,
+    listener: socket.socket,
+    grpc: GrpcListener | None,
     stop: anyio.Event,
-    app: Application,
-    url: str,
-) -> AsyncIterator[None]:
-    """Be on the platform while the block is open."""
-    from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery
-    from codex_workspace.platform.dispatcher import OWNER
-    from codex_workspace.platform.registration import HealthSource, RegistrationOptions, join_platform
-    from codex_workspace.platform.token import read_secret, write_secret
+) -> None:
+    """Serve an executor until `stop` is set."""
+    member = _platform_member(settings, hosted)
+    async with build_app(
+        options,
+        hosted.executor if member is None else member.executor,
+        hosted.store,
+        hosted.ready,
+        hosted.admission,
+        push,
+        views=partial(_views, settings, hosted, push),
+        tracer=hosted.telemetry.tracer,
+        handler_class=IdempotentHandler if member is None else member.handler_class,
+    ) as app:
+        name = await _unless(stop, lambda: _begin(hosted, app))
+        if name is None:
+            return
+        async with (
+            nullcontext() if grpc is None else app.grpc(grpc),
+            serving(app.asgi, listener, settings.config.limits.slow_reader_s),
+            nullcontext() if member is None else member.joined(app, options.url, stop),
+        ):
+            # A collection of the loaded modules, which stay for good, would stop the event loop for 100 ms and more.
+            gc.freeze()
+            grpc_address = "" if grpc is None else f", gRPC at {options.grpc_url}"
+            logger.info("ready: %s%s, A2A at %s", name, grpc_address, options.url)
+            await stop.wait()
+            await hosted.drain(settings.config.codex.shutdown_grace_s)
 
-    config, limits = settings.config.platform, settings.config.limits
-    # Where nobody needs a token, the platform's messages cannot be told from others'.
-    owners = frozenset({OWNER} if settings.listen.tokens else {OWNER, OPERATOR})
-    pushing = PushDelivery(hosted.store.outbox, config.answer_within_s, owners)
-    if isinstance(app.handler, DeadlineReplyHandler):
-        app.handler.serve_platform(pushing)
 
-    def let_in(secret: Secret) -> None:
-        if read_secret(platform.secret_file) != secret:
-            write_secret(platform.secret_file, secret)
-        app.add_principal(OWNER, secret.reveal())
+def _platform_member(settings: Settings, hosted: ServedExecutor) -> "PlatformMember | None":
+    if settings.platform is None or hosted.platform is None:
+        return None
+    # Imported only for an agent on the platform: with its HTTP client it takes 100 ms.
+    from codex_workspace.cli.on_platform import PlatformMember
+    from codex_workspace.platform.active_tasks import TrackedExecutor
 
-    known = read_secret(platform.secret_file)
-    if known is not None:
-        let_in(known)
-    options = RegistrationOptions(
-        url=url,
-        card=MessageToDict(app.card),
-        delivery=config.delivery,
-        heartbeat_s=config.heartbeat_s,
-        # Others want places, too.
-        at_once=max(1, min(limits.max_waiting_per_context, limits.max_waiting) // 2),
-    )
-    admission = hosted.admission
-    vitals = HealthSource(
-        pulse,
+    return PlatformMember(
+        settings,
+        settings.platform,
+        hosted.platform,
+        hosted.store.outbox,
+        hosted.admission,
+        TrackedExecutor(hosted.executor),
         hosted.telemetry.metrics.task_counts,
         hosted.wedged or hosted.store.write_problem,
-        None if admission is None else lambda: admission.running,
     )
-    async with join_platform(options, api, hosted.store.outbox, app.front, vitals, pushing, let_in, stop):
-        yield
-
-
-def _spare_the_lasting() -> None:
-    """Have the garbage collector pass over what is there by now: modules mostly, which stay for good.
-
-    It would look through them all at once, some hundred milliseconds in which nobody is answered.
-    """
-    gc.freeze()
 
 
 def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None, front: LimitedHandler) -> list[View]:

@@ -1,252 +1,280 @@
-"""Answers that take longer than a foreign host waits: sent by the platform's own means as soon as they are there.
+"""Answer pushed messages by the deadline, or promise the answer and send it later.
 
-That host is pushed to and tells nobody who has sent a message; the platform's own list of messages does, once it is
-through with one.
-
-The request handler where the platform pushes: it waits for an answer for about 180 s, then sends the same again.
-
-So its messages are answered by one message each, in time: with the task's answer, or with the word that it is at work
-and the answer comes later. That later answer is a letter, written down before the word goes out; from then on whoever
-asks again gets a word, and the answer once, by the letter.
+The platform waits about 180 s for the response to a message that it pushes, then delivers the message again. So the
+response is one message: the task's answer, or a promise. A promised answer is stored in the outbox before the promise
+is returned; from then on every delivery of the message gets a promise, and the answer is sent once.
 """
 
-import logging
+import math
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 from a2a.server.context import ServerCallContext
-from a2a.server.request_handlers import RequestHandler
 from a2a.types import Message, Part, Role, SendMessageRequest, Task
 from a2a.utils.errors import InternalError, UnsupportedOperationError
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.common.a2a_terms import AWAITING_INPUT, TERMINAL, is_protocol_0_3
-from codex_workspace.common.concurrency import task_group
-from codex_workspace.platform.activity_rows import DELEGATION, IN_REPLY_TO, UNKNOWN_PEER, answer_mark, is_answer
-from codex_workspace.platform.client import PlatformClient
-from codex_workspace.platform.dispatcher import (
-    OWNER,
-    STILL_WORKING,
-    Dispatcher,
-    answer_of_task,
-    message_from_push,
-    reply_text,
-)
-from codex_workspace.platform.reply_sender import ReplySender
+from codex_workspace.common.a2a_terms import ANSWER, AWAITING_INPUT, WORKING, is_protocol_0_3
+from codex_workspace.platform.activity_rows import DELEGATION, IN_REPLY_TO, UNKNOWN_PEER, answer_heading, is_answer
+from codex_workspace.platform.dispatcher import OWNER, Dispatcher, answer_of_task, message_from_push
 from codex_workspace.server.handler import IdempotentHandler
-from codex_workspace.server.open_questions import OpenQuestions
+from codex_workspace.server.open_questions import MAX_OPEN, OpenQuestions
 from codex_workspace.storage.deliveries import DeliveryKey
-from codex_workspace.storage.outbox import Outbox, OutboxMessage, OutboxState, Route, delete_expired
+from codex_workspace.storage.outbox import Outbox, OutboxState, Route
+from codex_workspace.storage.store import Store
 
-logger = logging.getLogger(__name__)
+STILL_WORKING: Final = "I am still working on this. I will send the answer as a separate message."
+SENT_SEPARATELY: Final = "The answer to this message is a separate message, which was sent already or is on its way."
+RECEIVED: Final = "Received, thank you. I'll continue and report the result to my user."
+"""The response to a peer's answer, which is not answered itself."""
+
+
+class LateReplies(Protocol):
+    """Sends answers that miss the deadline."""
+
+    @property
+    def deadline_s(self) -> float:
+        """How long a message may stay without a response."""
+
+    async def promise(self, message: Message, owner: str) -> str | None:
+        """Return the promise for a message whose answer is sent separately; None for any other message."""
+
+    async def defer(self, message: Message, owner: str) -> None:
+        """Send the answer to a message, as it was stored, when its task ends; durable on return, idempotent."""
+
+    async def absorb(self, message: Message, owner: str) -> None:
+        """Record that the answer to an earlier message answers this one, too."""
+
+    def question_task(self, context_id: str) -> str | None:
+        """Return the task with a deferred answer that waits for input in a context, if there is one."""
 
 
 class DeferredReplies:
-    """Has late answers sent; from `open_deferred_replies`.
+    """Sends late answers through the outbox.
 
-    within_s: how long a message may stay without any answer.
+    `dispatcher` returns None if none is running: then the next process sends the answer.
     """
 
-    def __init__(self, within_s: float, mail: Outbox, follow: Callable[[OutboxMessage], Awaitable[None]]) -> None:
-        self.within_s = within_s
-        self._mail = mail
+    def __init__(self, outbox: Outbox, deadline_s: float, dispatcher: Callable[[], Dispatcher | None]) -> None:
+        self.deadline_s = deadline_s
+        self._outbox = outbox
+        self._dispatcher = dispatcher
+
+    async def promise(self, message: Message, owner: str) -> str | None:
+        """See `LateReplies`."""
+        known = await self._outbox.find(message_from_push(message, owner).id)
+        if known is None:
+            return None
+        return STILL_WORKING if known.state is OutboxState.RECEIVED else SENT_SEPARATELY
+
+    async def defer(self, message: Message, owner: str) -> None:
+        """See `LateReplies`."""
+        added = await self._outbox.add(message_from_push(message, owner))
+        dispatcher = self._dispatcher()
+        if added is not None and dispatcher is not None:
+            await dispatcher.follow(added)
+
+    async def absorb(self, message: Message, owner: str) -> None:
+        """See `LateReplies`."""
+        done = replace(message_from_push(message, owner), state=OutboxState.DONE, route=Route.NONE, request=b"")
+        await self._outbox.add(done)
+
+    def question_task(self, context_id: str) -> str | None:
+        """See `LateReplies`."""
+        dispatcher = self._dispatcher()
+        return None if dispatcher is None else dispatcher.question_task(context_id)
+
+
+class DeadlineReplies:
+    """Turns the task of an accepted message into its response, by the deadline.
+
+    Args:
+        store: where tasks are.
+        follow: waits for the end of a request's task.
+        attach_files: attach the task's files to the response, instead of naming them.
+
+    `late` sends late answers; None: there is no deadline.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        follow: Callable[[SendMessageRequest, ServerCallContext], Awaitable[Message | Task]],
+        *,
+        attach_files: bool,
+    ) -> None:
+        self.late: LateReplies | None = None
+        self._questions = OpenQuestions(store)
         self._follow = follow
+        self._attach_files = attach_files
+        self._deferred: deque[str] = deque(maxlen=MAX_OPEN)
 
-    async def word(self, message: Message, owner: str) -> str | None:
-        """Return what is said to a message whose answer is sent later, or was; None where that is not so."""
-        known = await self._mail.find(message_from_push(message, owner).id)
-        return None if known is None else reply_text(known)
+    async def find_question(self, owner: str, context_id: str, call: ServerCallContext) -> str | None:
+        """Return the task in a context that waits for input: the next message answers it."""
+        task_id = None if self.late is None else self.late.question_task(context_id)
+        if task_id is None:
+            return await self._questions.find(owner, context_id, call)
+        self._deferred.append(task_id)
+        return task_id
 
-    async def owe(self, message: Message, owner: str) -> None:
-        """Have the answer to a message sent when it is there, once however often this is asked; durable on return."""
-        kept = await self._mail.add(message_from_push(message, owner))
-        if kept is not None:
-            await self._follow(kept)
+    async def respond(self, request: SendMessageRequest, started: Task, call: ServerCallContext) -> Message:
+        """Return the answer to a message, or the promise that it is sent later.
 
+        Raises:
+            InternalError: the task failed, was canceled or was rejected.
+        """
+        late, message, owner = self.late, request.message, call.user.user_name
+        promise = await self._promise(message, started, owner)
+        if promise is not None:
+            return promise
+        if late is not None and message.task_id in self._deferred:
+            await late.absorb(message, owner)
+            return status_reply(STILL_WORKING, started)
+        answer: Message | Task | None = None
+        with anyio.move_on_after(math.inf if late is None else late.deadline_s):
+            answer = await self._follow(copy_request(request), call)
+        # Another delivery of the same message may have reached its deadline.
+        promise = await self._promise(message, started, owner)
+        if promise is not None:
+            return promise
+        if isinstance(answer, Message):
+            return answer
+        # The SDK returns a working task if the request is cancelled.
+        if late is not None and (answer is None or answer.status.state in WORKING):
+            await self.defer(message, started, owner)
+            return status_reply(STILL_WORKING, started)
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        assert answer is not None
+        if answer.status.state in AWAITING_INPUT:
+            self._questions.record(owner, answer.context_id, answer.id)
+        return reply_of(answer, attach_files=self._attach_files)
 
-@asynccontextmanager
-async def open_deferred_replies(
-    api: PlatformClient, mail: Outbox, handler: RequestHandler, within_s: float
-) -> AsyncIterator[DeferredReplies]:
-    """Send late answers while the block is open, those first that an earlier process has left."""
-    async with task_group() as tasks:
-        postman = ReplySender(api, mail, tasks)
-        clerk = Dispatcher(handler, mail, api, tasks, postman)
-        postman.tell(clerk.sent, _removed)
-        tasks.start_soon(clerk.resume)
-        tasks.start_soon(delete_expired, mail)
-        try:
-            yield DeferredReplies(within_s, mail, clerk.follow)
-        finally:
-            tasks.cancel_scope.cancel()
+    async def defer(self, message: Message, started: Task, owner: str) -> None:
+        """Have the answer to a message sent later."""
+        if self.late is None:
+            return
+        await self.late.defer(message, owner)
+        self._questions.record(owner, started.context_id, started.id)
+        self._deferred.append(started.id)
 
-
-def _removed() -> None:
-    logger.warning("the workspace was removed from the platform; late answers have no reader any more")
-
-
-NOTED: Final = "Thank you. I go on with this; what comes of it goes to my user."
-"""What a peer's answer is answered with: no answer of the agent's, which would be answered in turn."""
+    async def _promise(self, message: Message, started: Task, owner: str) -> Message | None:
+        text = None if self.late is None else await self.late.promise(message, owner)
+        return None if text is None else status_reply(text, started)
 
 
 @dataclass(slots=True)
 class PushDelivery:
-    """What the handler has to know of the platform.
+    """When and how our own host answers the platform.
 
-    answer_within_s: how long a message may stay without any answer. owners: whose messages may be the platform's.
-    is_on: it pushes at the moment. follow: has a letter's answer waited for and sent. asks_in: gives the task of a
-    letter that asks something in a context.
+    owners: the principals whose messages may come from the platform. is_on: the platform pushes at the moment.
+    late: sends late answers, while the agent is on the platform.
     """
 
-    mail: Outbox
-    answer_within_s: float
+    deadline_s: float
     owners: frozenset[str] = frozenset({OWNER})
     is_on: bool = False
-    follow: Callable[[OutboxMessage], Awaitable[None]] | None = None
-    asks_in: Callable[[str], str | None] = lambda _context_id: None
+    late: DeferredReplies | None = None
 
     def is_from_platform(self, params: SendMessageRequest, context: ServerCallContext) -> bool:
-        """Tell whether a message may be the platform's: it waits for its answer, and speaks A2A 0.3."""
+        """Tell whether a message may come from the platform: its sender waits for the answer, in A2A 0.3."""
         is_waiting = not params.configuration.return_immediately and not params.message.task_id
         return self.is_on and is_waiting and context.user.user_name in self.owners and is_protocol_0_3(context)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asking:
-    """A message of the platform's, as it is, or is to be, written down.
-
-    is_answer: a peer's to one of ours. is_word_for_letter: for the task of a letter, which tells all that comes of it.
-    """
-
-    request: SendMessageRequest
-    is_answer: bool = False
-    is_word_for_letter: bool = False
-
-
 class DeadlineReplyHandler(IdempotentHandler):
-    """Answers what the platform pushes in time; everybody else as `IdempotentHandler` does."""
+    """Answers the platform by the deadline, and other callers as `IdempotentHandler` does."""
 
-    def serve_platform(self, pushing: PushDelivery) -> None:
-        """Say when and how the platform is to be answered."""
-        self._pushing = pushing
-        self._asked = OpenQuestions(self._store)
+    _push: PushDelivery | None = None
+
+    def serve_platform(self, push: PushDelivery) -> None:
+        """Answer the platform from now on."""
+        self._push = push
+        self._replies = DeadlineReplies(self._store, super().on_message_send, attach_files=False)
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
-        """Answer a message: the platform with one message, whose first part is the text."""
-        pushing: PushDelivery | None = getattr(self, "_pushing", None)
-        if pushing is None or not pushing.is_from_platform(params, context):
+        """Answer a message; the platform gets one message whose first part is the text."""
+        push = self._push
+        if push is None or not push.is_from_platform(params, context):
             return await super().on_message_send(params, context)
+        self._replies.late = push.late
         params.message.message_id = params.message.message_id or str(uuid.uuid4())
-        asking = await self._read(pushing, params, context)
-        try:
-            begun = await self._begin(asking.request, context)
-        except UnsupportedOperationError:
-            if not asking.request.message.task_id:
-                raise
-            # Somebody was quicker: nothing is asked any more.
-            asking = _Asking(_copy(params))
-            begun = await self._begin(asking.request, context)
-        letter = message_from_push(asking.request.message, context.user.user_name)
-        if asking.is_answer:
-            await self._owe(pushing, letter)
-            return _message(NOTED, f"{begun.id}-noted", begun.context_id)
-        word = await self._word(pushing, letter, begun)
-        if word is not None:
-            return word
-        if asking.is_word_for_letter:
-            await pushing.mail.add(replace(letter, state=OutboxState.DONE, route=Route.NONE, request=b""))
-            return _message(STILL_WORKING, f"{begun.id}-at-work", begun.context_id)
-        return await self._in_time(pushing, asking.request, begun, letter, context)
-
-    async def _begin(self, request: SendMessageRequest, context: ServerCallContext) -> Task:
-        at_once = _copy(request)
-        at_once.configuration.return_immediately = True
-        begun = await super().on_message_send(at_once, context)
-        assert isinstance(begun, Task)
-        return begun
-
-    async def _in_time(
-        self,
-        pushing: PushDelivery,
-        request: SendMessageRequest,
-        begun: Task,
-        letter: OutboxMessage,
-        context: ServerCallContext,
-    ) -> Message:
-        """Return a message's answer, or the word that it comes later; then it is owed."""
-        answer: Message | Task | None = None
-        with anyio.move_on_after(pushing.answer_within_s):
-            answer = await super().on_message_send(_copy(request), context)
-        # The same may have come twice, and the other one have waited long enough.
-        word = await self._word(pushing, letter, begun)
-        if word is not None:
-            return word
-        if isinstance(answer, Task) and answer.status.state in AWAITING_INPUT:
-            self._asked.record(context.user.user_name, answer.context_id, answer.id)
-        if isinstance(answer, Task) and answer.status.state in TERMINAL | AWAITING_INPUT:
-            return _answer(answer)
-        if isinstance(answer, Message):
-            return answer
-        await self._owe(pushing, letter)
-        return _message(STILL_WORKING, f"{begun.id}-at-work", begun.context_id)
-
-    async def _read(self, pushing: PushDelivery, params: SendMessageRequest, context: ServerCallContext) -> _Asking:
-        """Return what a message is: one that comes again is as it was written down."""
-        request = _copy(params)
         metadata = MessageToDict(params.message.metadata)
         if is_answer(metadata, params.message.message_id):
-            work = metadata.get(DELEGATION) or metadata.get(IN_REPLY_TO)
-            request.message.parts.insert(0, answer_mark(UNKNOWN_PEER, work if isinstance(work, str) else ""))
-            return _Asking(request, is_answer=True)
-        owner = context.user.user_name
+            return await self._receive_answer(params, context)
+        request = await self._read(params, context)
+        try:
+            started = await self._start(request, context)
+        except UnsupportedOperationError:
+            if not request.message.task_id:
+                raise
+            # The question was answered meanwhile.
+            request = copy_request(params)
+            started = await self._start(request, context)
+        return await self._replies.respond(request, started, context)
+
+    async def _start(self, request: SendMessageRequest, context: ServerCallContext) -> Task:
+        request = copy_request(request)
+        request.configuration.return_immediately = True
+        started = await super().on_message_send(request, context)
+        assert isinstance(started, Task)
+        return started
+
+    async def _receive_answer(self, params: SendMessageRequest, context: ServerCallContext) -> Message:
+        """Take in a peer's answer: what comes of it is reported to the user."""
+        request, metadata = copy_request(params), MessageToDict(params.message.metadata)
+        work = metadata.get(DELEGATION) or metadata.get(IN_REPLY_TO)
+        request.message.parts.insert(0, answer_heading(UNKNOWN_PEER, work if isinstance(work, str) else ""))
+        started = await self._start(request, context)
+        await self._replies.defer(request.message, started, context.user.user_name)
+        return status_reply(RECEIVED, started, "received")
+
+    async def _read(self, params: SendMessageRequest, context: ServerCallContext) -> SendMessageRequest:
+        """Return the request for a message: as it was stored, or addressed to the task that waits for input."""
+        request, owner = copy_request(params), context.user.user_name
         known = await self._store.deliveries.request(DeliveryKey(owner, params.message.message_id))
         if known is not None:
             if _as_sent(known.message, params.message) == params.message:
                 request.message.CopyFrom(known.message)
-            return _Asking(request)
+            return request
         context_id = params.message.context_id or await self._store.main_context(owner)
-        by_letter = pushing.asks_in(context_id)
-        task_id = by_letter or await self._asked.find(owner, context_id, context)
+        task_id = await self._replies.find_question(owner, context_id, context)
         if task_id is not None:
             request.message.task_id, request.message.context_id = task_id, context_id
-        return _Asking(request, is_word_for_letter=by_letter is not None)
-
-    async def _word(self, pushing: PushDelivery, letter: OutboxMessage, begun: Task) -> Message | None:
-        """Return what is said to a message whose answer is sent by a letter; None where there is no letter."""
-        known = await pushing.mail.find(letter.id)
-        if known is None:
-            return None
-        return _message(reply_text(known), f"{begun.id}-at-work", begun.context_id)
-
-    async def _owe(self, pushing: PushDelivery, letter: OutboxMessage) -> None:
-        """Write down that the answer has to be sent later, and have that done; once for each message."""
-        kept = await pushing.mail.add(letter)
-        if kept is not None and pushing.follow is not None:
-            await pushing.follow(kept)
+        return request
 
 
-def _answer(task: Task) -> Message:
-    """Return a task's answer as the platform reads it.
+def reply_of(task: Task, *, attach_files: bool) -> Message:
+    """Return the answer of a task that has ended or waits for input, as one message with the text first.
 
     Raises:
-        InternalError: the task has not come to a good end; an answer's text would look like one.
+        InternalError: the task failed, was canceled or was rejected.
     """
-    said = answer_of_task(task)
-    if not said.is_good:
-        raise InternalError(message=said.text)
-    return _message(said.text, f"{task.id}-answer", task.context_id)
+    answer = answer_of_task(task)
+    if answer.is_failure:
+        raise InternalError(message=answer.text)
+    return (
+        status_reply(answer.text, task, ANSWER, answer.files)
+        if attach_files
+        else status_reply(answer.text_with_files, task, ANSWER)
+    )
 
 
-def _message(text: str, message_id: str, context_id: str) -> Message:
-    return Message(role=Role.ROLE_AGENT, message_id=message_id, context_id=context_id, parts=[Part(text=text)])
+def status_reply(text: str, task: Task, kind: str = "at-work", files: Iterable[Part] = ()) -> Message:
+    """Return a message about a task; repeated deliveries get the same message."""
+    return Message(
+        role=Role.ROLE_AGENT,
+        message_id=f"{task.id}-{kind}",
+        context_id=task.context_id,
+        parts=[Part(text=text), *files],
+    )
 
 
 def _as_sent(known: Message, sent: Message) -> Message:
-    """Return a message that was written down, without the task and context that its sender did not name."""
+    """Return a stored message without the task and context that its sender did not name."""
     message = Message()
     message.CopyFrom(known)
     message.ClearField("task_id")
@@ -255,7 +283,8 @@ def _as_sent(known: Message, sent: Message) -> Message:
     return message
 
 
-def _copy(request: SendMessageRequest) -> SendMessageRequest:
+def copy_request(request: SendMessageRequest) -> SendMessageRequest:
+    """Return a copy of a request."""
     copy = SendMessageRequest()
     copy.CopyFrom(request)
     return copy

@@ -1,7 +1,7 @@
-"""Sends answers to who the platform says they are for: in order for each reader, tried again until they are out.
+"""Sends replies to the user and to peers, in order for each recipient, until they arrive.
 
-An answer is written down as `unsure` before it is sent. Where nobody knows whether it arrived, because the line broke
-or the process died, the user's view is looked at first; a peer knows an answer that comes twice by its message id.
+A reply is marked `may_be_sent` before it is sent. If the connection breaks or the process dies then, the sender first
+looks for the reply among the user's notifications. A peer recognizes a repeated reply by its message id.
 """
 
 import logging
@@ -11,7 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Final, assert_never
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -22,10 +22,8 @@ from codex_workspace.platform.activity_rows import DELEGATION, ECHO, IN_REPLY_TO
 from codex_workspace.platform.client import MAX_PAGE, PlatformClient
 from codex_workspace.platform.client_types import (
     ActivityRow,
-    PlatformBusy,
     PlatformError,
     PlatformRejected,
-    PlatformUnauthorized,
     PlatformUnreachable,
     WorkspaceRemoved,
 )
@@ -35,230 +33,216 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
-"""Before the second try, and at the most; in between it doubles."""
 
 MAX_REPLY_CHARS: Final = 200_000
-"""Of an answer; a request may have 1 MB, and a character four bytes."""
+"""The platform accepts 1 MB; a character may have four bytes."""
 
-CUT: Final = "\n\n[The answer is longer than the platform takes; the rest is left out.]"
+CUT: Final = "\n\n[The answer is too long for the platform; the rest is left out.]"
 FAILED: Final = "This could not be done: "
 
 NOT_FOUND_TRIES: Final = 10
-"""A platform that was just restarted may not know the workspace until it registers again."""
+"""A platform that was restarted may not know the workspace until it registers again."""
 
-LOOKS: Final = 10
-"""How often the user's view is asked for, before an answer that is perhaps there is sent again."""
+ECHO_LOOKUPS: Final = 10
+"""Failed lookups after which a reply that may have arrived is sent again."""
 
-PEER_PATIENCE_S: Final = 3600.0
-"""A peer that takes nothing for so long gets what is owed to it tried once more, and then no more."""
+PEER_TIMEOUT_S: Final = 3600.0
+"""If a peer accepts nothing for this long, each reply to it is tried once more and then dropped."""
 
 MAX_WAITING: Final = 100
-"""Answers that wait for one peer; of more, the oldest is given up."""
+"""Replies that wait for one peer; the oldest is dropped."""
 
-LOOKED_PAGE: Final = 100
-MAX_LOOKED: Final = 100
-"""Rows of one look back over the activity, and how many looks: a day of much work."""
+LOOK_BACK_PAGE: Final = 100
+MAX_PAGES: Final = 1000
 
-SENDER_BEFORE_S: Final = 3600.0
-"""A pushed message's row is so much older than our letter at the most; the platform's clock may differ."""
+ROW_AGE_S: Final = 3600.0
+"""How much older than the outbox message the row of a pushed message may be, by the platform's clock."""
 
-LOOK_BACK_S: Final = 60.0
-"""Answers with the same text count as told, if they went out so long before the message came at the most."""
+SAME_REPLY_S: Final = 60.0
+"""How long before a message came an equal reply may have been sent to count as its echo."""
 
 _NAMESPACE: Final = uuid.UUID("6f1ad1f2-2f0c-4d34-9c57-9a52b4f5a0c5")
 
 
 class ReplySender:
-    """Sends what is owed."""
+    """Sends the replies of outbox messages.
+
+    on_sent is called when a message is completed, on_removed when the platform has removed the workspace.
+    """
 
     def __init__(
         self,
-        api: PlatformClient,
-        mail: Outbox,
-        workers: TaskGroup,
+        client: PlatformClient,
+        outbox: Outbox,
+        tasks: TaskGroup,
+        on_sent: Callable[[OutboxMessage], None],
+        on_removed: Callable[[], None],
         jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._api = api
-        self._mail = mail
-        self._workers = workers
+        self._client = client
+        self._outbox = outbox
+        self._tasks = tasks
+        self._on_sent = on_sent
+        self._on_removed = on_removed
         self._jitter = jitter
-        self._sent: Callable[[OutboxMessage], None] = lambda _letter: None
-        self._removed: Callable[[], None] = lambda: None
-        self._queues: dict[str, deque[OutboxMessage]] = {}
         self._clock = clock
+        self._queues: dict[str, deque[OutboxMessage]] = {}
         self._silent_since: dict[str, float] = {}
 
-    def tell(self, sent: Callable[[OutboxMessage], None], removed: Callable[[], None]) -> None:
-        """Have `sent` told of each letter that is over, and `removed` that the workspace is gone."""
-        self._sent = sent
-        self._removed = removed
-
-    def post(self, letter: OutboxMessage) -> None:
-        """Have a letter's answer sent, behind those that go to the same reader."""
-        reader = letter.peer if letter.route is Route.PEER else ""
-        queue = self._queues.get(reader)
+    def enqueue(self, message: OutboxMessage) -> None:
+        """Send a message's reply after the other replies to the same recipient."""
+        recipient = message.peer if message.route is Route.PEER else ""
+        queue = self._queues.get(recipient)
         if queue is None:
-            queue = self._queues[reader] = deque()
-            self._workers.start_soon(self._work, reader, queue)
-        queue.append(letter)
-        if reader and len(queue) > MAX_WAITING:
-            self._workers.start_soon(self._leave_out, queue.popleft())
+            queue = self._queues[recipient] = deque()
+            self._tasks.start_soon(self._send_queue, recipient, queue)
+        queue.append(message)
+        if recipient and len(queue) > MAX_WAITING:
+            self._tasks.start_soon(self._drop, queue.popleft(), "too many replies wait for the same peer")
 
-    async def _leave_out(self, letter: OutboxMessage) -> None:
-        await self._give_up(letter, "too many wait for the same peer")
-        self._sent(letter)
-
-    async def _work(self, reader: str, queue: deque[OutboxMessage]) -> None:
+    async def _send_queue(self, recipient: str, queue: deque[OutboxMessage]) -> None:
         try:
             while queue:
-                letter = queue.popleft()
-                if not await self._deliver(letter):
-                    return
-                self._sent(letter)
+                await self._deliver(queue.popleft())
+        except WorkspaceRemoved:
+            self._on_removed()
         finally:
-            del self._queues[reader]
+            del self._queues[recipient]
 
-    async def _deliver(self, letter: OutboxMessage) -> bool:
-        """Send an answer until it is out, or refused, or its peer is silent for long; False where we are gone."""
-        tries = looks = 0
+    async def _deliver(self, message: OutboxMessage) -> None:
+        """Send a reply until it has arrived, was rejected, or its peer has been silent for too long."""
+        tries = lookups = 0
         while True:
-            is_look = letter.may_be_sent and looks < LOOKS
+            may_be_sent, is_lookup = message.may_be_sent, message.may_be_sent and lookups < ECHO_LOOKUPS
             try:
-                if is_look:
-                    looks += 1
-                    if await self._has_arrived(letter):
+                if is_lookup:
+                    lookups += 1
+                    if await self._has_arrived(message):
                         break
-                    is_look = False
-                before = letter.may_be_sent
-                letter = await self._mail.mark_sending(letter, may_be_sent=True)
-                await self._send(letter)
-                self._silent_since.pop(letter.peer, None)
+                    is_lookup = False
+                message = await self._outbox.mark_sending(message, may_be_sent=True)
+                await self._send(message)
+                self._silent_since.pop(message.peer, None)
                 break
             except WorkspaceRemoved:
-                self._removed()
-                return False
-            except (PlatformBusy, PlatformUnauthorized, PlatformUnreachable, PlatformRejected) as error:
-                if isinstance(error, PlatformRejected) and not self._may_pass(letter, error, tries):
-                    await self._give_up(letter, str(error))
-                    return True
-                if not is_look and not (isinstance(error, PlatformUnreachable) and error.outcome_unknown):
-                    # This try has done nothing; the one before may have.
-                    letter = await self._mail.mark_sending(letter, may_be_sent=before)
-                if self._is_silent(letter):
-                    await self._give_up(letter, str(error))
-                    return True
-                await self._pause(error, tries)
+                raise
+            except PlatformError as error:
+                is_final = isinstance(error, PlatformRejected) and not self._may_pass(message, error, tries)
+                if not (is_final or is_lookup or (isinstance(error, PlatformUnreachable) and error.outcome_unknown)):
+                    # This attempt had no effect; an earlier one may have.
+                    message = await self._outbox.mark_sending(message, may_be_sent=may_be_sent)
+                if is_final or self._is_silent(message):
+                    await self._drop(message, str(error))
+                    return
+                pause_s = max(backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * self._jitter(), error.retry_after_s)
+                logger.info("cannot send a reply: %s Retrying in %.1f s", error, pause_s)
+                await anyio.sleep(pause_s)
             tries += 1
-        await self._mail.complete(letter)
-        return True
+        await self._complete(message)
 
-    async def _give_up(self, letter: OutboxMessage, why: str) -> None:
-        logger.warning("an answer is given up: %s", why)
-        await self._mail.complete(letter)
+    async def _drop(self, message: OutboxMessage, reason: str) -> None:
+        logger.warning("dropping a reply: %s", reason)
+        await self._complete(message)
 
-    def _is_silent(self, letter: OutboxMessage) -> bool:
-        """Tell whether a letter's peer has taken nothing for so long that it is not waited for any more."""
-        if letter.route is not Route.PEER:
+    async def _complete(self, message: OutboxMessage) -> None:
+        await self._outbox.complete(message)
+        self._on_sent(message)
+
+    def _is_silent(self, message: OutboxMessage) -> bool:
+        """Tell whether the message's peer has accepted nothing for `PEER_TIMEOUT_S`."""
+        if message.route is not Route.PEER:
             return False
         now = self._clock()
-        return now - self._silent_since.setdefault(letter.peer, now) >= PEER_PATIENCE_S
+        return now - self._silent_since.setdefault(message.peer, now) >= PEER_TIMEOUT_S
 
-    def _may_pass(self, letter: OutboxMessage, refused: PlatformRejected, tries: int) -> bool:
-        return letter.route is Route.USER and refused.status == 404 and tries < NOT_FOUND_TRIES
+    def _may_pass(self, message: OutboxMessage, rejected: PlatformRejected, tries: int) -> bool:
+        return message.route is Route.USER and rejected.status == 404 and tries < NOT_FOUND_TRIES
 
-    async def _pause(self, error: PlatformError, tries: int) -> None:
-        pause_s = max(backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * self._jitter(), error.retry_after_s)
-        logger.info("an answer is not out yet: %s Tried again in %.1f s", error, pause_s)
-        await anyio.sleep(pause_s)
+    async def _send(self, message: OutboxMessage) -> None:
+        text = reply_text(message)
+        if message.route is Route.PEER:
+            # The peer's reply to this is dropped: two agents would answer each other for ever.
+            await self._client.send(message.peer, text, reply_id(message), _reply_metadata(message))
+        elif message.route is not Route.NONE:
+            await self._client.notify(text)
 
-    async def _send(self, letter: OutboxMessage) -> None:
-        text = words_for(letter)
-        match letter.route:
-            case Route.USER | Route.LOOK_UP:
-                await self._api.notify(text)
-            case Route.PEER:
-                answer = await self._api.send(letter.peer, text, answer_id(letter), _about(letter))
-                # Whatever it says to that is the last word: two that answer each other would never end.
-                logger.debug("a peer has got its answer%s", " in its inbox" if answer.queued else "")
-            case Route.NONE:
-                pass
-            case _:
-                assert_never(letter.route)
-
-    async def _has_arrived(self, letter: OutboxMessage) -> bool:
-        """Tell whether the user has got an answer already, as far as the platform tells."""
-        if letter.route is not Route.USER:
+    async def _has_arrived(self, message: OutboxMessage) -> bool:
+        """Tell whether the user's notifications contain the reply."""
+        if message.route is not Route.USER:
             return False
-        text = words_for(letter)
-        since = instant(letter.created_at) or letter.received_at - LOOK_BACK_S
+        text, since = reply_text(message), parse_time(message.created_at)
         echoes = await look_back(
-            self._api, lambda row: row.method == ECHO and _is_after(row, letter) and _tells(row, text), since
+            self._client,
+            lambda row: row.method == ECHO and parse_time(row.created_at) >= since and _contains(row, text),
+            since or message.received_at - SAME_REPLY_S,
         )
-        if not echoes:
-            return False
-        # Others may have been answered in the same words.
-        return len(echoes) > await self._mail.count_sent(letter.reply, letter.received_at - LOOK_BACK_S)
+        # Other messages may have had the same reply.
+        return bool(echoes) and len(echoes) > await self._outbox.count_sent(
+            message.reply, message.received_at - SAME_REPLY_S
+        )
 
 
 async def look_back(
-    api: PlatformClient, wanted: Callable[[ActivityRow], bool], since: float, enough: int = MAX_PAGE
+    client: PlatformClient,
+    matches: Callable[[ActivityRow], bool],
+    since: float,
+    enough: int = MAX_PAGE,
+    *,
+    before: str | None = None,
+    since_s: int | None = None,
 ) -> list[ActivityRow]:
-    """Return the newest rows of our activity that are `wanted`, `enough` of them or a few more.
+    """Read the activity from its newest row backwards; return the matching rows, newest first.
 
-    since: where to end, in seconds since 1970, by the platform's clock.
+    Reading ends at `since` (seconds since 1970, the platform's clock), or with the page that completes `enough` rows.
+    `before` and `since_s` limit the rows as in `PlatformClient.activity`.
     """
     found: dict[str, ActivityRow] = {}
-    before, limit = None, LOOKED_PAGE
-    for _ in range(MAX_LOOKED):
-        page = await api.page(before=before, limit=limit)
-        found |= {row.id: row for row in reversed(page.rows) if row.id not in found and wanted(row)}
+    limit = LOOK_BACK_PAGE
+    for _ in range(MAX_PAGES):
+        page = await client.page(before=before, since_s=since_s, limit=limit)
+        found |= {row.id: row for row in reversed(page.rows) if row.id not in found and matches(row)}
         oldest = page.rows[0].created_at if page.rows else ""
-        if page.is_last or len(found) >= enough or instant(oldest) < since:
+        if page.is_last or len(found) >= enough or parse_time(oldest) < since:
             break
-        # The next page begins with the moment at which this one ends: it may have more of it.
+        # The next page begins with the moment at which this one ends: there may be more rows of it.
         is_stuck = just_after(oldest) == before
         can_grow = limit < MAX_PAGE and not page.is_reduced
-        limit = min(limit * 4, MAX_PAGE) if is_stuck and can_grow else LOOKED_PAGE
+        limit = min(limit * 4, MAX_PAGE) if is_stuck and can_grow else LOOK_BACK_PAGE
         before = oldest if is_stuck and not can_grow else just_after(oldest)
     return list(found.values())
 
 
-async def sender_of(api: PlatformClient, letter: OutboxMessage) -> ActivityRow | None:
-    """Return the platform's row of a message that it has pushed; None where it shows none."""
-    since = letter.received_at - SENDER_BEFORE_S
-    found = await look_back(api, lambda row: message_id_of(row) == letter.source_id, since, 1)
+async def find_row(client: PlatformClient, message: OutboxMessage) -> ActivityRow | None:
+    """Return the platform's row of a pushed message, if it has one."""
+    since = message.received_at - ROW_AGE_S
+    found = await look_back(client, lambda row: message_id_of(row) == message.source_id, since, 1)
     return next(iter(found), None)
 
 
-def words_for(letter: OutboxMessage) -> str:
-    """Return an answer as its reader gets it."""
-    text = f"{FAILED}{letter.reply}" if letter.is_failure else letter.reply
+def reply_text(message: OutboxMessage) -> str:
+    """Return a reply's text as it is sent."""
+    text = f"{FAILED}{message.reply}" if message.is_failure else message.reply
     return text if len(text) <= MAX_REPLY_CHARS else text[: MAX_REPLY_CHARS - len(CUT)] + CUT
 
 
-def answer_id(letter: OutboxMessage) -> str:
-    """Return the id of the message that answers a letter: the same for each try."""
-    return str(uuid.uuid5(_NAMESPACE, letter.id))
+def reply_id(message: OutboxMessage) -> str:
+    """Return the message id of a reply: the same for each attempt."""
+    return str(uuid.uuid5(_NAMESPACE, message.id))
 
 
-def _about(letter: OutboxMessage) -> JsonObject:
-    about: JsonObject = {IN_REPLY_TO: letter.source_id or letter.id}
-    if letter.delegation_id:
-        about[DELEGATION] = letter.delegation_id
-    if letter.is_failure:
-        about["status"] = "failed"
-    return about
+def _reply_metadata(message: OutboxMessage) -> JsonObject:
+    metadata: JsonObject = {IN_REPLY_TO: message.source_id or message.id}
+    if message.delegation_id:
+        metadata[DELEGATION] = message.delegation_id
+    if message.is_failure:
+        metadata["status"] = "failed"
+    return metadata
 
 
-def _is_after(row: ActivityRow, letter: OutboxMessage) -> bool:
-    """Tell whether a row is later than the one that is answered, by the platform's clock."""
-    return not letter.created_at or not row.created_at or instant(row.created_at) >= instant(letter.created_at)
-
-
-def _tells(row: ActivityRow, text: str) -> bool:
-    held = [each for body in (row.request, row.response) for each in _strings(body)]
-    return text in held if held else bool(row.summary) and text.startswith(row.summary[:60])
+def _contains(row: ActivityRow, text: str) -> bool:
+    strings = [each for body in (row.request, row.response) for each in _strings(body)]
+    return text in strings if strings else bool(row.summary) and text.startswith(row.summary[:60])
 
 
 def _strings(value: JsonValue) -> Iterator[str]:
@@ -273,8 +257,8 @@ def _strings(value: JsonValue) -> Iterator[str]:
                 yield from _strings(each)
 
 
-def instant(created_at: str) -> float:
-    """Return the platform's text of a time in seconds since 1970, 0 for what is none."""
+def parse_time(created_at: str) -> float:
+    """Return the platform's timestamp in seconds since 1970; 0 if it is invalid."""
     try:
         return datetime.fromisoformat(created_at).timestamp()
     except (ValueError, OverflowError):
@@ -282,7 +266,7 @@ def instant(created_at: str) -> float:
 
 
 def just_after(created_at: str) -> str | None:
-    """Return the platform's time a microsecond later, None for what is no time."""
+    """Return the platform's timestamp plus a microsecond; None if it is invalid."""
     try:
         moment = datetime.fromisoformat(created_at).astimezone(UTC) + timedelta(microseconds=1)
     except (ValueError, OverflowError):

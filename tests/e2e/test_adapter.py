@@ -22,9 +22,10 @@ from adapter import Adapter
 from codex_workspace.config.loading import load_settings
 from codex_workspace.devkit.model import ScriptedModel, numbered_text
 from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
-from codex_workspace.platform.dispatcher import STILL_WORKING
+from codex_workspace.platform.deadline_reply import STILL_WORKING
+from codex_workspace.platform.host_adapter import NOTHING_NEW
 from codex_workspace.platform.runtime_contract import AdapterConfig
-from codex_workspace.platform.runtime_host import NOTHING_NEW, report_unhealthy
+from codex_workspace.platform.runtime_host import report_unhealthy
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent, spawn
 from tests.e2e.client import script
 

@@ -9,7 +9,7 @@ import pytest
 
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.platform.app import StandInOptions, running_platform
-from codex_workspace.platform.dispatcher import STILL_WORKING
+from codex_workspace.platform.deadline_reply import STILL_WORKING
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.client import script
 

@@ -17,10 +17,11 @@ from google.protobuf.json_format import MessageToDict
 from codex_workspace.common.metrics import TaskOutcome
 from codex_workspace.config.environment import Secret
 from codex_workspace.devkit.platform.app import StandInPlatform
+from codex_workspace.platform.active_tasks import TrackedExecutor
 from codex_workspace.platform.client import PlatformClient, open_platform_client
 from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery
 from codex_workspace.platform.dispatcher import OWNER
-from codex_workspace.platform.registration import HealthSource, RegistrationOptions, TrackedExecutor, join_platform
+from codex_workspace.platform.registration import HealthSource, RegistrationOptions, join_platform
 from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.server.app import ServerOptions, bind, build_app, serving
 from codex_workspace.storage.store import Store, open_store
@@ -91,7 +92,7 @@ class Placed:
 @asynccontextmanager
 async def placed(place: Place) -> AsyncIterator[Placed]:
     """Run an agent at its place until the block ends, which is as sudden as a death."""
-    pulse = TrackedExecutor(place.echo)
+    tracked = TrackedExecutor(place.echo)
     stop, secrets = anyio.Event(), list[Secret]()
     token = WorkspaceToken(place.folder / "token", [place.folder / ".auth_token"])
     with bind("127.0.0.1", 0) as listener:
@@ -103,11 +104,11 @@ async def placed(place: Place) -> AsyncIterator[Placed]:
 
         async with (
             open_store(f"sqlite+aiosqlite:///{place.folder / 'store.sqlite3'}") as store,
-            build_app(options, pulse, store, ready, handler_class=DeadlineReplyHandler) as app,
+            build_app(options, tracked, store, ready, handler_class=DeadlineReplyHandler) as app,
             open_platform_client(place.platform.url, place.workspace_id, token) as api,
         ):
             await app.resume()
-            pushing = PushDelivery(store.outbox, place.answer_within_s, frozenset({OWNER, "operator"}))
+            pushing = PushDelivery(place.answer_within_s, frozenset({OWNER, "operator"}))
             assert isinstance(app.handler, DeadlineReplyHandler)
             app.handler.serve_platform(pushing)
 
@@ -116,9 +117,9 @@ async def placed(place: Place) -> AsyncIterator[Placed]:
                 app.add_principal(OWNER, secret.reveal())
 
             host = RegistrationOptions(url, MessageToDict(app.card), place.delivery, 1.0, place.at_once)
-            vitals = HealthSource(pulse, lambda: dict.fromkeys(TaskOutcome, 0), ready, place.running)
+            health = HealthSource(tracked.tasks, lambda: dict.fromkeys(TaskOutcome, 0), ready, place.running)
             async with (
                 serving(app.asgi, listener),
-                join_platform(host, api, store.outbox, app.front, vitals, pushing, let_in, stop),
+                join_platform(host, api, store.outbox, app.front, health, pushing, let_in, stop),
             ):
                 yield Placed(store, api, url, stop, pushing, secrets)

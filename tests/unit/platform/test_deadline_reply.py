@@ -9,8 +9,7 @@ from codex_workspace.common.metrics import TaskOutcome
 from codex_workspace.devkit.platform.app import StandInPlatform
 from codex_workspace.devkit.platform.delivery import DeliveryOutcome, result_row
 from codex_workspace.devkit.platform.store import NewRow
-from codex_workspace.platform.deadline_reply import NOTED
-from codex_workspace.platform.dispatcher import SENT_APART, STILL_WORKING
+from codex_workspace.platform.deadline_reply import RECEIVED, SENT_SEPARATELY, STILL_WORKING
 from codex_workspace.platform.registration import ErrorRate
 from tests.support.platform_place import ME, PEER, Place, placed
 from tests.unit.platform.test_registration import pushing_world
@@ -43,11 +42,11 @@ async def test_the_heartbeat_tells_of_turns_and_not_of_what_waits_for_one(tmp_pa
 
 def test_one_failure_is_weighed_against_the_last_minutes() -> None:
     errors = ErrorRate()
-    assert errors.failed_of({TaskOutcome.COMPLETED: 5, TaskOutcome.FAILED: 5}, 0.0) == (0, 0)
+    assert errors.update({TaskOutcome.COMPLETED: 5, TaskOutcome.FAILED: 5}, 0.0) == (0, 0)
     for second in range(1, 100):
-        assert errors.failed_of({TaskOutcome.COMPLETED: 5 + second, TaskOutcome.FAILED: 5}, second) == (0, second)
-    assert errors.failed_of({TaskOutcome.COMPLETED: 104, TaskOutcome.FAILED: 6}, 100.0) == (1, 100)
-    assert errors.failed_of({TaskOutcome.COMPLETED: 104, TaskOutcome.FAILED: 6}, 500.0) == (0, 0)
+        assert errors.update({TaskOutcome.COMPLETED: 5 + second, TaskOutcome.FAILED: 5}, second) == (0, second)
+    assert errors.update({TaskOutcome.COMPLETED: 104, TaskOutcome.FAILED: 6}, 100.0) == (1, 100)
+    assert errors.update({TaskOutcome.COMPLETED: 104, TaskOutcome.FAILED: 6}, 500.0) == (0, 0)
 
 
 async def test_the_next_message_answers_a_question(tmp_path: Path) -> None:
@@ -75,9 +74,9 @@ async def test_a_question_of_a_long_turn_is_answered_by_the_next_message_and_tol
             place.echo.gate.set()
             await platform.until(lambda: platform.notifications(ME) == ["which one?"])
             for _ in range(2):
-                assert said_to(await platform.canvas_message(ME, "blue", "m-2")) in (STILL_WORKING, SENT_APART)
+                assert said_to(await platform.canvas_message(ME, "blue", "m-2")) in (STILL_WORKING, SENT_SEPARATELY)
             await platform.until(lambda: len(platform.notifications(ME)) == 2)
-            assert said_to(await platform.canvas_message(ME, "blue", "m-2")) == SENT_APART
+            assert said_to(await platform.canvas_message(ME, "blue", "m-2")) == SENT_SEPARATELY
         assert platform.notifications(ME) == ["which one?", "echo: blue"]
         assert len(set(place.echo.tasks)) == 1
 
@@ -103,7 +102,7 @@ async def test_a_message_that_comes_again_after_its_letter_gets_a_word(tmp_path:
                 assert said_to(await platform.canvas_message(ME, "long", "m-9")) == STILL_WORKING
             place.echo.gate.set()
             await platform.until(lambda: platform.notifications(ME) == ["echo: long"])
-            assert said_to(await platform.canvas_message(ME, "long", "m-9")) == SENT_APART
+            assert said_to(await platform.canvas_message(ME, "long", "m-9")) == SENT_SEPARATELY
         assert platform.shown(ME).count("echo: long") == 1
         assert place.echo.heard == ["long"]
 
@@ -115,12 +114,12 @@ async def test_a_peers_answer_is_told_to_the_user_and_not_answered(tmp_path: Pat
         async with placed(place):
             await registered(platform)
             for _ in range(2):
-                assert said_to(await platform.peer_message(PEER, ME, "it is done", "m-1", {**about})) == NOTED
+                assert said_to(await platform.peer_message(PEER, ME, "it is done", "m-1", {**about})) == RECEIVED
             place.echo.gate.set()
             await platform.until(lambda: bool(platform.notifications(ME)))
             await anyio.sleep(0.1)
         (heard,) = place.echo.heard
-        assert heard.startswith("The agent that was asked answers what was given to it")
+        assert heard.startswith("The agent that was asked answers the task")
         assert heard.endswith("it is done")
         assert len(platform.notifications(ME)) == 1
         assert platform.activity(PEER) == []

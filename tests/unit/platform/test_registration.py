@@ -23,7 +23,8 @@ from codex_workspace.devkit.platform.faults import Fault
 from codex_workspace.devkit.platform.store import NewRow
 from codex_workspace.platform.activity_rows import IncomingMessage, SkippedRow, read_row
 from codex_workspace.platform.client_types import ActivityRow, DeliveryMode
-from codex_workspace.platform.dispatcher import STILL_WORKING, Dispatcher
+from codex_workspace.platform.deadline_reply import STILL_WORKING
+from codex_workspace.platform.dispatcher import Dispatcher
 from codex_workspace.server.app import bind, serving
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey
@@ -325,14 +326,14 @@ async def test_a_switch_of_the_delivery_takes_no_message_from_the_agents_hands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, go = anyio.Event(), anyio.Event()
-    real = Dispatcher._hand_over
+    real = Dispatcher._submit
 
     async def slow(self: Dispatcher, letter: OutboxMessage) -> None:
         entered.set()
         await go.wait()
         await real(self, letter)
 
-    monkeypatch.setattr(Dispatcher, "_hand_over", slow)
+    monkeypatch.setattr(Dispatcher, "_submit", slow)
     async with world(tmp_path) as (platform, place):
         place.delivery = "auto"
         async with placed(place) as agent:
@@ -378,7 +379,7 @@ async def test_a_database_that_fails_for_a_moment_loses_nothing(
 async def test_a_task_that_cannot_be_followed_for_a_while_is_answered_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codex_workspace.platform.dispatcher.LONGEST_LOOK_S", 0.01)
+    monkeypatch.setattr("codex_workspace.platform.dispatcher.LONGEST_PAUSE_S", 0.01)
     failed = 0
     send = IdempotentHandler.on_message_send
 

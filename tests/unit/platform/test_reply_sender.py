@@ -13,7 +13,7 @@ from codex_workspace.devkit.platform.app import StandInPlatform, running_platfor
 from codex_workspace.devkit.platform.faults import Fault
 from codex_workspace.devkit.platform.store import NewRow
 from codex_workspace.platform.client import PlatformClient, open_platform_client
-from codex_workspace.platform.reply_sender import PEER_PATIENCE_S, ReplySender, look_back
+from codex_workspace.platform.reply_sender import PEER_TIMEOUT_S, ReplySender, look_back
 from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.storage.outbox import Outbox, OutboxMessage, Route
 from codex_workspace.storage.store import open_store
@@ -22,19 +22,19 @@ from tests.support.platform_place import ME, PEER
 
 @dataclass
 class Office:
-    """A postman on the stand-in, whose peer is out of reach."""
+    """A reply sender on the stand-in, whose peer is out of reach."""
 
     platform: StandInPlatform
     api: PlatformClient
     mail: Outbox
-    postman: ReplySender
+    sender: ReplySender
     now_s: float = 0.0
     over: list[str] = field(default_factory=list)
 
     async def owe(self, name: str, peer: str) -> None:
         taken = await self.mail.add(OutboxMessage(name, "me", name, Route.PEER, peer, digest=name.encode()))
         assert taken is not None
-        self.postman.post(await self.mail.set_reply(taken, name))
+        self.sender.enqueue(await self.mail.set_reply(taken, name))
 
     async def told_over(self, *names: str) -> None:
         while self.over != [*names]:
@@ -57,10 +57,17 @@ async def office(folder: Path) -> AsyncIterator[Office]:
             open_platform_client(platform.url, ME, WorkspaceToken(folder / "token")) as api,
             anyio.create_task_group() as tasks,
         ):
-            place = Office(
-                platform, api, store.outbox, ReplySender(api, store.outbox, tasks, lambda: 0.02, lambda: place.now_s)
+            over: list[str] = []
+            sender = ReplySender(
+                api,
+                store.outbox,
+                tasks,
+                on_sent=lambda message: over.append(message.id),
+                on_removed=lambda: None,
+                jitter=lambda: 0.02,
+                clock=lambda: place.now_s,
             )
-            place.postman.tell(lambda letter: place.over.append(letter.id), lambda: None)
+            place = Office(platform, api, store.outbox, sender, over=over)
             yield place
             tasks.cancel_scope.cancel()
 
@@ -71,7 +78,7 @@ async def test_a_peer_that_takes_nothing_is_given_up_after_a_while(tmp_path: Pat
             await place.owe(name, PEER)
         await place.platform.until(lambda: place.tries() >= 3)
         assert place.over == []
-        place.now_s = PEER_PATIENCE_S
+        place.now_s = PEER_TIMEOUT_S
         await place.told_over("a", "b")
         assert await place.mail.unfinished() == []
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 import anyio
 import pytest
 
+from codex_workspace.platform.active_tasks import MAX_TASK_CHARS, ActiveTasks
 from codex_workspace.platform.runtime_contract import (
-    MAX_TASK_CHARS,
-    ActiveTasks,
     clear_wedge,
-    delegation_results,
     mark_wedged,
+    read_delegation_results,
+    update_heartbeat,
 )
 from tests.support.paths import ROOT
 
@@ -42,11 +42,11 @@ def helpers() -> Any:
 
 @asynccontextmanager
 async def telling(heartbeat: object) -> AsyncIterator[ActiveTasks]:
-    at_work = ActiveTasks(heartbeat)
+    active = ActiveTasks()
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(at_work.tell)
-            yield at_work
+            tasks.start_soon(update_heartbeat, heartbeat, active)
+            yield active
             tasks.cancel_scope.cancel()
 
 
@@ -55,23 +55,23 @@ async def settled() -> None:
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-async def test_the_platform_sees_how_many_tasks_are_at_work(
+async def test_the_platform_sees_how_many_tasks_are_active(
     generation: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("BEATS", str(tmp_path / "beats"))
     with hosted_by(generation, monkeypatch):
         heartbeat = helpers().HeartbeatLoop()
-        async with telling(heartbeat) as at_work:
-            with at_work.shown("first"):
+        async with telling(heartbeat) as active:
+            with active.track("first"):
                 await settled()
-                with at_work.shown("second\nof two"):
+                with active.track("second\nof two"):
                     await settled()
                     assert (heartbeat.active_tasks, heartbeat.current_task) == (2, "second of two")
                 await settled()
                 assert (heartbeat.active_tasks, heartbeat.current_task) == (1, "first")
             await settled()
             assert (heartbeat.active_tasks, heartbeat.current_task) == (0, "")
-            with at_work.shown("x" * 1000):
+            with active.track("x" * 1000):
                 await settled()
                 assert heartbeat.current_task == "x" * MAX_TASK_CHARS
             await settled()
@@ -86,8 +86,8 @@ async def test_a_platform_that_does_not_answer_holds_no_task_up(monkeypatch: pyt
     with hosted_by("may", monkeypatch):
         monkeypatch.setattr(helpers(), "set_current_task", set_current_task)
         heartbeat = helpers().HeartbeatLoop()
-        async with telling(heartbeat) as at_work:
-            with at_work.shown("first"):
+        async with telling(heartbeat) as active:
+            with active.track("first"):
                 await settled()
                 assert heartbeat.active_tasks == 1
             # It leaves at once; who tells the platform is still waiting for it.
@@ -99,26 +99,26 @@ async def test_a_helper_that_fails_ends_no_task(monkeypatch: pytest.MonkeyPatch,
     async def set_current_task(heartbeat: object, task: str) -> None:
         raise error
 
-    def read_delegation_results() -> str:
+    def failing_results() -> str:
         raise error
 
     with hosted_by("may", monkeypatch):
         monkeypatch.setattr(helpers(), "set_current_task", set_current_task)
-        monkeypatch.setattr(helpers(), "read_delegation_results", read_delegation_results)
+        monkeypatch.setattr(helpers(), "read_delegation_results", failing_results)
         heartbeat = helpers().HeartbeatLoop()
-        async with telling(heartbeat) as at_work:
-            with at_work.shown("first"):
+        async with telling(heartbeat) as active:
+            with active.track("first"):
                 await settled()
                 assert heartbeat.active_tasks == 1
             await settled()
             assert heartbeat.active_tasks == 0
-        assert delegation_results() == ""
+        assert read_delegation_results() == ""
 
 
 @pytest.mark.parametrize("heartbeat", [None, object()], ids=["none", "of another kind"])
 async def test_without_a_heartbeat_nothing_is_told(heartbeat: object) -> None:
-    async with telling(heartbeat) as at_work:
-        with at_work.shown("first"):
+    async with telling(heartbeat) as active:
+        with active.track("first"):
             await settled()
 
 

@@ -23,7 +23,7 @@ from codex_workspace.platform.client_types import PlatformRejected, PlatformUnau
 from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.platform.tools import (
     CUT,
-    OF_THE_PLATFORM,
+    PLATFORM_PEERS,
     TRIES,
     CombinedPeers,
     PlatformMemoryTool,
@@ -131,12 +131,12 @@ async def test_work_that_nobody_knows_to_be_given_is_said_to_be_so(monkeypatch: 
     given = f"POST /workspaces/{ME}/delegate"
     async with api_of(platform) as api:
         platform.answers[given] = [502]
-        with pytest.raises(ToolRefused, match="not known whether the peer got the work"):
+        with pytest.raises(ToolRefused, match="not known whether the peer got the task"):
             await PlatformPeers(api).delegate(ADA, "review it", 0, None)
         assert len({body["idempotency_key"] for body in platform.bodies[given]}) == 1
         assert len(platform.bodies[given]) == TRIES
         platform.answers[given] = [{"delegation_id": "no: handle", "status": "delegated"}]
-        with pytest.raises(ToolRefused, match="without a word on how to ask"):
+        with pytest.raises(ToolRefused, match="no usable delegation_id"):
             await PlatformPeers(api).delegate(ADA, "review it", 0, None)
 
 
@@ -156,7 +156,7 @@ async def test_what_a_polling_peer_has_only_in_its_inbox_is_no_answer() -> None:
     async with api_of(platform) as api:
         report = await PlatformPeers(api).delegate(ADA, "review it", 5, None)
     assert (report.state, report.text, report.handle) == (PeerTaskState.WORKING, "", None)
-    assert "a message of its own" in report.note
+    assert "a separate message" in report.note
 
 
 async def test_a_handle_is_good_for_whoever_asks_later() -> None:
@@ -166,7 +166,7 @@ async def test_a_handle_is_good_for_whoever_asks_later() -> None:
         work = PlatformPeers(api)
         report = await work.check(PeerTaskHandle(ADA, "d-1"), 0)
         assert (report.state, report.text) == (PeerTaskState.FAILED, "no time")
-        with pytest.raises(ToolRefused, match="knows no such work"):
+        with pytest.raises(ToolRefused, match="does not have this task"):
             await work.check(PeerTaskHandle(ADA, "d-2"), 0)
         platform.answers[f"GET /workspaces/{ME}/delegations"] = [429]
         report = await work.check(PeerTaskHandle(ADA, "d-1"), 0)
@@ -307,7 +307,7 @@ async def test_principals_of_a_name_of_their_own_stay_among_themselves() -> None
         own, theirs = await tools.peer_tasks.peers()
         assert (own.name, theirs.name, theirs.problem) == (
             "own",
-            OF_THE_PLATFORM,
+            PLATFORM_PEERS,
             "The platform responds with HTTP 502.",
         )
     assert kept.held == [("bob", "Bob's.")]

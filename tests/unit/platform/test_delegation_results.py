@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.platform.runtime_contract import MAX_KNOWN, MAX_TOLD_CHARS, DelegationResults
+from codex_workspace.platform.delegation_results import MAX_DIGESTS, MAX_REPORT_CHARS, DelegationResults
 
 
 def nothing() -> str:
@@ -44,7 +44,7 @@ def test_a_result_is_told_whole_and_marked(begin: Callable[[], DelegationResults
     first, *told, last = begin().take().text.splitlines()
     assert told == ["Delegation d-1 to w-2: completed", *"a" * 500]
     number = first.removeprefix("--- ").partition(":")[0]
-    assert last == f"--- {number}: end of the words of peers"
+    assert last == f"--- {number}: end of the peers' answers"
 
 
 def test_what_was_not_told_is_new_in_the_next_process(begin: Callable[[], DelegationResults], file: Path) -> None:
@@ -53,7 +53,7 @@ def test_what_was_not_told_is_new_in_the_next_process(begin: Callable[[], Delega
     results = begin()
     news = results.take()
     assert "d-1" in news.text
-    results.told(news)
+    results.mark_reported(news)
     leave(file, result(1, timestamp=2.0))
     again = begin().take()
     assert (again.text, again.is_replay) == ("", True)
@@ -64,7 +64,7 @@ def test_what_comes_between_taking_and_telling_is_kept(begin: Callable[[], Deleg
     leave(file, result(1))
     news = results.take()
     leave(file, result(2))
-    results.told(news)
+    results.mark_reported(news)
     assert "d-2" in results.take().text
 
 
@@ -78,7 +78,7 @@ def test_a_refused_message_takes_nothing_with_it(begin: Callable[[], DelegationR
 def test_another_end_of_the_same_delegation_is_new(begin: Callable[[], DelegationResults], file: Path) -> None:
     results = begin()
     leave(file, result(1, status="failed", error="no"))
-    results.told(results.take())
+    results.mark_reported(results.take())
     leave(file, result(1))
     assert "completed" in results.take().text
 
@@ -86,7 +86,7 @@ def test_another_end_of_the_same_delegation_is_new(begin: Callable[[], Delegatio
 def test_only_what_the_runtime_made_of_a_message_is_known_by_its_text(
     begin: Callable[[], DelegationResults], file: Path
 ) -> None:
-    begin().heard("done")
+    begin().record_message("done")
     results = begin()
     leave(file, result(1, source_id="w-1"), result(2))
     news = results.take()
@@ -111,7 +111,7 @@ def test_a_record_of_something_else_is_no_record(tmp_path: Path, file: Path) -> 
 def test_much_is_cut_and_says_so(begin: Callable[[], DelegationResults], file: Path) -> None:
     leave(file, *(result(number, "x" * 4096) for number in range(50)))
     text = begin().take().text
-    assert len(text) < MAX_TOLD_CHARS + 300
+    assert len(text) < MAX_REPORT_CHARS + 300
     assert "characters left out" in text
 
 
@@ -119,17 +119,17 @@ def test_what_is_known_is_bounded_and_the_newest_stays(
     begin: Callable[[], DelegationResults], file: Path, tmp_path: Path
 ) -> None:
     results = begin()
-    for number in range(MAX_KNOWN + 1):
-        results.heard(f"message {number}")
-    assert len((tmp_path / "told").read_text().splitlines()) == MAX_KNOWN // 2
-    leave(file, result(1, f"message {MAX_KNOWN}", source_id="w-1"))
+    for number in range(MAX_DIGESTS + 1):
+        results.record_message(f"message {number}")
+    assert len((tmp_path / "told").read_text().splitlines()) == MAX_DIGESTS // 2
+    leave(file, result(1, f"message {MAX_DIGESTS}", source_id="w-1"))
     assert begin().take().text == ""
 
 
 def test_a_record_that_cannot_be_written_stops_nobody(tmp_path: Path, file: Path) -> None:
     results = DelegationResults(file, tmp_path / "missing" / "told", nothing)
     leave(file, result(1))
-    results.told(results.take())
+    results.mark_reported(results.take())
     leave(file, result(1))
     assert results.take().is_replay
 
@@ -140,6 +140,6 @@ def test_without_a_file_the_runtime_is_asked_and_nothing_is_lost(tmp_path: Path)
     assert "- [completed] it" in results.take().text
     news = results.take()
     assert "- [completed] it" in news.text
-    results.told(news)
+    results.mark_reported(news)
     answers.append("")
     assert results.take().text == ""

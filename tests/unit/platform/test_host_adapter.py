@@ -3,7 +3,7 @@
 import json
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,9 +27,10 @@ from a2a.types import (
 from a2a.utils.errors import InternalError, InvalidParamsError
 
 from codex_workspace.common.a2a_terms import OPERATOR, AuthenticatedUser
-from codex_workspace.platform.dispatcher import NO_ANSWER, STILL_WORKING
-from codex_workspace.platform.runtime_contract import WAKE_UP_MESSAGE, DelegationResults
-from codex_workspace.platform.runtime_host import NOTHING_NEW, RuntimeHostAdapter, open_runtime_host
+from codex_workspace.platform.deadline_reply import STILL_WORKING
+from codex_workspace.platform.delegation_results import WAKE_UP_MESSAGE, DelegationResults
+from codex_workspace.platform.dispatcher import NO_ANSWER
+from codex_workspace.platform.host_adapter import NOTHING_NEW, RuntimeHostAdapter, open_host_adapter
 from codex_workspace.storage.store import Store, open_store
 
 
@@ -95,19 +96,26 @@ class Read(EventQueue):
 
 
 @dataclass
-class Owed:
-    """Where late answers go; `within_s` is how long the host waits."""
+class FakeLateReplies:
+    """Records deferred messages; `deadline_s` is how long the host waits."""
 
-    within_s: float
-    letters: list[tuple[str, str]] = field(default_factory=list)
+    deadline_s: float
+    deferred: list[tuple[str, str]] = field(default_factory=list)
 
-    async def word(self, message: Message, owner: str) -> str | None:
+    async def promise(self, message: Message, owner: str) -> str | None:
         await anyio.lowlevel.checkpoint()
-        return STILL_WORKING if (message.message_id, owner) in self.letters else None
+        return STILL_WORKING if (message.message_id, owner) in self.deferred else None
 
-    async def owe(self, message: Message, owner: str) -> None:
+    async def defer(self, message: Message, owner: str) -> None:
         await anyio.lowlevel.checkpoint()
-        self.letters.append((message.message_id, owner))
+        self.deferred.append((message.message_id, owner))
+
+    async def absorb(self, message: Message, owner: str) -> None:
+        await self.defer(message, owner)
+
+    def question_task(self, context_id: str) -> str | None:
+        del context_id
+        return None
 
 
 @dataclass(frozen=True)
@@ -145,20 +153,19 @@ class Host:
 
 @asynccontextmanager
 async def host(
-    folder: Path, *, one_main_context: bool = True, later: Owed | None = None, heartbeat: object = None
+    folder: Path, *, one_main_context: bool = True, late: FakeLateReplies | None = None, heartbeat: object = None
 ) -> AsyncIterator[Host]:
     worker = Worker()
     results = DelegationResults(folder / "results", folder / "told", lambda: "")
-    open_later = None if later is None else lambda _handler: nullcontext(later)
     async with (
         open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
-        open_runtime_host(
+        open_host_adapter(
             worker,
             store,
             None,
             results,
             heartbeat=heartbeat,
-            open_later=open_later,
+            late=late,
             one_main_context=one_main_context,
         ) as executor,
     ):
@@ -262,14 +269,14 @@ async def test_a_cancel_reaches_the_task(tmp_path: Path) -> None:
 
 
 async def test_an_answer_that_takes_longer_than_the_host_waits_is_owed(tmp_path: Path) -> None:
-    later = Owed(within_s=0.05)
-    async with host(tmp_path, later=later) as own:
+    late = FakeLateReplies(deadline_s=0.05)
+    async with host(tmp_path, late=late) as own:
         first, again = await own.send("wait", "m-1"), await own.send("wait", "m-1")
         assert first.parts[0].text == STILL_WORKING
         assert first == again
-        assert later.letters == [("m-1", OPERATOR)]
+        assert late.deferred == [("m-1", OPERATOR)]
         own.worker.go.set()
-        later.within_s = 5
+        late.deadline_s = 5
         # The letter has the answer, and has it alone.
         assert await own.said("wait", "m-1") == STILL_WORKING
         assert len(own.worker.heard) == 1
@@ -277,7 +284,7 @@ async def test_an_answer_that_takes_longer_than_the_host_waits_is_owed(tmp_path:
 
 
 async def test_a_late_question_is_answered_by_the_next_message(tmp_path: Path) -> None:
-    async with host(tmp_path, later=Owed(within_s=0.05)) as own:
+    async with host(tmp_path, late=FakeLateReplies(deadline_s=0.05)) as own:
         told = await own.send("wait and ask", "m-1")
         assert told.parts[0].text == STILL_WORKING
         task_id = told.message_id.removesuffix("-at-work")

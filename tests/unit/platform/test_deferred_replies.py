@@ -15,8 +15,12 @@ from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.devkit.platform.app import StandInPlatform, message_of, running_platform
 from codex_workspace.devkit.platform.store import NewRow
 from codex_workspace.platform.client import open_platform_client
-from codex_workspace.platform.deadline_reply import DeferredReplies, open_deferred_replies
-from codex_workspace.platform.dispatcher import SENT_APART, STILL_WORKING
+from codex_workspace.platform.deadline_reply import (
+    SENT_SEPARATELY,
+    STILL_WORKING,
+    DeferredReplies,
+)
+from codex_workspace.platform.inbox import PlatformInbox
 from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.server.app import card_facts
 from codex_workspace.server.card import agent_card
@@ -24,7 +28,7 @@ from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey
 from codex_workspace.storage.outbox import Outbox
 from codex_workspace.storage.store import open_store
-from tests.unit.platform.test_runtime_host import Worker
+from tests.unit.platform.test_host_adapter import Worker
 from tests.unit.server.test_app import OPTIONS
 
 ME, PEER = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
@@ -36,7 +40,7 @@ class Place:
     platform: StandInPlatform
     handler: IdempotentHandler
     worker: Worker
-    later: DeferredReplies
+    late: DeferredReplies
     mail: Outbox
 
     async def ask(self) -> None:
@@ -65,17 +69,21 @@ async def place(folder: Path) -> AsyncIterator[Place]:
         handler = IdempotentHandler(worker, store, None, agent_card(card_facts(OPTIONS)), one_main_context=True)
         async with (
             open_platform_client(platform.url, ME, WorkspaceToken(folder / "token")) as api,
-            open_deferred_replies(api, store.outbox, handler, 0.1) as later,
+            anyio.create_task_group() as tasks,
         ):
-            yield Place(platform, handler, worker, later, store.outbox)
+            inbox = PlatformInbox(api, store.outbox, 10, OPERATOR, polls=False)
+            tasks.start_soon(inbox.run, handler)
+            late = DeferredReplies(store.outbox, 0.1, lambda: inbox.dispatcher)
+            yield Place(platform, handler, worker, late, store.outbox)
+            tasks.cancel_scope.cancel()
         await handler.aclose()
 
 
 async def test_a_peer_gets_it_though_the_platform_tells_of_it_a_moment_later(tmp_path: Path) -> None:
     async with place(tmp_path) as own:
         await own.ask()
-        await own.later.owe(ASKED, OPERATOR)
-        await own.later.owe(ASKED, OPERATOR)
+        await own.late.defer(ASKED, OPERATOR)
+        await own.late.defer(ASKED, OPERATOR)
         await own.platform.until(lambda: any(asked.method == "GET" for asked in own.platform.requests))
         own.tell_who_asked(PEER)
         await own.platform.until(lambda: bool(own.platform.activity(PEER)))
@@ -91,7 +99,7 @@ async def test_the_user_gets_it_and_so_they_do_where_nobody_knows_who_asked(tmp_
         await own.ask()
         if is_known:
             own.tell_who_asked(None)
-        await own.later.owe(ASKED, OPERATOR)
+        await own.late.defer(ASKED, OPERATOR)
         await own.platform.until(lambda: bool(own.platform.notifications(ME)))
         assert own.platform.notifications(ME) == ["You said: hello"]
 
@@ -113,7 +121,7 @@ async def test_a_database_that_fails_for_a_moment_takes_no_answer(
         await own.ask()
         own.tell_who_asked(None)
         monkeypatch.setattr(Deliveries, "find", no_find)
-        await own.later.owe(ASKED, OPERATOR)
+        await own.late.defer(ASKED, OPERATOR)
         await own.platform.until(lambda: own.platform.notifications(ME) == ["You said: hello"])
     assert failed == 2
 
@@ -122,7 +130,7 @@ async def test_what_the_agent_has_said_to_itself_is_answered_to_nobody(tmp_path:
     async with place(tmp_path) as own:
         own.tell_who_asked(ME)
         await own.ask()
-        await own.later.owe(ASKED, OPERATOR)
+        await own.late.defer(ASKED, OPERATOR)
         while await own.mail.unfinished():
             await anyio.sleep(0.01)
         assert own.platform.notifications(ME) == []
@@ -131,14 +139,14 @@ async def test_what_the_agent_has_said_to_itself_is_answered_to_nobody(tmp_path:
 
 async def test_a_message_that_comes_again_gets_a_word_and_not_the_answer_once_more(tmp_path: Path) -> None:
     async with place(tmp_path) as own:
-        assert await own.later.word(ASKED, OPERATOR) is None
+        assert await own.late.promise(ASKED, OPERATOR) is None
         await own.ask()
-        await own.later.owe(ASKED, OPERATOR)
+        await own.late.defer(ASKED, OPERATOR)
         own.tell_who_asked(None)
         await own.platform.until(lambda: bool(own.platform.notifications(ME)))
-        assert await own.later.word(ASKED, OPERATOR) in (STILL_WORKING, SENT_APART)
-        assert await own.later.word(ASKED, "another") is None
+        assert await own.late.promise(ASKED, OPERATOR) in (STILL_WORKING, SENT_SEPARATELY)
+        assert await own.late.promise(ASKED, "another") is None
         while await own.mail.unfinished():
             await anyio.sleep(0.01)
-        assert await own.later.word(ASKED, OPERATOR) == SENT_APART
+        assert await own.late.promise(ASKED, OPERATOR) == SENT_SEPARATELY
         assert own.platform.notifications(ME) == ["You said: hello"]

@@ -1,0 +1,70 @@
+"""Put our own host on the platform."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import anyio
+from google.protobuf.json_format import MessageToDict
+
+from codex_workspace.common.a2a_terms import OPERATOR
+from codex_workspace.common.metrics import TaskOutcome
+from codex_workspace.config.environment import Secret
+from codex_workspace.config.settings import PlatformSettings, Settings
+from codex_workspace.platform.active_tasks import TrackedExecutor
+from codex_workspace.platform.client import PlatformClient
+from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery
+from codex_workspace.platform.dispatcher import OWNER
+from codex_workspace.platform.inbox import inbox_slots
+from codex_workspace.platform.registration import HealthSource, RegistrationOptions, join_platform
+from codex_workspace.platform.token import read_secret, write_secret
+from codex_workspace.server.app import Application
+from codex_workspace.storage.outbox import Outbox
+from codex_workspace.tasks.scheduling import AdmissionControl
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformMember:
+    """What an agent needs to be on the platform.
+
+    executor: replaces the agent's executor. task_counts: how tasks have ended. lasting_problem: why no message can be
+    answered, for a lasting reason.
+    """
+
+    handler_class: ClassVar = DeadlineReplyHandler
+
+    settings: Settings
+    platform: PlatformSettings
+    client: PlatformClient
+    outbox: Outbox
+    admission: AdmissionControl | None
+    executor: TrackedExecutor
+    task_counts: Callable[[], Mapping[TaskOutcome, int]]
+    lasting_problem: Callable[[], Awaitable[str | None]]
+
+    @asynccontextmanager
+    async def joined(self, app: Application, url: str, stop: anyio.Event) -> AsyncIterator[None]:
+        """Be on the platform while the block is open; `stop` is set when the workspace is removed."""
+        config, admission = self.settings.config.platform, self.admission
+        # If callers need no token, the platform's messages cannot be told from others.
+        owners = frozenset({OWNER} if self.settings.listen.tokens else {OWNER, OPERATOR})
+        push = PushDelivery(config.answer_within_s, owners)
+        if isinstance(app.handler, DeadlineReplyHandler):
+            app.handler.serve_platform(push)
+
+        def accept(secret: Secret) -> None:
+            if read_secret(self.platform.secret_file) != secret:
+                write_secret(self.platform.secret_file, secret)
+            app.add_principal(OWNER, secret.reveal())
+
+        known = read_secret(self.platform.secret_file)
+        if known is not None:
+            accept(known)
+        options = RegistrationOptions(
+            url, MessageToDict(app.card), config.delivery, config.heartbeat_s, inbox_slots(self.settings)
+        )
+        running = None if admission is None else lambda: admission.running
+        health = HealthSource(self.executor.tasks, self.task_counts, self.lasting_problem, running)
+        async with join_platform(options, self.client, self.outbox, app.front, health, push, accept, stop):
+            yield
