@@ -5,7 +5,7 @@ How messages reach it:
 - **Our own host** serves A2A with `server.handler.IdempotentHandler`, which stores each message before it calls
   `execute`, and at start calls it again for every message without an answer. The host also polls the platform's inbox.
 - **A foreign host**, such as the platform's runtime, calls `execute` with its own request handler, which neither
-  recognizes a resent message nor resumes one after a restart. `host_adapter` (`platform.runtime_host`) therefore takes
+  recognizes a resent message nor resumes one after a restart. `host_adapter` (`platform.host_adapter`) therefore takes
   these calls: it passes each message to an `IdempotentHandler` of its own, which calls `execute` again with `HANDLED`
   in the call's state, and answers the host with one message.
 - **An inbox** (`InboxSource`, supplied by `platform`) holds messages that the host does not deliver. `poll` reads it
