@@ -18,7 +18,8 @@ from a2a.types import Part, TaskState
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
-from codex_workspace.cli.doctor import Facts, Finding, check_mcp
+from codex_workspace.cli.checks import Facts, Finding
+from codex_workspace.cli.codex_checks import check_mcp
 from codex_workspace.devkit.model import Output, ScriptedModel
 from tests.e2e.agent_process import REPOSITORY, Place, running_agent, spawn
 from tests.e2e.client import Peer, Seen, peer, script
@@ -234,8 +235,8 @@ def test_the_doctor_tells_what_each_server_is_like(place: Place) -> None:
 def diagnosis(place: Place) -> Finding:
     """Return what the doctor says of the MCP servers."""
     facts = Facts(place.prepare())
-    facts.learn_settings()
-    facts.learn_provider()
+    facts.load_settings()
+    facts.choose_provider()
     return check_mcp(facts)
 
 

@@ -39,7 +39,10 @@ async def test_the_codex_that_is_named_is_the_one_that_runs(place: Place, codex:
     command = [sys.executable, "-m", "codex_workspace", "doctor", "--json"]
     done = await anyio.run_process(command, env=named.prepare(), cwd=place.root, check=False)
     (line,) = [check for check in json.loads(done.stdout) if check["check"] == "codex"]
-    assert (line["status"], line["finding"]) == ("ok", f"codex {version} at {codex}; tested are 0.158.0 to 0.169.0")
+    assert (line["status"], line["finding"]) == (
+        "ok",
+        f"codex {version} at {codex}; tested versions: 0.158.0 to 0.169.0",
+    )
 
 
 @BOTH_WAYS
