@@ -6,7 +6,7 @@ import signal
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final, assert_never
 
@@ -63,6 +63,20 @@ LAUNCH_OVERRIDES: Final = {
     "cli_auth_credentials_store": '"ephemeral"',  # keeps an API key in memory, without auth.json
 }
 """Settings that the agent relies on; sent as `-c`, they take precedence over config.toml."""
+
+API_KEY_NAMES: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
+"""The variables that codex reads an API key from: for OpenAI's login, and for providers that name it."""
+
+
+def with_key_variables(launch: Launch) -> Launch:
+    """Return `launch` with its API key in codex's environment; commands inherit only a core set of variables."""
+    keys = {} if launch.api_key is None else dict.fromkeys(API_KEY_NAMES, launch.api_key)
+    policy = {
+        "shell_environment_policy.inherit": '"core"',
+        "shell_environment_policy.ignore_default_excludes": "false",
+    }
+    return replace(launch, handed={**launch.handed, **keys}, overrides={**policy, **launch.overrides})
+
 
 UNWANTED_NOTIFICATIONS: Final = (
     "account/rateLimits/updated",
@@ -349,7 +363,7 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
     try:
         async with task_group() as tasks:
             tasks.start_soon(process.watch)
-            tasks.start_soon(process.drain_stderr, stderr)
+            tasks.start_soon(process.stderr.read, stderr)
             tasks.start_soon(_run, connection, process, stdin, stdout, run_id)
             try:
                 await _initialize(connection, process, launch)

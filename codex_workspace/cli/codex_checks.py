@@ -18,7 +18,7 @@ from codex_workspace.agent import is_exec, launch_of, secrets_of, thread_options
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.backends.codex_exec import backend as exec_backend
 from codex_workspace.backends.codex_exec.backend import further_config
-from codex_workspace.backends.codex_exec.process import CodexExec
+from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.cli.checks import EXIT_CONFIG, Facts, Finding, first_line
 from codex_workspace.codex import secret_files
 from codex_workspace.codex.mcp_servers import McpStatus, probe_mcp_servers

@@ -8,18 +8,18 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from codex_workspace.app_server import Connection, open_app_server
+from codex_workspace.app_server import Connection, open_app_server, with_key_variables
 from codex_workspace.codex.deadlines import TurnLimits
 from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
 from codex_workspace.codex.thread_options import SANDBOX_TYPES, id_in
 from codex_workspace.codex.turn import Turn
 from codex_workspace.common.concurrency import BackgroundResource
-from codex_workspace.common.errors import CodexGone, InputRefused
+from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, TomlValue
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
-from codex_workspace.protocol.failures import PROCESS_EXITED
+from codex_workspace.protocol.failures import LOST_THREAD, NO_SESSION, PROCESS_EXITED
 from codex_workspace.protocol.server_requests import Declined, response_to
 from codex_workspace.runtimes.backend import DynamicToolCall, text_input
 from codex_workspace.runtimes.convert import NONE_USED, EventConverter
@@ -91,6 +91,23 @@ class AppServerRun:
         self._events += self._converter.finish(failure, stopped=self._aborted)
 
 
+class MissingSessionRun:
+    """The events of a run whose session does not exist."""
+
+    session_id: Final = None
+
+    def __init__(self, reason: str) -> None:
+        self._events = EventConverter().finish(TurnError(reason, NO_SESSION, None, None))
+
+    def abort(self) -> None:
+        """Do nothing: the run has ended."""
+
+    async def __aiter__(self) -> AsyncIterator[AgentEvent]:
+        """Yield the error and the `Done`."""
+        for event in self._events:
+            yield event
+
+
 class AppServerRuntime:
     """Runs prompts as turns, for any number of tasks. The turns of one thread run one after the other.
 
@@ -112,7 +129,9 @@ class AppServerRuntime:
         self._locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def run(self, prompt: str, options: RunOptions = DEFAULT_OPTIONS) -> AsyncIterator[AppServerRun]:
+    async def run(
+        self, prompt: str, options: RunOptions = DEFAULT_OPTIONS
+    ) -> AsyncIterator[AppServerRun | MissingSessionRun]:
         """Start a turn; leaving the block stops it if it still runs. `skip_git_check` has no effect.
 
         Raises:
@@ -124,7 +143,13 @@ class AppServerRuntime:
         if options.resume is not None:
             lock = self._locks.setdefault(options.resume.lower(), lock)
         async with lock, self._connect() as codex:
-            thread_id = await self._load_thread(codex, options)
+            try:
+                thread_id = await self._load_thread(codex, options)
+            except CodexRefused as refused:
+                if options.resume is None or not LOST_THREAD.search(refused.message):
+                    raise
+                yield MissingSessionRun(refused.message)
+                return
             # From now on a new thread can be resumed too.
             self._locks.setdefault(thread_id.lower(), lock)
             names = [server.name for server in self._servers.servers]
@@ -175,7 +200,7 @@ class AppServerRuntime:
 
 def create(launch: Launch, servers: McpServers, inactivity_s: float) -> AbstractAsyncContextManager["AppServerRuntime"]:
     """Return the runtime `codex`; see `runtimes.registry.Factory`."""
-    return open_app_server_runtime(launch, servers, TurnLimits(inactivity_s=inactivity_s))
+    return open_app_server_runtime(with_key_variables(launch), servers, TurnLimits(inactivity_s=inactivity_s))
 
 
 @asynccontextmanager

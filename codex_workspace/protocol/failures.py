@@ -24,6 +24,9 @@ _BY_KIND: Final = {
     "modelNotFound": "The model provider does not know the model; the operator has to check its name.",
     "unauthorized": "The model provider refused the credential; the operator has to renew it.",
 }
+NO_SESSION: Final = "sessionNotFound"
+"""The kind of failure of a run whose session does not exist."""
+
 PROCESS_EXITED: Final = "processExited"
 """The kind of failure of a turn whose codex ended before it did."""
 

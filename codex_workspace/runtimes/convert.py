@@ -13,7 +13,7 @@ from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol import codex_events as events
 from codex_workspace.protocol.codex_events import ItemStatus, TokenUsage, TurnCompleted, TurnError, TurnEvent, TurnText
 from codex_workspace.protocol.exec_reader import ExecReader, ParsedLine
-from codex_workspace.protocol.failures import error_metadata, process_exit_error
+from codex_workspace.protocol.failures import NO_SESSION, error_metadata, process_exit_error
 from codex_workspace.protocol.server_requests import Question
 from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.runtimes.events import (
@@ -54,9 +54,6 @@ NO_RESULT: Final = "The run ended before codex reported the result."
 NO_END: Final = TurnError("codex reported no end of the turn", "noEnd", None, None)
 NONE_USED: Final = TokenUsage()
 """The tokens of a new session."""
-
-NO_SESSION: Final = "sessionNotFound"
-"""The failure's kind if the session to resume does not exist."""
 
 _CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 

@@ -1,38 +1,83 @@
-"""The process of a coding CLI: started as the leader of its own process group, watched, signalled, and swept up."""
+"""Processes of coding CLIs: start one in its own process group, keep the end of its output, and end its descendants."""
 
 import logging
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import anyio
 from anyio.abc import ByteReceiveStream
 
 from codex_workspace.common.errors import CodexCannotStart, redact_config_error
-from codex_workspace.common.processes import PipeReader, PipeWriter, kill_marked
+from codex_workspace.common.processes import (
+    PipeReader,
+    PipeWriter,
+    kill_marked,
+    kill_marked_nowait,
+    kill_tree,
+    kill_tree_nowait,
+    process_tree,
+)
 from codex_workspace.runtimes.launch import MARK, Launch, child_environment
 
 logger = logging.getLogger(__name__)
 
-STDERR_TAIL_BYTES: Final = 2048
+QUOTED_BYTES: Final = 2048
 """How much of the end of stderr is quoted."""
 
-STDERR_KEPT_BYTES: Final = 64 * 1024
-"""How much of it is kept; a line that names each MCP server that failed, with its reason, has some kilobytes."""
+KEPT_BYTES: Final = 64 * 1024
+"""How much of an output's end is kept; a line that names each MCP server that failed, with its reason, is some KB."""
 
 MASK: Final = b"***"
 KILL_GRACE_S: Final = 1.0
 POLL_S: Final = 0.005
 
+TERM_GRACE_S: Final = 1.5
+"""How long a process may take to exit after SIGTERM before it receives SIGKILL."""
+
+REAP_S: Final = 1.0
+"""How long to block for a killed process if the task was cancelled; it takes a few milliseconds."""
+
 DRAIN_S: Final = 0.25
 """How long to wait for the rest of a dead process's output; a descendant may hold the pipe open indefinitely."""
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+Delay: TypeAlias = Callable[[Callable[[], bool]], Awaitable[None]]
+"""Waits until a process may be ended; the argument tells whether it has exited."""
+
+
+class OutputTail:
+    """The end of an output stream; `secrets` are masked, the longest first."""
+
+    def __init__(self, secrets: Sequence[bytes]) -> None:
+        self._secrets = secrets
+        self._longest = max((len(secret) for secret in secrets), default=0)
+        self._kept = b""
+
+    async def read(self, stream: ByteReceiveStream) -> None:
+        """Read a stream to its end, so that its writer never blocks."""
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError):
+            while True:
+                data = await stream.receive()
+                if logger.isEnabledFor(logging.DEBUG):
+                    logger.debug("output: %r", redact_config_error(data[:QUOTED_BYTES].decode("utf-8", "replace")))
+                self._kept = (self._kept + data)[-(KEPT_BYTES + self._longest) :]
+
+    def text(self) -> str:
+        """Return the end of the output without secrets."""
+        shown = self._kept
+        for secret in self._secrets:
+            shown = shown.replace(secret, MASK)
+        # A full buffer may begin with the end of a secret.
+        cut = self._longest if len(self._kept) == KEPT_BYTES + self._longest else 0
+        return shown[cut:].decode("utf-8", "replace")
 
 
 @dataclass(slots=True)
@@ -41,8 +86,8 @@ class Process:
 
     popen: subprocess.Popen[bytes]
     pidfd: int
-    secrets: Sequence[bytes]
-    tail: bytes = b""
+    stderr: OutputTail
+    mark: str
     over: anyio.Event = field(default_factory=anyio.Event)
 
     @property
@@ -74,33 +119,11 @@ class Process:
             with suppress(ProcessLookupError):
                 os.killpg(self.popen.pid, number)
 
-    async def drain_stderr(self, stderr: ByteReceiveStream) -> None:
-        """Read stderr to its end, so that the process never blocks on it, and keep the last bytes."""
-        with suppress(anyio.EndOfStream, anyio.ClosedResourceError):
-            while True:
-                data = await stderr.receive()
-                if logger.isEnabledFor(logging.DEBUG):
-                    logger.debug(
-                        "codex stderr: %r", redact_config_error(data[:STDERR_TAIL_BYTES].decode("utf-8", "replace"))
-                    )
-                self.tail = (self.tail + data)[-(STDERR_KEPT_BYTES + self._longest_secret) :]
-
-    def last_lines(self, at_most: int = STDERR_TAIL_BYTES) -> str:
+    def last_lines(self, at_most: int = QUOTED_BYTES) -> str:
         """Return the last `at_most` bytes of stderr without colours, secrets, and values of codex's configuration."""
-        text = self.tail
-        for secret in self.secrets:
-            text = text.replace(secret, MASK)
-        longest = self._longest_secret
-        if len(self.tail) == STDERR_KEPT_BYTES + longest:
-            # The text may begin with the end of a secret.
-            text = text[longest:]
         # Before the text is cut: values are recognized by the text before them.
-        shown = redact_config_error(_COLOUR.sub("", text.decode("utf-8", "replace")))
+        shown = redact_config_error(_COLOUR.sub("", self.stderr.text()))
         return shown.encode()[-at_most:].decode("utf-8", "replace").strip()
-
-    @property
-    def _longest_secret(self) -> int:
-        return max((len(secret) for secret in self.secrets), default=0)
 
     def how_it_ended(self) -> str:
         """Return how the process ended, as half a sentence."""
@@ -112,16 +135,43 @@ class Process:
             case code:
                 return f"ended with exit code {code}"
 
+    async def end(self, term_grace_s: float = TERM_GRACE_S, delay: Delay | None = None) -> None:
+        """End the process and all its descendants, also if the task is cancelled.
 
-async def end_leftovers(family: str) -> None:
-    """Kill the processes that a killed agent of the same family left behind.
+        Args:
+            term_grace_s: how long it may take to exit after SIGTERM.
+            delay: waits before the first signal.
+        """
+        # The CLI may start descendants without the mark, and kills none of them when it is killed.
+        pid = self.popen.pid
+        descendants = process_tree(pid)
+        is_ended = False
+        try:
+            with anyio.CancelScope(shield=True):
+                if self.exit_code is None and delay is not None:
+                    await delay(lambda: self.exit_code is not None)
+                    descendants = process_tree(pid, descendants)
+                if self.exit_code is None:
+                    self.signal_group(signal.SIGTERM)
+                    if not await self.ended_within(term_grace_s):
+                        self.signal_group(signal.SIGKILL)
+                        await self.ended_within(KILL_GRACE_S)
+                await kill_tree(pid, descendants)
+                await kill_marked(MARK, self.mark)
+                is_ended = True
+        finally:
+            if not is_ended:
+                # asyncio's own cancellation passes the shield, and may come again.
+                self.signal_group(signal.SIGKILL)
+                kill_tree_nowait(pid, descendants)
+                kill_marked_nowait(MARK, self.mark)
+                with suppress(subprocess.TimeoutExpired):
+                    self.popen.wait(REAP_S)
 
-    A CLI usually exits when its stdin closes; one that hangs, or a command of it, does not, and keeps its locks. No
-    other process of the family may be running.
-    """
-    ended = await kill_marked(MARK, f"{family}.", or_longer=True)
-    if ended:
-        logger.warning("killed %d processes that an earlier agent left behind", ended)
+
+def new_mark(launch: Launch) -> str:
+    """Return the mark of a new process; see `MARK`."""
+    return f"{launch.family}.{uuid.uuid4().hex}"
 
 
 def spawn(launch: Launch, arguments: Sequence[str], mark: str) -> tuple[Process, PipeWriter, PipeReader, PipeReader]:
@@ -145,9 +195,7 @@ def spawn(launch: Launch, arguments: Sequence[str], mark: str) -> tuple[Process,
         raise CodexCannotStart(
             f"codex cannot be started: {error.filename or launch.binary}: {error.strerror}"
         ) from error
-    secrets = {*launch.secrets, *([launch.api_key] if launch.api_key else [])}
-    longest_first = sorted((os.fsencode(secret) for secret in secrets if secret), key=len, reverse=True)
-    process = Process(popen, os.pidfd_open(popen.pid), longest_first)
+    process = Process(popen, os.pidfd_open(popen.pid), OutputTail(_secrets_of(launch)), mark)
     assert popen.stdin is not None
     assert popen.stdout is not None
     assert popen.stderr is not None
@@ -155,3 +203,73 @@ def spawn(launch: Launch, arguments: Sequence[str], mark: str) -> tuple[Process,
     for pipe in (popen.stdin, popen.stdout, popen.stderr):
         pipe.close()
     return process, PipeWriter(pipes[0]), PipeReader(pipes[1]), PipeReader(pipes[2])
+
+
+def _secrets_of(launch: Launch) -> list[bytes]:
+    secrets = {*launch.secrets, *([launch.api_key] if launch.api_key else [])}
+    return sorted((os.fsencode(secret) for secret in secrets if secret), key=len, reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCommand:
+    """A command that has exited, and the end of its output without secrets."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def last_line(self) -> str:
+        """The last line of stderr, or of stdout if stderr is empty; "" without any output."""
+        lines = [line.strip() for line in (self.stderr or self.stdout).splitlines()]
+        return next((line for line in reversed(lines) if line), "")
+
+
+async def run_command(
+    launch: Launch, *arguments: str, within_s: float, late: str, delay: Delay | None = None
+) -> CompletedCommand:
+    """Run the CLI with an empty stdin until it exits; end all its descendants.
+
+    Args:
+        launch: how to start it.
+        arguments: its arguments.
+        within_s: how long it may take.
+        late: the error's message if it takes longer.
+        delay: waits before the process is ended.
+
+    Raises:
+        CodexCannotStart: it cannot be started, or takes longer.
+    """
+    process, stdin, stdout, stderr = spawn(launch, [str(launch.binary), *arguments], new_mark(launch))
+    output = OutputTail(_secrets_of(launch))
+    try:
+        await stdin.aclose()
+        with anyio.fail_after(within_s):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(output.read, stdout)
+                tasks.start_soon(process.stderr.read, stderr)
+                await process.watch()
+                # A descendant may hold the pipes open indefinitely.
+                tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_S
+    except TimeoutError as error:
+        raise CodexCannotStart(late) from error
+    finally:
+        try:
+            await process.end(delay=delay)
+        finally:
+            with anyio.CancelScope(shield=True):
+                for stream in (stdin, stdout, stderr):
+                    await stream.aclose()
+            process.close()
+    return CompletedCommand(process.popen.returncode, output.text(), process.stderr.text())
+
+
+async def end_leftovers(family: str) -> None:
+    """Kill the processes that a killed agent of the same family left behind.
+
+    A CLI usually exits when its stdin closes; one that hangs, or a command of it, does not, and keeps its locks. No
+    other process of the family may be running.
+    """
+    ended = await kill_marked(MARK, f"{family}.", or_longer=True)
+    if ended:
+        logger.warning("killed %d processes that an earlier agent left behind", ended)

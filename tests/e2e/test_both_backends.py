@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.backends.codex_exec.process import CodexExec
+from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.codex.deadlines import TurnLimits
 from codex_workspace.codex.runtime import open_app_server_runtime
 from codex_workspace.runtimes.events import AgentEvent, FileChange, Plan, ToolResult, ToolUse

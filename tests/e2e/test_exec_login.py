@@ -11,8 +11,7 @@ import anyio
 import pytest
 
 from codex_workspace.backends.codex_exec.login_lock import PATIENCE_S
-from codex_workspace.backends.codex_exec.one_shot import run_once
-from codex_workspace.backends.codex_exec.process import CodexExec
+from codex_workspace.backends.codex_exec.runtime import CodexExec, run_codex
 from codex_workspace.config.login import AUTH_NAME
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.runtimes.launch import Launch
@@ -127,7 +126,7 @@ async def test_a_codex_for_one_thing_that_is_late_in_mid_refresh_does_not_lose_i
     async with running_login_server(0.5) as server:
         launch = subscribed(launch, server)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(run_once, launch, "mcp", "list", within_s=HANG_S, late="late"))
+            tasks.start_soon(partial(run_codex, launch, "mcp", "list", within_s=HANG_S, late="late"))
             await server.was_asked()
             tasks.cancel_scope.cancel()
         held = json.loads((launch.codex_home / AUTH_NAME).read_text())["tokens"]

@@ -20,13 +20,14 @@ import pytest
 import tomlkit
 
 from codex_workspace.backends.codex_exec.command import mcp_overrides
-from codex_workspace.backends.codex_exec.process import CodexExec, ExecLimits
+from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.common.errors import CONFIG_REJECTED, CodexCannotStart, ConfigError, ConfigLocation, InputRefused
 from codex_workspace.common.processes import find_marked
 from codex_workspace.config.codex_toml import Managed
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.mcp_servers import McpServer, McpServerEntry, McpServers, resolve
 from codex_workspace.devkit.model import MARKER, Output, ScriptedModel, scripted_model
+from codex_workspace.runtimes.cli_run import RunLimits
 from codex_workspace.runtimes.events import AgentEvent, Done, Error, FileChange, RunWarning, Text, ToolResult, ToolUse
 from codex_workspace.runtimes.launch import MARK, Launch
 from codex_workspace.runtimes.options import RunOptions
@@ -228,7 +229,7 @@ async def test_a_run_has_a_folder_only_where_it_needs_one_and_a_killed_one_s_goe
     code = (
         "import asyncio, os, pathlib, sys; from codex_workspace.app_server import Launch;"
         "from codex_workspace.backends.codex_exec.command import RunOptions;"
-        "from codex_workspace.backends.codex_exec.process import CodexExec\n"
+        "from codex_workspace.backends.codex_exec.runtime import CodexExec\n"
         "async def main():\n"
         "    binary, home, family, schema = sys.argv[1:]\n"
         "    launch = Launch(pathlib.Path(binary), pathlib.Path(home), pathlib.Path(home), family=family)\n"
@@ -429,7 +430,7 @@ async def test_a_cancelled_reader_leaves_nothing(launch: Launch) -> None:
 
 
 async def test_silence_ends_a_run(launch: Launch) -> None:
-    codex = CodexExec(launch, ExecLimits(inactivity_s=1.0))
+    codex = CodexExec(launch, RunLimits(inactivity_s=1.0))
     events = await events_of(codex, script({"run": "sleep 600"}))
     done = done_of(events)
     assert done.error is not None
@@ -439,7 +440,7 @@ async def test_silence_ends_a_run(launch: Launch) -> None:
 
 
 async def test_lines_keep_a_run_alive(launch: Launch) -> None:
-    codex = CodexExec(launch, ExecLimits(inactivity_s=3.0))
+    codex = CodexExec(launch, RunLimits(inactivity_s=3.0))
     prompt = script(*({"run": f"sleep 1.{number}"} for number in (1, 2, 3)), {"say": "Slept."})
     assert done_of(await events_of(codex, prompt)).text == "Slept."
 
@@ -450,14 +451,14 @@ async def test_servers_that_are_waited_for_may_take_their_time(launch: Launch) -
     )
     servers = resolve([slow], {}, ConfigLocation("config.yaml"))
     call = {"tool": {"name": "echo", "namespace": "mcp__slow", "arguments": {"text": "late"}}}
-    codex = CodexExec(launch, ExecLimits(inactivity_s=2.0, startup_s=10.0), servers)
+    codex = CodexExec(launch, RunLimits(inactivity_s=2.0, startup_s=10.0), servers)
     events = await events_of(codex, script(call, {"say": "Called."}))
     assert [result.output for result in only(ToolResult, events)] == ["echo late"]
     assert done_of(events).text == "Called."
 
 
 async def test_a_reader_that_is_busy_is_no_silence(launch: Launch) -> None:
-    codex = CodexExec(launch, ExecLimits(inactivity_s=3.0))
+    codex = CodexExec(launch, RunLimits(inactivity_s=3.0))
     async with codex.run(script({"run": "sleep 1.5"}, {"run": "sleep 3"}, {"say": "Slept."}), FREE) as run:
         events = []
         async for event in run:
@@ -468,7 +469,7 @@ async def test_a_reader_that_is_busy_is_no_silence(launch: Launch) -> None:
 
 
 async def test_silence_while_the_reader_is_busy_is_told_when_it_comes_back(launch: Launch) -> None:
-    codex = CodexExec(launch, ExecLimits(inactivity_s=1.0))
+    codex = CodexExec(launch, RunLimits(inactivity_s=1.0))
     with anyio.fail_after(HANG_S):
         async with codex.run(script({"run": "sleep 600"}), FREE) as run:
             events = []
@@ -662,24 +663,17 @@ async def test_nothing_is_left_of_a_codex_that_was_asked_for_its_version(
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"), [("/nonexistent", "cannot be started"), (shutil.which("true"), "did not tell its version")]
+    ("name", "problem"), [("/nonexistent", "cannot be started"), (shutil.which("true"), "did not report its version")]
 )
 async def test_what_is_no_codex_is_one_sentence(launch: Launch, name: str, problem: str) -> None:
     with pytest.raises(CodexCannotStart, match=problem):
         await events_of(CodexExec(replace(launch, binary=Path(name))), "hi")
 
 
-async def test_a_codex_that_is_replaced_is_asked_for_its_version_anew_and_no_other_is(
-    launch: Launch, tmp_path: Path
-) -> None:
-    def install(version: str, name: str) -> None:
-        (tmp_path / name).write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\necho codex-cli {version}\n")
-        (tmp_path / name).chmod(0o700)
-
-    install("0.163.0", "wrapper")
-    codex = CodexExec(replace(launch, binary=tmp_path / "wrapper"))
+async def test_the_version_is_read_once(launch: Launch, tmp_path: Path) -> None:
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\necho codex-cli 0.163.0\n")
+    wrapper.chmod(0o700)
+    codex = CodexExec(replace(launch, binary=wrapper))
     assert [await codex.version() for _ in range(2)] == [(0, 163, 0)] * 2
-    install("0.169.0", "newer")
-    (tmp_path / "newer").rename(tmp_path / "wrapper")
-    assert [await codex.version() for _ in range(2)] == [(0, 169, 0)] * 2
-    assert (tmp_path / "asked").read_text() == "asked\n" * 2
+    assert (tmp_path / "asked").read_text() == "asked\n"

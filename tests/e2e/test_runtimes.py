@@ -10,11 +10,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from codex_workspace.backends.codex_exec.process import ExecRun
 from codex_workspace.codex.runtime import AppServerRun
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.runtimes.cli_run import CliRun
 from codex_workspace.runtimes.events import AgentEvent, Done, FileChange, ToolResult, ToolUse
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.runtimes.options import RunOptions
@@ -78,7 +78,7 @@ async def test_both_say_the_same(launch: Launch) -> None:
 
 def session_of(run: Run) -> str:
     """Return the id of a run's session."""
-    assert isinstance(run, AppServerRun | ExecRun)
+    assert isinstance(run, AppServerRun | CliRun)
     assert run.session_id is not None
     return run.session_id
 
@@ -145,6 +145,30 @@ async def test_a_failure_is_the_last_word(launch: Launch, name: str) -> None:
     assert done.stop_reason == "failed"
     assert done.error is not None
     assert "401" in done.error.message
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_missing_session_has_its_own_code(launch: Launch, name: str) -> None:
+    missing = replace(FREE, resume="01a1fdff-8a53-70f0-a558-000000000000")
+    async with create_runtime(name, launch) as runtime:
+        done = done_of(await events_of(runtime, "go on", missing))
+    assert (done.stop_reason, done.session_id) == ("failed", None)
+    assert done.error is not None
+    assert done.error.code == "SESSION_NOT_FOUND"
+    assert list(launch.codex_home.rglob("rollout-*")) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_provider_that_names_a_variable_gets_the_key_and_commands_do_not(
+    launch: Launch, model: ScriptedModel, name: str
+) -> None:
+    config = launch.codex_home / "config.toml"
+    config.write_text(config.read_text().replace("requires_openai_auth = true", 'env_key = "OPENAI_API_KEY"'))
+    async with create_runtime(name, launch) as runtime:
+        events = await events_of(runtime, script({"run": "env"}, {"say": "Done."}))
+    assert done_of(events).text == "Done.", done_of(events).error
+    assert {request.authorization for request in model.requests} == {f"Bearer {KEY}"}
+    assert KEY not in str(events)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,28 +7,26 @@ The backend of `codex exec`: what each run is told of the settings, and what sta
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from codex_workspace.backends.codex_exec.command import mcp_overrides
 from codex_workspace.backends.codex_exec.file_requests import FileRequests
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, has_failed
-from codex_workspace.backends.codex_exec.one_shot import last_line, run_once
-from codex_workspace.backends.codex_exec.process import CodexExec, ExecLimits
+from codex_workspace.backends.codex_exec.runtime import CodexExec, run_codex
 from codex_workspace.backends.codex_exec.thread import ExecThread, ExecThreadOptions, ProcessCounts
 from codex_workspace.backends.codex_exec.turn import TurnLines
 from codex_workspace.codex.sandbox import PROBE_TIMEOUT_S, WITHOUT, sandbox_error
-from codex_workspace.common.errors import CodexCannotStart
+from codex_workspace.common.errors import MAX_REASON_CHARS, CodexCannotStart
 from codex_workspace.common.values import KeyPath, TomlValue, Version
 from codex_workspace.config.codex_toml import CONFIG_NAME, Managed
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import Settings
 from codex_workspace.protocol.mcp_status import ExpectedServers
 from codex_workspace.runtimes.backend import Backend, BackendStats, Thread, ThreadIdStore, ThreadRegistry, ToolCaller
+from codex_workspace.runtimes.cli_run import RunLimits
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.runtimes.options import RunOptions, Sandbox
-
-if TYPE_CHECKING:
-    import subprocess
+from codex_workspace.runtimes.process import CompletedCommand
 
 NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {
     ("model_provider",): "nobody",
@@ -110,8 +108,8 @@ async def refuse_broken_config(launch: Launch) -> None:
         CodexCannotStart: it does not take the file; with codex's own words.
     """
     ran = await _run(launch, "mcp", "list")
-    if ran.returncode != 0:
-        said = (ran.stderr or ran.stdout).decode("utf-8", "replace")
+    if ran.exit_code != 0:
+        said = ran.stderr or ran.stdout
         _, error, why = said.partition("Error:")
         raise CodexCannotStart.for_config(launch.codex_home / CONFIG_NAME, f"{error}{why}" or said)
 
@@ -125,8 +123,8 @@ async def refuse_blocked(launch: Launch, mode: str) -> None:
     if mode in WITHOUT:
         return
     ran = await _run(launch, "sandbox", "--", "true")
-    if ran.returncode != 0:
-        raise sandbox_error(mode, last_line(ran.stderr or ran.stdout) or f"exit code {ran.returncode}")
+    if ran.exit_code != 0:
+        raise sandbox_error(mode, ran.last_line[:MAX_REASON_CHARS] or f"exit code {ran.exit_code}")
 
 
 async def refuse_without_servers(codex: CodexExec, servers: ExecMcpServers) -> None:
@@ -144,14 +142,14 @@ async def refuse_without_servers(codex: CodexExec, servers: ExecMcpServers) -> N
             await run.take()
         if run.session_id is not None:
             return
-        if has_failed(run.last_words):
-            attempt.failed(run.last_words)
+        if has_failed(run.full_diagnostics):
+            attempt.failed(run.full_diagnostics)
         raise CodexCannotStart("codex ended before it had begun", run.diagnostics)
 
 
-async def _run(launch: Launch, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
+async def _run(launch: Launch, *arguments: str) -> CompletedCommand:
     late = f"codex {arguments[0]} did not end within {PROBE_TIMEOUT_S:g} s"
-    return await run_once(launch, *arguments, within_s=PROBE_TIMEOUT_S, late=late)
+    return await run_codex(launch, *arguments, within_s=PROBE_TIMEOUT_S, late=late)
 
 
 _SANDBOXES: Final[Mapping[str, Sandbox]] = {
@@ -196,7 +194,7 @@ def exec_backend(
     needed = [server.name for server in settings.mcp.servers if server.required]
     expected = configured if add_tools is None else add_tools(configured, ToolCaller("", ""))
     servers = ExecMcpServers(expected, needed)
-    limits = ExecLimits(settings.config.codex.turn_inactivity_timeout_s, startup_s=expected.within_s)
+    limits = RunLimits(settings.config.codex.turn_inactivity_timeout_s, startup_s=expected.within_s)
     codex = CodexExec(launch, limits)
     tally = ProcessCounts()
     options = ExecThreadOptions(

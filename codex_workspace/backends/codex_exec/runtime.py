@@ -1,12 +1,228 @@
-"""`codex exec` as a runtime of the public Python API."""
+"""`codex exec` as a runtime: one process for each prompt."""
 
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
-from codex_workspace.backends.codex_exec.process import CodexExec, ExecLimits
+import anyio
+
+from codex_workspace.app_server import LAUNCH_OVERRIDES, with_key_variables
+from codex_workspace.backends.codex_exec.command import RunFiles, arguments, check, mcp_overrides, overrides
+from codex_workspace.backends.codex_exec.login_lock import LoginLock
+from codex_workspace.backends.codex_exec.run_files import clear_leftovers, write_file, written_run_files
+from codex_workspace.common.errors import CONFIG_REJECTED, MAX_REASON_CHARS, CodexCannotStart, is_config_error
+from codex_workspace.common.values import Version, find_version
 from codex_workspace.config.mcp_servers import McpServers
-from codex_workspace.runtimes.launch import Launch
+from codex_workspace.protocol.codex_events import TokenUsage, TurnError
+from codex_workspace.protocol.failures import LOST_THREAD, NO_SESSION, PROCESS_EXITED
+from codex_workspace.protocol.versions import require_supported
+from codex_workspace.runtimes.cli_run import (
+    DEFAULT_LIMITS,
+    CliRun,
+    LineReader,
+    RunHooks,
+    RunLimits,
+    open_run,
+)
+from codex_workspace.runtimes.convert import NONE_USED, ExecConverter
+from codex_workspace.runtimes.events import AgentEvent
+from codex_workspace.runtimes.launch import MARK, Launch
+from codex_workspace.runtimes.options import DEFAULT_OPTIONS, RunOptions
+from codex_workspace.runtimes.process import CompletedCommand, Process, new_mark, run_command
+from codex_workspace.runtimes.registry import NO_SERVERS
+
+VERSION_TIMEOUT_S: Final = 20.0
+
+MAX_SESSIONS: Final = 1000
+"""How many sessions' tokens are kept, some hundred bytes each."""
+
+CREDENTIALS_STORE: Final = "cli_auth_credentials_store"
+
+NO_VARIABLES: Final[Mapping[str, str]] = {}
 
 
-def create(launch: Launch, servers: McpServers, inactivity_s: float) -> AbstractAsyncContextManager[CodexExec]:
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+
+
+class SessionReader(LineReader[E_co], Protocol[E_co]):
+    """A line reader that knows the session's tokens."""
+
+    @property
+    def session_usage(self) -> TokenUsage | None:
+        """The tokens of the whole session; None until codex reports them."""
+
+
+def create(launch: Launch, servers: McpServers, inactivity_s: float) -> AbstractAsyncContextManager["CodexExec"]:
     """Return the runtime `codex-exec`; see `runtimes.registry.Factory`."""
-    return nullcontext(CodexExec(launch, ExecLimits(inactivity_s=inactivity_s), servers))
+    return nullcontext(CodexExec(launch, RunLimits(inactivity_s), servers))
+
+
+class CodexExec:
+    """Runs prompts, each in its own process; may be used several times, and by several tasks.
+
+    Runs of one session wait for each other. Only the number of its tokens is kept of a session.
+
+    Args:
+        launch: how to start codex. Its processes receive `launch.api_key` and no other credential.
+        limits: time limits.
+        servers: the MCP servers of every run.
+    """
+
+    def __init__(self, launch: Launch, limits: RunLimits = DEFAULT_LIMITS, servers: McpServers = NO_SERVERS) -> None:
+        settings, variables = mcp_overrides(servers)
+        secrets = [*launch.secrets, *(secret.reveal() for secret in servers.secrets), *variables.values()]
+        self._launch = with_key_variables(replace(launch, handed={**launch.handed, **variables}, secrets=secrets))
+        self._limits = limits
+        self._servers = settings
+        self._version: Version | None = None
+        self._starting = anyio.Lock()
+        uses_login = launch.api_key is None and launch.overrides.get(CREDENTIALS_STORE) == '"file"'
+        self._login = LoginLock(launch.codex_home) if uses_login else None
+        self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._used: OrderedDict[str, TokenUsage] = OrderedDict()
+
+    @asynccontextmanager
+    async def run(self, prompt: str, options: RunOptions = DEFAULT_OPTIONS) -> AsyncIterator[CliRun[AgentEvent]]:
+        """Run a prompt; leaving the block ends the process.
+
+        Raises:
+            InputRefused: codex would reject or misread the prompt or an option.
+            CodexCannotStart: codex cannot be started, or is too old.
+        """
+        async with self.follow(prompt, options, ExecConverter) as run:
+            yield run
+
+    @asynccontextmanager
+    async def follow(
+        self,
+        prompt: str,
+        options: RunOptions,
+        read: Callable[[TokenUsage | None], SessionReader[E]],
+        variables: Mapping[str, str] = NO_VARIABLES,
+    ) -> AsyncIterator[CliRun[E]]:
+        """Run a prompt like `run`, with events of another kind.
+
+        Args:
+            prompt: the prompt.
+            options: the run's options.
+            read: returns the reader of the run's lines; its argument is the session's tokens before the run.
+            variables: further variables of codex's environment; their values are secrets.
+        """
+        options = replace(options, config={**self._servers, **options.config})
+        check(prompt, options)
+        await self.version()
+        lines = read(NONE_USED if options.resume is None else self._used.get(options.resume.lower()))
+        async with (
+            written_run_files(partial(write_file, options)) as files,
+            self._session(options.resume) as register,
+            self._login.passed() if self._login is not None else nullcontext(),
+            self._opened(prompt, options, files, lines, variables, register) as run,
+        ):
+            yield run
+
+    async def version(self) -> Version:
+        """Return codex's version, which is read once.
+
+        Raises:
+            CodexCannotStart: codex cannot be started, does not report its version, or is too old.
+        """
+        async with self._starting:
+            if self._version is None:
+                await anyio.to_thread.run_sync(clear_leftovers)
+                self._version = await _read_version(self._launch)
+            return self._version
+
+    @asynccontextmanager
+    async def _session(self, session_id: str | None) -> AsyncIterator[Callable[[str], object]]:
+        """Wait until no other run uses the session: two processes that write it would damage it.
+
+        Yields a function that registers a new session's id, for which others then wait too.
+        """
+        lock = anyio.Lock()
+        if session_id is not None:
+            lock = self._busy.setdefault(session_id.lower(), lock)
+        async with lock:
+            yield lambda started: self._busy.setdefault(started.lower(), lock)
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        prompt: str,
+        options: RunOptions,
+        files: RunFiles,
+        lines: SessionReader[E],
+        variables: Mapping[str, str],
+        register: Callable[[str], object],
+    ) -> AsyncIterator[CliRun[E]]:
+        launch = replace(
+            self._launch,
+            handed={**self._launch.handed, **variables},
+            secrets=[*self._launch.secrets, *variables.values()],
+        )
+        mark = new_mark(launch)
+        settings = {**LAUNCH_OVERRIDES, f"shell_environment_policy.set.{MARK}": f'"{mark}"', **launch.overrides}
+        command = [str(launch.binary), "exec", *overrides(settings), *arguments(options, files)]
+        hooks = RunHooks(
+            on_session=register,
+            explain_exit=partial(_explain_exit, is_resumed=options.resume is not None),
+            delay=self._login.spared if self._login is not None else None,
+        )
+        used_before = lines.session_usage
+        try:
+            async with open_run(launch, command, mark, prompt, lines, self._limits, hooks, options.resume) as run:
+                yield run
+        finally:
+            self._remember(lines, used_before)
+
+    def _remember(self, lines: SessionReader[E], used_before: TokenUsage | None) -> None:
+        """Keep the session's tokens; they are unknown after a run that was stopped, which reports none."""
+        if lines.session_id is None:
+            return
+        self._used.pop(lines.session_id, None)
+        if lines.session_usage is not None and lines.session_usage != used_before:
+            self._used[lines.session_id] = lines.session_usage
+            if len(self._used) > MAX_SESSIONS:
+                self._used.popitem(last=False)
+
+
+def _explain_exit(process: Process, *, is_resumed: bool) -> TurnError | None:
+    """Return why codex exited before the turn ended; None after exit code 0."""
+    if process.exit_code == 0:
+        return None
+    stderr = process.last_lines()
+    if is_config_error(stderr):
+        sentence, kind = CONFIG_REJECTED, PROCESS_EXITED
+    else:
+        sentence = f"codex {process.how_it_ended()}"
+        kind = NO_SESSION if is_resumed and LOST_THREAD.search(stderr) else PROCESS_EXITED
+    return TurnError(sentence, kind, None, _last_error(stderr) or None)
+
+
+def _last_error(stderr: str) -> str:
+    """Return codex's last error message on one line, or its last line."""
+    lines = stderr.splitlines()
+    errors = [number for number, line in enumerate(lines) if line.startswith("Error")]
+    return " ".join(" ".join(lines[errors[-1] if errors else -1 :]).split())[:MAX_REASON_CHARS]
+
+
+async def run_codex(launch: Launch, *arguments: str, within_s: float, late: str) -> CompletedCommand:
+    """Run a codex command that may refresh the login; see `run_command`."""
+    return await run_command(
+        launch, *arguments, within_s=within_s, late=late, delay=LoginLock(launch.codex_home).spared
+    )
+
+
+async def _read_version(launch: Launch) -> Version:
+    late = f"codex did not report its version within {VERSION_TIMEOUT_S:g} s"
+    completed = await run_codex(launch, "--version", within_s=VERSION_TIMEOUT_S, late=late)
+    version = find_version(completed.stdout)
+    if version is None:
+        shown = ": ".join(filter(None, (f"exit code {completed.exit_code}", completed.last_line)))
+        raise CodexCannotStart(f"codex did not report its version ({shown}); set CODEX_BIN to a codex executable")
+    require_supported(version)
+    return version

@@ -18,8 +18,8 @@ import anyio
 from codex_workspace.backends.codex_exec.file_requests import FileRequests
 from codex_workspace.backends.codex_exec.history import file_of, new_turn_id, place_in, size_of, tokens_of, turn_outcome
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, has_failed
-from codex_workspace.backends.codex_exec.process import CodexExec, ExecRun
 from codex_workspace.backends.codex_exec.run_files import Folder, written_run_files
+from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.backends.codex_exec.turn import ExecTurn, TurnLines
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, is_config_error
 from codex_workspace.common.values import KeyPath, TomlValue
@@ -37,6 +37,7 @@ from codex_workspace.runtimes.backend import (
     check_input,
     input_texts,
 )
+from codex_workspace.runtimes.cli_run import CliRun
 from codex_workspace.runtimes.options import RunOptions
 
 logger = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ class ExecThread:
             return made[0]
 
         self._tally.started += 1
-        following: AbstractAsyncContextManager[ExecRun[TurnEvent]] = self._codex.follow(
+        following: AbstractAsyncContextManager[CliRun[TurnEvent]] = self._codex.follow(
             prompt, options, reads, self._options.handed
         )
         run = await held.enter_async_context(following)
@@ -281,10 +282,10 @@ class ExecThread:
         return await anyio.to_thread.run_sync(turn_outcome, file, place, (_prompt(turn_input), CONTINUE_PROMPT))
 
     def _why_not(
-        self, run: ExecRun[TurnEvent], events: list[TurnEvent], *, is_resumed: bool
+        self, run: CliRun[TurnEvent], events: list[TurnEvent], *, is_resumed: bool
     ) -> CodexCannotStart | CodexGone | _SessionLost | _ServersFailed:
-        if has_failed(run.last_words):
-            return _ServersFailed(run.last_words)
+        if has_failed(run.full_diagnostics):
+            return _ServersFailed(run.full_diagnostics)
         failure = next((event.failure for event in events if isinstance(event, TurnCompleted)), None)
         sentence = failure.message if failure is not None else "codex ended before it had begun"
         diagnostics = run.diagnostics

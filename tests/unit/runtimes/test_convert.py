@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
-from codex_workspace.runtimes.convert import NO_RESULT, NO_SESSION, NONE_USED, ExecConverter
+from codex_workspace.protocol.failures import NO_SESSION
+from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED, ExecConverter
 from codex_workspace.runtimes.events import (
     AgentEvent,
     AgentMessage,

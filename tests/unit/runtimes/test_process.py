@@ -9,10 +9,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from codex_workspace.backends.codex_exec.one_shot import KEPT_BYTES, run_once
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.processes import find_marked
 from codex_workspace.runtimes.launch import MARK, Launch
+from codex_workspace.runtimes.process import KEPT_BYTES, run_command
 
 
 def launch(folder: Path, script: str) -> Launch:
@@ -24,21 +24,23 @@ def launch(folder: Path, script: str) -> Launch:
 
 
 async def test_what_it_has_said_comes_back(tmp_path: Path) -> None:
-    ran = await run_once(launch(tmp_path, 'echo "$1 $2"; cat; echo no >&2; exit 4'), "a", "b", within_s=20, late="late")
-    assert (ran.stdout, ran.stderr, ran.returncode) == (b"a b\n", b"no\n", 4)
+    ran = await run_command(
+        launch(tmp_path, 'echo "$1 $2"; cat; echo no >&2; exit 4'), "a", "b", within_s=20, late="late"
+    )
+    assert (ran.stdout, ran.stderr, ran.exit_code) == ("a b\n", "no\n", 4)
 
 
 async def test_what_takes_too_long_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
     asleep = launch(tmp_path, "sleep 600 & sleep 600 & wait")
     with anyio.fail_after(20), pytest.raises(CodexCannotStart, match=r"^it takes too long$"):
-        await run_once(asleep, within_s=1, late="it takes too long")
+        await run_command(asleep, within_s=1, late="it takes too long")
     assert find_marked(MARK, f"{asleep.family}.", or_longer=True) == []
 
 
 @pytest.mark.parametrize("times", [1, 5])
 async def test_asyncio_s_own_cancelling_waits_for_no_pipe_and_leaves_nothing(tmp_path: Path, times: int) -> None:
     asleep = launch(tmp_path, "setsid sleep 30 & echo > begun; sleep 30 & wait")
-    running = asyncio.create_task(run_once(asleep, within_s=100, late="late"))
+    running = asyncio.create_task(run_command(asleep, within_s=100, late="late"))
     with anyio.fail_after(20):
         while not (tmp_path / "begun").exists():
             await anyio.sleep(0.02)
@@ -57,8 +59,8 @@ async def test_asyncio_s_own_cancelling_waits_for_no_pipe_and_leaves_nothing(tmp
 
 async def test_what_holds_the_pipes_beyond_its_end_is_not_waited_for(tmp_path: Path) -> None:
     began = anyio.current_time()
-    ran = await run_once(launch(tmp_path, "echo said; sleep 30 &"), within_s=20, late="late")
-    assert ran.stdout == b"said\n"
+    ran = await run_command(launch(tmp_path, "echo said; sleep 30 &"), within_s=20, late="late")
+    assert ran.stdout == "said\n"
     assert anyio.current_time() - began < 10
 
 
@@ -66,11 +68,11 @@ async def test_what_it_says_without_end_is_kept_by_its_end_and_without_secrets(t
     loud = launch(
         tmp_path, "for _ in 1 2 3; do head -c 50000 /dev/zero | tr '\\0' .; echo a-secret; done | tee /dev/stderr"
     )
-    ran = await run_once(replace(loud, secrets=["a-secret", "secret"]), within_s=20, late="late")
+    ran = await run_command(replace(loud, secrets=["a-secret", "secret"]), within_s=20, late="late")
     assert ran.stderr == ran.stdout
     assert KEPT_BYTES - 20 < len(ran.stdout) <= KEPT_BYTES
-    assert ran.stdout.count(b"***\n") == 2
-    assert b"secret" not in ran.stdout
+    assert ran.stdout.count("***\n") == 2
+    assert "secret" not in ran.stdout
 
 
 @pytest.mark.parametrize("missing", ["codex", "work"])
@@ -83,4 +85,4 @@ async def test_what_is_not_there_is_named(tmp_path: Path, missing: str) -> None:
         tmp_path / "work" if missing == "work" else tmp_path,
     )
     with pytest.raises(CodexCannotStart, match=f"codex cannot be started: {tmp_path / missing}: No such file"):
-        await run_once(gone, within_s=20, late="late")
+        await run_command(gone, within_s=20, late="late")
