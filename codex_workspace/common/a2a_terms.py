@@ -1,4 +1,4 @@
-"""Terms of A2A that several packages share: task states, artifact names, the authenticated user, protocol versions."""
+"""A2A terms that several packages share: task states, artifact names, the authenticated user, protocol versions."""
 
 from collections.abc import Callable
 from typing import Final
@@ -9,10 +9,16 @@ from a2a.types import TaskState
 from a2a.utils.constants import PROTOCOL_VERSION_0_3, VERSION_HEADER
 
 ANSWER: Final = "answer"
-"""Id and name of the artifact that holds what the agent says; all others come whole."""
+"""ID and name of the artifact with the agent's answer; all other artifacts are sent whole."""
 
 OFFSET: Final = "offset"
-"""In the metadata of an update with `append`: how many characters the artifact holds before it."""
+"""Metadata key of an update with `append`: the number of characters that the artifact has before it."""
+
+HEADERS: Final = "headers"
+"""Key in the SDK's call context: the request's headers by their lower-case names."""
+
+OPERATOR: Final = "operator"
+"""The principal of A2A_TOKEN, and of requests without a token if none is required."""
 
 TERMINAL: Final = frozenset(
     {
@@ -22,44 +28,39 @@ TERMINAL: Final = frozenset(
         TaskState.TASK_STATE_REJECTED,
     }
 )
-"""Nothing comes any more."""
+"""No event follows."""
 
 WORKING: Final = frozenset({TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING})
-"""The agent is about to do something."""
-
+"""The agent will send more events."""
 
 AWAITING_INPUT: Final = frozenset({TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_AUTH_REQUIRED})
-"""Somebody has to say something first."""
+"""The task waits for a message."""
 
 
 def state_names(states: frozenset[TaskState]) -> list[str]:
-    """Return the states as the database has them."""
+    """Return the states as the database stores them."""
     return sorted(TaskState.Name(state) for state in states)
 
 
-HEADERS: Final = "headers"
-"""Where the SDK's call context holds the request's headers, by their names in lower case."""
-
-
 class AuthenticatedUser(User):
-    """A principal, as the SDK wants to see it."""
+    """A principal, as the SDK's user."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     @property
     def is_authenticated(self) -> bool:
-        """Always: who is not let in does not become a caller."""
+        """Always true: requests that are not authenticated are rejected earlier."""
         return True
 
     @property
     def user_name(self) -> str:
-        """The owner of what this caller makes."""
+        """The owner of what this user creates."""
         return self._name
 
 
 def is_protocol_0_3(context: ServerCallContext) -> bool:
-    """Tell whether a call came in A2A 0.3, which is what is spoken where no version is named."""
+    """Whether a call uses A2A 0.3, which is also the version of calls that name none."""
     headers = context.state.get(HEADERS)
     if not isinstance(headers, dict):
         return False
@@ -67,9 +68,5 @@ def is_protocol_0_3(context: ServerCallContext) -> bool:
 
 
 def serves_major(major: int) -> Callable[[str], bool]:
-    """Return whether a version has this major number; 1.7 is spoken by who speaks 1.0."""
+    """Return a function that tells whether a version has this major number."""
     return lambda version: version.strip().partition(".")[0] == str(major)
-
-
-OPERATOR: Final = "operator"
-"""Whose everything is that is asked for with A2A_TOKEN, or without any token where none is needed."""

@@ -1,12 +1,7 @@
-"""What codex says of a configuration that it does not take, without the values that stand in it.
+"""The agent's errors, and the redaction of codex's messages about its configuration.
 
-Codex quotes what it stumbles over: a header's value where a table should be, or the whole line. The line's number and
-the key are enough to mend it. Words: 0.158 and 0.163.
-
-Errors by who has to act on them.
-
-`public` of each may be shown to a peer; `str` is for the log and the operator and may add codex's own last lines.
-Neither ever holds a secret: whoever makes the error scrubs what it quotes.
+`public` of an error may be shown to a peer; `str` is for the log and the operator and may contain codex's last lines.
+Neither contains secrets: the code that raises the error redacts what it quotes.
 """
 
 import re
@@ -14,67 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-HIDDEN: Final = "…"
-"""What stands where a value stood."""
-
-_BEGINS: Final = re.compile(
-    r"Error loading config|failed to (?:load|read) (?:\w+ )?configuration|failed to resolve feature override"
-    r"|invalid configuration|^Error: (?:Model provider|legacy) [`…]",
-    re.MULTILINE,
-)
-_LINES: Final = re.compile(r"^[ \t]*\d*[ \t]*\|.*\n?", re.MULTILINE)
-"""The file's own lines, each behind its number and a bar."""
-
-_QUOTED: Final = re.compile(r"[\"`].*[\"`]", re.DOTALL)
-"""From the first mark to the last: a value may hold marks itself."""
-
-_IN: Final = re.compile(r"\n\s*in `")
-
-
-def is_config_error(said: str) -> bool:
-    """Tell whether codex says that it does not take its configuration."""
-    return _BEGINS.search(said) is not None
-
-
-def redact_config_values(said: str) -> str:
-    """Return what codex has said of its configuration without that one's values."""
-    about = _LINES.sub("", said)
-    known = _own_words(about)
-    return f"{_QUOTED.sub(HIDDEN, about[:known])}{about[known:]}"
-
-
-def redact_config_error(said: str) -> str:
-    """Return whatever codex has said without the values of a configuration that it does not take."""
-    begins = _BEGINS.search(said)
-    return said if begins is None else f"{said[: begins.start()]}{redact_config_values(said[begins.start() :])}"
-
-
-def _own_words(about: str) -> int:
-    """Return where the words begin behind which no value stands: what was expected, and else the key."""
-    expected = about.rfind(", expected ")
-    if expected >= 0:
-        return expected
-    return max((found.start() for found in _IN.finditer(about)), default=len(about))
-
-
 CONFIG_REJECTED: Final = "codex does not take its config.toml; the operator has to mend it"
-"""What a peer reads where codex's configuration is wrong."""
+"""The sentence for peers if codex's configuration is invalid."""
 
 MAX_REASON_CHARS: Final = 500
-"""Of codex's own words in a sentence."""
+"""How much of codex's message an error quotes."""
 
 
 class AgentError(Exception):
-    """Any failure that this agent foresees; its text is a sentence for people."""
+    """The base class of expected failures; the text is a sentence for people."""
 
     @property
     def public(self) -> str:
-        """The sentence that a peer may read."""
+        """The sentence that may be shown to a peer."""
         return str(self)
 
 
 class ConfigError(AgentError, RuntimeError):
-    """The operator has to mend the configuration: the text names file, key and remedy. Exit code 2."""
+    """The operator has to correct the configuration: the text names file, key and remedy. Exit code 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +47,15 @@ class ConfigLocation:
 
 
 class StoreUnavailable(AgentError):
-    """What was to be kept could not be written: the disk is full, or the database out of reach. Nothing of it is."""
+    """Nothing could be stored: the disk is full, or the database cannot be reached."""
 
 
 class CodexError(AgentError):
-    """Something between us and codex failed."""
+    """The communication with codex failed."""
 
 
 class CodexEnded(CodexError):
-    """The codex process is not there. `tail` holds the last lines that it wrote on stderr, scrubbed of secrets."""
+    """The codex process does not run. `tail` is the redacted end of its stderr."""
 
     def __init__(self, sentence: str, tail: str = "") -> None:
         super().__init__(f"{sentence}\ncodex's last lines:\n{tail}" if tail else sentence)
@@ -112,7 +64,7 @@ class CodexEnded(CodexError):
 
     @property
     def public(self) -> str:
-        """What happened, without codex's own lines."""
+        """The sentence without codex's last lines."""
         return self.sentence
 
 
@@ -120,9 +72,10 @@ class CodexCannotStart(CodexEnded):
     """The codex binary is missing, too old, or ended before it answered `initialize`. Exit code 3."""
 
     @classmethod
-    def for_config(cls, file: Path, said: str) -> Self:
-        """Return the error that codex does not take `file`, by what it said of it; no value of the file's is in it."""
-        why = " ".join(redact_config_values(said).split())[:MAX_REASON_CHARS]
+    def for_config(cls, file: Path, message: str) -> Self:
+        """Return the error for a configuration `file` that codex rejects with `message`; the file's values are
+        redacted."""
+        why = " ".join(redact_config_values(message).split())[:MAX_REASON_CHARS]
         error = cls(CONFIG_REJECTED, f"{file}: {why}")
         error.args = (f"codex does not take {file}: {why}; mend the file",)
         return error
@@ -133,9 +86,9 @@ class CodexGone(CodexEnded, ConnectionError):
 
 
 class CodexRefused(CodexError):
-    """Codex answered a request with an error: this request is wrong, or wrong now.
+    """Codex responded with an error: the request is invalid, at least now.
 
-    `message` are its words, without the values of a configuration that it does not take.
+    `message` is codex's message; values of a rejected configuration are redacted.
     """
 
     def __init__(self, method: str, code: int, message: str) -> None:
@@ -147,26 +100,74 @@ class CodexRefused(CodexError):
 
     @property
     def is_config_error(self) -> bool:
-        """Whether it is the configuration that codex does not take, and no thread or turn could help it."""
+        """Whether codex rejects its configuration, so that no thread or turn can work."""
         return is_config_error(self.message)
 
     @property
     def public(self) -> str:
-        """Codex's words; of its configuration, the fact alone."""
+        """Codex's message; `CONFIG_REJECTED` if codex rejects its configuration."""
         return CONFIG_REJECTED if self.is_config_error else str(self)
 
 
 class CodexTimeout(CodexError, TimeoutError):
-    """Codex did not answer a request in its time."""
+    """Codex did not respond in time."""
 
 
 class InputRefused(CodexError, ValueError):
-    """What a caller wants to send to codex cannot be sent: it is empty, or over codex's limit."""
+    """The input cannot be sent to codex: it is empty, invalid, or over codex's limit."""
 
 
 class ProtocolError(CodexError):
-    """Codex said something that no supported version says."""
+    """Codex sent something that no supported version sends."""
 
 
 class ToolRefused(AgentError):
     """A tool cannot do what the model asked for; the sentence is for the model, and holds no words of a peer's."""
+
+
+# Codex quotes an invalid value, or the whole line of the file. The line number and the key are enough to correct it.
+# The patterns match the messages of codex 0.158 and 0.163.
+
+HIDDEN: Final = "…"
+"""Replaces a value."""
+
+_CONFIG_ERROR: Final = re.compile(
+    r"Error loading config|failed to (?:load|read) (?:\w+ )?configuration|failed to resolve feature override"
+    r"|invalid configuration|^Error: (?:Model provider|legacy) [`…]",
+    re.MULTILINE,
+)
+_LINES: Final = re.compile(r"^[ \t]*\d*[ \t]*\|.*\n?", re.MULTILINE)
+"""The quoted lines of the file, each after its number and a bar."""
+
+_QUOTED: Final = re.compile(r"[\"`].*[\"`]", re.DOTALL)
+"""From the first quotation mark to the last, because a value may contain some."""
+
+_IN: Final = re.compile(r"\n\s*in `")
+
+
+def is_config_error(message: str) -> bool:
+    """Whether a message of codex rejects its configuration."""
+    return _CONFIG_ERROR.search(message) is not None
+
+
+def redact_config_values(message: str) -> str:
+    """Return codex's message about its configuration without the configuration's values."""
+    text = _LINES.sub("", message)
+    end = _end_of_values(text)
+    return f"{_QUOTED.sub(HIDDEN, text[:end])}{text[end:]}"
+
+
+def redact_config_error(message: str) -> str:
+    """Return a message of codex; if it rejects the configuration, without the configuration's values."""
+    found = _CONFIG_ERROR.search(message)
+    if found is None:
+        return message
+    return f"{message[: found.start()]}{redact_config_values(message[found.start() :])}"
+
+
+def _end_of_values(text: str) -> int:
+    """Return the index after which there are no values: where codex names the expected type, or the key."""
+    expected = text.rfind(", expected ")
+    if expected >= 0:
+        return expected
+    return max((found.start() for found in _IN.finditer(text)), default=len(text))

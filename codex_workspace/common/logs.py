@@ -1,7 +1,6 @@
-"""How the log is written: one line a record, for people or as JSON, with every known secret taken out.
+"""Logging: one line per record, as text or JSON, with secrets redacted.
 
-A line says what work it is of: `log_context` puts the ids of a task, its context, codex's thread and turn, and the
-trace under every line that is written in its block, whichever module writes it.
+`log_context` adds the IDs of a task, context, thread, turn and trace to every line that is logged in its block.
 """
 
 import json
@@ -17,16 +16,15 @@ from typing import Final, Literal, TypeAlias
 IdName: TypeAlias = Literal["task", "context", "thread", "turn", "trace"]
 
 _PLAIN: Final = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
-"""What of an id a line for people can show as it is; clients make up some of them."""
+"""IDs that a text line shows unquoted; clients choose some of the IDs."""
 
 _LINE_BREAKS: Final = str.maketrans({"\n": "\\n", "\r": "\\r"})
-"""What others say may have several lines, and none of them may look like a record of its own."""
+"""Escapes for messages with several lines, which must not look like several records."""
 
 _QUIET: Final = ("httpx", "httpcore", "aiosqlite", "asyncio", "sse_starlette", "uvicorn", "a2a")
-"""Libraries whose ordinary talk is of no use to an operator: from them, warnings and worse."""
+"""Libraries of which only warnings and errors are logged."""
 
-
-_PEERS_MISTAKES: Final = ("Failed to validate base JSON-RPC request", "Failed to parse request params")
+_INVALID_REQUESTS: Final = ("Failed to validate base JSON-RPC request", "Failed to parse request params")
 
 
 _ids: ContextVar[Mapping[IdName, str] | None] = ContextVar("ids", default=None)
@@ -34,7 +32,7 @@ _ids: ContextVar[Mapping[IdName, str] | None] = ContextVar("ids", default=None)
 
 @contextmanager
 def log_context(ids: Mapping[IdName, str]) -> Iterator[None]:
-    """Put these ids, and those of the blocks around, under every line that is logged in the block and its tasks."""
+    """Add these IDs, and those of the enclosing blocks, to every line logged in the block and its tasks."""
     token = _ids.set({**(_ids.get() or {}), **ids})
     try:
         yield
@@ -43,26 +41,26 @@ def log_context(ids: Mapping[IdName, str]) -> Iterator[None]:
 
 
 def set_up_logging(*, as_json: bool, level: str, scrub: Callable[[str], str]) -> None:
-    """Send the whole process's log to stderr, at `level` (a name of the logging module's)."""
+    """Send the process's log to stderr, at `level` (a level name of the logging module)."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(scrub) if as_json else _Text(scrub))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    handler.addFilter(_without_peers_mistakes)
+    handler.addFilter(_is_no_invalid_request)
     handler.addFilter(_with_ids)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))
 
 
-def _without_peers_mistakes(record: logging.LogRecord) -> bool:
-    """Leave out the tracebacks of requests that make no sense: their sender is told, and can send a lot of them."""
+def _is_no_invalid_request(record: logging.LogRecord) -> bool:
+    """Drop the SDK's tracebacks of invalid requests: the client gets the error, and could flood the log."""
     if record.exc_info and isinstance(record.exc_info[1], (UnicodeDecodeError, RecursionError)):
-        # A body that is no UTF-8, or is nested without end.
+        # A body that is not UTF-8, or is nested too deeply.
         return not record.name.startswith("a2a.server.routes")
-    return not (isinstance(record.msg, str) and record.msg.startswith(_PEERS_MISTAKES))
+    return not (isinstance(record.msg, str) and record.msg.startswith(_INVALID_REQUESTS))
 
 
 def _with_ids(record: logging.LogRecord) -> bool:
-    """Give a record what it is of; the handler is called where the line is written, so in its context."""
+    """Add the IDs to a record; the handler runs in the context that logs the line."""
     record.ids = _ids.get() or {}
     return True
 
@@ -73,7 +71,7 @@ def _ids_of(record: logging.LogRecord) -> Mapping[IdName, str]:
 
 
 class _Text(logging.Formatter):
-    """For people: time, level, logger, message, then what the line is of as `name=id`."""
+    """Text lines: time, level, logger, message, and the IDs as `name=id`."""
 
     def __init__(self, scrub: Callable[[str], str]) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
@@ -83,10 +81,10 @@ class _Text(logging.Formatter):
         return self._scrub(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the one line of the message, which a traceback may follow."""
-        # Scrubbed before: a secret of several lines would not be known any more.
-        said = self._scrub(super().formatMessage(record)).translate(_LINE_BREAKS)
-        return " ".join([said, *(f"{name}={_plain(i)}" for name, i in _ids_of(record).items())])
+        """Return the message as one line; a traceback may follow it."""
+        # Redacted first: a secret with line breaks would not be recognized afterwards.
+        line = self._scrub(super().formatMessage(record)).translate(_LINE_BREAKS)
+        return " ".join([line, *(f"{name}={_plain(i)}" for name, i in _ids_of(record).items())])
 
 
 def _plain(text: str) -> str:
@@ -94,13 +92,13 @@ def _plain(text: str) -> str:
 
 
 def json_line(level: str, logger: str, message: str) -> str:
-    """Return one line of the log for machines, for when there is no log yet or any more; `message` holds no secret."""
+    """Return a JSON log line, for use before logging is set up; `message` must not contain secrets."""
     record = logging.LogRecord(logger, logging.getLevelNamesMapping()[level.upper()], "", 0, message, None, None)
     return _Json(lambda text: text).format(record)
 
 
 class _Json(logging.Formatter):
-    """For machines: time (RFC 3339, UTC), level, logger, message, ids and, where there is one, the traceback."""
+    """JSON lines: time (RFC 3339, UTC), level, logger, message, IDs and traceback."""
 
     def __init__(self, scrub: Callable[[str], str]) -> None:
         super().__init__()
@@ -117,5 +115,5 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self._scrub(self.formatException(record.exc_info))
-        # Scrubbed before: JSON writes a quote or a backslash in a secret in another way.
+        # Redacted first: JSON escapes quotes and backslashes of a secret.
         return json.dumps(line, ensure_ascii=False)

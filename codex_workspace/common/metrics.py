@@ -1,7 +1,6 @@
-"""The numbers that Prometheus reads, in a registry of their own; the one module that knows `prometheus_client`.
+"""The metrics for Prometheus; the only module that imports `prometheus_client`.
 
-Names and labels are in `docs/observability.md`. Every label has a few fixed values: none grows with contexts, tasks or
-people.
+`docs/observability.md` lists the names and labels. Every label has a few fixed values.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,11 +21,11 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_1_0_0
 WAIT_S: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 FIRST_TEXT_S: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 TURN_S: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-"""The histograms' bounds, in seconds."""
+"""The histograms' bucket bounds, in seconds."""
 
 
 class TurnOutcome(StrEnum):
-    """What became of a turn; `CUT_OFF`: codex or the agent ended before it, `NOT_BEGUN`: codex never took it on."""
+    """How a turn ended. CUT_OFF: codex or the agent ended during it. NOT_BEGUN: codex did not start it."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -46,7 +45,8 @@ class TaskOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenTotals:
-    """Tokens by kind. None is part of another: `cached_input` not of `input`, `reasoning_output` not of `output`."""
+    """Tokens by kind; no kind includes another: `input` excludes `cached_input`, `output` excludes
+    `reasoning_output`."""
 
     input: int = 0
     cached_input: int = 0
@@ -56,7 +56,7 @@ class TokenTotals:
 
 @dataclass(frozen=True, slots=True)
 class CodexGauges:
-    """Codex at this moment: whether one runs, what it holds, how many were started, and how many of them died."""
+    """The state of codex: whether it runs, its threads and memory, and how many processes started and died."""
 
     is_up: bool
     threads: int
@@ -67,9 +67,9 @@ class CodexGauges:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """How much there is of everything at this moment; what is None or empty is not there, or not known.
+    """Current values; None if not available.
 
-    deliveries: how many messages are in each state. push_waiting: notifications that webhooks are still to get.
+    deliveries: the number of messages in each state. push_waiting: the number of queued push notifications.
     """
 
     waiting: int = 0
@@ -82,56 +82,58 @@ class Gauges:
 
 
 class Metrics:
-    """Counts what happens; `scrape` tells it, with the levels of the moment."""
+    """Counters and histograms; `scrape` returns them together with the gauges."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._turns = self._counter("turns", "Turns by how they ended.", "outcome", TurnOutcome)
-        self._tasks = self._counter("tasks", "Tasks by the state in which they ended.", "state", TaskOutcome)
+        self._turns = self._counter("turns", "Turns by outcome.", "outcome", TurnOutcome)
+        self._tasks = self._counter("tasks", "Tasks by final state.", "state", TaskOutcome)
         kinds = TokenTotals.__dataclass_fields__
-        self._tokens = self._counter("tokens", "Tokens by kind; none is part of another.", "kind", kinds)
-        self._wait = self._histogram("message_wait_seconds", "From a message's acceptance to its turn.", WAIT_S)
-        self._first_text = self._histogram(
-            "turn_first_text_seconds", "From a turn's beginning to the first text of its answer.", FIRST_TEXT_S
+        self._tokens = self._counter("tokens", "Tokens by kind; no kind includes another.", "kind", kinds)
+        self._wait = self._histogram(
+            "message_wait_seconds", "Time from a message's acceptance to the start of its turn.", WAIT_S
         )
-        self._turn = self._histogram("turn_seconds", "From a turn's beginning to its end.", TURN_S)
+        self._first_text = self._histogram(
+            "turn_first_text_seconds", "Time from a turn's start to the first text of its answer.", FIRST_TEXT_S
+        )
+        self._turn = self._histogram("turn_seconds", "Time from a turn's start to its end.", TURN_S)
 
     def observe_wait(self, seconds: float) -> None:
-        """Count a message that has waited for its turn."""
+        """Record how long a message waited for its turn."""
         self._wait.observe(seconds)
 
     def observe_first_text(self, seconds: float) -> None:
-        """Count a turn that begins to answer."""
+        """Record the time to the first text of a turn."""
         self._first_text.observe(seconds)
 
     def count_turn(self, outcome: TurnOutcome, seconds: float, tokens: TokenTotals) -> None:
-        """Count a turn, and what it has used."""
+        """Count a turn that ended, and its tokens."""
         self._turns.labels(outcome).inc()
         self._turn.observe(seconds)
         for kind in TokenTotals.__dataclass_fields__:
             self._tokens.labels(kind).inc(max(0, getattr(tokens, kind)))
 
     def count_task(self, outcome: TaskOutcome) -> None:
-        """Count a task."""
+        """Count a task that ended."""
         self._tasks.labels(outcome).inc()
 
     def task_counts(self) -> Mapping[TaskOutcome, int]:
-        """Return how many tasks have ended so far, by how."""
+        """Return how many tasks ended in each state."""
         samples = [sample for metric in self._tasks.collect() for sample in metric.samples]
         counts = {sample.labels["state"]: int(sample.value) for sample in samples if sample.name.endswith("_total")}
         return {outcome: counts.get(outcome, 0) for outcome in TaskOutcome}
 
-    def scrape(self, levels: Gauges) -> bytes:
-        """Return all of it in Prometheus' text format, whose type is `CONTENT_TYPE`."""
-        all_of_it = CollectorRegistry()
-        all_of_it.register(_Scrape(self._registry, levels))
-        return generate_latest(all_of_it)
+    def scrape(self, gauges: Gauges) -> bytes:
+        """Return all metrics in Prometheus' text format, as `CONTENT_TYPE`."""
+        registry = CollectorRegistry()
+        registry.register(_Scrape(self._registry, gauges))
+        return generate_latest(registry)
 
     def _counter(self, name: str, help_: str, label: str, values: Iterable[str]) -> Counter:
         counter = Counter(PREFIX + name, help_, [label], registry=self._registry)
         for value in values:
-            # A series that begins at 0 shows its first increase.
+            # A series that starts at 0 shows its first increase.
             counter.labels(str(value))
         return counter
 
@@ -140,42 +142,42 @@ class Metrics:
 
 
 class _Scrape(Collector):
-    """What was counted on the way, and what is read at the scrape."""
+    """The counted metrics and the gauges of one scrape."""
 
-    def __init__(self, counted: CollectorRegistry, levels: Gauges) -> None:
+    def __init__(self, counted: CollectorRegistry, gauges: Gauges) -> None:
         self._counted = counted
-        self._levels = levels
+        self._gauges = gauges
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._counted.collect():
-            # When a series began would be a series of its own; the process's start says it of all.
+            # The creation times of series are left out; the start time of the process is enough.
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
-        levels = self._levels
-        yield _gauge("messages_waiting", "Messages that wait for their turn.", levels.waiting)
-        yield _gauge("turns_running", "Turns that run.", levels.running)
-        yield _gauge("questions_open", "Turns that wait for a person's answer.", levels.asking)
-        yield _gauge("streams_open", "Streams that clients hold open.", levels.streams)
-        if levels.push_waiting is not None:
-            waiting = "Notifications that webhooks have not got yet."
-            yield _gauge("push_notifications_waiting", waiting, levels.push_waiting)
-        if levels.deliveries is not None:
-            family = GaugeMetricFamily(f"{PREFIX}deliveries", "Messages that are kept, by state.", labels=["state"])
-            for state, number in levels.deliveries.items():
+        gauges = self._gauges
+        yield _gauge("messages_waiting", "Messages that wait for their turn.", gauges.waiting)
+        yield _gauge("turns_running", "Running turns.", gauges.running)
+        yield _gauge("questions_open", "Turns that wait for a user's answer.", gauges.asking)
+        yield _gauge("streams_open", "Open streams.", gauges.streams)
+        if gauges.push_waiting is not None:
+            waiting = "Queued push notifications."
+            yield _gauge("push_notifications_waiting", waiting, gauges.push_waiting)
+        if gauges.deliveries is not None:
+            family = GaugeMetricFamily(f"{PREFIX}deliveries", "Stored messages by state.", labels=["state"])
+            for state, number in gauges.deliveries.items():
                 family.add_metric([state], number)
             yield family
-        if levels.codex is not None:
-            yield from _of_codex(levels.codex)
+        if gauges.codex is not None:
+            yield from _codex_metrics(gauges.codex)
 
 
-def _of_codex(codex: CodexGauges) -> Iterator[Metric]:
-    yield _gauge("codex_up", "Whether a codex runs.", int(codex.is_up))
-    yield _gauge("codex_threads", "Threads that codex holds in memory.", codex.threads)
-    held = "Memory of the codex process, without its commands."
+def _codex_metrics(codex: CodexGauges) -> Iterator[Metric]:
+    yield _gauge("codex_up", "Whether codex runs.", int(codex.is_up))
+    yield _gauge("codex_threads", "Threads loaded in codex.", codex.threads)
+    held = "Resident memory of the codex process, without its commands."
     yield _gauge("codex_resident_memory_bytes", held, codex.resident_bytes)
     restarts = max(0, codex.starts - 1)
-    yield CounterMetricFamily(f"{PREFIX}codex_restarts", "Starts of codex after the first.", restarts)
-    yield CounterMetricFamily(f"{PREFIX}codex_deaths", "Codex processes that ended by themselves.", codex.deaths)
+    yield CounterMetricFamily(f"{PREFIX}codex_restarts", "Restarts of codex.", restarts)
+    yield CounterMetricFamily(f"{PREFIX}codex_deaths", "Codex processes that ended unexpectedly.", codex.deaths)
 
 
 def _gauge(name: str, help_: str, value: float) -> Metric:

@@ -1,9 +1,7 @@
-"""What the kernel shows of processes: keep our own to ourselves, find and end those that outlived who started them.
+"""Finds and kills processes by an environment variable or by descent (/proc), and byte streams over pipes.
 
-Byte streams over raw pipe ends.
-
-Not asyncio's subprocess streams: a pending `Process.wait()` there does not return while any descendant of the process
-holds a pipe, and a closed process leaves transports behind. Here the pipes are ours, and an exit is seen on a pidfd.
+asyncio's subprocess streams are not used: a pending `Process.wait()` does not return while a descendant of the process
+holds a pipe, and a closed process leaves transports behind.
 """
 
 import ctypes
@@ -23,17 +21,18 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 _PR_SET_DUMPABLE: Final = 4
 
 KILL_ROUNDS: Final = 3
-"""A process may fork while it is being ended; what is left after this many rounds does nothing but fork."""
+"""A process may fork while it is killed; processes that survive this many rounds do nothing but fork."""
 
 
 def protect_from_inspection() -> None:
-    """Let no process of the same user read this one's environment or memory; one with CAP_SYS_PTRACE still may.
+    """Prevent other processes of the user, such as the model's commands, from reading this one's environment and
+    memory.
 
-    Commands that the model runs are of the same user. What is started from here is not covered, nor is a program that
-    takes this one's place. Debuggers and core dumps of this process are lost with it.
+    Child processes and a program that replaces this one (exec) are not protected. Processes with CAP_SYS_PTRACE can
+    still read it. Debuggers and core dumps do not work any more.
 
     Raises:
-        OSError: the kernel does not allow it.
+        OSError: the kernel rejects it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
@@ -41,16 +40,16 @@ def protect_from_inspection() -> None:
 
 
 def find_marked(name: str, value: str, *, or_longer: bool = False) -> list[int]:
-    """Return the ids of all processes whose environment holds `name=value`, zombies left out. Source: /proc.
+    """Return the IDs of all processes with `name=value` in their environment, except zombies.
 
-    Where the environment cannot be read, as of a program whose file cannot be, an argument `….name="value"` counts.
+    If the environment is not readable, because the program's file is not, an argument `….name="value"` counts.
 
-    or_longer: also those whose value only begins so.
+    or_longer: also find values that start with `value`.
     """
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            # Gone meanwhile, or another user's: neither is ours.
+            # It has ended meanwhile, or belongs to another user.
             with suppress(OSError):
                 if _has_mark(folder, name, value, or_longer=or_longer):
                     found.append(int(folder.name))
@@ -71,45 +70,45 @@ def _has_mark(process: Path, name: str, value: str, *, or_longer: bool) -> bool:
 class _Stat:
     parent: int
     session: int
-    began: int
+    started: int
     is_zombie: bool
 
 
 def process_tree(process_id: int, known: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
-    """Return the process, if it runs, all that descend from it, and all of their sessions: ids and begins.
+    """Return a process, its descendants and all processes of their sessions: start times by process ID.
 
-    Of one that has ended its session is left. `known` are such processes of before, whose parents may be gone.
-    Source: /proc; a begin is in ticks of the kernel's clock, and tells a process from a later one of the same id.
+    `known` is an earlier result; its processes' parents may have ended. A start time is in ticks of the kernel's clock
+    and distinguishes a process from a later one with the same ID.
     """
     table = _stats()
     leaders = {process_id, *known}
-    found = {id_: each.began for id_, each in table.items() if id_ == process_id or known.get(id_) == each.began}
+    found = {id_: each.started for id_, each in table.items() if id_ == process_id or known.get(id_) == each.started}
     more = found
     while more:
         found |= more
         more = {
-            id_: each.began
+            id_: each.started
             for id_, each in table.items()
             if id_ not in found and (each.parent in found or each.session in found or each.session in leaders)
         }
-    return {id_: began for id_, began in found.items() if not table[id_].is_zombie}
+    return {id_: started for id_, started in found.items() if not table[id_].is_zombie}
 
 
 async def kill_tree(process_id: int, known: Mapping[int, int]) -> None:
-    """Kill what `process_tree` finds, which has found `known` before, and wait until it is gone."""
+    """Kill all processes that `process_tree` finds, and wait for their end; `known` is its earlier result."""
     with anyio.CancelScope(shield=True):
-        for _ in _killings(process_id, known):
+        for _ in _kill_rounds(process_id, known):
             await anyio.sleep(0.02)
 
 
 def kill_tree_nowait(process_id: int, known: Mapping[int, int]) -> None:
-    """Do what `kill_tree` does, without waiting."""
-    for _ in _killings(process_id, known):
+    """Kill the same processes as `kill_tree`, without waiting."""
+    for _ in _kill_rounds(process_id, known):
         pass
 
 
-def _killings(process_id: int, known: Mapping[int, int]) -> Iterator[None]:
-    """Kill what `process_tree` finds, and yield, until it finds nothing or `KILL_ROUNDS` are over."""
+def _kill_rounds(process_id: int, known: Mapping[int, int]) -> Iterator[None]:
+    """Kill all processes that `process_tree` finds and yield, until there are none or after `KILL_ROUNDS`."""
     for _ in range(KILL_ROUNDS):
         found = process_tree(process_id, known)
         if not found:
@@ -123,9 +122,9 @@ def _stats() -> dict[int, _Stat]:
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            # Gone meanwhile.
+            # It has ended meanwhile.
             with suppress(OSError):
-                # The name, in brackets, may hold anything.
+                # The name, in parentheses, may contain anything.
                 fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 found[int(folder.name)] = _Stat(int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in "ZX")
     return found
@@ -138,7 +137,7 @@ def _kill(processes: Iterable[int]) -> None:
 
 
 def resident_bytes(process_id: int) -> int:
-    """Return how much memory a process holds; 0 for one that is gone. Source: /proc."""
+    """Return the resident memory of a process; 0 if it has ended."""
     try:
         pages = (Path("/proc") / str(process_id) / "statm").read_text().split()[1]
     except (OSError, IndexError):
@@ -148,26 +147,26 @@ def resident_bytes(process_id: int) -> int:
 
 async def kill_marked(name: str, value: str, *, or_longer: bool = False) -> int:
     """Kill every process that `find_marked` finds; return how many were found."""
-    swept: set[int] = set()
+    killed: set[int] = set()
     with anyio.CancelScope(shield=True):
         for _ in range(KILL_ROUNDS):
             processes = await anyio.to_thread.run_sync(partial(find_marked, name, value, or_longer=or_longer))
-            swept.update(processes)
+            killed.update(processes)
             if not processes:
                 break
             _kill(processes)
             await anyio.sleep(0.02)
-    return len(swept)
+    return len(killed)
 
 
 def kill_marked_nowait(name: str, value: str) -> None:
-    """Do what `kill_marked` does, without waiting."""
+    """Kill the same processes as `kill_marked`, without waiting."""
     for _ in range(KILL_ROUNDS):
         _kill(find_marked(name, value))
 
 
 READ_BYTES: Final = 256 * 1024
-"""One read takes at most this much: a few thousand deltas, or a quarter of codex's usual longest line."""
+"""The size of one read: a few thousand deltas, or a quarter of codex's longest usual line."""
 
 
 class PipeReader(ByteReceiveStream):
@@ -178,10 +177,10 @@ class PipeReader(ByteReceiveStream):
         self._fd = fd
 
     async def receive(self, max_bytes: int = READ_BYTES) -> bytes:
-        """Return what is there, after waiting for something.
+        """Wait for data and return it.
 
         Raises:
-            EndOfStream: every writer closed its end.
+            EndOfStream: all writers closed their ends.
             ClosedResourceError: this end was closed.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -199,7 +198,7 @@ class PipeReader(ByteReceiveStream):
                 return data
 
     async def aclose(self) -> None:
-        """Close this end; a waiting `receive` ends with ClosedResourceError."""
+        """Close this end; a waiting `receive` raises ClosedResourceError."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             anyio.notify_closing(fd)
@@ -214,10 +213,10 @@ class PipeWriter(ByteSendStream):
         self._fd = fd
 
     async def send(self, item: bytes) -> None:
-        """Write all of `item`. A cancelled `send` may have written a part of it.
+        """Write all of `item`; a cancelled `send` may have written a part of it.
 
         Raises:
-            BrokenResourceError: nobody reads the pipe any more.
+            BrokenResourceError: the reader closed its end.
             ClosedResourceError: this end was closed.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()

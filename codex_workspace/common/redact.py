@@ -1,4 +1,4 @@
-"""Known secrets taken out of text: of a whole one, and of one in pieces, where a secret may be cut in two."""
+"""Redacts known secrets in text, and in text that is streamed in pieces."""
 
 import json
 import re
@@ -8,49 +8,49 @@ from typing import Final
 MASK: Final = "***"
 
 MIN_LINE_CHARS: Final = 8
-"""Of a secret of several lines, such as a key in PEM, each line of this many characters is a secret too: a diff or a
-listing puts something between them."""
+"""Each line of a multi-line secret, such as a PEM key, with at least this many characters is a secret too, because
+diffs and listings separate the lines."""
 
 MIN_TAIL_CHARS: Final = 6
-"""The beginning of a secret that nothing follows is shown up to this length; more of it would give the rest away."""
+"""At the end of a stream, the start of a secret is shown if it is shorter than this."""
 
 
 class Redactor:
-    """Replaces every one of `secrets` in a text by `***`: as it is, and as JSON and Python quote it."""
+    """Replaces each of `secrets` by `***`: the plain text, and its escaped forms in JSON and Python."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._know({form for secret in secrets if secret for form in _forms(secret)})
+        self._set_forms({form for secret in secrets if secret for form in _forms(secret)})
 
     def add(self, secret: str) -> None:
-        """Take out this one too, from now on; streams that have begun do not know it."""
-        self._know({*self._forms, *_forms(secret)})
+        """Redact another secret; streams that exist already do not redact it."""
+        self._set_forms({*self._forms, *_forms(secret)})
 
-    def _know(self, forms: Iterable[str]) -> None:
+    def _set_forms(self, forms: Iterable[str]) -> None:
         self._forms = tuple(sorted(forms, key=len, reverse=True))
         self._raw = tuple(form.encode("utf-8", "surrogateescape") for form in self._forms)
-        # The longest first: where one begins with another, the whole of it goes.
+        # The longest first: if one starts with another, all of it is replaced.
         self._any = re.compile("|".join(map(re.escape, self._forms)))
 
     def __bool__(self) -> bool:
-        """Whether there is anything to take out."""
+        """Whether there are any secrets."""
         return bool(self._forms)
 
     def __call__(self, text: str) -> str:
-        """Return `text` without the secrets; the very same object where there are none in it."""
-        # Looking for each is much faster than the expression, and as a rule nothing is found.
+        """Return `text` with the secrets replaced; the same object if it contains none."""
+        # A search for each secret is much faster than the expression, and usually finds nothing.
         return self._any.sub(MASK, text) if any(form in text for form in self._forms) else text
 
     def found_in(self, data: bytes) -> bool:
-        """Tell whether one of the secrets is in `data`."""
+        """Whether `data` contains a secret."""
         return any(form in data for form in self._raw)
 
     def stream(self) -> "RedactedStream":
-        """Return a new stream of text to be scrubbed."""
+        """Return a new stream of redacted text."""
         return RedactedStream(self._forms, self._any)
 
 
 class RedactedStream:
-    """A text that comes in pieces: what may be the beginning of a secret is held back until more has come."""
+    """Redacts a text that comes in pieces; the possible start of a secret is held back until more text comes."""
 
     def __init__(self, forms: tuple[str, ...], any_: re.Pattern[str]) -> None:
         self._forms = forms
@@ -58,13 +58,13 @@ class RedactedStream:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """Return what can be shown by now, scrubbed; "" where all of it has to wait."""
+        """Add a piece, and return the redacted text that can be shown now."""
         text = self._held + piece
         shown: list[str] = []
         begin = 0
         for found in self._any.finditer(text) if any(form in text for form in self._forms) else ():
             if self._waits_from(text, begin) <= found.start():
-                # It may be part of a longer one.
+                # It may be part of a longer secret.
                 break
             shown += (text[begin : found.start()], MASK)
             begin = found.end()
@@ -73,7 +73,7 @@ class RedactedStream:
         return "".join((*shown, text[begin:waits]))
 
     def finish(self) -> str:
-        """Return what was held back, now that nothing follows; `***` where it is a large part of a secret."""
+        """Return the text that was held back; `***` if it is a large part of a secret."""
         held, self._held = self._held, ""
         if not held:
             return ""
@@ -81,7 +81,7 @@ class RedactedStream:
         return text if text != held or len(held) < MIN_TAIL_CHARS else MASK
 
     def _waits_from(self, text: str, begin: int) -> int:
-        """Return where in `text`, from `begin` on, something starts that may become a secret; its length if nowhere."""
+        """Return the index in `text`, from `begin` on, where a secret may start; the length of `text` if nowhere."""
         first = len(text)
         for form in self._forms:
             at = text.find(form[0], max(begin, len(text) - len(form) + 1), first)

@@ -1,8 +1,7 @@
-"""Requests to addresses that clients have named, webhooks and images: each goes to a checked address, and nowhere else.
+"""An HTTP client for URLs that clients choose (webhooks, images), protected against server-side request forgery.
 
-A name is resolved here, all its addresses are judged, and the connection is made to one that was judged: between check
-and use nothing is looked up again. Redirects are not followed, proxies not used, and of a webhook's answer only its
-head is read. Who is told what, and when again, is the business of `push`.
+The host name is resolved once, all its addresses are checked, and the connection is made to a checked address.
+Redirects are not followed, proxies are not used, and only the head of a webhook's response is read.
 """
 
 import ipaddress
@@ -28,18 +27,18 @@ MAX_URL_CHARS: Final = 2048
 
 USUAL_PORTS: Final = frozenset({80, 443})
 FIRST_FREE_PORT: Final = 1024
-"""Below it live services that a POST may be harmful to, such as mail servers; 80 and 443 excepted."""
+"""Lower ports belong to services that a POST could harm, such as mail servers; 80 and 443 are allowed."""
 
 MAX_ADDRESSES: Final = 4
-"""Of a name's addresses so many are tried; they share the request's time."""
+"""How many addresses of a name are tried; they share the request's timeout."""
 
 CHECK_LOOK_UP_S: Final = 2.0
-"""How long the check at registration waits for a name server; connecting checks again in any case."""
+"""How long the check at registration waits for a name server; the addresses are checked again when connecting."""
 
 USER_AGENT: Final = "codex-workspace"
 
 ALLOW: Final = ConfigLocation("push.allow")
-"""The key that says what is let through, where its file is not known."""
+"""The location of the allow list if its file is not known."""
 
 T = TypeVar("T")
 
@@ -47,23 +46,23 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Gives a host's addresses; raises OSError where it has none."""
+"""Resolves a host and port to addresses; raises OSError if there are none."""
 
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class TargetRefused(AgentError, ValueError):
-    """Requests are not sent there; the sentence may be shown to whoever named the URL."""
+    """No requests are sent to this target; the sentence may be shown to the client that chose the URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseAccepted:
-    """The webhook has answered with a 2xx."""
+    """The response is a 2xx."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """It did not work now, and may work later; `retry_after_s` is when the webhook wants to be asked again."""
+    """The request failed and can be retried; `retry_after_s` is the delay that the server asks for."""
 
     reason: str
     retry_after_s: float | None = None
@@ -71,7 +70,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRejected:
-    """It will not work: the webhook does not want the request, or we may not send it."""
+    """The request must not be retried: the server rejects it, or it is not allowed."""
 
     reason: str
 
@@ -81,7 +80,7 @@ RequestOutcome = ResponseAccepted | RequestFailed | ResponseRejected
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a URL leads. `host` is without brackets, `path` with the query."""
+    """A parsed URL. `host` is without brackets, `path` includes the query."""
 
     scheme: str
     host: str
@@ -90,7 +89,7 @@ class Target:
 
     @property
     def origin(self) -> str:
-        """What of it may stand in a log: path and query often hold a secret."""
+        """The part that may be logged: path and query often contain a secret."""
         return f"{self.scheme}://{self.authority}"
 
     @property
@@ -101,10 +100,10 @@ class Target:
 
 
 def parse_target(url: str) -> Target:
-    """Take a URL apart.
+    """Parse a URL.
 
     Raises:
-        TargetRefused: it is no http or https URL, or none that a request can be sent to.
+        TargetRefused: it is not a valid http or https URL.
     """
     if len(url) > MAX_URL_CHARS or not re.fullmatch(r"[\x21-\x5b\x5d-\x7e]+", url):
         raise TargetRefused(f"the URL must have 1 to {MAX_URL_CHARS} printable ASCII characters and no backslash")
@@ -114,9 +113,9 @@ def parse_target(url: str) -> Target:
     except ValueError as error:
         raise TargetRefused("the URL cannot be read") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise TargetRefused("the URL must begin with http:// or https:// and name a host")
+        raise TargetRefused("the URL must start with http:// or https:// and name a host")
     if parts.username is not None or parts.password is not None:
-        raise TargetRefused("the URL must not hold a user or password; use the authentication field")
+        raise TargetRefused("the URL must not contain a user or password; use the authentication field")
     path = parts.path or "/"
     port = _default_port(parts.scheme) if port is None else port
     return Target(parts.scheme, host, port, f"{path}?{parts.query}" if parts.query else path)
@@ -127,7 +126,7 @@ def _default_port(scheme: str) -> int:
 
 
 def is_public(address: Address) -> bool:
-    """Tell whether an address is a single host's on the open internet; one that holds an IPv4 address is as that is."""
+    """Whether an address is a public unicast address; an address that embeds an IPv4 address is judged by that one."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = _inner(address)
         if inner is not None:
@@ -138,7 +137,7 @@ def is_public(address: Address) -> bool:
 
 
 def _inner(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that a mapped, 6to4 or NAT64 address leads to."""
+    """Return the IPv4 address in a mapped, 6to4 or NAT64 address."""
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address.ipv4_mapped or address.sixtofour
@@ -146,42 +145,42 @@ def _inner(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """What the operator lets requests go to although it is not public: hosts by name, and networks."""
+    """The host names and networks that requests may be sent to although they are not public."""
 
     hosts: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
 
     @classmethod
-    def parse(cls, entries: Iterable[str], place: ConfigLocation = ALLOW) -> "AllowList":
-        """Read the entries of `push.allow`, which stand at `place`.
+    def parse(cls, entries: Iterable[str], location: ConfigLocation = ALLOW) -> "AllowList":
+        """Parse the entries of `push.allow`, found at `location`.
 
         Raises:
-            ConfigError: one is neither a host name nor an address or network.
+            ConfigError: an entry is not a host name, an address or a network.
         """
         hosts, networks = set[str](), list[Network]()
         for index, entry in enumerate(entries):
             try:
                 networks.append(ipaddress.ip_network(entry.strip("[]"), strict=False))
             except ValueError as error:
-                # Four numbers, or a slash, are a network that was misspelt.
+                # Numbers only, or a slash: an invalid network, not a host name.
                 if not re.fullmatch(r"(?![0-9.]+$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", entry):
-                    raise place.item(index).error(
+                    raise location.item(index).error(
                         f"must be a host name, an address, or a network such as 10.0.0.0/8, but is {quoted(entry)}"
                     ) from error
                 hosts.add(entry.lower())
         return cls(frozenset(hosts), tuple(networks))
 
     def allows(self, host: str, address: Address) -> bool:
-        """Tell whether an entry names the host, or a network that the address is in."""
+        """Whether an entry is the host, or a network that contains the address."""
         plain = _inner(address) or address if isinstance(address, ipaddress.IPv6Address) else address
         return host.lower() in self.hosts or any(each in net for net in self.networks for each in {address, plain})
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Return the addresses that this machine's resolver gives, in its order.
+    """Return the addresses of a host from the system's resolver.
 
     Raises:
-        OSError: there are none, or nobody could be asked.
+        OSError: there are none, or no name server responds.
     """
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -193,31 +192,31 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
 
 
 class AddressGuard:
-    """Knows which addresses requests may go to."""
+    """Decides which addresses requests may be sent to."""
 
     def __init__(self, allow: AllowList, resolve: Resolve = resolve_host) -> None:
         self._allow = allow
         self._resolve = resolve
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """Return a host's addresses, every one of them judged.
+        """Return a host's addresses after checking each of them.
 
         Raises:
-            TargetRefused: one of them is not to be connected to.
+            TargetRefused: an address is not allowed.
             OSError: the host has no address.
         """
         found = await self._resolve(host, port)
         if not found:
             raise OSError("the host has no address")
         for each in found:
-            self._judge(host, port, ipaddress.ip_address(each))
+            self._check_address(host, port, ipaddress.ip_address(each))
         return list(found)
 
     async def check(self, url: str) -> None:
-        """Refuse early what would be refused when connecting. A host that cannot be found now may be found later.
+        """Check a URL before it is used. A host that cannot be resolved passes, because it may be resolvable later.
 
         Raises:
-            TargetRefused: nothing will be sent there.
+            TargetRefused: its address is not allowed.
         """
         target = parse_target(url)
         with anyio.move_on_after(CHECK_LOOK_UP_S):
@@ -226,10 +225,10 @@ class AddressGuard:
             except OSError:
                 return
 
-    def _judge(self, host: str, port: int, address: Address) -> None:
+    def _check_address(self, host: str, port: int, address: Address) -> None:
         if self._allow.allows(host, address):
             return
-        # The address itself is not told: it would show a client how names resolve inside.
+        # The message does not contain the address, which would show clients how internal names resolve.
         if not is_public(address):
             raise TargetRefused("its host is not a public one; the operator can list it in push.allow")
         if port < FIRST_FREE_PORT and port not in USUAL_PORTS:
@@ -237,7 +236,7 @@ class AddressGuard:
 
 
 class GuardedNetwork(httpcore.AsyncNetworkBackend):
-    """Httpcore's way to the network, by judged addresses only."""
+    """A network backend for httpcore that connects to checked addresses only."""
 
     def __init__(self, guard: AddressGuard, timeout_s: float) -> None:
         self._guard = guard
@@ -272,13 +271,13 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What stands at a URL."""
+    """The content of a URL."""
 
     data: bytes
 
 
 class SafeHttpClient:
-    """Sends requests to webhooks, and fetches what clients name; each request over a connection of its own."""
+    """Sends requests to checked addresses only, each over its own connection."""
 
     def __init__(self, guard: AddressGuard, timeout_s: float) -> None:
         self.guard: Final = guard
@@ -286,20 +285,20 @@ class SafeHttpClient:
         self._network = GuardedNetwork(guard, timeout_s)
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> RequestOutcome:
-        """Send a JSON body; return what came of it, at the latest after `timeout_s` seconds."""
+        """Send a JSON body, and return the outcome within `timeout_s` seconds."""
 
         async def post(target: Target) -> RequestOutcome:
-            async with self._asked(target, "POST", {"Content-Type": "application/json", **headers}, body) as response:
+            async with self._request(target, "POST", {"Content-Type": "application/json", **headers}, body) as response:
                 head = {key.lower(): value for key, value in response.headers}
                 return _answer(response.status, head.get(b"retry-after", b"").decode("latin-1"))
 
-        return await self._tried(url, post)
+        return await self._outcome(url, post)
 
     async def fetch(self, url: str, max_bytes: int) -> Fetched | RequestFailed | ResponseRejected:
-        """Return what stands at a URL, in at most `timeout_s` seconds and `max_bytes` bytes."""
+        """Return the content of a URL, at most `max_bytes` bytes within `timeout_s` seconds."""
 
         async def fetch(target: Target) -> Fetched | RequestFailed | ResponseRejected:
-            async with self._asked(target, "GET", {"Accept": "image/*"}, None) as response:
+            async with self._request(target, "GET", {"Accept": "image/*"}, None) as response:
                 answer = _answer(response.status, "")
                 if not isinstance(answer, ResponseAccepted):
                     return answer
@@ -310,9 +309,11 @@ class SafeHttpClient:
                         return ResponseRejected(f"it has more than {max_bytes} bytes")
                 return Fetched(bytes(data))
 
-        return await self._tried(url, fetch)
+        return await self._outcome(url, fetch)
 
-    async def _tried(self, url: str, request: Callable[[Target], Awaitable[T]]) -> T | RequestFailed | ResponseRejected:
+    async def _outcome(
+        self, url: str, request: Callable[[Target], Awaitable[T]]
+    ) -> T | RequestFailed | ResponseRejected:
         try:
             with anyio.fail_after(self._timeout_s):
                 return await request(parse_target(url))
@@ -326,7 +327,7 @@ class SafeHttpClient:
             return RequestFailed(f"{type(error).__name__}: {error}")
 
     @asynccontextmanager
-    async def _asked(
+    async def _request(
         self, target: Target, method: str, headers: Mapping[str, str], body: bytes | None
     ) -> AsyncIterator[httpcore.Response]:
         sent = {"Host": target.authority, "User-Agent": USER_AGENT, "Connection": "close", **headers}
@@ -341,9 +342,9 @@ class SafeHttpClient:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        # Made when it is first needed: reading the authorities takes memory and tens of milliseconds.
+        # Created on first use: loading the certificate authorities takes memory and tens of milliseconds.
         context = httpcore.default_ssl_context()
-        # The machine's own authorities too, or those of SSL_CERT_FILE.
+        # Also the system's certificate authorities, or those of SSL_CERT_FILE.
         context.load_default_certs()
         return context
 
@@ -359,7 +360,7 @@ def _answer(status: int, retry_after: str) -> RequestOutcome:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Return how long a Retry-After header asks to wait; None where it says nothing that can be read."""
+    """Return the delay of a Retry-After header in seconds; None if it is invalid."""
     if re.fullmatch(r"[0-9]{1,9}", retry_after.strip()):
         return float(retry_after)
     try:

@@ -1,7 +1,7 @@
-"""Spans for whoever exports them: OpenTelemetry where an exporter is configured, nothing at all elsewhere.
+"""Tracing with OpenTelemetry if an exporter is configured, and no-op spans otherwise.
 
-The one module that knows OpenTelemetry, and it imports it only where it is used. Spans are handed from hand to hand, as
-a task's work changes hands between requests; there is no current one. `docs/observability.md` names them.
+The only module that imports OpenTelemetry, and only if tracing is on. Spans are passed explicitly because a task's work
+moves between requests. `docs/observability.md` lists them.
 """
 
 import logging
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FLUSH_S: Final = 2.0
-"""What is left of the spans may take so long to leave when the agent stops."""
+"""How long the export of the last spans may take when the agent stops."""
 
 MAX_ATTRIBUTE_CHARS: Final = 500
 
 REQUEST_SPAN: Final = "codex_workspace.span"
-"""Where a request's call context holds its span."""
+"""Key in a request's call context: its span."""
 
 INSTRUMENT: Final = "codex_workspace"
 
@@ -32,59 +32,59 @@ Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 
 class SpanKind(Enum):
-    """Whether a span answers somebody's request, or is a part of one that does."""
+    """Whether a span is a request to this agent, or internal work."""
 
     SERVER = auto()
     INTERNAL = auto()
 
 
 class Span:
-    """Something that takes time, as long as its block is open; this one is nobody's, and tells nobody.
+    """A no-op span; the base class of the exported ones. A context manager that ends the span.
 
-    An exception of the block is its error. It may end before the block: a second end is passed over.
+    An exception in the block becomes the span's error. A span can end before its block; a second end is ignored.
     """
 
     @property
     def trace_id(self) -> str | None:
-        """The id of the trace, 32 hexadecimal digits; None where nobody traces."""
+        """The trace ID, 32 hexadecimal digits; None if tracing is off."""
         return None
 
     def start_child(self, name: str, attributes: Attributes) -> "Span":
-        """Begin a part of it."""
+        """Start a child span."""
         del name, attributes
         return self
 
     def set(self, attributes: Attributes) -> None:
-        """Say more of it."""
+        """Add attributes."""
 
     def end(self, error: str | None = None) -> None:
-        """It is over now; with `error`, it went wrong."""
+        """End the span, with an error if it failed."""
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the span."""
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        """End it."""
+        """End the span."""
         self.end(type(error).__name__ if isinstance(error, Exception) else None)
 
 
 class Tracer(Protocol):
-    """What begins traces, and joins those of callers."""
+    """Starts spans."""
 
     def start_span(
         self, name: str, kind: SpanKind, attributes: Attributes, headers: Mapping[str, str] | None = None
     ) -> Span:
-        """Begin a span: a part of the trace that `headers` (names in lower case) tell of, else a trace of its own."""
+        """Start a span in the trace that `headers` (lower-case names) propagate, or in a new trace."""
 
 
 class NoTracer:
-    """Begins nothing."""
+    """Starts no-op spans."""
 
     def start_span(
         self, name: str, kind: SpanKind, attributes: Attributes, headers: Mapping[str, str] | None = None
     ) -> Span:
-        """Return what costs nothing."""
+        """Return the no-op span."""
         del name, kind, attributes, headers
         return NO_SPAN
 
@@ -95,14 +95,14 @@ NO_TRACER: Final = NoTracer()
 
 @asynccontextmanager
 async def open_tracing(service: str, headers: str | None, scrub: Callable[[str], str] = str) -> AsyncIterator[Tracer]:
-    """Send spans by OTLP over HTTP, as the `OTEL_…` variables of this process say; what is left is sent at the end.
+    """Export spans over OTLP/HTTP as the `OTEL_…` variables say; leaving the block flushes them.
 
-    An exporter that fails, or stands still, holds up nothing: spans wait in memory, bounded, and are dropped then.
+    A failing or hanging exporter blocks nothing: spans wait in a bounded queue and are dropped when it is full.
 
     Args:
-        service: the service's name, where the variables give none.
-        headers: what the exporter shows, as OTEL_EXPORTER_OTLP_HEADERS has it; None leaves it to the variables.
-        scrub: takes secrets out of a text.
+        service: the service name if the variables set none.
+        headers: the exporter's headers in the format of OTEL_EXPORTER_OTLP_HEADERS; None uses the variable.
+        scrub: redacts secrets.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -114,7 +114,7 @@ async def open_tracing(service: str, headers: str | None, scrub: Callable[[str],
     resource = Resource.create()
     if str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: service}))
-    # At exit it would wait for an exporter that stands still.
+    # Otherwise the exit would wait for a hanging exporter.
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(headers=shown)))
     try:
@@ -125,16 +125,16 @@ async def open_tracing(service: str, headers: str | None, scrub: Callable[[str],
 
 
 def _shut_down(shutdown: Callable[[], None]) -> None:
-    # It takes as long as the exporter's own timeout, so nobody waits for its end.
+    # The shutdown can take as long as the exporter's timeout, so its end is not awaited.
     flushing = threading.Thread(target=shutdown, name="last spans", daemon=True)
     flushing.start()
     flushing.join(FLUSH_S)
     if flushing.is_alive():
-        logger.warning("the last spans have not left within %g s and are given up", FLUSH_S)
+        logger.warning("the last spans were not exported within %g s and are dropped", FLUSH_S)
 
 
 class _Tracer:
-    """Begins spans of OpenTelemetry."""
+    """Starts OpenTelemetry spans."""
 
     def __init__(self, tracer: "trace.Tracer", scrub: Callable[[str], str]) -> None:
         from opentelemetry import context, trace
@@ -154,7 +154,7 @@ class _Tracer:
 
 
 class _Span(Span):
-    """A span of OpenTelemetry."""
+    """An OpenTelemetry span."""
 
     def __init__(
         self, tracer: "trace.Tracer", scrub: Callable[[str], str], span: "trace.Span", attributes: Attributes

@@ -23,11 +23,11 @@ MAX_INPUT_CHARS: Final = 1_048_576
 
 
 THREAD_ID_PATTERN: Final = re.compile(r"[0-9a-zA-Z-]{1,64}")
-"""What the name of a file may be looked for by."""
+"""Thread IDs that are safe in a file name pattern."""
 
 
 class InvalidField(ValueError):
-    """A field that its reader cannot do without is missing or of another type."""
+    """A required field is missing or has another type."""
 
 
 def text(fields: JsonObject, key: str) -> str:
@@ -73,12 +73,12 @@ def nested_or_empty(fields: JsonObject, key: str) -> JsonObject:
 
 
 def objects(fields: JsonObject, key: str) -> list[JsonObject]:
-    """Return the objects in a field that is an array; nothing where it is none."""
+    """Return the objects in an array field; empty if it is no array."""
     return [value for value in _array(fields, key) if isinstance(value, dict)]
 
 
 def texts(fields: JsonObject, key: str) -> tuple[str, ...]:
-    """Return the strings in a field that is an array; nothing where it is none."""
+    """Return the strings in an array field; empty if it is no array."""
     return tuple(value for value in _array(fields, key) if isinstance(value, str))
 
 
@@ -88,9 +88,9 @@ def _array(fields: JsonObject, key: str) -> list[JsonValue]:
 
 
 def quote_untrusted(text: str, opening: str, closing: str) -> str:
-    """Return somebody's words after a line that says `opening`, and before one that says `closing`.
+    """Return untrusted text between a line with `opening` and a line with `closing`.
 
-    Nobody can end the mark from within: the lines hold a number that is made up here.
+    Both lines contain a random number, so that the text cannot imitate the closing line.
     """
     number = secrets.token_hex(4)
     return f"--- {number}: {opening}\n{text}\n--- {number}: {closing}"
@@ -102,7 +102,7 @@ _VERSION: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
 
 
 def find_version(text: str) -> Version | None:
-    """Return the first version in a text; None where there is none."""
+    """Return the first version in a text; None if there is none."""
     found = _VERSION.search(text)
     if found is None:
         return None
@@ -111,7 +111,7 @@ def find_version(text: str) -> Version | None:
 
 
 def format_version(version: Version) -> str:
-    """Return a version as people write it."""
+    """Return a version as text, such as "0.158.0"."""
     return ".".join(map(str, version))
 
 
