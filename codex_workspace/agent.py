@@ -21,11 +21,10 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.backends.codex_exec.backend import exec_backend, further_config
 from codex_workspace.backends.codex_exec.file_requests import FileRequests
-from codex_workspace.codex import secret_files as hiding
 from codex_workspace.codex.deadlines import TurnLimits
 from codex_workspace.codex.mcp_servers import probe_mcp_servers
 from codex_workspace.codex.recovery import RecoveryPolicy
-from codex_workspace.codex.sandbox import check_sandbox
+from codex_workspace.codex.sandbox import check_sandbox, create_secret_files, profile_of, profile_overrides
 from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
 from codex_workspace.codex.thread import CodexThread
 from codex_workspace.codex.thread_options import ThreadOptions
@@ -185,7 +184,7 @@ async def open_agent(
         prepare_codex_home(settings, provider, further_config(settings) if is_exec(settings) else {})
         if provider.auth_mode == SUBSCRIPTION and provider.credential is not None:
             update_login(settings.codex_home, provider.credential)
-        hiding.prepare(settings)
+        create_secret_files(settings)
         link_skill_folders(settings.codex_home, settings.skills)
         for name, why in settings.mcp.left_out.items():
             logger.warning("the MCP server %s is left out: %s", name, why)
@@ -399,7 +398,7 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
         overrides={
             **(ASKING if _asks_people(settings) else {}),
             **(LOGIN_ON_DISK if is_login else {}),
-            **hiding.definition(settings, env),
+            **profile_overrides(settings, env),
         },
     )
 
@@ -431,7 +430,7 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
             settings.mcp.left_out,
             settings.mcp.private,
         ),
-        profile=hiding.profile_of(settings),
+        profile=profile_of(settings),
     )
 
 

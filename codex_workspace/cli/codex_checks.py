@@ -20,9 +20,16 @@ from codex_workspace.backends.codex_exec import backend as exec_backend
 from codex_workspace.backends.codex_exec.backend import further_config
 from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.cli.checks import EXIT_CONFIG, Facts, Finding, first_line
-from codex_workspace.codex import secret_files
 from codex_workspace.codex.mcp_servers import McpStatus, probe_mcp_servers
-from codex_workspace.codex.sandbox import WITHOUT, SandboxReport, check_sandbox, inspect_sandbox
+from codex_workspace.codex.sandbox import (
+    WITHOUT,
+    SandboxReport,
+    check_sandbox,
+    inspect_sandbox,
+    profile_of,
+    profile_overrides,
+    secret_files,
+)
 from codex_workspace.common.errors import CodexCannotStart, CodexError, ConfigError
 from codex_workspace.common.values import Version, find_version, format_version
 from codex_workspace.config.codex_toml import prepare_codex_home
@@ -121,7 +128,7 @@ async def _handshake(settings: Settings, facts: Facts) -> tuple[float, tuple[int
         facts.sandbox = await _try_sandbox(launch, settings)
         return milliseconds, version
     # The sandbox hides the real folders, not the copy.
-    launch = replace(launch, overrides={**launch.overrides, **secret_files.definition(facts.settings, facts.env)})
+    launch = replace(launch, overrides={**launch.overrides, **profile_overrides(facts.settings, facts.env)})
     async with open_app_server(launch) as codex:
         milliseconds = (time.perf_counter() - started) * 1000
         facts.sandbox = await _inspect_sandbox(codex, facts)
@@ -177,7 +184,7 @@ def _folders(facts: Facts) -> dict[str, Path]:
         "/tmp": Path("/tmp"),
     }
     database = sqlite_file(settings.database_url.reveal())
-    files = {str(file): file for file in secret_files.secret_files(settings, facts.env) if file.is_file()}
+    files = {str(file): file for file in secret_files(settings, facts.env) if file.is_file()}
     if database is not None and database.is_file():
         files["the database"] = database
     return {name: folder for name, folder in named.items() if folder.is_dir()} | files
@@ -204,7 +211,7 @@ async def _try_sandbox(launch: Launch, settings: Settings) -> str | CodexError:
 async def _inspect_sandbox(codex: Connection, facts: Facts) -> SandboxReport | CodexError:
     settings = facts.settings
     try:
-        profile = secret_files.profile_of(settings)
+        profile = profile_of(settings)
         await check_sandbox(codex, settings.config.codex.sandbox, settings.workspace_dir, profile)
         return await inspect_sandbox(codex, settings.workspace_dir, _folders(facts).values(), profile)
     except CodexError as error:

@@ -1,8 +1,7 @@
-"""What a command of the model's may do here: whether codex's sandbox works at all, and what it lets through.
+"""Codex's sandbox: whether it works on this machine, what it permits, and the permission profile that hides secrets.
 
-Where the kernel refuses codex a sandbox, as under Docker's default seccomp profile, turns still complete while every
-command in them fails. So a command is run before any turn is, by the very codex that will run the model's, with the
-settings of its config.toml.
+If the kernel denies codex a sandbox, as under Docker's default seccomp profile, turns complete although every command
+in them fails. So the sandbox is checked by a command before the first turn.
 """
 
 import hashlib
@@ -12,31 +11,51 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from codex_workspace.common.errors import CodexCannotStart, CodexRefused, CodexTimeout, ProtocolError
-from codex_workspace.common.values import InvalidField, JsonObject, JsonValue, number, text
+import tomlkit
+
+from codex_workspace.app_server import Connection
+from codex_workspace.common.errors import CodexCannotStart, CodexRefused, CodexTimeout, ConfigError, ProtocolError
+from codex_workspace.common.values import InvalidField, JsonObject, number, text
+from codex_workspace.config.settings import Settings
+from codex_workspace.storage.database import sqlite_file
 
 SECCOMP_PROFILE: Final = "deploy/seccomp.json"
-"""The profile that comes with this agent, for Docker hosts: the engine's own, with namespaces and mounts allowed."""
+"""This project's profile for Docker hosts: Docker's own, with namespaces and mounts allowed."""
 
 PROBE_TIMEOUT_S: Final = 10.0
-"""A command in the sandbox takes about 0.1 s; on a machine that is starting other things, several times that."""
+"""A command in the sandbox takes about 0.1 s, and several times that on a busy machine."""
 
 WITHOUT: Final = frozenset(("danger-full-access", "container"))
-"""The modes in which codex runs commands without a sandbox of its own."""
+"""The modes in which codex runs commands without a sandbox."""
 
+PROFILE: Final = "codex-workspace"
+"""The name of the permission profile."""
 
-class SandboxClient(Protocol):
-    """What is needed of the connection to codex."""
+_BASES: Final = {"read-only": ":read-only", "workspace-write": ":workspace"}
 
-    async def call(self, method: str, params: JsonObject, *, timeout_s: float = ...) -> JsonValue:
-        """Send a request and return its result."""
+_PATTERN_CHARS: Final = frozenset("*?[]{}\\")
+"""Codex reads these as a pattern, which would hide other files."""
+
+_SECRETS_OF_CODEX: Final = (
+    *("auth.json", ".credentials.json", "config.toml"),
+    *("sessions", "archived_sessions", "history.jsonl"),
+)
+"""Files and folders in CODEX_HOME: credentials, the operator's configuration, and the conversations of all callers."""
+
+_DATABASES_OF_CODEX: Final = ("logs_", "state_", "thread_history_", "memories_", "goals_", "queue_")
+"""The prefixes of databases in CODEX_HOME; a version follows."""
+
+_SECRET_FILE_VARIABLES: Final = tuple(
+    f"{kind}_FILE" for kind in ("KEY", "TOKEN", "SECRET", "PASSWORD", "JSON", "URL", "HEADERS")
+)
+"""The endings of variables that name a file with a secret; others, such as SSL_CERT_FILE, stay readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended."""
+    """The result of a command."""
 
     exit_code: int
     stdout: str
@@ -45,9 +64,9 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """What a command could do: which folders and files it could read and write, and whether it reached our machine.
+    """What a command could read, write and connect to.
 
-    values: digests (`digest`) of every variable's value in the environments that it could read, by process id.
+    values: the digests (`digest`) of all values in the environments that it could read, by process id.
     """
 
     readable: frozenset[Path]
@@ -56,93 +75,168 @@ class SandboxReport:
     values: Mapping[int, frozenset[str]]
 
     def holders_of(self, secrets: Iterable[str]) -> list[int]:
-        """Return the ids of the processes whose environment showed one of `secrets` to the command."""
+        """Return the ids of the processes whose environment shows one of `secrets`."""
         wanted = {digest(secret) for secret in secrets}
         return sorted(process for process, seen in self.values.items() if seen & wanted)
 
 
 def digest(value: str) -> str:
-    """Return what stands for a variable's value, so that no secret is said to a command or by it."""
+    """Return a digest of a variable's value, so that no secret is sent to or by a command."""
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-async def check_sandbox(codex: SandboxClient, mode: str, folder: Path, profile: str | None = None) -> None:
-    """Have codex run a command in its sandbox, in `folder`; nothing where `mode` (of config.yaml) has none.
-
-    `profile` is codex's permission profile that threads run with, if any.
+async def check_sandbox(codex: Connection, mode: str, folder: Path, profile: str | None = None) -> None:
+    """Run a command in the sandbox, in `folder`; do nothing if `mode` has no sandbox.
 
     Raises:
-        CodexCannotStart: the sandbox cannot work here; with codex's own words, and the two ways out.
+        CodexCannotStart: the sandbox does not work on this machine.
     """
     if mode in WITHOUT:
         return
     try:
-        ran = await run(codex, ["true"], folder, profile)
+        result = await run(codex, ["true"], folder, profile)
     except (CodexRefused, CodexTimeout) as error:
         raise sandbox_error(mode, str(error)) from error
-    if ran.exit_code != 0:
-        raise sandbox_error(mode, ran.stderr or ran.stdout or f"exit code {ran.exit_code}")
+    if result.exit_code != 0:
+        raise sandbox_error(mode, result.stderr or result.stdout or f"exit code {result.exit_code}")
 
 
-def sandbox_error(mode: str, said: str) -> CodexCannotStart:
-    """Return the error that says that the sandbox cannot work here, and what helps."""
-    why = next((line.strip() for line in said.splitlines() if line.strip()), "")
+def sandbox_error(mode: str, output: str) -> CodexCannotStart:
+    """Return the error that the sandbox does not work on this machine, with the remedies."""
+    why = next((line.strip() for line in output.splitlines() if line.strip()), "")
     return CodexCannotStart(
         f"codex's sandbox (codex.sandbox: {mode}) cannot work on this machine, so every command would fail: "
-        f"{why.rstrip('.')}; in Docker, start the container with --security-opt seccomp={SECCOMP_PROFILE}, or, where "
-        f"the container itself is sandbox enough, set codex.sandbox to container in config.yaml"
+        f"{why.rstrip('.')}; in Docker, start the container with --security-opt seccomp={SECCOMP_PROFILE}, or, if "
+        f"the container itself is a sufficient sandbox, set codex.sandbox to container in config.yaml"
     )
 
 
-async def run(codex: SandboxClient, command: list[str], folder: Path, profile: str | None = None) -> CommandResult:
-    """Have codex run `command` in `folder` as it runs the model's: in the sandbox of its configuration, or `profile`.
+async def run(codex: Connection, command: list[str], folder: Path, profile: str | None = None) -> CommandResult:
+    """Run `command` in `folder` as codex runs the model's commands, with `profile` if one is given.
 
     Raises:
-        CodexRefused: it cannot be run, as the program or the folder is not there.
-        CodexGone, CodexTimeout: as `SandboxClient.call`.
-        ProtocolError: codex's answer is of no known shape.
+        CodexRefused: the program or the folder does not exist.
+        CodexGone, CodexTimeout: as `Connection.call`.
+        ProtocolError: the result has an unknown shape.
     """
     params: JsonObject = {"command": [*command], "cwd": str(folder), "timeoutMs": int(PROBE_TIMEOUT_S * 1000)}
     if profile is not None:
         params["permissionProfile"] = profile
-    answer = await codex.call("command/exec", params, timeout_s=PROBE_TIMEOUT_S + 1)
+    result = await codex.call("command/exec", params, timeout_s=PROBE_TIMEOUT_S + 1)
     try:
-        if not isinstance(answer, dict):
+        if not isinstance(result, dict):
             raise InvalidField("a result")
-        return CommandResult(number(answer, "exitCode"), text(answer, "stdout"), text(answer, "stderr"))
+        return CommandResult(number(result, "exitCode"), text(result, "stdout"), text(result, "stderr"))
     except InvalidField as error:
         raise ProtocolError(f"codex answered command/exec without {error}") from error
 
 
 async def inspect_sandbox(
-    codex: SandboxClient, folder: Path, folders: Iterable[Path], profile: str | None = None
+    codex: Connection, folder: Path, paths: Iterable[Path], profile: str | None = None
 ) -> SandboxReport:
-    """Have codex run a command in `folder` that tries what it may do; nothing is changed.
+    """Run a command in `folder` that tries what the sandbox permits; it changes nothing.
 
     Args:
         codex: the connection.
-        folder: where the command works.
-        folders: which folders and files it tries to read and to write.
-        profile: codex's permission profile that threads run with, if any.
+        folder: the command's working directory.
+        paths: the folders and files that it tries to read and to write.
+        profile: the permission profile of threads, if any.
 
     Raises:
-        CodexError: as `run`; or the command did not come to its end.
+        CodexError: as `run`; or the command failed.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        asked = json.dumps({"folders": [str(each) for each in folders], "port": listener.getsockname()[1]})
-        ran = await run(codex, [sys.executable, "-I", "-c", _LOOK, asked], folder, profile)
-    if ran.exit_code != 0:
-        raise ProtocolError(f"a command that looks around ended with {ran.exit_code}: {ran.stderr.strip()[-300:]}")
-    seen = json.loads(ran.stdout)
+        argument = json.dumps({"folders": [str(each) for each in paths], "port": listener.getsockname()[1]})
+        result = await run(codex, [sys.executable, "-I", "-c", _PROBE, argument], folder, profile)
+    if result.exit_code != 0:
+        raise ProtocolError(
+            f"the probe command failed with exit code {result.exit_code}: {result.stderr.strip()[-300:]}"
+        )
+    report = json.loads(result.stdout)
     return SandboxReport(
-        readable=frozenset(Path(each) for each in seen["readable"]),
-        writable=frozenset(Path(each) for each in seen["writable"]),
-        reaches_network=seen["reaches_network"],
-        values={int(process): frozenset(values) for process, values in seen["values"].items()},
+        readable=frozenset(Path(each) for each in report["readable"]),
+        writable=frozenset(Path(each) for each in report["writable"]),
+        reaches_network=report["reaches_network"],
+        values={int(process): frozenset(values) for process, values in report["values"].items()},
     )
 
 
-_LOOK: Final = """
+def profile_of(settings: Settings) -> str | None:
+    """Return the permission profile of threads; None if `codex.hide_secrets` is off."""
+    return PROFILE if settings.config.codex.hide_secrets else None
+
+
+def create_secret_files(settings: Settings) -> None:
+    """Create `sessions` and the platform's secret files, so that the first codex can hide them.
+
+    Raises:
+        ConfigError: they cannot be created.
+    """
+    if not settings.config.codex.hide_secrets:
+        return
+    try:
+        (settings.codex_home / "sessions").mkdir(mode=0o700, exist_ok=True)
+        for file in _platform_files(settings):
+            file.touch(0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot create {error.filename}: {error.strerror}") from error
+
+
+def profile_overrides(settings: Settings, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the `-c` settings that define the permission profile: the configured sandbox without the agent's secrets.
+
+    Missing files are not listed, because codex would create empty ones, in folders where commands may write.
+
+    Raises:
+        ConfigError: codex would misread a path.
+    """
+    if not settings.config.codex.hide_secrets:
+        return {}
+    own = sqlite_file(settings.database_url.reveal())
+    home = settings.codex_home.resolve()
+    databases = (*sorted(home / name for name in _DATABASES_OF_CODEX), *([own.resolve()] if own is not None else []))
+    rules: dict[str, str | int] = {"glob_scan_max_depth": 1}
+    rules |= {_literal(folder): "write" for folder in settings.writable_folders}
+    rules |= {_literal(file): "deny" for file in secret_files(settings, env)}
+    # The names of a database's log and copies begin with its own name.
+    rules |= {f"{_literal(file)}*": "deny" for file in databases}
+    profile = tomlkit.inline_table()
+    profile["extends"] = _BASES[settings.config.codex.sandbox]
+    profile["filesystem"] = tomlkit.inline_table()
+    profile["filesystem"].update(rules)
+    if settings.config.codex.network_access and settings.config.codex.sandbox == "workspace-write":
+        profile["network"] = tomlkit.inline_table()
+        profile["network"].update({"enabled": True})
+    return {f"permissions.{PROFILE}": profile.as_string()}
+
+
+def secret_files(settings: Settings, env: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the existing files and folders with secrets, with links resolved; databases are not among them."""
+    beside = settings.config_file.parent
+    named = [
+        *(settings.codex_home / name for name in _SECRETS_OF_CODEX),
+        *(Path(file) for name, file in env.items() if name.endswith(_SECRET_FILE_VARIABLES) and file),
+        *(beside / entry.token_file for entry in settings.config.principals if entry.token_file),
+        *(beside / file for file in [settings.config.a2a.signing_key_file] if file),
+        *_platform_files(settings),
+        *(settings.platform.provisioned if settings.platform is not None else ()),
+    ]
+    existing = (path for path in named if path.is_file() or (path.name in _SECRETS_OF_CODEX and path.is_dir()))
+    return tuple(dict.fromkeys(path.resolve() for path in existing))
+
+
+def _platform_files(settings: Settings) -> tuple[Path, ...]:
+    platform = settings.platform
+    return () if platform is None else (platform.token_file, platform.secret_file)
+
+
+def _literal(path: Path) -> str:
+    if _PATTERN_CHARS & set(str(path)):
+        raise ConfigError(f"codex.hide_secrets: {path} has one of * ? [ ] {{ }} \\ in its name, which codex misreads")
+    return str(path)
+
+
+_PROBE: Final = """
 import glob, hashlib, json, os, socket, sys
 
 asked = json.loads(sys.argv[1])

@@ -1,8 +1,4 @@
-"""Codex for whoever needs it: started again after a death, with growing pauses where it keeps dying, and replaced
-between turns when it has grown too big.
-
-How codex is started is left to the block that is handed in, and how a block is held open, to `owner`.
-"""
+"""Keeps one codex running: restarts it with backoff if it died, and replaces it between turns if it grew too large."""
 
 import logging
 import math
@@ -22,49 +18,47 @@ from codex_workspace.runtimes.backend import BackendStats
 logger = logging.getLogger(__name__)
 
 STEADY_S: Final = 5.0
-"""A codex that dies within this time of its start has failed, whatever it did before. After as many failures as count
-as broken, one that has lived this long is ready again."""
+"""A codex that dies within this time of its start counts as a failure. After so many failures that codex counts as
+broken, one that has lived this long counts as ready again."""
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
-"""Between them the pause doubles with each failure."""
 
 DRAIN_S: Final = 60.0
-"""New turns wait this long for the running ones to end, so that a codex that is too big can be replaced."""
+"""How long new turns wait for the running ones to end, so that a codex that is too large can be replaced."""
 
 DRAIN_AGAIN_S: Final = 300.0
-"""Where running turns took longer than `DRAIN_S`, new ones are let in for this long before they wait again."""
+"""If the running turns took longer than `DRAIN_S`, new turns are admitted for this long before they wait again."""
 
 MAX_SILENCE_S: Final = 30.0
-"""A codex that has answered no probe for so long is ended: without traffic nobody else would find out, and a platform
-sends none to an agent that is not ready."""
+"""A codex that has not responded to probes for so long is killed. Without turns, only the probes notice that it hangs,
+and a platform sends no message to an agent that is not ready."""
 
 MEGABYTE: Final = 1 << 20
 
 
 class ManagedProcess(Protocol):
-    """What the supply has to know of a codex."""
+    """What the supervisor needs of a codex; `Connection` implements it."""
 
     has_completed_turn: bool
-    """Whether a turn has come to its end on it."""
 
     @property
     def error(self) -> CodexGone | None:
-        """Why it is of no more use; None while it is."""
+        """Why it cannot be used any more; None while it can."""
 
     @property
     def pid(self) -> int | None:
-        """Its process, where it has one."""
+        """Its process, if it has one."""
 
     @property
     def threads(self) -> int:
-        """How many threads it holds in memory."""
+        """The number of threads that it holds in memory."""
 
     async def responds(self, within_s: float) -> bool:
-        """Tell whether it answers a request."""
+        """Return whether it responds to a request."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
 
 
 T = TypeVar("T", bound=ManagedProcess)
@@ -72,30 +66,34 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ResourceHolder(Protocol[T_co]):
-    """What holds a block open: `Owner`, as the supply uses it."""
+    """What the supervisor needs of `BackgroundResource`, which runs on asyncio only."""
 
     @property
     def current(self) -> T_co | None:
-        """What is open and usable at this moment."""
+        """The resource, if it is open and usable."""
 
     async def get(self) -> T_co:
-        """Return the open thing, after opening it where needed; what opening raises arrives here, plain."""
+        """Return the resource; open it if necessary."""
 
     def retire(self) -> None:
-        """Have the open thing closed; the next `get` waits for that, and opens another."""
+        """Close the resource; the next `get` opens another one."""
 
     async def close(self) -> None:
-        """Close it for good."""
+        """Close the resource for good."""
 
 
 Hold = Callable[[Callable[[], AbstractAsyncContextManager[T]], Callable[[T], bool]], ResourceHolder[T]]
-"""Makes a holder of what opens a block, and of what tells whether the thing in it can still be used."""
+"""Makes a holder from a function that opens the resource, and one that returns whether it is usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorLimits:
-    """What the operator allows: how long somebody waits for a codex that does not start, after how many failures in a
-    row it counts as broken, and how much memory (MiB) and how many threads one codex may hold."""
+    """The limits of the supervisor.
+
+    restart_wait_s: how long a caller waits for a codex that does not start.
+    max_restarts: codex counts as broken after so many consecutive failures.
+    memory_mb, threads: codex is replaced when it holds so many MiB of memory, or so many threads.
+    """
 
     restart_wait_s: float = 120.0
     max_restarts: int = 5
@@ -104,51 +102,49 @@ class SupervisorLimits:
 
 
 def pause_after(failures: int, max_restarts: int) -> float:
-    """Return the seconds before the next start after so many failures in a row: none after the first."""
+    """Return the seconds before the next start after so many consecutive failures; none after the first."""
     if failures <= 1:
         return 0.0
-    if failures >= max_restarts:
-        return LONGEST_PAUSE_S
-    return backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, failures - 2)
+    return LONGEST_PAUSE_S if failures >= max_restarts else backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, failures - 2)
 
 
-def some_shorter() -> float:
+def default_jitter() -> float:
     """Return a factor for a pause, so that agents that failed together do not start together."""
     return random.uniform(0.75, 1.0)
 
 
 class CodexSupervisor(Generic[T]):
-    """Gives out the codex of the moment.
+    """Provides the current codex.
 
     Args:
-        open_it: makes the block in which a codex lives.
-        bounds: the operator's word.
-        hold: makes what holds that block open.
-        jitter: gives a factor for each pause.
+        open_it: opens a codex.
+        limits: the limits.
+        hold: makes the holder of the open codex.
+        jitter: returns a factor for each pause.
     """
 
     def __init__(
         self,
         open_it: Callable[[], AbstractAsyncContextManager[T]],
-        bounds: SupervisorLimits,
+        limits: SupervisorLimits,
         hold: Hold[T],
-        jitter: Callable[[], float] = some_shorter,
+        jitter: Callable[[], float] = default_jitter,
     ) -> None:
         self._open_it = open_it
-        self._bounds = bounds
+        self._limits = limits
         self._jitter = jitter
         self._holder = hold(self._opened, lambda codex: codex.error is None)
-        self._one_tries = anyio.Lock()
-        self._charge: _Charge[T] | None = None
+        self._start_lock = anyio.Lock()
+        self._instance: _Instance[T] | None = None
         self._starts = 0
         self._deaths = 0
         self._failures = 0
         self._last_failure: CodexEnded | None = None
-        self._next_try = 0.0
+        self._next_start = 0.0
 
     def stats(self) -> BackendStats:
-        """Return what there is of codex at this moment."""
-        self._take_note()
+        """Return the current process statistics."""
+        self._check_death()
         codex = self._holder.current
         if codex is None:
             return BackendStats(self._starts, self._deaths, False, 0, 0)
@@ -157,194 +153,194 @@ class CodexSupervisor(Generic[T]):
 
     @property
     def broken_reason(self) -> str | None:
-        """Why codex counts as broken; None while it does not."""
-        self._take_note()
-        return self._why_not(0.0) if self._is_broken() and not self._is_steady() else None
+        """Why codex counts as broken; None if it does not."""
+        self._check_death()
+        return self._unready_reason(0.0) if self._is_broken() and not self._is_steady() else None
 
     async def close(self) -> None:
-        """End codex; nothing is given out any more."""
+        """Stop codex for good."""
         await self._holder.close()
 
     async def start(self) -> T:
-        """Return codex after one try, without pause and without patience.
+        """Return codex after one attempt without a pause.
 
         Raises:
-            CodexCannotStart: it does not start.
+            CodexCannotStart: codex does not start.
         """
-        async with self._one_tries:
-            return (await self._try()).codex
+        async with self._start_lock:
+            return (await self._open()).codex
 
     async def get(self) -> T:
-        """Return codex, started again where the last one died; whoever runs a turn on it takes it by `use`.
+        """Return codex, restarted if it died. To run a turn on it, use `use`.
 
         Raises:
-            CodexCannotStart: it did not start within `restart_wait_s`, however often it was tried.
+            CodexCannotStart: codex did not start within `restart_wait_s`.
         """
-        return (await self._in_charge()).codex
+        return (await self._running()).codex
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[T]:
-        """Hold codex for the length of the block: unless it dies, it is not replaced before.
+        """Hold codex while the block is open; it is not replaced before, unless it dies.
 
-        Where it is about to be replaced, this waits at most `DRAIN_S` for others to leave theirs: no block in another.
+        If codex is about to be replaced, this waits at most `DRAIN_S` for the other blocks, so blocks must not nest.
 
         Raises:
-            CodexCannotStart: as `get` does.
+            CodexCannotStart: as `get`.
         """
-        charge = await self._admitted()
-        charge.users += 1
+        instance = await self._admitted()
+        instance.users += 1
         try:
-            yield charge.codex
+            yield instance.codex
         finally:
-            charge.users -= 1
-            self._left(charge)
+            instance.users -= 1
+            self._released(instance)
 
     async def not_ready_reason(self, within_s: float) -> str | None:
-        """Return why codex does not answer, None when it does; a start that is due is tried for `within_s` seconds.
-
-        One that runs is asked, and may take as long to answer.
-        """
-        self._take_note()
+        """Return why codex is not ready, or None; a start that is due, and a probe, take at most `within_s` each."""
+        self._check_death()
         if self._pause() == 0:
             with anyio.move_on_after(within_s), suppress(CodexError):
-                async with self._one_tries:
-                    self._take_note()
+                async with self._start_lock:
+                    self._check_death()
                     if self._pause() == 0:
-                        await self._try()
+                        await self._open()
         if not self._is_steady():
-            return self._why_not(within_s)
-        return await self._silence(within_s)
+            return self._unready_reason(within_s)
+        return await self._probe(within_s)
 
-    async def _silence(self, within_s: float) -> str | None:
-        """Ask the codex that runs; one that has been silent for too long is ended."""
-        charge = self._charge
-        assert charge is not None
-        asked = anyio.current_time()
-        if await charge.codex.responds(within_s):
-            charge.silent_since = None
+    async def _probe(self, within_s: float) -> str | None:
+        instance = self._instance
+        assert instance is not None
+        started = anyio.current_time()
+        if await instance.codex.responds(within_s):
+            instance.silent_since = None
             return None
-        charge.silent_since = charge.silent_since or asked
-        silent_s = anyio.current_time() - charge.silent_since
+        instance.silent_since = instance.silent_since or started
+        silent_s = anyio.current_time() - instance.silent_since
         if silent_s >= MAX_SILENCE_S:
-            logger.warning("codex has answered nothing for %.0f s and is ended", silent_s)
-            charge.codex.kill()
+            logger.warning("codex has not responded for %.0f s; killing it", silent_s)
+            instance.codex.kill()
         return f"codex has not answered for {silent_s:.0f} s"
 
-    async def _admitted(self) -> "_Charge[T]":
+    async def _admitted(self) -> "_Instance[T]":
+        """Return the running codex; wait while it drains."""
         while True:
-            charge = await self._in_charge()
-            if charge.retired:
+            instance = await self._running()
+            if instance.retired:
                 continue
-            if charge.drained_by is None:
-                return charge
-            with anyio.CancelScope(deadline=charge.drained_by):
-                await charge.over.wait()
-            if not charge.over.is_set():
-                charge.let_in(until=anyio.current_time() + DRAIN_AGAIN_S)
-                return charge
+            if instance.drain_until is None:
+                return instance
+            with anyio.CancelScope(deadline=instance.drain_until):
+                await instance.over.wait()
+            if not instance.over.is_set():
+                instance.drain_until, instance.drain_after = None, anyio.current_time() + DRAIN_AGAIN_S
+                return instance
 
-    async def _in_charge(self) -> "_Charge[T]":
-        with anyio.move_on_after(self._bounds.restart_wait_s):
-            # Whoever has the lock pauses and tries for all.
-            async with self._one_tries:
+    async def _running(self) -> "_Instance[T]":
+        with anyio.move_on_after(self._limits.restart_wait_s):
+            # The holder of the lock pauses and retries for all callers.
+            async with self._start_lock:
                 while True:
-                    self._take_note()
+                    self._check_death()
                     if pause := self._pause():
                         await anyio.sleep(pause)
                     with suppress(CodexEnded):
-                        return await self._try()
-        raise self._given_up()
+                        return await self._open()
+        failure = self._last_failure
+        if failure is None:
+            raise CodexCannotStart(f"codex did not start within {self._limits.restart_wait_s:g} s")
+        raise CodexCannotStart(f"{failure.sentence}; given up after {self._count()}", failure.tail)
 
-    async def _try(self) -> "_Charge[T]":
+    async def _open(self) -> "_Instance[T]":
         codex = await self._holder.get()
-        charge = self._charge
-        assert charge is not None
-        assert charge.codex is codex
-        return charge
+        instance = self._instance
+        assert instance is not None
+        assert instance.codex is codex
+        return instance
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[T]:
-        """Open the block and take note of how that goes, also where whoever asked for it has left."""
-        charge: _Charge[T] | None = None
+        """Open codex and count the result, even if the caller was cancelled meanwhile."""
+        instance: _Instance[T] | None = None
         try:
             async with self._open_it() as codex:
-                self._take_note()
-                charge = self._charge = _Charge(codex, anyio.current_time())
+                self._check_death()
+                instance = self._instance = _Instance(codex, anyio.current_time())
                 self._starts += 1
                 yield codex
         except CodexEnded as error:
-            if charge is None:
+            if instance is None:
                 self._failed(error)
             raise
 
-    def _left(self, charge: "_Charge[T]") -> None:
-        """Judge a codex whose block was left."""
-        self._take_note()
-        if charge.over.is_set():
+    def _released(self, instance: "_Instance[T]") -> None:
+        self._check_death()
+        if instance.over.is_set():
             return
-        if charge.codex.has_completed_turn:
-            self._works()
-        burden = self._burden(charge.codex)
-        if burden is None:
+        if instance.codex.has_completed_turn:
+            self._recovered()
+        excess = self._excess(instance.codex)
+        if excess is None:
             return
         now = anyio.current_time()
-        if charge.users == 0:
-            logger.info("codex %s and is replaced between turns", burden)
-            charge.retire()
+        if instance.users == 0:
+            logger.info("codex %s; replacing it between turns", excess)
+            instance.retired = True
+            instance.over.set()
             self._holder.retire()
-        elif charge.drained_by is None and now >= charge.let_in_until:
-            logger.info("codex %s: new turns wait until %d running ones have ended", burden, charge.users)
-            charge.drained_by = now + DRAIN_S
+        elif instance.drain_until is None and now >= instance.drain_after:
+            logger.info("codex %s; new turns wait until %d running ones have ended", excess, instance.users)
+            instance.drain_until = now + DRAIN_S
 
-    def _burden(self, codex: T) -> str | None:
-        """Return what is too much of it, as half a sentence."""
-        if codex.threads >= self._bounds.threads:
+    def _excess(self, codex: T) -> str | None:
+        """Return which limit codex exceeds, as half a sentence."""
+        if codex.threads >= self._limits.threads:
             return f"holds {codex.threads} threads"
         megabytes = resident_bytes(codex.pid) // MEGABYTE if codex.pid is not None else 0
-        return f"holds {megabytes} MiB of memory" if megabytes >= self._bounds.memory_mb else None
+        return f"holds {megabytes} MiB of memory" if megabytes >= self._limits.memory_mb else None
 
-    def _take_note(self) -> None:
-        """Notice a death. It is a failure where no turn had come to its end on that codex, or it had just started."""
-        charge = self._charge
-        gone = charge.codex.error if charge is not None else None
-        if charge is None or gone is None or charge.over.is_set():
+    def _check_death(self) -> None:
+        """Count a death; it is a failure if codex completed no turn, or had just started."""
+        instance = self._instance
+        error = instance.codex.error if instance is not None else None
+        if instance is None or error is None or instance.over.is_set():
             return
-        charge.over.set()
+        instance.over.set()
         self._deaths += 1
-        if charge.codex.has_completed_turn and charge.age() >= STEADY_S:
-            logger.warning("%s; another one is started when it is needed", gone)
+        if instance.codex.has_completed_turn and instance.age() >= STEADY_S:
+            logger.warning("%s; it is restarted when it is needed", error)
         else:
-            self._failed(gone)
+            self._failed(error)
 
     def _failed(self, error: CodexEnded) -> None:
         self._failures += 1
         self._last_failure = error
-        pause = pause_after(self._failures, self._bounds.max_restarts) * self._jitter()
-        self._next_try = anyio.current_time() + pause
-        if self._failures == self._bounds.max_restarts:
-            logger.error("codex counts as broken after %s; it is tried further: %s", self._times(), error)
+        pause = pause_after(self._failures, self._limits.max_restarts) * self._jitter()
+        self._next_start = anyio.current_time() + pause
+        if self._failures == self._limits.max_restarts:
+            logger.error("codex counts as broken after %s; starts continue: %s", self._count(), error)
         else:
-            level = logging.WARNING if self._failures < self._bounds.max_restarts else logging.DEBUG
-            logger.log(level, "%s, the next try is in %.1f s: %s", self._times(), pause, error)
+            level = logging.WARNING if self._failures < self._limits.max_restarts else logging.DEBUG
+            logger.log(level, "%s, next start in %.1f s: %s", self._count(), pause, error)
 
-    def _works(self) -> None:
+    def _recovered(self) -> None:
         if self._is_broken():
-            logger.warning("codex works again after %s", self._times())
-        self._failures, self._last_failure, self._next_try = 0, None, 0.0
+            logger.warning("codex works again after %s", self._count())
+        self._failures, self._last_failure, self._next_start = 0, None, 0.0
 
     def _is_broken(self) -> bool:
-        return self._failures >= self._bounds.max_restarts
+        return self._failures >= self._limits.max_restarts
 
     def _is_steady(self) -> bool:
-        if self._holder.current is None or self._charge is None:
+        if self._holder.current is None or self._instance is None:
             return False
-        return not self._is_broken() or self._charge.age() >= STEADY_S
+        return not self._is_broken() or self._instance.age() >= STEADY_S
 
     def _pause(self) -> float:
-        """Return the seconds until codex may be started; 0 also where it runs."""
-        return 0.0 if self._holder.current is not None else max(0.0, self._next_try - anyio.current_time())
+        """Return the seconds until codex may be started; 0 if it runs."""
+        return 0.0 if self._holder.current is not None else max(0.0, self._next_start - anyio.current_time())
 
-    def _why_not(self, waited_s: float) -> str:
+    def _unready_reason(self, waited_s: float) -> str:
         failure = self._last_failure
         if failure is None:
             return f"codex did not start within {waited_s:g} s"
@@ -354,41 +350,30 @@ class CodexSupervisor(Generic[T]):
             then = f"next try in {math.ceil(pause)} s"
         else:
             then = "it is being started again"
-        return f"{failure.public}; {self._times()}, {then}"
+        return f"{failure.public}; {self._count()}, {then}"
 
-    def _given_up(self) -> CodexCannotStart:
-        failure = self._last_failure
-        if failure is None:
-            return CodexCannotStart(f"codex did not start within {self._bounds.restart_wait_s:g} s")
-        return CodexCannotStart(f"{failure.sentence}; given up after {self._times()}", failure.tail)
-
-    def _times(self) -> str:
+    def _count(self) -> str:
         return f"{self._failures} failure{'s' if self._failures > 1 else ''} in a row"
 
 
 @dataclass(eq=False, slots=True)
-class _Charge(Generic[T]):
-    """A codex that is given out, and who has it.
+class _Instance(Generic[T]):
+    """A codex and its users.
 
-    over: it is dead, or is being replaced. drained_by: until then, nobody is let in. let_in_until: until then,
-    nobody is kept out. silent_since: it has answered no probe since.
+    over: set when it died or is being replaced.
+    drain_until: new users wait until then.
+    drain_after: no new drain begins before.
+    silent_since: it has not responded to a probe since.
     """
 
     codex: T
     started: float
     users: int = 0
     retired: bool = False
-    drained_by: float | None = None
-    let_in_until: float = 0.0
+    drain_until: float | None = None
+    drain_after: float = 0.0
     silent_since: float | None = None
     over: anyio.Event = field(default_factory=anyio.Event)
 
     def age(self) -> float:
         return anyio.current_time() - self.started
-
-    def retire(self) -> None:
-        self.retired = True
-        self.over.set()
-
-    def let_in(self, until: float) -> None:
-        self.drained_by, self.let_in_until = None, until

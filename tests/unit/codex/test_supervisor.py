@@ -21,8 +21,8 @@ from codex_workspace.codex.supervisor import (
     STEADY_S,
     CodexSupervisor,
     SupervisorLimits,
+    default_jitter,
     pause_after,
-    some_shorter,
 )
 from codex_workspace.common.errors import CodexCannotStart, CodexGone
 from tests.support.memory_codex import in_virtual_time
@@ -278,7 +278,7 @@ def test_a_pause_has_its_bounds(failures: int, max_restarts: int) -> None:
     assert (pause == 0) == (failures == 1)
     assert pause_after(failures + 1, max_restarts) >= pause
     assert failures < max_restarts or failures == 1 or pause == LONGEST_PAUSE_S
-    assert 0.75 <= some_shorter() <= 1
+    assert 0.75 <= default_jitter() <= 1
 
 
 # --- What counts as a failure ---

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from codex_workspace.codex import secret_files as hiding
+from codex_workspace.codex import sandbox
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.settings import Settings
@@ -26,8 +26,8 @@ def settings_of(root: Path, env: dict[str, str], config: dict[str, object] | Non
 
 def profile(settings: Settings, env: dict[str, str]) -> dict[str, object]:
     """Return the profile as codex reads it."""
-    ((key, value),) = hiding.definition(settings, env).items()
-    assert key == f"permissions.{hiding.PROFILE}"
+    ((key, value),) = sandbox.profile_overrides(settings, env).items()
+    assert key == f"permissions.{sandbox.PROFILE}"
     read = tomllib.loads(f"it = {value}")["it"]
     assert isinstance(read, dict)
     return read
@@ -41,7 +41,7 @@ def test_what_is_not_there_is_not_named(tmp_path: Path) -> None:
     assert [name for name in before if not name.endswith("*")] == ["glob_scan_max_depth"]
     assert before[f"{tmp_path}/state/workspace.sqlite3*"] == "deny"
 
-    hiding.prepare(settings)
+    sandbox.create_secret_files(settings)
     (home / "auth.json").write_text("{}")
     after = profile(settings, {})["filesystem"]
     assert isinstance(after, dict)
@@ -58,18 +58,18 @@ def test_files_of_secrets_are_named_by_what_they_are(tmp_path: Path) -> None:
         "OTHER_TOKEN_FILE": str(tmp_path / "gone"),
     }
     settings = settings_of(tmp_path, env, {"principals": [{"name": "ada", "token_file": "../two"}]})
-    assert hiding.secret_files(settings, env) == (tmp_path / "one", tmp_path / "two")
+    assert sandbox.secret_files(settings, env) == (tmp_path / "one", tmp_path / "two")
 
 
 def test_what_the_platform_tells_later_is_hidden_from_the_first_command_on(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, {"PLATFORM_URL": "http://platform", "WORKSPACE_ID": "w"})
-    assert hiding.secret_files(settings, {}) == ()
+    assert sandbox.secret_files(settings, {}) == ()
     provisioned = tmp_path / "config" / ".auth_token"
     provisioned.write_text("token-of-the-provisioner")
-    hiding.prepare(settings)
+    sandbox.create_secret_files(settings)
     assert settings.platform is not None
     kept = (settings.platform.token_file, settings.platform.secret_file)
-    assert hiding.secret_files(settings, {}) == (settings.codex_home / "sessions", *kept, provisioned)
+    assert sandbox.secret_files(settings, {}) == (settings.codex_home / "sessions", *kept, provisioned)
     assert [file.stat().st_mode & 0o777 for file in kept] == [0o600, 0o600]
     assert kept[0].parent == settings.state_dir
 
@@ -91,8 +91,8 @@ def test_the_profile_widens_what_config_yaml_widens_and_nothing_else(tmp_path: P
 
 def test_where_nothing_is_hidden_nothing_is_told(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, {}, hide_secrets=False)
-    assert hiding.definition(settings, {}) == {}
-    assert hiding.profile_of(settings) is None
+    assert sandbox.profile_overrides(settings, {}) == {}
+    assert sandbox.profile_of(settings) is None
 
 
 def test_what_cannot_be_hidden_is_refused(tmp_path: Path) -> None:
@@ -100,4 +100,4 @@ def test_what_cannot_be_hidden_is_refused(tmp_path: Path) -> None:
         settings_of(tmp_path, {}, sandbox="container")
     odd = tmp_path / "odd[1]"
     with pytest.raises(ConfigError, match="which codex misreads"):
-        hiding.definition(settings_of(odd, {}), {})
+        sandbox.profile_overrides(settings_of(odd, {}), {})
