@@ -32,8 +32,8 @@ from image.pip_settings import MARK, listed_pip_settings, read_pip_settings, wri
 from tests.e2e.client import Seen, peer, script
 from tests.support.waiting import eventually
 
-OWN_MB_AT_MOST: Final = 477
-"""What the image adds to its base, unpacked: 600 MB less the 123 MB of bookworm with Python 3.11."""
+OWN_MB_AT_MOST: Final = 620
+"""The limit of what the image adds to its base image, unpacked: codex 377, Python packages 150, git with perl 85."""
 
 STOPS_WITHIN_S: Final = 5.0
 BINARY: Final = "/opt/codex/codex_cli_bin/bin/codex"
