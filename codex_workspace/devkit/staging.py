@@ -30,7 +30,9 @@ from codex_workspace.config.settings import CONFIG_NAME, PACKAGE_DIR
 PROGRAM_DIR: Final = PACKAGE_DIR.parent
 """The folder from which `python -m codex_workspace` finds the package, whether it is installed or not."""
 
-START_TIMEOUT_S: Final = 30.0
+START_TIMEOUT_S: Final = 120.0
+"""Only a hang takes so long; a busy machine takes tens of seconds."""
+
 STOP_TIMEOUT_S: Final = 15.0
 """The agent's shutdown takes less than 10 s."""
 

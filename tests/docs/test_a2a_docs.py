@@ -38,6 +38,7 @@ from codex_workspace.tasks.incoming_files import AttachmentWriteError
 from tests.docs.test_docs import ROOT, names_in, sentences, table
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.test_a2a_docs import DOCUMENT, SCENARIO, blocks, run_python
+from tests.support.waiting import HANG_S
 
 QUESTIONS: Final[list[Question]] = [
     CommandQuestion("ls", "/", None),
@@ -114,7 +115,7 @@ async def test_follow_example_survives_a_restart_of_the_agent(tmp_path: Path) ->
             agent.process.kill()
             await agent.ended()
         async with running_agent(replace(place, port=port_of(agent.url))):
-            with anyio.fail_after(60):
+            with anyio.fail_after(HANG_S):
                 assert (await following).status.state == TaskState.TASK_STATE_COMPLETED
         await run_python("await http.aclose()", 1, reader)
 

@@ -38,6 +38,7 @@ from codex_workspace.devkit.model import scripted_model
 from tests.e2e.agent_process import READY, Place, running_agent
 from tests.e2e.client import peer
 from tests.project.test_layers import FILES, LAYERS
+from tests.support.waiting import HANG_S
 
 ROOT: Final = TEMPLATE_DIR
 README: Final = ROOT / "README.md"
@@ -315,7 +316,7 @@ async def agent_from_readme(root: Path, model_url: str) -> AsyncIterator[str]:
             start_new_session=True,
         )
     try:
-        with anyio.fail_after(60):
+        with anyio.fail_after(HANG_S):
             while (ready := READY.search(log.read_text())) is None:
                 assert process.poll() is None, log.read_text()
                 await anyio.sleep(0.02)
@@ -373,7 +374,7 @@ async def test_commands_in_the_documents_work_when_pasted(tmp_path: Path) -> Non
         for snippet in to_run:
             env = environment() | {"OPENAI_API_KEY": "sk-your-key", "A2A_PORT": url.rstrip("/").rpartition(":")[2]}
             env |= {"WORKSPACE_STATE_DIR": str(tmp_path / "state"), "PATH": path}
-            with anyio.fail_after(60):
+            with anyio.fail_after(HANG_S):
                 ran = await anyio.run_process(command_of(snippet, url), cwd=ROOT, env=env, check=False)
             assert ran.returncode == 0, (snippet, ran.stderr.decode())
             assert snippet.mark.removeprefix(RUNS) in ran.stdout.decode(), snippet

@@ -14,6 +14,8 @@ import anyio
 import psutil
 import yaml
 
+from tests.support.waiting import HANG_S
+
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 Backend: TypeAlias = Literal["app-server", "exec"]
 
@@ -118,8 +120,8 @@ class AgentProcess:
                     found.append(child)
         return found
 
-    async def ended(self, within_s: float = 10.0) -> int:
-        """Wait for the process's end and return its exit code."""
+    async def ended(self, within_s: float = HANG_S) -> int:
+        """Wait until the process ends, and return its exit code."""
         with anyio.fail_after(within_s):
             return int(await anyio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True))
 
@@ -167,7 +169,7 @@ async def running_agent(
 
 
 async def _url(process: psutil.Popen, log: Path, start: int) -> str:
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_S):
         while True:
             said = (await anyio.Path(log).read_bytes())[start:].decode(errors="replace")
             if found := READY.search(said):

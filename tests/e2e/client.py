@@ -29,6 +29,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from codex_workspace.common.a2a_terms import TERMINAL
 from codex_workspace.tasks.replies import USAGE
+from tests.support.waiting import HANG_S
 
 
 def script(*steps: dict[str, object], text: str = "") -> str:
@@ -163,8 +164,8 @@ class Peer:
         """Return the task as the agent keeps it."""
         return Seen().take_task(await self.blocking.get_task(GetTaskRequest(id=task_id)))
 
-    async def finished(self, task_id: str, within_s: float = 10.0) -> Seen:
-        """Poll a task until it has ended, as a client without streams does."""
+    async def finished(self, task_id: str, within_s: float = HANG_S) -> Seen:
+        """Poll a task until it ends, as a client without streams does."""
         with anyio.fail_after(within_s):
             while (seen := await self.get(task_id)).state not in TERMINAL:
                 await anyio.sleep(0.02)

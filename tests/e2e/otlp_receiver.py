@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-import anyio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from tests.support.waiting import eventually
 
 PATH: Final = "/v1/traces"
 
@@ -41,11 +42,9 @@ class Receiver:
     def named(self, name: str) -> list[Exported]:
         return [span for span in self.spans if span.name == name]
 
-    async def of(self, name: str, number: int = 1, within_s: float = 10.0) -> list[Exported]:
+    async def of(self, name: str, number: int = 1) -> list[Exported]:
         """Wait until so many spans of a name have arrived, and return them."""
-        with anyio.fail_after(within_s):
-            while len(self.named(name)) < number:
-                await anyio.sleep(0.02)
+        await eventually(lambda: len(self.named(name)) >= number)
         return self.named(name)
 
 

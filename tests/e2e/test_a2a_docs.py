@@ -14,6 +14,7 @@ import yaml
 
 from codex_workspace.devkit.model import scripted_model
 from tests.e2e.agent_process import REPOSITORY, Place, running_agent
+from tests.support.waiting import HANG_S
 from tests.support.webhook_server import webhook
 
 DOCUMENT: Final = REPOSITORY / "docs" / "a2a.md"
@@ -88,7 +89,7 @@ async def test_every_example_works(tmp_path: Path) -> None:
             count = 0
             for line, language, code in blocks():
                 here = code.replace("http://127.0.0.1:8000/", agent.url).replace("http://127.0.0.1:9000/hook", hook.url)
-                with anyio.fail_after(60):
+                with anyio.fail_after(HANG_S):
                     await (run_python(here, line, names) if language == "python" else run_shell(here))
                 count += 1
             assert count > 15

@@ -28,6 +28,7 @@ from codex_workspace.platform.runtime_contract import AdapterConfig
 from codex_workspace.platform.runtime_host import report_unhealthy
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent, spawn
 from tests.e2e.client import script
+from tests.support.waiting import HANG_S, eventually
 
 GENERATIONS: Final = ("april", "may", "august")
 HOST: Final = ("tests.e2e.foreign_host",)
@@ -108,9 +109,7 @@ async def test_every_generation_hosts_it_and_every_message_is_said_in_one_thread
         assert transcript["cursor"] == len(transcript["lines"])
         codex = agent.codex()
         assert await agent.stop() == 0
-        with anyio.fail_after(5):
-            while codex.is_running():
-                await anyio.sleep(0.02)
+        await eventually(lambda: not codex.is_running())
     if generation is not None:
         assert (place.root / "beats").read_text().splitlines()[:2] == ["1 hello", "0 "]
     said = place.log.read_text()
@@ -189,16 +188,12 @@ async def test_what_was_not_answered_is_taken_up_and_its_redelivery_gets_the_ans
                     await host.push(message(text, "m-2"))
 
             tasks.start_soon(cut_off)
-            with anyio.fail_after(20):
-                while not agent.commands("30"):
-                    await anyio.sleep(0.05)
+            await eventually(lambda: agent.commands("30"))
             agent.process.send_signal(signal.SIGKILL)
         await agent.ended()
     asked = turns(model)
     async with running_agent(place, HOST) as agent, platform(agent) as host:
-        with anyio.fail_after(20):
-            while turns(model) == asked:
-                await anyio.sleep(0.02)
+        await eventually(lambda: turns(model) != asked)
         result = (await host.push(message(text, "m-2")))["result"]
         assert result["parts"][0]["text"]
         assert "m-2" not in place.log.read_text()
@@ -262,7 +257,7 @@ async def test_a_long_turn_is_answered_in_time_and_its_answer_follows_over_a_kil
             agent.process.send_signal(signal.SIGKILL)
             await agent.ended()
         async with running_agent(place, HOST):
-            with anyio.fail_after(20):
+            with anyio.fail_after(HANG_S):
                 await stand_in.until(lambda: bool(stand_in.notifications("w-1")))
             assert stand_in.notifications("w-1") == ["It is done."]
 
@@ -277,7 +272,7 @@ async def test_a_peer_gets_its_late_answer_as_a_message_that_says_what_it_answer
                 "w-2", "w-1", script({"chunks": 20, "delay_ms": 100}), "m-6", {"delegation_id": "m-6"}
             )
             assert STILL_WORKING in json.dumps(outcome.body)
-            with anyio.fail_after(20):
+            with anyio.fail_after(HANG_S):
                 await stand_in.until(lambda: bool(stand_in.activity("w-2")))
             (row,) = stand_in.activity("w-2")
             sent = json.dumps(row)
@@ -305,7 +300,7 @@ async def test_a_codex_that_does_not_start_any_more_is_told_to_the_platform(plac
         assert (await host.get("/wedge")).json() == ""
         codex.unlink()
         agent.codex().kill()
-        with anyio.fail_after(15):
+        with anyio.fail_after(HANG_S):
             while not (said := (await host.get("/wedge")).json()):
                 await anyio.sleep(0.05)
         assert "codex" in said
@@ -331,7 +326,7 @@ async def test_with_codex_exec_messages_are_answered_taken_up_and_a_codex_that_i
                     await host.push(cut_off)
 
             tasks.start_soon(push)
-            with anyio.fail_after(20):
+            with anyio.fail_after(HANG_S):
                 while not (running := agent.commands("30")):
                     await anyio.sleep(0.02)
             agent.process.send_signal(signal.SIGKILL)
@@ -340,14 +335,12 @@ async def test_with_codex_exec_messages_are_answered_taken_up_and_a_codex_that_i
     async with running_agent(place, HOST) as agent, platform(agent) as host:
         _, alive = psutil.wait_procs(running, timeout=5)
         assert not alive
-        with anyio.fail_after(20):
-            while turns(model) == asked:
-                await anyio.sleep(0.02)
+        await eventually(lambda: turns(model) != asked)
         assert (await host.push(cut_off))["result"]["parts"][0]["text"]
         assert "quince" in await host.said(REPEAT)
         assert (await host.get("/wedge")).json() == ""
         codex.unlink()
-        with anyio.fail_after(15):
+        with anyio.fail_after(HANG_S):
             while not (said := (await host.get("/wedge")).json()):
                 await anyio.sleep(0.05)
         assert "codex" in said
@@ -375,7 +368,7 @@ async def test_a_codex_that_cannot_work_is_reported_until_it_works_again(runtime
             await anyio.sleep_forever()
         return reasons.pop(0)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(report_unhealthy, look, 0.0)
             await done.wait()

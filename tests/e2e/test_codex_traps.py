@@ -25,6 +25,7 @@ from codex_workspace.runtimes.backend import text_input
 from codex_workspace.runtimes.launch import Launch
 from tests.e2e.agent_process import Place
 from tests.e2e.client import script
+from tests.support.waiting import HANG_S
 
 
 class Remembered:
@@ -127,7 +128,7 @@ async def test_an_interrupted_command_is_gone_and_closed(launch: Launch, options
         conversation = talk(codex, options)
         async with conversation.turn(text_input(script({"run": "sleep 86424"}))) as begun:
             seen: list[object] = []
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 while not (sleeping := _called("86424")):
                     await anyio.sleep(0.02)
                 begun.turn.interrupt()
@@ -220,7 +221,7 @@ async def test_a_turn_that_is_left_while_it_asks_does_nothing_of_it_and_frees_th
     asking = replace(options, approval_policy=policy)
     async with open_app_server(launch) as codex:
         conversation = talk(codex, asking)
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             async with conversation.turn(text_input(script({"run": "touch outside", "escalate": True}))) as begun:
                 while begun.turn.pending is None:
                     await begun.turn.receive()

@@ -10,7 +10,6 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-import anyio
 import pytest
 from a2a.types import GetTaskRequest, Part, Task, TaskState
 from google.protobuf.json_format import ParseDict
@@ -21,6 +20,7 @@ from codex_workspace.devkit.model import Output, ScriptedModel
 from codex_workspace.tasks.incoming_files import FOLDER, Attachment, write
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
+from tests.support.waiting import eventually
 
 COMPLETED, REJECTED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_REJECTED
 
@@ -184,7 +184,5 @@ async def test_files_of_old_messages_are_removed_from_the_workspace(place: Place
     folder = place.workspace / FOLDER
     os.utime(folder / "long-ago", (0, 0))
     async with running_agent(place):
-        with anyio.fail_after(5):
-            while (folder / "long-ago").exists():
-                await anyio.sleep(0.01)
+        await eventually(lambda: not (folder / "long-ago").exists())
         assert (folder / "today").exists()

@@ -19,6 +19,7 @@ from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
 from tests.e2e.at_work import asked, at_work, turns
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.e2e.faulty_agent import STEPS
+from tests.support.waiting import eventually
 
 COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
 REPEAT = script({"repeat": True})
@@ -261,10 +262,8 @@ async def test_what_a_task_has_shown_is_still_there_when_it_was_taken_up(place: 
     async with running_agent(place) as agent, peer(agent.url) as client:
         seen = await client.begin(begun, "ctx")
         await asked(model, 2)
-        with anyio.fail_after(10):
-            # Readers are shown it while it is being written.
-            while not await count(place, "artifacts like '%one.txt%'"):
-                await anyio.sleep(0.02)
+        # The database has it while readers are still being shown it.
+        await eventually(lambda: count(place, "artifacts like '%one.txt%'"))
         agent.process.kill()
         await agent.ended()
     async with running_agent(place) as agent, peer(agent.url) as client:

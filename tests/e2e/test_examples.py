@@ -20,6 +20,7 @@ from tests.e2e.client import peer, script
 from tests.e2e.test_agent_tools import call, told, with_work
 from tests.e2e.test_exec_process import KEY, launch
 from tests.matrix.clients import NODE_MODULES, there_is_node
+from tests.support.waiting import HANG_S
 
 __all__ = ["launch"]
 
@@ -38,7 +39,7 @@ def command_with(word: str) -> str:
 async def run(command: str, folder: Path, environment: dict[str, str]) -> str:
     """Run a shell command and return what it prints; it must end with exit code 0."""
     passed = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
-    with anyio.fail_after(60):
+    with anyio.fail_after(HANG_S):
         ran = await anyio.run_process(["sh", "-ec", command], cwd=folder, env=passed | environment, check=False)
     assert ran.returncode == 0, ran.stderr.decode()
     return ran.stdout.decode()

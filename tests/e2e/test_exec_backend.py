@@ -27,6 +27,7 @@ from tests.e2e.test_content import send as send_parts
 from tests.e2e.test_deliveries import send
 from tests.e2e.test_exec_process import binary
 from tests.e2e.test_mcp import call, files_with, notices, stdio, told
+from tests.support.waiting import HANG_S
 
 pytestmark = pytest.mark.with_exec
 
@@ -67,7 +68,7 @@ async def limits_of(agent: AgentProcess) -> str:
 
 async def command(agent: AgentProcess, word: str) -> list[psutil.Process]:
     """Wait for a command of codex's, and return it."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG_S):
         while not (found := agent.commands(word)):
             await anyio.sleep(0.01)
     return found
@@ -195,7 +196,7 @@ async def test_slow_servers_are_waited_for_and_those_that_are_not_there_said_onc
 async def test_without_a_required_server_the_agent_does_not_start(place: Place, model: ScriptedModel) -> None:
     needed = {"name": "needed", "command": "false", "required": True}
     process = spawn(replace(place, config={"mcp_servers": [needed, light("slow", "30")]}))
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_S):
         assert await anyio.to_thread.run_sync(process.wait) == 3
     said = place.log.read_text().splitlines()[-1]
     assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in said

@@ -16,7 +16,8 @@ from codex_workspace.config.login import AUTH_NAME
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.runtimes.launch import Launch
 from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server, token
-from tests.e2e.test_exec_process import FREE, HANG_S, done_of, events_of, launch, left_of, model, script
+from tests.e2e.test_exec_process import FREE, done_of, events_of, launch, left_of, model, script
+from tests.support.waiting import HANG_S
 
 __all__ = ["launch", "model"]
 

@@ -34,12 +34,12 @@ from codex_workspace.runtimes.options import RunOptions
 from codex_workspace.runtimes.process import end_leftovers
 from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_content import png
+from tests.support.waiting import HANG_S, eventually
 
 _T = TypeVar("_T")
 
 pytestmark = [pytest.mark.versions, pytest.mark.with_exec]
 
-HANG_S = 60.0
 
 KEY = "sk-scripted-0123456789"
 TOKEN = "a-token-of-the-probe"
@@ -307,9 +307,7 @@ async def test_nothing_is_left_of_a_run_that_is_aborted_in_mid_command(launch: L
         async for event in run:
             if isinstance(event, ToolUse):
                 break
-        with anyio.fail_after(HANG_S):
-            while len(asleep(seconds)) < 3:
-                await anyio.sleep(0.02)
+        await eventually(lambda: len(asleep(seconds)) >= 3)
         assert left_of(launch)
         run.abort()
         rest = [event async for event in run]
@@ -391,10 +389,7 @@ async def test_nothing_is_left_where_the_end_itself_is_cancelled(launch: Launch)
         await anyio.sleep(0.003)
     with pytest.raises(asyncio.CancelledError):
         await reading
-    with anyio.fail_after(1):
-        # Killed, a process takes its moment to be gone.
-        while left_of(launch):
-            await anyio.sleep(0.02)
+    await eventually(lambda: not left_of(launch))
 
 
 async def test_a_run_can_be_aborted_by_another_task(launch: Launch) -> None:

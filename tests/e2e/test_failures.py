@@ -19,6 +19,7 @@ from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.tasks.replies import FAILURE
 from tests.e2e.agent_process import SECRET, Place, running_agent
 from tests.e2e.client import Peer, peer, plain, script
+from tests.support.waiting import HANG_S
 
 FAILED = TaskState.TASK_STATE_FAILED
 CANARY = "sk-operator-secret-0123"
@@ -27,7 +28,7 @@ CANARY = "sk-operator-secret-0123"
 
 async def _start(place: Place, **environment: str) -> "subprocess.CompletedProcess[bytes]":
     command = [sys.executable, "-m", "codex_workspace", "serve"]
-    with anyio.fail_after(30):
+    with anyio.fail_after(HANG_S):
         return await anyio.run_process(command, env=place.prepare() | environment, check=False)
 
 
@@ -194,7 +195,7 @@ FAULTS: tuple[tuple[dict[str, object], str], ...] = (
 @pytest.mark.both_backends
 async def test_what_the_model_does_wrong_is_a_failed_task_with_a_true_sentence(client: Peer) -> None:
     for fault, expected in FAULTS:
-        with anyio.fail_after(20):
+        with anyio.fail_after(HANG_S):
             seen = await client.ask_blocking(script(fault), expected)
         assert (seen.state, expected in seen.sentence) == (FAILED, True), seen.sentence
         assert "http://" not in seen.sentence

@@ -23,6 +23,7 @@ from codex_workspace.cli.codex_checks import check_mcp
 from codex_workspace.devkit.model import Output, ScriptedModel
 from tests.e2e.agent_process import REPOSITORY, Place, running_agent, spawn
 from tests.e2e.client import Peer, Seen, peer, script
+from tests.support.waiting import HANG_S, eventually
 
 COMPLETED: Final = TaskState.TASK_STATE_COMPLETED
 SERVER: Final = Path(__file__).with_name("mcp_server.py")
@@ -213,7 +214,7 @@ async def test_a_server_that_is_not_there_is_said_once_and_the_turn_goes_on(plac
 async def test_without_a_required_server_the_agent_does_not_start(place: Place) -> None:
     place = with_servers(place, stdio("needed", "--fail", required=True))
     process = spawn(place)
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_S):
         assert await anyio.to_thread.run_sync(process.wait) == 3
     said = place.log.read_text().splitlines()[-1]
     assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in said
@@ -275,9 +276,7 @@ async def over_http(headers: Path, port: int | None = None) -> AsyncIterator[str
     url = f"http://127.0.0.1:{port}/mcp"
     try:
         async with httpx.AsyncClient() as http:
-            with anyio.fail_after(20):
-                while not await answers(http, url):
-                    await anyio.sleep(0.05)
+            await eventually(lambda: answers(http, url))
         yield url
     finally:
         process.kill()

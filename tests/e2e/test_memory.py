@@ -17,6 +17,7 @@ from codex_workspace.tasks.answering import STOPPED
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.at_work import asked
 from tests.e2e.client import Peer, Seen, peer, script
+from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.both_backends
 
@@ -67,7 +68,7 @@ async def test_codex_killed_in_a_turn_ends_or_goes_on_and_the_context_remembers(
             seen.take(event)
             if seen.kinds()[-1:] == ["command"]:
                 break
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             while not (commands := agent.commands("86421")):
                 await anyio.sleep(0.01)
         agent.codex().kill()
@@ -94,6 +95,7 @@ async def test_codex_killed_between_turns_is_not_noticed(agent: AgentProcess, cl
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("recovery", ["fail", "resume"])
 async def test_sigterm_gives_a_running_turn_its_grace_and_then_fails_or_leaves_it(
     place: Place, model: ScriptedModel, recovery: str
@@ -155,9 +157,7 @@ def _damage(rollout: Path, how: str) -> None:
 async def test_nothing_is_left_over_when_the_agent_stops(place: Place, model: ScriptedModel) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.begin(script({"run": "sleep 86422"}), "ctx")
-        with anyio.fail_after(5):
-            while not agent.commands("86422"):
-                await anyio.sleep(0.01)
+        await eventually(lambda: agent.commands("86422"))
         family = [agent.process, *agent.process.children(recursive=True)]
         agent.process.send_signal(signal.SIGTERM)
         _, alive = await anyio.to_thread.run_sync(lambda: psutil.wait_procs(family, timeout=8))

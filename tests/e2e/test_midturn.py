@@ -12,6 +12,7 @@ from codex_workspace.tasks.answering import SUPERSEDED
 from codex_workspace.tasks.request import TURN
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
+from tests.support.waiting import HANG_S
 
 COMPLETED, CANCELED, REJECTED = (
     TaskState.TASK_STATE_COMPLETED,
@@ -39,7 +40,7 @@ async def heard(client: Peer, sent: SendMessageRequest) -> Seen:
 async def begun(client: Peer, text: str) -> Seen:
     """Send a message and return its task once its turn has said something."""
     seen = await client.begin(text, "ctx")
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG_S):
         while not (await client.get(seen.task_id)).answer:
             await anyio.sleep(0.02)
     return seen

@@ -17,6 +17,7 @@ from tests.docs.test_docs import names_in, table
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.e2e.otlp_receiver import Exported, otlp_receiver
+from tests.support.waiting import HANG_S
 
 DOCUMENT: Final = REPOSITORY / "docs" / "observability.md"
 
@@ -119,7 +120,7 @@ def told(name: str) -> frozenset[str]:
 
 async def until(http: httpx.AsyncClient, **wanted: float) -> Numbers:
     """Scrape until the numbers are as wanted."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG_S):
         while True:
             numbers = numbers_in(await scrape(http))
             if all(numbers[f"codex_workspace_{name}", ""] == value for name, value in wanted.items()):
@@ -128,7 +129,7 @@ async def until(http: httpx.AsyncClient, **wanted: float) -> Numbers:
 
 
 async def said(client: Peer, begun: Seen, text: str) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG_S):
         while text not in (await client.get(begun.task_id)).answer:
             await anyio.sleep(0.02)
 

@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent
 from tests.e2e.client import script
 from tests.e2e.crowd import METHODS, Heard, ask, call, light_client
+from tests.support.waiting import HANG_S
 
 CLIENTS = 200
 EVERY_S = 0.02
@@ -65,7 +66,7 @@ async def crowd(agent: AgentProcess) -> list[Heard]:
         str(EVERY_S),
         SLOWLY,
     ]
-    with anyio.fail_after(60):
+    with anyio.fail_after(HANG_S):
         ended = await anyio.run_process(command, cwd=REPOSITORY, stderr=None)
     return [Heard(**json.loads(line)) for line in ended.stdout.splitlines()]
 

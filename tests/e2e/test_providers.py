@@ -18,6 +18,7 @@ from tests.e2e.agent_process import SECRET, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer
 from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server, token
 from tests.e2e.test_exec_process import binary
+from tests.support.waiting import HANG_S
 
 COMPLETED: Final = TaskState.TASK_STATE_COMPLETED
 
@@ -118,7 +119,7 @@ async def refreshing(place: Place, server: LoginServer, client: Peer) -> Seen:
     auth_file(place).write_text(login(holds=timedelta(minutes=-1), refresh_token=server.refresh_token))
     known = len(server.asked)
     begun = await client.begin("hello", "ctx")
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_S):
         await server.was_asked(known + 1)
     return begun
 

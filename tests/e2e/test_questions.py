@@ -18,6 +18,7 @@ from codex_workspace.devkit.model import Message, Output, ScriptedModel
 from codex_workspace.tasks.answering import VOID
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
+from tests.support.waiting import HANG_S, eventually
 
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
 ASKING, WORKING = TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_WORKING
@@ -57,7 +58,7 @@ async def asked(place: Place, message: str, *, streaming: bool) -> AsyncIterator
     """Run an agent that has been sent a message and asks."""
     async with running_agent(place) as agent, peer(agent.url) as client:
         send = client.ask if streaming else client.ask_blocking
-        with anyio.fail_after(15):
+        with anyio.fail_after(HANG_S):
             seen = await send(message, "ctx")
         assert seen.state == ASKING, seen
         yield agent, client, seen
@@ -206,9 +207,7 @@ async def test_a_task_whose_question_was_answered_goes_on_after_its_agent_was_ki
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(answer)
-            with anyio.fail_after(10):
-                while not agent.commands("86425"):
-                    await anyio.sleep(0.02)
+            await eventually(lambda: agent.commands("86425"))
             agent.process.kill()
             await agent.ended()
     async with running_agent(asks(place)) as agent, peer(agent.url) as client:
@@ -269,7 +268,7 @@ async def test_permissions_are_granted_as_far_as_they_are_approved(
 @pytest.mark.versions
 async def test_under_never_nobody_is_asked(place: Place, model: ScriptedModel) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             seen = await client.ask(script({"tool": [PICK, NETWORK]}, {"say": "Alone."}), "ctx")
         assert (seen.state, seen.answer) == (COMPLETED, "Alone.")
 
@@ -361,9 +360,7 @@ async def test_who_waits_behind_a_question_is_told_of_it(place: Place) -> None:
                     behind.take(event)
 
             tasks.start_soon(wait)
-            with anyio.fail_after(5):
-                while not behind.notes:
-                    await anyio.sleep(0.01)
+            await eventually(lambda: behind.notes)
             assert f"taskId {seen.task_id}" in said_in(behind)[-1]
             assert behind.state == TaskState.TASK_STATE_SUBMITTED
             assert (await client.answer(seen, text("no"))).state == COMPLETED
@@ -383,7 +380,7 @@ async def test_who_has_joined_a_turn_is_told_when_it_asks(place: Place) -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow, client, wish, first)
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 while not first.notes:
                     await anyio.sleep(0.01)
                 tasks.start_soon(follow, other, more, joined)

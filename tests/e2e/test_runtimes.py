@@ -24,7 +24,6 @@ from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_exec_process import (
     ADD,
     FREE,
-    HANG_S,
     KEY,
     TOKEN,
     done_of,
@@ -35,6 +34,7 @@ from tests.e2e.test_exec_process import (
     probe,
     script,
 )
+from tests.support.waiting import HANG_S
 
 __all__ = ["launch", "model"]
 

@@ -20,6 +20,7 @@ from codex_workspace.storage.database import PROBE_INTERVAL_S
 from codex_workspace.storage.migrations import SCHEMA_VERSION
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import Seen, peer, script
+from tests.support.waiting import HANG_S, eventually
 
 COMPLETED = TaskState.TASK_STATE_COMPLETED
 LONG_ANSWER = "x" * 400_000 + "The end."
@@ -38,7 +39,7 @@ def rows(place: Place, query: str) -> list[tuple[object, ...]]:
 async def run(place: Place, *command: str) -> CompletedProcess[bytes]:
     """Run a command of the agent to its end."""
     words = [sys.executable, "-m", "codex_workspace", *command]
-    with anyio.fail_after(30):
+    with anyio.fail_after(HANG_S):
         return await anyio.run_process(words, env=place.prepare(), check=False)
 
 
@@ -75,9 +76,7 @@ async def test_the_second_agent_refuses_to_start_and_says_who_is_first(place: Pl
 async def test_a_killed_agent_holds_nothing_and_its_codex_neither(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.begin(script({"run": "sleep 30"}))
-        with anyio.fail_after(5):
-            while not agent.commands("30"):
-                await anyio.sleep(0.01)
+        await eventually(lambda: agent.commands("30"))
         agent.process.send_signal(signal.SIGKILL)
         await agent.ended()
         assert str(agent.process.pid) in (place.root / "state" / LOCK_NAME).read_text()
@@ -149,9 +148,7 @@ async def test_a_full_disk_refuses_in_words_loses_nothing_and_is_recovered_from(
     async with running_agent(place, ("tests.e2e.small_disk", str(full))) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         running = await client.begin(script({"run": "sleep 1.5"}, {"say": LONG_ANSWER}), "ctx")
-        with anyio.fail_after(5):
-            while not agent.commands("1.5"):
-                await anyio.sleep(0.01)
+        await eventually(lambda: agent.commands("1.5"))
         full.touch()
         big = "the word is pear " * 30_000
         with pytest.raises(InternalError, match=r"the disk is full\); nothing was accepted, send it again later"):
@@ -178,9 +175,7 @@ async def test_an_agent_whose_disk_is_full_stops_in_time_and_answers_after_the_n
     full = tmp_path / "full"
     async with running_agent(place, ("tests.e2e.small_disk", str(full))) as agent, peer(agent.url) as client:
         running = await client.begin(script({"run": "sleep 0.5"}, {"say": LONG_ANSWER}), "ctx")
-        with anyio.fail_after(5):
-            while not agent.commands("0.5"):
-                await anyio.sleep(0.01)
+        await eventually(lambda: agent.commands("0.5"))
         full.touch()
         await anyio.sleep(1.5)
         assert await agent.stop() == 0
@@ -201,7 +196,7 @@ async def test_an_agent_that_finds_the_disk_full_at_its_start_stops_when_it_is_t
     full.touch()
     words = [sys.executable, "-m", "tests.e2e.small_disk", str(full)]
     log = tmp_path / "agent.log"
-    with log.open("wb") as output, anyio.fail_after(20):
+    with log.open("wb") as output, anyio.fail_after(HANG_S):
         process = await anyio.open_process(words, env=place.prepare(), cwd=tmp_path, stdout=output, stderr=output)
         while "the disk is full" not in log.read_text():
             await anyio.sleep(0.05)
@@ -234,9 +229,7 @@ async def test_a_repeated_message_finds_its_answer_and_old_ones_are_forgotten_at
         connection.execute("update tasks set last_updated = '2020-01-01 00:00:00.000000' where id = ?", (old.task_id,))
         connection.execute("update deliveries set state = 'acknowledged'")
     async with running_agent(place) as agent, peer(agent.url) as client:
-        with anyio.fail_after(5):
-            while rows(place, "select id from tasks") != [(new.task_id,)]:
-                await anyio.sleep(0.05)
+        await eventually(lambda: rows(place, "select id from tasks") == [(new.task_id,)])
         assert rows(place, "select task_id from deliveries") == [(new.task_id,)]
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 

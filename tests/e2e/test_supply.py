@@ -18,6 +18,7 @@ from a2a.types import TaskState
 from codex_workspace.config.loading import load_settings
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
+from tests.support.waiting import HANG_S, eventually
 
 COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
 REPEAT = script({"repeat": True})
@@ -85,9 +86,7 @@ async def test_readiness_the_log_and_the_doctor_say_why_codex_is_broken(place: P
         program.dies(10**6)
         await kill(agent.codex())
         waiting = await client.begin("hello", "ctx")
-        with anyio.fail_after(10):
-            while "counts as broken" not in agent.log.read_text():
-                await anyio.sleep(0.05)
+        await eventually(lambda: "counts as broken" in agent.log.read_text())
         asked = time.monotonic()
         answer = await http.get("/readyz")
         assert time.monotonic() - asked < 0.5
@@ -158,7 +157,7 @@ async def test_a_codex_that_stands_still_in_a_turn_is_ended_and_the_context_goes
         await client.ask("the word is apple", "ctx")
         stopped = agent.codex()
         seen = Seen()
-        with anyio.fail_after(15):
+        with anyio.fail_after(HANG_S):
             async for event in client.stream(script({"chunks": 1000, "delay_ms": 50}), "ctx"):
                 seen.take(event)
                 if len(seen.answer_updates) == 1:

@@ -10,6 +10,7 @@ from a2a.types import TaskState
 from codex_workspace.devkit.model import numbered_text
 from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
+from tests.support.waiting import HANG_S
 
 pytestmark = pytest.mark.both_backends
 
@@ -50,7 +51,7 @@ async def test_cancel_stops_the_command_and_keeps_the_memory(agent: AgentProcess
                 seen.take(event)
 
         tasks.start_soon(follow)
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             # Codex starts the process a moment before it says so.
             while not ((commands := agent.commands("86423")) and "command" in seen.kinds()):
                 await anyio.sleep(0.01)

@@ -20,6 +20,8 @@ from a2a.types import SendMessageRequest, StreamResponse, Task
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from tests.support.waiting import HANG_S
+
 Json = dict[str, object]
 
 MAX_LINE_BYTES = 1 << 24
@@ -100,7 +102,7 @@ async def remote_client(
         stdin, stdout = _pipes(process)
         yield RemoteClient(wire, stdin, BufferedByteReceiveStream(stdout))
         await stdin.aclose()
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             await process.wait()
 
 
