@@ -10,7 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 from a2a.server.context import ServerCallContext
@@ -33,26 +33,6 @@ RECEIVED: Final = "Received, thank you. I'll continue and report the result to m
 """The response to a peer's answer, which is not answered itself."""
 
 
-class LateReplies(Protocol):
-    """Sends answers that miss the deadline."""
-
-    @property
-    def deadline_s(self) -> float:
-        """How long a message may stay without a response."""
-
-    async def promise(self, message: Message, owner: str) -> str | None:
-        """Return the promise for a message whose answer is sent separately; None for any other message."""
-
-    async def defer(self, message: Message, owner: str) -> None:
-        """Send the answer to a message, as it was stored, when its task ends; durable on return, idempotent."""
-
-    async def absorb(self, message: Message, owner: str) -> None:
-        """Record that the answer to an earlier message answers this one, too."""
-
-    def question_task(self, context_id: str) -> str | None:
-        """Return the task with a deferred answer that waits for input in a context, if there is one."""
-
-
 class DeferredReplies:
     """Sends late answers through the outbox.
 
@@ -65,26 +45,26 @@ class DeferredReplies:
         self._dispatcher = dispatcher
 
     async def promise(self, message: Message, owner: str) -> str | None:
-        """See `LateReplies`."""
+        """Return the promise for a message whose answer is sent separately; None for any other message."""
         known = await self._outbox.find(message_from_push(message, owner).id)
         if known is None:
             return None
         return STILL_WORKING if known.state is OutboxState.RECEIVED else SENT_SEPARATELY
 
     async def defer(self, message: Message, owner: str) -> None:
-        """See `LateReplies`."""
+        """Send the answer to a message, as it was stored, when its task ends; durable on return, idempotent."""
         added = await self._outbox.add(message_from_push(message, owner))
         dispatcher = self._dispatcher()
         if added is not None and dispatcher is not None:
             await dispatcher.follow(added)
 
     async def absorb(self, message: Message, owner: str) -> None:
-        """See `LateReplies`."""
+        """Record that the answer to an earlier message answers this one, too."""
         done = replace(message_from_push(message, owner), state=OutboxState.DONE, route=Route.NONE, request=b"")
         await self._outbox.add(done)
 
     def question_task(self, context_id: str) -> str | None:
-        """See `LateReplies`."""
+        """Return the task with a deferred answer that waits for input in a context, if there is one."""
         dispatcher = self._dispatcher()
         return None if dispatcher is None else dispatcher.question_task(context_id)
 
@@ -107,7 +87,7 @@ class DeadlineReplies:
         *,
         attach_files: bool,
     ) -> None:
-        self.late: LateReplies | None = None
+        self.late: DeferredReplies | None = None
         self._questions = OpenQuestions(store)
         self._follow = follow
         self._attach_files = attach_files

@@ -33,7 +33,7 @@ from a2a.utils.errors import InvalidParamsError
 from codex_workspace.common.a2a_terms import OPERATOR, AuthenticatedUser
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.platform.active_tasks import TrackedExecutor
-from codex_workspace.platform.deadline_reply import DeadlineReplies, LateReplies, copy_request
+from codex_workspace.platform.deadline_reply import DeadlineReplies, DeferredReplies, copy_request
 from codex_workspace.platform.delegation_results import WAKE_UP_MESSAGE, DelegationResults, NewResults
 from codex_workspace.platform.runtime_contract import update_heartbeat
 from codex_workspace.server.handler import IdempotentHandler
@@ -198,7 +198,7 @@ async def open_host_adapter(
     results: DelegationResults,
     *,
     heartbeat: object = None,
-    late: LateReplies | None = None,
+    late: DeferredReplies | None = None,
     one_main_context: bool = True,
     resumes: bool = True,
 ) -> AsyncIterator[RuntimeHostAdapter]:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 from a2a.server.request_handlers import RequestHandler
@@ -67,25 +67,6 @@ def inbox_slots(settings: Settings) -> int:
     return max(1, min(limits.max_waiting_per_context, limits.max_waiting) // 2)
 
 
-class MessageDispatcher(Protocol):
-    """Processes outbox messages; `dispatcher.Dispatcher` in the agent."""
-
-    @property
-    def pending(self) -> frozenset[str]:
-        """The messages whose replies are not sent."""
-
-    @property
-    def active(self) -> int:
-        """How many of them take a slot."""
-
-    @property
-    def has_questions(self) -> bool:
-        """Whether a task waits for input, which the next message may be."""
-
-    async def dispatch(self, message: OutboxMessage) -> None:
-        """Submit a message to the agent; returns when the agent has accepted it."""
-
-
 class Inbox:
     """One workspace's inbox.
 
@@ -97,7 +78,7 @@ class Inbox:
         self,
         client: PlatformClient,
         outbox: Outbox,
-        dispatcher: MessageDispatcher,
+        dispatcher: Dispatcher,
         slots: int,
         owner: str = OWNER,
         jitter: Callable[[], float] = lambda: random.uniform(0.75, 1.25),

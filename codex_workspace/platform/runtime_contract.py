@@ -7,13 +7,11 @@ This is the only module that knows `molecule_runtime`. Every generation has `ada
 import importlib
 import inspect
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import anyio
-from a2a.server.agent_execution import AgentExecutor
 
 from codex_workspace.platform.active_tasks import ActiveTasks
 
@@ -45,31 +43,8 @@ class OwnAdapterConfig:
     heartbeat: object = None
 
 
-class OwnBaseAdapter(ABC):
-    """The methods that the runtime calls on an adapter."""
-
-    @staticmethod
-    @abstractmethod
-    def name() -> str:
-        """Return the runtime's id."""
-
-    @staticmethod
-    @abstractmethod
-    def display_name() -> str:
-        """Return the name for people."""
-
-    @staticmethod
-    @abstractmethod
-    def description() -> str:
-        """Return a description for people."""
-
-    @abstractmethod
-    async def setup(self, config: OwnAdapterConfig) -> None:
-        """Check the configuration; a RuntimeError says what the operator has to correct."""
-
-    @abstractmethod
-    async def create_executor(self, config: OwnAdapterConfig) -> AgentExecutor:
-        """Return the executor that answers messages."""
+class OwnBaseAdapter:
+    """The base of the adapter if the runtime is not installed."""
 
 
 if TYPE_CHECKING:

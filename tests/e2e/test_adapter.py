@@ -282,6 +282,26 @@ async def test_a_peer_gets_its_late_answer_as_a_message_that_says_what_it_answer
             assert stand_in.notifications("w-1") == []
 
 
+async def test_with_delivery_poll_the_runtime_s_agent_reads_the_inbox_also_after_a_kill(
+    place: Place,
+) -> None:
+    async with running_platform() as stand_in:
+        stand_in.add_workspace("w-1", "token-of-w-1", "poll")
+        own = on(stand_in, place)
+        own = replace(own, config={"agent_tools": "never", "platform": {"delivery": "poll"}})
+        async with running_agent(own, HOST) as agent, platform(agent) as host:
+            await stand_in.canvas_message("w-1", "remember the word quince")
+            await stand_in.until(lambda: len(stand_in.notifications("w-1")) == 1)
+            assert "quince" in await host.said(REPEAT)
+            agent.process.send_signal(signal.SIGKILL)
+            await agent.ended()
+        await stand_in.canvas_message("w-1", REPEAT)
+        async with running_agent(own, HOST):
+            await stand_in.until(lambda: len(stand_in.notifications("w-1")) == 2)
+        assert stand_in.notifications("w-1")[0] == "You said: remember the word quince"
+        assert "quince" in stand_in.notifications("w-1")[1]
+
+
 async def test_the_image_is_tried_out_without_a_key_or_a_sandbox(place: Place) -> None:
     """As the platform's CI does it: the template's own config.yaml, and a key that is none."""
     smoke = {"MOLECULE_SMOKE_MODE": "1", "MOLECULE_SMOKE_TIMEOUT_SECS": "2", "OPENAI_API_KEY": "sk-scripted-fake"}

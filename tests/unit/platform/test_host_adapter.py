@@ -4,7 +4,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -27,7 +27,7 @@ from a2a.types import (
 from a2a.utils.errors import InternalError, InvalidParamsError
 
 from codex_workspace.common.a2a_terms import OPERATOR, AuthenticatedUser
-from codex_workspace.platform.deadline_reply import STILL_WORKING
+from codex_workspace.platform.deadline_reply import STILL_WORKING, DeferredReplies
 from codex_workspace.platform.delegation_results import WAKE_UP_MESSAGE, DelegationResults
 from codex_workspace.platform.dispatcher import NO_ANSWER
 from codex_workspace.platform.host_adapter import NOTHING_NEW, RuntimeHostAdapter, open_host_adapter
@@ -95,12 +95,12 @@ class Read(EventQueue):
         self.events.append(event)
 
 
-@dataclass
-class FakeLateReplies:
+class FakeLateReplies(DeferredReplies):
     """Records deferred messages; `deadline_s` is how long the host waits."""
 
-    deadline_s: float
-    deferred: list[tuple[str, str]] = field(default_factory=list)
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.deferred: list[tuple[str, str]] = []
 
     async def promise(self, message: Message, owner: str) -> str | None:
         await anyio.lowlevel.checkpoint()
