@@ -489,7 +489,10 @@ BAD: Final[Mapping[str, Bad]] = {
         "state/codex/config.toml", "[model]\nx = 1\n", "model: ", "the file is left as it is"
     ),
     "a record that is damaged": _file(
-        "state/codex/.codex-workspace.json", "{", "", "is damaged; remove it, and take what codex-workspace set out"
+        "state/codex/.codex-workspace.json",
+        "{",
+        "",
+        "is damaged; remove it, and remove the agent's keys from config.toml",
     ),
     "a file where CODEX_HOME is": _file("state/codex", "", "", "cannot be used as part of CODEX_HOME"),
     "a login that is none": _variable(
