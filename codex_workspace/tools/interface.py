@@ -1,7 +1,4 @@
-"""What our own tools can do, as values: whoever does it is behind these protocols, whoever shows it to codex in front.
-
-A peer's words are in fields that say so; they are information, and nobody's order.
-"""
+"""Protocols and values between the MCP server and the code that implements its tools."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +15,7 @@ _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}:[A-Za-z0-9._-]{1,128}")
 
 
 class PeerTaskState(StrEnum):
-    """How far a peer is with what it was given."""
+    """State of a task that was given to a peer."""
 
     DONE = "done"
     WORKING = "working"
@@ -29,7 +26,7 @@ class PeerTaskState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerTaskHandle:
-    """One piece of work at a peer; as text `peer:task`."""
+    """Identifies a task at a peer; as text `peer:task`."""
 
     peer: str
     task: str
@@ -39,11 +36,7 @@ class PeerTaskHandle:
 
     @classmethod
     def parse(cls, text: str) -> "PeerTaskHandle":
-        """Read what `str` gave.
-
-        Raises:
-            ToolRefused: it is none.
-        """
+        """Parse the text form; raises ToolRefused if it is malformed."""
         if not _HANDLE.fullmatch(text):
             raise ToolRefused("That is no handle; take the one that delegate_task gave, as it is.")
         peer, _, task = text.partition(":")
@@ -52,10 +45,9 @@ class PeerTaskHandle:
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """A peer that may be given work.
+    """A peer.
 
-    name: how the tools name it. described: the operator's words. problem: why it cannot be asked at the moment.
-    card_text: what it says of itself.
+    description: from config.yaml. problem: why the peer is unavailable. card_text: from its agent card (untrusted).
     """
 
     name: str
@@ -66,9 +58,9 @@ class PeerInfo:
 
 @dataclass(frozen=True, slots=True)
 class PeerTaskReport:
-    """How far a piece of work is. `said`: the peer's words. `handle`: None where there is nothing to ask about later.
+    """State of a task at a peer.
 
-    note: what is to be added in our own words.
+    text: the peer's answer (untrusted). handle: None if the task cannot be queried later. note: our own remark.
     """
 
     peer: str
@@ -79,66 +71,58 @@ class PeerTaskReport:
 
 
 class PeerTasks(Protocol):
-    """Gives work to peers."""
+    """Delegates tasks to peers."""
 
     async def peers(self) -> Sequence[PeerInfo]:
-        """Return the peers that may be given work."""
+        """Return all peers."""
 
     async def delegate(self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None) -> PeerTaskReport:
-        """Give a peer work, or with `continues` say more to it; wait at most `wait_s` seconds for what comes of it.
+        """Send a task to a peer, or with `continues` an answer to its question; wait at most `wait_s` seconds.
 
         Raises:
-            ToolRefused: there is no such peer, or it does not take it.
+            ToolRefused: the peer is unknown, or rejects the task.
         """
 
     async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport:
-        """Tell how far a piece of work is; wait at most `wait_s` seconds for its end.
+        """Return the state of a task; wait at most `wait_s` seconds for its end.
 
         Raises:
-            ToolRefused: there is no such work.
+            ToolRefused: the task is unknown.
         """
 
 
 class MemoryTool(Protocol):
-    """Remembers."""
+    """Stores and finds memories."""
 
     async def commit(self, caller: ToolCaller, content: str) -> None:
-        """Keep a text; it is durable on return."""
+        """Store a text; it is durable on return."""
 
     async def recall(self, caller: ToolCaller, query: str, limit: int) -> Sequence[Memory]:
-        """Return what is remembered of `query`, the best first."""
+        """Return the memories that match `query`, best match first."""
 
     async def history(self, caller: ToolCaller, limit: int) -> Sequence[Exchange]:
-        """Return what was said lately, oldest first."""
+        """Return the latest messages and answers of the conversation, oldest first."""
 
 
 class UserNotifier(Protocol):
-    """Reaches the user beside the answer."""
+    """Sends messages to the user beside the answer."""
 
     async def notify(self, caller: ToolCaller, text: str) -> None:
-        """Send the user a message now.
-
-        Raises:
-            ToolRefused: it could not be sent.
-        """
+        """Send the user a message now; raises ToolRefused if that fails."""
 
 
 class FileHandover(Protocol):
-    """Hands files over to whoever sent the message that a caller works on."""
+    """Hands files to the sender of the current message."""
 
     async def hand_over(self, caller: ToolCaller, arguments: JsonObject) -> str:
-        """Hand over the file that `arguments` name; return what the model is told of it.
-
-        Raises:
-            ToolRefused: it cannot be handed over.
-        """
+        """Hand over the file that `arguments` name and return the tool's result; raises ToolRefused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """All that the tools can do.
+    """The implementations of all tools.
 
-    notifier: None where a user can be reached by answers only. handover: None where codex has another tool for it.
+    notifier: None if the user receives answers only. files: None if codex has another tool for it.
     """
 
     peer_tasks: PeerTasks

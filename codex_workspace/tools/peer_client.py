@@ -1,7 +1,7 @@
-"""Calls of the peers of config.yaml, by A2A: each goes to the operator's own URL, and to no other host.
+"""A2A client for the peers of config.yaml. Requests go to the configured origin only.
 
-A peer's card says how it is spoken to, never where: an interface that it names on another host is taken to be at its
-own URL. Without `allow_private`, connections are made to public addresses only (`webhooks.Guard`).
+If a peer's card names an interface on another origin, the configured URL is used instead. Without `allow_private`,
+connections are made to public addresses only (`safe_http.AddressGuard`).
 """
 
 import logging
@@ -41,21 +41,20 @@ from codex_workspace.tools.interface import PeerInfo, PeerTaskHandle, PeerTaskRe
 logger = logging.getLogger(__name__)
 
 REQUEST_S: Final = 20.0
-"""One request, such as for a card or a task's state. A peer that answers a message only when all is done may take
-longer: as long as it is waited for."""
+"""Timeout of one request. Sending a message may take longer, as some peers respond only when the task is done."""
 
 CONNECT_S: Final = 10.0
 
 MAX_ANSWER_BYTES: Final = 8 << 20
-"""Of one response of a peer's."""
+"""Limit of one response."""
 
 FIRST_POLL_S: Final = 0.1
 LONGEST_POLL_S: Final = 3.0
 
-NOT_A2A: Final = "answers what is not A2A"
+NOT_A2A: Final = "does not answer in A2A"
 
 _FAULTS: Final = (A2AError, httpx.HTTPError, httpx.InvalidURL, ValueError, ArithmeticError, RecursionError)
-"""What comes of a peer's words that are late, broken or odd: URLs that are none, too deep, too large a number."""
+"""Errors that a peer's late, broken or malformed response can raise."""
 
 _ANYWHERE: Final = AllowList.parse(["0.0.0.0/0", "::/0"])
 _TASK_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -63,53 +62,52 @@ _BINDINGS: Final = (TransportProtocol.JSONRPC.value, TransportProtocol.HTTP_JSON
 
 
 class PeerClient:
-    """Gives work to the peers of config.yaml."""
+    """Delegates tasks to the peers of config.yaml."""
 
     def __init__(self, peers: Iterable[Peer]) -> None:
         self._peers: Final[Mapping[str, Peer]] = {peer.name: peer for peer in peers}
 
     async def peers(self) -> list[PeerInfo]:
-        """Return all peers, each with what its card says of it, or why there is none to be had."""
+        """Return all peers, each with the content of its card or the reason why that is unavailable."""
         found: dict[str, PeerInfo] = {}
 
-        async def look(peer: Peer) -> None:
+        async def fetch(peer: Peer) -> None:
             try:
-                async with _line(peer) as http:
+                async with _open_http(peer) as http:
                     card = await _card(http, peer)
                     found[peer.name] = PeerInfo(peer.name, peer.description, card_text=_introduction(card))
             except ToolRefused as error:
                 found[peer.name] = PeerInfo(peer.name, peer.description, problem=str(error))
             except Exception:
-                # One peer's oddity must not take the others' cards with it.
-                logger.exception("the card of the peer %s cannot be read", peer.name)
+                # An unexpected error of one peer must not hide the others.
+                logger.exception("cannot read the card of peer %s", peer.name)
                 found[peer.name] = PeerInfo(peer.name, peer.description, problem=f"The peer {peer.name} {NOT_A2A}.")
 
         async with anyio.create_task_group() as tasks:
             for peer in self._peers.values():
-                tasks.start_soon(look, peer)
+                tasks.start_soon(fetch, peer)
         return [found[name] for name in self._peers]
 
     async def delegate(self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None) -> PeerTaskReport:
-        """Send `task` to a peer, and wait for its end; see `toolbox.Work`."""
+        """Send `task` to a peer and wait for its end; see `PeerTasks.delegate`."""
         known = self._known(peer)
         if continues is not None and continues.peer != peer:
-            raise ToolRefused(f"That handle is of work at {continues.peer}, not at {peer}.")
+            raise ToolRefused(f"That handle belongs to a task at {continues.peer}, not at {peer}.")
         until = anyio.current_time() + wait_s
         async with _client(known) as client:
             earlier = None if continues is None else await _task(client, continues)
             request = SendMessageRequest(
                 message=_message(task, earlier),
-                # The task's state is asked for instead: a line that breaks then takes no answer with it.
+                # Poll the task instead, so that a broken connection does not lose the answer.
                 configuration=SendMessageConfiguration(return_immediately=True),
             )
-            # A peer that answers only when all is done is given that time.
             answer = await _sent(client, request, max(REQUEST_S, wait_s))
             if isinstance(answer, Message):
                 return PeerTaskReport(peer, PeerTaskState.DONE, _text(answer.parts))
             return await _followed(client, peer, answer, until)
 
     async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport:
-        """Ask a peer how far a task is, until it has ended; see `toolbox.Work`."""
+        """Poll a task until it ends; see `PeerTasks.check`."""
         known = self._known(handle.peer)
         until = anyio.current_time() + wait_s
         async with _client(known) as client:
@@ -117,17 +115,17 @@ class PeerClient:
 
     def _known(self, name: str) -> Peer:
         if name not in self._peers:
-            names = ", ".join(self._peers) or "there are none"
-            raise ToolRefused(f"There is no peer of that name; list_peers tells which there are: {names}.")
+            names = ", ".join(self._peers) or "none"
+            raise ToolRefused(f"There is no peer with that name; list_peers lists them: {names}.")
         return self._peers[name]
 
 
 @asynccontextmanager
-async def _line(peer: Peer) -> AsyncIterator[httpx.AsyncClient]:
-    """Hold an HTTP client that reaches the peer and nobody else; turns errors of the way there into a sentence.
+async def _open_http(peer: Peer) -> AsyncIterator[httpx.AsyncClient]:
+    """Open an HTTP client that reaches only the peer.
 
     Raises:
-        ToolRefused: the peer cannot be reached, may not be, or answers what cannot be understood.
+        ToolRefused: the peer cannot be reached, may not be called, or does not answer in A2A.
     """
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     if peer.token is not None:
@@ -138,8 +136,8 @@ async def _line(peer: Peer) -> AsyncIterator[httpx.AsyncClient]:
             yield http
     except TargetRefused as error:
         raise ToolRefused(
-            f"The peer {peer.name} may not be called: its address is not a public one, and the operator has not set "
-            "allow_private for it."
+            f"The peer {peer.name} may not be called: its address is not public, and allow_private is not set "
+            "for it in config.yaml."
         ) from error
     except _FAULTS as error:
         raise ToolRefused(f"The peer {peer.name} {_problem(error)}.") from error
@@ -147,7 +145,7 @@ async def _line(peer: Peer) -> AsyncIterator[httpx.AsyncClient]:
 
 @asynccontextmanager
 async def _client(peer: Peer) -> AsyncIterator[Client]:
-    async with _line(peer) as http:
+    async with _open_http(peer) as http:
         config = ClientConfig(
             streaming=False, polling=True, httpx_client=http, supported_protocol_bindings=list(_BINDINGS)
         )
@@ -165,14 +163,14 @@ async def _card(http: httpx.AsyncClient, peer: Peer) -> AgentCard:
 
 async def _sent(client: Client, request: SendMessageRequest, timeout_s: float) -> Task | Message:
     patience = ClientCallContext(timeout=timeout_s)
-    # Without streaming there is one event, which is the whole answer.
+    # Without streaming there is one event: the whole answer.
     events = [event async for event in client.send_message(request, context=patience)]
     for event in events:
         if event.HasField("task"):
             return event.task
         if event.HasField("message"):
             return event.message
-    raise ValueError("its answer is neither a task nor a message")
+    raise ValueError("the response is neither a task nor a message")
 
 
 async def _task(client: Client, handle: PeerTaskHandle) -> Task:
@@ -180,7 +178,7 @@ async def _task(client: Client, handle: PeerTaskHandle) -> Task:
 
 
 async def _followed(client: Client, peer: str, task: Task, until: float) -> PeerTaskReport:
-    """Ask for the task until it waits for nobody but us, or the time is over."""
+    """Poll the task until it ends or asks for input, or until the deadline."""
     pause_s = FIRST_POLL_S
     handle = _handle(peer, task)
     while task.status.state in WORKING and handle is not None:
@@ -192,7 +190,7 @@ async def _followed(client: Client, peer: str, task: Task, until: float) -> Peer
         try:
             task = await _task(client, handle)
         except (A2AError, httpx.HTTPError) as error:
-            if not _may_pass(error):
+            if not _is_transient(error):
                 raise
             if anyio.current_time() >= until:
                 return PeerTaskReport(
@@ -221,7 +219,7 @@ def _report(peer: str, task: Task, handle: PeerTaskHandle | None) -> PeerTaskRep
 def _artifact(parts: list[Part], name: str) -> str:
     text = _text(parts)
     files = [part.filename or name or "a file" for part in parts if not part.HasField("text")]
-    return "\n".join([*([text] if text else []), *(f"[a file that is not shown here: {each}]" for each in files)])
+    return "\n".join([*([text] if text else []), *(f"[file not shown: {each}]" for each in files)])
 
 
 def _text(parts: Iterable[Part]) -> str:
@@ -240,30 +238,30 @@ def _introduction(card: AgentCard) -> str:
     return "\n".join([f"{card.name}: {card.description}", *skills])
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     cause = _cause(error)
     lost = isinstance(error, A2AClientTimeoutError) or isinstance(cause, httpx.RequestError)
     return lost or (isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code in (429, 500, 502, 503))
 
 
 def _problem(error: Exception) -> str:
-    """Return what is wrong with a peer, in words that are none of its own."""
+    """Describe an error of a peer without the peer's own text."""
     status = error.status_code if isinstance(error, AgentCardResolutionError) else None
     cause = _cause(error)
     if isinstance(cause, httpx.HTTPStatusError):
         status = cause.response.status_code
     if status in (401, 403):
-        return f"wants another token (HTTP {status}); the operator can set it by token_env"
+        return f"rejects the token (HTTP {status}); the operator can set it with token_env"
     if status is not None:
         return f"answers HTTP {status}"
     if isinstance(error, A2AClientTimeoutError) or isinstance(cause, httpx.TimeoutException):
-        return "has not answered in time, and may be at work on it all the same"
+        return "did not answer in time; it may still be working on the task"
     if isinstance(cause, httpx.RemoteProtocolError):
-        return "breaks off, or answers in a way that is not taken"
+        return "closed the connection or sent an invalid response"
     if isinstance(cause, httpx.RequestError):
-        return "cannot be reached at the moment"
+        return "is unreachable"
     if isinstance(error, A2AError) and not isinstance(error, AgentCardResolutionError):
-        return f"refuses it ({type(error).__name__})"
+        return f"rejects the request ({type(error).__name__})"
     return NOT_A2A
 
 
@@ -272,7 +270,7 @@ def _cause(error: Exception) -> BaseException | None:
 
 
 class PeerTransport(httpx.AsyncBaseTransport):
-    """Httpx's way to one peer: to its origin only, by judged addresses, without proxies and redirects."""
+    """httpx transport to one peer: its origin only, checked addresses, no proxies, no redirects."""
 
     def __init__(self, peer: Peer) -> None:
         self._origin = _origin(httpx.URL(peer.url))
@@ -283,14 +281,14 @@ class PeerTransport(httpx.AsyncBaseTransport):
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send one request, and return the response; its body is read from it by and by.
+        """Send one request and return the response; its body is streamed.
 
         Raises:
-            TargetRefused: it is for another origin than the peer's, or for an address that is not to be connected to.
-            httpx.RequestError: the peer was not reached, or broke off.
+            TargetRefused: the request goes to another origin, or the address is not allowed.
+            httpx.RequestError: the peer is unreachable, or closed the connection.
         """
         if _origin(request.url) != self._origin:
-            raise TargetRefused("the request is for another host than the peer's")
+            raise TargetRefused("the request goes to another host than the peer's")
         stream = request.stream
         assert isinstance(stream, httpx.AsyncByteStream)
         sent = httpcore.Request(
@@ -311,9 +309,9 @@ class PeerTransport(httpx.AsyncBaseTransport):
             raise _as_httpx(error, request) from error
         headers = httpx.Headers(response.headers)
         if headers.get("content-encoding", "identity") != "identity":
-            # Unpacked, a small answer could be of any size.
+            # A small compressed response could expand to any size.
             await response.aclose()
-            raise httpx.RemoteProtocolError("the answer is compressed, which was not asked for", request=request)
+            raise httpx.RemoteProtocolError("the response is compressed, which was not requested", request=request)
         assert isinstance(response.stream, AsyncIterable)
         return httpx.Response(response.status, headers=response.headers, stream=_Bounded(response, request))
 
@@ -323,7 +321,7 @@ class PeerTransport(httpx.AsyncBaseTransport):
 
 
 class _Bounded(httpx.AsyncByteStream):
-    """A response's body, cut off where it is too large."""
+    """A response body that fails if it is too large."""
 
     def __init__(self, response: httpcore.Response, request: httpx.Request) -> None:
         self._response = response
@@ -365,7 +363,7 @@ def _origin(url: httpx.URL) -> tuple[str, str, int]:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    # Made when it is first needed, and once: reading the authorities takes tens of milliseconds.
+    # Cached: loading the certificate authorities takes tens of milliseconds.
     context = httpcore.default_ssl_context()
     context.load_default_certs()
     return context

@@ -239,15 +239,15 @@ async def test_nobody_but_the_operators_peers_is_called(tmp_path: Path) -> None:
     ):
         for name in ("another", url, "http://127.0.0.1:1/"):
             said = await refusal(client, "delegate_task", peer=name, task="hello")
-            assert "There is no peer of that name" in said
+            assert "There is no peer with that name" in said
         for handle in ("another:1", "echo:../x", "echo:", "http://a:1", "echo:a b"):
             assert "no handle" in (said := await refusal(client, "check_task", handle=handle)) or "no peer" in said
         said = await refusal(client, "delegate_task", peer="echo", task="hello", continues="other:1")
-        assert "work at other, not at echo" in said
+        assert "a task at other, not at echo" in said
         # Its address is this machine's, and it is not said that it may be.
         said = await refusal(client, "delegate_task", peer="echo", task="hello")
-        assert "its address is not a public one, and the operator has not set allow_private" in said
-        assert "not a public one" in await say(client, "list_peers")
+        assert "its address is not public, and allow_private is not set" in said
+        assert "is not public" in await say(client, "list_peers")
 
 
 class Strange:
@@ -299,19 +299,19 @@ async def test_a_card_that_names_another_host_does_not_lead_there(tmp_path: Path
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (PlainTextResponse("who are you", 401), "wants another token (HTTP 401)"),
+        (PlainTextResponse("who are you", 401), "rejects the token (HTTP 401)"),
         (PlainTextResponse("not yet", 503), "answers HTTP 503"),
-        (PlainTextResponse("hello"), "answers what is not A2A"),
+        (PlainTextResponse("hello"), "does not answer in A2A"),
         (RedirectResponse("http://127.0.0.1:1/"), "answers HTTP 307"),
-        (PlainTextResponse("x" * (MAX_ANSWER_BYTES + 1)), "breaks off, or answers in a way that is not taken"),
+        (PlainTextResponse("x" * (MAX_ANSWER_BYTES + 1)), "closed the connection or sent an invalid response"),
         (
             PlainTextResponse("x", headers={"content-encoding": "gzip"}),
-            "breaks off, or answers in a way that is not taken",
+            "closed the connection or sent an invalid response",
         ),
-        (JSONResponse({"name": 1}), "answers what is not A2A"),
-        (JSONResponse({**card_at("http://127.0.0.1"), "supportedInterfaces": []}), "answers what is not A2A"),
-        (JSONResponse(card_at("http://x:no port/")), "answers what is not A2A"),
-        (PlainTextResponse("[" * 100_000), "answers what is not A2A"),
+        (JSONResponse({"name": 1}), "does not answer in A2A"),
+        (JSONResponse({**card_at("http://127.0.0.1"), "supportedInterfaces": []}), "does not answer in A2A"),
+        (JSONResponse(card_at("http://x:no port/")), "does not answer in A2A"),
+        (PlainTextResponse("[" * 100_000), "does not answer in A2A"),
     ],
     ids=["token", "busy", "text", "redirect", "large", "compressed", "no card", "no interface", "no URL", "deep"],
 )
