@@ -17,7 +17,7 @@ import psutil
 from bench.figures import AtLeast, AtMostOver, AtMostTimes, Row, Table, Under, Unit, median, percentile
 from bench.processes import Bench, new_place, open_bare, open_exec_agent, open_runtime
 from bench.sides import Side, Talk
-from codex_workspace.devkit.model import numbered_text
+from codex_workspace.devkit.script import numbered_text
 from tests.e2e.agent_process import running_agent
 
 WORD_CHARS: Final = 10

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from codex_workspace.devkit.model import ConnectionCut, Fault, HttpFault, ResponseFailed
+from codex_workspace.devkit.script import ConnectionCut, Fault, HttpFault, ResponseFailed
 
 
 class Way(StrEnum):

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codex_workspace.devkit.model import MARKER, Message, Request, choose_step
+from codex_workspace.devkit.model_requests import MARKER, Message, Request, choose_step
 from tests.chaos.plan import Blow, Kind, Way, make_plan
 
 

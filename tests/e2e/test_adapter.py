@@ -20,8 +20,9 @@ import pytest
 
 from adapter import Adapter
 from codex_workspace.config.loading import load_settings
-from codex_workspace.devkit.model import ScriptedModel, numbered_text
+from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
+from codex_workspace.devkit.script import numbered_text
 from codex_workspace.platform.deadline_reply import STILL_WORKING
 from codex_workspace.platform.host_adapter import NOTHING_NEW
 from codex_workspace.platform.runtime_contract import AdapterConfig

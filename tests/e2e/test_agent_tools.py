@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from a2a.types import TaskState
 
-from codex_workspace.devkit.model import Output, ScriptedModel
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.devkit.model_requests import Output
 from codex_workspace.devkit.platform.app import running_platform
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.client import Peer, peer, script

@@ -14,7 +14,8 @@ import pytest
 from a2a.types import TaskState
 
 from codex_workspace.common.a2a_terms import TERMINAL
-from codex_workspace.devkit.model import ScriptedModel, numbered_text
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.devkit.script import numbered_text
 from codex_workspace.tasks.replies import UPDATE_INTERVAL_S
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Backend, Place, running_agent
 from tests.e2e.at_work import asked

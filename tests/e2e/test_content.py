@@ -15,8 +15,9 @@ from a2a.types import GetTaskRequest, Part, Task, TaskState
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
-from codex_workspace.devkit.model import Message as Said
-from codex_workspace.devkit.model import Output, ScriptedModel
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.devkit.model_requests import Message as Said
+from codex_workspace.devkit.model_requests import Output
 from codex_workspace.tasks.incoming_files import FOLDER, Attachment, write
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script

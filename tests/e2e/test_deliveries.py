@@ -13,7 +13,8 @@ from a2a.client import A2AClientError
 from a2a.types import SendMessageRequest, SubscribeToTaskRequest, TaskState
 from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
 
-from codex_workspace.devkit.model import ScriptedModel, numbered_text
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.devkit.script import numbered_text
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT
 from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
 from tests.e2e.at_work import asked, at_work, turns

@@ -26,7 +26,8 @@ from codex_workspace.common.processes import find_marked
 from codex_workspace.config.codex_toml import Managed
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.mcp_servers import McpServer, McpServerEntry, McpServers, resolve
-from codex_workspace.devkit.model import MARKER, Output, ScriptedModel, scripted_model
+from codex_workspace.devkit.model import ScriptedModel, scripted_model
+from codex_workspace.devkit.model_requests import MARKER, Output
 from codex_workspace.runtimes.cli_run import RunLimits
 from codex_workspace.runtimes.events import AgentEvent, Done, Error, FileChange, RunWarning, Text, ToolResult, ToolUse
 from codex_workspace.runtimes.launch import MARK, Launch

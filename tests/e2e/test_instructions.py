@@ -8,7 +8,8 @@ import httpx
 import pytest
 import yaml
 
-from codex_workspace.devkit.model import Message, Output, Request, ScriptedModel
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.devkit.model_requests import Message, Output, Request
 from tests.e2e.agent_process import Place, running_agent, spawn
 from tests.e2e.client import peer, script
 

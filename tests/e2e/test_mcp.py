@@ -20,7 +20,8 @@ from google.protobuf.struct_pb2 import Value
 
 from codex_workspace.cli.checks import Facts, Finding
 from codex_workspace.cli.codex_checks import check_mcp
-from codex_workspace.devkit.model import Output, ScriptedModel
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.devkit.model_requests import Output
 from tests.e2e.agent_process import REPOSITORY, Place, running_agent, spawn
 from tests.e2e.client import Peer, Seen, peer, script
 from tests.support.waiting import HANG_S, eventually

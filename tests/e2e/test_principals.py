@@ -10,7 +10,8 @@ from a2a.types import SendMessageRequest, Task
 from a2a.utils.constants import TransportProtocol
 from a2a.utils.errors import TaskNotFoundError
 
-from codex_workspace.devkit.model import Message, ScriptedModel
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.devkit.model_requests import Message
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import request
 from tests.matrix.clients import OwnClient, own_client

@@ -13,7 +13,8 @@ from typing import Final
 import anyio
 from a2a.types import TaskState
 
-from codex_workspace.devkit.model import Message, ScriptedModel
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.devkit.model_requests import Message
 from tests.e2e.agent_process import SECRET, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer
 from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server, token

@@ -14,7 +14,8 @@ from a2a.utils.errors import A2AError
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
-from codex_workspace.devkit.model import Message, Output, ScriptedModel
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.devkit.model_requests import Message, Output
 from codex_workspace.tasks.answering import VOID
 from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from a2a.types import TaskState
 
-from codex_workspace.devkit.model import Output, scripted_model
+from codex_workspace.devkit.model import scripted_model
+from codex_workspace.devkit.model_requests import Output
 from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent
 from tests.e2e.client import peer, script
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from a2a.types import TaskState
 
-from codex_workspace.devkit.model import numbered_text
+from codex_workspace.devkit.script import numbered_text
 from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
 from tests.support.waiting import HANG_S

@@ -24,8 +24,9 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from codex_workspace.common.a2a_terms import TERMINAL
-from codex_workspace.devkit.model import Message as Said
-from codex_workspace.devkit.model import ScriptedModel, numbered_text
+from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.devkit.model_requests import Message as Said
+from codex_workspace.devkit.script import numbered_text
 from tests.e2e.client import Seen, script
 from tests.e2e.test_content import png
 from tests.matrix.clients import CANNOT

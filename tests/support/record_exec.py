@@ -24,7 +24,8 @@ import tomlkit
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from codex_workspace.devkit.model import MARKER, scripted_model
+from codex_workspace.devkit.model import scripted_model
+from codex_workspace.devkit.model_requests import MARKER
 from tests.support.paths import RECORDINGS, ROOT
 
 FOLDER: Final = RECORDINGS / "exec"

@@ -18,34 +18,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.devkit.model import (
-    Break,
+from codex_workspace.devkit.model import ScriptedModel, main, scripted_model
+from codex_workspace.devkit.model_requests import (
     Call,
-    ConnectionCut,
-    HttpFault,
     InputItem,
-    Json,
     Message,
-    ModelToolCall,
     OfferedTool,
     Output,
-    Pause,
     Request,
-    ScriptedModel,
+    Thought,
+    choose_step,
+    read_request,
+)
+from codex_workspace.devkit.responses_api import Break, Pause, answer, answer_text, tool_calls
+from codex_workspace.devkit.script import (
+    ConnectionCut,
+    HttpFault,
+    Json,
+    ModelToolCall,
     ScriptError,
     Stall,
     Step,
-    Thought,
-    answer,
-    answer_text,
-    choose_step,
-    main,
     numbered_text,
-    read_request,
     read_scenario,
     read_steps,
-    scripted_model,
-    tool_calls,
 )
 
 EXEC_COMMAND = OfferedTool("function", "exec_command", None, frozenset({"cmd", "sandbox_permissions", "justification"}))

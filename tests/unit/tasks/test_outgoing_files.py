@@ -8,7 +8,8 @@ from a2a.types import Artifact, Part
 
 from codex_workspace.common.errors import CodexRefused
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.devkit.model import Output, ScriptedModel, scripted_model
+from codex_workspace.devkit.model import ScriptedModel, scripted_model
+from codex_workspace.devkit.model_requests import Output
 from codex_workspace.protocol.jsonrpc import Request
 from codex_workspace.runtimes.backend import HANDOVER_TOOL
 from codex_workspace.tasks.outgoing_files import (
