@@ -1,7 +1,4 @@
-"""Executors of others: any `AgentExecutor` that a factory makes, served by this agent's server instead of codex's.
-
-Our own host: an executor behind the A2A server, from the first log line to a stop in good order.
-"""
+"""The `serve` command: an executor behind the A2A server, from the first log line to a clean stop."""
 
 import gc
 import importlib
@@ -55,10 +52,10 @@ if TYPE_CHECKING:
 
 
 def load_executor(name: str) -> AgentExecutor:
-    """Return what the factory `module:function` makes; the module may lie in the current folder.
+    """Return the executor that the factory `module:function` creates; the module may be in the current folder.
 
     Raises:
-        ConfigError: there is no such module or function, it fails, or makes something else.
+        ConfigError: the module or function does not exist, or does not create an `AgentExecutor`.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute.isidentifier():
@@ -83,18 +80,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EXTENSIONS = (
-    AgentExtension(uri=USAGE, description="The tokens that a turn has used, in the metadata of its last status."),
-    AgentExtension(uri=TURN, description="A message's metadata say what its turn has its own way, such as the model."),
-    AgentExtension(uri=ITEMS, description="What commands print, and the diff so far, as artifacts that grow."),
+    AgentExtension(uri=USAGE, description="Token usage of a turn, in the metadata of its last status."),
+    AgentExtension(uri=TURN, description="Per-message turn options, such as the model, in the message's metadata."),
+    AgentExtension(uri=ITEMS, description="Output of commands and the current diff, as artifacts that grow."),
 )
-"""What clients may ask for in A2A-Extensions, and need not."""
+"""Optional extensions."""
 
 LIMITS = "urn:codex-workspace:limits"
-"""The extension that says what an agent of this kind can do and this one cannot; it has nothing to ask for."""
+"""The extension that lists the limitations of `codex exec`; it cannot be requested."""
 
 
 def exec_extensions(*, hands_over: bool) -> tuple[AgentExtension, ...]:
-    """Return the same, where codex is run by `codex exec`; `hands_over`: whether it can hand files over."""
+    """Return the extensions of an agent with `codex exec`; `hands_over`: whether it can hand over files."""
     files = "" if hands_over else "no files are handed over, "
     limits = AgentExtension(
         uri=LIMITS,
@@ -108,7 +105,7 @@ def exec_extensions(*, hands_over: bool) -> tuple[AgentExtension, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CardDetails:
-    """What the cards tell of who answers: media types, extensions, skills, and what only those let in may know."""
+    """What the cards say about the executor; `setup` is for authenticated clients only."""
 
     input_modes: tuple[str, ...] = ("text/plain",)
     extensions: tuple[AgentExtension, ...] = ()
@@ -118,14 +115,11 @@ class CardDetails:
 
 @dataclass(frozen=True, slots=True)
 class ServedExecutor:
-    """An executor and what the server has to know of it.
+    """An executor and what the server needs to know about it.
 
-    begin: called when everything is there; gives what the log says of who answers.
-    drain: ends what is running, with so many seconds of patience.
-    telemetry: is told of messages on their way.
-    codex, transcripts: tell of the codex behind it, where there is one.
-    platform: the calls to it, where the agent is to be on one.
-    wedged: gives why nothing can be answered for a reason that lasts, None when it can.
+    begin: starts it and returns its description for the log.
+    drain: ends running work within the given seconds.
+    wedged: returns why the agent cannot answer for a lasting reason, or None.
     """
 
     executor: AgentExecutor
@@ -142,11 +136,11 @@ class ServedExecutor:
 
 
 Opening = Callable[[str], AbstractAsyncContextManager[ServedExecutor]]
-"""Opens what is to be served, told the address at which it will answer."""
+"""Opens the executor, given the URL that it will be served at."""
 
 
 async def serve(settings: Settings, env: Mapping[str, str]) -> None:
-    """Serve codex until SIGTERM or SIGINT; then let running turns end, and leave nothing behind.
+    """Serve codex until SIGTERM or SIGINT, then let running turns end and stop all processes.
 
     Raises:
         ConfigError: the configuration is wrong, or a port is taken.
@@ -159,10 +153,10 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
     async def opened(url: str) -> AsyncIterator[ServedExecutor]:
         logger.info("provider: %s", provider.reason)
         for key in settings.misplaced:
-            logger.warning("%s: %s is not read; it is %s that counts", settings.config_file, key, MISPLACED[key])
+            logger.warning("%s: %s has no effect; use %s", settings.config_file, key, MISPLACED[key])
         if settings.exposed:
             logger.warning(
-                "WORKSPACE_DIR: commands can change %s there; name another folder", " and ".join(settings.exposed)
+                "WORKSPACE_DIR: commands can change %s in it; set it to another folder", " and ".join(settings.exposed)
             )
         async with open_agent(settings, provider, env, url) as agent:
 
@@ -189,10 +183,10 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
 
 
 async def serve_other(settings: Settings, name: str) -> None:
-    """Serve the executor that the factory `module:function` makes, as `serve` serves codex.
+    """Serve the executor that the factory `module:function` creates.
 
     Raises:
-        ConfigError: there is no such factory, the configuration is wrong, or a port is taken.
+        ConfigError: the factory or the configuration is wrong, or a port is taken.
     """
     executor = load_executor(name)
     _set_up_log(settings, secrets_of(settings, None))
@@ -216,7 +210,7 @@ async def serve_other(settings: Settings, name: str) -> None:
 
 
 async def _nothing_runs(_grace_s: float) -> None:
-    """An executor of others knows no end but being cancelled, which the application does."""
+    """Other executors have no drain; the application cancels them."""
 
 
 async def _serve(settings: Settings, about: CardDetails, opening: Opening) -> None:
@@ -288,7 +282,7 @@ def _platform_member(settings: Settings, hosted: ServedExecutor) -> "PlatformMem
 
 
 def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None, front: LimitedHandler) -> list[View]:
-    """Return what those who run the agent can look at."""
+    """Return the operator endpoints."""
     reader = GaugeCollector(
         hosted.store.deliveries,
         lambda: front.open_streams,
@@ -323,7 +317,7 @@ def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListen
 
 
 async def _begin(hosted: ServedExecutor, app: Application) -> str:
-    """Have the executor ready and take up what is unanswered; return who answers."""
+    """Start the executor and resume unanswered messages; return its description."""
     about = await hosted.begin()
     await app.resume()
     return about
@@ -334,7 +328,7 @@ def _set_up_log(settings: Settings, secrets: Sequence[str]) -> None:
 
 
 async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:
-    """Set the event that is handed out at SIGTERM or SIGINT; further ones change nothing."""
+    """Return an event that SIGTERM or SIGINT sets; further signals are ignored."""
     stop = anyio.Event()
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started(stop)
@@ -344,7 +338,7 @@ async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:
 
 
 async def _unless(stop: anyio.Event, begin: Callable[[], Awaitable[T]]) -> T | None:
-    """Return what `begin` gives; None, and no more waiting for it, once `stop` is set."""
+    """Return the result of `begin`, or None if `stop` is set before it ends."""
     begun: T | None = None
     async with task_group() as tasks:
 
@@ -359,11 +353,7 @@ async def _unless(stop: anyio.Event, begin: Callable[[], Awaitable[T]]) -> T | N
 
 
 def url_of(settings: Settings, listener: socket.socket) -> str:
-    """Return the address for clients: the public one if it is set, else where we listen.
-
-    A server on all interfaces says loopback, which is right for whoever tries it on the same machine; others need
-    A2A_PUBLIC_URL.
-    """
+    """Return the URL for clients: A2A_PUBLIC_URL, or the listening address, with loopback for all interfaces."""
     if settings.listen.public_url is not None:
         return settings.listen.public_url
     host, port = listener.getsockname()[:2]
@@ -372,7 +362,7 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
 
 
 def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None:
-    """Return host:port of gRPC for clients, as `url_of` does it; None where gRPC is off."""
+    """Return host:port of gRPC for clients; None if gRPC is off."""
     if listener is None:
         return None
     named = settings.config.a2a.grpc_url
@@ -386,11 +376,7 @@ def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None
 def server_options(
     settings: Settings, url: str, grpc_url: str | None = None, about: CardDetails | None = None
 ) -> ServerOptions:
-    """Return what the server has to know of the settings.
-
-    Raises:
-        ConfigError: the key for the card's signature cannot be used.
-    """
+    """Return the options of the server; raises ConfigError if the card's signing key cannot be used."""
     config, limits = settings.config, settings.config.limits
     about = about or CardDetails()
     options = ServerOptions(
@@ -413,7 +399,7 @@ def server_options(
     )
     if config.a2a.signing_key_file is None:
         return options
-    # Imported by those who sign: it takes 30 ms.
+    # Imported only if needed: it takes 30 ms.
     from codex_workspace.server.card_signing import card_signer
 
     file, place = settings.config_file, ConfigLocation(str(settings.config_file)).at("a2a.signing_key_file")
@@ -421,7 +407,7 @@ def server_options(
 
 
 def setup_of(settings: Settings, provider: ChosenProvider) -> Mapping[str, str]:
-    """Return what those who were let in may know of how the agent is set up."""
+    """Return the setup that the extended card shows to authenticated clients."""
     codex = settings.config.codex
     return {
         "workspace": str(settings.workspace_dir),
