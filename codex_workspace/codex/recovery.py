@@ -1,4 +1,4 @@
-"""What to do with a turn that was cut off: by codex's death, or by our own. Pure decisions."""
+"""Decides how to continue with a turn that was interrupted because codex or the agent died."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,17 +8,17 @@ from codex_workspace.protocol.codex_events import TurnCompleted
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT, TurnRecord
 
 MAX_DEATHS: Final = 2
-"""A message that has taken this many codex processes with it is failed: a third one would fare no better."""
+"""A message fails if this many codex processes died during its turns."""
 
 MAX_RESTARTS: Final = 5
-"""A message over whose turn so many processes of ours have ended is failed: it may be what ends them. A stop in good
-order counts as well, as nobody can tell."""
+"""A message fails if this many agent processes ended during its turns, because it may be the cause. Regular stops count
+too, because they cannot be told apart."""
 
 
 class RecoveryPolicy(StrEnum):
-    """What happens to a turn that was cut off.
+    """What happens with an interrupted turn.
 
-    resume: a further turn tells the agent so and has it go on. rerun: the message is sent again. fail: the task fails.
+    resume: a further turn tells the model to continue. rerun: the message is sent again. fail: the task fails.
     """
 
     RESUME = "resume"
@@ -28,7 +28,7 @@ class RecoveryPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailureCounts:
-    """How many codex processes, and how many of ours, have ended over a message's turns."""
+    """How many codex processes and agent processes ended during a message's turns."""
 
     codex: int = 0
     ours: int = 0
@@ -36,26 +36,26 @@ class FailureCounts:
 
 @dataclass(frozen=True, slots=True)
 class SendAgain:
-    """Start a turn with the message itself: codex knows nothing of it, or the operator wants it so."""
+    """Start a turn with the message itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Start a turn with this text: the message is in the thread's memory."""
+    """Start a turn with this text; the message is in the thread's history."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyEnded:
-    """The turn had ended before codex did: this is its end."""
+    """The turn had ended before codex died; this is its end."""
 
     end: TurnCompleted
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End the task as failed, for this reason."""
+    """Fail the task for this reason."""
 
     sentence: str
 
@@ -64,13 +64,13 @@ Step = SendAgain | Continue | AlreadyEnded | GiveUp
 
 
 def next_step(policy: RecoveryPolicy, found: TurnCompleted | TurnRecord, deaths: FailureCounts, why: str) -> Step:
-    """Return how to go on with a message whose turn was cut off.
+    """Return how to continue with a message whose turn was interrupted.
 
     Args:
-        policy: the operator's word.
-        found: the turn's end by codex's own record, or what else that knows.
-        deaths: what has ended while it worked on it.
-        why: what cut the turn off.
+        policy: the configured policy.
+        found: the turn's end in codex's record, or the state of the message there.
+        deaths: the processes that ended during the message's turns.
+        why: the reason of the interruption.
     """
     if isinstance(found, TurnCompleted):
         return AlreadyEnded(found)

@@ -1,4 +1,4 @@
-"""Say why a turn failed, and what helps: in a sentence that a peer may read, and by a code for programs."""
+"""Describes why a turn failed: a sentence with the remedy that a peer may read, and a code for programs."""
 
 import re
 from typing import Final
@@ -28,7 +28,7 @@ NO_SESSION: Final = "sessionNotFound"
 """The kind of failure of a run whose session does not exist."""
 
 PROCESS_EXITED: Final = "processExited"
-"""The kind of failure of a turn whose codex ended before it did."""
+"""The kind of failure of a turn whose codex exited before the turn had ended."""
 
 UNKNOWN_END: Final = "unsettled"
 """The kind of failure of a turn whose end codex did not report."""
@@ -42,23 +42,23 @@ _URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 def inactivity_error(inactivity_s: float) -> TurnError:
-    """Return why a turn was stopped of which nothing was heard for so many seconds."""
+    """Return the failure of a turn that had no events for so many seconds and was stopped."""
     return TurnError(f"The turn was silent for {inactivity_s:g} s and was stopped.", _TIMED_OUT, None, None)
 
 
 def duration_error(total_s: float) -> TurnError:
-    """Return why a turn was stopped that took more than so many seconds."""
+    """Return the failure of a turn that took longer than so many seconds and was stopped."""
     return TurnError(f"The turn took longer than {total_s:g} s and was stopped.", _TIMED_OUT, None, None)
 
 
 def process_exit_error(exit_code: int | None) -> TurnError:
-    """Return why a turn failed whose codex ended before it did; `exit_code`: None where it is not known."""
+    """Return the failure of a turn whose codex exited, with its exit code if that is known."""
     how = "" if exit_code is None else f" with exit code {exit_code}"
     return TurnError(f"codex ended{how} before its turn was over", PROCESS_EXITED, None, None)
 
 
 def describe_failure(failure: TurnError) -> str:
-    """Return the sentence: our own words where the kind of failure is known, else codex's, without addresses."""
+    """Return the sentence about a failure: this module's for a known kind, else codex's message without URLs."""
     if failure.kind in OWN_KINDS:
         return failure.message
     status = _status_of(failure)
@@ -72,9 +72,9 @@ def describe_failure(failure: TurnError) -> str:
 
 
 def error_metadata(failure: TurnError) -> JsonObject:
-    """Return what programs are told: a `code`, and `httpStatus` where the model's endpoint gave one.
+    """Return the metadata for programs: `code`, and `httpStatus` if the model's endpoint returned one.
 
-    A refused credential has one code, whichever way codex came to know of it.
+    A rejected credential always has the same code.
     """
     status = _status_of(failure)
     if status is None:
@@ -83,12 +83,9 @@ def error_metadata(failure: TurnError) -> JsonObject:
 
 
 def _status_of(failure: TurnError) -> int | None:
-    return failure.http_status or _status_in(failure.message)
-
-
-def _status_in(message: str) -> int | None:
-    # 0.130 tells the status in words only.
-    found = _STATUS.search(message)
+    if failure.http_status is not None:
+        return failure.http_status
+    found = _STATUS.search(failure.message)
     return int(found.group(1)) if found else None
 
 
@@ -100,5 +97,5 @@ def _quoted(message: str) -> str:
 LOST_THREAD: Final = re.compile(
     r"rollout|session file|active writer|invalid (thread|session) id|not found", re.IGNORECASE
 )
-"""How codex says that a thread is not to be had: no rollout or a broken one, another process's, no id of a thread's.
-Any other refusal leaves the thread where it is, for the next message to find."""
+"""The errors of a thread that cannot be resumed: its rollout is missing, broken, or locked by another process, or its
+id is invalid. After any other error, the next message tries to resume the thread again."""

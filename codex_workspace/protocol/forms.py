@@ -1,7 +1,7 @@
-"""Forms that an MCP server asks a person to fill in: their fields as values, and content checked against them.
+"""The forms of MCP servers: reads their fields from a JSON Schema, and validates content against them.
 
-MCP allows a flat object of primitive fields. What a person's words mean for a form is left to `answers`.
-Source: `McpElicitationSchema` of `codex app-server generate-json-schema` (0.163), MCP 2025-11-25.
+MCP permits a flat object of primitive fields. Source: `McpElicitationSchema` of `codex app-server generate-json-schema`
+(0.163), MCP 2025-11-25.
 """
 
 import json
@@ -22,17 +22,17 @@ from codex_workspace.common.values import (
 )
 
 MAX_FIELDS: Final = 100
-"""A form with more fields is for no person."""
+"""A form with more fields is declined; no person would fill it in."""
 
 _MAX_SHOWN: Final = 20
-"""A sentence names at most so many choices or fields."""
+"""How many choices or fields a sentence names."""
 
 _MAX_WORD_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the values that a field allows; `title` is what a person reads."""
+    """One of the values that a field permits, and its title for people."""
 
     value: str
     title: str
@@ -40,7 +40,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class TextField:
-    """A text, one of `choices` where there are any; lengths in characters."""
+    """A text, or one of `choices` if there are any; lengths are in characters."""
 
     choices: tuple[Choice, ...] = ()
     min_length: int | None = None
@@ -50,7 +50,7 @@ class TextField:
 
 @dataclass(frozen=True, slots=True)
 class NumberField:
-    """A number, a whole one where `whole`; the bounds are allowed themselves."""
+    """A number, or an integer if `whole` is set; the bounds are inclusive."""
 
     whole: bool = False
     minimum: float | None = None
@@ -64,7 +64,7 @@ class BooleanField:
 
 @dataclass(frozen=True, slots=True)
 class MultiChoice:
-    """A list of values out of `choices`."""
+    """A list of values from `choices`."""
 
     choices: tuple[Choice, ...]
     min_items: int | None = None
@@ -76,7 +76,7 @@ FieldType: TypeAlias = TextField | NumberField | BooleanField | MultiChoice
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a form; `title` is its name where the server gave none."""
+    """A field of a form; `title` is its name if the server gave none."""
 
     name: str
     title: str
@@ -86,14 +86,14 @@ class Field:
 
 
 class InvalidContent(ValueError):
-    """Content that does not fit its form; the message is a sentence for a person and names the field."""
+    """Content that does not match its form; the message is for a person and names the field."""
 
 
 def read_fields(schema: JsonObject) -> tuple[Field, ...]:
     """Return the fields of a form in the order of its schema.
 
     Raises:
-        OddShape: a field is of a type that MCP does not have, the form is too long, or requires what it does not have.
+        InvalidField: a field has an unknown type, the form is too long, or it requires a field that it does not have.
     """
     properties = nested(schema, "properties")
     required = set(texts(schema, "required"))
@@ -133,7 +133,7 @@ def _type(schema: JsonObject) -> FieldType:
 
 
 def _choices(schema: JsonObject, titled: str) -> tuple[Choice, ...]:
-    """Return the choices in one of MCP's three spellings: constants with titles, an enum with names, a bare enum."""
+    """Return the choices in one of MCP's three forms: constants with titles, an enum with names, or an enum."""
     if titled in schema:
         return tuple(Choice(text(each, "const"), text(each, "title")) for each in objects(schema, titled))
     values, names = texts(schema, "enum"), texts(schema, "enumNames")
@@ -146,12 +146,12 @@ def _bound(schema: JsonObject, key: str) -> float | None:
 
 
 def validate(fields: tuple[Field, ...], content: JsonObject) -> JsonObject:
-    """Return `content` as the form wants it: whole numbers as such (A2A carries all numbers as floats), nothing else.
+    """Return `content` as the form requires it, with integers as such (A2A sends all numbers as floats).
 
-    A field that is not required may be left out, or be null, which is the same.
+    A field that is not required may be missing or null.
 
     Raises:
-        NotFitting: a field is missing, unknown, or has a value that it does not allow.
+        InvalidContent: a field is missing, is unknown, or has a value that it does not permit.
     """
     unknown = sorted(set(content) - {field.name for field in fields})
     if unknown:
@@ -225,18 +225,18 @@ def _chosen(name: str, choices: tuple[Choice, ...], value: JsonValue) -> str:
 
 
 def field_names(fields: tuple[Field, ...]) -> str:
-    """Return the names of the fields, at most twenty of them."""
+    """Return the names of at most twenty of the fields."""
     names = ", ".join(format_value(field.name) for field in fields[:_MAX_SHOWN])
     return names if len(fields) <= _MAX_SHOWN else f"{names} and {len(fields) - _MAX_SHOWN} more"
 
 
 def list_choices(choices: tuple[Choice, ...]) -> str:
-    """Return the choices as one of: "a", "b"; at most twenty of them."""
+    """Return at most twenty of the choices, in the form: one of: "a", "b"."""
     more = len(choices) - _MAX_SHOWN
     values = ", ".join(format_value(choice.value) for choice in choices[:_MAX_SHOWN])
     return f"one of: {values}" + (f" and {more} more" if more > 0 else "")
 
 
 def format_value(word: str) -> str:
-    """Return a word that somebody else chose as it may stand in a sentence: quoted, escaped, cut at 200 characters."""
+    """Return an untrusted name for a sentence: quoted, escaped, and cut at 200 characters."""
     return json.dumps(word if len(word) <= _MAX_WORD_CHARS else f"{word[:_MAX_WORD_CHARS]}…", ensure_ascii=False)

@@ -1,7 +1,4 @@
-"""Codex's lines as values and back: JSON-RPC over newline-delimited JSON, without any reading or writing.
-
-What the notifications mean is left to `events`, the pipe to the connection. Shapes: recordings 0.72 to 0.169.
-"""
+"""JSON-RPC messages as newline-delimited JSON: splits, decodes and encodes lines, without I/O."""
 
 import json
 from dataclasses import dataclass
@@ -10,24 +7,23 @@ from typing import Final, TypeAlias
 from codex_workspace.common.values import JsonObject, JsonValue
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-"""Longer lines are skipped. Codex 0.72 sends 40 MB in one line for a command that prints 20 MB, later codexes 3 MB for
-a thread read back, and control characters take up to six times their size in JSON."""
-
+"""Longer lines are skipped. Codex sends 3 MB for a thread that is read back; control characters take six times their
+size in JSON."""
 
 EXCERPT_CHARS: Final = 200
-"""So much of a line that was not understood is kept: enough to recognise it in a log."""
+"""How much of an invalid line is logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A line of `bytes` bytes (without its newline) was longer than allowed and is gone."""
+    """A line of `bytes` bytes, without its newline, that exceeded the limit."""
 
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer to our request `id`."""
+    """The result of our request `id`."""
 
     id: int | str
     value: JsonValue
@@ -35,7 +31,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The refusal of our request `id`; `code` is JSON-RPC's (0 where codex sent none)."""
+    """The error of our request `id`; `code` is 0 if codex sent none."""
 
     id: int | str
     code: int
@@ -45,7 +41,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """Something codex says without expecting an answer."""
+    """A notification of codex."""
 
     method: str
     params: JsonObject
@@ -53,7 +49,7 @@ class Notification:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Something codex wants answered; the answer's id must have the same JSON type as `id`."""
+    """A request of codex; the response's id must have the same JSON type as `id`."""
 
     id: int | str
     method: str
@@ -62,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class InvalidLine:
-    """A line that is no message: why, and its first 200 characters."""
+    """A line that is not a message: the reason, and the start of the line."""
 
     reason: str
     excerpt: str
@@ -72,9 +68,9 @@ Message: TypeAlias = Result | Failure | Notification | Request | InvalidLine
 
 
 class LineSplitter:
-    """Makes lines of a stream of bytes that arrives in pieces of any size.
+    """Splits a byte stream into lines, in linear time.
 
-    Only b"\\n" ends a line: text may contain other line separators, such as U+2028. Time is linear in the bytes fed.
+    Only b"\\n" ends a line, because text may contain other line separators, such as U+2028.
     """
 
     def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
@@ -83,10 +79,7 @@ class LineSplitter:
         self._dropped_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes | Skipped]:
-        """Return the lines that `data` finishes, without their newlines.
-
-        One that is too long is reported once, at its end.
-        """
+        """Return the lines that `data` completes, without their newlines; a line that is too long as `Skipped`."""
         first, *finished = data.split(b"\n")
         if not finished:
             self._keep(first)
@@ -101,7 +94,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[bytes | Skipped]:
-        """Return what came after the last newline, if anything; the splitter is empty afterwards."""
+        """Return the incomplete last line, if there is one; the splitter is empty afterwards."""
         return [self._end_line(b"")] if self._unfinished or self._dropped_bytes else []
 
     def _keep(self, piece: bytes) -> None:
@@ -134,7 +127,7 @@ _write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", 
 def decode(line: bytes) -> Message:
     """Return the message in a line; never raises.
 
-    A message with a method is codex's own, even where its id is one of ours: the two sides number separately.
+    A message with a method is codex's, even if its id equals one of ours: both sides number their requests separately.
     """
     try:
         message = _parse(line.decode())
@@ -149,7 +142,7 @@ def decode(line: bytes) -> Message:
     if params is None:
         params = {}
     if type(method) is not str or type(params) is not dict:
-        return _invalid("the method is no string or the params are no object", line)
+        return _invalid("the method is not a string, or the params are not an object", line)
     if "id" not in message:
         return Notification(method, params)
     id_ = message["id"]
@@ -171,12 +164,12 @@ def _decode_answer(message: JsonObject, line: bytes) -> Message:
 
 
 def _decode_error(id_: int | str, error: JsonValue) -> Failure:
-    """Return the refusal; one of an odd shape ends the request too, with the whole error as its data."""
+    """Return the error; an invalid one also ends the request, with the whole error as its data."""
     if isinstance(error, dict):
         code, message = error.get("code"), error.get("message")
         if isinstance(code, int) and isinstance(message, str):
             return Failure(id_, code, message, error.get("data"))
-    return Failure(id_, 0, "codex refused, and did not say why in a known way", error)
+    return Failure(id_, 0, "codex responded with an error of an unknown shape", error)
 
 
 def _invalid(reason: str, line: bytes) -> InvalidLine:
@@ -185,29 +178,28 @@ def _invalid(reason: str, line: bytes) -> InvalidLine:
 
 
 def encode_request(id: int | str, method: str, params: JsonObject) -> bytes:
-    """Return the line of a request. `params` is sent even when empty: codex refuses a request without.
+    """Return the line of a request, with `params` even if they are empty: codex rejects a request without.
 
-    This and the other encoders write one line with its newline, in valid UTF-8: codex drops a line with an escaped lone
-    surrogate without an answer, and takes invalid UTF-8 for the end of its input (all versions).
+    All encoders return valid UTF-8: codex ignores a line with an escaped lone surrogate, and exits on invalid UTF-8.
 
     Raises:
-        ValueError: a number is not finite, which JSON cannot say.
+        ValueError: a number is not finite.
     """
     return _line({"id": id, "method": method, "params": params})
 
 
 def encode_notification(method: str, params: JsonObject | None = None) -> bytes:
-    """Return the line of a notification; without `params` it has none."""
+    """Return the line of a notification."""
     return _line({"method": method} if params is None else {"method": method, "params": params})
 
 
 def encode_result(id: int | str, value: JsonValue) -> bytes:
-    """Return the line that answers codex's request `id`."""
+    """Return the line with the result of codex's request `id`."""
     return _line({"id": id, "result": value})
 
 
 def encode_error(id: int | str, code: int, message: str) -> bytes:
-    """Return the line that refuses codex's request `id`."""
+    """Return the line with the error of codex's request `id`."""
     return _line({"id": id, "error": {"code": code, "message": message}})
 
 
@@ -220,5 +212,5 @@ def _line(message: JsonObject) -> bytes:
 
 
 def safe_text(text: str) -> str:
-    """Return `text` as valid Unicode: surrogate pairs are joined, lone surrogates become U+FFFD."""
+    """Return valid Unicode: join surrogate pairs, and replace lone surrogates by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

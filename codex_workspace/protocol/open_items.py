@@ -1,4 +1,4 @@
-"""The items of a turn that have begun and not ended: codex leaves them open when a turn is interrupted."""
+"""The open items of a turn: codex does not complete them when a turn is interrupted."""
 
 from codex_workspace.protocol.codex_events import (
     CommandCompleted,
@@ -12,20 +12,20 @@ from codex_workspace.protocol.codex_events import (
     TurnEvent,
 )
 
-Opening = CommandStarted | PatchStarted | ToolCallStarted
+StartEvent = CommandStarted | PatchStarted | ToolCallStarted
 
 
 class OpenItems:
-    """Follows a turn's events; `close` gives the endings that codex did not."""
+    """Tracks the items of a turn; `close` completes those that codex has not."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Opening] = {}
+        self._open: dict[str, StartEvent] = {}
         self._ended: set[str] = set()
 
     def apply(self, event: TurnEvent) -> bool:
-        """Take note of an item's beginning or end; False for an end that came before.
+        """Track the start or end of an item; return False for a second end.
 
-        A command that is interrupted may end twice: once as its tool call's, once as the process's that is cleaned up.
+        An interrupted command may end twice: as a tool call, and as a process that is cleaned up.
         """
         match event:
             case CommandStarted() | PatchStarted() | ToolCallStarted():
@@ -40,18 +40,18 @@ class OpenItems:
         return True
 
     def changes(self, item_id: str) -> tuple[FilePatch, ...]:
-        """Return what an open change of files would do; nothing for any other item."""
-        opening = self._open.get(item_id)
-        return opening.changes if isinstance(opening, PatchStarted) else ()
+        """Return the changes of an open patch; nothing for any other item."""
+        started = self._open.get(item_id)
+        return started.changes if isinstance(started, PatchStarted) else ()
 
     def close(self) -> list[TurnEvent]:
-        """Return an ending for each item that is still open, in the order of their beginnings."""
+        """Return an end for each open item, in the order of their starts."""
         opened, self._open = self._open, {}
-        return [_ending(opening) for opening in opened.values()]
+        return [_end_of(started) for started in opened.values()]
 
 
-def _ending(opening: Opening) -> TurnEvent:
-    match opening:
+def _end_of(started: StartEvent) -> TurnEvent:
+    match started:
         case CommandStarted(item_id=item, command=command, cwd=cwd):
             return CommandCompleted(item, command, cwd, "", None, ItemStatus.FAILED, None)
         case PatchStarted(item_id=item, changes=changes):

@@ -1,7 +1,7 @@
-"""A turn's events without the agent's secrets: the one place between what codex says and what anybody is told of it.
+"""Removes the agent's secrets from the events of a turn, before anything else sees them.
 
-Whatever the model says or a command prints may hold a secret that it has found somewhere. Text that comes in pieces
-goes through a stream of its own for each item, as a secret may be cut in two.
+The model's text and a command's output may contain a secret. Deltas pass through one stream per item, because a secret
+may be split between two of them.
 """
 
 from collections.abc import Mapping
@@ -34,27 +34,27 @@ class EventRedactor:
         self._streams: dict[_StreamKey, RedactedStream] = {}
 
     def redact(self, event: TurnEvent) -> list[TurnEvent]:
-        """Return what of `event` can be told by now: nothing, the event, or what was held back and the event."""
+        """Return the redacted event, preceded by text that was held back; nothing if the event itself is held back."""
         if not self._scrub:
             return [event]
         match event:
             case MessageDelta(item_id=item, text=text) | CommandOutput(item_id=item, text=text):
-                return self._grown(event, (type(event), item, 0), text)
+                return self._delta(event, (type(event), item, 0), text)
             case ReasoningDelta(item_id=item, section=section, text=text):
-                return self._grown(event, (ReasoningDelta, item, section), text)
+                return self._delta(event, (ReasoningDelta, item, section), text)
             case MessageCompleted(item_id=item) | CommandCompleted(item_id=item) | ReasoningCompleted(item_id=item):
-                # The whole is here: what was held back of its pieces is in it.
+                # The full text contains what was held back.
                 self._forget(item)
             case WarningReported(will_retry=True):
-                # What was said so far is said anew.
+                # The model call is repeated, with its text.
                 self._streams.clear()
             case TurnCompleted():
-                return [*self._left_over(), redact_event(event, self._scrub)]
+                return [*self._held_back(), redact_event(event, self._scrub)]
             case _:
                 pass
         return [redact_event(event, self._scrub)]
 
-    def _grown(
+    def _delta(
         self, event: MessageDelta | CommandOutput | ReasoningDelta, key: _StreamKey, text: str
     ) -> list[TurnEvent]:
         stream = self._streams.get(key)
@@ -69,17 +69,17 @@ class EventRedactor:
         for key in [key for key in self._streams if key[1] == item]:
             del self._streams[key]
 
-    def _left_over(self) -> list[TurnEvent]:
-        """Return what was held back of messages that were broken off."""
+    def _held_back(self) -> list[TurnEvent]:
+        """Return the held-back text of incomplete messages."""
         rest = [(item, stream.finish()) for (kind, item, _), stream in self._streams.items() if kind is MessageDelta]
         self._streams.clear()
         return [MessageDelta(item, text) for item, text in rest if text]
 
 
 def redact_event(value: T, scrub: Redactor) -> T:
-    """Return a value with every text in it scrubbed: text, JSON, dataclasses, and tuples of them.
+    """Return a value (text, JSON, dataclasses, and tuples of them) with all text redacted.
 
-    What holds no secret is given back as it is, not copied.
+    A value without a secret is returned itself, not a copy.
     """
     return cast("T", _redacted(value, scrub))
 
@@ -90,7 +90,7 @@ def _redacted(value: Any, scrub: Redactor) -> object:
             return scrub(value)
         case tuple() | list():
             parts = [_redacted(each, scrub) for each in value]
-            is_same = all(mine is theirs for mine, theirs in zip(parts, value, strict=True))
+            is_same = all(part is before for part, before in zip(parts, value, strict=True))
             return value if is_same else type(value)(parts)
         case Mapping():
             return {scrub(str(key)): _redacted(each, scrub) for key, each in value.items()}

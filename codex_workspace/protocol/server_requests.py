@@ -1,12 +1,7 @@
-"""What codex asks of people, as values: the question, the decision on it, and the result that tells codex.
+"""Codex's requests to its client as values: questions to people, the decisions on them, and their results.
 
-`prompts` says a question to people and programs, `answers` understands what they say; `refusals` declines everything
-where nobody is to be asked. Shapes: `codex app-server generate-json-schema`; recordings 0.72 to 0.169.
-
-What to answer codex's own requests with when nobody is there to ask: a well-formed refusal for each kind.
-
-Every request has to be answered by a *result* of its shape: codex 0.72 hangs for ever on an error, and no version
-gives up waiting by itself. Shapes: `codex app-server generate-json-schema`; recordings 0.72 to 0.169.
+Codex waits for a result without a time limit. Shapes: `codex app-server generate-json-schema`, recordings 0.163 and
+0.169.
 """
 
 import json
@@ -30,18 +25,19 @@ from codex_workspace.protocol.forms import Field, read_fields
 from codex_workspace.protocol.jsonrpc import Request
 
 MAX_QUESTION_CHARS: Final = 200_000
-"""A request of more JSON than this is no question for people: nobody can judge a command of that length."""
+"""A request with more JSON is declined: a person cannot judge a command of that length."""
 
 MAX_ASKED: Final = 20
-"""More questions than these at once are no question for people; codex's own tool takes three."""
+"""A request with more questions is declined; codex's own tool accepts three."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandQuestion:
-    """Whether codex may run `command`; None where codex does not say (0.72: it is the item's).
+    """Whether codex may run `command`.
 
-    With `to_terminal` it is input for a command that runs. `permissions` are asked for beyond the sandbox's, and
-    `host` is what it wants to reach; both are rare.
+    to_terminal: `command` is input for a running command.
+    permissions: permissions beyond those of the sandbox.
+    host: the host that the command connects to.
     """
 
     command: str | None
@@ -54,7 +50,7 @@ class CommandQuestion:
 
 @dataclass(frozen=True, slots=True)
 class PatchQuestion:
-    """Whether codex may change files. With `grant_root` it asks to write there until the session ends."""
+    """Whether codex may change files; with `grant_root`, whether it may write there until the session ends."""
 
     changes: tuple[FilePatch, ...]
     reason: str | None
@@ -63,7 +59,7 @@ class PatchQuestion:
 
 @dataclass(frozen=True, slots=True)
 class PermissionQuestion:
-    """Whether codex may have `permissions`, of codex's own shape, for what it runs from now on."""
+    """Whether codex may have `permissions`, in codex's shape, for its further commands."""
 
     permissions: JsonObject
     cwd: str | None
@@ -72,7 +68,7 @@ class PermissionQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One answer to choose; its label is what codex wants to hear."""
+    """An option of a question; its label is the answer."""
 
     label: str
     description: str
@@ -80,7 +76,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class QuestionField:
-    """One thing to know; words of one's own are an answer where `is_other` or where there are no options."""
+    """A question of the model."""
 
     id: str
     header: str
@@ -91,20 +87,20 @@ class QuestionField:
 
     @property
     def accepts_text(self) -> bool:
-        """Whether words of one's own are an answer."""
+        """Whether free text is an answer."""
         return self.is_other or not self.options
 
 
 @dataclass(frozen=True, slots=True)
 class UserQuestion:
-    """What the model wants to know; at least one thing, each with an id of its own."""
+    """One or more questions of the model, with unique ids."""
 
     asked: tuple[QuestionField, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Something to fill in; without fields, to say yes or no to. `schema` is the server's."""
+    """A form to fill in, or without fields to confirm; `schema` is the server's JSON Schema."""
 
     fields: tuple[Field, ...]
     schema: JsonObject
@@ -112,7 +108,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class ToolApproval:
-    """A call of one of the server's tools, to be allowed. Codex says the tool's name from 0.169 on."""
+    """A call of one of the server's tools; `tool` is None for a codex older than 0.169."""
 
     tool: str | None
     description: str | None
@@ -122,14 +118,14 @@ class ToolApproval:
 
 @dataclass(frozen=True, slots=True)
 class UrlRequest:
-    """An address to open; yes means that what it asks for is done."""
+    """A URL to open; yes means that the person has finished there."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True)
 class FormQuestion:
-    """What the MCP server `server`, or codex about it, wants; `message` is the server's sentence."""
+    """A question of the MCP server `server`, or of codex about it; `message` is the server's text."""
 
     server: str
     message: str
@@ -141,10 +137,9 @@ Question: TypeAlias = CommandQuestion | PatchQuestion | PermissionQuestion | Use
 
 @dataclass(frozen=True, slots=True)
 class Approved:
-    """Yes; with `for_session` the thread's later turns have it too.
+    """Yes; with `for_session` codex does not ask again in this thread.
 
-    That is the same command, another patch of the same files, the permissions, or the tool with any arguments; codex
-    does not ask again (0.163).
+    This covers the same command, another patch of the same files, the permissions, or the tool with any arguments.
     """
 
     for_session: bool = False
@@ -152,21 +147,21 @@ class Approved:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """No; `words` are for the model, and no result of codex's has room for them."""
+    """No; `words` are for the model, and are sent as input because codex's results cannot hold them."""
 
     words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers to a `UserQuestion`, by the ids of what was asked."""
+    """Answers to a `UserQuestion`, by the ids of its questions."""
 
     answers: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedForm:
-    """A `Form` as it was filled in."""
+    """The content of a completed `Form`."""
 
     content: JsonObject
 
@@ -175,7 +170,7 @@ Decision: TypeAlias = Approved | Declined | Answers | CompletedForm
 
 
 def can_last(question: Question) -> bool:
-    """Return whether the question can be answered with yes for the rest of the session."""
+    """Return whether the question can be approved for the rest of the session."""
     match question:
         case (
             CommandQuestion()
@@ -189,7 +184,7 @@ def can_last(question: Question) -> bool:
 
 
 def is_yes_or_no(question: Question) -> bool:
-    """Return whether yes is an answer: not where an answer has to be chosen, or a form needs a value."""
+    """Return whether yes is an answer; it is not if an answer must be chosen, or a form requires a value."""
     match question:
         case UserQuestion():
             return False
@@ -200,9 +195,9 @@ def is_yes_or_no(question: Question) -> bool:
 
 
 def read_question(request: Request, changes: tuple[FilePatch, ...] = ()) -> Question | None:
-    """Return what codex asks of people; None for other requests, and for one of an odd shape or size. Never raises.
+    """Return the question in a request; None for other requests, and for an invalid or oversized one. Never raises.
 
-    `changes` are those of the item that the request is about: codex says them in the item's start alone.
+    `changes` are those of the request's item; codex sends them in the item's start only.
     """
     reader = _READERS.get(request.method)
     if reader is None:
@@ -232,10 +227,10 @@ def _read_patch(params: JsonObject, changes: tuple[FilePatch, ...]) -> PatchQues
 
 def _read_permission(params: JsonObject, _: tuple[FilePatch, ...]) -> PermissionQuestion:
     permissions = nested(params, "permissions")
-    asked: JsonObject = {name: value for name, value in permissions.items() if value is not None}
-    if not asked:
+    requested: JsonObject = {name: value for name, value in permissions.items() if value is not None}
+    if not requested:
         raise InvalidField("permissions")
-    return PermissionQuestion(asked, text_or_none(params, "cwd"), text_or_none(params, "reason"))
+    return PermissionQuestion(requested, text_or_none(params, "cwd"), text_or_none(params, "reason"))
 
 
 def _read_user_question(params: JsonObject, _: tuple[FilePatch, ...]) -> UserQuestion:
@@ -264,7 +259,6 @@ def _read_form_question(params: JsonObject, _: tuple[FilePatch, ...]) -> FormQue
 
 
 def _read_subject(params: JsonObject) -> Form | ToolApproval | UrlRequest:
-    """Return what an elicitation is about; codex's own modes beside MCP's two are for its own clients."""
     meta = nested_or_empty(params, "_meta")
     match text(params, "mode"):
         case "url":
@@ -293,10 +287,10 @@ _READERS: Final[dict[str, Callable[[JsonObject, tuple[FilePatch, ...]], Question
 
 
 def response_to(question: Question, decision: Decision) -> JsonObject:
-    """Return the result that answers codex's request; what is declined is told as `refusals.refuse` has it.
+    """Return the result for codex's request.
 
     Raises:
-        ValueError: the decision is no answer to this kind of question; `answers.understand` gives none such.
+        ValueError: the decision is not an answer to this kind of question.
     """
     match question, decision:
         case ((CommandQuestion() | PatchQuestion()), Approved(for_session)):
@@ -312,7 +306,7 @@ def response_to(question: Question, decision: Decision) -> JsonObject:
         case UserQuestion(), Declined():
             return {"answers": {}}
         case FormQuestion(subject=ToolApproval(can_last=True)), Approved(for_session=True):
-            # A list, as codex offers it, is not understood; nor is the same in `content` (0.163).
+            # Codex 0.163 ignores a list here, although it offers one, and a value in `content`.
             return {"action": "accept", "content": {}, "_meta": {"persist": "session"}}
         case FormQuestion(), Approved():
             return {"action": "accept", "content": {}}
@@ -321,13 +315,13 @@ def response_to(question: Question, decision: Decision) -> JsonObject:
         case FormQuestion(), Declined():
             return {"action": "decline"}
         case _:
-            raise ValueError(f"{type(decision).__name__} is no answer to a {type(question).__name__}")
+            raise ValueError(f"{type(decision).__name__} is not an answer to a {type(question).__name__}")
 
 
-DECLINED_REASON: Final = "nobody is there to answer; go on without it"
-"""What the model reads where a refusal has room for a sentence."""
+DECLINED_REASON: Final = "nobody can answer; continue without it"
+"""The text for the model in the default response to a tool call."""
 
-_REFUSALS: Final[dict[str, JsonObject]] = {
+_DEFAULT_RESPONSES: Final[dict[str, JsonObject]] = {
     "item/commandExecution/requestApproval": {"decision": "decline"},
     "item/fileChange/requestApproval": {"decision": "decline"},
     "item/permissions/requestApproval": {"permissions": {}},
@@ -338,9 +332,8 @@ _REFUSALS: Final[dict[str, JsonObject]] = {
 
 
 def default_response(request: Request) -> JsonObject | None:
-    """Return the refusal for `request`, or None for a kind that is not known: answer that one with an error.
+    """Return the result that declines `request`; None for an unknown kind, which is answered with an error.
 
-    The token refresh is left unknown on purpose: there is no well-formed refusal of it, and an error ends the turn at
-    once where silence would take codex 10 s.
+    There is no valid result that declines a token refresh; an error ends the turn at once, silence after 10 s.
     """
-    return _REFUSALS.get(request.method)
+    return _DEFAULT_RESPONSES.get(request.method)

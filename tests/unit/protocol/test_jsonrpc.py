@@ -109,7 +109,7 @@ def test_a_long_line_in_small_pieces_takes_linear_time() -> None:
         ),
         (
             b'{"error":"odd","id":3}',
-            Failure(3, 0, "codex refused, and did not say why in a known way", "odd"),
+            Failure(3, 0, "codex responded with an error of an unknown shape", "odd"),
         ),
         (
             b'{"method":"turn/started","params":{"threadId":"t"},"emittedAtMs":7}',
