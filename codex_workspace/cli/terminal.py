@@ -31,7 +31,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.runtimes.events import Reasoning
 from codex_workspace.runtimes.markdown import CONTROLS, FAILED, NOTE, STOPPED, data, fenced, markdown, marked, unwrapped
-from codex_workspace.tasks.replies import USAGE
+from codex_workspace.tasks.outcomes import USAGE
 
 ENDINGS: Final = frozenset(
     {

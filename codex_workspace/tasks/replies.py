@@ -42,7 +42,6 @@ from codex_workspace.protocol.codex_events import (
     PatchStarted,
     PlanUpdated,
     ReasoningCompleted,
-    TokenUsage,
     ToolCallCompleted,
     ToolCallStarted,
     TurnEvent,
@@ -54,12 +53,7 @@ from codex_workspace.runtimes import markdown
 from codex_workspace.runtimes.convert import plan_event, tool_use
 from codex_workspace.runtimes.events import FILES
 from codex_workspace.tasks.live_output import LiveOutput
-
-USAGE: Final = "urn:codex-workspace:usage"
-"""Metadata key of the terminal status: the tokens of the turn and of the thread."""
-
-FAILURE: Final = "urn:codex-workspace:failure"
-"""Metadata key of a failed task's terminal status: `code`, and `httpStatus` if a model endpoint returned one."""
+from codex_workspace.tasks.outcomes import Outcome
 
 UPDATE_INTERVAL_S: Final = 0.1
 """At most ten updates of the answer per second; each one costs every client and the store some work."""
@@ -69,15 +63,6 @@ COPIED_CHARS_PER_S: Final = 1_000_000
 more than 100,000 characters are updated less often."""
 
 A2AEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a task ends: its state, a sentence for people, and metadata for programs."""
-
-    state: TaskState
-    sentence: str = ""
-    metadata: JsonObject = field(default_factory=dict)
 
 
 class Reply:
@@ -418,24 +403,6 @@ def _is_side_artifact(event: A2AEvent) -> bool:
 def answer_text(ended: Task) -> str:
     """Return the answer of a finished task."""
     return "".join(part.text for each in ended.artifacts if each.artifact_id == ANSWER for part in each.parts)
-
-
-def usage_metadata(turn: TokenUsage | None, thread: TokenUsage | None) -> JsonObject:
-    """Return the token counts for the terminal status's metadata, as far as codex reported them."""
-    counts: JsonObject = _counts(turn) if turn is not None else {}
-    if thread is not None:
-        counts["thread"] = _counts(thread)
-    return {USAGE: counts} if counts else {}
-
-
-def _counts(count: TokenUsage) -> JsonObject:
-    return {
-        "totalTokens": count.total,
-        "inputTokens": count.input,
-        "cachedInputTokens": count.cached_input,
-        "outputTokens": count.output,
-        "reasoningOutputTokens": count.reasoning_output,
-    }
 
 
 def _kind(event: CommandStarted | CommandCompleted | ToolCallStarted | ToolCallCompleted | PatchCompleted) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+from a2a.server.agent_execution import RequestContext
 from a2a.types import Message, Part
 from google.protobuf.json_format import MessageToDict
 
@@ -226,3 +227,15 @@ class RequestReader:
             return handover.result(outcome), []
         artifact = handover.as_artifact(outcome, len(handed) + 1)
         return handover.result(outcome), [reply.handed_over(artifact)]
+
+
+def task_and_context_ids(context: RequestContext) -> tuple[str, str]:
+    """Return the task id and the context id of a request.
+
+    If a request names only its task, the SDK invents a context id; the task has the true one.
+    """
+    task = context.current_task
+    context_id = task.context_id if task is not None else context.context_id
+    if context.task_id is None or context_id is None:
+        raise ValueError("the SDK gives every request a task id and a context id")
+    return context.task_id, context_id

@@ -25,7 +25,7 @@ from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import JsonObject
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.runtimes.backend import ThreadRegistry
-from codex_workspace.tasks.replies import FAILURE, USAGE
+from codex_workspace.tasks.outcomes import FAILURE, USAGE
 from codex_workspace.tasks.request import RequestReader
 from tests.support.memory_codex import MemoryCodex, in_virtual_time, memory_codex
 from tests.support.memory_deliveries import MemoryDeliveries
@@ -248,7 +248,7 @@ async def test_codexs_death_is_a_failed_task_that_keeps_what_was_said() -> None:
     ("error", "sentence", "code"),
     [
         (CodexCannotStart("codex cannot start", f"tail with {SECRET}"), "codex cannot start", "CodexCannotStart"),
-        (KeyError(SECRET), "The agent made a mistake of its own; its log says more.", "internal"),
+        (KeyError(SECRET), "Internal error; see the agent's log.", "internal"),
     ],
 )
 def test_no_error_escapes_and_none_shows_more_than_it_should(error: Exception, sentence: str, code: str) -> None:

@@ -41,7 +41,8 @@ from codex_workspace.protocol.codex_events import (
     WarningReported,
     WebSearchCompleted,
 )
-from codex_workspace.tasks.replies import USAGE, Outcome, Reply
+from codex_workspace.tasks.outcomes import USAGE, Outcome
+from codex_workspace.tasks.replies import Reply
 
 COMPLETED, FAILED, CANCELED, WORKING = (
     TaskState.TASK_STATE_COMPLETED,

@@ -46,15 +46,8 @@ from codex_workspace.protocol.codex_events import (
 )
 from codex_workspace.protocol.jsonrpc import safe_text
 from codex_workspace.runtimes.markdown import MAX_SHOWN_CHARS
-from codex_workspace.tasks.replies import (
-    COPIED_CHARS_PER_S,
-    UPDATE_INTERVAL_S,
-    USAGE,
-    A2AEvent,
-    Outcome,
-    Reply,
-    usage_metadata,
-)
+from codex_workspace.tasks.outcomes import USAGE, Outcome, usage_metadata
+from codex_workspace.tasks.replies import COPIED_CHARS_PER_S, UPDATE_INTERVAL_S, A2AEvent, Reply
 
 DONE = Outcome(TaskState.TASK_STATE_COMPLETED)
 
