@@ -50,7 +50,8 @@ _FLAGS: Final = re.ASCII | re.IGNORECASE
 """ASCII, so that no letter of another script passes for one of these words."""
 
 _YES: Final = re.compile(
-    r"(?:yes|y|ok|okay|approve|accept|allow)(?P<session>,?\s+for\s+(?:(?:this|the)\s+)?session)?\s*[.!]?", _FLAGS
+    r"(?:yes|y|ok|okay|approve|accept|allow)(?P<session>,?\s+for\s+(?:(?:this|the)\s+)?session)?(?:,?\s+please)?\s*[.!]?",
+    _FLAGS,
 )
 _YES_FOR_SESSION: Final = re.compile(r"(?:approve|accept)ForSession", _FLAGS)
 _NO: Final = re.compile(

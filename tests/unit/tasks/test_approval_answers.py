@@ -58,7 +58,21 @@ def decided(words: str, question: Question = COMMAND, data: JsonObject | None = 
 @pytest.mark.parametrize(
     "words",
     [
-        *("yes", "Yes.", "YES!", "y", "ok", "okay", "OK", "approve", "allow", "accept", "  yes\n"),
+        *(
+            "yes",
+            "Yes.",
+            "YES!",
+            "y",
+            "ok",
+            "okay",
+            "OK",
+            "approve",
+            "allow",
+            "accept",
+            "  yes\n",
+            "yes please",
+            "Yes, please.",
+        ),
     ],
 )
 def test_yes(words: str) -> None:
@@ -118,7 +132,7 @@ def test_unclear_words_decide_nothing(words: str) -> None:
     assert "yes for this session" in understood.sentence
 
 
-YES_WORDS: Final = frozenset(("yes", "y", "ok", "okay", "approve", "allow", "accept", "approveforsession"))
+YES_WORDS: Final = frozenset(("yes", "y", "ok", "okay", "approve", "allow", "accept", "approveforsession", "please"))
 YES_WORDS_FOR_SESSION: Final = YES_WORDS | {"acceptforsession", "for", "the", "this", "session"}
 
 SPOKEN: Final = st.lists(
