@@ -28,12 +28,8 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from codex_workspace.common.a2a_terms import TERMINAL
-<<<<<<< HEAD
-from codex_workspace.tasks.replies import USAGE
-from tests.support.waiting import HANG_S
-=======
 from codex_workspace.tasks.outcomes import USAGE
->>>>>>> dd68d13 (Split the answering of a message: questions, outcomes, recovery)
+from tests.support.waiting import HANG_S
 
 
 def script(*steps: dict[str, object], text: str = "") -> str:
