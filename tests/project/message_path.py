@@ -18,7 +18,7 @@ import anyio
 import httpx
 
 from codex_workspace.cli.serve import serve
-from codex_workspace.config.settings import load_settings
+from codex_workspace.config.loading import load_settings
 from codex_workspace.devkit.model import scripted_model
 from tests.e2e.agent_process import Place
 from tests.support.paths import ROOT
