@@ -28,7 +28,7 @@ _OPEN_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXE
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class AttachmentWriteError(AgentError):
+class AttachmentsNotWritten(AgentError):
     """The files of a message could not be laid down in the workspace."""
 
 
@@ -65,7 +65,7 @@ def write(workspace: Path, task_id: str, attachments: Sequence[Attachment], cwd:
                 for attachment in attachments:
                     _put(folder, attachment)
     except OSError as error:
-        raise AttachmentWriteError(_why_not(error)) from error
+        raise AttachmentsNotWritten(_why_not(error)) from error
     seen_from = Path(os.path.relpath(workspace / FOLDER / name, cwd or workspace))
     lines = [f"- {seen_from / each.name} ({each.media_type}, {len(each.data)} bytes)" for each in attachments]
     return "\n".join(["These files came with the message:", *lines])

@@ -34,7 +34,7 @@ from codex_workspace.protocol.server_requests import (
 )
 from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.tasks.approval_answers import parse_answer
-from codex_workspace.tasks.incoming_files import AttachmentWriteError
+from codex_workspace.tasks.incoming_files import AttachmentsNotWritten
 from tests.docs.test_docs import ROOT, names_in, sentences, table
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.test_a2a_docs import DOCUMENT, SCENARIO, blocks, run_python
@@ -80,7 +80,7 @@ def test_tables_list_all_kinds_of_questions_and_notes() -> None:
 
 def test_table_of_failure_codes_matches_the_code() -> None:
     documented = names(table(DOCUMENT, "codes"))
-    classes = {*vars(errors), AttachmentWriteError.__name__}
+    classes = {*vars(errors), AttachmentsNotWritten.__name__}
     assert {code for code in documented if code not in sentences() and code not in classes} <= {"httpStatus"}
     given = re.findall(r'(?:code\(|_failed\([^\n]*, )"(\w+)"\)', source_of_tasks())
     assert len(given) > 5

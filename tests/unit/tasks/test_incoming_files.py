@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.tasks.incoming_files import Attachment, AttachmentWriteError, prune, write
+from codex_workspace.tasks.incoming_files import Attachment, AttachmentsNotWritten, prune, write
 
 TASK = "0b5c7c1e-5a0e-4c36-9b1c-0f3a5d1f2e11"
 FILE = Attachment("data.csv", "text/csv", b"a,b\n1,2\n")
@@ -107,7 +107,7 @@ def untouched(folder: Path) -> bool:
 
 def test_a_link_in_place_of_the_top_folder_is_not_followed(workspace: Path, elsewhere: Path) -> None:
     (workspace / ".a2a").symlink_to(elsewhere)
-    with pytest.raises(AttachmentWriteError, match="something that is no folder stands in its place"):
+    with pytest.raises(AttachmentsNotWritten, match="something that is no folder stands in its place"):
         write(workspace, TASK, [FILE])
     assert untouched(elsewhere)
 
@@ -115,7 +115,7 @@ def test_a_link_in_place_of_the_top_folder_is_not_followed(workspace: Path, else
 def test_a_link_in_place_of_the_tasks_folder_is_not_followed(workspace: Path, elsewhere: Path) -> None:
     (workspace / ".a2a").mkdir()
     (workspace / ".a2a" / TASK).symlink_to(elsewhere)
-    with pytest.raises(AttachmentWriteError):
+    with pytest.raises(AttachmentsNotWritten):
         write(workspace, TASK, [FILE])
     assert untouched(elsewhere)
 
@@ -133,7 +133,7 @@ def test_a_link_in_place_of_a_file_is_replaced(workspace: Path, elsewhere: Path)
 
 def test_a_folder_in_place_of_a_file_is_said_and_nothing_is_left(workspace: Path) -> None:
     (workspace / ".a2a" / TASK / "data.csv").mkdir(parents=True)
-    with pytest.raises(AttachmentWriteError, match=r"could not be laid down in \.a2a of the workspace"):
+    with pytest.raises(AttachmentsNotWritten, match=r"could not be laid down in \.a2a of the workspace"):
         write(workspace, TASK, [FILE])
     assert names_in(workspace / ".a2a" / TASK) == ["data.csv"]
 
@@ -143,7 +143,7 @@ def test_a_disk_that_takes_no_more_is_said_and_no_half_file_is_left(workspace: P
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
     try:
-        with pytest.raises(AttachmentWriteError, match="File too large"):
+        with pytest.raises(AttachmentsNotWritten, match="File too large"):
             write(workspace, TASK, [Attachment("data.csv", "text/csv", b"x" * 100_000)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -152,7 +152,7 @@ def test_a_disk_that_takes_no_more_is_said_and_no_half_file_is_left(workspace: P
 
 
 def test_a_workspace_that_is_gone_is_said(tmp_path: Path) -> None:
-    with pytest.raises(AttachmentWriteError, match="No such file or directory"):
+    with pytest.raises(AttachmentsNotWritten, match="No such file or directory"):
         write(tmp_path / "gone", TASK, [FILE])
 
 
