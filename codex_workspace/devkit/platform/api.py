@@ -1,7 +1,4 @@
-"""The endpoints of the platform's stand-in: who may ask for what, and what is said to it.
-
-What stands before them is `stand_in_line`; what becomes of messages is left to `stand_in_delivery`.
-"""
+"""The endpoints of the stand-in platform: permissions, requests and responses."""
 
 import contextlib
 import ipaddress
@@ -21,16 +18,9 @@ from starlette.routing import Route
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.devkit.platform.delivery import NOTIFICATION, Delivery
 from codex_workspace.devkit.platform.faults import Fault, Faults
+from codex_workspace.devkit.platform.records import Era, Mode, NewRow, StoredDelegation, Workspace
 from codex_workspace.devkit.platform.request_log import token_of
-from codex_workspace.devkit.platform.store import (
-    CursorGone,
-    Era,
-    Mode,
-    NewRow,
-    PlatformStore,
-    StoredDelegation,
-    Workspace,
-)
+from codex_workspace.devkit.platform.store import CursorGone, PlatformStore
 
 MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_PAGE: Final = 500
@@ -39,7 +29,7 @@ LONGEST_SINCE_S: Final = 2_592_000
 MOST_LISTED: Final = 50
 
 MAX_PREVIEW_BYTES: Final = 300
-"""So much of the result of work is listed; the whole is in a row of the type `delegation`."""
+"""The length of a listed result; a row of the type `delegation` has all of it."""
 
 SELF_REPORTED: Final = frozenset(
     ("a2a_send", "a2a_receive", "task_update", "agent_log", "skill_promotion", "memory_write", "error")
@@ -47,7 +37,7 @@ SELF_REPORTED: Final = frozenset(
 
 
 class Refusal(Exception):
-    """What is asked for is not done; `body` says why."""
+    """The request is rejected; `body` says why."""
 
     def __init__(self, status: int, error: str, /, **more: JsonValue) -> None:
         super().__init__(error)
@@ -55,18 +45,18 @@ class Refusal(Exception):
         self.body: JsonObject = {"error": error, **more}
 
 
-Said: TypeAlias = "JsonValue | Response"
-Endpoint = Callable[[Request], Awaitable[Said]]
+Body: TypeAlias = "JsonValue | Response"
+Endpoint = Callable[[Request], Awaitable[Body]]
 
 
 def _answering(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
     @wraps(endpoint)
     async def answer(request: Request) -> Response:
         try:
-            said = await endpoint(request)
+            body = await endpoint(request)
         except Refusal as refusal:
             return JSONResponse(refusal.body, refusal.status)
-        return said if isinstance(said, Response) else JSONResponse(said)
+        return body if isinstance(body, Response) else JSONResponse(body)
 
     return answer
 
@@ -101,7 +91,7 @@ def routes_of(api: "Api") -> list[Route]:
 class Api:
     """The endpoints.
 
-    mode: how the platform delivers to whoever does not say. private_urls: agents may be at private addresses.
+    mode: the delivery mode of agents that do not choose one. private_urls: accept private addresses of agents.
     """
 
     store: PlatformStore
@@ -114,7 +104,7 @@ class Api:
     # --- Being there ---
 
     async def register(self, request: Request) -> JsonValue:
-        # Who was removed is answered as everybody is, and minted a token that is good for nothing: as there.
+        # Like the platform: a removed workspace gets the usual response, with a token that is not valid.
         body = await _body(request)
         workspace_id, card, url = _text(body, "id"), body.get("agent_card"), _text(body, "url")
         if not workspace_id or not isinstance(card, dict):
@@ -126,11 +116,8 @@ class Api:
         if self.store.has_token(workspace_id):
             self._require_token(request, workspace_id)
         mode: Mode = self.mode if known is None else known.delivery
-        match told:
-            case "push" | "poll":
-                mode = told
-            case _:
-                pass
+        if told:
+            mode = "poll" if told == "poll" else "push"
         if mode == "push":
             self._require_url(url if known is None or not known.url else url or known.url)
         self.store.add_workspace(workspace_id, delivery=mode, name=_text(card, "name"))
@@ -202,7 +189,7 @@ class Api:
 
     # --- Talking ---
 
-    async def proxy(self, request: Request) -> Said:
+    async def proxy(self, request: Request) -> Body:
         caller_id = request.headers.get("x-workspace-id") or self._owner_of_token(request)
         body = _normal(await _body(request))
         if caller_id is not None:
@@ -302,7 +289,7 @@ class Api:
 
     # --- Work, memories, files ---
 
-    async def delegate(self, request: Request) -> Said:
+    async def delegate(self, request: Request) -> Body:
         workspace = self._own(request)
         body = await _body(request)
         target_id, task = _text(body, "target_id"), _text(body, "task")

@@ -43,8 +43,9 @@ from codex_workspace.common.values import JsonObject
 from codex_workspace.devkit.platform.api import Api, routes_of
 from codex_workspace.devkit.platform.delivery import NOTIFICATION, Delivery, DeliveryOutcome, PushedMessage
 from codex_workspace.devkit.platform.faults import Faults, read_faults
+from codex_workspace.devkit.platform.records import Era, Mode, NewRow, StoredDelegation, Workspace
 from codex_workspace.devkit.platform.request_log import LoggedRequest, RequestLog
-from codex_workspace.devkit.platform.store import Era, Mode, NewRow, PlatformStore, StoredDelegation, Workspace
+from codex_workspace.devkit.platform.store import PlatformStore
 from codex_workspace.server.app import bind, serving
 
 KEPT_REQUESTS: Final = 10_000

@@ -1,140 +1,34 @@
-"""What the stand-in of the platform keeps, in SQLite: workspaces, their activity, and what is on its way to them.
+"""The stand-in platform's SQLite database: workspaces, their activity, and the messages that wait for them.
 
-Who may ask for what, and what is sent to agents, is left to `platform_stand_in` and `stand_in_delivery`. The calls are
-synchronous: a few rows of a local file take less than a change of threads.
+The calls are synchronous: a few rows of a local file take less time than a switch of threads.
 """
 
-import hashlib
 import json
 import secrets
 import sqlite3
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
 
 from codex_workspace.common.values import JsonObject, JsonValue
-
-Era = Literal["may", "august"]
-"""How rows of the same time are told apart: not at all (May 2026), or by a number that grows (August 2026)."""
-
-Mode = Literal["push", "poll"]
-
-SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS workspaces (
-    id TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, parent_id TEXT, url TEXT NOT NULL,
-    url_is_fixed INTEGER NOT NULL, delivery_mode TEXT NOT NULL, card TEXT NOT NULL, status TEXT NOT NULL,
-    removed_at TEXT, talks_to_user INTEGER NOT NULL, token_file TEXT, inbound_secret TEXT NOT NULL,
-    heartbeat TEXT NOT NULL, beats INTEGER NOT NULL DEFAULT 0, acked_seq INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE IF NOT EXISTS tokens (digest TEXT PRIMARY KEY, workspace_id TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS activity (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, workspace_id TEXT NOT NULL,
-    activity_type TEXT NOT NULL, source_id TEXT, target_id TEXT, method TEXT, summary TEXT, request_body TEXT,
-    response_body TEXT, duration_ms INTEGER, status TEXT NOT NULL, error_detail TEXT, created_at INTEGER NOT NULL
-);
-CREATE INDEX IF NOT EXISTS activity_by_time ON activity (workspace_id, created_at, seq);
-CREATE TABLE IF NOT EXISTS queue (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, workspace_id TEXT NOT NULL, caller_id TEXT,
-    message_id TEXT, body BLOB NOT NULL, status TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, response TEXT
-);
-CREATE UNIQUE INDEX IF NOT EXISTS queued_once ON queue (workspace_id, message_id)
-    WHERE status IN ('queued', 'dispatched');
-CREATE TABLE IF NOT EXISTS delegations (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, source_id TEXT NOT NULL,
-    target_id TEXT NOT NULL, task TEXT NOT NULL, key TEXT, status TEXT NOT NULL, result TEXT NOT NULL DEFAULT '',
-    error TEXT NOT NULL DEFAULT '', created_at INTEGER NOT NULL
-);
-CREATE TABLE IF NOT EXISTS memories (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, workspace_id TEXT NOT NULL, scope TEXT NOT NULL,
-    content TEXT NOT NULL, created_at INTEGER NOT NULL
-);
-CREATE TABLE IF NOT EXISTS shown (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, workspace_id TEXT NOT NULL, how TEXT NOT NULL, text TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS uploads (
-    id TEXT PRIMARY KEY, workspace_id TEXT NOT NULL, content BLOB NOT NULL, acked INTEGER NOT NULL DEFAULT 0
-);
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """A workspace as the platform has it; `beats`: how many heartbeats came, `heartbeat`: the last one."""
-
-    id: str
-    name: str
-    role: str
-    parent_id: str | None
-    url: str
-    delivery: Mode
-    card: JsonObject
-    status: str
-    removed_at: str | None
-    talks_to_user: bool
-    token_file: Path | None
-    inbound_secret: str
-    heartbeat: JsonObject
-    beats: int
-
-    @property
-    def active_tasks(self) -> int:
-        """Return how many turns it said to be running."""
-        told = self.heartbeat.get("active_tasks")
-        return told if isinstance(told, int) else 0
-
-    @property
-    def queues_itself(self) -> bool:
-        """Tell whether it declared the capability `session`: who is busy is then told so."""
-        metadata = self.heartbeat.get("runtime_metadata")
-        capabilities = metadata.get("capabilities") if isinstance(metadata, dict) else None
-        return isinstance(capabilities, dict) and capabilities.get("session") is True
-
-
-@dataclass(frozen=True, slots=True)
-class NewRow:
-    """A row of activity to be written; bodies are JSON."""
-
-    workspace_id: str
-    activity_type: str = "a2a_receive"
-    source_id: str | None = None
-    target_id: str | None = None
-    method: str | None = None
-    summary: str = ""
-    request: JsonValue = None
-    response: JsonValue = None
-    duration_ms: int | None = None
-    status: str = "ok"
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """A message that waits for its agent to have time: the very bytes that are to be sent."""
-
-    id: str
-    workspace_id: str
-    caller_id: str | None
-    body: bytes
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredDelegation:
-    """Work that one workspace gave another."""
-
-    id: str
-    source_id: str
-    target_id: str
-    task: str
-    status: str
-    result: str
-    error: str
-    created_at: str
+from codex_workspace.devkit.platform.records import (
+    SCHEMA,
+    Era,
+    Mode,
+    NewRow,
+    Queued,
+    StoredDelegation,
+    Workspace,
+    activity_of_row,
+    delegation_of_row,
+    format_time,
+    from_json,
+    now_us,
+    to_json,
+    token_digest,
+    workspace_of_row,
+)
 
 
 class CursorGone(LookupError):
@@ -203,12 +97,12 @@ class PlatformStore:
     def workspace(self, workspace_id: str) -> Workspace | None:
         """Return a workspace, a removed one too."""
         row = self._one("SELECT * FROM workspaces WHERE id = ?", workspace_id)
-        return None if row is None else _workspace(row)
+        return None if row is None else workspace_of_row(row)
 
     def workspaces(self) -> list[Workspace]:
         """Return all that are not removed."""
         rows = self._db.execute("SELECT * FROM workspaces WHERE status != 'removed' ORDER BY name, id")
-        return [_workspace(row) for row in rows]
+        return [workspace_of_row(row) for row in rows]
 
     def register(self, workspace_id: str, card: JsonObject, url: str, delivery: Mode) -> None:
         """Take over what a workspace says of itself."""
@@ -228,7 +122,7 @@ class PlatformStore:
     def remove(self, workspace_id: str) -> None:
         """Remove a workspace: its tokens are void, and it is not brought back by registering."""
         with self._together():
-            removed = _text_of_time(_now())
+            removed = format_time(now_us())
             self._db.execute(
                 "UPDATE workspaces SET status = 'removed', removed_at = ? WHERE id = ?", (removed, workspace_id)
             )
@@ -243,7 +137,7 @@ class PlatformStore:
     def mint(self, workspace_id: str, token: str | None = None) -> str:
         """Return a workspace's new token; those that it has stay good."""
         minted = token or secrets.token_urlsafe(32)
-        self._db.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (_digest(minted), workspace_id))
+        self._db.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (token_digest(minted), workspace_id))
         return minted
 
     def revoke(self, workspace_id: str) -> None:
@@ -259,7 +153,7 @@ class PlatformStore:
         row = self._one(
             "SELECT workspace_id FROM tokens JOIN workspaces ON workspaces.id = workspace_id"
             " WHERE digest = ? AND status != 'removed'",
-            _digest(token),
+            token_digest(token),
         )
         return None if row is None else row["workspace_id"]
 
@@ -267,7 +161,7 @@ class PlatformStore:
 
     def write(self, new: NewRow, *, at_same_time: bool = False) -> str:
         """Write a row and return its id; `at_same_time`: with the time of the workspace's row before."""
-        row_id, created_at = str(uuid.uuid4()), _now()
+        row_id, created_at = str(uuid.uuid4()), now_us()
         if at_same_time:
             last = self._one("SELECT max(created_at) AS at FROM activity WHERE workspace_id = ?", new.workspace_id)
             created_at = created_at if last is None or last["at"] is None else last["at"]
@@ -283,8 +177,8 @@ class PlatformStore:
                 new.target_id,
                 new.method,
                 new.summary,
-                _dumped(new.request),
-                _dumped(new.response),
+                to_json(new.request),
+                to_json(new.response),
                 new.duration_ms,
                 new.status,
                 new.error,
@@ -322,7 +216,7 @@ class PlatformStore:
             values += [peer_id, peer_id]
         if since_s is not None:
             wheres.append("created_at >= ?")
-            values.append(_now() - since_s * 1_000_000)
+            values.append(now_us() - since_s * 1_000_000)
         if before_us is not None:
             wheres.append("created_at < ?")
             values.append(before_us)
@@ -341,7 +235,7 @@ class PlatformStore:
                 wheres.append("(created_at, seq) > (?, ?)")
                 values += [cursor["created_at"], cursor["seq"]]
         query = f"SELECT * FROM activity WHERE {' AND '.join(wheres)} ORDER BY {order} LIMIT ?"
-        return [_activity(row, era) for row in self._db.execute(query, (*values, limit))]
+        return [activity_of_row(row, era) for row in self._db.execute(query, (*values, limit))]
 
     def prune(self, workspace_id: str, row_ids: Sequence[str] | None = None) -> None:
         """Forget rows, all of the workspace's where none are named."""
@@ -423,7 +317,7 @@ class PlatformStore:
     def settle_queued(self, queue_id: str, status: str, response: JsonValue = None) -> None:
         """Say what became of a message that was on its way."""
         self._db.execute(
-            "UPDATE queue SET status = ?, response = ? WHERE id = ?", (status, _dumped(response), queue_id)
+            "UPDATE queue SET status = ?, response = ? WHERE id = ?", (status, to_json(response), queue_id)
         )
 
     def requeue_dispatched(self) -> None:
@@ -439,7 +333,7 @@ class PlatformStore:
             "queue_id": row["id"],
             "status": row["status"],
             "attempts": row["attempts"],
-            "response_body": _loaded(row["response"]),
+            "response_body": from_json(row["response"]),
         }
 
     # --- Delegations ---
@@ -456,7 +350,7 @@ class PlatformStore:
         self._db.execute(
             "INSERT INTO delegations (id, source_id, target_id, task, key, status, created_at)"
             " VALUES (?, ?, ?, ?, ?, 'dispatched', ?)",
-            (delegation_id, source_id, target_id, task, key, _now()),
+            (delegation_id, source_id, target_id, task, key, now_us()),
         )
         return delegation_id, False
 
@@ -472,12 +366,12 @@ class PlatformStore:
         rows = self._db.execute(
             "SELECT * FROM delegations WHERE ? IS NULL OR source_id = ? ORDER BY number DESC", (source_id, source_id)
         )
-        return [_given(row) for row in rows]
+        return [delegation_of_row(row) for row in rows]
 
     def delegation(self, delegation_id: str) -> StoredDelegation | None:
         """Return work that was given."""
         row = self._one("SELECT * FROM delegations WHERE id = ?", delegation_id)
-        return None if row is None else _given(row)
+        return None if row is None else delegation_of_row(row)
 
     # --- Memories ---
 
@@ -486,7 +380,7 @@ class PlatformStore:
         memory_id = str(uuid.uuid4())
         self._db.execute(
             "INSERT INTO memories (id, workspace_id, scope, content, created_at) VALUES (?, ?, ?, ?, ?)",
-            (memory_id, workspace_id, scope, content, _now()),
+            (memory_id, workspace_id, scope, content, now_us()),
         )
         return memory_id
 
@@ -504,81 +398,8 @@ class PlatformStore:
                 "content": row["content"],
                 "scope": row["scope"],
                 "namespace": "general",
-                "created_at": _text_of_time(row["created_at"]),
+                "created_at": format_time(row["created_at"]),
             }
             for row in rows
             if all(word in row["content"].casefold() for word in words)
         ]
-
-
-def _workspace(row: sqlite3.Row) -> Workspace:
-    return Workspace(
-        id=row["id"],
-        name=row["name"],
-        role=row["role"],
-        parent_id=row["parent_id"],
-        url=row["url"],
-        delivery=row["delivery_mode"],
-        card=json.loads(row["card"]),
-        status=row["status"],
-        removed_at=row["removed_at"],
-        talks_to_user=bool(row["talks_to_user"]),
-        token_file=None if row["token_file"] is None else Path(row["token_file"]),
-        inbound_secret=row["inbound_secret"],
-        heartbeat=json.loads(row["heartbeat"]),
-        beats=row["beats"],
-    )
-
-
-def _given(row: sqlite3.Row) -> StoredDelegation:
-    return StoredDelegation(
-        row["id"],
-        row["source_id"],
-        row["target_id"],
-        row["task"],
-        row["status"],
-        row["result"],
-        row["error"],
-        _text_of_time(row["created_at"]),
-    )
-
-
-def _activity(row: sqlite3.Row, era: Era) -> JsonObject:
-    told: JsonObject = {
-        name: row[name]
-        for name in (
-            *("id", "workspace_id", "activity_type", "source_id", "target_id", "method", "summary", "duration_ms"),
-            *("status", "error_detail"),
-        )
-    }
-    told["created_at"] = _text_of_time(row["created_at"])
-    for name in ("request_body", "response_body"):
-        if row[name] is not None:
-            told[name] = _loaded(row[name])
-    if era == "august":
-        told["seq"] = row["seq"]
-    return told
-
-
-def _now() -> int:
-    return time.time_ns() // 1000
-
-
-def _text_of_time(microseconds: int) -> str:
-    """Return a time as Go writes it: without the zeros at its end, so that its texts are not in its order."""
-    seconds, rest = divmod(microseconds, 1_000_000)
-    fraction = f".{rest:06d}".rstrip("0").rstrip(".")
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction}Z"
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
-def _dumped(value: JsonValue) -> str | None:
-    return None if value is None else json.dumps(value)
-
-
-def _loaded(text: str | None) -> JsonValue:
-    value: JsonValue = None if text is None else json.loads(text)
-    return value

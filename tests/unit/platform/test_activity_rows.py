@@ -7,7 +7,8 @@ import pytest
 
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.devkit.platform.delivery import result_row
-from codex_workspace.devkit.platform.store import NewRow, PlatformStore
+from codex_workspace.devkit.platform.records import NewRow
+from codex_workspace.devkit.platform.store import PlatformStore
 from codex_workspace.platform.activity_rows import IncomingMessage, SkippedRow, read_row
 from codex_workspace.platform.client import open_platform_client
 from codex_workspace.platform.client_types import ActivityRow

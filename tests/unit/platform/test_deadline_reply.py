@@ -8,7 +8,7 @@ import pytest
 from codex_workspace.common.metrics import TaskOutcome
 from codex_workspace.devkit.platform.app import StandInPlatform
 from codex_workspace.devkit.platform.delivery import DeliveryOutcome, result_row
-from codex_workspace.devkit.platform.store import NewRow
+from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.platform.deadline_reply import RECEIVED, SENT_SEPARATELY, STILL_WORKING
 from codex_workspace.platform.registration import ErrorRate
 from tests.support.platform_place import ME, PEER, Place, placed

@@ -13,7 +13,7 @@ from a2a.types import Message, Part, Role, SendMessageRequest
 from codex_workspace.common.a2a_terms import OPERATOR, AuthenticatedUser
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.devkit.platform.app import StandInPlatform, message_of, running_platform
-from codex_workspace.devkit.platform.store import NewRow
+from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.platform.client import open_platform_client
 from codex_workspace.platform.deadline_reply import (
     SENT_SEPARATELY,

@@ -20,7 +20,7 @@ from codex_workspace.common.values import JsonObject, JsonValue, nested, objects
 from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.devkit.platform.delivery import result_row
 from codex_workspace.devkit.platform.faults import Fault
-from codex_workspace.devkit.platform.store import NewRow
+from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.platform.activity_rows import IncomingMessage, SkippedRow, read_row
 from codex_workspace.platform.client_types import ActivityRow, DeliveryMode
 from codex_workspace.platform.deadline_reply import STILL_WORKING

@@ -11,7 +11,7 @@ import pytest
 
 from codex_workspace.devkit.platform.app import StandInPlatform, running_platform
 from codex_workspace.devkit.platform.faults import Fault
-from codex_workspace.devkit.platform.store import NewRow
+from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.platform.client import PlatformClient, open_platform_client
 from codex_workspace.platform.reply_sender import PEER_TIMEOUT_S, ReplySender, look_back
 from codex_workspace.platform.token import WorkspaceToken

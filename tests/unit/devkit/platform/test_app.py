@@ -23,7 +23,7 @@ from codex_workspace.common.values import JsonObject
 from codex_workspace.config.environment import Secret
 from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.devkit.platform.faults import Fault, Faults, read_faults
-from codex_workspace.devkit.platform.store import NewRow
+from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.platform.client import PlatformClient, open_platform_client
 from codex_workspace.platform.client_types import (
     CursorLost,
