@@ -123,7 +123,7 @@ async def _handshake(settings: Settings, facts: Facts) -> tuple[float, tuple[int
     launch = launch_of(settings, facts.provider, facts.env)
     if is_exec(settings):
         version = await CodexExec(launch).version()
-        await exec_backend.refuse_broken_config(launch)
+        await exec_backend.require_valid_config(launch)
         milliseconds = (time.perf_counter() - started) * 1000
         facts.sandbox = await _try_sandbox(launch, settings)
         return milliseconds, version
@@ -201,7 +201,7 @@ async def _try_sandbox(launch: Launch, settings: Settings) -> str | CodexError:
     """Run a command in codex's sandbox; only a turn of `codex exec` would apply the one of config.yaml."""
     mode = settings.config.codex.sandbox
     try:
-        await exec_backend.refuse_blocked(launch, mode)
+        await exec_backend.require_sandbox(launch, mode)
     except CodexError as error:
         return error
     made = "codex's sandbox is off" if mode in WITHOUT else "codex's sandbox works here"

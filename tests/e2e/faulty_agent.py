@@ -48,7 +48,7 @@ def dies_after(owner: type, name: str) -> None:
 def dies_before_a_turn() -> None:
     """Make either backend kill the process instead of asking codex for a turn."""
     dies_before(CodexThread, "_try_to_begin")
-    dies_before(ExecThread, "_begin")
+    dies_before(ExecThread, "_start_with_servers")
 
 
 def dies_when_a_task_ends(*, after: bool) -> None:

@@ -1,8 +1,4 @@
-"""How codex stands where each turn has a process of its own: nothing runs in between, so what can be told is whether
-the binary is there and its sandbox works.
-
-The backend of `codex exec`: what each run is told of the settings, and what stands in config.toml for all.
-"""
+"""The backend that runs one `codex exec` for each turn, and its checks at start."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -11,7 +7,7 @@ from typing import Final
 
 from codex_workspace.backends.codex_exec.command import mcp_overrides
 from codex_workspace.backends.codex_exec.file_requests import FileRequests
-from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, has_failed
+from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_server_failure
 from codex_workspace.backends.codex_exec.runtime import CodexExec, run_codex
 from codex_workspace.backends.codex_exec.thread import ExecThread, ExecThreadOptions, ProcessCounts
 from codex_workspace.backends.codex_exec.turn import TurnLines
@@ -29,128 +25,14 @@ from codex_workspace.runtimes.options import RunOptions, Sandbox
 from codex_workspace.runtimes.process import CompletedCommand
 
 NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {
-    ("model_provider",): "nobody",
-    ("model_providers", "nobody", "name"): "nobody",
-    ("model_providers", "nobody", "base_url"): "http://127.0.0.1:9",
-    ("model_providers", "nobody", "wire_api"): "responses",
-    ("model_providers", "nobody", "request_max_retries"): 0,
-    ("model_providers", "nobody", "stream_max_retries"): 0,
+    ("model_provider",): "none",
+    ("model_providers", "none", "name"): "none",
+    ("model_providers", "none", "base_url"): "http://127.0.0.1:9",
+    ("model_providers", "none", "wire_api"): "responses",
+    ("model_providers", "none", "request_max_retries"): 0,
+    ("model_providers", "none", "stream_max_retries"): 0,
 }
-"""A provider that nobody is: codex begins its session before it asks one, and may ask once before it is ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExecInfo:
-    """A codex that was looked at."""
-
-    version: Version
-
-
-class ExecPreflight:
-    """Looks at the codex that turns will be run by.
-
-    Args:
-        codex: what runs prompts.
-        launch: how codex is started.
-        sandbox: codex.sandbox of config.yaml.
-        servers: the MCP servers of config.yaml.
-        tally: counts the processes.
-    """
-
-    def __init__(
-        self, codex: CodexExec, launch: Launch, sandbox: str, servers: ExecMcpServers, tally: ProcessCounts
-    ) -> None:
-        self._codex = codex
-        self._launch = launch
-        self._sandbox = sandbox
-        self._servers = servers
-        self._tally = tally
-
-    async def start(self) -> ExecInfo:
-        """Ask codex for its version, have it read its configuration, run a command in its sandbox, and start the MCP
-        servers that are required.
-
-        Raises:
-            CodexCannotStart: it is not there or too old, does not take its config.toml, has no sandbox that works on
-                this machine, or a required MCP server does not start.
-        """
-        version = await self._codex.version()
-        await refuse_broken_config(self._launch)
-        await refuse_blocked(self._launch, self._sandbox)
-        await refuse_without_servers(self._codex, self._servers)
-        return ExecInfo(version)
-
-    @property
-    def broken_reason(self) -> str | None:
-        """Why codex counts as broken; None while its binary is there."""
-        if os.access(self._launch.binary, os.X_OK):
-            return None
-        return "codex cannot be started: the program that CODEX_BIN names, or that was installed, is not there any more"
-
-    async def not_ready_reason(self, within_s: float) -> str | None:
-        """Return why no turn could be begun, as far as that can be told without beginning one."""
-        return self.broken_reason
-
-    def stats(self) -> BackendStats:
-        """Return how many processes there were and are; each has one thread. Their memory is not measured."""
-        return BackendStats(
-            self._tally.started, self._tally.died, self.broken_reason is None, self._tally.running, resident_bytes=0
-        )
-
-    async def close(self) -> None:
-        """Do nothing: each turn ends its own process."""
-
-
-async def refuse_broken_config(launch: Launch) -> None:
-    """Let codex read its config.toml, by a command that does nothing else and asks no model.
-
-    Raises:
-        CodexCannotStart: it does not take the file; with codex's own words.
-    """
-    ran = await _run(launch, "mcp", "list")
-    if ran.exit_code != 0:
-        said = ran.stderr or ran.stdout
-        _, error, why = said.partition("Error:")
-        raise CodexCannotStart.for_config(launch.codex_home / CONFIG_NAME, f"{error}{why}" or said)
-
-
-async def refuse_blocked(launch: Launch, mode: str) -> None:
-    """Have `codex sandbox` run a command, in its strictest sandbox; nothing where `mode` (of config.yaml) has none.
-
-    Raises:
-        CodexCannotStart: the sandbox cannot work here; with codex's own words, and the two ways out.
-    """
-    if mode in WITHOUT:
-        return
-    ran = await _run(launch, "sandbox", "--", "true")
-    if ran.exit_code != 0:
-        raise sandbox_error(mode, ran.last_line[:MAX_REASON_CHARS] or f"exit code {ran.exit_code}")
-
-
-async def refuse_without_servers(codex: CodexExec, servers: ExecMcpServers) -> None:
-    """Have codex begin a session with the required servers, kept nowhere and without a model; nothing without servers.
-
-    Raises:
-        CodexCannotStart: one of them does not start; with codex's own words.
-    """
-    if not servers.required:
-        return
-    attempt = servers.of_those_required()
-    options = RunOptions(ephemeral=True, config={**NO_MODEL, **attempt.config()})
-    async with codex.follow("Nobody hears this.", options, TurnLines) as run:
-        while run.session_id is None and not run.is_over:
-            await run.take()
-        if run.session_id is not None:
-            return
-        if has_failed(run.full_diagnostics):
-            attempt.failed(run.full_diagnostics)
-        raise CodexCannotStart("codex ended before it had begun", run.diagnostics)
-
-
-async def _run(launch: Launch, *arguments: str) -> CompletedCommand:
-    late = f"codex {arguments[0]} did not end within {PROBE_TIMEOUT_S:g} s"
-    return await run_codex(launch, *arguments, within_s=PROBE_TIMEOUT_S, late=late)
-
+"""A provider that does not exist: codex starts its session before it calls the model, and is ended then."""
 
 _SANDBOXES: Final[Mapping[str, Sandbox]] = {
     "read-only": "read-only",
@@ -160,11 +42,120 @@ _SANDBOXES: Final[Mapping[str, Sandbox]] = {
 }
 
 
-def further_config(settings: Settings) -> Managed:
-    """Return our keys of config.toml beside the app-server's, which are told that one over its pipe. None is a secret.
+@dataclass(frozen=True, slots=True)
+class ExecInfo:
+    """A codex that has passed the checks."""
+
+    version: Version
+
+
+class ExecPreflight:
+    """Checks at start whether codex can run turns.
+
+    Args:
+        codex: runs prompts.
+        launch: how to start codex.
+        sandbox: `codex.sandbox` of config.yaml.
+        servers: the MCP servers of config.yaml.
+        counts: counts the processes.
+    """
+
+    def __init__(
+        self, codex: CodexExec, launch: Launch, sandbox: str, servers: ExecMcpServers, counts: ProcessCounts
+    ) -> None:
+        self._codex = codex
+        self._launch = launch
+        self._sandbox = sandbox
+        self._servers = servers
+        self._counts = counts
+
+    async def start(self) -> ExecInfo:
+        """Check codex's version, its configuration, its sandbox, and the required MCP servers.
+
+        Raises:
+            CodexCannotStart: one of the checks fails.
+        """
+        version = await self._codex.version()
+        await require_valid_config(self._launch)
+        await require_sandbox(self._launch, self._sandbox)
+        await require_mcp_servers(self._codex, self._servers)
+        return ExecInfo(version)
+
+    @property
+    def broken_reason(self) -> str | None:
+        """Why codex counts as broken; None while its binary exists."""
+        if os.access(self._launch.binary, os.X_OK):
+            return None
+        return "codex cannot be started: the program that CODEX_BIN names, or that was installed, is missing"
+
+    async def not_ready_reason(self, within_s: float) -> str | None:
+        """Return why no turn could start, as far as this is known without starting one."""
+        return self.broken_reason
+
+    def stats(self) -> BackendStats:
+        """Return the process statistics; each process has one thread, and its memory is not measured."""
+        counts = self._counts
+        return BackendStats(counts.started, counts.died, self.broken_reason is None, counts.running, resident_bytes=0)
+
+    async def close(self) -> None:
+        """Do nothing: each turn ends its own process."""
+
+
+async def require_valid_config(launch: Launch) -> None:
+    """Make codex read its config.toml, by a command that does nothing else.
 
     Raises:
-        ConfigError: an MCP server's secret cannot be handed to codex in its environment.
+        CodexCannotStart: codex rejects the file; contains codex's message.
+    """
+    completed = await _run(launch, "mcp", "list")
+    if completed.exit_code != 0:
+        output = completed.stderr or completed.stdout
+        _, error, why = output.partition("Error:")
+        raise CodexCannotStart.for_config(launch.codex_home / CONFIG_NAME, f"{error}{why}" or output)
+
+
+async def require_sandbox(launch: Launch, mode: str) -> None:
+    """Run a command in codex's strictest sandbox, unless `mode` (of config.yaml) needs no sandbox.
+
+    Raises:
+        CodexCannotStart: the sandbox does not work here; contains codex's message.
+    """
+    if mode in WITHOUT:
+        return
+    completed = await _run(launch, "sandbox", "--", "true")
+    if completed.exit_code != 0:
+        raise sandbox_error(mode, completed.last_line[:MAX_REASON_CHARS] or f"exit code {completed.exit_code}")
+
+
+async def require_mcp_servers(codex: CodexExec, servers: ExecMcpServers) -> None:
+    """Start a session with the required servers, without storing it and without a model.
+
+    Raises:
+        CodexCannotStart: one of them does not start; contains codex's message.
+    """
+    if not servers.required:
+        return
+    options = RunOptions(ephemeral=True, config={**NO_MODEL, **servers.settings(servers.optional)})
+    async with codex.follow("This prompt is not sent to a model.", options, TurnLines) as run:
+        while run.session_id is None and not run.is_over:
+            await run.take()
+        if run.session_id is not None:
+            return
+        if is_server_failure(run.full_diagnostics):
+            servers.leave_out_failed(run.full_diagnostics, servers.optional)
+        raise CodexCannotStart("codex ended before its session started", run.diagnostics)
+
+
+async def _run(launch: Launch, *arguments: str) -> CompletedCommand:
+    late = f"codex {arguments[0]} did not end within {PROBE_TIMEOUT_S:g} s"
+    return await run_codex(launch, *arguments, within_s=PROBE_TIMEOUT_S, late=late)
+
+
+def further_config(settings: Settings) -> Managed:
+    """Return our keys of config.toml that the app-server receives over its pipe instead. They contain no secret.
+
+    Raises:
+        ConfigError: an MCP server's secret cannot be passed in codex's environment.
     """
     servers, _ = mcp_overrides(settings.mcp)
     text = settings.instructions.text
@@ -177,28 +168,36 @@ def exec_backend(
     launch: Launch,
     memory: Callable[[str, str], ThreadIdStore],
     add_tools: Callable[[ExpectedServers, ToolCaller], ExpectedServers] | None,
-    errands: FileRequests,
+    file_requests: FileRequests,
 ) -> Backend:
-    """Return the backend; `memory` gives what keeps the session id of an owner's context, `errands` hears the tools.
+    """Return the backend.
+
+    Args:
+        settings: the agent's settings.
+        provider: the model's provider.
+        launch: how to start codex.
+        memory: returns what stores the session id of an owner's context.
+        add_tools: adds our own MCP server for a caller; None if the agent has no tools.
+        file_requests: connects calls of the file tool to the running turn.
 
     Raises:
-        ConfigError: as `further_config`.
+        ConfigError: see `further_config`.
     """
-    _, handed = mcp_overrides(settings.mcp)
-    launch = replace(
-        launch, handed={**launch.handed, **handed}, secrets=[*launch.secrets, *(each for each in handed.values())]
-    )
+    _, variables = mcp_overrides(settings.mcp)
+    secrets = [*launch.secrets, *variables.values()]
+    launch = replace(launch, handed={**launch.handed, **variables}, secrets=secrets)
     configured = ExpectedServers(
         tuple(server.name for server in settings.mcp.servers), settings.mcp.patience_s, settings.mcp.left_out
     )
-    needed = [server.name for server in settings.mcp.servers if server.required]
+    required = [server.name for server in settings.mcp.servers if server.required]
     expected = configured if add_tools is None else add_tools(configured, ToolCaller("", ""))
-    servers = ExecMcpServers(expected, needed)
+    servers = ExecMcpServers(expected, required)
     limits = RunLimits(settings.config.codex.turn_inactivity_timeout_s, startup_s=expected.within_s)
     codex = CodexExec(launch, limits)
-    tally = ProcessCounts()
+    counts = ProcessCounts()
+    sandbox = settings.config.codex.sandbox
     options = ExecThreadOptions(
-        RunOptions(model=provider.model, sandbox=_SANDBOXES[settings.config.codex.sandbox], cwd=settings.workspace_dir),
+        RunOptions(model=provider.model, sandbox=_SANDBOXES[sandbox], cwd=settings.workspace_dir),
         settings.instructions,
         total_s=settings.turn_timeout_s,
         max_text_chars=settings.config.limits.max_text_chars,
@@ -207,18 +206,19 @@ def exec_backend(
     def make(owner: str, context_id: str) -> Thread:
         own, caller = options, ToolCaller(owner, context_id)
         if add_tools is not None:
-            config, secrets = _told_of(add_tools(ExpectedServers(), caller))
-            own = replace(options, config=config, handed=secrets)
-        return ExecThread(codex, settings.codex_home, memory(owner, context_id), own, servers, errands, caller, tally)
+            config, own_variables = _tool_settings(add_tools(ExpectedServers(), caller))
+            own = replace(options, config=config, variables=own_variables)
+        store = memory(owner, context_id)
+        return ExecThread(codex, settings.codex_home, store, own, servers, file_requests, caller, counts)
 
-    standing = ExecPreflight(codex, launch, settings.config.codex.sandbox, ExecMcpServers(configured, needed), tally)
-    return Backend(standing, ThreadRegistry(make), steers=False)
+    preflight = ExecPreflight(codex, launch, sandbox, ExecMcpServers(configured, required), counts)
+    return Backend(preflight, ThreadRegistry(make), steers=False)
 
 
-def _told_of(expected: ExpectedServers) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:
-    """Return what the command line says of servers that stand in no file, and the variables that hold their headers."""
+def _tool_settings(expected: ExpectedServers) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:
+    """Return the settings of our own MCP servers, and the environment variables that contain their headers."""
     config: dict[KeyPath, TomlValue] = {}
-    handed: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for name, table in expected.told.items():
         for key, value in table.items():
             if isinstance(value, str | int | float | bool):
@@ -227,5 +227,5 @@ def _told_of(expected: ExpectedServers) -> tuple[dict[KeyPath, TomlValue], dict[
         for number, ((_, header), secret) in enumerate(private.items()):
             variable = f"MCP_OWN_{number}_{name.upper()}"
             config["mcp_servers", name, "env_http_headers", header] = variable
-            handed[variable] = secret.reveal()
-    return config, handed
+            variables[variable] = secret.reveal()
+    return config, variables

@@ -1,20 +1,17 @@
-"""Which MCP servers the runs of `codex exec` have: all of them are waited for, and those that fail are named.
+"""Which MCP servers a run of `codex exec` has: it waits for all of them, and is retried without those that fail.
 
-By itself codex exec says nothing of servers that do not start, and calls the model after a second without those that
-are slow (0.158 and later). For one that is required it waits as long as that may take to start, and where it fails
-codex ends before its session has begun, with the names of all that have failed. So every server is required of a run;
-those that fail are left out of the next try, and tried again later.
+`codex exec` ignores optional servers that fail or are slow. If a required one fails, it exits before its session starts
+and names all required servers that failed. So every server is marked as required; those that fail are left out for
+`RETRY_S` seconds.
 
-What a server answers stands among those names, so one may name others. A required server is believed to fail where it
-does so while none of ours runs that can be done without; another one that is named for nothing is missing for a minute.
-Words: 0.136 to 0.169.
+The names are parsed from a message that also contains the servers' own words, so a server can name another one. A
+required server's failure is therefore trusted only if no optional server runs.
 """
 
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from codex_workspace.common.errors import CodexCannotStart
@@ -31,139 +28,102 @@ from codex_workspace.protocol.mcp_status import (
 
 logger = logging.getLogger(__name__)
 
-NOT_TOLD: Final = "one of the MCP servers has failed, and codex does not say which"
-"""Why a server is left out where a server's own words hide the names."""
+NOT_NAMED: Final = "one of the MCP servers has failed, and codex does not say which"
+"""The reason of a server that was left out because codex's message names none of our servers."""
 
 _CODE: Final = re.compile(r" \(code -?\d+\)\s*$")
 
 
 class ExecMcpServers:
-    """The servers of every run, of all contexts.
+    """The servers of all runs.
 
     Args:
-        expected: their names, and those that are not even tried.
-        required: the names of those without which nothing is answered.
+        expected: their names, and the reasons of those that are never started.
+        required: the names of those without which no message is answered.
         clock: seconds.
     """
 
     def __init__(
-        self, expected: ExpectedServers, required: Collection[str] = (), clock: Callable[[], float] = time.monotonic
+        self, expected: ExpectedServers, required: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._expected = expected
         self.required: Final = frozenset(required)
+        self.optional: Final = frozenset(expected.names) - self.required
         self._clock = clock
         self._failed: dict[str, tuple[str, float]] = {}
-        self._tried_again: set[str] = set()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all that are tried."""
-        return self._expected.names
+    def unavailable(self) -> frozenset[str]:
+        """Return the servers that failed less than `RETRY_S` seconds ago."""
+        return frozenset(name for name, (_, at) in self._failed.items() if self._clock() < at + RETRY_S)
 
-    @property
-    def optional(self) -> frozenset[str]:
-        """The names of those that can be done without."""
-        return frozenset(self.names) - self.required
-
-    @contextmanager
-    def attempt(self) -> Iterator["StartAttempt"]:
-        """Try to begin a run, without the servers that have failed lately or that another attempt tries just now."""
-        now = self._clock()
-        again = {name for name, (_, at) in self._failed.items() if now >= at + RETRY_S} - self._tried_again
-        self._tried_again |= again
-        try:
-            yield StartAttempt(self, frozenset(self._failed).difference(again))
-        finally:
-            self._tried_again -= again
-
-    def of_those_required(self) -> "StartAttempt":
-        """Return an attempt with the required servers alone."""
-        return StartAttempt(self, self.optional)
-
-    def works_without(self, left_out: Collection[str]) -> None:
-        """Take note that a run has begun, and so has all servers but those `left_out`."""
-        self._failed = {name: failed for name, failed in self._failed.items() if name in left_out}
-
-    def fails(self, failures: Mapping[str, str]) -> None:
-        """Take note of servers that have failed, by their names, and why."""
-        now = self._clock()
-        for name, why in failures.items():
-            logger.warning("the MCP server %s has not started: %s", name, why)
-            self._failed[name] = (why, now)
-
-    def missed(self) -> dict[str, str]:
-        """Return a sentence for each server that is not there, by its name."""
-        known = {name: McpServerStatus(McpServerState.READY) for name in self.names}
-        known |= {name: McpServerStatus(McpServerState.FAILED, why) for name, (why, _) in self._failed.items()}
-        return describe_problems(self._expected, known)
-
-
-class StartAttempt:
-    """The servers of a run that is to begin, which is tried with fewer of them where some fail."""
-
-    def __init__(self, servers: ExecMcpServers, left_out: frozenset[str]) -> None:
-        self.left_out = left_out
-        self._servers = servers
-        self._not_told: frozenset[str] = frozenset()
-
-    def config(self) -> dict[KeyPath, TomlValue]:
-        """Return the settings of a run that waits for all servers but those left out, which it does not start."""
+    def settings(self, left_out: Collection[str]) -> dict[KeyPath, TomlValue]:
+        """Return the settings of a run that waits for all servers but those left out."""
         return {
-            ("mcp_servers", name, "enabled" if name in self.left_out else "required"): name not in self.left_out
-            for name in self._servers.names
+            ("mcp_servers", name, "enabled" if name in left_out else "required"): name not in left_out
+            for name in self._expected.names
         }
 
-    def failed(self, said: str) -> None:
-        """Leave out what has failed, by what codex said last as it ended.
+    def leave_out_failed(self, stderr: str, left_out: frozenset[str]) -> frozenset[str]:
+        """Return the servers to leave out of the next try, after codex exited with `stderr`.
 
         Raises:
-            CodexCannotStart: one fails that cannot be left out: it is required, or not of ours.
+            CodexCannotStart: a server failed that cannot be left out: it is required, or configured by others.
         """
-        found = failures_in(said, [name for name in self._servers.names if name not in self.left_out])
-        dispensable = self._servers.optional - self.left_out
-        if not dispensable:
-            raise _blamed(said, found, self._servers.required)
-        named = {name: why for name, why in found.items() if name in dispensable}
-        self._servers.fails(named)
-        self._not_told = frozenset() if named else dispensable
-        self.left_out |= named.keys() or dispensable
+        failures = find_failures(stderr, [name for name in self._expected.names if name not in left_out])
+        optional = self.optional - left_out
+        if not optional:
+            raise _startup_error(stderr, failures, self.required)
+        named = {name: reason for name, reason in failures.items() if name in optional}
+        self._record(named)
+        return left_out | (named.keys() or optional)
 
-    def began(self) -> None:
-        """Take note that the run has begun, and so has all servers but those left out."""
-        self._servers.fails(dict.fromkeys(sorted(self._not_told), NOT_TOLD))
-        self._servers.works_without(self.left_out)
+    def started(self, left_out: Collection[str]) -> None:
+        """Record that a run has started with all servers but those left out."""
+        self._record(dict.fromkeys(sorted(set(left_out) - self._failed.keys()), NOT_NAMED))
+        self._failed = {name: failed for name, failed in self._failed.items() if name in left_out}
+
+    def problems(self) -> dict[str, str]:
+        """Return a sentence for each server that is missing, by its name."""
+        known = {name: McpServerStatus(McpServerState.READY) for name in self._expected.names}
+        known |= {name: McpServerStatus(McpServerState.FAILED, reason) for name, (reason, _) in self._failed.items()}
+        return describe_problems(self._expected, known)
+
+    def _record(self, failures: Mapping[str, str]) -> None:
+        for name, reason in failures.items():
+            logger.warning("the MCP server %s has not started: %s", name, reason)
+            self._failed[name] = (reason, self._clock())
 
 
-def _blamed(said: str, found: Mapping[str, str], required: Collection[str]) -> CodexCannotStart:
-    whys = [f"{name}: {found[name]}" for name in sorted(found) if name in required]
-    if whys:
+def _startup_error(stderr: str, failures: Mapping[str, str], required: Collection[str]) -> CodexCannotStart:
+    reasons = [f"{name}: {failures[name]}" for name in sorted(failures) if name in required]
+    if reasons:
         where = "mcp_servers of config.yaml"
     elif required:
         where = "mcp_servers of config.yaml, or of codex's config.toml"
     else:
         where = "mcp_servers of codex's config.toml"
-    why = "; ".join(whys) or failure_reason(_last_failure(said))
+    why = "; ".join(reasons) or failure_reason(_last_failure(stderr))
     return CodexCannotStart(f"a required MCP server does not start ({where}): {why}")
 
 
-def has_failed(said: str) -> bool:
-    """Tell whether codex has ended for a server's sake, by what it said last."""
-    return REQUIRED_FAILED in said
+def is_server_failure(stderr: str) -> bool:
+    """Return whether codex exited because a required server failed."""
+    return REQUIRED_FAILED in stderr
 
 
-def failures_in(said: str, names: Collection[str]) -> Mapping[str, str]:
-    """Return why servers have failed, by their names, as far as codex's last words say it of one of `names`.
+def find_failures(stderr: str, names: Collection[str]) -> Mapping[str, str]:
+    """Return why servers among `names` failed, by their names.
 
-    The shape is `required MCP servers failed to initialize: one: why; two: why (code -32603)`; a beginning that was cut
-    off costs the names in it.
+    The message has the form `required MCP servers failed to initialize: one: why; two: why (code -32603)`. If its
+    beginning was cut off, the names in it are lost.
     """
     if not names:
         return {}
-    listed = _last_failure(said)
+    listed = _last_failure(stderr)
     heads = list(re.finditer(rf"(?:^|; )({'|'.join(map(re.escape, names))}): ", listed))
     ends = [*(head.start() for head in heads[1:]), len(listed)]
     return {head[1]: failure_reason(listed[head.end() : end]) for head, end in zip(heads, ends, strict=False)}
 
 
-def _last_failure(said: str) -> str:
-    return _CODE.sub("", said.rpartition(REQUIRED_FAILED)[2].removeprefix(" to initialize: "))
+def _last_failure(stderr: str) -> str:
+    return _CODE.sub("", stderr.rpartition(REQUIRED_FAILED)[2].removeprefix(" to initialize: "))

@@ -116,12 +116,11 @@ class CodexExec:
         options = replace(options, config={**self._servers, **options.config})
         check(prompt, options)
         await self.version()
-        lines = read(NONE_USED if options.resume is None else self._used.get(options.resume.lower()))
         async with (
             written_run_files(partial(write_file, options)) as files,
             self._session(options.resume) as register,
             self._login.passed() if self._login is not None else nullcontext(),
-            self._opened(prompt, options, files, lines, variables, register) as run,
+            self._opened(prompt, options, files, read, variables, register) as run,
         ):
             yield run
 
@@ -155,7 +154,7 @@ class CodexExec:
         prompt: str,
         options: RunOptions,
         files: RunFiles,
-        lines: SessionReader[E],
+        read: Callable[[TokenUsage | None], SessionReader[E]],
         variables: Mapping[str, str],
         register: Callable[[str], object],
     ) -> AsyncIterator[CliRun[E]]:
@@ -172,6 +171,7 @@ class CodexExec:
             explain_exit=partial(_explain_exit, is_resumed=options.resume is not None),
             delay=self._login.spared if self._login is not None else None,
         )
+        lines = read(NONE_USED if options.resume is None else self._used.get(options.resume.lower()))
         used_before = lines.session_usage
         try:
             async with open_run(launch, command, mark, prompt, lines, self._limits, hooks, options.resume) as run:

@@ -1,7 +1,4 @@
-"""One context's session of `codex exec`: begun or resumed by a process for each turn, one at a time.
-
-The life of a turn that runs is left to `exec_turn`, what codex keeps of it to `exec_record`.
-"""
+"""The session of one context with `codex exec`: each turn is a process that starts or resumes it."""
 
 import base64
 import logging
@@ -16,8 +13,15 @@ from typing import Final
 import anyio
 
 from codex_workspace.backends.codex_exec.file_requests import FileRequests
-from codex_workspace.backends.codex_exec.history import file_of, new_turn_id, place_in, size_of, tokens_of, turn_outcome
-from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, has_failed
+from codex_workspace.backends.codex_exec.history import (
+    new_turn_id,
+    offset_in,
+    session_file,
+    session_size,
+    session_tokens,
+    turn_outcome,
+)
+from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_server_failure
 from codex_workspace.backends.codex_exec.run_files import Folder, written_run_files
 from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.backends.codex_exec.turn import ExecTurn, TurnLines
@@ -42,32 +46,33 @@ from codex_workspace.runtimes.options import RunOptions
 
 logger = logging.getLogger(__name__)
 
-IMAGES_ALONE: Final = "The message is what the images show."
-"""What is said with a message of images alone: codex exec takes none without words."""
+IMAGES_ONLY: Final = "The message is what the images show."
+"""The prompt of a message without text, which `codex exec` would reject."""
 
-_DATA: Final = re.compile(r"data:image/([a-z0-9]+)[^,]*;base64,", re.IGNORECASE)
+_DATA_URL: Final = re.compile(r"data:image/([a-z0-9]+)[^,]*;base64,", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecThreadOptions:
-    """What every run of a session is told; what is not here stands in codex's config.toml.
+    """Options of every turn of a thread; codex's config.toml contains the others.
 
-    instructions: those that config.toml holds. A session keeps those that it began with, so one that was told others
-        hears of it.
-    config: settings of this context's own. handed: variables of codex's environment, each of them a secret.
+    instructions: those in config.toml. A session keeps the instructions that it started with; if they change, the next
+        prompt contains the new ones.
+    config: the context's own settings.
+    variables: the context's own environment variables; their values are secrets.
     """
 
     run: RunOptions
     instructions: Instructions = field(default_factory=Instructions)
     config: Mapping[KeyPath, TomlValue] = field(default_factory=dict)
-    handed: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     total_s: float = 3600.0
     max_text_chars: int = 1 << 20
 
 
 @dataclass(slots=True)
 class ProcessCounts:
-    """How many processes were started, how many of them ended against everybody's wish, and how many run."""
+    """How many processes were started, how many died unexpectedly, and how many run."""
 
     started: int = 0
     died: int = 0
@@ -75,12 +80,12 @@ class ProcessCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class _First:
-    """Where in a session the first of a message's turns began."""
+class _FirstTurn:
+    """The offset in a session's file at which the first turn of a message starts."""
 
-    client_message_id: str
+    message: str
     session_id: str
-    place: int
+    offset: int
 
 
 class _SessionLost(Exception):
@@ -88,20 +93,21 @@ class _SessionLost(Exception):
 
 
 class _ServersFailed(Exception):
-    """Codex has begun no session, as MCP servers have failed; the text is what it wrote last."""
+    """MCP servers failed before a session started; the text is codex's stderr."""
 
 
 class ExecThread:
-    """One context: its session, and the queue before it.
+    """One context: its session, and the queue for it. It is its own `ThreadLease`.
 
     Args:
         codex: runs prompts.
-        codex_home: where codex keeps the sessions.
-        memory: keeps this context's session id.
-        options: what every run is told.
-        servers: the MCP servers of every run.
-        errands: brings calls of our own tools to the turn. caller: on whose behalf those of this context are made.
-        tally: counts the processes.
+        codex_home: the folder that contains codex's sessions.
+        memory: stores this context's session id.
+        options: options of every turn.
+        servers: the MCP servers of every turn.
+        file_requests: connects calls of the file tool to the running turn.
+        caller: the context on whose behalf the tools are called.
+        counts: counts the processes.
     """
 
     def __init__(
@@ -111,239 +117,213 @@ class ExecThread:
         memory: ThreadIdStore,
         options: ExecThreadOptions,
         servers: ExecMcpServers,
-        errands: FileRequests,
+        file_requests: FileRequests,
         caller: ToolCaller,
-        tally: ProcessCounts,
+        counts: ProcessCounts,
     ) -> None:
         self._codex = codex
         self._home = codex_home
         self._memory = memory
         self._options = options
         self._servers = servers
-        self._missed: dict[str, str] = {}
-        self._errands = errands
+        self._reported_problems: dict[str, str] = {}
+        self._file_requests = file_requests
         self._caller = caller
-        self._tally = tally
-        self._one_at_a_time = anyio.Lock()
-        self._first: _First | None = None
+        self._counts = counts
+        self._lock = anyio.Lock()
+        self._first_turn: _FirstTurn | None = None
         self._has_run = False
 
     @property
     def busy(self) -> bool:
         """Whether a turn runs or waits."""
-        return self._one_at_a_time.locked()
+        return self._lock.locked()
 
     def check(self, turn_input: TurnInput) -> None:
-        """Refuse what codex would refuse, before it waits in line.
+        """Reject input that codex would reject.
 
         Raises:
-            InputRefused: there is nothing in it, or more text than codex takes.
+            InputRefused: the input is empty or too long.
         """
         check_input(turn_input, self._options.max_text_chars)
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator["ExecThreadLease"]:
-        """Wait until nobody else speaks in this context; while the block is open, nobody else does."""
-        async with self._one_at_a_time:
-            yield ExecThreadLease(self)
+    async def lease(self) -> AsyncIterator["ExecThread"]:
+        """Wait for exclusive access to the session, and hold it while the block is open."""
+        async with self._lock:
+            yield self
 
     @asynccontextmanager
-    async def _turn(
-        self, turn_input: TurnInput, client_message_id: str, own: TurnOptions
+    async def turn(
+        self, turn_input: TurnInput, client_message_id: str | None = None, options: TurnOptions | None = None
     ) -> AsyncIterator[StartedTurn[ExecTurn]]:
-        async with written_run_files(partial(_lay_down, turn_input)) as images:
+        """Start a turn; leaving the block ends its process.
+
+        `client_message_id`: its part before the first slash identifies the message; it is not sent to codex.
+
+        Raises:
+            InputRefused: codex would reject an image or an option.
+            CodexCannotStart: codex cannot be started, or exits before its session starts.
+            CodexGone: codex was killed before its session started.
+        """
+        own, message = options or TurnOptions(), _message_in(client_message_id or "")
+        async with written_run_files(partial(_write_images, turn_input)) as images:
+            effort: dict[KeyPath, TomlValue] = {} if own.effort is None else {("model_reasoning_effort",): own.effort}
             run = replace(
                 self._options.run,
                 model=own.model or self._options.run.model,
                 cwd=own.cwd or self._options.run.cwd,
                 output_schema=own.output_schema,
                 images=images,
-                config={**self._options.config, **_effort(own.effort)},
+                config={**self._options.config, **effort},
             )
-            prompt = _prompt(turn_input)
-            with self._errands.expecting(self._caller) as expected:
-                async with AsyncExitStack() as held:
-                    begun = await self._begin(prompt, run, client_message_id, held)
-                    expected.begun(begun.turn)
+            with self._file_requests.expecting(self._caller) as expected:
+                async with AsyncExitStack() as stack:
+                    started = await self._start_with_servers(_prompt(turn_input), run, message, stack)
+                    expected.begun(started.turn)
                     with self._counted():
-                        yield begun
+                        yield started
+
+    async def recorded_end(
+        self, client_message_id: str, turn_input: TurnInput, turn_id: str | None = None
+    ) -> TurnCompleted | TurnRecord:
+        """Return from the session's file how the turn `turn_id` ended, or that it has no end."""
+        session_id = await self._memory.load()
+        if session_id is None or turn_id is None:
+            return TurnRecord.MISSING
+        offset = offset_in(turn_id)
+        if offset is None:
+            # The app-server started the turn.
+            return TurnRecord.INTERRUPTED
+        self._first_turn = _FirstTurn(_message_in(client_message_id), session_id, offset)
+        file = await anyio.to_thread.run_sync(session_file, self._home, session_id)
+        if file is None:
+            return TurnRecord.MISSING
+        return await anyio.to_thread.run_sync(turn_outcome, file, offset, (_prompt(turn_input), CONTINUE_PROMPT))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        self._tally.running += 1
+        self._counts.running += 1
         try:
             yield
         except CodexGone:
-            self._tally.died += 1
+            self._counts.died += 1
             raise
         finally:
-            self._tally.running -= 1
+            self._counts.running -= 1
 
-    async def _begin(
-        self, prompt: str, run: RunOptions, client_message_id: str, held: AsyncExitStack
+    async def _start_with_servers(
+        self, prompt: str, run: RunOptions, message: str, stack: AsyncExitStack
     ) -> StartedTurn[ExecTurn]:
-        with self._servers.attempt() as attempt:
-            while True:
-                config = {**run.config, **attempt.config()}
-                try:
-                    begun = await self._resume(prompt, replace(run, config=config), client_message_id, held)
-                except _ServersFailed as failed:
-                    await held.aclose()
-                    attempt.failed(str(failed))
-                else:
-                    attempt.began()
-                    note = "\n".join(each for each in (begun.note, *self._newly_missed()) if each is not None)
-                    return replace(begun, note=note or None)
+        """Start a turn, and retry without the MCP servers that fail."""
+        left_out = self._servers.unavailable()
+        while True:
+            config = {**run.config, **self._servers.settings(left_out)}
+            try:
+                started = await self._start_or_resume(prompt, replace(run, config=config), message, stack)
+            except _ServersFailed as failed:
+                await stack.aclose()
+                left_out = self._servers.leave_out_failed(str(failed), left_out)
+            else:
+                self._servers.started(left_out)
+                note = "\n".join(filter(None, (started.note, *self._new_problems())))
+                return replace(started, note=note or None)
 
-    def _newly_missed(self) -> list[str]:
-        """Return what has to be said of MCP servers that are not there, and was not yet."""
-        missed = self._servers.missed()
-        new = [sentence for name, sentence in missed.items() if name not in self._missed]
-        self._missed = missed
+    def _new_problems(self) -> list[str]:
+        """Return the problems of MCP servers that this context has not reported yet."""
+        problems = self._servers.problems()
+        new = [sentence for name, sentence in problems.items() if name not in self._reported_problems]
+        self._reported_problems = problems
         return new
 
-    async def _resume(
-        self, prompt: str, run: RunOptions, client_message_id: str, held: AsyncExitStack
+    async def _start_or_resume(
+        self, prompt: str, run: RunOptions, message: str, stack: AsyncExitStack
     ) -> StartedTurn[ExecTurn]:
         known = await self._memory.load()
         if known is None:
-            return StartedTurn(await self._start(prompt, run, client_message_id, held), None)
+            return StartedTurn(await self._start(prompt, run, message, stack), None)
         instructions = self._options.instructions
         amended = prompt
         if await self._memory.instructions() != instructions.digest:
-            logger.info("session %s is told the instructions, which have changed", known)
+            logger.info("session %s receives changed instructions", known)
             amended = f"{instructions.amendment}\n\n{prompt}"
         try:
-            return StartedTurn(await self._start(amended, replace(run, resume=known), client_message_id, held), None)
+            return StartedTurn(await self._start(amended, replace(run, resume=known), message, stack), None)
         except _SessionLost as lost:
-            await held.aclose()
+            await stack.aclose()
             logger.warning("session %s cannot be resumed: %s", known, lost)
             note = f"The earlier conversation cannot be resumed ({lost}); a new one begins."
-            return StartedTurn(await self._start(prompt, run, client_message_id, held), note)
+            return StartedTurn(await self._start(prompt, run, message, stack), note)
 
-    async def _start(self, prompt: str, options: RunOptions, client_message_id: str, held: AsyncExitStack) -> ExecTurn:
-        """Start a process, and wait until it has said which session it writes.
+    async def _start(self, prompt: str, options: RunOptions, message: str, stack: AsyncExitStack) -> ExecTurn:
+        """Start a process, and wait until it reports its session's id.
 
         Raises:
-            CodexCannotStart: it has ended before.
-            CodexGone: something has killed it before.
+            CodexCannotStart, CodexGone, _SessionLost, _ServersFailed: it ended before.
         """
-        place, recorded = 0, None
+        offset, recorded = 0, None
         if options.resume is not None:
-            place = await anyio.to_thread.run_sync(size_of, self._home, options.resume)
+            offset = await anyio.to_thread.run_sync(session_size, self._home, options.resume)
             if not self._has_run:
-                recorded = await anyio.to_thread.run_sync(tokens_of, self._home, options.resume)
-        made: list[TurnLines] = []
+                recorded = await anyio.to_thread.run_sync(session_tokens, self._home, options.resume)
+        readers: list[TurnLines] = []
 
-        def reads(used_before: TokenUsage | None) -> TurnLines:
-            made.append(TurnLines(recorded if used_before is None else used_before))
-            return made[0]
+        def read(used_before: TokenUsage | None) -> TurnLines:
+            readers.append(TurnLines(recorded if used_before is None else used_before))
+            return readers[0]
 
-        self._tally.started += 1
-        following: AbstractAsyncContextManager[CliRun[TurnEvent]] = self._codex.follow(
-            prompt, options, reads, self._options.handed
+        self._counts.started += 1
+        followed: AbstractAsyncContextManager[CliRun[TurnEvent]] = self._codex.follow(
+            prompt, options, read, self._options.variables
         )
-        run = await held.enter_async_context(following)
+        run = await stack.enter_async_context(followed)
         events: list[TurnEvent] = []
         while run.session_id is None and not run.is_over:
             events += await run.take()
         if run.session_id is None:
-            raise self._why_not(run, events, is_resumed=options.resume is not None)
-        # A session whose id is not kept would be lost.
+            raise self._start_error(run, events, is_resumed=options.resume is not None)
+        # Without its id, the session would be lost.
         with anyio.CancelScope(shield=True):
             await self._memory.save(run.session_id, self._options.instructions.digest)
         self._has_run = True
-        turn_id = new_turn_id(self._first_place(client_message_id, run.session_id, place))
-        return ExecTurn(run, made[0], run.session_id, turn_id, self._options.total_s, events)
+        first = self._first_turn
+        if first is None or (first.message, first.session_id) != (message, run.session_id):
+            first = self._first_turn = _FirstTurn(message, run.session_id, offset)
+        turn_id = new_turn_id(first.offset)
+        return ExecTurn(run, readers[0], run.session_id, turn_id, self._options.total_s, events)
 
-    def _first_place(self, client_message_id: str, session_id: str, place: int) -> int:
-        """Return where the first of a message's turns began in the session; `place` is where the newest did."""
-        if self._first is None or (self._first.client_message_id, self._first.session_id) != (
-            client_message_id,
-            session_id,
-        ):
-            self._first = _First(client_message_id, session_id, place)
-        return self._first.place
-
-    async def _recorded(
-        self, client_message_id: str, turn_input: TurnInput, turn_id: str | None
-    ) -> TurnCompleted | TurnRecord:
-        session_id = await self._memory.load()
-        if session_id is None or turn_id is None:
-            return TurnRecord.MISSING
-        place = place_in(turn_id)
-        if place is None:
-            # The app-server has begun with it.
-            return TurnRecord.INTERRUPTED
-        self._first = _First(client_message_id, session_id, place)
-        file = await anyio.to_thread.run_sync(file_of, self._home, session_id)
-        if file is None:
-            return TurnRecord.MISSING
-        return await anyio.to_thread.run_sync(turn_outcome, file, place, (_prompt(turn_input), CONTINUE_PROMPT))
-
-    def _why_not(
+    def _start_error(
         self, run: CliRun[TurnEvent], events: list[TurnEvent], *, is_resumed: bool
     ) -> CodexCannotStart | CodexGone | _SessionLost | _ServersFailed:
-        if has_failed(run.full_diagnostics):
+        if is_server_failure(run.full_diagnostics):
             return _ServersFailed(run.full_diagnostics)
         failure = next((event.failure for event in events if isinstance(event, TurnCompleted)), None)
-        sentence = failure.message if failure is not None else "codex ended before it had begun"
+        sentence = failure.message if failure is not None else "codex ended before its session started"
         diagnostics = run.diagnostics
         lost = [line for line in (sentence, *diagnostics.splitlines()) if LOST_THREAD.search(line)]
         if is_resumed and lost and not is_config_error(diagnostics):
             return _SessionLost(lost[-1])
-        self._tally.died += 1
-        # A shell that stands before codex says a signal as a code beyond 128.
+        self._counts.died += 1
+        # A shell that runs codex reports a signal as an exit code above 128.
         if run.exit_code is None or not 0 <= run.exit_code <= 128:
             return CodexGone(sentence, diagnostics)
         return CodexCannotStart(sentence, diagnostics)
 
 
-class ExecThreadLease:
-    """The word in one context: whoever holds it may speak as often as is needed."""
-
-    def __init__(self, conversation: ExecThread) -> None:
-        self._conversation = conversation
-
-    def turn(
-        self, turn_input: TurnInput, client_message_id: str | None = None, options: TurnOptions | None = None
-    ) -> AbstractAsyncContextManager[StartedTurn[ExecTurn]]:
-        """Start a turn, and stop it if it still runs when the block is left.
-
-        `client_message_id`: its part before the first slash identifies the message; it is not sent to codex.
-
-        Raises:
-            InputRefused: an image or a wish that cannot be given to codex.
-            CodexCannotStart: codex is not there, or ends at once.
-            CodexGone: something has killed it at once.
-        """
-        return self._conversation._turn(turn_input, _task_in(client_message_id or ""), options or TurnOptions())
-
-    async def recorded_end(
-        self, client_message_id: str, turn_input: TurnInput, turn_id: str | None = None
-    ) -> TurnCompleted | TurnRecord:
-        """Return how the turn `turn_id` ended by codex's own record, or its trace; none where the id is not known."""
-        return await self._conversation._recorded(_task_in(client_message_id), turn_input, turn_id)
-
-
-def _task_in(client_message_id: str) -> str:
+def _message_in(client_message_id: str) -> str:
     return client_message_id.partition("/")[0]
 
 
 def _prompt(turn_input: TurnInput) -> str:
-    return "\n\n".join(input_texts(turn_input)) or IMAGES_ALONE
+    return "\n\n".join(input_texts(turn_input)) or IMAGES_ONLY
 
 
-def _effort(effort: str | None) -> dict[KeyPath, TomlValue]:
-    return {} if effort is None else {("model_reasoning_effort",): effort}
-
-
-def _lay_down(turn_input: TurnInput, folder: Folder) -> tuple[Path, ...]:
-    """Write the images of a message to files, as `codex exec` takes no others."""
+def _write_images(turn_input: TurnInput, folder: Folder) -> tuple[Path, ...]:
+    """Write the images of a message to files, the only form that `codex exec` accepts."""
     images: list[Path] = []
     for number, item in enumerate(turn_input):
         match item:
-            case {"type": "image", "url": str(url)} if (found := _DATA.match(url)) is not None:
+            case {"type": "image", "url": str(url)} if (found := _DATA_URL.match(url)) is not None:
                 file = folder() / f"{number}.{found[1].lower()}"
                 file.write_bytes(base64.b64decode(url[found.end() :]))
                 images.append(file)

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.backends.codex_exec.history import file_of, new_turn_id, place_in, size_of, tokens_of, turn_outcome
+from codex_workspace.backends.codex_exec.history import (
+    new_turn_id,
+    offset_in,
+    session_file,
+    session_size,
+    session_tokens,
+    turn_outcome,
+)
 from codex_workspace.protocol.codex_events import MessageCompleted, TokenUsage, TurnCompleted, TurnError
 from codex_workspace.runtimes.backend import TurnRecord
 
@@ -59,7 +66,7 @@ COMPLETED = TurnCompleted("completed", None, MessageCompleted("recorded", "hi", 
 )
 def test_only_what_stands_behind_the_place_counts(tmp_path: Path, lines: Sequence[object], found: object) -> None:
     written(tmp_path, BEFORE)
-    place = size_of(tmp_path, SESSION)
+    place = session_size(tmp_path, SESSION)
     file = written(tmp_path, [*BEFORE, *lines])
     assert turn_outcome(file, place, ("hello", "go on")) == found
 
@@ -69,19 +76,19 @@ def test_tokens_are_the_last_ones_told(tmp_path: Path) -> None:
         info = {"total_token_usage": {"input_tokens": given, "cached_input_tokens": 1, "output_tokens": 2}}
         return {"type": "event_msg", "payload": {"type": "token_count", "info": info}}
 
-    assert tokens_of(tmp_path, SESSION) is None
+    assert session_tokens(tmp_path, SESSION) is None
     written(tmp_path, BEFORE)
-    assert tokens_of(tmp_path, SESSION) is None
+    assert session_tokens(tmp_path, SESSION) is None
     nothing = {"type": "event_msg", "payload": {"type": "token_count", "info": None}}
     written(tmp_path, [*BEFORE, told(10), told(30), nothing, said('"token_count"')])
-    assert tokens_of(tmp_path, SESSION) == TokenUsage(32, 30, 1, 2, 0)
+    assert session_tokens(tmp_path, SESSION) == TokenUsage(32, 30, 1, 2, 0)
 
 
 def test_a_place_is_the_beginning_of_a_turns_id(tmp_path: Path) -> None:
-    assert place_in(new_turn_id(1234)) == 1234
+    assert offset_in(new_turn_id(1234)) == 1234
     assert len(new_turn_id(10**17)) <= 64
-    assert place_in("01945678-9a98-7c30-b39a-166cc5c53530") is None
-    assert place_in(f"exec-{'9' * 30}-x") is None
-    assert size_of(tmp_path, SESSION) == 0
-    assert file_of(tmp_path, "../" * 3) is None
+    assert offset_in("01945678-9a98-7c30-b39a-166cc5c53530") is None
+    assert offset_in(f"exec-{'9' * 30}-x") is None
+    assert session_size(tmp_path, SESSION) == 0
+    assert session_file(tmp_path, "../" * 3) is None
     assert turn_outcome(tmp_path / "nowhere", 0, ("hello",)) is TurnRecord.MISSING

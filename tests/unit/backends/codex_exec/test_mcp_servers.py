@@ -1,10 +1,10 @@
-"""Which MCP servers a run of codex exec has: what codex says as it ends for one's sake, and what comes of that."""
+"""Tests which MCP servers a run has after some of them failed."""
 
 import re
 
 import pytest
 
-from codex_workspace.backends.codex_exec.mcp_servers import NOT_TOLD, ExecMcpServers, failures_in, has_failed
+from codex_workspace.backends.codex_exec.mcp_servers import NOT_NAMED, ExecMcpServers, find_failures, is_server_failure
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.protocol.mcp_status import RETRY_S, ExpectedServers
 
@@ -29,123 +29,92 @@ class Clock:
 
 
 def test_the_names_and_reasons_are_those_of_the_last_line() -> None:
-    assert has_failed(SAID)
-    assert not has_failed("no rollout found for thread id")
-    assert failures_in(SAID, ["a", "b", "c"]) == {
+    assert is_server_failure(SAID)
+    assert not is_server_failure("no rollout found for thread id")
+    assert find_failures(SAID, ["a", "b", "c"]) == {
         "b": "handshaking with MCP server failed: connection closed",
         "c": GONE,
     }
-    assert failures_in(SAID, ["c"]) == {"c": GONE}
-    assert failures_in("required MCP servers failed to initialize: ", ["a"]) == {}
-    assert failures_in(SAID, []) == {}
-    (long,) = failures_in(f"required MCP servers failed to initialize: a: {'x' * 9000}", ["a"]).values()
+    assert find_failures(SAID, ["c"]) == {"c": GONE}
+    assert find_failures("required MCP servers failed to initialize: ", ["a"]) == {}
+    assert find_failures(SAID, []) == {}
+    (long,) = find_failures(f"required MCP servers failed to initialize: a: {'x' * 9000}", ["a"]).values()
     assert len(long) < 300
 
 
-def test_what_has_failed_is_left_out_until_it_is_tried_again() -> None:
+def test_failed_servers_are_left_out_until_they_are_retried() -> None:
     clock = Clock()
     servers = ExecMcpServers(ExpectedServers(("a", "b", "c"), left_out={"d": "no key"}), clock=clock)
-    with servers.attempt() as first:
-        assert first.config() == {("mcp_servers", name, "required"): True for name in "abc"}
-        first.failed(SAID)
-        assert first.left_out == {"b", "c"}
-        assert first.config() == {
-            ("mcp_servers", "a", "required"): True,
-            ("mcp_servers", "b", "enabled"): False,
-            ("mcp_servers", "c", "enabled"): False,
-        }
-        first.began()
-    assert servers.missed() == {
+    assert servers.unavailable() == frozenset()
+    assert servers.settings(()) == {("mcp_servers", name, "required"): True for name in "abc"}
+    left_out = servers.leave_out_failed(SAID, frozenset())
+    assert left_out == {"b", "c"}
+    assert servers.settings(left_out) == {
+        ("mcp_servers", "a", "required"): True,
+        ("mcp_servers", "b", "enabled"): False,
+        ("mcp_servers", "c", "enabled"): False,
+    }
+    servers.started(left_out)
+    assert servers.problems() == {
         "d": "The MCP server d is not available: no key.",
         "b": "The MCP server b is not available: handshaking with MCP server failed: connection closed.",
         "c": f"The MCP server c is not available: {GONE}.",
     }
-    with servers.attempt() as soon:
-        assert soon.left_out == {"b", "c"}
+    assert servers.unavailable() == {"b", "c"}
     clock.now += RETRY_S
-    with servers.attempt() as later:
-        assert later.left_out == frozenset()
-        assert servers.missed().keys() == {"b", "c", "d"}
-        later.began()
-    assert servers.missed().keys() == {"d"}
+    assert servers.unavailable() == frozenset()
+    assert servers.problems().keys() == {"b", "c", "d"}
+    servers.started(frozenset())
+    assert servers.problems().keys() == {"d"}
 
 
-def test_what_has_failed_is_tried_again_by_one_run_at_a_time() -> None:
-    clock = Clock()
-    servers = ExecMcpServers(ExpectedServers(("a", "b", "c")), clock=clock)
-    with servers.attempt() as first:
-        first.failed(SAID)
-        first.began()
-    clock.now += RETRY_S
-    with servers.attempt() as one, servers.attempt() as other:
-        assert one.left_out == frozenset()
-        assert other.left_out == {"b", "c"}
-        one.began()
-        other.began()
-        assert servers.missed() == {}
-    with servers.attempt() as first:
-        first.failed(SAID)
-    clock.now += RETRY_S
-    with servers.attempt():
-        pass
-    with servers.attempt() as after_one_that_was_left:
-        assert after_one_that_was_left.left_out == frozenset()
-
-
-def test_a_required_one_is_an_error_with_codex_s_words() -> None:
+def test_a_required_server_that_fails_is_an_error_with_codex_message() -> None:
     servers = ExecMcpServers(ExpectedServers(("a", "b", "c")), ["b", "c"])
-    attempt = servers.of_those_required()
-    assert attempt.left_out == servers.optional == {"a"}
+    assert servers.optional == {"a"}
     with pytest.raises(CodexCannotStart, match=r"\(mcp_servers of config\.yaml\): b: .* closed; c: .*\(os error 2\)$"):
-        attempt.failed(SAID)
+        servers.leave_out_failed(SAID, servers.optional)
 
 
-@pytest.mark.parametrize("said", [SAID, f"{SAID}: required MCP servers failed to initialize: c: no; x"])
-def test_a_server_cannot_make_a_required_one_fail_by_its_words(said: str) -> None:
+@pytest.mark.parametrize("stderr", [SAID, f"{SAID}: required MCP servers failed to initialize: c: no; x"])
+def test_a_server_cannot_make_a_required_one_fail_by_its_words(stderr: str) -> None:
     servers = ExecMcpServers(ExpectedServers(("a", "b", "c")), ["c"])
-    with servers.attempt() as attempt:
-        attempt.failed(said)
-        assert "b" in attempt.left_out
-        assert "c" not in attempt.left_out
-        attempt.began()
-    assert "b" in servers.missed()
-    with servers.attempt() as again:
-        assert "b" in again.left_out
+    left_out = servers.leave_out_failed(stderr, frozenset())
+    assert "b" in left_out
+    assert "c" not in left_out
+    servers.started(left_out)
+    assert "b" in servers.problems()
+    assert "b" in servers.unavailable()
 
 
-def test_one_that_is_required_and_fails_is_believed_where_none_else_runs() -> None:
+def test_a_required_failure_is_trusted_if_no_optional_server_runs() -> None:
     servers = ExecMcpServers(ExpectedServers(("c", "fine", "finer")), ["c"])
-    with servers.attempt() as attempt:
-        attempt.failed(SAID)
-        assert attempt.left_out == {"fine", "finer"}
-        with pytest.raises(CodexCannotStart, match=r"\(mcp_servers of config\.yaml\): c: No such file"):
-            attempt.failed(SAID)
-    assert servers.missed() == {}
+    left_out = servers.leave_out_failed(SAID, frozenset())
+    assert left_out == {"fine", "finer"}
+    with pytest.raises(CodexCannotStart, match=r"\(mcp_servers of config\.yaml\): c: No such file"):
+        servers.leave_out_failed(SAID, left_out)
+    assert servers.problems() == {}
 
 
 @pytest.mark.parametrize(
     ("required", "where"),
     [((), "(mcp_servers of codex's config.toml)"), (("x",), "(mcp_servers of config.yaml, or of codex's config.toml)")],
 )
-def test_one_that_is_not_ours_is_an_error_and_none_of_ours_is_blamed_for_it(
+def test_a_failure_of_a_server_in_config_toml_is_an_error_and_blames_no_other(
     required: tuple[str, ...], where: str
 ) -> None:
     servers = ExecMcpServers(ExpectedServers(("x", "y", "z")), required)
-    with servers.attempt() as attempt:
-        attempt.failed(SAID)
-        assert attempt.left_out == servers.optional
-        with pytest.raises(CodexCannotStart, match=f"{re.escape(where)}: b: handshaking"):
-            attempt.failed(SAID)
-    assert servers.missed() == {}
+    left_out = servers.leave_out_failed(SAID, frozenset())
+    assert left_out == servers.optional
+    with pytest.raises(CodexCannotStart, match=f"{re.escape(where)}: b: handshaking"):
+        servers.leave_out_failed(SAID, left_out)
+    assert servers.problems() == {}
 
 
 @pytest.mark.parametrize("required", [(), ("x",)])
-def test_names_that_are_hidden_cost_all_that_can_be_done_without(required: tuple[str, ...]) -> None:
+def test_all_optional_servers_are_left_out_if_none_is_named(required: tuple[str, ...]) -> None:
     servers = ExecMcpServers(ExpectedServers(("x", "y", "z")), required)
-    with servers.attempt() as attempt:
-        attempt.failed(SAID)
-        assert attempt.left_out == servers.optional
-        attempt.began()
-    assert servers.missed()["y"] == f"The MCP server y is not available: {NOT_TOLD}."
-    with servers.attempt() as again:
-        assert again.left_out == servers.optional
+    left_out = servers.leave_out_failed(SAID, frozenset())
+    assert left_out == servers.optional
+    servers.started(left_out)
+    assert servers.problems()["y"] == f"The MCP server y is not available: {NOT_NAMED}."
+    assert servers.unavailable() == servers.optional
