@@ -1,10 +1,6 @@
-"""Put the parts of the agent together: settings in, an executor with codex behind it out.
-
-Both hosts use this: our own (`python -m codex_workspace serve`) and the platform's runtime (`adapter`).
-"""
+"""The composition root: builds a running agent from its settings, for `cli.serve` and for `adapter`."""
 
 import hashlib
-import json
 import logging
 import os
 import time
@@ -16,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.backends.codex_exec.backend import exec_backend, further_config
@@ -40,6 +36,7 @@ from codex_workspace.config.environment import Secret, without_proxy_for
 from codex_workspace.config.login import update_login
 from codex_workspace.config.prompts import link_skill_folders
 from codex_workspace.config.providers import SUBSCRIPTION, ChosenProvider
+from codex_workspace.config.secrets import secrets_in_url, tokens_in
 from codex_workspace.config.settings import PlatformSettings, Settings
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.platform.client import PlatformClient, open_platform_client
@@ -64,18 +61,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHORTEST_TOKEN: Final = 20
-"""Shorter texts in a credential are its kind, an account's number, a date."""
-
 SHORTEST_SECRET: Final = 6
-"""Shorter secrets are kept out of the log, and not looked for in what the model says: they stand in too many words."""
+"""Shorter secrets are redacted in the log, but not in the model's text, where they would match ordinary words."""
 
 READY_TIMEOUT_S: Final = 3.0
 """A probe waits this long for codex; starting it takes 50 to 250 ms."""
 
 
 LOOPBACK: Final = "127.0.0.1"
-"""Where codex reaches our own tools; a proxy would see their tokens."""
+"""The address of the agent's own tools; requests to it must not go through a proxy, which would see their tokens."""
 
 SECONDS_PER_DAY: Final = 86400.0
 
@@ -84,19 +78,16 @@ ASKING: Final[Mapping[str, str]] = {
     "features.default_mode_request_user_input": "true",
     "suppress_unstable_features_warning": "true",
 }
-"""What lets the model ask for permissions, and ask questions of its own; of use only where somebody answers.
-
-Codex warns of both, which would be a note in whichever task is the first to hear of it.
-"""
+"""Lets the model request permissions and ask questions; the last entry suppresses codex's warning about both."""
 
 
 LOGIN_ON_DISK: Final[Mapping[str, str]] = {"cli_auth_credentials_store": '"file"'}
-"""What lets codex find a subscription's login, and keep it as it refreshes it."""
+"""Makes codex read a subscription's login from auth.json and store the refreshed login there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A running agent, without a server around it. `platform`: the calls to it, where there is one."""
+    """A running agent without a server; `platform` is the client of the platform, if one is configured."""
 
     executor: CodexAppServerExecutor
     store: Store
@@ -107,14 +98,14 @@ class Agent:
     platform: PlatformClient | None = None
 
     async def not_ready_reason(self) -> str | None:
-        """Return why no message can be answered; None when it can. A codex that has died is started again by asking."""
+        """Return why no message can be answered now, or None; starts a codex that has died."""
         problem = await self.store.write_problem()
         if problem is not None:
             return problem
         return await self.codex.not_ready_reason(READY_TIMEOUT_S)
 
     async def wedged(self) -> str | None:
-        """Return why nothing can be answered for a reason that lasts; None when it can."""
+        """Return the lasting reason why nothing can be answered, or None."""
         return await self.store.write_problem() or self.codex.broken_reason
 
 
@@ -131,49 +122,24 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
         *settings.observing.secrets,
     ]
     known = [secret.reveal() for secret in held if secret is not None]
-    return [*known, *(part for secret in known for part in _tokens_in(secret)), *_database_secrets(settings)]
+    return [
+        *known,
+        *(part for secret in known for part in tokens_in(secret)),
+        *secrets_in_url(settings.database_url.reveal()),
+    ]
 
 
 def _token_of(platform: PlatformSettings, learned: Callable[[Secret], None] | None = None) -> WorkspaceToken:
     return WorkspaceToken(platform.token_file, platform.provisioned, platform.token, learned)
 
 
-def _tokens_in(credential: str) -> list[str]:
-    """Return the tokens in a credential that is JSON, as a subscription's is."""
-    try:
-        parts = [json.loads(credential)] if credential.lstrip().startswith("{") else []
-    except ValueError:
-        return []
-    found: list[str] = []
-    while parts:
-        match parts.pop():
-            case dict() as members:
-                parts += members.values()
-            case list() as members:
-                parts += members
-            case str(text) if len(text) >= SHORTEST_TOKEN:
-                found.append(text)
-            case _:
-                pass
-    return found
-
-
-def _database_secrets(settings: Settings) -> list[str]:
-    given = settings.database_url.reveal()
-    try:
-        password = make_url(given).password
-    except ArgumentError:
-        return [given]
-    return [given, password] if password else []
-
-
 @asynccontextmanager
 async def open_agent(
     settings: Settings, provider: ChosenProvider, env: Mapping[str, str], url: str | None = None
 ) -> AsyncIterator[Agent]:
-    """Take the state folder, prepare codex's home, open the store, and hold codex ready; leaving ends all of it.
+    """Lock the state folder, prepare CODEX_HOME, open the store and run the agent while the block is open.
 
-    `url` is where the agent answers, for whoever finds the folder taken.
+    `url` is the agent's address; the error of a second agent with the same state folder contains it.
 
     Raises:
         ConfigError: another agent has the folder, CODEX_HOME's config.toml is broken, the database is damaged or
@@ -187,7 +153,7 @@ async def open_agent(
         create_secret_files(settings)
         link_skill_folders(settings.codex_home, settings.skills)
         for name, why in settings.mcp.left_out.items():
-            logger.warning("the MCP server %s is left out: %s", name, why)
+            logger.warning("leaving out the MCP server %s: %s", name, why)
         launch = launch_of(settings, provider, env)
         await end_leftovers(launch.family)
         scrub = Redactor(each for each in secrets_of(settings, provider) if len(each) >= SHORTEST_SECRET)
@@ -204,7 +170,7 @@ async def open_agent(
 
 
 def tracing(settings: Settings, scrub: Callable[[str], str]) -> AbstractAsyncContextManager[Tracer]:
-    """Return the block in which spans are exported, where the operator wants that."""
+    """Export spans while the block is open, if the operator configured it."""
     if not settings.observing.traces:
         return nullcontext(NO_TRACER)
     headers = settings.observing.trace_headers
@@ -213,7 +179,7 @@ def tracing(settings: Settings, scrub: Callable[[str], str]) -> AbstractAsyncCon
 
 @asynccontextmanager
 async def _platform(settings: Settings, scrub: Redactor) -> AsyncIterator[PlatformClient | None]:
-    """Hold ready the calls to the platform, where there is one; its tokens are secrets as soon as they are known."""
+    """Open the platform's client, if a platform is configured; its tokens are redacted as soon as they are known."""
     platform = settings.platform
     if platform is None:
         yield None
@@ -232,14 +198,11 @@ async def _platform(settings: Settings, scrub: Redactor) -> AsyncIterator[Platfo
 async def _own_tools(
     settings: Settings, store: Store, scrub: Redactor, platform: PlatformClient | None, errands: FileRequests
 ) -> AsyncIterator["ToolServer | None"]:
-    """Serve the tools that the model gets of us, where the operator wants that.
-
-    One of them hands files over where codex has no pipe on which it could ask for that.
-    """
+    """Serve the agent's own tools to the model, if they are enabled; under codex exec one of them hands over files."""
     if not settings.has_agent_tools:
         yield None
         return
-    # Imported by those who have them: the MCP package takes half a second and 23 MB.
+    # Imported only if needed: the MCP package takes half a second and 23 MB.
     from codex_workspace.tools.mcp_server import SPARE_S, open_tool_server
     from codex_workspace.tools.peer_client import PeerClient
 
@@ -317,7 +280,7 @@ def _backend(
 
 
 def is_exec(settings: Settings) -> bool:
-    """Tell whether each turn has a codex process of its own."""
+    """Return whether each turn runs in its own codex process."""
     return settings.config.codex.backend == "exec"
 
 
@@ -334,22 +297,22 @@ async def _pruning(settings: Settings, store: Store) -> AsyncIterator[None]:
 
 
 async def _forget_files(workspace: Path, store: Store, keep_days: float) -> None:
-    """Remove what old messages have brought into the workspace, now and then every `INTERVAL_S`, until cancelled."""
+    """Remove the files of old messages from the workspace, now and every `INTERVAL_S`, until cancelled."""
     while True:
         before = time.time() - keep_days * SECONDS_PER_DAY
         try:
             keep = [delivery.task_id for delivery in await store.deliveries.unfinished()]
             await anyio.to_thread.run_sync(attachments.prune, workspace, before, keep)
         except (StoreUnavailable, SQLAlchemyError, OSError) as error:
-            logger.warning("old files of messages could not be removed: %s", error)
+            logger.warning("cannot remove the files of old messages: %s", error)
         await anyio.sleep(INTERVAL_S)
 
 
 def prepare_state(settings: Settings) -> None:
-    """Make the state folder and a SQLite file in it where they are missing, for this user's eyes only.
+    """Create the state folder and its SQLite file if they are missing, readable by this user only.
 
     Raises:
-        ConfigError: they cannot be made, or the file has lost what it held.
+        ConfigError: they cannot be created, or the database file has become empty.
     """
     url = make_url(settings.database_url.reveal())
     file = url.database if url.drivername == "sqlite+aiosqlite" else None
@@ -361,7 +324,8 @@ def prepare_state(settings: Settings) -> None:
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
         raise ConfigError(
-            f"WORKSPACE_STATE_DIR: {error.filename} cannot be made or written: {error.strerror}; name another folder"
+            f"WORKSPACE_STATE_DIR: cannot create or write {error.filename}: {error.strerror}; "
+            "set it to a writable directory"
         ) from error
 
 
@@ -376,11 +340,11 @@ def _refuse_emptied(file: Path, codex_home: Path) -> None:
 
 
 def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, str]) -> Launch:
-    """Return how codex is started: the binary, its home, and the API key it gets.
+    """Return how to start codex: the binary, its home and its API key.
 
     Raises:
         CodexCannotStart: there is no codex binary.
-        ConfigError: what is to be hidden from commands cannot be told to codex.
+        ConfigError: codex cannot be configured to hide the secret files from commands.
     """
     if settings.codex_bin is None:
         raise CodexCannotStart("codex is not installed: install openai-codex-cli-bin, or name the binary in CODEX_BIN")
@@ -408,12 +372,12 @@ def _asks_people(settings: Settings) -> bool:
 
 
 def _family(state: Path) -> str:
-    """Return the name that all processes have in common which work, one after the other, on this state folder."""
+    """Return the name that marks all codex processes of agents with this state folder."""
     return hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:16]
 
 
 def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOptions:
-    """Return what every thread runs with; where the container is the sandbox, codex's own is off."""
+    """Return the options of every thread; if the container is the sandbox, codex's own is off."""
     codex = settings.config.codex
     return ThreadOptions(
         cwd=settings.workspace_dir,
@@ -470,7 +434,7 @@ def _supply_bounds(settings: Settings) -> SupervisorLimits:
 
 @contextmanager
 def _of_the_start() -> Iterator[None]:
-    """Take a codex that ends while it is tried for one that cannot start."""
+    """Treat a codex that ends during its checks as one that cannot start."""
     try:
         yield
     except CodexGone as gone:

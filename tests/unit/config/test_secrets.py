@@ -1,0 +1,20 @@
+"""The secrets inside of credentials and URLs."""
+
+import json
+
+from codex_workspace.config.secrets import secrets_in_url, tokens_in
+
+TOKEN = "t" * 20
+
+
+def test_long_texts_of_a_json_credential_are_tokens() -> None:
+    login = {"kind": "short", "tokens": {"access": TOKEN, "others": [TOKEN + "2", 1, None]}}
+    assert sorted(tokens_in(json.dumps(login))) == [TOKEN, TOKEN + "2"]
+    assert tokens_in("{" + TOKEN) == tokens_in(TOKEN) == []
+
+
+def test_a_url_with_a_password_is_secret() -> None:
+    url = "postgresql+asyncpg://me:p%40ss@db/agent"
+    assert secrets_in_url(url) == [url, "p%40ss", "p@ss"]
+    assert secrets_in_url("sqlite+aiosqlite:////state/agent.db") == []
+    assert secrets_in_url("not a url") == ["not a url"]
