@@ -20,8 +20,8 @@ ENGINE ?= $(or $(shell for engine in docker podman buildah; do $$engine info >/d
 TEST_BUILD := --network host --secret id=pip_conf,src=build/image/pip.conf --secret id=ca_bundle,src=build/image/ca_bundle
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-platform demo-picture test test-exec test-oldest test-versions check lint types docs chaos \
-	chaos-platform bench image image-test lock clean demo-setup test-setup
+.PHONY: help demo demo-platform demo-picture test test-slow test-exec test-oldest test-versions check lint types docs chaos \
+	chaos-platform bench image image-test lock clean demo-setup test-setup clients-setup
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -35,13 +35,19 @@ demo-platform: demo-setup .venv/runtime  ## run two agents on a simulated platfo
 demo-picture: .venv/dev  ## record the first turn of the demo for the README: docs/demo.svg
 	@$(BIN)/python scripts/demo_picture.py
 
-test: test-setup .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready  ## run the tests, except those with codex exec
-	$(BIN)/python -m pytest -m "not alone and not with_exec" --numprocesses 3 --dist worksteal
-	$(BIN)/python -m pytest -m "alone and not with_exec"
+TESTS := $(BIN)/python -m pytest
+PARALLEL := --numprocesses 3 --dist worksteal
+
+test: test-setup .venv/dev  ## run the tests, except the slow ones and those with codex exec
+	$(TESTS) -m "not slow and not alone and not with_exec" $(PARALLEL)
+
+test-slow: clients-setup .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready  ## run the slow tests: all clients, failures, restarts, packaging, …
+	$(TESTS) -m "slow and not alone and not with_exec" $(PARALLEL)
+	$(TESTS) -m "alone and not with_exec"
 
 test-exec: test-setup .venv/dev .venv-a2a-0.3/ready    ## run the end-to-end tests with codex exec
-	$(BIN)/python -m pytest -m "with_exec and not alone" --numprocesses 3 --dist worksteal
-	$(BIN)/python -m pytest -m "with_exec and alone"
+	$(TESTS) -m "with_exec and not alone" $(PARALLEL)
+	$(TESTS) -m "with_exec and alone"
 
 test-oldest: .venv/dev $(OLDEST)/ready      ## run the tests marked `versions` with the oldest codex
 	CODEX_BIN=$(CURDIR)/$(OLDEST)/codex_cli_bin/bin/codex $(BIN)/python -m pytest -m versions --numprocesses 3
@@ -52,7 +58,7 @@ test-versions: .venv/dev .venv-a2a-0.3/ready $(OLDEST)/ready $(NEWEST)/ready  ##
 		CODEX_BIN=$(CURDIR)/$$codex $(BIN)/python -m pytest tests/e2e -m alone || exit; \
 	done
 
-check: lint types docs test test-exec test-oldest   ## run what CI runs: lint, types, docs, tests
+check: lint types docs test test-slow test-exec test-oldest   ## run what CI runs: lint, types, docs, tests
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .
@@ -107,8 +113,10 @@ demo-setup:
 	@[ -e .venv/runtime ] || echo "First run: sets up .venv (170 MB to download, 1 to 2 minutes). The demo needs no network afterwards."
 
 test-setup:
-	@[ -e .venv/dev ] && [ -e $(OLDEST)/ready ] || \
-		echo "First run: sets up .venv and test clients (up to 420 MB to download, 3 to 5 minutes)."
+	@[ -e .venv/dev ] || echo "First run: sets up .venv (240 MB to download, 2 to 3 minutes)."
+
+clients-setup: test-setup
+	@[ -e $(OLDEST)/ready ] || echo "First run: sets up test clients and the oldest codex (175 MB to download, 1 to 2 minutes)."
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'

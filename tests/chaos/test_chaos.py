@@ -14,6 +14,8 @@ import pytest
 from tests.chaos.plan import make_plan
 from tests.chaos.run import run
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = 30
 STRIKES = 8
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.chaos.platform import make_plan, run
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = 30
 DEATHS = 3
 

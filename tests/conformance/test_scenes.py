@@ -10,6 +10,8 @@ from a2a.types import GetTaskRequest, StreamResponse, Task, TaskState
 from tests.conformance.sut import executor
 from tests.integration.test_transports import TRANSPORTS, request, sent, served
 
+pytestmark = pytest.mark.slow
+
 
 async def first(events: AsyncIterator[StreamResponse]) -> StreamResponse:
     answer, *_ = [event async for event in events]

@@ -102,6 +102,7 @@ def test_table_of_a2a_errors_matches_the_sdk() -> None:
         assert (int(status), name) == (by_code[int(code)].http_code, by_code[int(code)].grpc_status), what
 
 
+@pytest.mark.slow
 async def test_follow_example_survives_a_restart_of_the_agent(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(yaml.safe_dump(SCENARIO))

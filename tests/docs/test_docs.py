@@ -366,6 +366,7 @@ def path_with_curl(folder: Path) -> str:
     return f"{os.environ['PATH']}:{folder / 'bin'}"
 
 
+@pytest.mark.slow
 async def test_commands_in_the_documents_work_when_pasted(tmp_path: Path) -> None:
     to_run = [each for file in (README, CLIENTS) for each in snippets_of(file) if each.mark.startswith(RUNS)]
     assert len(to_run) >= 6
@@ -380,6 +381,7 @@ async def test_commands_in_the_documents_work_when_pasted(tmp_path: Path) -> Non
             assert snippet.mark.removeprefix(RUNS) in ran.stdout.decode(), snippet
 
 
+@pytest.mark.slow
 async def test_documented_recorder_works(tmp_path: Path) -> None:
     recorder = tmp_path / "recorder"
     codex = Path(str(importlib.import_module("codex_cli_bin").__file__)).parent / "bin" / "codex"

@@ -10,12 +10,15 @@ from types import CodeType, FunctionType
 from typing import Final
 
 import anyio
+import pytest
 import yaml
 
 from codex_workspace.devkit.model import scripted_model
 from tests.e2e.agent_process import REPOSITORY, Place, running_agent
 from tests.support.waiting import HANG_S
 from tests.support.webhook_server import webhook
+
+pytestmark = pytest.mark.slow
 
 DOCUMENT: Final = REPOSITORY / "docs" / "a2a.md"
 BLOCK: Final = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -31,6 +31,8 @@ from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_age
 from tests.e2e.client import script
 from tests.support.waiting import HANG_S, eventually
 
+pytestmark = pytest.mark.slow
+
 GENERATIONS: Final = ("april", "may", "august")
 HOST: Final = ("tests.e2e.foreign_host",)
 REPEAT: Final = script({"repeat": True})

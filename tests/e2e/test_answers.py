@@ -145,6 +145,7 @@ async def test_what_is_kept_is_the_users_alone(place: Place) -> None:
         assert [oct(path.stat().st_mode & 0o077) for path in kept] == ["0o0"] * len(kept)
 
 
+@pytest.mark.slow
 async def test_the_older_sdk_works_blocking_and_streaming(agent: AgentProcess) -> None:
     old_python = REPOSITORY / ".venv-a2a-0.3" / "bin" / "python"
     command = [str(old_python), str(Path(__file__).with_name("old_client.py")), agent.url, "hello from 0.3"]

@@ -10,6 +10,8 @@ from codex_workspace.devkit.model import ScriptedModel
 from tests.e2e.agent_process import Place, running_agent, spawn
 from tests.e2e.client import peer, script
 
+pytestmark = pytest.mark.slow
+
 # The folders of a test are below /tmp, where commands may write unless the operator forbids it.
 NOT_IN_TMP = "[sandbox_workspace_write] # mine\nexclude_slash_tmp = true\nexclude_tmpdir_env_var = true\n"
 

@@ -27,6 +27,8 @@ from tests.e2e.agent_process import Place
 from tests.e2e.client import script
 from tests.support.waiting import HANG_S
 
+pytestmark = pytest.mark.slow
+
 
 class Remembered:
     """A context's memory, in memory."""

@@ -22,6 +22,8 @@ from tests.e2e.test_exec_process import KEY, launch
 from tests.matrix.clients import NODE_MODULES, there_is_node
 from tests.support.waiting import HANG_S
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["launch"]
 
 EXAMPLES: Final = REPOSITORY / "examples"

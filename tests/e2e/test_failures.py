@@ -21,6 +21,8 @@ from tests.e2e.agent_process import SECRET, Place, running_agent
 from tests.e2e.client import Peer, peer, plain, script
 from tests.support.waiting import HANG_S
 
+pytestmark = pytest.mark.slow
+
 FAILED = TaskState.TASK_STATE_FAILED
 CANARY = "sk-operator-secret-0123"
 """A value of the operator's own in config.toml, which the agent does not know."""

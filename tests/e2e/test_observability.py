@@ -9,6 +9,7 @@ from typing import Final
 import anyio
 import grpc.aio
 import httpx
+import pytest
 from a2a.types import Message, Part, Role, SendMessageRequest, TaskState, a2a_pb2_grpc
 from google.protobuf.json_format import MessageToDict
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +19,8 @@ from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Place, run
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.e2e.otlp_receiver import Exported, otlp_receiver
 from tests.support.waiting import HANG_S
+
+pytestmark = pytest.mark.slow
 
 DOCUMENT: Final = REPOSITORY / "docs" / "observability.md"
 

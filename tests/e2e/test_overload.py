@@ -14,6 +14,8 @@ from tests.e2e.client import script
 from tests.e2e.crowd import METHODS, Heard, ask, call, light_client
 from tests.support.waiting import HANG_S
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = 200
 EVERY_S = 0.02
 LIMITS = {"max_waiting_per_context": 5, "max_waiting": 30, "max_running_turns": 8}

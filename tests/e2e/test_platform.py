@@ -13,6 +13,8 @@ from codex_workspace.platform.deadline_reply import STILL_WORKING
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.client import script
 
+pytestmark = pytest.mark.slow
+
 ME = "11111111-1111-4111-8111-111111111111"
 
 

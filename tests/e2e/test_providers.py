@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import pytest
 from a2a.types import TaskState
 
 from codex_workspace.devkit.model import ScriptedModel
@@ -20,6 +21,8 @@ from tests.e2e.client import Peer, Seen, peer
 from tests.e2e.login_server import ACCOUNT, LoginServer, running_login_server, token
 from tests.e2e.test_exec_process import binary
 from tests.support.waiting import HANG_S
+
+pytestmark = pytest.mark.slow
 
 COMPLETED: Final = TaskState.TASK_STATE_COMPLETED
 

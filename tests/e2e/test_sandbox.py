@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from tests.e2e.agent_process import Place, running_agent, spawn
 from tests.e2e.client import peer, script
+
+pytestmark = pytest.mark.slow
 
 IN_DOCKER = ("tests.e2e.as_in_docker", "codex_workspace", "serve")
 

@@ -16,6 +16,8 @@ from codex_workspace.devkit.model_requests import Output
 from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent
 from tests.e2e.client import peer, script
 
+pytestmark = pytest.mark.slow
+
 WITHOUT_CAPABILITIES = ("tests.e2e.without_capabilities", "codex_workspace", "serve")
 
 TOKEN = "token-of-the-operator-0123"

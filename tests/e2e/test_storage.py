@@ -22,6 +22,8 @@ from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import Seen, peer, script
 from tests.support.waiting import HANG_S, eventually
 
+pytestmark = pytest.mark.slow
+
 COMPLETED = TaskState.TASK_STATE_COMPLETED
 LONG_ANSWER = "x" * 400_000 + "The end."
 REPEAT = script({"repeat": True})

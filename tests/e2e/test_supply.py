@@ -20,6 +20,8 @@ from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_age
 from tests.e2e.client import Peer, Seen, peer, script
 from tests.support.waiting import HANG_S, eventually
 
+pytestmark = pytest.mark.slow
+
 COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
 REPEAT = script({"repeat": True})
 

@@ -14,6 +14,8 @@ from codex_workspace.runtimes.backend import CONTINUE_PROMPT
 from tests.e2e.agent_process import REPOSITORY, Place, running_agent
 from tests.e2e.client import peer, script
 
+pytestmark = pytest.mark.slow
+
 OLDEST = REPOSITORY / ".venv-codex-oldest" / "codex_cli_bin" / "bin" / "codex"
 """Put there by `make .venv-codex-oldest/ready`."""
 

@@ -34,9 +34,7 @@ from tests.matrix.conftest import Scene
 from tests.matrix.remote import RemoteError
 from tests.support.webhook_server import Received, webhook
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
 ASKING = TaskState.TASK_STATE_INPUT_REQUIRED

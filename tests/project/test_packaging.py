@@ -23,6 +23,8 @@ import pytest
 import codex_workspace
 from codex_workspace.config.settings import TEMPLATE_DIR
 
+pytestmark = pytest.mark.slow
+
 ROOT: Final = TEMPLATE_DIR
 VERSION: Final = codex_workspace.__version__
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

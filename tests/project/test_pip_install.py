@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 PIP: Final = """\
 #!/bin/sh
 [ "$*" = "-m pip --disable-pip-version-check --no-input install --progress-bar off -r $FILE" ] || exit 9

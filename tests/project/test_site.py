@@ -12,6 +12,8 @@ from mkdocs.exceptions import PluginError
 from scripts.site_hooks import rewritten
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 BLOB: Final = "https://git.example/project/blob/main/"
 RECORD: Final = "adr/0025-packages-and-layers.md"
 
