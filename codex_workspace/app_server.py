@@ -29,9 +29,11 @@ from codex_workspace.protocol.jsonrpc import (
     Failure,
     InvalidLine,
     LineSplitter,
+    Mailbox,
     Notification,
     Request,
     Result,
+    ServerRequest,
     Skipped,
     decode,
     encode_error,
@@ -39,7 +41,6 @@ from codex_workspace.protocol.jsonrpc import (
     encode_request,
     encode_result,
 )
-from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
 from codex_workspace.protocol.mcp_status import STARTUP, McpStatusTracker
 from codex_workspace.protocol.server_requests import default_response
 from codex_workspace.protocol.versions import initialized_version, require_supported

@@ -20,7 +20,7 @@ from codex_workspace.common.values import JsonObject, JsonValue, objects, text_o
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
 from codex_workspace.protocol.failures import LOST_THREAD
-from codex_workspace.protocol.mailbox import Mailbox
+from codex_workspace.protocol.jsonrpc import Mailbox
 from codex_workspace.protocol.mcp_status import REQUIRED_FAILED, RETRY_S, describe_problems
 from codex_workspace.runtimes.backend import (
     StartedTurn,

@@ -17,6 +17,7 @@ from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import (
     ErrorReported,
+    OpenItems,
     ThreadIdle,
     TokensUpdated,
     TokenUsage,
@@ -27,9 +28,7 @@ from codex_workspace.protocol.codex_events import (
     WarningReported,
 )
 from codex_workspace.protocol.failures import UNKNOWN_END, duration_error, inactivity_error
-from codex_workspace.protocol.jsonrpc import Notification, Request
-from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
-from codex_workspace.protocol.open_items import OpenItems
+from codex_workspace.protocol.jsonrpc import Mailbox, Notification, Request, ServerRequest
 from codex_workspace.protocol.server_requests import read_question
 from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
 

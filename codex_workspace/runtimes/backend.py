@@ -16,7 +16,7 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 from codex_workspace.common.errors import InputRefused
 from codex_workspace.common.values import JsonObject, JsonValue, Version
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnEvent
-from codex_workspace.protocol.mailbox import ServerRequest
+from codex_workspace.protocol.jsonrpc import ServerRequest
 from codex_workspace.protocol.server_requests import Question
 
 CONTINUE_PROMPT: Final = (

@@ -29,8 +29,7 @@ from codex_workspace.common.errors import (
 )
 from codex_workspace.common.processes import find_marked
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
-from codex_workspace.protocol.jsonrpc import Notification
-from codex_workspace.protocol.mailbox import Mailbox, ServerRequest
+from codex_workspace.protocol.jsonrpc import Mailbox, Notification, ServerRequest
 from codex_workspace.protocol.server_requests import DECLINED_REASON
 from codex_workspace.runtimes.launch import MARK, Launch, child_environment
 from tests.support.memory_codex import ENDED, in_virtual_time, memory_codex, params_of

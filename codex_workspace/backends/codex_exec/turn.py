@@ -15,6 +15,7 @@ from codex_workspace.common.errors import CodexGone
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.codex_events import (
     ErrorReported,
+    OpenItems,
     TokensUpdated,
     TokenUsage,
     TurnCompleted,
@@ -23,9 +24,7 @@ from codex_workspace.protocol.codex_events import (
 )
 from codex_workspace.protocol.exec_reader import ExecReader
 from codex_workspace.protocol.failures import PROCESS_EXITED, duration_error, process_exit_error
-from codex_workspace.protocol.jsonrpc import Request
-from codex_workspace.protocol.mailbox import ServerRequest
-from codex_workspace.protocol.open_items import OpenItems
+from codex_workspace.protocol.jsonrpc import Request, ServerRequest
 from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,7 @@ from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.devkit.model import scripted_model
-from codex_workspace.protocol.jsonrpc import Request
-from codex_workspace.protocol.mailbox import ServerRequest
+from codex_workspace.protocol.jsonrpc import Request, ServerRequest
 from codex_workspace.tasks.incoming_files import Attachment
 from codex_workspace.tasks.parts import (
     IMAGE_MODES,

@@ -4,8 +4,7 @@ import anyio
 import pytest
 
 from codex_workspace.common.errors import CodexGone
-from codex_workspace.protocol.jsonrpc import Notification
-from codex_workspace.protocol.mailbox import Mailbox
+from codex_workspace.protocol.jsonrpc import Mailbox, Notification
 
 
 def said(number: int) -> Notification:

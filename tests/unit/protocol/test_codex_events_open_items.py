@@ -6,12 +6,12 @@ from codex_workspace.protocol.codex_events import (
     FilePatch,
     ItemStatus,
     MessageDelta,
+    OpenItems,
     PatchCompleted,
     PatchStarted,
     ToolCallCompleted,
     ToolCallStarted,
 )
-from codex_workspace.protocol.open_items import OpenItems
 
 
 def test_every_opening_without_an_end_gets_one_in_order() -> None:
