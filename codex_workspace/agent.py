@@ -33,6 +33,7 @@ from codex_workspace.common.safe_http import AddressGuard, AllowList, SafeHttpCl
 from codex_workspace.common.tracing import NO_TRACER, Tracer, open_tracing
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.environment import Secret, without_proxy_for
+from codex_workspace.config.loading import require_codex
 from codex_workspace.config.login import update_login
 from codex_workspace.config.prompts import link_skill_folders
 from codex_workspace.config.providers import SUBSCRIPTION, ChosenProvider
@@ -343,16 +344,14 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
     """Return how to start codex: the binary, its home and its API key.
 
     Raises:
-        CodexCannotStart: there is no codex binary.
+        CodexCannotStart: there is no codex binary, or it cannot be run.
         ConfigError: codex cannot be configured to hide the secret files from commands.
     """
-    if settings.codex_bin is None:
-        raise CodexCannotStart("codex is not installed: install openai-codex-cli-bin, or name the binary in CODEX_BIN")
     is_login = provider.auth_mode == SUBSCRIPTION
     # Our own tools are there, and the provider that nobody is (`exec_standing`), whom no proxy has to hear.
     asks_loopback = settings.has_agent_tools or is_exec(settings)
     return Launch(
-        binary=settings.codex_bin,
+        binary=require_codex(settings.codex_bin),
         codex_home=settings.codex_home,
         cwd=settings.workspace_dir,
         environment=without_proxy_for(LOOPBACK, env) if asks_loopback else env,

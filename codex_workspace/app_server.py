@@ -420,7 +420,9 @@ async def _initialize(connection: Connection, process: Process, launch: Launch) 
             login: JsonObject = {"type": "apiKey", "apiKey": launch.api_key}
             await connection.call("account/login/start", login, timeout_s=timeout_s)
     except CodexGone as error:
-        raise CodexCannotStart(f"codex cannot start: it {process.how_it_ended()}", error.tail) from error
+        # Another program, such as a wrapper that ends without codex.
+        hint = "; check that CODEX_BIN is a codex executable" if process.popen.poll() == 0 else ""
+        raise CodexCannotStart(f"codex cannot start: it {process.how_it_ended()}{hint}", error.tail) from error
     except (CodexRefused, CodexTimeout) as error:
         raise CodexCannotStart(f"codex cannot start: {error}", process.last_lines()) from error
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from codex_workspace.common.a2a_terms import OPERATOR
-from codex_workspace.common.errors import ConfigLocation
+from codex_workspace.common.errors import CodexCannotStart, ConfigLocation
 from codex_workspace.common.values import quoted
 from codex_workspace.config.environment import (
     CREDENTIALS,
@@ -213,6 +213,23 @@ def _workspace_dir(variables: Variables, cwd: Path, root: Path) -> Path:
     if not folder.is_dir():
         raise IN_ENVIRONMENT.at("WORKSPACE_DIR").error(f"must be a folder that exists, but {folder} is not")
     return folder
+
+
+def require_codex(binary: Path | None) -> Path:
+    """Return `binary`, the settings' `codex_bin`, if it can be run.
+
+    Raises:
+        CodexCannotStart: it is missing or cannot be run; names CODEX_BIN and the remedy.
+    """
+    remedy = "set CODEX_BIN to a codex executable, or install openai-codex-cli-bin and unset it"
+    if binary is None:
+        raise CodexCannotStart(f"codex is not installed, or CODEX_BIN names a program that is not in PATH; {remedy}")
+    if not binary.exists():
+        raise CodexCannotStart(f"CODEX_BIN: {binary}: No such file or directory; {remedy}")
+    if not binary.is_file() or not os.access(binary, os.X_OK):
+        why = "is not executable" if binary.is_file() else "is not a file"
+        raise CodexCannotStart(f"CODEX_BIN: {binary} {why}; {remedy}")
+    return binary
 
 
 def _codex_bin(variables: Variables, cwd: Path) -> Path | None:

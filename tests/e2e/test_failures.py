@@ -57,7 +57,9 @@ async def test_codex_is_missing(place: Place) -> None:
     done = await _start(place, CODEX_BIN=str(place.root / "nowhere"))
     assert done.returncode == 3
     assert b"Traceback" not in done.stderr
-    assert "nowhere: No such file or directory" in done.stderr.decode().splitlines()[-1]
+    last = done.stderr.decode().splitlines()[-1]
+    assert "CODEX_BIN: " in last
+    assert "nowhere: No such file or directory; set CODEX_BIN to a codex executable" in last
 
 
 @pytest.mark.both_backends
@@ -67,6 +69,7 @@ async def test_codex_is_missing(place: Place) -> None:
         (TOO_OLD, "0.72.0 is too old: this agent needs 0.158.0 or newer"),
         ("import sys; sys.exit('the reason why')", "the reason why"),
         ("print('hello')", "exit code 0"),
+        ("print('hello')", "CODEX_BIN"),
     ],
 )
 async def test_codex_cannot_start(place: Place, tmp_path: Path, body: str, expected: str) -> None:

