@@ -93,7 +93,7 @@ def read_row(row: ActivityRow, own_id: str) -> IncomingMessage | SkippedRow:
 
 
 def is_answer(metadata: Mapping[str, object], message_id: str) -> bool:
-    """Tell by its metadata whether a peer's message answers one of ours."""
+    """Tell by its metadata whether a peer's message answers one of the agent's."""
     work = metadata.get(DELEGATION)
     # A delegation's first message has the delegation's own id.
     is_of_delegation = isinstance(work, str) and work not in ("", message_id)
@@ -131,7 +131,7 @@ def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: 
 
 
 def _result(row: ActivityRow, message: JsonObject, own_id: str) -> IncomingMessage | SkippedRow:
-    """Read the result of a delegation of ours; the user gets the answer to it."""
+    """Read the result of one of the agent's delegations; the user gets the answer to it."""
     response = as_object(row.response)
     text = (
         text_of_parts(message.get("parts"))

@@ -1,4 +1,4 @@
-"""An agent on the stand-in of the platform, with everything of ours but codex: its work is an echo."""
+"""An agent on the stand-in platform, with an executor that echoes messages instead of codex."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""What the rows of the platform's inbox are: each kind of the guide's, as the stand-in gives it."""
+"""Rows of the platform's inbox of every kind, as the stand-in lists them."""
 
 from pathlib import Path
 
@@ -86,7 +86,7 @@ async def given(row: NewRow) -> ActivityRow:
 
 
 @pytest.mark.parametrize(("row", "heard"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-async def test_a_row_is_work_or_it_is_not(row: NewRow, heard: str | None) -> None:
+async def test_a_row_is_a_message_or_skipped(row: NewRow, heard: str | None) -> None:
     found = read_row(await given(row), ME)
     assert isinstance(found, SkippedRow) == (heard is None)
     if isinstance(found, IncomingMessage):
@@ -94,7 +94,7 @@ async def test_a_row_is_work_or_it_is_not(row: NewRow, heard: str | None) -> Non
         assert found.message_id
 
 
-SAID: JsonValue = [{"kind": "text", "text": "x"}]
+PARTS: JsonValue = [{"kind": "text", "text": "x"}]
 
 
 def message(said_id: str, parts: JsonValue, metadata: JsonValue = None, context_id: str = "") -> ActivityRow:
@@ -111,15 +111,15 @@ def message(said_id: str, parts: JsonValue, metadata: JsonValue = None, context_
         ({"in_reply_to": "m-0"}, Route.USER),
     ],
 )
-def test_an_answer_of_a_peers_is_for_the_user(metadata: dict[str, str], route: Route) -> None:
-    found = read_row(message("m-1", SAID, {**metadata}), ME)
+def test_a_peers_answer_is_for_the_user(metadata: dict[str, str], route: Route) -> None:
+    found = read_row(message("m-1", PARTS, {**metadata}), ME)
     assert isinstance(found, IncomingMessage)
     assert (found.route, found.peer, found.message_id) == (route, PEER, f"{PEER}/m-1")
 
 
 @pytest.mark.parametrize("said_id", ["", "x" * 300])
-def test_a_message_without_a_usable_id_is_known_by_its_row(said_id: str) -> None:
-    found = read_row(message(said_id, SAID), ME)
+def test_a_message_without_a_valid_id_gets_the_rows_id(said_id: str) -> None:
+    found = read_row(message(said_id, PARTS), ME)
     assert isinstance(found, IncomingMessage)
     assert found.message_id == "row-1"
 
@@ -145,17 +145,17 @@ def test_a_message_without_a_usable_id_is_known_by_its_row(said_id: str) -> None
     ],
 )
 @pytest.mark.parametrize("method", ["message/send", "delegate_result"])
-def test_a_peers_odd_words_make_a_letter(odd: dict[str, JsonValue], method: str) -> None:
-    said: JsonObject = {"messageId": "m-1", "parts": SAID, **odd}
+def test_invalid_values_of_a_peer_still_make_an_outbox_message(odd: dict[str, JsonValue], method: str) -> None:
+    said: JsonObject = {"messageId": "m-1", "parts": PARTS, **odd}
     row = ActivityRow("row-1", "2026-05-01T00:00:00Z", method, PEER, request={"params": {"message": said}})
     found = read_row(row, ME)
     assert isinstance(found, IncomingMessage)
-    letter = message_from_row(row.id, row.created_at, found)
-    for text in (letter.message_id, letter.source_id, letter.delegation_id):
+    stored = message_from_row(row.id, row.created_at, found)
+    for text in (stored.message_id, stored.source_id, stored.delegation_id):
         assert text.isprintable()
 
 
-def test_parts_of_all_kinds_are_taken_and_what_is_none_is_left_out() -> None:
+def test_parts_of_all_kinds_are_converted_and_others_left_out() -> None:
     parts: list[JsonValue] = [
         {"kind": "text", "text": "a\ud800b"},
         {"kind": "data", "data": {"k": [1]}},

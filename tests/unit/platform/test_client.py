@@ -1,7 +1,4 @@
-"""The platform's answers as values, and what its refusals mean.
-
-Against its stand-in (more of that in `test_platform_stand_in`); odd answers are given by hand.
-"""
+"""The platform's responses as values, and its errors; also covers `client_types`, `payloads` and `token`."""
 
 import stat
 from collections.abc import AsyncIterator
@@ -35,7 +32,7 @@ ME = "11111111-1111-4111-8111-111111111111"
 
 @dataclass
 class Far:
-    """The platform's end of the line: answers as it is told, and keeps what came."""
+    """Returns prepared responses and records the requests."""
 
     answers: list[httpx.Response] = field(default_factory=list)
     seen: list[httpx.Request] = field(default_factory=list)
@@ -56,7 +53,7 @@ def token(tmp_path: Path) -> WorkspaceToken:
     return WorkspaceToken(tmp_path / "token")
 
 
-async def test_a_token_is_minted_once_and_for_this_users_eyes_only(tmp_path: Path, token: WorkspaceToken) -> None:
+async def test_an_issued_token_is_stored_once_with_mode_0600(tmp_path: Path, token: WorkspaceToken) -> None:
     async with running_platform() as platform:
         async with open_platform_client(platform.url, ME, token) as api:
             registered = await api.register({"name": "a"}, "http://127.0.0.1:1", "poll")
@@ -70,7 +67,7 @@ async def test_a_token_is_minted_once_and_for_this_users_eyes_only(tmp_path: Pat
     assert minted not in repr(token.current)
 
 
-async def test_tokens_are_told_of_before_they_can_show_up_anywhere(tmp_path: Path) -> None:
+async def test_tokens_are_reported_for_redaction(tmp_path: Path) -> None:
     learned: list[Secret] = []
     provisioned = tmp_path / ".auth_token"
     async with running_platform() as platform:
@@ -86,7 +83,7 @@ async def test_tokens_are_told_of_before_they_can_show_up_anywhere(tmp_path: Pat
     assert learned == kept
 
 
-async def test_a_token_that_was_rotated_is_read_anew(tmp_path: Path) -> None:
+async def test_a_rotated_token_is_read_again(tmp_path: Path) -> None:
     provisioned = tmp_path / ".auth_token"
     async with running_platform() as platform:
         platform.add_workspace(ME, "old", "poll", token_file=provisioned)
@@ -103,7 +100,7 @@ async def test_a_token_that_was_rotated_is_read_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n", "two\nlines", "ümläut", "x" * 5000])
-async def test_a_file_without_a_token_is_passed_over(tmp_path: Path, content: str) -> None:
+async def test_a_file_without_a_valid_token_is_skipped(tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
     token = WorkspaceToken(tmp_path / "token", from_environment=Secret("given"))
     assert token.current == Secret("given")
@@ -124,7 +121,7 @@ async def test_a_file_without_a_token_is_passed_over(tmp_path: Path, content: st
         (200, None, {}, PlatformUnreachable),
     ],
 )
-async def test_what_a_refusal_means(
+async def test_each_error_status_has_its_exception(
     token: WorkspaceToken, status: int, said: JsonValue, headers: dict[str, str], error: type[PlatformError]
 ) -> None:
     answer = httpx.Response(status, json=said, headers=headers) if said else httpx.Response(status, headers=headers)
@@ -158,9 +155,7 @@ async def test_rows_come_oldest_first_and_bodies_may_be_texts(token: WorkspaceTo
         ({"result": {"kind": "task", "artifacts": [{"parts": [{"kind": "text", "text": "a"}]}]}}, False, "a"),
     ],
 )
-async def test_what_comes_of_a_message_to_another_agent(
-    token: WorkspaceToken, body: JsonObject, queued: bool, text: str
-) -> None:
+async def test_replies_of_another_agent(token: WorkspaceToken, body: JsonObject, queued: bool, text: str) -> None:
     far = Far([httpx.Response(200, json=body)])
     async with api_to(far, token) as api:
         answer = await api.send("a/b", "hello", "m1", {"in_reply_to": "m0"})
@@ -169,7 +164,7 @@ async def test_what_comes_of_a_message_to_another_agent(
     assert far.seen[0].headers["x-workspace-id"] == ME
 
 
-async def test_an_error_of_the_other_agent_is_none_of_the_platforms(token: WorkspaceToken) -> None:
+async def test_an_error_of_another_agent_is_a_rejection(token: WorkspaceToken) -> None:
     far = Far([httpx.Response(200, json={"error": {"code": -32603, "message": "agent\nnot configured"}})])
     async with api_to(far, token) as api:
         with pytest.raises(PlatformRejected, match="agent not configured"):
@@ -191,7 +186,7 @@ async def test_another_agents_status_is_not_the_platforms(
     assert token.current == Secret("good")
 
 
-async def test_a_rotated_token_is_found_when_another_agent_is_spoken_to(tmp_path: Path) -> None:
+async def test_a_rotated_token_is_found_when_sending_to_another_agent(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("old")
     token = WorkspaceToken(tmp_path / "token")
     (tmp_path / "token").write_text("new")
@@ -203,7 +198,7 @@ async def test_a_rotated_token_is_found_when_another_agent_is_spoken_to(tmp_path
     assert [each.headers["authorization"] for each in far.seen][-1] == "Bearer new"
 
 
-async def test_a_cursor_that_was_not_named_cannot_be_lost(token: WorkspaceToken) -> None:
+async def test_without_a_cursor_none_can_be_lost(token: WorkspaceToken) -> None:
     async with api_to(Far([httpx.Response(410, json={"error": "gone"})]), token) as api:
         with pytest.raises(PlatformUnreachable):
             await api.activity()
@@ -220,7 +215,7 @@ async def test_no_row_makes_a_page_unreadable(token: WorkspaceToken) -> None:
     assert (second.summary, second.request) == ("c", {"n": "9" * 5000, "m": '"'})
 
 
-async def test_a_page_that_is_too_large_is_read_in_smaller_ones(token: WorkspaceToken) -> None:
+async def test_too_large_a_page_is_read_in_smaller_ones(token: WorkspaceToken) -> None:
     large = httpx.Response(200, content=b"x" * (MAX_BODY_BYTES + 1))
     far = Far([large, large, httpx.Response(200, json=[{"id": "a"}])])
     async with api_to(far, token) as api:
@@ -229,7 +224,7 @@ async def test_a_page_that_is_too_large_is_read_in_smaller_ones(token: Workspace
 
 
 class Drip(httpx.AsyncByteStream):
-    """An answer that comes byte by byte, and never to its end."""
+    """A response that arrives byte by byte and never ends."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
@@ -237,22 +232,20 @@ class Drip(httpx.AsyncByteStream):
             yield b" "
 
 
-async def test_an_answer_that_comes_byte_by_byte_is_waited_for_so_long(
-    token: WorkspaceToken, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_response_byte_by_byte_times_out(token: WorkspaceToken, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("codex_workspace.platform.client.CONNECT_S", 0.1)
     async with api_to(Far([httpx.Response(200, stream=Drip())]), token) as api:
         with anyio.fail_after(5), pytest.raises(PlatformUnreachable):
             await api.send("another", "hello", "m-1", timeout_s=0.1)
 
 
-async def test_an_answer_that_is_too_large_is_not_read(token: WorkspaceToken) -> None:
+async def test_too_large_a_response_is_not_read(token: WorkspaceToken) -> None:
     async with api_to(Far([httpx.Response(200, content=b" " * MAX_BODY_BYTES + b"[]")]), token) as api:
         with pytest.raises(PlatformUnreachable, match=f"more than {MAX_BODY_BYTES} bytes"):
             await api.activity()
 
 
-async def test_nobody_at_home_is_known_not_to_have_done_it(token: WorkspaceToken) -> None:
+async def test_a_refused_connection_has_no_effect(token: WorkspaceToken) -> None:
     async with open_platform_client("http://127.0.0.1:9", ME, token) as api:
         with pytest.raises(PlatformUnreachable) as raised:
             await api.notify("hello")
@@ -260,5 +253,5 @@ async def test_nobody_at_home_is_known_not_to_have_done_it(token: WorkspaceToken
 
 
 @pytest.mark.parametrize("odd", [{}, {"parts": 5}, {"artifacts": [1, {"parts": [None]}]}, {"status": "x"}])
-def test_odd_answers_have_no_text(odd: JsonObject) -> None:
+def test_invalid_results_have_no_text(odd: JsonObject) -> None:
     assert text_of_result(odd) == ""

@@ -1,4 +1,4 @@
-"""What the platform pushes and our own host answers in time: questions, what comes twice, and peers' answers."""
+"""Pushed messages under our own host: questions, repeated messages and peers' answers."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.support.platform_place import ME, PEER, Place, placed
 from tests.unit.platform.test_registration import pushing_world
 
 
-def said_to(outcome: DeliveryOutcome) -> str:
+def text_of(outcome: DeliveryOutcome) -> str:
     assert outcome.result is not None
     parts = outcome.result["parts"]
     assert isinstance(parts, list)
@@ -27,7 +27,7 @@ async def registered(platform: StandInPlatform) -> None:
     await platform.until(lambda: platform.workspace(ME).heartbeat != {})
 
 
-async def test_the_heartbeat_tells_of_turns_and_not_of_what_waits_for_one(tmp_path: Path) -> None:
+async def test_the_heartbeat_counts_turns_and_not_waiting_messages(tmp_path: Path) -> None:
     turns = 0
     async with pushing_world(tmp_path) as platform:
         place = Place(tmp_path, platform, "push", answer_within_s=0.1, running=lambda: turns)
@@ -40,7 +40,7 @@ async def test_the_heartbeat_tells_of_turns_and_not_of_what_waits_for_one(tmp_pa
             await platform.until(lambda: platform.workspace(ME).active_tasks == 1)
 
 
-def test_one_failure_is_weighed_against_the_last_minutes() -> None:
+def test_the_error_rate_covers_the_last_minutes() -> None:
     errors = ErrorRate()
     assert errors.update({TaskOutcome.COMPLETED: 5, TaskOutcome.FAILED: 5}, 0.0) == (0, 0)
     for second in range(1, 100):
@@ -55,66 +55,66 @@ async def test_the_next_message_answers_a_question(tmp_path: Path) -> None:
         place.echo.gate.set()
         async with placed(place):
             await registered(platform)
-            assert said_to(await platform.canvas_message(ME, "please ask")) == "which one?"
+            assert text_of(await platform.canvas_message(ME, "please ask")) == "which one?"
             for _ in range(2):
                 # The second comes again, and is the same answer to the same question.
-                assert said_to(await platform.canvas_message(ME, "the blue one", "m-2")) == "echo: the blue one"
-            assert said_to(await platform.canvas_message(ME, "something else")) == "echo: something else"
+                assert text_of(await platform.canvas_message(ME, "the blue one", "m-2")) == "echo: the blue one"
+            assert text_of(await platform.canvas_message(ME, "something else")) == "echo: something else"
         assert place.echo.heard == ["please ask", "the blue one", "something else"]
         assert len(set(place.echo.tasks)) == 2
         assert platform.notifications(ME) == []
 
 
-async def test_a_question_of_a_long_turn_is_answered_by_the_next_message_and_told_once(tmp_path: Path) -> None:
+async def test_a_question_after_the_deadline_is_sent_once_and_answered_by_the_next_message(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as platform:
         place = Place(tmp_path, platform, "push", answer_within_s=0.3)
         async with placed(place):
             await registered(platform)
-            assert said_to(await platform.canvas_message(ME, "please ask")) == STILL_WORKING
+            assert text_of(await platform.canvas_message(ME, "please ask")) == STILL_WORKING
             place.echo.gate.set()
             await platform.until(lambda: platform.notifications(ME) == ["which one?"])
             for _ in range(2):
-                assert said_to(await platform.canvas_message(ME, "blue", "m-2")) in (STILL_WORKING, SENT_SEPARATELY)
+                assert text_of(await platform.canvas_message(ME, "blue", "m-2")) in (STILL_WORKING, SENT_SEPARATELY)
             await platform.until(lambda: len(platform.notifications(ME)) == 2)
-            assert said_to(await platform.canvas_message(ME, "blue", "m-2")) == SENT_SEPARATELY
+            assert text_of(await platform.canvas_message(ME, "blue", "m-2")) == SENT_SEPARATELY
         assert platform.notifications(ME) == ["which one?", "echo: blue"]
         assert len(set(place.echo.tasks)) == 1
 
 
-async def test_a_question_to_a_peer_goes_to_it(tmp_path: Path) -> None:
+async def test_a_question_to_a_peer_is_sent_to_the_peer(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as platform:
         place = Place(tmp_path, platform, "push", answer_within_s=0.3)
         async with placed(place):
             await registered(platform)
-            assert said_to(await platform.peer_message(PEER, ME, "please ask", "m-1")) == STILL_WORKING
+            assert text_of(await platform.peer_message(PEER, ME, "please ask", "m-1")) == STILL_WORKING
             place.echo.gate.set()
             await platform.until(lambda: bool(platform.activity(PEER)))
             assert "which one?" in str(platform.activity(PEER)[0])
             assert platform.notifications(ME) == []
 
 
-async def test_a_message_that_comes_again_after_its_letter_gets_a_word(tmp_path: Path) -> None:
+async def test_a_message_repeated_after_its_late_reply_gets_a_promise(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as platform:
         place = Place(tmp_path, platform, "push", answer_within_s=0.3)
         async with placed(place):
             await registered(platform)
             for _ in range(2):
-                assert said_to(await platform.canvas_message(ME, "long", "m-9")) == STILL_WORKING
+                assert text_of(await platform.canvas_message(ME, "long", "m-9")) == STILL_WORKING
             place.echo.gate.set()
             await platform.until(lambda: platform.notifications(ME) == ["echo: long"])
-            assert said_to(await platform.canvas_message(ME, "long", "m-9")) == SENT_SEPARATELY
+            assert text_of(await platform.canvas_message(ME, "long", "m-9")) == SENT_SEPARATELY
         assert platform.shown(ME).count("echo: long") == 1
         assert place.echo.heard == ["long"]
 
 
 @pytest.mark.parametrize("about", [{"in_reply_to": "m-0"}, {"delegation_id": "work-1"}])
-async def test_a_peers_answer_is_told_to_the_user_and_not_answered(tmp_path: Path, about: dict[str, str]) -> None:
+async def test_a_peers_answer_is_reported_to_the_user_and_not_answered(tmp_path: Path, about: dict[str, str]) -> None:
     async with pushing_world(tmp_path) as platform:
         place = Place(tmp_path, platform, "push", answer_within_s=0.3)
         async with placed(place):
             await registered(platform)
             for _ in range(2):
-                assert said_to(await platform.peer_message(PEER, ME, "it is done", "m-1", {**about})) == RECEIVED
+                assert text_of(await platform.peer_message(PEER, ME, "it is done", "m-1", {**about})) == RECEIVED
             place.echo.gate.set()
             await platform.until(lambda: bool(platform.notifications(ME)))
             await anyio.sleep(0.1)
@@ -125,7 +125,7 @@ async def test_a_peers_answer_is_told_to_the_user_and_not_answered(tmp_path: Pat
         assert platform.activity(PEER) == []
 
 
-async def test_a_result_of_our_own_delegation_is_read_from_the_inbox_and_nothing_else(tmp_path: Path) -> None:
+async def test_in_push_mode_only_delegation_results_are_read_from_the_inbox(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as platform:
         place = Place(tmp_path, platform, "push")
         place.echo.gate.set()
@@ -140,11 +140,11 @@ async def test_a_result_of_our_own_delegation_is_read_from_the_inbox_and_nothing
         assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == ["forty-two"] * 2
 
 
-async def test_work_by_the_platforms_own_delegation_is_answered(tmp_path: Path) -> None:
+async def test_a_delegated_task_is_answered(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as platform:
         place = Place(tmp_path, platform, "push")
         place.echo.gate.set()
         async with placed(place):
             await registered(platform)
             outcome = await platform.peer_message(PEER, ME, "do it", "work-1", {"delegation_id": "work-1"})
-            assert said_to(outcome) == "echo: do it"
+            assert text_of(outcome) == "echo: do it"

@@ -1,4 +1,4 @@
-"""Answers that a foreign host has not waited for: sent to whoever the platform says has asked, once."""
+"""Late answers under a foreign host (`deadline_reply`, `inbox`): sent once, to the sender that the platform names."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,8 +49,8 @@ class Place:
         request.configuration.return_immediately = True
         await self.handler.on_message_send(request, ServerCallContext(user=AuthenticatedUser(OPERATOR)))
 
-    def tell_who_asked(self, source_id: str | None) -> None:
-        """Write down a message as the platform does when it is through with it."""
+    def write_row(self, source_id: str | None) -> None:
+        """Write the message's row, as the platform does after our response."""
         request = message_of("hello", "m-1")
         self.platform.write(NewRow(ME, source_id=source_id, method="message/send", request=request))
 
@@ -79,13 +79,13 @@ async def place(folder: Path) -> AsyncIterator[Place]:
         await handler.aclose()
 
 
-async def test_a_peer_gets_it_though_the_platform_tells_of_it_a_moment_later(tmp_path: Path) -> None:
+async def test_a_peer_gets_the_answer_although_its_row_appears_later(tmp_path: Path) -> None:
     async with place(tmp_path) as own:
         await own.ask()
         await own.late.defer(ASKED, OPERATOR)
         await own.late.defer(ASKED, OPERATOR)
         await own.platform.until(lambda: any(asked.method == "GET" for asked in own.platform.requests))
-        own.tell_who_asked(PEER)
+        own.write_row(PEER)
         await own.platform.until(lambda: bool(own.platform.activity(PEER)))
         (row,) = own.platform.activity(PEER)
         assert row["source_id"] == ME
@@ -94,19 +94,17 @@ async def test_a_peer_gets_it_though_the_platform_tells_of_it_a_moment_later(tmp
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-async def test_the_user_gets_it_and_so_they_do_where_nobody_knows_who_asked(tmp_path: Path, is_known: bool) -> None:
+async def test_the_user_gets_the_answer_also_without_a_row(tmp_path: Path, is_known: bool) -> None:
     async with place(tmp_path) as own:
         await own.ask()
         if is_known:
-            own.tell_who_asked(None)
+            own.write_row(None)
         await own.late.defer(ASKED, OPERATOR)
         await own.platform.until(lambda: bool(own.platform.notifications(ME)))
         assert own.platform.notifications(ME) == ["You said: hello"]
 
 
-async def test_a_database_that_fails_for_a_moment_takes_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failing_database_loses_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = 0
     find = Deliveries.find
 
@@ -119,16 +117,16 @@ async def test_a_database_that_fails_for_a_moment_takes_no_answer(
 
     async with place(tmp_path) as own:
         await own.ask()
-        own.tell_who_asked(None)
+        own.write_row(None)
         monkeypatch.setattr(Deliveries, "find", no_find)
         await own.late.defer(ASKED, OPERATOR)
         await own.platform.until(lambda: own.platform.notifications(ME) == ["You said: hello"])
     assert failed == 2
 
 
-async def test_what_the_agent_has_said_to_itself_is_answered_to_nobody(tmp_path: Path) -> None:
+async def test_a_message_to_itself_gets_no_reply(tmp_path: Path) -> None:
     async with place(tmp_path) as own:
-        own.tell_who_asked(ME)
+        own.write_row(ME)
         await own.ask()
         await own.late.defer(ASKED, OPERATOR)
         while await own.mail.unfinished():
@@ -137,12 +135,12 @@ async def test_what_the_agent_has_said_to_itself_is_answered_to_nobody(tmp_path:
         assert all(asked.method == "GET" for asked in own.platform.requests)
 
 
-async def test_a_message_that_comes_again_gets_a_word_and_not_the_answer_once_more(tmp_path: Path) -> None:
+async def test_a_repeated_message_gets_a_promise_and_not_a_second_answer(tmp_path: Path) -> None:
     async with place(tmp_path) as own:
         assert await own.late.promise(ASKED, OPERATOR) is None
         await own.ask()
         await own.late.defer(ASKED, OPERATOR)
-        own.tell_who_asked(None)
+        own.write_row(None)
         await own.platform.until(lambda: bool(own.platform.notifications(ME)))
         assert await own.late.promise(ASKED, OPERATOR) in (STILL_WORKING, SENT_SEPARATELY)
         assert await own.late.promise(ASKED, "another") is None

@@ -1,4 +1,4 @@
-"""What peers have answered to delegated work: told once, whoever tells it again."""
+"""Results of delegations reach the model once, also if the runtime reports them again."""
 
 import json
 from collections.abc import Callable
@@ -34,12 +34,12 @@ def result(number: int, answer: str = "done", **more: object) -> dict[str, objec
     return own | {"response_preview": answer, "timestamp": 1.0} | more
 
 
-def test_nothing_is_nothing_and_no_replay(begin: Callable[[], DelegationResults]) -> None:
+def test_without_a_file_there_is_nothing_new(begin: Callable[[], DelegationResults]) -> None:
     news = begin().take()
     assert (news.text, news.is_replay) == ("", False)
 
 
-def test_a_result_is_told_whole_and_marked(begin: Callable[[], DelegationResults], file: Path) -> None:
+def test_a_result_is_reported_in_full_and_quoted(begin: Callable[[], DelegationResults], file: Path) -> None:
     leave(file, result(1, "\n".join("a" * 500)))
     first, *told, last = begin().take().text.splitlines()
     assert told == ["Delegation d-1 to w-2: completed", *"a" * 500]
@@ -47,7 +47,7 @@ def test_a_result_is_told_whole_and_marked(begin: Callable[[], DelegationResults
     assert last == f"--- {number}: end of the peers' answers"
 
 
-def test_what_was_not_told_is_new_in_the_next_process(begin: Callable[[], DelegationResults], file: Path) -> None:
+def test_an_unreported_result_is_new_in_the_next_process(begin: Callable[[], DelegationResults], file: Path) -> None:
     leave(file, result(1))
     assert "d-1" in begin().take().text
     results = begin()
@@ -59,7 +59,7 @@ def test_what_was_not_told_is_new_in_the_next_process(begin: Callable[[], Delega
     assert (again.text, again.is_replay) == ("", True)
 
 
-def test_what_comes_between_taking_and_telling_is_kept(begin: Callable[[], DelegationResults], file: Path) -> None:
+def test_a_result_between_taking_and_reporting_is_kept(begin: Callable[[], DelegationResults], file: Path) -> None:
     results = begin()
     leave(file, result(1))
     news = results.take()
@@ -68,14 +68,14 @@ def test_what_comes_between_taking_and_telling_is_kept(begin: Callable[[], Deleg
     assert "d-2" in results.take().text
 
 
-def test_a_refused_message_takes_nothing_with_it(begin: Callable[[], DelegationResults], file: Path) -> None:
+def test_a_rejected_message_loses_no_result(begin: Callable[[], DelegationResults], file: Path) -> None:
     results = begin()
     leave(file, result(1))
     assert "d-1" in results.take().text
     assert "d-1" in results.take().text
 
 
-def test_another_end_of_the_same_delegation_is_new(begin: Callable[[], DelegationResults], file: Path) -> None:
+def test_another_status_of_the_same_delegation_is_new(begin: Callable[[], DelegationResults], file: Path) -> None:
     results = begin()
     leave(file, result(1, status="failed", error="no"))
     results.mark_reported(results.take())
@@ -83,7 +83,7 @@ def test_another_end_of_the_same_delegation_is_new(begin: Callable[[], Delegatio
     assert "completed" in results.take().text
 
 
-def test_only_what_the_runtime_made_of_a_message_is_known_by_its_text(
+def test_only_records_of_messages_are_recognized_by_their_text(
     begin: Callable[[], DelegationResults], file: Path
 ) -> None:
     begin().record_message("done")
@@ -97,25 +97,25 @@ def test_only_what_the_runtime_made_of_a_message_is_known_by_its_text(
 @pytest.mark.parametrize(
     "line", [b"{", b"[]", b"7", b"\xff\xfe", b"", b'{"delegation_id": 7, "response_preview": null}', b"[" * 100_000]
 )
-def test_lines_of_something_else_do_no_harm(begin: Callable[[], DelegationResults], file: Path, line: bytes) -> None:
+def test_invalid_lines_are_skipped(begin: Callable[[], DelegationResults], file: Path, line: bytes) -> None:
     file.write_bytes(line + b"\n" + json.dumps(result(1)).encode() + b"\n")
     assert "d-1" in begin().take().text
 
 
-def test_a_record_of_something_else_is_no_record(tmp_path: Path, file: Path) -> None:
+def test_an_invalid_digest_file_is_ignored(tmp_path: Path, file: Path) -> None:
     (tmp_path / "told").write_bytes(b"\xff\n" * 100)
     leave(file, result(1))
     assert DelegationResults(file, tmp_path / "told", nothing).take().text
 
 
-def test_much_is_cut_and_says_so(begin: Callable[[], DelegationResults], file: Path) -> None:
+def test_long_results_are_cut_with_a_note(begin: Callable[[], DelegationResults], file: Path) -> None:
     leave(file, *(result(number, "x" * 4096) for number in range(50)))
     text = begin().take().text
     assert len(text) < MAX_REPORT_CHARS + 300
     assert "characters left out" in text
 
 
-def test_what_is_known_is_bounded_and_the_newest_stays(
+def test_the_digests_are_limited_to_the_newest(
     begin: Callable[[], DelegationResults], file: Path, tmp_path: Path
 ) -> None:
     results = begin()
@@ -126,7 +126,7 @@ def test_what_is_known_is_bounded_and_the_newest_stays(
     assert begin().take().text == ""
 
 
-def test_a_record_that_cannot_be_written_stops_nobody(tmp_path: Path, file: Path) -> None:
+def test_an_unwritable_digest_file_stops_no_message(tmp_path: Path, file: Path) -> None:
     results = DelegationResults(file, tmp_path / "missing" / "told", nothing)
     leave(file, result(1))
     results.mark_reported(results.take())
@@ -134,7 +134,7 @@ def test_a_record_that_cannot_be_written_stops_nobody(tmp_path: Path, file: Path
     assert results.take().is_replay
 
 
-def test_without_a_file_the_runtime_is_asked_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_without_a_known_file_the_runtime_is_asked(tmp_path: Path) -> None:
     answers = ["- [completed] it", ""]
     results = DelegationResults(None, tmp_path / "told", lambda: answers.pop(0))
     assert "- [completed] it" in results.take().text

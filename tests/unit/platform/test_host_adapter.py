@@ -1,4 +1,4 @@
-"""The agent under a host that is not ours: made-up ids, redelivery, questions, and answers that take too long."""
+"""The agent under a foreign host: made-up ids, redelivery, questions and late answers."""
 
 import json
 import uuid
@@ -85,7 +85,7 @@ def artifact_of(context: RequestContext, artifact_id: str, parts: list[Part]) ->
 
 
 class Read(EventQueue):
-    """What the host gets."""
+    """Records what the host gets."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -172,7 +172,7 @@ async def host(
         yield Host(executor, worker, store)
 
 
-async def test_contexts_that_the_host_makes_up_are_the_main_one(tmp_path: Path) -> None:
+async def test_made_up_contexts_belong_to_the_main_context(tmp_path: Path) -> None:
     async with host(tmp_path) as own:
         first, second = await own.send("one"), await own.send("two")
         main = await own.store.main_context(OPERATOR)
@@ -180,7 +180,7 @@ async def test_contexts_that_the_host_makes_up_are_the_main_one(tmp_path: Path) 
         assert (first.context_id, second.context_id) == (main, main)
 
 
-async def test_a_context_that_was_spoken_in_is_continued(tmp_path: Path) -> None:
+async def test_a_known_context_is_continued(tmp_path: Path) -> None:
     async with host(tmp_path) as own:
         other = str(uuid.uuid4())
         await own.store.context_thread(OPERATOR, other).save("thread-2")
@@ -189,14 +189,14 @@ async def test_a_context_that_was_spoken_in_is_continued(tmp_path: Path) -> None
         assert [context for _, context in own.worker.heard] == [other, "release-7"]
 
 
-async def test_per_context_each_of_them_is_one_of_its_own(tmp_path: Path) -> None:
+async def test_with_conversations_per_context_each_context_is_separate(tmp_path: Path) -> None:
     async with host(tmp_path, one_main_context=False) as own:
         for text in ("one", "two"):
             await own.said(text)
         assert len({context for _, context in own.worker.heard}) == 2
 
 
-async def test_what_comes_again_joins_and_gets_the_same_answer(tmp_path: Path) -> None:
+async def test_a_repeated_message_joins_and_gets_the_same_answer(tmp_path: Path) -> None:
     async with host(tmp_path) as own:
         answers: list[Message] = []
 
@@ -216,7 +216,7 @@ async def test_what_comes_again_joins_and_gets_the_same_answer(tmp_path: Path) -
             await own.send("another", "m-1")
 
 
-async def test_a_process_that_ended_is_gone_on_for_and_its_sender_gets_the_answer(tmp_path: Path) -> None:
+async def test_a_message_of_an_earlier_process_is_resumed_and_its_sender_gets_the_answer(tmp_path: Path) -> None:
     async with host(tmp_path) as own:
         with anyio.move_on_after(0.3):
             await own.send("wait", "m-1")
@@ -237,14 +237,14 @@ async def test_a_failure_is_an_error(tmp_path: Path, text: str, expected: str) -
             await own.send(text)
 
 
-async def test_an_answer_has_text_even_where_nothing_was_said_and_files_behind_it(tmp_path: Path) -> None:
+async def test_an_answer_always_has_text_followed_by_files(tmp_path: Path) -> None:
     async with host(tmp_path) as own:
         assert await own.said("silence") == NO_ANSWER
         text, file = (await own.send("file")).parts
         assert (text.text, file.filename) == ("You said: file", "one.txt")
 
 
-async def test_a_question_is_an_answer_and_the_next_message_answers_it(tmp_path: Path) -> None:
+async def test_a_question_is_a_reply_and_the_next_message_answers_it(tmp_path: Path) -> None:
     async with host(tmp_path) as own:
         assert await own.said("ask") == "Which one?"
         assert await own.said("the first") == "You said: the first"
@@ -268,7 +268,7 @@ async def test_a_cancel_reaches_the_task(tmp_path: Path) -> None:
         await own.executor.cancel(context, Read())
 
 
-async def test_an_answer_that_takes_longer_than_the_host_waits_is_owed(tmp_path: Path) -> None:
+async def test_an_answer_after_the_deadline_is_deferred(tmp_path: Path) -> None:
     late = FakeLateReplies(deadline_s=0.05)
     async with host(tmp_path, late=late) as own:
         first, again = await own.send("wait", "m-1"), await own.send("wait", "m-1")
@@ -277,7 +277,7 @@ async def test_an_answer_that_takes_longer_than_the_host_waits_is_owed(tmp_path:
         assert late.deferred == [("m-1", OPERATOR)]
         own.worker.go.set()
         late.deadline_s = 5
-        # The letter has the answer, and has it alone.
+        # The answer is sent separately, and only there.
         assert await own.said("wait", "m-1") == STILL_WORKING
         assert len(own.worker.heard) == 1
         assert await own.said("quick") == "You said: quick"
@@ -292,7 +292,7 @@ async def test_a_late_question_is_answered_by_the_next_message(tmp_path: Path) -
         with anyio.fail_after(5):
             while await own.state_of(task_id) != TaskState.TASK_STATE_INPUT_REQUIRED:
                 await anyio.sleep(0.01)
-        # What comes of the task is told by the letter of the message that began it.
+        # The answer to the first message covers this one.
         for _ in range(2):
             assert await own.said("the first", "m-2") == STILL_WORKING
         with anyio.fail_after(5):
@@ -302,7 +302,7 @@ async def test_a_late_question_is_answered_by_the_next_message(tmp_path: Path) -
         assert len({context for _, context in own.worker.heard}) == 1
 
 
-async def test_a_snapshots_thread_is_gone_on_in_only_where_there_is_none(tmp_path: Path) -> None:
+async def test_a_snapshots_thread_is_resumed_only_without_a_stored_one(tmp_path: Path) -> None:
     async with host(tmp_path) as own:
         own.executor.restore("thread-1")
         await own.said("hello")
@@ -314,7 +314,7 @@ async def test_a_snapshots_thread_is_gone_on_in_only_where_there_is_none(tmp_pat
         assert await memory.load() == "thread-1"
 
 
-async def test_a_call_to_results_that_are_known_begins_nothing(tmp_path: Path) -> None:
+async def test_a_wake_up_for_known_results_starts_no_task(tmp_path: Path) -> None:
     echo = {"delegation_id": "row-1", "source_id": "w-1", "status": "completed", "response_preview": "look at it"}
     woken = f"{WAKE_UP_MESSAGE}. Review them and take appropriate action:"
     async with host(tmp_path) as own:
@@ -334,7 +334,7 @@ class Heartbeat:
     current_task: str = ""
 
 
-async def test_a_host_sees_what_is_at_work_and_not_what_was_put_before_it(tmp_path: Path) -> None:
+async def test_the_heartbeat_shows_the_message_without_the_added_results(tmp_path: Path) -> None:
     (tmp_path / "results").write_text('{"delegation_id": "d-1", "status": "completed"}\n')
     heartbeat = Heartbeat()
     async with host(tmp_path, heartbeat=heartbeat) as own:

@@ -1,4 +1,4 @@
-"""Our own host on the platform, against its stand-in: the inbox with its traps, replies, pushes, and being there."""
+"""Our own host on the stand-in platform: `registration`, `inbox`, `dispatcher`, and pushed messages."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -54,7 +54,7 @@ async def pushing_world(folder: Path) -> AsyncIterator[StandInPlatform]:
         yield platform
 
 
-async def test_a_message_of_the_users_is_answered_on_the_canvas(tmp_path: Path) -> None:
+async def test_a_users_message_is_answered_on_the_canvas(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         async with placed(place):
             await platform.canvas_message(ME, "hello")
@@ -62,7 +62,7 @@ async def test_a_message_of_the_users_is_answered_on_the_canvas(tmp_path: Path) 
         assert place.echo.heard == ["hello"]
 
 
-async def test_what_came_before_the_agent_is_answered_in_its_order(tmp_path: Path) -> None:
+async def test_messages_before_the_start_are_answered_in_order(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         for number in range(5):
             await platform.canvas_message(ME, str(number))
@@ -71,7 +71,7 @@ async def test_what_came_before_the_agent_is_answered_in_its_order(tmp_path: Pat
         assert platform.notifications(ME) == [f"echo: {number}" for number in range(5)]
 
 
-async def test_a_backlog_above_the_page_is_read_to_its_end(tmp_path: Path) -> None:
+async def test_a_backlog_of_several_pages_is_read(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         for number in range(75):
             await platform.canvas_message(ME, str(number))
@@ -81,7 +81,7 @@ async def test_a_backlog_above_the_page_is_read_to_its_end(tmp_path: Path) -> No
         assert place.echo.heard == [str(number) for number in range(75)]
 
 
-async def test_a_peer_gets_a_message_that_says_what_it_answers(tmp_path: Path) -> None:
+async def test_a_reply_to_a_peer_names_the_message_it_answers(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         async with placed(place):
             await platform.peer_message(PEER, ME, "do it", "work-1", {"delegation_id": "work-1"})
@@ -95,7 +95,7 @@ async def test_a_peer_gets_a_message_that_says_what_it_answers(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("about", [{"in_reply_to": "m-0"}, {"delegation_id": "work-1"}])
-async def test_an_answer_of_a_peers_is_told_to_the_user_and_not_answered(tmp_path: Path, about: dict[str, str]) -> None:
+async def test_a_peers_answer_is_reported_to_the_user_and_not_answered(tmp_path: Path, about: dict[str, str]) -> None:
     async with world(tmp_path) as (platform, place):
         async with placed(place):
             await platform.peer_message(PEER, ME, "it is done", "m-1", {**about})
@@ -107,7 +107,7 @@ async def test_an_answer_of_a_peers_is_told_to_the_user_and_not_answered(tmp_pat
         assert platform.activity(PEER) == []
 
 
-async def test_two_agents_do_not_answer_each_other_for_ever(tmp_path: Path) -> None:
+async def test_two_polling_agents_do_not_answer_each_other_for_ever(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / ".auth_token").write_text("peer's")
@@ -122,7 +122,7 @@ async def test_two_agents_do_not_answer_each_other_for_ever(tmp_path: Path) -> N
         assert len(other.echo.heard) == 1
 
 
-async def test_rows_of_all_kinds_are_work_or_they_are_not(tmp_path: Path) -> None:
+async def test_rows_of_all_kinds_are_answered_or_skipped(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place), placed(place):
         for _, row, _ in ROWS:
             platform.write(row)
@@ -134,7 +134,7 @@ async def test_rows_of_all_kinds_are_work_or_they_are_not(tmp_path: Path) -> Non
         assert len([text for text in platform.notifications(ME) if text.startswith("echo")]) == len(work)
 
 
-async def test_a_result_that_a_tool_has_told_is_not_told_again(tmp_path: Path) -> None:
+async def test_a_result_that_a_tool_has_returned_is_skipped(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place), placed(place) as agent:
         agent.api.reported_delegations.append("work-1")
         platform.write(result_row(ME, PEER, "work-1", "told"))
@@ -144,7 +144,7 @@ async def test_a_result_that_a_tool_has_told_is_not_told_again(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-async def test_a_result_that_a_tool_waits_for_is_told_by_one_of_both(tmp_path: Path, *, is_told: bool) -> None:
+async def test_an_awaited_result_is_reported_by_the_tool_or_by_the_inbox(tmp_path: Path, *, is_told: bool) -> None:
     async with world(tmp_path) as (platform, place), placed(place) as agent:
         agent.api.awaited_delegations.append("work-1")
         platform.write(result_row(ME, PEER, "work-1", "it is done"))
@@ -162,7 +162,7 @@ async def test_a_result_that_a_tool_waits_for_is_told_by_one_of_both(tmp_path: P
         assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == heard
 
 
-async def test_nothing_is_done_twice_after_a_restart(tmp_path: Path) -> None:
+async def test_nothing_is_repeated_after_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         for life in range(3):
             async with placed(place):
@@ -171,7 +171,7 @@ async def test_nothing_is_done_twice_after_a_restart(tmp_path: Path) -> None:
         assert place.echo.heard == [f"life {life}" for life in range(3)]
 
 
-async def test_a_lost_cursor_replays_nothing_and_loses_nothing(tmp_path: Path) -> None:
+async def test_a_lost_cursor_repeats_nothing_and_loses_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         async with placed(place) as agent:
             for number in range(3):
@@ -186,7 +186,7 @@ async def test_a_lost_cursor_replays_nothing_and_loses_nothing(tmp_path: Path) -
         assert place.echo.heard == [str(number) for number in range(5)]
 
 
-async def test_a_death_before_the_answer_is_out_takes_no_answer(tmp_path: Path) -> None:
+async def test_a_killed_process_loses_no_reply(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         platform.faults.next_time(Fault.FAILING, "/notify", times=100)
         async with placed(place):
@@ -199,7 +199,7 @@ async def test_a_death_before_the_answer_is_out_takes_no_answer(tmp_path: Path) 
         assert (place.echo.heard, platform.notifications(ME)) == (["hello"], ["echo: hello"])
 
 
-async def test_an_answer_that_came_through_although_the_line_broke_is_not_sent_again(tmp_path: Path) -> None:
+async def test_a_reply_that_arrived_despite_a_broken_connection_is_not_repeated(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         platform.faults.next_time(Fault.LOST, "/notify")
         async with placed(place):
@@ -210,7 +210,7 @@ async def test_an_answer_that_came_through_although_the_line_broke_is_not_sent_a
         assert platform.notifications(ME) == ["echo: hello", "echo: hello", "echo: other"]
 
 
-async def test_a_look_for_an_answer_that_fails_proves_nothing(tmp_path: Path) -> None:
+async def test_a_failed_lookup_of_a_reply_proves_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         platform.faults.next_time(Fault.LOST, "/notify")
         async with placed(place):
@@ -223,7 +223,7 @@ async def test_a_look_for_an_answer_that_fails_proves_nothing(tmp_path: Path) ->
         assert platform.notifications(ME) == ["echo: hello", "echo: other"]
 
 
-async def test_rows_of_one_moment_are_all_read(tmp_path: Path) -> None:
+async def test_rows_with_the_same_timestamp_are_all_read(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         platform.faults.by_chance(1.0, Fault.SAME_TIME)
         async with placed(place):
@@ -234,7 +234,7 @@ async def test_rows_of_one_moment_are_all_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [{"metadata": {"a": 10**400}}, {"messageId": "\ud800"}, {"contextId": "\x00"}])
-async def test_no_row_stops_the_inbox(tmp_path: Path, odd: dict[str, JsonValue]) -> None:
+async def test_no_invalid_row_stops_the_inbox(tmp_path: Path, odd: dict[str, JsonValue]) -> None:
     said: JsonObject = {"messageId": "m-1", "parts": [{"kind": "text", "text": "odd"}], **odd}
     async with world(tmp_path) as (platform, place), placed(place):
         platform.faults.by_chance(1.0, Fault.TEXT_BODY)
@@ -243,7 +243,7 @@ async def test_no_row_stops_the_inbox(tmp_path: Path, odd: dict[str, JsonValue])
         await platform.until(lambda: "echo: hello" in platform.notifications(ME))
 
 
-async def test_a_row_that_nobody_foresaw_is_passed_over(
+async def test_a_row_that_cannot_be_read_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def read(row: ActivityRow, own_id: str) -> IncomingMessage | SkippedRow:
@@ -273,7 +273,7 @@ async def peer_that_answers(status: int) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("status", [410, 401, 429, 503, 404])
-async def test_a_peer_that_takes_no_answer_stops_neither_the_agent_nor_its_inbox(tmp_path: Path, status: int) -> None:
+async def test_a_peer_that_rejects_replies_stops_neither_agent_nor_inbox(tmp_path: Path, status: int) -> None:
     async with peer_that_answers(status) as url, running_platform(tmp_path / "platform.sqlite3") as platform:
         platform.add_workspace(ME, delivery="poll", name="me")
         platform.add_workspace(PEER, "peer's", "push", name="peer", url=url)
@@ -299,7 +299,7 @@ async def test_large_rows_do_not_stop_the_inbox(tmp_path: Path, monkeypatch: pyt
         assert len(place.echo.heard) == 5
 
 
-async def test_an_agent_that_takes_one_message_at_a_time_hears_the_answer_to_its_question(tmp_path: Path) -> None:
+async def test_with_one_slot_the_answer_to_a_question_is_still_read(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         place.at_once = 1
         async with placed(place):
@@ -309,7 +309,7 @@ async def test_an_agent_that_takes_one_message_at_a_time_hears_the_answer_to_its
             await platform.until(lambda: platform.notifications(ME) == ["which one?", "echo: the second"])
 
 
-async def test_an_answer_is_found_however_much_came_after_it(tmp_path: Path) -> None:
+async def test_a_sent_reply_is_found_behind_many_later_rows(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         platform.faults.next_time(Fault.LOST, "/notify")
         async with placed(place):
@@ -322,16 +322,14 @@ async def test_an_answer_is_found_however_much_came_after_it(tmp_path: Path) -> 
         assert platform.notifications(ME) == ["echo: hello", "echo: other"]
 
 
-async def test_a_switch_of_the_delivery_takes_no_message_from_the_agents_hands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_switch_of_the_delivery_mode_loses_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, go = anyio.Event(), anyio.Event()
     real = Dispatcher._submit
 
-    async def slow(self: Dispatcher, letter: OutboxMessage) -> None:
+    async def slow(self: Dispatcher, message: OutboxMessage) -> None:
         entered.set()
         await go.wait()
-        await real(self, letter)
+        await real(self, message)
 
     monkeypatch.setattr(Dispatcher, "_submit", slow)
     async with world(tmp_path) as (platform, place):
@@ -350,9 +348,7 @@ async def test_a_switch_of_the_delivery_takes_no_message_from_the_agents_hands(
             await platform.until(lambda: platform.notifications(ME) == ["echo: one", "echo: two"])
 
 
-async def test_a_database_that_fails_for_a_moment_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failing_database_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[str] = []
     reading, find = Outbox._reading, Deliveries.find
 
@@ -376,7 +372,7 @@ async def test_a_database_that_fails_for_a_moment_loses_nothing(
     assert len(failed) == 4
 
 
-async def test_a_task_that_cannot_be_followed_for_a_while_is_answered_all_the_same(
+async def test_a_task_that_cannot_be_followed_for_a_while_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("codex_workspace.platform.dispatcher.LONGEST_PAUSE_S", 0.01)
@@ -399,7 +395,7 @@ async def test_a_task_that_cannot_be_followed_for_a_while_is_answered_all_the_sa
     assert failed == 30
 
 
-async def test_what_shows_up_late_of_the_first_moment_is_read(tmp_path: Path) -> None:
+async def test_a_late_row_of_the_oldest_timestamp_is_read(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         platform.write(NewRow(ME, method="notify", summary="old", request={"message": "old"}))
         async with placed(place):
@@ -419,7 +415,7 @@ async def test_the_same_message_in_two_rows_is_answered_once(tmp_path: Path) -> 
         assert len(place.echo.heard) == 2
 
 
-async def test_no_more_is_fetched_than_is_worked_on(tmp_path: Path) -> None:
+async def test_no_more_messages_are_fetched_than_there_are_slots(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         place.at_once = 3
         place.echo.gate = anyio.Event()
@@ -434,7 +430,7 @@ async def test_no_more_is_fetched_than_is_worked_on(tmp_path: Path) -> None:
             await platform.until(lambda: len(platform.notifications(ME)) == 10)
 
 
-async def test_a_failed_task_is_told_as_one(tmp_path: Path) -> None:
+async def test_a_failed_task_is_reported_as_failed(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place):
         async with placed(place):
             await platform.canvas_message(ME, "please fail")
@@ -442,7 +438,7 @@ async def test_a_failed_task_is_told_as_one(tmp_path: Path) -> None:
         assert platform.notifications(ME) == ["This could not be done: the work went wrong"]
 
 
-async def test_a_question_goes_out_and_the_next_message_is_its_answer(tmp_path: Path) -> None:
+async def test_a_question_is_sent_and_the_next_message_answers_it(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place), placed(place) as agent:
         await platform.canvas_message(ME, "please ask")
         await platform.until(lambda: platform.notifications(ME) == ["which one?"])
@@ -453,7 +449,7 @@ async def test_a_question_goes_out_and_the_next_message_is_its_answer(tmp_path: 
             await anyio.sleep(0.02)
 
 
-async def test_an_idle_agent_is_quick_and_does_not_hammer(tmp_path: Path) -> None:
+async def test_an_idle_agent_reacts_quickly_with_few_requests(tmp_path: Path) -> None:
     async with world(tmp_path) as (platform, place), placed(place):
         await platform.until(lambda: any(each.path.endswith("/activity") for each in platform.requests))
         before = sum(each.path.endswith("/activity") for each in platform.requests)
@@ -492,7 +488,7 @@ async def test_a_rotated_token_is_found(tmp_path: Path) -> None:
             await platform.until(lambda: len(platform.notifications(other)) == 2)
 
 
-async def test_a_platform_that_was_away_finds_the_agent_again(tmp_path: Path) -> None:
+async def test_the_agent_registers_again_after_an_outage(tmp_path: Path) -> None:
     file = tmp_path / "platform.sqlite3"
     async with anyio.create_task_group() as tasks:
         async with running_platform(file) as platform:
@@ -520,7 +516,7 @@ async def live(place: Place) -> None:
 # --- Pushed ---
 
 
-async def test_what_is_pushed_is_answered_by_one_message(tmp_path: Path) -> None:
+async def test_a_pushed_message_is_answered_by_one_message(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as pusher:
         place = Place(tmp_path, pusher, "auto")
         place.echo.gate.set()
@@ -534,7 +530,7 @@ async def test_what_is_pushed_is_answered_by_one_message(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("sender", [None, PEER])
-async def test_a_long_turn_is_answered_in_time_and_in_the_end(tmp_path: Path, sender: str | None) -> None:
+async def test_a_long_turn_gets_a_promise_and_the_answer(tmp_path: Path, sender: str | None) -> None:
     async with pushing_world(tmp_path) as pusher:
         place = Place(tmp_path, pusher, "push", answer_within_s=0.3)
         async with placed(place):
@@ -555,7 +551,7 @@ async def test_a_long_turn_is_answered_in_time_and_in_the_end(tmp_path: Path, se
         assert place.echo.heard == ["long"]
 
 
-async def test_a_peers_answer_is_a_peers_however_long_the_platform_does_not_tell(tmp_path: Path) -> None:
+async def test_a_reply_to_a_peer_waits_for_the_row_that_names_the_peer(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as pusher:
         place = Place(tmp_path, pusher, "push", answer_within_s=0.3)
         async with placed(place):
@@ -581,7 +577,7 @@ async def test_a_pushed_answer_of_a_peers_gets_no_late_answer(tmp_path: Path) ->
         assert pusher.activity(PEER) == []
 
 
-async def test_two_agents_that_are_pushed_to_do_not_answer_each_other_for_ever(tmp_path: Path) -> None:
+async def test_two_pushed_agents_do_not_answer_each_other_for_ever(tmp_path: Path) -> None:
     options = StandInOptions(wait_s=5.0, tells_secret=True)
     async with running_platform(tmp_path / "platform.sqlite3", options=options) as platform:
         platform.add_workspace(ME, delivery="push", name="me")
@@ -604,7 +600,7 @@ async def test_two_agents_that_are_pushed_to_do_not_answer_each_other_for_ever(t
         assert "ping" in platform.notifications(PEER)[0]
 
 
-async def test_a_long_turn_survives_a_death(tmp_path: Path) -> None:
+async def test_a_long_turn_survives_a_kill(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as pusher:
         place = Place(tmp_path, pusher, "push", answer_within_s=0.3)
         async with placed(place):

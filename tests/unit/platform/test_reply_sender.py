@@ -1,4 +1,4 @@
-"""Sending what is owed: how long a peer that takes nothing is waited for, and how far back is looked."""
+"""Sending replies: peers that accept nothing, and searches in the activity."""
 
 import time
 from collections.abc import AsyncIterator
@@ -21,23 +21,23 @@ from tests.support.platform_place import ME, PEER
 
 
 @dataclass
-class Office:
-    """A reply sender on the stand-in, whose peer is out of reach."""
+class Setup:
+    """A reply sender whose peer is unreachable."""
 
     platform: StandInPlatform
     api: PlatformClient
     mail: Outbox
     sender: ReplySender
     now_s: float = 0.0
-    over: list[str] = field(default_factory=list)
+    completed: list[str] = field(default_factory=list)
 
-    async def owe(self, name: str, peer: str) -> None:
+    async def enqueue(self, name: str, peer: str) -> None:
         taken = await self.mail.add(OutboxMessage(name, "me", name, Route.PEER, peer, digest=name.encode()))
         assert taken is not None
         self.sender.enqueue(await self.mail.set_reply(taken, name))
 
-    async def told_over(self, *names: str) -> None:
-        while self.over != [*names]:
+    async def wait_for_completed(self, *names: str) -> None:
+        while self.completed != [*names]:
             await anyio.sleep(0.01)
 
     def tries(self) -> int:
@@ -45,7 +45,7 @@ class Office:
 
 
 @asynccontextmanager
-async def office(folder: Path) -> AsyncIterator[Office]:
+async def sending_to_silent_peer(folder: Path) -> AsyncIterator[Setup]:
     async with (
         running_platform() as platform,
         open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
@@ -57,46 +57,46 @@ async def office(folder: Path) -> AsyncIterator[Office]:
             open_platform_client(platform.url, ME, WorkspaceToken(folder / "token")) as api,
             anyio.create_task_group() as tasks,
         ):
-            over: list[str] = []
+            completed: list[str] = []
             sender = ReplySender(
                 api,
                 store.outbox,
                 tasks,
-                on_sent=lambda message: over.append(message.id),
+                on_sent=lambda message: completed.append(message.id),
                 on_removed=lambda: None,
                 jitter=lambda: 0.02,
                 clock=lambda: place.now_s,
             )
-            place = Office(platform, api, store.outbox, sender, over=over)
+            place = Setup(platform, api, store.outbox, sender, completed=completed)
             yield place
             tasks.cancel_scope.cancel()
 
 
-async def test_a_peer_that_takes_nothing_is_given_up_after_a_while(tmp_path: Path) -> None:
-    async with office(tmp_path) as place:
+async def test_replies_to_a_silent_peer_are_dropped_after_a_while(tmp_path: Path) -> None:
+    async with sending_to_silent_peer(tmp_path) as place:
         for name in ("a", "b"):
-            await place.owe(name, PEER)
+            await place.enqueue(name, PEER)
         await place.platform.until(lambda: place.tries() >= 3)
-        assert place.over == []
+        assert place.completed == []
         place.now_s = PEER_TIMEOUT_S
-        await place.told_over("a", "b")
+        await place.wait_for_completed("a", "b")
         assert await place.mail.unfinished() == []
 
 
-async def test_only_so_many_answers_wait_for_one_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_replies_waiting_for_one_peer_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("codex_workspace.platform.reply_sender.MAX_WAITING", 2)
-    async with office(tmp_path) as place:
-        await place.owe("a", PEER)
+    async with sending_to_silent_peer(tmp_path) as place:
+        await place.enqueue("a", PEER)
         await place.platform.until(lambda: place.tries() >= 1)
         for name in ("b", "c", "d"):
-            await place.owe(name, PEER)
-        await place.told_over("b")
+            await place.enqueue(name, PEER)
+        await place.wait_for_completed("b")
         assert [each.id for each in await place.mail.unfinished()] == ["a", "c", "d"]
 
 
 @pytest.mark.parametrize("is_same_moment", [True, False])
-async def test_rows_are_looked_for_as_far_back_as_is_asked(tmp_path: Path, is_same_moment: bool) -> None:
-    async with office(tmp_path) as place:
+async def test_look_back_ends_at_the_given_time_or_count(tmp_path: Path, is_same_moment: bool) -> None:
+    async with sending_to_silent_peer(tmp_path) as place:
         if is_same_moment:
             place.platform.faults.by_chance(1.0, Fault.SAME_TIME)
         for number in range(230):

@@ -1,4 +1,4 @@
-"""What the platform's runtime is told of work, in each of its generations and without any."""
+"""Calls to the platform's runtime, in each of its generations and without it; also covers `active_tasks`."""
 
 import importlib
 import sys
@@ -78,7 +78,7 @@ async def test_the_platform_sees_how_many_tasks_are_active(
     assert (tmp_path / "beats").read_text().splitlines() == ["1 first", "0 ", "1 " + "x" * MAX_TASK_CHARS, "0 "]
 
 
-async def test_a_platform_that_does_not_answer_holds_no_task_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_platform_that_does_not_respond_delays_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     async def set_current_task(heartbeat: Any, task: str) -> None:
         heartbeat.active_tasks += 1 if task else -1
         await anyio.sleep_forever()
@@ -95,7 +95,7 @@ async def test_a_platform_that_does_not_answer_holds_no_task_up(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("odd"), KeyError("token")])
-async def test_a_helper_that_fails_ends_no_task(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+async def test_a_failing_helper_ends_no_task(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     async def set_current_task(heartbeat: object, task: str) -> None:
         raise error
 
@@ -116,7 +116,7 @@ async def test_a_helper_that_fails_ends_no_task(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("heartbeat", [None, object()], ids=["none", "of another kind"])
-async def test_without_a_heartbeat_nothing_is_told(heartbeat: object) -> None:
+async def test_without_a_heartbeat_nothing_is_reported(heartbeat: object) -> None:
     async with telling(heartbeat) as active:
         with active.track("first"):
             await settled()
@@ -135,7 +135,7 @@ def test_a_wedge_is_marked_and_cleared(generation: str, monkeypatch: pytest.Monk
         assert not wedge().is_wedged()
 
 
-def test_a_generation_that_knows_no_wedge_is_told_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_without_wedges_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with hosted_by("april", monkeypatch):
         mark_wedged("codex is broken")
         clear_wedge()
