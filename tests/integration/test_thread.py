@@ -83,6 +83,11 @@ class FarEnd:
         await self.say("turn/started", turn={"id": turn_id})
         return params
 
+    async def start(self) -> None:
+        """Start the thread and its first turn."""
+        await self.start_thread()
+        await self.start_turn()
+
     async def say(self, method: str, thread_id: str = "thread-1", **params: JsonValue) -> None:
         await self.codex.tell(method, threadId=thread_id, **params)
 
@@ -144,6 +149,26 @@ def _scene(codexes: list[MemoryCodex], memory: Memory, options: ThreadOptions, l
     return Scene(conversation, memory, [FarEnd(codex, memory) for codex in codexes])
 
 
+@asynccontextmanager
+async def started_turn(
+    far: Callable[[FarEnd], Awaitable[None]] | None = None,
+    *,
+    options: ThreadOptions = OPTIONS,
+    limits: TurnLimits = LIMITS,
+) -> AsyncIterator[tuple[Scene, StartedTurn[Turn]]]:
+    """Start a thread and its first turn; codex then does what `far` says."""
+    async with scene(options=options, limits=limits) as now, anyio.create_task_group() as tasks:
+
+        async def codex() -> None:
+            await now.end.start()
+            if far is not None:
+                await far(now.end)
+
+        tasks.start_soon(codex)
+        async with now.conversation.turn(text_input("hello")) as begun:
+            yield now, begun
+
+
 async def follow(begun: StartedTurn[Turn]) -> list[TurnEvent]:
     """Return all events of a turn."""
     events: list[TurnEvent] = []
@@ -180,6 +205,18 @@ async def talk(now: Scene, far: Callable[[FarEnd], Awaitable[None]], *, text: st
         tasks.start_soon(said, now.conversation)
         await far(now.end)
     return said
+
+
+async def talk_once(
+    far: Callable[[FarEnd], Awaitable[None]],
+    *,
+    known: str | None = None,
+    options: ThreadOptions = OPTIONS,
+    limits: TurnLimits = LIMITS,
+) -> Talk:
+    """Run the only turn of a context, with the stored thread id `known`."""
+    async with scene(known=known, options=options, limits=limits) as now:
+        return await talk(now, far)
 
 
 def usage(total: int, last: int) -> JsonObject:
@@ -232,23 +269,20 @@ async def test_what_comes_ahead_of_the_answer_is_heard() -> None:
         await end.codex.reply(request, {"turn": {"id": "turn-1"}})
         await end.complete()
 
-    async with scene() as now:
-        assert (await talk(now, far)).events[:2] == [TurnStarted(), MessageDelta("m", "first")]
+    assert (await talk_once(far)).events[:2] == [TurnStarted(), MessageDelta("m", "first")]
 
 
 @in_virtual_time
 async def test_what_is_of_another_turn_is_not_of_this_one() -> None:
     async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.start_turn()
+        await end.start()
         await end.delta("late", "turn-0")
         await end.complete("turn-0")
         await end.delta("mine")
         await end.complete()
 
-    async with scene() as now:
-        said = await talk(now, far)
-        assert said.events == [TurnStarted(), MessageDelta("m", "mine"), TurnCompleted("completed", None, None)]
+    said = await talk_once(far)
+    assert said.events == [TurnStarted(), MessageDelta("m", "mine"), TurnCompleted("completed", None, None)]
 
 
 @pytest.mark.parametrize("text", ["", "  \n\t"])
@@ -269,8 +303,7 @@ async def test_receive_returns_at_its_time_with_nothing() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn()
+            await now.end.start()
 
         tasks.start_soon(far)
         async with now.conversation.turn(text_input("hello")) as begun:
@@ -333,8 +366,7 @@ async def test_an_interrupt_stops_the_turn_and_its_commands_and_closes_what_is_o
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn()
+            await now.end.start()
             await now.end.command()
             ids: JsonObject = {"threadId": "thread-1", "turnId": "turn-1"}
             assert await now.end.codex.answer("turn/interrupt", {}) == ids
@@ -379,41 +411,31 @@ async def test_an_interrupt_waits_for_the_turns_start() -> None:
 
 @in_virtual_time
 async def test_an_interrupt_that_comes_too_early_is_asked_again() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async def far(end: FarEnd) -> None:
+        asked = []
+        for _ in range(3):
+            await end.codex.refuse(await end.codex.read("turn/interrupt"), -32600, "no active turn")
+            asked.append(anyio.current_time())
+        await end.obey()
+        assert [asked[1] - asked[0], asked[2] - asked[1]] == pytest.approx([INTERRUPT_RETRY_S] * 2, abs=0.01)
 
-        async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn()
-            asked = []
-            for _ in range(3):
-                await now.end.codex.refuse(await now.end.codex.read("turn/interrupt"), -32600, "no active turn")
-                asked.append(anyio.current_time())
-            await now.end.obey()
-            assert [asked[1] - asked[0], asked[2] - asked[1]] == pytest.approx([INTERRUPT_RETRY_S] * 2, abs=0.01)
-
-        tasks.start_soon(far)
-        async with now.conversation.turn(text_input("hello")) as begun:
-            begun.turn.interrupt()
-            await follow(begun)
-            assert begun.turn.ended == TurnCompleted("interrupted", None, None)
+    async with started_turn(far) as (_, begun):
+        begun.turn.interrupt()
+        await follow(begun)
+        assert begun.turn.ended == TurnCompleted("interrupted", None, None)
 
 
 @in_virtual_time
 async def test_a_turn_may_complete_while_its_interrupt_is_on_the_way() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async def far(end: FarEnd) -> None:
+        request = await end.codex.read("turn/interrupt")
+        await end.complete()
+        await end.codex.refuse(request, -32600, "no active turn to interrupt")
 
-        async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn()
-            request = await now.end.codex.read("turn/interrupt")
-            await now.end.complete()
-            await now.end.codex.refuse(request, -32600, "no active turn to interrupt")
-
-        tasks.start_soon(far)
-        async with now.conversation.turn(text_input("hello")) as begun:
-            begun.turn.interrupt()
-            await follow(begun)
-            assert begun.turn.ended == TurnCompleted("completed", None, None)
+    async with started_turn(far) as (_, begun):
+        begun.turn.interrupt()
+        await follow(begun)
+        assert begun.turn.ended == TurnCompleted("completed", None, None)
 
 
 @in_virtual_time
@@ -421,8 +443,7 @@ async def test_a_codex_that_does_not_obey_is_killed() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn()
+            await now.end.start()
             await now.end.codex.answer("turn/interrupt", {})
             await now.end.codex.answer("thread/backgroundTerminals/clean", {})
 
@@ -513,8 +534,7 @@ async def test_a_caller_cancelled_while_starting_leaves_no_turn_behind() -> None
 @in_virtual_time
 async def test_idle_without_an_end_is_settled_by_what_codex_recorded() -> None:
     async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.start_turn()
+        await end.start()
         await end.idle()
         params = await end.codex.answer("thread/turns/list", recorded({"id": "turn-0"}, {"id": "turn-1", **DONE}))
         assert params == {"threadId": "thread-1", "limit": LAST_TURNS, "itemsView": "full"}
@@ -554,8 +574,7 @@ def test_an_idle_thread_is_settled_whatever_the_record_says(
     answer: JsonValue, status: str, sentence: str | None
 ) -> None:
     async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.start_turn()
+        await end.start()
         await end.idle()
         request = await end.codex.read("thread/turns/list")
         if answer == "refused":
@@ -578,8 +597,7 @@ def test_an_idle_thread_is_settled_whatever_the_record_says(
 @in_virtual_time
 async def test_an_idle_thread_whose_turn_is_in_progress_goes_on() -> None:
     async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.start_turn()
+        await end.start()
         await end.idle()
         await end.codex.answer("thread/turns/list", recorded({"id": "turn-1", "status": "inProgress"}))
         await anyio.sleep(100)
@@ -608,8 +626,7 @@ async def test_idle_before_the_turns_start_means_nothing() -> None:
 @in_virtual_time
 async def test_idle_right_before_the_end_asks_nothing() -> None:
     async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.start_turn()
+        await end.start()
         await end.idle()
         await anyio.sleep(IDLE_GRACE_S / 2)
         await end.complete()
@@ -640,8 +657,7 @@ async def test_an_error_without_an_end_is_the_end() -> None:
 @in_virtual_time
 async def test_a_silent_turn_is_stopped_and_fails() -> None:
     async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.start_turn()
+        await end.start()
         await end.command()
         await end.obey()
 
@@ -664,8 +680,7 @@ async def test_a_silent_turn_is_stopped_and_fails() -> None:
 @in_virtual_time
 async def test_a_silent_turn_that_cannot_be_stopped_ends_with_codex() -> None:
     async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.start_turn()
+        await end.start()
         await end.codex.answer("turn/interrupt", {})
         await end.codex.answer("thread/backgroundTerminals/clean", {})
 
@@ -682,18 +697,16 @@ async def test_a_silent_turn_that_cannot_be_stopped_ends_with_codex() -> None:
 @in_virtual_time
 async def test_a_command_that_prints_is_no_silence() -> None:
     async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.start_turn()
+        await end.start()
         await end.command()
         for _ in range(10):
             await anyio.sleep(LIMITS.inactivity_s - 1)
             await end.say("item/commandExecution/outputDelta", turnId="turn-1", itemId="c", delta=".")
         await end.complete()
 
-    async with scene() as now:
-        said = await talk(now, far)
-        assert said.ended.status == "completed"
-        assert sum(isinstance(event, CommandOutput) for event in said.events) == 10
+    said = await talk_once(far)
+    assert said.ended.status == "completed"
+    assert sum(isinstance(event, CommandOutput) for event in said.events) == 10
 
 
 @in_virtual_time
@@ -701,8 +714,7 @@ async def test_reconnecting_for_ever_is_silence() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far(end: FarEnd) -> None:
-            await end.start_thread()
-            await end.start_turn()
+            await end.start()
             tasks.start_soon(reconnect, end)
             await end.obey()
             tasks.cancel_scope.cancel()
@@ -725,8 +737,7 @@ async def test_other_threads_and_turns_do_not_keep_a_turn_alive() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far(end: FarEnd) -> None:
-            await end.start_thread()
-            await end.start_turn()
+            await end.start()
             tasks.start_soon(chatter, end)
             await end.obey()
             tasks.cancel_scope.cancel()
@@ -745,8 +756,7 @@ async def test_a_turn_has_a_budget_however_busy_it_is() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far(end: FarEnd) -> None:
-            await end.start_thread()
-            await end.start_turn()
+            await end.start()
             tasks.start_soon(work, end)
             await end.obey()
             tasks.cancel_scope.cancel()
@@ -785,8 +795,7 @@ async def test_a_thread_is_resumed_in_a_new_codex() -> None:
         first, second = now.ends
 
         async def one(end: FarEnd) -> None:
-            await end.start_thread()
-            await end.start_turn()
+            await end.start()
             await end.complete()
 
         await talk(now, one)
@@ -809,8 +818,7 @@ async def test_a_thread_is_resumed_in_a_new_codex() -> None:
 def test_a_thread_that_is_lost_is_replaced_and_that_is_said(reason: str) -> None:
     async def far(end: FarEnd) -> None:
         await end.codex.refuse(await end.codex.read("thread/resume"), -32600, reason)
-        await end.start_thread()
-        await end.start_turn()
+        await end.start()
         await end.complete()
 
     @in_virtual_time
@@ -835,8 +843,7 @@ async def test_a_thread_with_another_writer_is_waited_for() -> None:
         await end.start_turn()
         await end.complete()
 
-    async with scene(known="thread-1") as now:
-        assert (await talk(now, far)).ended.status == "completed"
+    assert (await talk_once(far, known="thread-1")).ended.status == "completed"
 
 
 @in_virtual_time
@@ -850,11 +857,10 @@ async def test_a_thread_with_another_writer_that_stays_is_replaced() -> None:
         await end.start_turn()
         await end.complete()
 
-    async with scene(known="thread-0") as now:
-        said = await talk(now, far)
-        assert said.begun is not None
-        assert said.begun.note is not None
-        assert "active writer" in said.begun.note
+    said = await talk_once(far, known="thread-0")
+    assert said.begun is not None
+    assert said.begun.note is not None
+    assert "active writer" in said.begun.note
 
 
 @in_virtual_time
@@ -862,8 +868,7 @@ async def test_a_thread_that_codex_has_put_away_is_resumed() -> None:
     async with scene() as now:
 
         async def one(end: FarEnd) -> None:
-            await end.start_thread()
-            await end.start_turn()
+            await end.start()
             await end.complete()
 
         async def two(end: FarEnd) -> None:
@@ -1027,8 +1032,7 @@ async def test_a_codex_that_died_unnoticed_gets_a_second_chance() -> None:
         first, second = now.ends
 
         async def one(end: FarEnd) -> None:
-            await end.start_thread()
-            await end.start_turn()
+            await end.start()
             await end.complete()
 
         await talk(now, one)
@@ -1111,8 +1115,7 @@ async def test_a_death_in_mid_turn_ends_the_turn_after_all_that_was_said() -> No
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn()
+            await now.end.start()
             await now.end.delta("half")
             await now.end.codex.exit()
 
@@ -1181,11 +1184,10 @@ async def test_usage_of_a_resumed_thread_begins_with_this_turn() -> None:
             await end.say("thread/tokenUsage/updated", turnId="turn-1", tokenUsage=usage(total, last))
         await end.complete()
 
-    async with scene(known="thread-1") as now:
-        said = await talk(now, far)
-        assert said.begun is not None
-        assert said.begun.turn.usage == TokenUsage(150, 150)
-        assert said.begun.turn.thread_usage == TokenUsage(1150, 1150)
+    said = await talk_once(far, known="thread-1")
+    assert said.begun is not None
+    assert said.begun.turn.usage == TokenUsage(150, 150)
+    assert said.begun.turn.thread_usage == TokenUsage(1150, 1150)
 
 
 # --- ThreadRegistry ---
@@ -1249,8 +1251,7 @@ async def test_a_turn_s_clocks_stand_still_while_somebody_is_asked() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn()
+            await now.end.start()
             await now.end.codex.write(approval(0))
             answer = await now.end.codex.read()
             assert answer == {"id": 0, "result": {"decision": "accept"}}
@@ -1278,53 +1279,42 @@ async def test_a_question_about_a_patch_tells_its_changes_though_both_come_at_on
     }
     of_turn: JsonObject = {"threadId": "thread-1", "turnId": "turn-1"}
 
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async def far(end: FarEnd) -> None:
+        await end.codex.write(
+            {"method": "item/started", "params": {**of_turn, "item": item}},
+            {"id": 0, "method": "item/fileChange/requestApproval", "params": {**of_turn, "itemId": "p"}},
+        )
+        await end.codex.read()
+        await end.complete()
 
-        async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn()
-            await now.end.codex.write(
-                {"method": "item/started", "params": {**of_turn, "item": item}},
-                {"id": 0, "method": "item/fileChange/requestApproval", "params": {**of_turn, "itemId": "p"}},
-            )
-            await now.end.codex.read()
-            await now.end.complete()
-
-        tasks.start_soon(far)
-        async with now.conversation.turn(text_input("hello")) as begun:
-            while begun.turn.pending is None:
-                await begun.turn.receive()
-            pending = begun.turn.pending
-            assert isinstance(pending.subject, PatchQuestion)
-            assert [change.path for change in pending.subject.changes] == ["a.txt"]
-            begun.turn.answer(pending, {"decision": "accept"})
-            await follow(begun)
+    async with started_turn(far) as (_, begun):
+        while begun.turn.pending is None:
+            await begun.turn.receive()
+        pending = begun.turn.pending
+        assert isinstance(pending.subject, PatchQuestion)
+        assert [change.path for change in pending.subject.changes] == ["a.txt"]
+        begun.turn.answer(pending, {"decision": "accept"})
+        await follow(begun)
 
 
 @in_virtual_time
 async def test_what_codex_does_not_want_to_know_any_more_is_not_asked() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async def far(end: FarEnd) -> None:
+        await end.codex.write(approval(0), approval(1))
+        await end.say("serverRequest/resolved", requestId=0)
+        assert await end.codex.read() == {"id": 0, "result": {"decision": "decline"}}
+        await end.complete()
+        assert await end.codex.read() == {"id": 1, "result": {"decision": "decline"}}
 
-        async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn()
-            await now.end.codex.write(approval(0), approval(1))
-            await now.end.say("serverRequest/resolved", requestId=0)
-            assert await now.end.codex.read() == {"id": 0, "result": {"decision": "decline"}}
-            await now.end.complete()
-            assert await now.end.codex.read() == {"id": 1, "result": {"decision": "decline"}}
-
-        tasks.start_soon(far)
-        async with now.conversation.turn(text_input("hello")) as begun:
-            await follow(begun)
-            assert begun.turn.pending is None
+    async with started_turn(far) as (_, begun):
+        await follow(begun)
+        assert begun.turn.pending is None
 
 
 @in_virtual_time
 async def test_a_question_of_another_turn_or_of_no_kind_is_refused_at_once() -> None:
     async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.start_turn()
+        await end.start()
         await end.codex.write(approval(7, "turn-0"))
         assert await end.codex.read() == {"id": 7, "result": {"decision": "decline"}}
         unknown: JsonObject = {"threadId": "thread-1", "turnId": "turn-1"}
@@ -1332,32 +1322,26 @@ async def test_a_question_of_another_turn_or_of_no_kind_is_refused_at_once() -> 
         assert (await end.codex.read())["error"]
         await end.complete()
 
-    async with scene() as now:
-        assert (await talk(now, far)).ended.status == "completed"
+    assert (await talk_once(far)).ended.status == "completed"
 
 
 @in_virtual_time
 async def test_words_join_a_running_turn_or_come_too_late() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async def far(end: FarEnd) -> None:
+        steered = await end.codex.answer("turn/steer", {"turnId": "turn-1"})
+        assert steered == {
+            "threadId": "thread-1",
+            "expectedTurnId": "turn-1",
+            "input": [{"type": "text", "text": "look here"}],
+            "clientUserMessageId": "mark",
+        }
+        await end.codex.refuse(await end.codex.read("turn/steer"), -32600, "no active turn to steer")
+        await end.complete()
 
-        async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn()
-            steered = await now.end.codex.answer("turn/steer", {"turnId": "turn-1"})
-            assert steered == {
-                "threadId": "thread-1",
-                "expectedTurnId": "turn-1",
-                "input": [{"type": "text", "text": "look here"}],
-                "clientUserMessageId": "mark",
-            }
-            await now.end.codex.refuse(await now.end.codex.read("turn/steer"), -32600, "no active turn to steer")
-            await now.end.complete()
-
-        tasks.start_soon(far)
-        async with now.conversation.turn(text_input("hello")) as begun:
-            assert await begun.turn.steer(text_input("look here"), "mark")
-            assert not await begun.turn.steer(text_input("and here"))
-            await follow(begun)
+    async with started_turn(far) as (_, begun):
+        assert await begun.turn.steer(text_input("look here"), "mark")
+        assert not await begun.turn.steer(text_input("and here"))
+        await follow(begun)
 
 
 @in_virtual_time
