@@ -318,7 +318,7 @@ def response_to(question: Question, decision: Decision) -> JsonObject:
             raise ValueError(f"{type(decision).__name__} is not an answer to a {type(question).__name__}")
 
 
-DECLINED_REASON: Final = "nobody can answer; continue without it"
+DECLINED_REASON: Final = "no person is available to answer; continue without it"
 """The text for the model in the default response to a tool call."""
 
 _DEFAULT_RESPONSES: Final[dict[str, JsonObject]] = {
