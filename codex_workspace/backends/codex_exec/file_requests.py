@@ -1,7 +1,6 @@
-"""What the model asks of its sender's task by our own tools, where each turn is a `codex exec`: files handed over.
+"""Connects calls of the file tool to the running turn.
 
-The app-server asks over its pipe, and so the turn's reader hears of it. A `codex exec` calls our MCP server instead,
-which knows the caller and no turn; here the two meet.
+The app-server calls the tool over its pipe. `codex exec` calls our MCP server, which knows the caller but not the turn.
 """
 
 from collections.abc import Iterator
@@ -16,31 +15,31 @@ from codex_workspace.common.errors import ToolRefused
 from codex_workspace.common.values import JsonObject
 from codex_workspace.runtimes.backend import HANDOVER_TOOL, DynamicToolCall, ToolCaller
 
-NO_TURN: Final = "There is no message at work here any more, so there is nobody to hand a file to."
+NO_TURN: Final = "The message has ended, so no file can be handed over."
 
 
 @dataclass(slots=True)
 class ExpectedTurn:
-    """A turn that is about to begin; `turn` is None until it has, and where it never does."""
+    """A turn that is about to start; `turn` is None until it has started."""
 
     turn: ExecTurn | None = None
     is_known: anyio.Event = field(default_factory=anyio.Event)
 
     def begun(self, turn: ExecTurn) -> None:
-        """Let calls through to the turn."""
+        """Pass calls to the turn."""
         self.turn = turn
         self.is_known.set()
 
 
 class FileRequests:
-    """The running turns, by on whose behalf they work; each caller has one at a time."""
+    """The running turns by caller; each caller has one at a time."""
 
     def __init__(self) -> None:
         self._turns: dict[ToolCaller, ExpectedTurn] = {}
 
     @contextmanager
     def expecting(self, caller: ToolCaller) -> Iterator[ExpectedTurn]:
-        """Let calls of `caller` wait for a turn, which the block begins; they are refused once it is left."""
+        """Let calls of `caller` wait for the turn that the block starts; reject them after the block."""
         expected = self._turns[caller] = ExpectedTurn()
         try:
             yield expected
@@ -51,15 +50,15 @@ class FileRequests:
                 expected.turn.leave()
 
     async def hand_over(self, caller: ToolCaller, arguments: JsonObject) -> str:
-        """Hand a file to whoever sent the caller's message; return what the model is told.
+        """Hand a file to the sender of the caller's message; return the answer for the model.
 
         Raises:
-            ToolRefused: it cannot be, or no turn of the caller's is at work.
+            ToolRefused: the file cannot be handed over, or the caller has no running turn.
         """
         expected = self._turns.get(caller)
         if expected is None:
             raise ToolRefused(NO_TURN)
-        # The model may be quicker than the note of its session.
+        # The model may call the tool before the session is stored.
         await expected.is_known.wait()
         result = (
             await expected.turn.serve(DynamicToolCall(HANDOVER_TOOL, arguments)) if expected.turn is not None else None

@@ -1,10 +1,9 @@
-"""Several `codex exec` and one login of a ChatGPT subscription: one at a time begins where codex will refresh it, and
-none is ended in the middle of that.
+"""Protects the login of a ChatGPT subscription while one of several `codex exec` processes refreshes it.
 
-Codex refreshes an access token that holds for less than five minutes before it asks the model (0.136 to 0.169), and a
-refresh token is good for once. Of two processes that do so at the same time, the second is refused and asks with what
-it has. One that finds the token refreshed on disk takes that, so nothing else has to wait. One that is ended between
-the question and the answer leaves a token on disk that is used up: the login is lost, and a person has to log in anew.
+Codex refreshes an access token in its last five minutes, before it calls the model; each refresh token is valid once.
+If two processes refresh at the same time, the provider rejects the second one. If a process is ended between the
+request and the response, the token on disk is already used, and the login is lost. So runs start one at a time while a
+refresh is due, and no process is ended during one.
 """
 
 import logging
@@ -22,22 +21,22 @@ from codex_workspace.config.login import LoginOnDisk, login_on_disk
 logger = logging.getLogger(__name__)
 
 MARGIN_S: Final = 2.0
-"""What codex takes to start: it may refresh what is due so much later; what is due for longer it does refresh."""
+"""How long codex takes to start: it may refresh a login that becomes due within this time."""
 
 PATIENCE_S: Final = 10.0
-"""How long the others wait for the one that refreshes; it takes a second as a rule, and may fail."""
+"""How long other runs wait for a refresh, which usually takes a second and may fail."""
 
 SPARE_S: Final = 3.0
-"""How long the end of a codex that may be refreshing is put off: a caller waits for it, and so does a stop."""
+"""How long to delay the end of a process that may be refreshing the login."""
 
 LOOK_AGAIN_S: Final = 0.02
 
 
 class LoginLock:
-    """Lets the runs of one CODEX_HOME in, and says when one may be ended.
+    """Delays starts and ends of the runs of one CODEX_HOME.
 
-    Runs wait for one another for `patience_s` seconds with a login that is due for a refresh. Where none comes, that
-    login holds nobody up any more. Ending waits for `spare_s` seconds.
+    While a refresh is due, a start waits up to `patience_s` seconds for the previous one; a login that is not refreshed
+    within that time delays no further run. An end waits up to `spare_s` seconds.
     """
 
     def __init__(self, codex_home: Path, patience_s: float = PATIENCE_S, spare_s: float = SPARE_S) -> None:
@@ -49,10 +48,10 @@ class LoginLock:
 
     @asynccontextmanager
     async def passed(self) -> AsyncIterator[None]:
-        """Wait until no other run is about to refresh the login; the block is a run of codex."""
+        """Wait until no other run is about to refresh the login; the block is a run."""
         async with task_group() as tasks:
             let_in = anyio.Event()
-            # A run that is cancelled goes on until it is ended, and may be refreshing until then.
+            # A cancelled run may refresh the login until its process has ended.
             run = anyio.CancelScope(shield=True)
             tasks.start_soon(self._keep_others_out, let_in, run)
             try:
@@ -63,9 +62,9 @@ class LoginLock:
                 tasks.cancel_scope.cancel()
 
     async def spared(self, is_over: Callable[[], bool]) -> None:
-        """Wait while a codex may be refreshing the login: until the one on disk is fresh, `is_over`, or time is up.
+        """Wait while codex may be refreshing the login: until it is fresh, `is_over` returns True, or time is up.
 
-        Nothing cuts that short: what cancels it is raised afterwards.
+        A cancellation is raised after the wait.
         """
         cancelled: BaseException | None = None
         ends = anyio.current_time() + self._spare_s
@@ -76,13 +75,13 @@ class LoginLock:
                         break
                     await anyio.sleep(LOOK_AGAIN_S)
                 except anyio.get_cancelled_exc_class() as error:
-                    # A shield does not hold what asyncio itself cancels.
+                    # asyncio's own cancellation passes the shield.
                     cancelled = error
         if cancelled is not None:
             raise cancelled
 
     async def _keep_others_out(self, let_in: anyio.Event, run: anyio.CancelScope) -> None:
-        """Let one in, and keep others out while its login is due, for a while."""
+        """Let one run start, and delay others while its refresh is due."""
         async with self._alone:
             let_in.set()
             with run:
@@ -92,14 +91,14 @@ class LoginLock:
         begun, login = time.time(), await self._due()
         with anyio.move_on_after(self._patience_s):
             while login is not None and login.mark != self._given_up:
-                # The file is another process's, which tells nobody of its writing.
+                # Another process writes the file, so it is polled.
                 await anyio.sleep(LOOK_AGAIN_S)
                 login = await self._due()
         if login is not None and login.mark != self._given_up and login.due_at + MARGIN_S < begun:
-            logger.warning("codex has not refreshed the subscription's login in %g s; nobody waits", self._patience_s)
+            logger.warning("codex has not refreshed the login within %g s; further runs do not wait", self._patience_s)
             self._given_up = login.mark
 
     async def _due(self) -> LoginOnDisk | None:
-        """Return the login that is due for a refresh, None where there is none or it is fresh."""
+        """Return the login if its refresh is due; None if it is fresh or missing."""
         login = await anyio.to_thread.run_sync(login_on_disk, self._home)
         return login if login is not None and login.due_at - MARGIN_S < time.time() else None

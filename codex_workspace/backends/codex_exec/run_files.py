@@ -1,4 +1,4 @@
-"""The files of a run of `codex exec`: what it is told by a path and not by a word."""
+"""The temporary folder of a run of `codex exec`: the output schema, and images."""
 
 import json
 import os
@@ -19,17 +19,17 @@ from codex_workspace.common.files import try_lock_file
 from codex_workspace.runtimes.options import RunOptions
 
 PREFIX: Final = "codex-workspace-run-"
-"""How the folder of a run begins, in the folder for temporary files."""
+"""The prefix of a run's folder in the temporary directory."""
 
 T = TypeVar("T")
 
 Folder: TypeAlias = Callable[[], Path]
-"""Gives the folder of a run, which is made when it is first asked for."""
+"""Returns the folder of a run, and creates it with the first call."""
 
 
 @asynccontextmanager
 async def written_run_files(lay: Callable[[Folder], T]) -> AsyncIterator[T]:
-    """Yield what `lay` returns, which is called in a thread; the run's folder is there until the block is left."""
+    """Call `lay` in a thread and yield its result; the folder is removed when the block is left."""
     files = _Files()
     try:
         yield await anyio.to_thread.run_sync(files.lay, lay)
@@ -38,7 +38,7 @@ async def written_run_files(lay: Callable[[Folder], T]) -> AsyncIterator[T]:
 
 
 class _Files:
-    """A folder that is filled in a thread; asyncio's own cancelling leaves a thread at work that nobody waits for."""
+    """A folder that is filled in a thread, which may still run after asyncio's own cancellation."""
 
     def __init__(self) -> None:
         self._alone = threading.Lock()
@@ -54,7 +54,7 @@ class _Files:
             return lay(self._made)
 
     def remove(self) -> None:
-        """Remove the folder, after waiting for a `lay` that is under way."""
+        """Remove the folder after waiting for a running `lay`."""
         with self._alone:
             self._is_over = True
             self._held.close()
@@ -63,7 +63,7 @@ class _Files:
         while self._folder is None:
             folder = Path(tempfile.mkdtemp(prefix=PREFIX))
             descriptor = _held(folder)
-            # Another's `clear_leftovers` may have taken it before it was held.
+            # `clear_leftovers` of another process may have locked it first.
             if descriptor is not None:
                 self._held.callback(os.close, descriptor)
                 self._held.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -72,10 +72,10 @@ class _Files:
 
 
 def write_file(options: RunOptions, folder: Folder) -> RunFiles:
-    """Write what codex reads from files. A path with a comma would be two to it, so such an image gets another.
+    """Write the files of a run. Codex splits paths at commas, so an image with one in its path is linked.
 
     Raises:
-        InputRefused: an image is no file.
+        InputRefused: an image does not exist.
     """
     schema = None
     if options.output_schema is not None:
@@ -95,9 +95,9 @@ def _image(image: Path, at: int, folder: Folder) -> Path:
 
 
 def clear_leftovers(of_user: int | None = None) -> None:
-    """Remove the folders of killed runs: the kernel holds a living one's lock.
+    """Remove the folders of killed runs, which hold no lock any more.
 
-    of_user: whose they are, None for this process's own user; what others have there is left to them.
+    `of_user`: the owner of the folders; None for the current user.
     """
     owner = os.getuid() if of_user is None else of_user
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
@@ -112,7 +112,7 @@ def clear_leftovers(of_user: int | None = None) -> None:
 
 
 def _held(folder: Path) -> int | None:
-    """Return a descriptor that holds a folder's lock; None where another holds it, or the folder is gone."""
+    """Return a descriptor that holds the folder's lock; None if another process holds it, or the folder is missing."""
     with suppress(FileNotFoundError), ExitStack() as opened:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened.callback(os.close, descriptor)

@@ -1,7 +1,7 @@
-"""A turn of `codex exec` for a job: what its lines say as the events that the app-server's turns have, and its end.
+"""A running turn of `codex exec`: the events of its lines, its deadline, and its end.
 
-Nothing can be said into it and it asks nobody: its process has read all its input, and says no to itself. What it wants
-of our own tools comes by another way (`serve`).
+It cannot be steered and asks no questions, because its process has read all its input. Calls of our own tools arrive
+through our MCP server (`ExecTurn.serve`).
 """
 
 import logging
@@ -31,31 +31,31 @@ logger = logging.getLogger(__name__)
 
 
 class Run(Protocol):
-    """What a turn needs of its run: `ExecRun`."""
+    """The part of `CliRun` that a turn needs."""
 
     @property
     def is_over(self) -> bool:
-        """Whether codex has ended."""
+        """Whether the process has ended."""
 
     @property
     def diagnostics(self) -> str:
-        """The last lines that codex wrote on stderr."""
+        """The last lines of stderr."""
 
     async def take(self) -> list[TurnEvent]:
-        """Return the events since, after waiting for one; nothing after the last."""
+        """Wait for an event and return all events that have arrived; return none after the last one."""
 
     def abort(self) -> None:
         """Stop the run."""
 
     def kill(self) -> None:
-        """End codex at once."""
+        """Kill the process."""
 
 
 class TurnLines:
-    """Takes the lines of one run and gives the events of its turn, a `TurnCompleted` last. No method raises.
+    """Converts the lines of one run to the events of its turn; the last one is a `TurnCompleted`. No method raises.
 
     Args:
-        used_before: the tokens of the session before it; None where they are not known.
+        used_before: the session's tokens before the turn; None if they are unknown.
     """
 
     def __init__(self, used_before: TokenUsage | None) -> None:
@@ -67,34 +67,34 @@ class TurnLines:
 
     @property
     def session_id(self) -> str | None:
-        """Codex's id of the session; None before it is said."""
+        """The session's id; None until codex reports it."""
         return self._reader.thread_id
 
     @property
     def ended(self) -> TurnCompleted | None:
-        """How codex said that the turn ended; None before."""
+        """How the turn ended; None until codex reports it."""
         return self._ended
 
     @property
     def failed(self) -> bool:
-        """Whether codex has said that it gave up."""
+        """Whether codex reported an error that ends the turn."""
         return self._failure is not None
 
     def feed(self, line: bytes | str) -> list[TurnEvent]:
-        """Return the events of a line, without its newline; none where it is no event."""
+        """Return the events of a line without its newline; none if it is no event."""
         events = [] if self.ended else [told.event for told in self._reader.read(line)]
         for event in events:
             self._see(event)
         return events
 
     def skipped(self, size: int) -> list[TurnEvent]:
-        """Return what is said of a line of `size` bytes that was too long to be read."""
+        """Return the warning about a line of `size` bytes that was too long to be read."""
         return [] if self.ended else [self._reader.skipped(size)]
 
     def finish(
         self, exit_code: int | None = None, failure: TurnError | None = None, *, stopped: bool = False
     ) -> list[TurnEvent]:
-        """Return the turn's end, where codex has not said it."""
+        """Return the turn's end, unless codex has reported it."""
         if self._ended is not None:
             return []
         if stopped:
@@ -116,15 +116,15 @@ class TurnLines:
 
 
 class ExecTurn:
-    """A running turn of a session, whose process runs it alone.
+    """A running turn; see `RunningTurn`.
 
     Args:
         run: its process.
-        lines: what reads what that writes.
+        lines: the reader of the process's lines.
         thread_id: the session's id.
-        turn_id: its own.
-        total_s: how long it may take.
-        begun: the events that have come already.
+        turn_id: the turn's id.
+        total_s: how long the turn may take.
+        begun: the events that have arrived already.
     """
 
     def __init__(
@@ -149,30 +149,27 @@ class ExecTurn:
 
     @property
     def usage(self) -> TokenUsage | None:
-        """Its own tokens; None while codex has told none, or those before it are not known."""
+        """The turn's tokens; None until codex reports them, and if those before the turn are unknown."""
         before, now = self._lines.used_before, self._lines.session_usage
         return None if before is None or now is None or now == before else now.minus(before)
 
     @property
     def thread_usage(self) -> TokenUsage | None:
-        """Those of the whole session."""
+        """The tokens of the whole session."""
         return self._lines.session_usage
 
     @property
     def pending(self) -> PendingRequest | None:
-        """The oldest call of a tool of ours that waits for its result; nothing else is ever asked."""
+        """The oldest call of our tools that waits for its result; there are no other requests."""
         return self._calls[0] if self._calls else None
 
     def answer(self, pending: PendingRequest, result: JsonObject) -> None:
-        """Give a call its result. One that is not waited for any more is passed over."""
+        """Return a result to a call; a call that does not wait any more is ignored."""
         pending.request.answer(result)
         self._forget(pending)
 
     async def serve(self, call: DynamicToolCall) -> JsonValue:
-        """Have whoever reads the turn do what the model calls a tool of ours for, and return the result.
-
-        None: the turn was over or left before.
-        """
+        """Pass a tool call to the reader of the turn, and return its result; None if the turn has ended or was left."""
         if self._is_left or self.ended is not None:
             return None
         id_ = uuid.uuid4().hex
@@ -189,37 +186,37 @@ class ExecTurn:
         self._calls = [each for each in self._calls if each is not pending]
 
     def leave(self) -> None:
-        """Take note that nobody reads the turn any more."""
+        """End the waiting tool calls: the turn is not read any more."""
         self._is_left = True
         for pending in self._calls:
             pending.request.answer(None)
 
     def wake(self) -> None:
-        """Let `receive` return, if need be with nothing."""
+        """Make `receive` return, with no events if there are none."""
         self._has_news = True
         if self._waiting is not None:
             self._waiting.cancel()
 
     async def steer(self, turn_input: TurnInput, client_message_id: str | None = None) -> bool:
-        """Return False: its process reads nothing any more."""
+        """Return False: the process accepts no further input."""
         return False
 
     def interrupt(self) -> None:
-        """Have the turn stopped: its process and all that it has started are ended."""
+        """Stop the turn: its process and all descendants are ended."""
         self._stopped = True
         self._run.abort()
 
     def kill(self) -> None:
-        """End its process at once."""
+        """Kill the process."""
         self._run.kill()
 
     async def receive(self, by: float = math.inf) -> list[TurnEvent]:
-        """Wait for something and return the events since; nothing once `ended` is set, or at the time `by`.
+        """Wait for events and return them; return none once `ended` is set, or at the time `by`.
 
-        The end comes when the process is gone, so that the session is whole on disk.
+        `ended` is set after the process has exited, so that the session's file is complete.
 
         Raises:
-            CodexGone: the process has ended before its turn.
+            CodexGone: the process ended before its turn.
         """
         while self.ended is None:
             events = await self._next(by)

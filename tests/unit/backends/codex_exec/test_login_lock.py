@@ -111,7 +111,7 @@ async def test_a_login_that_is_not_refreshed_in_time_holds_up_nobody_more(
             async with gate.passed(), gate.passed(), gate.passed():
                 assert anyio.current_time() - began < 0.5
     assert [record.message for record in caplog.records] == [
-        "codex has not refreshed the subscription's login in 0.5 s; nobody waits"
+        "codex has not refreshed the login within 0.5 s; further runs do not wait"
     ]
     write(tmp_path, -2)
     async with gate.passed():
