@@ -33,7 +33,7 @@ from codex_workspace.common.safe_http import AddressGuard, AllowList, SafeHttpCl
 from codex_workspace.common.tracing import NO_TRACER, Tracer, open_tracing
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.environment import Secret, without_proxy_for
-from codex_workspace.config.loading import require_codex
+from codex_workspace.config.loading import SHORTEST_SECRET, check_secrets, require_codex
 from codex_workspace.config.login import update_login
 from codex_workspace.config.prompts import link_skill_folders
 from codex_workspace.config.providers import SUBSCRIPTION, ChosenProvider
@@ -61,9 +61,6 @@ if TYPE_CHECKING:
     from codex_workspace.tools.mcp_server import ToolServer
 
 logger = logging.getLogger(__name__)
-
-SHORTEST_SECRET: Final = 6
-"""Shorter secrets are redacted in the log, but not in the model's text, where they would match ordinary words."""
 
 READY_TIMEOUT_S: Final = 3.0
 """A probe waits this long for codex; starting it takes 50 to 250 ms."""
@@ -147,6 +144,7 @@ async def open_agent(
             newer, or a folder cannot be written.
     """
     prepare_state(settings)
+    check_secrets(settings, provider)
     async with lock_folder(settings.state_dir, url):
         prepare_codex_home(settings, provider, further_config(settings) if is_exec(settings) else {})
         if provider.auth_mode == SUBSCRIPTION and provider.credential is not None:

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.errors import CodexCannotStart, ConfigLocation
@@ -23,6 +23,7 @@ from codex_workspace.config.environment import (
 from codex_workspace.config.mcp_servers import resolve
 from codex_workspace.config.peers import resolve_peers
 from codex_workspace.config.prompts import read_instructions, read_skills
+from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import (
     CONFIG_NAME,
     MISPLACED,
@@ -43,6 +44,9 @@ from codex_workspace.config.settings import (
     Settings,
 )
 from codex_workspace.config.validation import HttpUrl, Text, load_yaml, read_section
+
+SHORTEST_SECRET: Final = 6
+"""Shorter secrets would match ordinary words in the model's text."""
 
 _LOG_FORMATS: Mapping[str, Literal["text", "json"]] = {"text": "text", "json": "json"}
 _LOG_LEVELS: Mapping[str, Literal["DEBUG", "INFO", "WARNING", "ERROR"]] = {
@@ -213,6 +217,28 @@ def _workspace_dir(variables: Variables, cwd: Path, root: Path) -> Path:
     if not folder.is_dir():
         raise IN_ENVIRONMENT.at("WORKSPACE_DIR").error(f"must be a folder that exists, but {folder} is not")
     return folder
+
+
+def check_secrets(settings: Settings, provider: ChosenProvider) -> None:
+    """Reject secrets that cannot be redacted, because they would match ordinary words.
+
+    Raises:
+        ConfigError: names the variable or key.
+    """
+    file = ConfigLocation(str(settings.config_file))
+    secrets: list[tuple[ConfigLocation, Secret | None]] = [
+        (IN_ENVIRONMENT.at("A2A_TOKEN"), settings.listen.token),
+        (IN_ENVIRONMENT.at("METRICS_TOKEN"), settings.observing.metrics_token),
+        (IN_ENVIRONMENT.at("MOLECULE_WORKSPACE_TOKEN"), settings.platform.token if settings.platform else None),
+        (IN_ENVIRONMENT.at(provider.env_key or ""), provider.credential),
+        *((file.at(f"principals: {name}"), token) for name, token in settings.listen.principals.items()),
+        *((file.at(f"peers: {peer.name}"), peer.token) for peer in settings.peers),
+    ]
+    for location, secret in secrets:
+        if secret is not None and len(secret.reveal()) < SHORTEST_SECRET:
+            raise location.error(
+                f"is too short to be redacted from logs and answers; use at least {SHORTEST_SECRET} characters"
+            )
 
 
 def require_codex(binary: Path | None) -> Path:

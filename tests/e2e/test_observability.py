@@ -138,7 +138,9 @@ async def said(client: Peer, begun: Seen, text: str) -> None:
 
 
 async def test_who_may_look_at_what(place: Place) -> None:
-    async with watched(place, PLATFORM_URL="http://127.0.0.1:9", WORKSPACE_ID="w", MOLECULE_WORKSPACE_TOKEN="p-0") as (
+    async with watched(
+        place, PLATFORM_URL="http://127.0.0.1:9", WORKSPACE_ID="w", MOLECULE_WORKSPACE_TOKEN="p-0123"
+    ) as (
         _,
         _,
         http,
@@ -146,7 +148,7 @@ async def test_who_may_look_at_what(place: Place) -> None:
         answered = {
             (path, token): (await http.get(path, headers=shows(token))).status_code
             for path in ("/metrics", "/transcript", "/tasks?A2A-Version=1.0")
-            for token in (OPERATOR, PARTNER, SCRAPER, "p-0", "nobody's")
+            for token in (OPERATOR, PARTNER, SCRAPER, "p-0123", "nobody's")
         }
         assert (await http.get("/metrics")).status_code == 401
         assert (await http.get("/transcript")).status_code == 401
@@ -157,7 +159,7 @@ async def test_who_may_look_at_what(place: Place) -> None:
         ("/metrics", OPERATOR),
         ("/metrics", SCRAPER),
         ("/transcript", OPERATOR),
-        ("/transcript", "p-0"),
+        ("/transcript", "p-0123"),
         ("/tasks?A2A-Version=1.0", OPERATOR),
         ("/tasks?A2A-Version=1.0", PARTNER),
     }

@@ -568,6 +568,22 @@ BAD: Final[Mapping[str, Bad]] = {
         schema=False,
     ),
     # --- what only `serve` finds
+    "a token that is too short": Bad(
+        GOOD,
+        "environment: A2A_TOKEN: ",
+        "is too short to be redacted from logs and answers; use at least 6 characters",
+        env={"A2A_TOKEN": "12345"},
+        schema=False,
+        command="serve",
+    ),
+    "a principal's token that is too short": Bad(
+        GOOD + "principals: [{name: ada, token_env: ADA}]\n",
+        CONFIG + "principals: ada: ",
+        "is too short to be redacted",
+        env={"ADA": "12345"},
+        schema=False,
+        command="serve",
+    ),
     "a signing key that is not there": Bad(
         GOOD + 'a2a: {protocol_versions: ["1.0"], signing_key_file: key.pem}\n',
         CONFIG + "a2a.signing_key_file: ",
@@ -578,7 +594,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a database that is none": Bad(
         GOOD,
         "DATABASE_URL: {root}/state/workspace.sqlite3 ",
-        "is no SQLite database; it is left as it is: put a copy of the right one in its place",
+        "is no SQLite database; it is left as it is: restore a backup, or rename the file with",
         files={"state/workspace.sqlite3": "a letter"},
         schema=False,
         command="serve",
