@@ -1,4 +1,4 @@
-"""The `Backend` protocol: what a task needs of a coding agent, whichever program runs its turns.
+"""The `Backend` protocol: what a task needs of a coding agent.
 
 `codex` implements it with one long-lived `codex app-server`, `backends.codex_exec` with one `codex exec` per turn. A
 thread is one conversation; a lease is exclusive access to it; a turn answers one message.

@@ -1,4 +1,4 @@
-"""Both backends with the real codex: the same work is told by the same events."""
+"""Tests that both backends report the same work by the same events, with the real codex."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""The A2A face over `codex exec`: what is its own. What both backends do is in the modules marked `both_backends`."""
+"""Tests what is particular to the exec backend (`backend.py` and `thread.py` of `backends/codex_exec`) over A2A.
+
+The modules marked `both_backends` test what both backends do.
+"""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""`codex exec` end to end: the real binary, its commands, patches and MCP server; only the model is scripted."""
+"""Tests `backends/codex_exec/runtime.py` with the real codex, its commands, patches and an MCP server."""
 
 import asyncio
 import hashlib

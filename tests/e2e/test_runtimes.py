@@ -1,4 +1,4 @@
-"""The runtimes by their names: both say the same of the same run, with the real codex."""
+"""Tests `runtimes/registry.py`, and that both runtimes report the same run alike, with the real codex."""
 
 import ast
 import sys

@@ -1,4 +1,4 @@
-"""The lines of `codex exec --json` as the public stream: what real codexes said, and any lines at all."""
+"""Tests `ExecConverter` (`runtimes/convert.py`) and `runtimes/events.py` with recordings and arbitrary lines."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The public stream of an app-server's turns: its recordings, replayed, and the rules of a stream one by one."""
+"""Tests `EventConverter` (`runtimes/convert.py`) with recordings of the app-server and with single events."""
 
 from collections.abc import Sequence
 

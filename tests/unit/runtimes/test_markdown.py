@@ -1,4 +1,4 @@
-"""Agent events as Markdown: it is read as it was meant, whatever stands in it."""
+"""Tests `runtimes/markdown.py`: any text in an event is shown as text."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Diffs of what codex reports; git applies them."""
+"""Tests `unified_diff` (`runtimes/markdown.py`) with `git apply`."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One codex for one thing: what is said of it in time, and where it cannot be."""
+"""Tests `runtimes/process.py` and `runtimes/launch.py`: commands that exit, hang, or write too much."""
 
 import asyncio
 import uuid
