@@ -47,16 +47,7 @@ ERROR_WINDOW_S: Final = 300.0
 """The error rate is that of the tasks that ended within this time."""
 
 CAPABILITIES: Final[Mapping[str, bool]] = dict.fromkeys(
-    (
-        "heartbeat",
-        "scheduler",
-        "session",
-        "status_mgmt",
-        "retry",
-        "activity_decoration",
-        "channel_dispatch",
-    ),
-    False,
+    ["heartbeat", "scheduler", "session", "status_mgmt", "retry", "activity_decoration", "channel_dispatch"], False
 )
 """None of the platform's services is replaced. With `session` the platform would reject messages during a turn."""
 
