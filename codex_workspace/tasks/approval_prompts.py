@@ -28,7 +28,7 @@ from codex_workspace.protocol.server_requests import (
 from codex_workspace.runtimes.markdown import one_line, unified_diff, visible
 
 MAX_SHOWN_CHARS: Final = 4_000
-"""A person reads so much of a command, diff or tool's arguments; a program reads more."""
+"""At most this much of a command, a diff or a tool's arguments is shown to people."""
 
 MAX_SHOWN_LINES: Final = 120
 
@@ -37,7 +37,7 @@ MAX_FILES_SHOWN: Final = 30
 
 
 def approval_prompt(question: Question) -> str:
-    """Return what a person reads: what codex wants, where, why, the choices, and how to answer."""
+    """Return the question for people: what codex wants, where, why, the choices, and how to answer."""
     return "\n\n".join([*_body(question), _how_to_answer(question)])
 
 
@@ -166,7 +166,7 @@ def _how_to_answer(question: Question) -> str:
 
 
 def _lasting(question: Question) -> str:
-    """Return what a yes for the session lets codex do without asking again, in this conversation alone (0.163)."""
+    """Return what codex may do without asking again after a yes for the session (0.163)."""
     match question:
         case CommandQuestion():
             return "this very command may run again"

@@ -1,4 +1,4 @@
-"""Files that come with a message, laid down in the workspace where codex can read them.
+"""Writes the files of a message to the workspace, where codex can read them.
 
 They stand in `<workspace>/.a2a/<task id>/`, for this user's eyes only, and git does not see them. The workspace is
 written by codex too, so no name in it is trusted: every folder is opened by the one above it and never through a link.
@@ -29,7 +29,7 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 
 
 class AttachmentsNotWritten(AgentError):
-    """The files of a message could not be laid down in the workspace."""
+    """The files of a message cannot be written to the workspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Attachment:
 
 
 def write(workspace: Path, task_id: str, attachments: Sequence[Attachment], cwd: Path | None = None) -> str:
-    """Lay the files down and return what codex is told of them; "" where there are none.
+    """Write the files and return the note for codex that lists them; "" if there are none.
 
     Writing the same task's files again replaces them.
 
@@ -72,7 +72,7 @@ def write(workspace: Path, task_id: str, attachments: Sequence[Attachment], cwd:
 
 
 def prune(workspace: Path, before: float, keep: Collection[str] = ()) -> int:
-    """Remove the folders of tasks that were last written before `before`; return how many those were.
+    """Remove the folders of tasks that were last written before `before`; return their number.
 
     Args:
         workspace: the folder that `FOLDER` is in.
@@ -104,7 +104,7 @@ def prune(workspace: Path, before: float, keep: Collection[str] = ()) -> int:
 
 
 def _folder_name(task_id: str) -> str:
-    """Return a task's id where it can be the name of a folder, else a name made of it."""
+    """Return a folder name for a task: its id if that is a valid name, else one derived from it."""
     if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", task_id):
         return task_id
     return hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).hexdigest()
@@ -112,7 +112,7 @@ def _folder_name(task_id: str) -> str:
 
 @contextmanager
 def _folder(path: Path) -> Iterator[int]:
-    """Open the workspace; the operator may have named it by a link."""
+    """Open the workspace, which may be a symbolic link."""
     opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield opened
@@ -122,7 +122,7 @@ def _folder(path: Path) -> Iterator[int]:
 
 @contextmanager
 def _below(parent: int, name: str) -> Iterator[int]:
-    """Open the folder `name` in an open one, and make it where it is missing."""
+    """Open the folder `name` in an open folder; create it if it is missing."""
     with suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=parent)
     opened = os.open(name, _OPEN_FOLDER, dir_fd=parent)
@@ -138,7 +138,7 @@ def _hide_from_git(folder: int) -> None:
 
 
 def _put(folder: int, attachment: Attachment) -> None:
-    """Write beside, then rename: the name appears with all of its content, and a link of that name is replaced."""
+    """Write a temporary file and rename it, so that the file appears complete; replaces a link of that name."""
     beside = f".{uuid.uuid4().hex}"
     try:
         with os.fdopen(os.open(beside, _NEW_FILE, 0o600, dir_fd=folder), "wb") as file:

@@ -1,4 +1,4 @@
-"""The live view of a turn, for clients that ask for the extension `ITEMS`: what commands print, and the diff so far.
+"""Live output of a turn for clients that request the extension `ITEMS`: command output and the diff so far.
 
 Pure, as `replies` is. Each command has an artifact `output-1`, `output-2`, …, which grows as it prints and is closed
 with the output's beginning and end; `diff` is replaced as the turn changes files. An artifact's metadata under `ITEMS`
@@ -26,20 +26,20 @@ ITEMS: Final = "urn:codex-workspace:items"
 """The extension's name, and the key of the artifacts' metadata."""
 
 INTERVAL_S: Final = 0.25
-"""At most four updates of all artifacts a second: every one is work for each client, and for the store."""
+"""At most four updates per second; each one costs every client and the store some work."""
 
 MAX_OUTPUT_CHARS: Final = 65_536
-"""Of one command's output, this much is shown as it comes."""
+"""At most this much of a command's output is streamed."""
 
 MAX_KEPT_CHARS: Final = 4000
-"""And this much stays in the task."""
+"""At most this much stays in the task."""
 
 MAX_DIFF_CHARS: Final = 262_144
 
 
 @dataclass(slots=True)
 class _Output:
-    """What a command has printed: how much went out, and what waits."""
+    """A command's output: how much was sent, and what waits."""
 
     name: str
     about: JsonObject
@@ -65,7 +65,7 @@ class LiveOutput:
         return self._last + INTERVAL_S if waits else None
 
     def see(self, event: TurnEvent) -> list[TaskArtifactUpdateEvent]:
-        """Take an event; return what goes out at once."""
+        """Apply an event; return what to send at once."""
         match event:
             case CommandStarted(item_id=item, command=command):
                 self._count += 1
@@ -84,7 +84,7 @@ class LiveOutput:
         return []
 
     def flush(self, now: float) -> list[TaskArtifactUpdateEvent]:
-        """Return what waits, whether or not its time has come."""
+        """Return the output that waits, whether it is due or not."""
         out = [self._grown(output) for output in self._outputs.values() if output.waiting]
         if self._diff is not None:
             out.append(self._shown_diff(self._diff))

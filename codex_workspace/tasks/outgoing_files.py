@@ -1,4 +1,4 @@
-"""Files out: the tool by which codex hands files of its workspace to whoever sent the message.
+"""The tool by which the model hands files of the workspace to the sender of the message.
 
 The tool is told at `thread/start` (`dynamicTools`) and kept in the thread's record: a resumed thread offers it without
 being told again, and one that was started without it never does (0.163). A call comes as the request
@@ -24,19 +24,19 @@ from codex_workspace.runtimes.backend import HANDOVER_TOOL
 from codex_workspace.tasks.parts import clean_name, guess_media_type
 
 MAX_SHOWN_CHARS: Final = 200
-"""So much of a path is quoted in a refusal."""
+"""At most this much of a path is quoted in an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverLimits:
-    """How much may be handed over: bytes of one file, and what is left of a task's bytes and files."""
+    """Limits: bytes of one file, and the remaining bytes and files of a task."""
 
     file_bytes: int = 5 << 20
     left_bytes: int = 20 << 20
     left_files: int = 100
 
     def after(self, file: "OutgoingFile") -> "HandoverLimits":
-        """Return what is left once `file` was handed over."""
+        """Return the limits after `file` was handed over."""
         return replace(self, left_bytes=self.left_bytes - len(file.data), left_files=self.left_files - 1)
 
 
@@ -85,7 +85,7 @@ def tool_spec() -> JsonObject:
 def take(
     arguments: JsonValue, workspace: Path, bounds: HandoverLimits, cwd: Path | None = None
 ) -> OutgoingFile | HandoverRefused:
-    """Return the file that codex hands over, or why it cannot be. Waits for the disk; call it in a thread.
+    """Return the file to hand over, or the reason why not. Blocks; call it in a thread.
 
     What is read is the very file that was looked at: a name that changes its meaning meanwhile leads nowhere else.
 

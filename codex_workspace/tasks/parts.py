@@ -1,13 +1,8 @@
-"""What a message's parts are to codex: text, images, and files that are laid down in the workspace.
+"""Converts a message's parts into turn input: text, images, and attachments for the workspace.
 
-Pure: nothing is fetched here, and files are written by `attachments`. Each part becomes, in the order of the parts:
-
-* text: words of the turn; with a file name, a file;
-* an image, as bytes or as a `data:` URL: an image of the turn. Codex 0.163 refuses images by http URL: whoever can
-  fetch them (`image_urls`) puts their bytes in the part's place before;
-* a file of text, or data (shown as JSON): within the turn's words where it is small, else an attachment;
-* any other file: an attachment;
-* another URL: a link in the turn's words.
+Pure: `request` fetches images by URL (`image_urls`), and `incoming_files` writes the attachments. In the order of the
+parts, a text becomes text; an image (bytes or a `data:` URL) an image; a text file or data (as JSON) text if it is
+small, else an attachment; any other file an attachment; any other URL a link in the text.
 """
 
 import base64
@@ -30,7 +25,7 @@ from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
 from codex_workspace.tasks.incoming_files import Attachment
 
 IMAGE_MODES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
-"""Images that codex shows the model. What it cannot read it replaces by a note, without a word to us."""
+"""Images that codex shows to the model."""
 
 TEXT_MODES: Final = (
     *("text/plain", "application/json", "text/markdown", "text/csv", "text/tab-separated-values", "text/html"),
@@ -44,16 +39,12 @@ TEXT_MODES: Final = (
     *("application/x-ruby", "application/x-sh", "application/x-tcl", "application/x-tex", "application/x-yaml"),
     *("application/xml", "application/yaml", "image/svg+xml"),
 )
-"""Files that are UTF-8 text. Beside these every `text/*` is, as RFC 2046 (4.1.4) has it of kinds that nobody knows.
-
-Named are the types that Python's `mimetypes` and others make of the names of source files, by their own tables and by
-Debian's: there `.ts` is Qt's, and `.rs` a list of resources.
-"""
+"""Types of UTF-8 text files, as mime tables derive them from the names of source files; so is every other `text/*`."""
 
 AMBIGUOUS_MODES: Final = (
     *("application/vnd.wolfram.mathematica.package", "application/x-msdos-program", "video/mp2t"),
 )
-"""What names of source files (.m, .bat, .ts) are taken for: text where it is UTF-8, else a file."""
+"""Types that mime tables give to source files (.m, .bat, .ts): text if the content is UTF-8, else a file."""
 
 FILE_MODES: Final = (
     *("application/octet-stream", "application/pdf", "application/zip", "application/gzip", "application/x-tar"),
@@ -63,13 +54,12 @@ FILE_MODES: Final = (
     "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
     *("image/bmp", "image/tiff"),
 )
-"""Files that codex gets as files only."""
+"""Types that are always attachments."""
 
 INPUT_MODES: Final = (*TEXT_MODES, *IMAGE_MODES, *AMBIGUOUS_MODES, *FILE_MODES)
-"""All that is taken beside the other kinds of text, as the agent card lists it."""
+"""All accepted types beside the other text types, as listed in the agent card."""
 
 _TEXT: Final = re.compile(r"text/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
-"""A type of text with a subtype as RFC 6838 (4.2) allows it."""
 
 _SAME: Final = {
     "application/x-gzip": "application/gzip",
@@ -77,16 +67,16 @@ _SAME: Final = {
     "image/jpg": "image/jpeg",
     "image/pjpeg": "image/jpeg",
 }
-"""Other names of types in use, and their registered ones."""
+"""Unregistered names of types, and the registered ones."""
 
 MAX_NAME_CHARS: Final = 100
 MAX_NAME_BYTES: Final = 200
-"""File systems take 255."""
+"""File systems allow 255."""
 
 MAX_URL_CHARS: Final = 8192
 
 MAX_EXACT: Final = 2**53
-"""Up to here a float tells one whole number from the next."""
+"""Up to here a float represents every whole number exactly."""
 
 _BY_SUFFIX: Final = {
     ".csv": "text/csv",
@@ -106,10 +96,10 @@ _BY_SUFFIX: Final = {
     ".yaml": "application/yaml",
     ".yml": "application/yaml",
 }
-"""Where Python's own table differs between versions, or means something else (`.ts` is a video there)."""
+"""Overrides Python's table where it differs between versions or is wrong for source files (`.ts`)."""
 
 _TYPES: Final = mimetypes.MimeTypes()
-"""Python's own table, without this machine's files."""
+"""Python's table without the system's mime files."""
 
 _SUFFIXES: Final = {media_type: suffix for suffix, media_type in _BY_SUFFIX.items()} | {
     "application/json": ".json",
@@ -125,11 +115,11 @@ _SUFFIXES: Final = {media_type: suffix for suffix, media_type in _BY_SUFFIX.item
 
 @dataclass(frozen=True, slots=True)
 class PartLimits:
-    """How much one message may bring.
+    """Limits of one message.
 
-    max_file_bytes, max_files_bytes: of one file or image, and of all of them, decoded.
-    max_inline_bytes: a text file or data up to this size stands within the turn's words.
-    max_text_chars: of all words, with the files within them.
+    max_file_bytes, max_files_bytes: one file or image, and all of them, decoded.
+    max_inline_bytes: text files and data up to this size are included in the text.
+    max_text_chars: the whole text, with the included files.
     """
 
     max_parts: int = 100
@@ -137,9 +127,6 @@ class PartLimits:
     max_files_bytes: int = 8 << 20
     max_inline_bytes: int = 16 << 10
     max_text_chars: int = MAX_INPUT_CHARS
-
-
-DEFAULT_LIMITS: Final = PartLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,39 +138,40 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class TurnInput:
-    """What a turn begins with: words and images in their order, and files to be laid down before."""
+    """The texts and images of a turn in their order, and the attachments to write first."""
 
     pieces: tuple[str | Image, ...]
     attachments: tuple[Attachment, ...] = ()
 
     @property
     def text(self) -> str:
-        """All words, without the images between them."""
+        """The whole text, without the images."""
         return "\n".join(piece for piece in self.pieces if isinstance(piece, str))
 
     def items(self, told: str = "", max_text_chars: int = MAX_INPUT_CHARS) -> list[JsonObject]:
         """Return codex's `input` of `turn/start` and `turn/steer`.
 
         Args:
-            told: what `attachments.write` has returned; stands last.
-            max_text_chars: how much text may go out.
+            told: the note about the written attachments; comes last.
+            max_text_chars: the limit of the text.
 
         Raises:
-            InputRefused: there is more text than that.
+            InputRefused: the text is longer.
         """
         pieces = (*self.pieces, told) if told else self.pieces
         _check_chars(sum(len(piece) for piece in pieces if isinstance(piece, str)), max_text_chars)
         return [_item(piece) for piece in pieces]
 
 
-def read_parts(parts: Sequence[Part], limits: PartLimits = DEFAULT_LIMITS) -> TurnInput:
-    """Return what a message's parts are to codex.
+def read_parts(parts: Sequence[Part], limits: PartLimits | None = None) -> TurnInput:
+    """Return the turn input of a message's parts.
 
     Raises:
-        InputRefused: a sentence that names the part, what is wrong with it, and what is taken.
+        InputRefused: a part is not accepted; the sentence names the part, the problem and what is accepted.
     """
+    limits = limits or PartLimits()
     if len(parts) > limits.max_parts:
-        raise InputRefused(f"The message has {len(parts)} parts; at most {limits.max_parts} are taken.")
+        raise InputRefused(f"The message has {len(parts)} parts; at most {limits.max_parts} are accepted.")
     reader = _Reader(limits)
     for number, part in enumerate(parts, 1):
         reader.read(_Place(number, part.filename), part)
@@ -191,7 +179,7 @@ def read_parts(parts: Sequence[Part], limits: PartLimits = DEFAULT_LIMITS) -> Tu
 
 
 def image_urls(parts: Sequence[Part]) -> dict[int, str]:
-    """Return which parts, by their place from 0, are images that stand elsewhere, and where."""
+    """Return the URLs of the parts that are images by URL, by their index."""
     return {
         number: part.url
         for number, part in enumerate(parts)
@@ -206,7 +194,7 @@ def _image_by_url(part: Part) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Which part of the message it is."""
+    """A part's number and file name, for error messages."""
 
     number: int
     given_name: str
@@ -227,7 +215,7 @@ class _Reader:
     def read(self, place: _Place, part: Part) -> None:
         declared = media_type_of(part.media_type)
         if declared and not is_taken(declared):
-            place.refuse(f"has the media type {_shown(declared)}, which is not taken. {_taken()}")
+            place.refuse(f"has the media type {_shown(declared)}, which is not accepted. {_taken()}")
         match part.WhichOneof("content"):
             case "text":
                 self.text(place, declared, part.text)
@@ -256,7 +244,7 @@ class _Reader:
 
     def text(self, place: _Place, declared: str, text: str) -> None:
         if declared and not is_text_type(declared) and declared not in AMBIGUOUS_MODES:
-            place.refuse(f"is text, but says that it is {declared}; send that as raw.")
+            place.refuse(f"is text, but its media type is {declared}; send such content as raw.")
         if place.given_name:
             data = text.encode()
             self.text_file(place, declared or _taken_type(place.given_name, data), data)
@@ -272,7 +260,7 @@ class _Reader:
         elif is_text_type(media_type):
             if not _is_text(data):
                 place.refuse(
-                    f"says that it is {media_type}, but its bytes are no UTF-8 text; "
+                    f"has the media type {media_type}, but its bytes are not UTF-8 text; "
                     "send it in UTF-8, or as application/octet-stream."
                 )
             self.text_file(place, media_type, data)
@@ -284,8 +272,8 @@ class _Reader:
         found = image_type(data)
         if found != media_type:
             place.refuse(
-                f"says that it is {media_type}, but its bytes are {found or 'no image of a known kind'}. "
-                f"Images are taken as {', '.join(IMAGE_MODES)}."
+                f"has the media type {media_type}, but its bytes are {found or 'not a known image format'}. "
+                f"Accepted images: {', '.join(IMAGE_MODES)}."
             )
         self.count(place, data)
         if place.given_name:
@@ -311,8 +299,8 @@ class _Reader:
         media_type = declared or media_type_by_name(name) or ""
         if media_type in IMAGE_MODES:
             place.refuse(
-                "is an image by URL, which codex does not take; send its bytes (raw), a data: URL, "
-                "or the address within the text."
+                "is an image by URL, which codex does not accept; send its bytes (raw), a data: URL, "
+                "or the address in the text."
             )
         about = " ".join(filter(None, (name, f"({media_type})" if media_type else "")))
         self.pieces.append(f"Linked file {about}: <{url}>" if about else f"Linked file: <{url}>")
@@ -323,13 +311,13 @@ class _Reader:
     def count(self, place: _Place, data: bytes) -> None:
         limits = self.limits
         if len(data) > limits.max_file_bytes:
-            place.refuse(f"has {len(data)} bytes; a file may have {limits.max_file_bytes}.")
+            place.refuse(f"has {len(data)} bytes; a file may have at most {limits.max_file_bytes}.")
         self.total_bytes += len(data)
         if self.total_bytes > limits.max_files_bytes:
-            place.refuse(f"is too much: all files of a message may have {limits.max_files_bytes} bytes together.")
+            place.refuse(f"exceeds the limit of {limits.max_files_bytes} bytes for all files of a message.")
 
     def name(self, place: _Place, media_type: str) -> str:
-        """Return a name for a file that no other of the message has, not even in other letters' case."""
+        """Return a file name that is unique in the message, ignoring case."""
         wanted = clean_name(place.given_name) or f"part-{place.number}{_suffix(media_type)}"
         name, number = wanted, 1
         while name.casefold() in self.names:
@@ -341,7 +329,7 @@ class _Reader:
 
 
 def clean_name(given: str) -> str:
-    """Return the last component of a given file name without what could mislead people or programs; "" if none is left.
+    """Return a safe file name from the last component of `given`; "" if nothing is left.
 
     No control or format characters, no leading dots, at most `MAX_NAME_CHARS` characters and `MAX_NAME_BYTES` bytes.
     """
@@ -353,38 +341,34 @@ def clean_name(given: str) -> str:
 
 
 def media_type_of(given: str) -> str:
-    """Return a media type in small letters, without its parameters, and by its registered name."""
+    """Return a media type in lower case, without parameters, under its registered name."""
     named = given.partition(";")[0].strip().lower()
     return _SAME.get(named, named)
 
 
 def is_taken(media_type: str) -> bool:
-    """Tell whether a part may be of a media type, in the form of `media_type_of`."""
+    """Return whether parts of this media type (as from `media_type_of`) are accepted."""
     return media_type in INPUT_MODES or is_text_type(media_type)
 
 
 def is_text_type(media_type: str) -> bool:
-    """Tell whether files of a media type, in the form of `media_type_of`, are text."""
+    """Return whether files of this media type (as from `media_type_of`) are text."""
     return media_type in TEXT_MODES or _TEXT.fullmatch(media_type) is not None
 
 
 def media_type_by_name(name: str) -> str | None:
-    """Return the media type that a file name's suffix stands for, None where it stands for none."""
+    """Return the media type of a file name's suffix, None if it is unknown."""
     known = _BY_SUFFIX.get(PurePosixPath(name).suffix.lower())
     if known is not None:
         return known
     guessed, encoding = _TYPES.guess_type(f"/{name}")
-    match encoding:
-        case None:
-            return guessed
-        case "gzip":
-            return "application/gzip"
-        case _:
-            return "application/octet-stream"
+    if encoding is None:
+        return guessed
+    return "application/gzip" if encoding == "gzip" else "application/octet-stream"
 
 
 def image_type(data: bytes) -> str | None:
-    """Return which of `IMAGE_MODES` the bytes begin as, None where they are none of them."""
+    """Return which of `IMAGE_MODES` the bytes are by their first bytes, or None."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -397,7 +381,7 @@ def image_type(data: bytes) -> str | None:
 
 
 def guess_media_type(name: str, data: bytes) -> str:
-    """Return what a file is, by its first bytes, then by its name, then by whether it is UTF-8 text."""
+    """Return a file's media type by its first bytes, then its name, then whether it is UTF-8 text."""
     found = image_type(data)
     if found is not None:
         return found
@@ -411,7 +395,7 @@ def guess_media_type(name: str, data: bytes) -> str:
 
 
 def _taken_type(name: str, data: bytes) -> str:
-    """Return a type that is taken for a part that does not say its own."""
+    """Return an accepted media type for a part without one."""
     guessed = guess_media_type(clean_name(name), data)
     if is_taken(guessed):
         return guessed
@@ -420,7 +404,7 @@ def _taken_type(name: str, data: bytes) -> str:
 
 def _taken() -> str:
     others = ", ".join(mode for mode in INPUT_MODES if not mode.startswith("text/"))
-    return f"Taken are every text/* in UTF-8, and {others}; other files go as application/octet-stream."
+    return f"Accepted: every text/* in UTF-8, and {others}; send other files as application/octet-stream."
 
 
 def _is_text(data: bytes) -> bool:
@@ -439,23 +423,23 @@ def _data_of(place: _Place, url: str) -> tuple[str, bytes]:
     flags = [flag.strip().lower() for flag in head.split(";")]
     media_type = media_type_of(head)
     if media_type and not is_taken(media_type):
-        place.refuse(f"has the media type {_shown(media_type)}, which is not taken. {_taken()}")
+        place.refuse(f"has the media type {_shown(media_type)}, which is not accepted. {_taken()}")
     data = unquote_to_bytes(content)
     if flags[-1] != "base64":
         return media_type or "text/plain", data
     try:
         return media_type, base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        place.refuse("has a data: URL whose content is no base64.")
+        place.refuse("has a data: URL whose content is not base64.")
 
 
 def _last_of(place: _Place, url: str) -> str:
-    """Return the last component of a link's path, and see to it that it is a link for people."""
-    wrong = "has a URL that is none of the web; taken are http:, https: and data: URLs."
+    """Return the last component of a link's path; reject links that are not http: or https:."""
+    wrong = "has an unsupported URL; accepted: http:, https: and data: URLs."
     if len(url) > MAX_URL_CHARS:
-        place.refuse(f"has a URL of {len(url)} characters; at most {MAX_URL_CHARS} are taken.")
+        place.refuse(f"has a URL of {len(url)} characters; at most {MAX_URL_CHARS} are accepted.")
     if not url.isprintable() or re.search(r"[\s<>]", url):
-        place.refuse("has a URL with spaces, brackets or control characters; they have to be written as %20.")
+        place.refuse("has a URL with spaces, brackets or control characters; percent-encode them.")
     try:
         parsed = urlsplit(url)
         if parsed.scheme not in ("http", "https") or not parsed.hostname:
@@ -466,7 +450,7 @@ def _last_of(place: _Place, url: str) -> str:
 
 
 def _plain(place: _Place, value: Value) -> JsonValue:
-    """Return a data part's JSON; whole numbers, which protobuf keeps as floats, are whole again."""
+    """Return a data part's JSON; whole numbers, which protobuf stores as floats, become integers again."""
     match value.WhichOneof("kind"):
         case "struct_value":
             return {key: _plain(place, each) for key, each in value.struct_value.fields.items()}
@@ -479,7 +463,7 @@ def _plain(place: _Place, value: Value) -> JsonValue:
         case "number_value":
             number = value.number_value
             if number != number or abs(number) == float("inf"):
-                place.refuse("holds a number that is not finite.")
+                place.refuse("contains a number that is not finite.")
             return int(number) if number.is_integer() and abs(number) <= MAX_EXACT else number
         case _:
             return None
@@ -499,7 +483,7 @@ def _check_chars(chars: int, most: int) -> None:
 
 
 def _fitted(stem: str, suffix: str) -> str:
-    """Return stem and suffix within the bounds of a file's name; the stem gives way, then the suffix."""
+    """Return stem and suffix within the length limits; the stem is cut first."""
     tail = suffix if len(suffix) <= MAX_NAME_CHARS // 2 and len(suffix.encode()) <= MAX_NAME_BYTES // 2 else ""
     room = MAX_NAME_BYTES - len(tail.encode())
     head = stem[: MAX_NAME_CHARS - len(tail)].encode()[:room].decode(errors="ignore")

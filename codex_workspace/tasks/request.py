@@ -1,8 +1,6 @@
-"""What a message may want to have its own way, in its metadata under `TURN`: an A2A extension that no client needs.
+"""Reads an A2A message into a turn request: input, files, and the turn options in its metadata under `TURN`.
 
 {"model": "gpt-5.5", "effort": "high", "workingFolder": "services/api", "outputSchema": {…}, "midTurn": "steer"}
-
-What a message wants, made ready for codex; and the tool of ours that the model may call for it.
 """
 
 import json
@@ -38,7 +36,7 @@ TURN: Final = "urn:codex-workspace:turn"
 MAX_SCHEMA_CHARS: Final = 65_536
 
 _TYPES: Final = ("object", "array", "string", "number", "integer", "boolean", "null")
-"""What a JSON Schema's `type` may be. Providers take different parts of all else, and say so themselves."""
+"""Valid values of a JSON Schema's `type`; the model provider checks the rest."""
 
 _MODEL: Final = re.compile(r"[A-Za-z0-9][\w.:/@-]{0,127}")
 _EFFORT: Final = re.compile(r"[a-z]{1,32}")
@@ -55,61 +53,61 @@ class TurnRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What one message has its own way."""
+class TurnOverrides:
+    """Turn options of one message."""
 
     options: TurnOptions
     mid_turn: MidTurn
 
 
-def read_turn_options(metadata: JsonObject, workspace: Path, usual: MidTurn) -> Wishes:
-    """Return what a message's metadata ask for; `usual` is what becomes of it where it does not say.
+def read_turn_options(metadata: JsonObject, workspace: Path, usual: MidTurn) -> TurnOverrides:
+    """Return the turn options in a message's metadata; `usual` is the default of `midTurn`.
 
     Raises:
-        InputRefused: a wish that is not known, or cannot be granted; the sentence says which ones can.
+        InputRefused: an option is unknown or invalid; the sentence lists the valid ones.
     """
     wanted = metadata.get(TURN)
     if wanted is None:
-        return Wishes(TurnOptions(), usual)
+        return TurnOverrides(TurnOptions(), usual)
     if not isinstance(wanted, dict):
         raise _refused("must be an object")
-    wishes = Wishes(TurnOptions(), usual)
+    overrides = TurnOverrides(TurnOptions(), usual)
     for key, value in wanted.items():
         reader = _READERS.get(key)
         if reader is None:
-            raise _refused(f"{key[:50]!r} is not known; there are {', '.join(_READERS)}")
-        wishes = reader(wishes, value, workspace)
-    return wishes
+            raise _refused(f"{key[:50]!r} is unknown; valid options: {', '.join(_READERS)}")
+        overrides = reader(overrides, value, workspace)
+    return overrides
 
 
-def _with_model(wishes: Wishes, value: JsonValue, _workspace: Path) -> Wishes:
+def _with_model(overrides: TurnOverrides, value: JsonValue, _workspace: Path) -> TurnOverrides:
     if not isinstance(value, str) or not _MODEL.fullmatch(value):
         raise _refused("model must be the name of a model")
-    return replace(wishes, options=replace(wishes.options, model=value))
+    return replace(overrides, options=replace(overrides.options, model=value))
 
 
-def _with_effort(wishes: Wishes, value: JsonValue, _workspace: Path) -> Wishes:
+def _with_effort(overrides: TurnOverrides, value: JsonValue, _workspace: Path) -> TurnOverrides:
     if not isinstance(value, str) or not _EFFORT.fullmatch(value):
         raise _refused("effort must be a word such as low, medium or high")
-    return replace(wishes, options=replace(wishes.options, effort=value))
+    return replace(overrides, options=replace(overrides.options, effort=value))
 
 
-def _with_folder(wishes: Wishes, value: JsonValue, workspace: Path) -> Wishes:
+def _with_folder(overrides: TurnOverrides, value: JsonValue, workspace: Path) -> TurnOverrides:
     if not isinstance(value, str) or "\0" in value:
         raise _refused("workingFolder must be the path of a folder, relative to the workspace")
     home = workspace.resolve()
     folder = (home / value).resolve()
     if not folder.is_relative_to(home) or not folder.is_dir():
         raise _refused("workingFolder must be a folder inside of the workspace that exists")
-    return replace(wishes, options=replace(wishes.options, cwd=folder))
+    return replace(overrides, options=replace(overrides.options, cwd=folder))
 
 
-def _with_schema(wishes: Wishes, value: JsonValue, _workspace: Path) -> Wishes:
+def _with_schema(overrides: TurnOverrides, value: JsonValue, _workspace: Path) -> TurnOverrides:
     if not isinstance(value, dict) or len(json.dumps(value)) > MAX_SCHEMA_CHARS:
         raise _refused(f"outputSchema must be a JSON Schema, an object of at most {MAX_SCHEMA_CHARS} characters")
     if not _is_type(value.get("type", "object")):
         raise _refused(f"outputSchema: type must be one of {', '.join(_TYPES)}")
-    return replace(wishes, options=replace(wishes.options, output_schema=value))
+    return replace(overrides, options=replace(overrides.options, output_schema=value))
 
 
 def _is_type(value: JsonValue) -> bool:
@@ -117,13 +115,13 @@ def _is_type(value: JsonValue) -> bool:
     return bool(named) and all(each in _TYPES for each in named)
 
 
-def _with_mid_turn(wishes: Wishes, value: JsonValue, _workspace: Path) -> Wishes:
+def _with_mid_turn(overrides: TurnOverrides, value: JsonValue, _workspace: Path) -> TurnOverrides:
     if value not in list(MidTurn):
         raise _refused(f"midTurn must be one of {', '.join(MidTurn)}")
-    return replace(wishes, mid_turn=MidTurn(value))
+    return replace(overrides, mid_turn=MidTurn(value))
 
 
-_READERS: Final[Mapping[str, Callable[[Wishes, JsonValue, Path], Wishes]]] = {
+_READERS: Final[Mapping[str, Callable[[TurnOverrides, JsonValue, Path], TurnOverrides]]] = {
     "model": _with_model,
     "effort": _with_effort,
     "workingFolder": _with_folder,
@@ -138,25 +136,24 @@ def _refused(sentence: str) -> InputRefused:
 
 logger = logging.getLogger(__name__)
 
-HOLDS_A_SECRET = "The file holds a credential of this agent's own, which is handed over to nobody; take it out first."
-
-NO_STEERING: Final = (
-    "A message cannot join a running turn of this agent (codex.backend: exec); let it wait (queue) or take that one's "
-    "place (interrupt)."
+HOLDS_A_SECRET = (
+    "The file contains a credential of this agent, so it cannot be handed over; remove the credential first."
 )
 
+NO_STEERING: Final = "A message cannot join a running turn of this agent (codex.backend: exec); use queue or interrupt."
+
 Fetch = Callable[[str, int], Awaitable[Fetched | RequestFailed | ResponseRejected]]
-"""Gets what stands at a URL, of at most so many bytes."""
+"""Fetches the content of a URL, at most this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestReader:
-    """Reads messages for one workspace.
+    """Reads the messages of one workspace.
 
-    mid_turn: what becomes of a message that comes while a turn of its context is at work and does not say itself.
-    parts: how much a message may bring. files: how much may be handed over in one task.
-    fetch: gets what stands at a URL, of at most so many bytes; without it images by URL are refused.
-    scrub: knows the secrets that no file which is handed over may hold.
+    mid_turn: the default for messages that arrive during another turn.
+    parts: the limits of a message. files: the limits of the files that one task hands over.
+    fetch: fetches images by URL; without it they are rejected.
+    scrub: the secrets that a handed-over file must not contain.
     steers: whether a message can join a running turn.
     """
 
@@ -169,26 +166,26 @@ class RequestReader:
     steers: bool = True
 
     async def read(self, message: Message, task_id: str) -> TurnRequest:
-        """Return what a message wants; its larger files are in the workspace then.
+        """Return the turn request of a message, after its attachments were written to the workspace.
 
         Raises:
-            InputRefused: a part cannot be taken, or a wish not be granted.
-            AttachmentsNotWritten: a file cannot be laid down.
+            InputRefused: a part or a turn option is not accepted.
+            AttachmentsNotWritten: a file cannot be written.
         """
-        wishes = read_turn_options(MessageToDict(message.metadata), self.workspace, self.mid_turn)
-        if wishes.mid_turn is MidTurn.STEER and not self.steers:
+        overrides = read_turn_options(MessageToDict(message.metadata), self.workspace, self.mid_turn)
+        if overrides.mid_turn is MidTurn.STEER and not self.steers:
             raise InputRefused(NO_STEERING)
         content = read_parts(await self._with_images(message.parts), self.parts)
-        cwd = wishes.options.cwd
+        cwd = overrides.options.cwd
         told = ""
         if content.attachments:
             told = await anyio.to_thread.run_sync(attachments.write, self.workspace, task_id, content.attachments, cwd)
         return TurnRequest(
-            content.items(told, self.parts.max_text_chars), content.text, wishes.options, wishes.mid_turn
+            content.items(told, self.parts.max_text_chars), content.text, overrides.options, overrides.mid_turn
         )
 
     async def _with_images(self, parts: Sequence[Part]) -> list[Part]:
-        """Return the parts with the bytes of the images that they only name."""
+        """Return the parts with the images by URL replaced by their bytes."""
         whole = list(parts)
         urls = image_urls(parts[: self.parts.max_parts])
         if self.fetch is None or not urls:
@@ -206,11 +203,11 @@ class RequestReader:
         media_type = image_type(fetched.data)
         if media_type is None:
             taken = ", ".join(IMAGE_MODES)
-            raise InputRefused(f"Part {number + 1}: what stands at its URL is no image of a known kind ({taken}).")
+            raise InputRefused(f"Part {number + 1}: the content of its URL is not a known image format ({taken}).")
         parts[number] = Part(raw=fetched.data, media_type=media_type, filename=named.filename)
 
     async def serve(self, call: DynamicToolCall, reply: Reply, cwd: Path | None) -> tuple[JsonObject, list[A2AEvent]]:
-        """Do what the model calls a tool for: the result for codex, and what goes out."""
+        """Serve a tool call of the model: return the result for codex and the events to send."""
         if call.tool != HANDOVER_TOOL:
             return handover.result(handover.HandoverRefused(DECLINED_REASON)), []
         handed = reply.files
@@ -223,7 +220,7 @@ class RequestReader:
         if isinstance(outcome, OutgoingFile) and self.scrub.found_in(outcome.data):
             outcome = handover.HandoverRefused(HOLDS_A_SECRET)
         if not isinstance(outcome, OutgoingFile):
-            logger.info("a file was not handed over: %s", outcome.sentence)
+            logger.info("rejected the handover of a file: %s", outcome.sentence)
             return handover.result(outcome), []
         artifact = handover.as_artifact(outcome, len(handed) + 1)
         return handover.result(outcome), [reply.handed_over(artifact)]

@@ -1,16 +1,13 @@
-"""What becomes of a message that comes while another turn of its context is at work. Pure decisions and words.
+"""Admission control: how many messages may wait and how many turns may run; and the mid-turn modes of messages.
 
-How many messages may wait, and how many turns may run: what is over the bounds hears at once when to come back.
-
-A message's place, and the only moves between its phases:
+The phases of a message's slot, and the only moves between them:
 
     (nothing) ──enter──> PROMISED ──claim──> WAITING ──turn──> RUNNING ──> (nothing)
         └────────────────── claim ──────────────^                │ ^
-            a host that asks nobody, or a message                 v │
-            of an earlier process                               ASKING   a person has the word; another turn may run
+            a host without admission, or a message                v │
+            of an earlier process                               ASKING   a question is open; another turn may run
 
-PROMISED and WAITING count as waiting. Only `enter` refuses; whatever was accepted before, whoever accepted it, is
-answered.
+PROMISED and WAITING count as waiting. Only `enter` rejects messages; every accepted message is answered.
 """
 
 import math
@@ -27,7 +24,7 @@ from codex_workspace.common.errors import AgentError
 
 
 class MidTurn(StrEnum):
-    """queue: it waits. steer: it joins the running turn, which answers both. interrupt: it takes that one's place."""
+    """queue: wait. steer: join the running turn, which answers both. interrupt: replace the running turn."""
 
     QUEUE = "queue"
     STEER = "steer"
@@ -36,14 +33,14 @@ class MidTurn(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EarlierMessage:
-    """A message that was answered in part, or not at all."""
+    """An earlier message that was superseded, with the part of its answer that exists."""
 
     text: str
     partial_answer: str
 
 
 def superseding_prompt(earlier: Sequence[EarlierMessage]) -> str:
-    """Return what a newer message begins with, so that nothing of the earlier ones is lost with their turns."""
+    """Return the text that precedes a newer message, with the superseded messages and their partial answers."""
     return "\n\n".join([*(_story(each) for each in earlier), "The newer message, which goes before:"])
 
 
@@ -55,22 +52,21 @@ def _story(each: EarlierMessage) -> str:
 
 
 PROMISE_S: Final = 30.0
-"""A promised place that nobody has claimed for so long is free again. Between the two lie milliseconds; a request that
-ends in between (a database that fails, a client that leaves) would hold its place for ever."""
+"""A promised slot that is not claimed within this time is free again: its request failed or was cancelled."""
 
 MIN_RETRY_S: Final = 1
 MAX_RETRY_S: Final = 60
 
 UNKNOWN_TURN_S: Final = 10.0
-"""What a turn is taken to last before one has ended."""
+"""The assumed duration of a turn before the first one has ended."""
 
 REMEMBERED_TURNS: Final = 16
-"""The last turns, of whose durations the next one's is estimated."""
+"""The number of turns from which a turn's duration is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """At most so many messages wait in one context and in all; so many turns run at a time."""
+    """How many messages may wait in one context and in total, and how many turns may run."""
 
     waiting_per_context: int = 50
     waiting: int = 500
@@ -78,7 +74,7 @@ class QueueLimits:
 
 
 class QueueFull(AgentError):
-    """There is no place for a further message; in `retry_after_s` seconds there may be one."""
+    """The queue is full; there may be room in `retry_after_s` seconds."""
 
     def __init__(self, what_is_full: str, retry_after_s: int) -> None:
         super().__init__(f"The agent is busy: {what_is_full}. Try again in {retry_after_s} s.")
@@ -97,7 +93,7 @@ _WAITING: Final = (_Phase.PROMISED, _Phase.WAITING)
 
 @dataclass(eq=False, slots=True)
 class QueueSlot:
-    """The place of one message."""
+    """The slot of one message."""
 
     owner: str
     context_id: str
@@ -107,117 +103,117 @@ class QueueSlot:
 
 @dataclass(slots=True)
 class AdmissionControl:
-    """Counts the messages and turns of this process, and refuses messages beyond the bounds.
+    """Counts the messages and turns of this process, and rejects messages beyond the limits.
 
-    A message is known by its owner and a name that is the owner's own: its message id.
+    A message is identified by its owner and its message id.
     """
 
     bounds: QueueLimits = field(default_factory=QueueLimits)
     clock: Callable[[], float] = anyio.current_time
-    _places: dict[tuple[str, str], QueueSlot] = field(default_factory=dict)
+    _slots_by_message: dict[tuple[str, str], QueueSlot] = field(default_factory=dict)
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_TURNS))
     _slots: anyio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the slots for turns."""
+        """Create the semaphore for running turns."""
         self._slots = anyio.Semaphore(self.bounds.running_turns)
 
     @property
     def waiting(self) -> int:
         """How many messages wait."""
-        return sum(place.phase in _WAITING for place in self._places.values())
+        return sum(slot.phase in _WAITING for slot in self._slots_by_message.values())
 
     @property
     def running(self) -> int:
         """How many turns run."""
-        return sum(place.phase is _Phase.RUNNING for place in self._places.values())
+        return sum(slot.phase is _Phase.RUNNING for slot in self._slots_by_message.values())
 
     @property
     def asking(self) -> int:
-        """How many turns wait for a person."""
-        return sum(place.phase is _Phase.ASKING for place in self._places.values())
+        """How many turns wait for an answer to a question."""
+        return sum(slot.phase is _Phase.ASKING for slot in self._slots_by_message.values())
 
     @contextmanager
     def enter(self, owner: str, context_id: str, message: str) -> Iterator[None]:
-        """Promise a place to a new message; an error inside of the block takes the promise back.
+        """Promise a slot to a new message; an error in the block withdraws the promise.
 
-        A message that has its place already keeps it, and is not counted again.
+        A message that has a slot keeps it and is not counted again.
 
         Raises:
-            Busy: there is none.
+            QueueFull: there is no room.
         """
         key = owner, message
-        if key in self._places:
+        if key in self._slots_by_message:
             yield
             return
         self._forget_broken_promises()
         self._check(owner, context_id)
-        place = self._places[key] = QueueSlot(owner, context_id, _Phase.PROMISED, self.clock())
+        slot = self._slots_by_message[key] = QueueSlot(owner, context_id, _Phase.PROMISED, self.clock())
         try:
             yield
         except BaseException:
-            if self._places.get(key) is place and place.phase is _Phase.PROMISED:
-                del self._places[key]
+            if self._slots_by_message.get(key) is slot and slot.phase is _Phase.PROMISED:
+                del self._slots_by_message[key]
             raise
 
     @contextmanager
     def claim(self, owner: str, context_id: str, message: str) -> Iterator[QueueSlot]:
-        """Take a message's place, promised or not, for as long as the block is open."""
-        place = QueueSlot(owner, context_id, _Phase.WAITING, self.clock())
-        self._places[owner, message] = place
+        """Hold a message's slot, promised or not, while the block is open."""
+        slot = QueueSlot(owner, context_id, _Phase.WAITING, self.clock())
+        self._slots_by_message[owner, message] = slot
         try:
-            yield place
+            yield slot
         finally:
-            if self._places.get((owner, message)) is place:
-                del self._places[owner, message]
+            if self._slots_by_message.get((owner, message)) is slot:
+                del self._slots_by_message[owner, message]
 
     @asynccontextmanager
-    async def turn(self, place: QueueSlot) -> AsyncIterator[None]:
-        """Wait, first come first served, until a further turn may run; it is counted until the block is left."""
+    async def turn(self, slot: QueueSlot) -> AsyncIterator[None]:
+        """Wait in order of arrival until another turn may run; it counts as running until the block is left."""
         await self._slots.acquire()
-        place.phase, place.since = _Phase.RUNNING, self.clock()
+        slot.phase, slot.since = _Phase.RUNNING, self.clock()
         try:
             yield
         finally:
-            if place.phase is _Phase.RUNNING:
-                self._give_back(place)
+            if slot.phase is _Phase.RUNNING:
+                self._give_back(slot)
 
-    def step_aside(self, place: QueueSlot) -> None:
-        """Let another turn run while a person is asked; nothing to do for a place that has done so."""
-        if place.phase is _Phase.RUNNING:
-            self._give_back(place)
-            place.phase = _Phase.ASKING
+    def step_aside(self, slot: QueueSlot) -> None:
+        """Let another turn run while a question is open; does nothing for a slot that is not running."""
+        if slot.phase is _Phase.RUNNING:
+            self._give_back(slot)
+            slot.phase = _Phase.ASKING
 
-    async def step_back(self, place: QueueSlot) -> None:
-        """Wait until the turn may run again; nothing to do for a place that runs."""
-        if place.phase is _Phase.ASKING:
+    async def step_back(self, slot: QueueSlot) -> None:
+        """Wait until the turn may run again; does nothing for a running slot."""
+        if slot.phase is _Phase.ASKING:
             await self._slots.acquire()
-            place.phase, place.since = _Phase.RUNNING, self.clock()
+            slot.phase, slot.since = _Phase.RUNNING, self.clock()
 
-    def _give_back(self, place: QueueSlot) -> None:
-        self._durations.append(self.clock() - place.since)
+    def _give_back(self, slot: QueueSlot) -> None:
+        self._durations.append(self.clock() - slot.since)
         self._slots.release()
 
     def _forget_broken_promises(self) -> None:
         too_old = self.clock() - PROMISE_S
-        broken = [key for key, place in self._places.items() if _is_broken(place, too_old)]
+        broken = [key for key, slot in self._slots_by_message.items() if _is_broken(slot, too_old)]
         for key in broken:
-            del self._places[key]
+            del self._slots_by_message[key]
 
     def _check(self, owner: str, context_id: str) -> None:
-        waiting = [place for place in self._places.values() if place.phase in _WAITING]
+        waiting = [slot for slot in self._slots_by_message.values() if slot.phase in _WAITING]
         if len(waiting) >= self.bounds.waiting:
             lanes = self.bounds.running_turns
-            raise QueueFull(f"as many messages wait as may ({len(waiting)})", self._retry_after_s(lanes))
-        in_context = sum(place.owner == owner and place.context_id == context_id for place in waiting)
+            raise QueueFull(f"its queue is full ({len(waiting)} messages)", self._retry_after_s(lanes))
+        in_context = sum(slot.owner == owner and slot.context_id == context_id for slot in waiting)
         if in_context >= self.bounds.waiting_per_context:
-            raise QueueFull(f"as many messages wait in this context as may ({in_context})", self._retry_after_s(1))
+            raise QueueFull(f"the queue of this context is full ({in_context} messages)", self._retry_after_s(1))
 
     def _retry_after_s(self, lanes: int) -> int:
-        """Return in how many seconds one of `lanes` turns that run side by side will have ended."""
+        """Return in how many seconds one of `lanes` concurrent turns is expected to end."""
         turn_s = sum(self._durations) / len(self._durations) if self._durations else UNKNOWN_TURN_S
         return max(MIN_RETRY_S, min(MAX_RETRY_S, math.ceil(turn_s / lanes)))
 
 
-def _is_broken(place: QueueSlot, too_old: float) -> bool:
-    return place.phase is _Phase.PROMISED and place.since <= too_old
+def _is_broken(slot: QueueSlot, too_old: float) -> bool:
+    return slot.phase is _Phase.PROMISED and slot.since <= too_old

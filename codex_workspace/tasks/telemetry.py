@@ -1,7 +1,4 @@
-"""What is told of a message on its way, to all who look: ids under the log's lines, numbers, and spans.
-
-A `Job` says what happens, in blocks; what each of the three makes of it is decided here.
-"""
+"""Log context, metrics and spans of messages and turns; a `Job` reports to it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -34,7 +31,7 @@ FAILED: Final = frozenset({ItemStatus.FAILED, ItemStatus.DECLINED})
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Of one agent: its numbers, and where its spans go."""
+    """The metrics and the tracer of one agent."""
 
     metrics: Metrics = field(default_factory=Metrics)
     tracer: Tracer = NO_TRACER
@@ -42,13 +39,13 @@ class Telemetry:
 
     @contextmanager
     def message(self, task_id: str, context_id: str, request: Mapping[str, object]) -> Iterator["MessageTelemetry"]:
-        """Watch a message while the block is open; `request` is the state of the call context that it came with."""
+        """Record a message while the block is open; `request` is the state of its call context."""
         about: Attributes = {"a2a.task.id": task_id, "a2a.context.id": context_id}
         caller, headers = request.get(REQUEST_SPAN), request.get(HEADERS)
         if isinstance(caller, Span):
             span = caller.start_child("message", about)
         else:
-            # A host of others' has no span for the request.
+            # A foreign host has no span for the request.
             span = self.tracer.start_span(
                 "message", SpanKind.INTERNAL, about, headers if isinstance(headers, dict) else None
             )
@@ -60,7 +57,7 @@ class Telemetry:
 
 
 class MessageTelemetry:
-    """A message that is watched."""
+    """Records one message."""
 
     def __init__(self, telemetry: Telemetry, span: Span) -> None:
         self._telemetry = telemetry
@@ -68,7 +65,7 @@ class MessageTelemetry:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """It waits for its turn while the block is open."""
+        """Record the wait for the turn while the block is open."""
         since = self._telemetry.clock()
         with self._span.start_child("wait", {}):
             yield
@@ -76,7 +73,7 @@ class MessageTelemetry:
 
     @contextmanager
     def turn(self) -> Iterator["TurnTelemetry"]:
-        """A turn is begun for it, and over when the block is left."""
+        """Record a turn while the block is open."""
         about: Attributes = {"gen_ai.operation.name": "invoke_agent"}
         with self._span.start_child("turn", about) as span, ExitStack() as ids:
             watch = TurnTelemetry(self._telemetry, span, ids)
@@ -86,13 +83,13 @@ class MessageTelemetry:
                 watch.close()
 
     def ended(self, outcome: TaskOutcome) -> None:
-        """Its task has come to an end that is on disk."""
+        """Count the task's end, after it was stored."""
         self._telemetry.metrics.count_task(outcome)
         self._span.set({"a2a.task.state": outcome})
 
 
 class TurnTelemetry:
-    """A turn that is watched, from before codex takes it on; `ids` ends when nobody follows it any more."""
+    """Records one turn, from before its start; `ids` holds its log context."""
 
     def __init__(self, telemetry: Telemetry, span: Span, ids: ExitStack) -> None:
         self._telemetry = telemetry
@@ -104,13 +101,13 @@ class TurnTelemetry:
         self._items: dict[str, Span] = {}
 
     def began(self, turn: TurnInfo) -> None:
-        """Codex has taken it on."""
+        """Record that codex has started the turn."""
         self._turn = turn
         self._span.set({"gen_ai.conversation.id": turn.thread_id, "codex.turn.id": turn.turn_id})
         self._ids.enter_context(log_context({"thread": turn.thread_id, "turn": turn.turn_id}))
 
     def see(self, event: TurnEvent) -> None:
-        """Take note of what happens in it; called for every delta, so the most frequent comes first."""
+        """Record an event; called for every delta, so the most frequent case comes first."""
         match event:
             case MessageDelta() | MessageCompleted():
                 if not self._has_text:
@@ -136,9 +133,9 @@ class TurnTelemetry:
                 pass
 
     def close(self) -> None:
-        """Count it: whatever becomes of it now, nobody follows it any more."""
+        """Count the turn and end its spans."""
         for span in self._items.values():
-            span.end("the turn was over before it")
+            span.end("the turn ended first")
         outcome, used = _outcome(self._turn), _tokens(self._turn)
         self._telemetry.metrics.count_turn(outcome, self._telemetry.clock() - self._since, used)
         self._span.set(

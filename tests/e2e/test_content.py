@@ -94,8 +94,11 @@ async def test_a_large_file_is_laid_down_where_commands_can_read_it(
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (Part(raw=b"GIF89a", media_type="image/png"), "Part 1 says that it is image/png, but its bytes are image/gif"),
-        (Part(raw=b"\xff\xfe", media_type="text/plain"), "its bytes are no UTF-8 text"),
+        (
+            Part(raw=b"GIF89a", media_type="image/png"),
+            "Part 1 has the media type image/png, but its bytes are image/gif",
+        ),
+        (Part(raw=b"\xff\xfe", media_type="text/plain"), "its bytes are not UTF-8 text"),
         (Part(url="http://127.0.0.1:9/a.png"), "cannot be fetched: its host is not a public one"),
     ],
 )
@@ -161,7 +164,7 @@ async def test_an_image_by_url_is_fetched_where_the_operator_lets_it(
             assert (missing.state, "cannot be fetched: HTTP 404" in missing.sentence) == (REJECTED, True)
             (tmp_path / "web" / "text.png").write_text("no image")
             other = await send(client, Part(url=f"{url}/text.png"))
-            assert (other.state, "no image of a known kind" in other.sentence) == (REJECTED, True)
+            assert (other.state, "not a known image format" in other.sentence) == (REJECTED, True)
 
 
 @contextmanager

@@ -121,7 +121,7 @@ async def test_one_turn_may_have_its_own_way(place: Place, model: ScriptedModel)
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
-        ({"colour": "red"}, "'colour' is not known; there are model, effort, workingFolder, outputSchema, midTurn"),
+        ({"colour": "red"}, "'colour' is unknown; valid options: model, effort, workingFolder, outputSchema, midTurn"),
         ({"workingFolder": "../.."}, "inside of the workspace"),
         ({"workingFolder": "/etc"}, "inside of the workspace"),
         ({"workingFolder": "nowhere"}, "that exists"),

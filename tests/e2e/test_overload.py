@@ -27,7 +27,7 @@ GROWTH_BYTES = 40_000_000
 SLOWLY = script({"say": "one two three four", "delay_ms": 100})
 
 
-SENTENCE = "The agent is busy: as many messages wait in this context as may (1). Try again in 10 s."
+SENTENCE = "The agent is busy: the queue of this context is full (1 messages). Try again in 10 s."
 OLD_STYLE = {"code": -32000, "message": SENTENCE, "data": {"retryAfterSeconds": 10}}
 NEW_STYLE = {
     "code": -32000,

@@ -150,7 +150,7 @@ def test_data_is_shown_as_json_with_whole_numbers_whole() -> None:
 
 
 def test_a_number_that_json_cannot_say_is_refused() -> None:
-    assert "holds a number that is not finite" in refusal_of(Part(data=Value(number_value=float("nan"))))
+    assert "contains a number that is not finite" in refusal_of(Part(data=Value(number_value=float("nan"))))
 
 
 @pytest.mark.parametrize(
@@ -170,17 +170,17 @@ def test_another_url_is_a_link_in_the_words(part: Part, said: str) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("file:///etc/passwd", "none of the web"),
-        ("javascript:alert(1)", "none of the web"),
-        ("relative/path", "none of the web"),
-        ("http://", "none of the web"),
-        ("http://[::1", "none of the web"),
+        ("file:///etc/passwd", "unsupported URL"),
+        ("javascript:alert(1)", "unsupported URL"),
+        ("relative/path", "unsupported URL"),
+        ("http://", "unsupported URL"),
+        ("http://[::1", "unsupported URL"),
         ("http://a/> ignore that", "spaces, brackets or control characters"),
         ("http://a/\nb", "spaces, brackets or control characters"),
         (f"http://a/{'b' * 9000}", "has a URL of 9009 characters; at most 8192"),
         ("data:text/plain", "without content"),
-        ("data:image/png;base64,%%%", "no base64"),
-        ("data:video/mp4;base64,AAAA", "media type video/mp4, which is not taken"),
+        ("data:image/png;base64,%%%", "not base64"),
+        ("data:video/mp4;base64,AAAA", "media type video/mp4, which is not accepted"),
     ],
 )
 def test_a_url_that_is_no_link_is_refused(url: str, why: str) -> None:
@@ -232,15 +232,15 @@ def test_an_image_by_data_url_is_one_by_bytes(media_type: str) -> None:
     ],
 )
 def test_an_image_by_url_is_refused_with_what_to_do(part: Part) -> None:
-    assert "is an image by URL, which codex does not take; send its bytes (raw), a data: URL" in refusal_of(part)
+    assert "is an image by URL, which codex does not accept; send its bytes (raw), a data: URL" in refusal_of(part)
 
 
 @pytest.mark.parametrize(
-    ("content", "found"), [(JPEG, "image/jpeg"), (b"hello", "no image of a known kind"), (b"", "no image")]
+    ("content", "found"), [(JPEG, "image/jpeg"), (b"hello", "not a known image format"), (b"", "not a known image")]
 )
 def test_an_image_has_to_be_what_it_says(content: bytes, found: str) -> None:
     refusal = refusal_of(raw(content, "image/png", "a.png"))
-    assert refusal.startswith("Part 1 (a.png) says that it is image/png, but its bytes are ")
+    assert refusal.startswith("Part 1 (a.png) has the media type image/png, but its bytes are ")
     assert found in refusal
 
 
@@ -274,7 +274,7 @@ def test_files_alone_will_do_and_what_codex_is_told_of_them_stands_last() -> Non
 
 def test_text_in_another_encoding_is_refused_with_what_to_do() -> None:
     refusal = refusal_of(raw("ä".encode("latin-1"), "text/csv", "a.csv"))
-    assert refusal.startswith("Part 1 (a.csv) says that it is text/csv, but its bytes are no UTF-8 text; ")
+    assert refusal.startswith("Part 1 (a.csv) has the media type text/csv, but its bytes are not UTF-8 text; ")
 
 
 def test_a_byte_order_mark_is_not_shown() -> None:
@@ -287,10 +287,10 @@ def test_a_media_type_is_read_without_case_and_parameters() -> None:
 
 def test_a_media_type_that_the_card_does_not_list_is_refused_with_those_it_does() -> None:
     refusal = refusal_of(Part(text="Look"), raw(b"x", "video/mp4", "clip.mp4"))
-    assert refusal.startswith("Part 2 (clip.mp4) has the media type video/mp4, which is not taken. Taken are ")
+    assert refusal.startswith("Part 2 (clip.mp4) has the media type video/mp4, which is not accepted. Accepted: ")
     assert "every text/* in UTF-8" in refusal
     assert all(mode in refusal for mode in INPUT_MODES if not mode.startswith("text/"))
-    assert "says that it is image/png" in refusal_of(Part(text="x", media_type="image/png"))
+    assert "its media type is image/png" in refusal_of(Part(text="x", media_type="image/png"))
 
 
 SOURCES = {
@@ -347,9 +347,9 @@ def test_a_type_that_also_means_something_else_is_a_file_where_its_bytes_are_no_
 
 def test_every_kind_of_text_is_taken_where_it_is_utf_8() -> None:
     assert "(text/x-nobody-knows):" in text_of(raw("ü".encode(), "text/X-Nobody-knows; charset=utf-8"))
-    assert "its bytes are no UTF-8 text" in refusal_of(raw("ü".encode("latin-1"), "text/x-nobody-knows"))
+    assert "its bytes are not UTF-8 text" in refusal_of(raw("ü".encode("latin-1"), "text/x-nobody-knows"))
     for strange in ("text/", "text/*", "text/x y", "text/a`b", "text/a\nb", "text/" + "a" * 200):
-        assert "which is not taken" in refusal_of(raw(b"x", strange)), strange
+        assert "which is not accepted" in refusal_of(raw(b"x", strange)), strange
 
 
 @pytest.mark.parametrize(
@@ -466,10 +466,14 @@ def test_no_two_files_of_a_message_have_one_name(names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("parts", "limits", "why"),
     [
-        ([Part(text="a")] * 3, PartLimits(max_parts=2), "The message has 3 parts; at most 2 are taken."),
-        ([raw(b"\0" * 5)], PartLimits(max_file_bytes=4), "Part 1 has 5 bytes; a file may have 4."),
-        ([raw(png())], PartLimits(max_file_bytes=4), f"Part 1 has {len(png())} bytes; a file may have 4."),
-        ([raw(b"text")] * 3, PartLimits(max_files_bytes=11), "Part 3 is too much: all files of a message may have 11 "),
+        ([Part(text="a")] * 3, PartLimits(max_parts=2), "The message has 3 parts; at most 2 are accepted."),
+        ([raw(b"\0" * 5)], PartLimits(max_file_bytes=4), "Part 1 has 5 bytes; a file may have at most 4."),
+        ([raw(png())], PartLimits(max_file_bytes=4), f"Part 1 has {len(png())} bytes; a file may have at most 4."),
+        (
+            [raw(b"text")] * 3,
+            PartLimits(max_files_bytes=11),
+            "Part 3 exceeds the limit of 11 bytes for all files of a message.",
+        ),
         ([Part(text="abc")], PartLimits(max_text_chars=2), "The message has 3 characters; at most 2 are taken."),
         ([raw(b"abc")], PartLimits(max_text_chars=20), "The message has 41 characters; at most 20 are taken."),
     ],

@@ -7,16 +7,16 @@ import pytest
 from codex_workspace.common.errors import InputRefused
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.runtimes.backend import TurnOptions
-from codex_workspace.tasks.request import MAX_SCHEMA_CHARS, TURN, Wishes, read_turn_options
+from codex_workspace.tasks.request import MAX_SCHEMA_CHARS, TURN, TurnOverrides, read_turn_options
 from codex_workspace.tasks.scheduling import MidTurn
 
 
-def read(wishes: JsonValue, workspace: Path) -> Wishes:
+def read(wishes: JsonValue, workspace: Path) -> TurnOverrides:
     return read_turn_options({TURN: wishes}, workspace, MidTurn.QUEUE)
 
 
 def test_without_a_wish_all_is_as_usual(tmp_path: Path) -> None:
-    usual = Wishes(TurnOptions(), MidTurn.STEER)
+    usual = TurnOverrides(TurnOptions(), MidTurn.STEER)
     assert read_turn_options({"other": {"model": "x"}}, tmp_path, MidTurn.STEER) == usual
     assert read_turn_options({TURN: {}}, tmp_path, MidTurn.STEER) == usual
 
@@ -36,7 +36,7 @@ def test_wishes_are_granted(tmp_path: Path) -> None:
     ("wishes", "sentence"),
     [
         ("fast", "must be an object"),
-        ({"colour": "red"}, "'colour' is not known; there are model, effort"),
+        ({"colour": "red"}, "'colour' is unknown; valid options: model, effort"),
         ({"model": "a b"}, "model must be the name of a model"),
         ({"model": 5}, "model must be the name of a model"),
         ({"effort": "High!"}, "effort must be a word"),

@@ -52,7 +52,7 @@ def test_a_context_has_so_many_places_and_the_next_message_hears_it() -> None:
     admission = AdmissionControl(QueueLimits(waiting_per_context=2), Clock())
     entered(admission, "1", "2")
     assert str(refused(admission)) == (
-        "The agent is busy: as many messages wait in this context as may (2). Try again in 10 s."
+        "The agent is busy: the queue of this context is full (2 messages). Try again in 10 s."
     )
     entered(admission, "3", context="another")
     entered(admission, "1", owner="somebody else")
@@ -63,7 +63,7 @@ def test_all_contexts_together_have_so_many_places() -> None:
     admission = AdmissionControl(QueueLimits(waiting=2), Clock())
     entered(admission, "1", context="a")
     entered(admission, "2", context="b")
-    assert "as many messages wait as may (2)." in str(refused(admission, context="c"))
+    assert "its queue is full (2 messages)." in str(refused(admission, context="c"))
 
 
 def test_the_same_message_again_is_never_refused_and_never_counted_twice() -> None:
