@@ -30,7 +30,7 @@ from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, Tu
 logger = logging.getLogger(__name__)
 
 
-class Run(Protocol):
+class TurnProcess(Protocol):
     """The part of `CliRun` that a turn needs."""
 
     @property
@@ -128,7 +128,7 @@ class ExecTurn:
     """
 
     def __init__(
-        self, run: Run, lines: TurnLines, thread_id: str, turn_id: str, total_s: float, begun: list[TurnEvent]
+        self, run: TurnProcess, lines: TurnLines, thread_id: str, turn_id: str, total_s: float, begun: list[TurnEvent]
     ) -> None:
         self.thread_id: Final = thread_id
         self.turn_id: Final = turn_id
