@@ -1,7 +1,7 @@
-"""The A2A server: an application around any `AgentExecutor`, and the loop that serves it.
+"""The A2A server: builds an application around any `AgentExecutor`, and serves it.
 
-JSON-RPC at `/`, HTTP+JSON beside it, gRPC on a port of its own, for A2A 1.0 and 0.3; the agent card, `/healthz` and
-`/readyz`, and the views of those who run the agent. Nothing here knows codex.
+JSON-RPC at `/`, HTTP+JSON, and gRPC on its own port, for A2A 1.0 and 0.3; the agent card, `/healthz`, `/readyz` and the
+operator endpoints.
 """
 
 import errno
@@ -32,7 +32,7 @@ from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.tracing import NO_TRACER, Tracer
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.callers import Extensions, GrpcContextBuilder, HttpContextBuilder
-from codex_workspace.server.card import CardFacts, Version, agent_card, extended_card
+from codex_workspace.server.card import Version, agent_card, extended_card
 from codex_workspace.server.grpc_server import GrpcListener, serving_grpc
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, StreamLimits, cut_off_slow_readers
@@ -62,34 +62,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PUBLIC_PATHS: Final = frozenset({AGENT_CARD_WELL_KNOWN_PATH, "/healthz", "/readyz"})
-"""What is answered without a token: probes, and the card that says that a token is needed."""
+"""Paths that need no token: the probes, and the card, which says that a token is needed."""
 
 CARD_CACHE: Final = "public, max-age=60"
-"""A card changes only with a restart; a minute later everybody has the new one."""
+"""The card changes only with a restart; caches update within a minute."""
 
 CLOSE_GRACE_S: Final = 2
-"""How long open connections may take to end once their tasks have."""
+"""How long open connections may take to end after their tasks have ended."""
 
 SLOW_READER_S: Final = 15.0
-"""What a client may take to catch up; a megabyte over a poor mobile connection."""
+"""How long a slow client may take to catch up: a megabyte over a poor mobile connection."""
 
 BACKLOG: Final = 1024
-"""Connections that may wait to be accepted: a burst of clients is not turned away by the kernel."""
+"""How many connections may wait to be accepted, so that the kernel does not reject a burst of clients."""
 
 Readiness = Callable[[], Awaitable[str | None]]
-"""Gives None when the agent can answer, else the reason why not."""
+"""Returns why the agent cannot process messages; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What the application has to know of the settings.
+    """The options of the application and its card.
 
-    url, grpc_url: where clients reach it; `grpc_url` is host:port, None where gRPC is off.
-    tokens: the principals' tokens by their names; without any, everybody is let in.
-    one_main_context: whether messages that name no context go to their sender's main one, instead of a new one each.
-    skills: the operator's, for the card.
-    setup: what the extended card tells to those who were let in.
-    sign: puts a signature under the card; only where `versions` is 1.0 alone, as 0.3 adds what is not signed.
+    url, grpc_url: the public addresses; `grpc_url` is host:port, None if gRPC is off.
+    tokens: the tokens by principal; if empty, no token is needed.
+    one_main_context: whether messages without a context share their sender's main context, instead of a new one each.
+    versions: of A2A, the preferred one first.
+    skills: the operator's skills.
+    setup: the extended card's description of model, workspace and rules.
+    sign: signs the card; only if `versions` is 1.0 alone, because the fields for 0.3 clients cannot be signed.
     """
 
     name: str
@@ -111,24 +112,34 @@ class ServerOptions:
     requests_per_minute: int = 60_000
     streams: StreamLimits = field(default_factory=StreamLimits)
 
+    @property
+    def secured(self) -> bool:
+        """Whether requests need a token."""
+        return bool(self.tokens)
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether there is an extended card."""
+        return self.secured and bool(self.setup)
+
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What is served: `asgi` over HTTP, `grpc` over gRPC, and the handler that all transports share."""
+    """The application: `asgi` for HTTP, `grpc` for gRPC, and the handlers that all transports share."""
 
     asgi: Starlette
     handler: IdempotentHandler
     front: LimitedHandler
     card: AgentCard
-    _doorkeeper: Authenticator
+    _authenticator: Authenticator
     _push: PushService | None
     _callers: Callable[[int], GrpcContextBuilder]
     _versions: tuple[Version, ...]
 
     async def resume(self) -> int:
-        """Set to work what an earlier process left unanswered, before new messages come; return how much.
+        """Resume the messages that an earlier process did not answer; return how many. Call it before serving.
 
-        While the disk is full this waits for room.
+        While the disk is full, this waits.
         """
         resumed = await self.handler.resume()
         if resumed:
@@ -138,11 +149,11 @@ class Application:
         return resumed
 
     def add_principal(self, name: str, token: str) -> None:
-        """Know one more principal, by a token that came later."""
-        self._doorkeeper.add(name, token)
+        """Accept another principal's token."""
+        self._authenticator.add(name, token)
 
     def grpc(self, listener: GrpcListener) -> AbstractAsyncContextManager[None]:
-        """Serve gRPC on a listener until the block is left; open calls get a moment to end."""
+        """Serve gRPC on a listener until the block is left, then let open calls end."""
         old = self._callers(0) if "0.3" in self._versions else None
         return serving_grpc(listener, self.front, self._callers(1), old)
 
@@ -160,21 +171,23 @@ async def build_app(
     tracer: Tracer = NO_TRACER,
     handler_class: type[IdempotentHandler] = IdempotentHandler,
 ) -> AsyncIterator[Application]:
-    """Make the application around an executor; leaving ends the tasks that still run in it.
+    """Build the application around an executor; leaving the block ends the tasks that still run.
 
-    `admission` says which messages are taken; the executor must claim their places in it. None: all are. `push` tells
-    webhooks of tasks; None: nobody does. `views` makes what is to be looked at, told what
-    counts the streams; `tracer` gets the requests' spans. `handler_class` answers them.
+    Args:
+        admission: limits the accepted messages, whose slots the executor must claim; None accepts all.
+        push: sends push notifications; None turns them off.
+        views: returns the operator endpoints; its argument counts the open streams.
+        tracer: starts the requests' spans.
+        handler_class: handles the requests.
     """
     options = replace(options, push_notifications=push is not None)
-    facts = card_facts(options)
-    card = agent_card(facts)
+    card = agent_card(options)
     handler = handler_class(executor, store, admission, card, one_main_context=options.one_main_context, push=push)
-    front = LimitedHandler(handler, options.streams, card, extended_card(facts), tracer)
-    doorkeeper, rates = Authenticator(options.tokens), RateLimiter(options.requests_per_minute)
+    front = LimitedHandler(handler, options.streams, card, extended_card(options), tracer)
+    authenticator, rates = Authenticator(options.tokens), RateLimiter(options.requests_per_minute)
     seen = views(front)
     extensions = Extensions(options.extensions)
-    backend = TokenBackend(doorkeeper, PUBLIC_PATHS, authenticators(seen, options.tokens))
+    backend = TokenBackend(authenticator, PUBLIC_PATHS, authenticators(seen, options.tokens))
     routes = [
         Route("/healthz", _healthz),
         Route("/readyz", _readyz(ready)),
@@ -194,31 +207,12 @@ async def build_app(
     asgi = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refuse_request})
 
     def grpc_callers(major: int) -> GrpcContextBuilder:
-        return GrpcContextBuilder(doorkeeper, rates, extensions, serves_major(major))
+        return GrpcContextBuilder(authenticator, rates, extensions, serves_major(major))
 
     try:
-        yield Application(asgi, handler, front, card, doorkeeper, push, grpc_callers, options.versions)
+        yield Application(asgi, handler, front, card, authenticator, push, grpc_callers, options.versions)
     finally:
         await handler.aclose()
-
-
-def card_facts(options: ServerOptions) -> CardFacts:
-    """Return what the agent's cards say."""
-    return CardFacts(
-        name=options.name,
-        description=options.description,
-        version=options.version,
-        url=options.url,
-        grpc_url=options.grpc_url,
-        versions=options.versions,
-        secured=bool(options.tokens),
-        streaming=options.streaming,
-        push_notifications=options.push_notifications,
-        input_modes=options.input_modes,
-        extensions=options.extensions,
-        skills=options.skills,
-        setup=options.setup,
-    )
 
 
 def _a2a_routes(front: LimitedHandler, extensions: Extensions, *, has_old: bool) -> list[BaseRoute]:
@@ -242,12 +236,12 @@ def _card_routes(card: AgentCard) -> list[Route]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes any free one.
+    """Return a listening socket; port 0 selects a free one.
 
     Raises:
-        ConfigError: the address is taken, or is none of this machine's.
+        ConfigError: the address is in use or is not an address of this machine.
     """
-    # The protocol is named because asyncio turns Nagle's delay off only where it is: 40 ms of every blocking answer.
+    # asyncio disables Nagle's algorithm only if the protocol is set; it costs 40 ms per blocking response.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -256,7 +250,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         remedy = (
-            "set A2A_HOST to an address of this machine's, such as 127.0.0.1 or 0.0.0.0"
+            "set A2A_HOST to an address of this machine, such as 127.0.0.1 or 0.0.0.0"
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
             else "stop the other program or choose another port"
         )
@@ -268,9 +262,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 @asynccontextmanager
 async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float = SLOW_READER_S) -> AsyncIterator[None]:
-    """Serve the application on a listening socket until the block is left; open connections get a moment to end.
+    """Serve the application on a listening socket until the block is left, then let open connections end.
 
-    A client that does not take what it is sent for `slow_reader_s` seconds is cut off.
+    The connection of a client that does not read for `slow_reader_s` seconds is closed.
     """
     config = uvicorn.Config(
         app,
@@ -292,7 +286,7 @@ async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float 
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without hands on the signals: whoever started us decides when to stop."""
+    """Uvicorn without signal handlers: the caller decides when to stop."""
 
     @contextmanager
     def capture_signals(self) -> "Iterator[None]":

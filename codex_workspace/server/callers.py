@@ -1,7 +1,7 @@
-"""Who calls, in which version, and with which extensions: the SDK's call context of a request, on HTTP and gRPC.
+"""Builds the SDK's call context of a request over HTTP and gRPC, and checks what the SDK does not.
 
-Every call of every transport passes here before the handler, so here is checked what the SDK checks on some of them
-only: the version on gRPC, and on all of them the extensions that the agent requires.
+The SDK does not check the protocol version of gRPC calls (a2a-python issue #1166), and on no transport whether a
+request asks for the required extensions (not reported upstream).
 """
 
 from collections.abc import Callable, Iterable
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 
 class UnauthenticatedError(A2AError):
-    """Nobody that the agent knows; HTTP requests of this kind do not come so far."""
+    """The gRPC caller is not authenticated; HTTP requests are rejected earlier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extensions:
-    """What the agent's card says of extensions."""
+    """The extensions of the agent's card."""
 
     offered: tuple[AgentExtension, ...] = ()
 
     @property
     def uris(self) -> frozenset[str]:
-        """All that can be asked for."""
+        """The URIs of all extensions."""
         return frozenset(each.uri for each in self.offered)
 
     def check(self, asked: Iterable[str]) -> None:
-        """Refuse a request that asks for less than is required.
+        """Check that a request asks for all required extensions.
 
         Raises:
-            ExtensionSupportRequiredError: it does; names what is missing.
+            ExtensionSupportRequiredError: it does not; the message names the missing ones.
         """
         missing = sorted({each.uri for each in self.offered if each.required} - set(asked))
         if missing:
@@ -54,7 +54,7 @@ class Extensions:
 
 
 class HttpContextBuilder(DefaultServerCallContextBuilder):
-    """Makes the call context of an HTTP request that the door has let in."""
+    """Builds the call context of an authenticated HTTP request."""
 
     def __init__(self, extensions: Extensions) -> None:
         super().__init__()
@@ -74,31 +74,31 @@ class HttpContextBuilder(DefaultServerCallContextBuilder):
 
 
 class GrpcContextBuilder(GrpcServerCallContextBuilder):
-    """Makes the call context of a gRPC call: the door, the rate and the checks in one.
+    """Builds the call context of a gRPC call after authentication, rate limit and checks.
 
-    `serves` tells whether the service speaks a version (as the client names it).
+    `serves` tells whether the service supports a version.
     """
 
     def __init__(
-        self, doorkeeper: Authenticator, rates: RateLimiter, extensions: Extensions, serves: Callable[[str], bool]
+        self, authenticator: Authenticator, rates: RateLimiter, extensions: Extensions, serves: Callable[[str], bool]
     ) -> None:
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
         self._rates = rates
         self._extensions = extensions
         self._serves = serves
 
     def build(self, context: "grpc.aio.ServicerContext[object, object]") -> ServerCallContext:
-        """Return the context, and have the answer tell which extensions are on.
+        """Return the context, and set the active extensions in the response.
 
         Raises:
-            UnauthenticatedError: nobody that the agent knows.
-            BusyError: the principal asks too often.
-            VersionNotSupportedError: the client speaks a version that the service does not.
-            ExtensionSupportRequiredError: the call does not ask for an extension that is required.
+            UnauthenticatedError: the token is missing or unknown.
+            BusyError: the principal's rate limit is exceeded.
+            VersionNotSupportedError: the service does not support the client's version.
+            ExtensionSupportRequiredError: the call does not ask for a required extension.
         """
         headers = _headers(context)
         try:
-            principal = self._doorkeeper.authenticate(
+            principal = self._authenticator.authenticate(
                 headers.get("authorization", ""), headers.get(API_KEY_HEADER.lower(), "")
             )
         except AuthenticationError as error:
@@ -112,15 +112,17 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
         )
         wait_s = self._rates.take(principal.display_name)
         if wait_s:
-            raise busy(call, "this principal asks too often", wait_s)
+            raise busy(call, "the rate limit of this principal is exceeded", wait_s)
         version = headers.get(VERSION_HEADER.lower()) or PROTOCOL_VERSION_0_3
         if not self._serves(version):
-            raise VersionNotSupportedError(f"A2A version '{version[:20]}' is not spoken by this service")
+            raise VersionNotSupportedError(f"A2A version '{version[:20]}' is not supported by this service")
         self._extensions.check(call.requested_extensions)
-        self._tell(context, headers)
+        self._set_active_extensions(context, headers)
         return call
 
-    def _tell(self, context: "grpc.aio.ServicerContext[object, object]", headers: dict[str, str]) -> None:
+    def _set_active_extensions(
+        self, context: "grpc.aio.ServicerContext[object, object]", headers: dict[str, str]
+    ) -> None:
         active = {
             name.lower(): active_extensions([headers.get(name.lower(), "")], self._extensions.uris)
             for name in EXTENSION_HEADERS
@@ -129,7 +131,7 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
 
 
 def _headers(context: "grpc.aio.ServicerContext[object, object]") -> dict[str, str]:
-    """Return a call's metadata of text; values of one name are joined, as HTTP does it."""
+    """Return a call's text metadata; values of the same name are joined as in HTTP."""
     found: dict[str, str] = {}
     for name, value in context.invocation_metadata() or ():
         if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The signature under an agent's card: ES256, by a key of the operator's."""
+"""Signs the agent card with the operator's ES256 key; imported only if signing is on."""
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -14,12 +14,12 @@ from codex_workspace.common.errors import ConfigLocation
 
 
 def card_signer(file: Path, place: ConfigLocation) -> Callable[[AgentCard], AgentCard]:
-    """Return what puts a signature under a card, with the private key that a PEM file holds; `place` names the file.
+    """Return a function that signs a card with the private key in a PEM file; `place` is the setting's location.
 
     The signature's `kid` is the start of the SHA-256 of the public key (DER, SubjectPublicKeyInfo).
 
     Raises:
-        ConfigError: the file cannot be read, or holds no key for ES256.
+        ConfigError: the file cannot be read, or contains no ES256 key.
     """
     try:
         pem = file.read_bytes()
@@ -34,7 +34,7 @@ def card_signer(file: Path, place: ConfigLocation) -> Callable[[AgentCard], Agen
             "make one with `openssl ecparam -name prime256v1 -genkey -noout`"
         )
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    # jku is left out, as it would have to name an HTTPS address with the key; a null would be no URL.
+    # jku is left out: it must be an HTTPS URL of the key, and null is not valid.
     header: ProtectedHeader = {"alg": "ES256", "kid": sha256(public).hexdigest()[:16], "typ": "JOSE"}  # type: ignore[typeddict-item]
     sign: Callable[[AgentCard], AgentCard] = create_agent_card_signer(pem, header)
     return sign

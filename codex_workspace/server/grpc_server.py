@@ -1,4 +1,4 @@
-"""A2A over gRPC, for 1.0 and 0.3, on a port of its own. Who is let in, and what they may do, is decided elsewhere."""
+"""A2A over gRPC, for 1.0 and 0.3, on its own port; imported only if gRPC is on."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 
 CLOSE_GRACE_S: Final = 2.0
-"""How long calls may take to end once their tasks have."""
+"""How long open calls may take to end after their tasks have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcListener:
-    """A gRPC server that has its port and does not serve yet."""
+    """A gRPC server that is bound to its port and does not serve yet."""
 
     server: grpc.aio.Server
     port: int
@@ -37,12 +37,12 @@ class GrpcListener:
 
 @asynccontextmanager
 async def bind_grpc(host: str, port: int, max_message_bytes: int, dead_after_s: float) -> AsyncIterator[GrpcListener]:
-    """Take a port for gRPC, 0 for any free one; leaving gives it back.
+    """Bind a port for gRPC, 0 for any free one; leaving the block releases it.
 
-    A client that does not even answer pings is asked after `dead_after_s` seconds, and given up after as many again.
+    Idle clients are pinged after `dead_after_s` seconds, and disconnected after the same time without a response.
 
     Raises:
-        ConfigError: the address is taken, or is none of this machine's.
+        ConfigError: the address is in use or is not an address of this machine.
     """
     patience_ms = int(dead_after_s * 1000)
     server = grpc.aio.server(
@@ -71,7 +71,7 @@ async def bind_grpc(host: str, port: int, max_message_bytes: int, dead_after_s: 
 async def serving_grpc(
     listener: GrpcListener, handler: RequestHandler, callers: GrpcContextBuilder, old_callers: GrpcContextBuilder | None
 ) -> AsyncIterator[None]:
-    """Serve until the block is left; open calls get a moment to end. `old_callers` None: 0.3 is not spoken."""
+    """Serve until the block is left, then let open calls end; `old_callers` is None if 0.3 is off."""
     add_service(_Service(handler, callers), listener.server)  # type: ignore[no-untyped-call]
     if old_callers is not None:
         add_old_service(_OldService(handler, old_callers), listener.server)  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ class _OldService(CompatGrpcHandler):
 
 
 async def _refuse(error: A2AError, context: "Context") -> None:
-    """Abort the call for the errors that A2A has no name for, and return for all others."""
+    """Abort the call for errors that A2A does not define; return for all others."""
     match error:
         case UnauthenticatedError():
             context.set_trailing_metadata((("www-authenticate", "Bearer"),))

@@ -1,12 +1,5 @@
-"""Cuts off clients that do not take what they are sent.
-
-What waits for a slow reader stays in memory: in the connection's buffer, and above it in the task's queue of events,
-each of which the SDK keeps with a copy of the task as it was then. Neither knows time. A reader that was cut off can
-subscribe again, or get the task, and has everything.
-
-What stands before the handler on every transport: which media types and values are taken, how many streams may be
-open, how long one may be silent, and that nothing of an error nobody foresaw gets out but that it happened.
-"""
+"""Limits on all transports: slow clients, open and idle streams, media types and values of messages, internal
+errors."""
 
 import asyncio
 import logging
@@ -52,52 +45,53 @@ logger = logging.getLogger(__name__)
 
 
 def cut_off_slow_readers(patience_s: float) -> type[H11Protocol]:
-    """Return uvicorn's HTTP/1.1 protocol, with connections that are cut off where a reader does not catch up.
+    """Return uvicorn's HTTP/1.1 protocol, extended to close the connections of clients that do not read.
 
-    A connection's buffer has `patience_s` seconds to drain once it holds more than asyncio's high-water mark (64 KiB);
-    what the kernels hold on both sides comes on top, and is several megabytes.
+    When a connection's buffer exceeds asyncio's high-water mark (64 KiB), it has `patience_s` seconds to drain. The
+    kernels buffer several more megabytes. The pending events of a slow client stay in memory, each with a copy of its
+    task. A disconnected client can resubscribe or get the task.
     """
 
-    class Impatient(H11Protocol):
-        _giving_up: asyncio.TimerHandle | None = None
+    class SlowReaderTimeout(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._giving_up = self.loop.call_later(patience_s, self._give_up)
+            self._timer = self.loop.call_later(patience_s, self._close)
 
         def resume_writing(self) -> None:
-            self._wait_on()
+            self._stop_timer()
             super().resume_writing()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._wait_on()
+            self._stop_timer()
             super().connection_lost(exc)
 
-        def _wait_on(self) -> None:
-            if self._giving_up is not None:
-                self._giving_up.cancel()
-                self._giving_up = None
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
-        def _give_up(self) -> None:
-            logger.warning("client %s has not taken what it was sent for %g s and is cut off", self.client, patience_s)
-            # Not `close`: that waits for the buffer to drain.
+        def _close(self) -> None:
+            logger.warning("closing the connection of client %s, which has not read for %g s", self.client, patience_s)
+            # `close` would wait for the buffer to drain.
             self.transport.abort()
 
-    return Impatient
+    return SlowReaderTimeout
 
 
 T = TypeVar("T")
 
-INTERNAL_ERROR = "The agent made a mistake of its own; its log says more."
+INTERNAL_ERROR: Final = "Internal error; see the agent's log."
 
 MAX_NESTING: Final = 30
-"""How many objects and lists may lie within one another in data and metadata. Protobuf reads 100 levels, and an object
-makes three of them; a task with the message in its history has to be read, too."""
+"""The nesting limit of data and metadata. Protobuf reads 100 levels, of which an object takes three, and a task
+contains the message in its history."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """How many streams may be open at once, and after how many seconds without an event one is ended."""
+    """How many streams may be open at the same time, and after how many seconds without an event one is closed."""
 
     per_principal: int = 1000
     total: int = 2000
@@ -105,16 +99,15 @@ class StreamLimits:
 
 
 class LimitedHandler(RequestHandler):
-    """Hands requests on to a handler, within bounds.
+    """Passes requests to a handler within limits, and starts a span for each.
 
-    `card` names the media types that are taken; `extended` is what is told to those who were let in, None: no more.
-    `tracer` gets a span of each request, which joins the caller's trace.
+    `card` lists the accepted media types; `extended` is the card for authenticated clients, None if there is none.
     """
 
     def __init__(
         self,
         handler: RequestHandler,
-        bounds: StreamLimits,
+        limits: StreamLimits,
         card: AgentCard,
         extended: AgentCard | None = None,
         tracer: Tracer = NO_TRACER,
@@ -123,13 +116,13 @@ class LimitedHandler(RequestHandler):
         self._tracer = tracer
         self._modes = frozenset(card.default_input_modes).union(*(skill.input_modes for skill in card.skills))
         self._extended = extended
-        self._places = ConcurrencyLimiter(bounds.per_principal, bounds.total)
-        self._idle_s = bounds.idle_s
+        self._streams = ConcurrencyLimiter(limits.per_principal, limits.total)
+        self._idle_s = limits.idle_s
 
     @property
     def open_streams(self) -> int:
-        """How many streams are open."""
-        return self._places.count
+        """The number of open streams."""
+        return self._streams.count
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task | Message:
         """Answer a message."""
@@ -145,7 +138,7 @@ class LimitedHandler(RequestHandler):
     def on_subscribe_to_task(
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
-        """Stream what comes of a task."""
+        """Stream the events of a task."""
         return self._stream("SubscribeToTask", self._handler.on_subscribe_to_task(params, context), context)
 
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task | None:
@@ -155,7 +148,7 @@ class LimitedHandler(RequestHandler):
     async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         """Return a page of tasks."""
         if params.status not in TaskState.values():
-            raise InvalidParamsError(message=f"status: {params.status} is none of the states of a task")
+            raise InvalidParamsError(message=f"status: {params.status} is not a task state")
         return await self._answer("ListTasks", context, self._handler.on_list_tasks(params, context))
 
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task | None:
@@ -165,7 +158,7 @@ class LimitedHandler(RequestHandler):
     async def on_create_task_push_notification_config(
         self, params: TaskPushNotificationConfig, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        """Keep where a task's events are pushed to."""
+        """Store a push configuration."""
         return await self._answer(
             "CreateTaskPushNotificationConfig",
             context,
@@ -175,7 +168,7 @@ class LimitedHandler(RequestHandler):
     async def on_get_task_push_notification_config(
         self, params: GetTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        """Return where a task's events are pushed to."""
+        """Return a push configuration."""
         return await self._answer(
             "GetTaskPushNotificationConfig",
             context,
@@ -185,7 +178,7 @@ class LimitedHandler(RequestHandler):
     async def on_list_task_push_notification_configs(
         self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
     ) -> ListTaskPushNotificationConfigsResponse:
-        """Return all the places that a task's events are pushed to."""
+        """Return all push configurations of a task."""
         return await self._answer(
             "ListTaskPushNotificationConfigs",
             context,
@@ -195,7 +188,7 @@ class LimitedHandler(RequestHandler):
     async def on_delete_task_push_notification_config(
         self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
-        """Forget where a task's events are pushed to."""
+        """Delete a push configuration."""
         await self._answer(
             "DeleteTaskPushNotificationConfig",
             context,
@@ -205,7 +198,7 @@ class LimitedHandler(RequestHandler):
     async def on_get_extended_agent_card(
         self, params: GetExtendedAgentCardRequest, context: ServerCallContext
     ) -> AgentCard:
-        """Return the card for those who were let in."""
+        """Return the card for authenticated clients."""
         if self._extended is not None:
             return self._extended
         return await self._answer(
@@ -219,11 +212,11 @@ class LimitedHandler(RequestHandler):
                 yield event
 
     async def _answer(self, method: str, context: ServerCallContext, answer: Awaitable[T]) -> T:
-        with self._request(method, context), _unforeseen():
+        with self._request(method, context), _hide_internal_errors():
             return await answer
 
     def _request(self, method: str, context: ServerCallContext) -> Span:
-        """Begin the span of a request, where the job that it begins finds it."""
+        """Start the span of a request, and store it in the call context for the request's task."""
         about = {"rpc.system": "a2a", "rpc.method": method, "a2a.principal": _name(context)}
         headers = context.state.get(HEADERS)
         span = self._tracer.start_span(method, SpanKind.SERVER, about, headers if isinstance(headers, dict) else None)
@@ -233,33 +226,32 @@ class LimitedHandler(RequestHandler):
     async def _stream(
         self, method: str, events: AsyncGenerator[Event, None], context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
-        """Yield the events, until there is none for so long that the reader may as well come again."""
-        with self._request(method, context), self._place(context):
+        """Yield the events until the stream ends or is idle for too long."""
+        with self._request(method, context), self._open_stream(context):
             async with aclosing(events):
                 while True:
                     event: Event | None = None
-                    with anyio.move_on_after(self._idle_s) as silence, _unforeseen():
+                    with anyio.move_on_after(self._idle_s) as silence, _hide_internal_errors():
                         event = await anext(events, None)
                     if event is None:
                         if silence.cancelled_caught:
-                            logger.info("a stream of %s is ended: no event for %g s", _name(context), self._idle_s)
+                            logger.info("closing a stream of %s: no event for %g s", _name(context), self._idle_s)
                         return
                     yield event
 
     @contextmanager
-    def _place(self, context: ServerCallContext) -> Iterator[None]:
+    def _open_stream(self, context: ServerCallContext) -> Iterator[None]:
         try:
-            place = self._places.hold(_name(context), "streams")
-            with place:
+            with self._streams.hold(_name(context), "streams"):
                 yield
         except LimitExceeded as full:
             raise busy(context, str(full), RETRY_STREAM_S) from full
 
 
 def _check_message(params: SendMessageRequest, modes: Set[str]) -> None:
-    """Refuse what could not be taken, or not be given out again once it is written down.
+    """Reject a message with unsupported media types, or with values that could not be returned after they are stored.
 
-    `modes` are the media types that are taken. Where plain text is, so is every other kind of text.
+    `modes` are the accepted media types; plain text includes every other kind of text.
     """
     for part in params.message.parts:
         mode = media_type_of(part.media_type)
@@ -276,7 +268,7 @@ def _check_message(params: SendMessageRequest, modes: Set[str]) -> None:
 def _check_value(place: str, value: Value, depth: int = 0) -> None:
     match value.WhichOneof("kind"):
         case "number_value" if not math.isfinite(value.number_value):
-            raise InvalidParamsError(message=f"{place} holds a number that JSON does not have: {value.number_value}")
+            raise InvalidParamsError(message=f"{place} contains a number that JSON does not have: {value.number_value}")
         case "struct_value":
             _check_struct(place, value.struct_value, depth)
         case "list_value":
@@ -295,21 +287,20 @@ def _check_struct(place: str, struct: Struct, depth: int = 0) -> None:
 
 def _check_depth(place: str, depth: int) -> None:
     if depth > MAX_NESTING:
-        raise InvalidParamsError(message=f"{place} is nested too deeply: at most {MAX_NESTING} within one another")
+        raise InvalidParamsError(message=f"{place} is nested too deeply: at most {MAX_NESTING} levels")
 
 
 @contextmanager
-def _unforeseen() -> Iterator[None]:
-    """Let only A2A's errors through; the SDK would tell clients the text of every other one."""
+def _hide_internal_errors() -> Iterator[None]:
+    """Raise only A2A errors; the SDK would return the text of every other error to the client."""
     try:
         yield
     except A2AError:
         raise
     except StoreUnavailable as error:
-        # It passes; whoever comes again later is served.
         raise InternalError(message=error.public) from error
     except Exception as error:
-        logger.exception("a request failed for a reason that nobody foresaw")
+        logger.exception("a request failed with an unexpected error")
         raise InternalError(message=INTERNAL_ERROR) from error
 
 

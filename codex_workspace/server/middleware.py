@@ -1,9 +1,6 @@
-"""What stands before every request: who is it, is it too big, and the word to refuse it with. Pure ASGI, no A2A.
+"""Authentication and the HTTP middleware: body limit, rate limit, content type, A2A version and extension headers.
 
-What HTTP requests meet between the door and the SDK: how often, of what type and version, which extensions are on.
-
-Pure ASGI. The JSON-RPC endpoint and the HTTP+JSON routes are told apart by their path, as each has errors of its own
-form.
+The middleware is pure ASGI. It distinguishes JSON-RPC and HTTP+JSON by the path, because their errors differ.
 """
 
 import hashlib
@@ -27,97 +24,100 @@ if TYPE_CHECKING:
 
 
 API_KEY_HEADER: Final = "X-API-Key"
-"""Where a token may be shown as well, by clients that know no bearer tokens."""
+"""The header for the token of clients that do not support bearer tokens."""
 
 
 class Principal(BaseUser):
-    """Whoever has shown the token, or anybody where none is needed."""
+    """The authenticated principal, as Starlette's user."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     @property
     def is_authenticated(self) -> bool:
-        """Always: who is not let in does not become a principal."""
+        """Always true: other requests are rejected."""
         return True
 
     @property
     def display_name(self) -> str:
-        """The owner of what this principal makes."""
+        """The owner of what this principal creates."""
         return self._name
 
 
 class Authenticator:
-    """Knows the principals by their tokens.
+    """Identifies principals by their tokens.
 
-    `tokens`: each principal's token, by the principal's name. Without any, everybody is `OPERATOR`.
+    `tokens` are the tokens by principal. If there are none, every request belongs to `OPERATOR`.
     """
 
     def __init__(self, tokens: Mapping[str, str]) -> None:
         self._digests = {name: _digest(token) for name, token in tokens.items()}
-        self._further: dict[str, bytes] = {}
+        self._added: dict[str, bytes] = {}
 
     def add(self, name: str, token: str) -> None:
-        """Let in one more, by a token that came later; whoever needed none before needs none now."""
-        self._further[name] = _digest(token)
+        """Add a principal's token; if no token was needed before, none is needed now."""
+        self._added[name] = _digest(token)
 
     def authenticate(self, authorization: str, api_key: str = "") -> Principal:
-        """Return whose token an Authorization or, where that is empty, an X-API-Key header shows.
+        """Return the principal of the token in the Authorization header, or else in the X-API-Key header.
 
         Raises:
-            AuthenticationError: nobody's; with the sentence for the client.
+            AuthenticationError: the token is missing or unknown; the text is for the client.
         """
         shown = api_key
         if not self._digests:
-            return Principal(self._further_owner(authorization) or OPERATOR)
+            return Principal(self._added_principal(authorization) or OPERATOR)
         if authorization or not api_key:
             scheme, _, shown = authorization.partition(" ")
             if scheme.lower() != "bearer":
-                raise AuthenticationError("this agent wants `Authorization: Bearer <token>`")
-        # Of digests, and of all of them, so that neither content nor length nor owner shows in the time it takes.
+                raise AuthenticationError("this agent requires `Authorization: Bearer <token>`")
+        # Compare all digests, so that the duration reveals neither content, length nor owner of a token.
         digest = _digest(shown.strip())
-        known_ones = self._digests | self._further
+        known_ones = self._digests | self._added
         owners = [name for name, known in known_ones.items() if hmac.compare_digest(known, digest)]
         if not owners:
-            raise AuthenticationError("the token is not one that this agent knows")
+            raise AuthenticationError("the token is unknown")
         return Principal(owners[0])
 
-    def _further_owner(self, authorization: str) -> str | None:
+    def _added_principal(self, authorization: str) -> str | None:
         digest = _digest(authorization.partition(" ")[2].strip())
-        return next((name for name, known in self._further.items() if hmac.compare_digest(known, digest)), None)
+        return next((name for name, known in self._added.items() if hmac.compare_digest(known, digest)), None)
 
 
 class TokenBackend(AuthenticationBackend):
-    """Lets requests of principals pass, and all requests for public paths; `doors` has paths with their own keeper."""
+    """Authenticates requests, except those for public paths; `authenticators` are for paths with their own tokens."""
 
     def __init__(
-        self, doorkeeper: Authenticator, public_paths: frozenset[str], doors: Mapping[str, Authenticator] | None = None
+        self,
+        authenticator: Authenticator,
+        public_paths: frozenset[str],
+        authenticators: Mapping[str, Authenticator] | None = None,
     ) -> None:
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
         self._public_paths = public_paths
-        self._doors = doors or {}
+        self._authenticators = authenticators or {}
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
-        """Return who it is; None for a public path.
+        """Return the principal; None for a public path.
 
         Raises:
-            AuthenticationError: with the sentence for the client.
+            AuthenticationError: the token is missing or unknown.
         """
         path = conn.url.path
         if path in self._public_paths:
             return None
-        headers, doorkeeper = conn.headers, self._doors.get(path, self._doorkeeper)
-        principal = doorkeeper.authenticate(headers.get("authorization", ""), headers.get(API_KEY_HEADER, ""))
+        headers, authenticator = conn.headers, self._authenticators.get(path, self._authenticator)
+        principal = authenticator.authenticate(headers.get("authorization", ""), headers.get(API_KEY_HEADER, ""))
         return AuthCredentials(["authenticated"]), principal
 
 
 def unauthorized(_connection: HTTPConnection, error: Exception) -> Response:
-    """Answer a request that was not let in."""
-    return _refusal(401, "UNAUTHENTICATED", str(error), {"WWW-Authenticate": "Bearer"})
+    """Return the response for a request that is not authenticated."""
+    return _error_response(401, "UNAUTHENTICATED", str(error), {"WWW-Authenticate": "Bearer"})
 
 
-def _refusal(status: int, name: str, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
-    # The form of HTTP+JSON's errors, also for JSON-RPC: its clients look for the sentence in an object as well.
+def _error_response(status: int, name: str, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+    # HTTP+JSON's error format, also for JSON-RPC, whose clients look for the message in an object as well.
     return JSONResponse({"error": {"code": status, "status": name, "message": sentence}}, status, headers)
 
 
@@ -126,8 +126,8 @@ def _digest(token: str) -> bytes:
 
 
 class BodyLimit:
-    """Refuses bodies of more than `max_bytes` bytes, by what their header says and by what really comes; drops those
-    whose client leaves before their end."""
+    """Rejects bodies of more than `max_bytes` bytes, by their header and by their actual size; ignores requests whose
+    client disconnects before the end of the body."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -135,15 +135,15 @@ class BodyLimit:
         self._sentence = f"the body is over the limit of {max_bytes} bytes"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, counting."""
+        """Process a request, counting the bytes of its body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        told = dict(scope["headers"]).get(b"content-length", b"0")
-        if not told.isdigit() or int(told) > self._max_bytes:
-            await _refusal(413, "INVALID_ARGUMENT", self._sentence)(scope, receive, send)
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > self._max_bytes:
+            await _error_response(413, "INVALID_ARGUMENT", self._sentence)(scope, receive, send)
             return
-        # Nobody hears an answer any more where the client has left within its body.
+        # A client that disconnects within its body does not read a response.
         with suppress(ClientDisconnect):
             await self._app(scope, self._counting(receive), send)
 
@@ -164,7 +164,7 @@ class BodyLimit:
 RPC_PATH: Final = "/"
 
 JSON_TYPES: Final = frozenset({"application/json", "application/a2a+json"})
-"""What a request's body may be. A page in a browser can post everything else without asking the agent first."""
+"""The accepted content types. A web page can send every other type without a preflight request."""
 
 CONTENT_TYPE_CODE: Final = -32005
 """A2A's ContentTypeNotSupportedError in JSON-RPC."""
@@ -172,7 +172,7 @@ CONTENT_TYPE_CODE: Final = -32005
 VERSION_HEADER: Final = "A2A-Version"
 
 EXTENSION_HEADERS: Final = ("A2A-Extensions", "X-A2A-Extensions")
-"""Where extensions are asked for and answered: in 1.0, and in 0.3."""
+"""The headers of requested and active extensions, in A2A 1.0 and 0.3."""
 
 STATUS_NAMES: Final = {
     400: "INVALID_ARGUMENT",
@@ -183,78 +183,78 @@ STATUS_NAMES: Final = {
     413: "INVALID_ARGUMENT",
     415: "INVALID_ARGUMENT",
 }
-"""The canonical name of an HTTP status in an error of HTTP+JSON."""
+"""The canonical status names in HTTP+JSON errors."""
 
 
 class RateLimit:
-    """Answers principals that ask too often with 429; who is not known (probes, the card) is not counted."""
+    """Rejects requests over a principal's rate limit with 429; public paths are not counted."""
 
     def __init__(self, app: ASGIApp, rates: RateLimiter) -> None:
         self._app = app
         self._rates = rates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Process a request, or reject it."""
         if scope["type"] == "http" and scope["user"].is_authenticated:
             wait_s = self._rates.take(scope["user"].display_name)
             if wait_s:
                 form = rpc_body if scope["path"] == RPC_PATH else rest_body
-                body = form("this principal asks too often", wait_s)
+                body = form("the rate limit of this principal is exceeded", wait_s)
                 await JSONResponse(body, 429, {"Retry-After": str(wait_s)})(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
 class RequireJson:
-    """Refuses bodies that do not say that they are JSON."""
+    """Rejects bodies without a JSON content type."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Process a request, or reject it."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            told = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if _has_body(headers) and told not in JSON_TYPES:
-                await _wrong_type(scope, told)(scope, receive, send)
+            content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+            if _has_body(headers) and content_type not in JSON_TYPES:
+                await _wrong_type(scope, content_type)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
 class VersionQueryParameter:
-    """Takes the version of A2A from the address where no header names it, as the specification lets clients do."""
+    """Sets the A2A version header from the query parameter, as the specification allows, if there is no header."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, with the header."""
+        """Process a request with the header."""
         if scope["type"] == "http" and VERSION_HEADER not in Headers(scope=scope):
             named = QueryParams(scope["query_string"]).get(VERSION_HEADER)
             if named is not None:
-                # It ends in a log line, which a header cannot break and an address can.
+                # The value is logged, and a query parameter can contain line breaks.
                 plain = named if named.isascii() and named.isprintable() else "unreadable"
                 scope = {**scope, "headers": [*scope["headers"], (VERSION_HEADER.lower().encode(), plain.encode())]}
         await self._app(scope, receive, send)
 
 
 class ExtensionHeaders:
-    """Tells in the answer's head which of the extensions that a request asks for are on."""
+    """Adds the active extensions of a request to the response's headers."""
 
     def __init__(self, app: ASGIApp, known: frozenset[str]) -> None:
         self._app = app
         self._known = known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and its answer back with the header."""
+        """Process a request, and add the header to its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         active = {name: active_extensions(headers.getlist(name), self._known) for name in EXTENSION_HEADERS}
 
-        async def telling(message: Message) -> None:
+        async def send_with_extensions(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
                 for name, uris in active.items():
@@ -262,17 +262,17 @@ class ExtensionHeaders:
                         answer[name] = ", ".join(uris)
             await send(message)
 
-        await self._app(scope, receive, telling if any(active.values()) else send)
+        await self._app(scope, receive, send_with_extensions if any(active.values()) else send)
 
 
 def active_extensions(asked: list[str], known: frozenset[str]) -> list[str]:
-    """Return the known ones of the extensions that comma-separated header values ask for, in their order."""
+    """Return the known extensions in comma-separated header values, in their order."""
     uris = [uri.strip() for value in asked for uri in value.split(",")]
     return [uri for uri in dict.fromkeys(uris) if uri in known]
 
 
 async def refuse_request(_request: Request, error: Exception) -> Response:
-    """Answer what no route takes, in the form of HTTP+JSON's errors."""
+    """Return the response for a request without a route, in HTTP+JSON's error format."""
     assert isinstance(error, HTTPException)
     name = STATUS_NAMES.get(error.status_code, "UNKNOWN")
     body = {"error": {"code": error.status_code, "status": name, "message": error.detail}}
@@ -283,8 +283,8 @@ def _has_body(headers: Headers) -> bool:
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
-def _wrong_type(scope: Scope, told: str) -> Response:
-    sentence = f"a body must be application/json, but is {told[:100] or 'of no type'}"
+def _wrong_type(scope: Scope, content_type: str) -> Response:
+    sentence = f"the content type must be application/json, but is {content_type[:100] or 'missing'}"
     info: JsonObject = {
         "@type": "type.googleapis.com/google.rpc.ErrorInfo",
         "reason": "CONTENT_TYPE_NOT_SUPPORTED",

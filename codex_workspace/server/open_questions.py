@@ -1,8 +1,7 @@
-"""Which tasks may be asking something, and in which conversation: there the next message is the answer.
+"""Open and answered questions of tasks.
 
-For senders that name no task, as the platform and its runtime: they see a question as an answer like any other.
-
-Which questions somebody has answered already: a second word would be on the next one, which nobody has seen.
+`OpenQuestions` finds the task that a message without a task ID answers, for senders such as the platform that show a
+question like any other reply. `AnsweredQuestions` rejects a second answer, which would be applied to the next question.
 """
 
 from collections import OrderedDict
@@ -16,45 +15,45 @@ from codex_workspace.common.a2a_terms import AWAITING_INPUT, WORKING
 from codex_workspace.storage.store import Store
 
 MAX_OPEN: Final = 1000
-"""So many conversations are remembered, those that were noted last: nobody may ever speak in them again."""
+"""How many conversations are remembered, the most recent ones."""
 
 
 class OpenQuestions:
-    """Remembers tasks that ask, or may come to it."""
+    """Remembers the last task of each conversation."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._tasks: dict[tuple[str, str], str] = {}
 
     def record(self, owner: str, context_id: str, task_id: str) -> None:
-        """Remember the task that was last at work in a conversation."""
+        """Remember the last task of a conversation."""
         self._tasks.pop((owner, context_id), None)
         self._tasks[owner, context_id] = task_id
         if len(self._tasks) > MAX_OPEN:
             del self._tasks[next(iter(self._tasks))]
 
     async def find(self, owner: str, context_id: str, call: ServerCallContext) -> str | None:
-        """Return the task that asks something in a conversation, None where nothing is asked."""
+        """Return the task that waits for an answer in a conversation; None if there is none."""
         task_id = self._tasks.get((owner, context_id))
         if task_id is None:
             return None
         task = await self._store.tasks.get(task_id, call)
         if task is None or task.status.state not in WORKING:
-            # What has ended asks no more; what asks gets its answer now.
+            # It has ended, or it gets its answer now.
             self._tasks.pop((owner, context_id), None)
         return task_id if task is not None and task.status.state in AWAITING_INPUT else None
 
 
 MAX_TASKS: Final = 10_000
-"""Remembered; a task asks for an hour at most, and a word is worked on within milliseconds."""
+"""How many tasks are remembered; a question is open for an hour at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Which question it is: the id of the message that asks, and when that was, in ns of Unix time.
+    """Identifies a question by the ID of its message and its time (Unix, ns).
 
-    As soon as an answer comes in, the SDK takes the message out of the status, and the time alone is left; a host's own
-    executor may give neither.
+    When an answer comes in, the SDK removes the message from the status and only the time is left. Another executor may
+    set neither.
     """
 
     message_id: str
@@ -65,7 +64,7 @@ class _Question:
         return cls(status.message.message_id, status.timestamp.ToNanoseconds())
 
     @property
-    def can_be_told(self) -> bool:
+    def is_identifiable(self) -> bool:
         return bool(self.message_id or self.asked_at_ns)
 
     def is_same(self, other: "_Question") -> bool:
@@ -75,18 +74,18 @@ class _Question:
 
 
 class AnsweredQuestions:
-    """Remembers of each task the last question that was answered, and with which message."""
+    """Remembers the last answered question of each task, and the message that answered it."""
 
     def __init__(self) -> None:
         self._last: OrderedDict[str, tuple[_Question, str]] = OrderedDict()
 
     def claim(self, task: Task, message_id: str) -> bool:
-        """Take a message for the answer to what a task asks; False where another one was before it.
+        """Claim a task's question for a message; return False if another message answered it.
 
-        What is asked without a message and a time cannot be told from what is asked next, and takes every answer.
+        A question without a message ID and a time accepts every answer.
         """
         asked = _Question.of(task.status)
-        if not asked.can_be_told:
+        if not asked.is_identifiable:
             return True
         known = self._last.get(task.id)
         if known is not None and known[0].is_same(asked):
@@ -98,12 +97,12 @@ class AnsweredQuestions:
         return True
 
     def release(self, task_id: str, message_id: str) -> None:
-        """Take note that a message is no answer, because it was refused."""
+        """Release the question of a message that was rejected."""
         known = self._last.get(task_id)
         if known is not None and known[1] == message_id:
             del self._last[task_id]
 
     def is_answered(self, task_id: str, status: TaskStatus) -> bool:
-        """Tell whether a status asks something that was answered: the task has only not said yet that it goes on."""
+        """Whether a status is a question that was answered; the task has not sent its next status yet."""
         known = self._last.get(task_id)
         return status.state in AWAITING_INPUT and known is not None and known[0].is_same(_Question.of(status))

@@ -1,9 +1,7 @@
-"""The refusal "not now, come back later" in the words of each transport, as A2A has no error for it.
+"""Overload: rate and concurrency limits per principal, and the "too many requests" response of each transport.
 
-The SDK answers errors of JSON-RPC with HTTP 200, and those it does not know as unknown ones; here they go out with a
-status that every client knows: HTTP 429 with `Retry-After`, or RESOURCE_EXHAUSTED with `RetryInfo`.
-
-How often, and how many at once: counters of what one principal may ask for. No input or output.
+A2A defines no error for overload, and the SDK answers JSON-RPC errors with HTTP 200. This module replaces the response
+by HTTP 429 with `Retry-After`; gRPC gets RESOURCE_EXHAUSTED.
 """
 
 import math
@@ -22,14 +20,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from codex_workspace.common.values import JsonObject, JsonValue
 
 BUSY_CODE: Final = -32000
-"""Of JSON-RPC's codes for servers, the one that A2A leaves to implementations."""
+"""A JSON-RPC server error code that A2A leaves to implementations."""
 
 GRPC_CONTEXT: Final = "grpc_context"
-"""Where the SDK's call context of a gRPC call holds gRPC's own."""
+"""Key in the SDK's call context: the gRPC context of a gRPC call."""
 
 
 class BusyError(A2AError):
-    """The agent takes no further request of this kind at the moment; come back after `retry_after_s` seconds."""
+    """The agent is overloaded; retry after `retry_after_s` seconds."""
 
     def __init__(self, sentence: str, retry_after_s: int) -> None:
         super().__init__(sentence, {"retryAfterSeconds": retry_after_s})
@@ -37,7 +35,7 @@ class BusyError(A2AError):
 
 
 def busy(context: ServerCallContext, sentence: str, retry_after_s: int) -> BusyError:
-    """Return the error to raise; on HTTP, have the request that is being answered get 429."""
+    """Return the error to raise; over HTTP, also replace the current response by a 429."""
     if GRPC_CONTEXT not in context.state:
         method = context.state.get("method")
         if method is None:
@@ -50,13 +48,13 @@ def busy(context: ServerCallContext, sentence: str, retry_after_s: int) -> BusyE
 
 
 def rpc_body(sentence: str, retry_after_s: int, *, request_id: JsonValue = None, is_old: bool = False) -> JsonObject:
-    """Return the refusal as a JSON-RPC answer; 0.3 leaves the form of its details open."""
+    """Return the JSON-RPC response; A2A 0.3 does not define the form of the details."""
     data: JsonValue = {"retryAfterSeconds": retry_after_s} if is_old else [_info(retry_after_s)]
     return {"jsonrpc": "2.0", "id": request_id, "error": {"code": BUSY_CODE, "message": sentence, "data": data}}
 
 
 def rest_body(sentence: str, retry_after_s: int) -> JsonObject:
-    """Return the refusal as an HTTP+JSON answer."""
+    """Return the HTTP+JSON response."""
     error: JsonObject = {
         "code": 429,
         "status": "RESOURCE_EXHAUSTED",
@@ -76,10 +74,10 @@ def _info(retry_after_s: int) -> JsonObject:
 
 
 BURST_S: Final = 10.0
-"""A principal that was quiet this long may ask for as much at once as it may ask for in that time."""
+"""The burst size: an idle principal may send the requests of this many seconds at once."""
 
 RETRY_STREAM_S: Final = 5
-"""When to try a stream again for which there is no place: another one may end at any moment, or much later."""
+"""When to retry a rejected stream; nothing is known about when another one ends."""
 
 
 @dataclass(slots=True)
@@ -89,7 +87,7 @@ class _Bucket:
 
 
 class RateLimiter:
-    """Lets each principal make `per_minute` requests a minute, in bursts of up to `BURST_S` seconds' worth."""
+    """A token bucket per principal: `per_minute` requests per minute, with bursts of `BURST_S` seconds."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_minute / 60
@@ -98,7 +96,7 @@ class RateLimiter:
         self._buckets: dict[str, _Bucket] = {}
 
     def take(self, principal: str) -> int:
-        """Count a request; return 0 where it may be made, else after how many seconds to come back."""
+        """Count a request; return 0 if it is allowed, else the seconds to wait."""
         now = self._clock()
         bucket = self._buckets.setdefault(principal, _Bucket(self._most, now))
         bucket.left = min(self._most, bucket.left + (now - bucket.since) * self._per_second)
@@ -110,12 +108,12 @@ class RateLimiter:
 
 
 class LimitExceeded(Exception):
-    """There is no place; says so in a sentence for the client."""
+    """The limit is reached; the text is a sentence for the client."""
 
 
 @dataclass(slots=True)
 class ConcurrencyLimiter:
-    """So many may be held at once, by one principal and by all."""
+    """Limits how many slots one principal, and all together, can hold at the same time."""
 
     per_principal: int
     total: int
@@ -123,15 +121,15 @@ class ConcurrencyLimiter:
 
     @property
     def count(self) -> int:
-        """How many are held by all."""
+        """The number of held slots."""
         return sum(self._held.values())
 
     @contextmanager
     def hold(self, principal: str, what: str) -> Iterator[None]:
-        """Hold a place for as long as the block takes; `what` names in the plural what it is for.
+        """Hold a slot during the block; `what` is its plural noun for the error.
 
         Raises:
-            TooMany: all places are held.
+            LimitExceeded: all slots are held.
         """
         own = self._held.get(principal, 0)
         if own >= self.per_principal:
@@ -148,38 +146,37 @@ class ConcurrencyLimiter:
 
 
 @dataclass(slots=True)
-class _Instead:
-    """The response that takes the place of the one that is being made."""
+class _Replacement:
+    """The response to send instead of the current one."""
 
     response: Response | None = None
 
 
-_instead: ContextVar[_Instead | None] = ContextVar("instead", default=None)
+_replacement: ContextVar[_Replacement | None] = ContextVar("replacement", default=None)
 
 
 def replace_response(content: object, status: int, headers: Mapping[str, str]) -> None:
-    """Have the request that is being answered get this JSON, whatever is sent from now on.
+    """Replace the response of the current request by this JSON, whatever is sent afterwards.
 
-    For what a library between us and the client would answer with a status of its own. Without effect where no request
-    is being answered, and where the answer's body has begun.
+    For responses whose status a library determines. Has no effect outside of a request and after the body has started.
     """
-    instead = _instead.get()
-    if instead is not None:
-        instead.response = JSONResponse(content, status, headers)
+    replacement = _replacement.get()
+    if replacement is not None:
+        replacement.response = JSONResponse(content, status, headers)
 
 
 class DeferredResponse:
-    """Lets `replace_response` replace an answer until its body begins; the head is held back so long."""
+    """Lets `replace_response` replace a response until its body starts; the head is held back until then."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and what is sent for it back."""
+        """Process a request, and send its response or the replacement."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        instead = _Instead()
+        replacement = _Replacement()
         head: Message | None = None
         replaced = False
 
@@ -191,16 +188,16 @@ class DeferredResponse:
                 head = message
                 return
             first, head = head, None
-            if first is not None and instead.response is not None:
+            if first is not None and replacement.response is not None:
                 replaced = True
-                await instead.response(scope, receive, send)
+                await replacement.response(scope, receive, send)
                 return
             if first is not None:
                 await send(first)
             await send(message)
 
-        token = _instead.set(instead)
+        token = _replacement.set(replacement)
         try:
             await self._app(scope, receive, passed_on)
         finally:
-            _instead.reset(token)
+            _replacement.reset(token)

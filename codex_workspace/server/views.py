@@ -1,7 +1,4 @@
-"""How much there is of everything at this moment, gathered for a scrape.
-
-What those who run the agent look at over HTTP, beside A2A, and who may: the operator, and readers of one view.
-"""
+"""The operator endpoints `/metrics` and `/transcript`, their access control, and the collection of gauges."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,32 +20,24 @@ from codex_workspace.storage.deliveries import Deliveries
 from codex_workspace.tasks.scheduling import AdmissionControl
 
 COUNTED_S: Final = 5.0
-"""The database is asked at most this often, however many scrape."""
+"""Messages are counted in the database at most this often."""
 
 
 @dataclass(slots=True)
 class GaugeCollector:
-    """Reads the levels of one agent.
-
-    Args:
-        deliveries: counts the messages that are kept.
-        streams: counts the open streams.
-        admission: counts what waits and runs; None where nobody counts it.
-        codex: tells of codex; None where there is none.
-        push_waiting: counts the notifications for webhooks; None where there are none.
-    """
+    """Collects the gauges of one agent; the sources of values that do not exist are None."""
 
     deliveries: Deliveries
     streams: Callable[[], int]
     admission: AdmissionControl | None = None
     codex: Callable[[], BackendStats] | None = None
     push_waiting: Callable[[], int] | None = None
-    _one_counts: anyio.Lock = field(default_factory=anyio.Lock)
+    _count_lock: anyio.Lock = field(default_factory=anyio.Lock)
     _counted: Mapping[str, int] | None = None
     _counted_at: float = -COUNTED_S
 
     async def read(self) -> Gauges:
-        """Return the levels; messages are at most `COUNTED_S` old."""
+        """Return the gauges; the message counts are at most `COUNTED_S` old."""
         counted = await self._count()
         admission, codex = self.admission, self.codex
         return Gauges(
@@ -56,20 +45,20 @@ class GaugeCollector:
             running=0 if admission is None else admission.running,
             asking=0 if admission is None else admission.asking,
             streams=self.streams(),
-            codex=None if codex is None else _levels_of(codex()),
+            codex=None if codex is None else _codex_gauges(codex()),
             deliveries=counted,
             push_waiting=None if self.push_waiting is None else self.push_waiting(),
         )
 
     async def _count(self) -> Mapping[str, int] | None:
-        async with self._one_counts:
+        async with self._count_lock:
             now = anyio.current_time()
             if now - self._counted_at >= COUNTED_S:
                 self._counted, self._counted_at = await self.deliveries.count_by_state(), now
             return self._counted
 
 
-def _levels_of(figures: BackendStats) -> CodexGauges:
+def _codex_gauges(figures: BackendStats) -> CodexGauges:
     return CodexGauges(
         is_up=figures.is_up,
         threads=figures.threads,
@@ -81,15 +70,15 @@ def _levels_of(figures: BackendStats) -> CodexGauges:
 
 METRICS_READER: Final = "(metrics)"
 PLATFORM_READER: Final = "(platform)"
-"""Who has the token of a view; no principal of config.yaml can be called so."""
+"""The principals of an endpoint's extra token; config.yaml rejects such names."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Something to look at.
+    """An operator endpoint.
 
-    handler: makes the answer of a request. readers: the tokens that open this view and nothing else, by their owners.
-    needs_token: nobody sees it without a token, also where the agent asks nobody for one.
+    extra_tokens: the tokens, by owner, that are valid for this endpoint only.
+    needs_token: a token is required even if the agent requires none otherwise.
     """
 
     path: str
@@ -99,7 +88,7 @@ class View:
 
 
 def metrics_view(scrape: Callable[[], Awaitable[bytes]], token: str | None) -> View:
-    """Return the view of the agent's numbers, which `token` opens too."""
+    """Return the `/metrics` endpoint; `token` is an extra token for it."""
 
     async def show(_request: Request) -> Response:
         return Response(await scrape(), media_type=CONTENT_TYPE)
@@ -108,45 +97,45 @@ def metrics_view(scrape: Callable[[], Awaitable[bytes]], token: str | None) -> V
 
 
 def transcript_view(lines: Callable[[int, int, str | None], Awaitable[JsonObject]], token: str | None) -> View:
-    """Return the view of what codex does, which the platform's `token` opens too.
+    """Return the `/transcript` endpoint; the platform's `token` is an extra token for it.
 
-    `lines` is asked for those after `since`, at most `limit`, of a `context` or of everybody's newest work.
+    `lines` returns at most `limit` lines after `since`, of a context or of the newest work.
     """
 
     async def show(request: Request) -> Response:
         since, limit = number_of(request, "since", 0, 0), number_of(request, "limit", LINES, 1)
-        told = await lines(since, limit, request.query_params.get("context"))
-        return JSONResponse(told, headers={"Cache-Control": "no-store"})
+        content = await lines(since, limit, request.query_params.get("context"))
+        return JSONResponse(content, headers={"Cache-Control": "no-store"})
 
     return View("/transcript", show, {} if token is None else {PLATFORM_READER: token}, needs_token=True)
 
 
 def authenticators(views: Sequence[View], tokens: Mapping[str, str]) -> dict[str, Authenticator]:
-    """Return who is let in to look at each view, by its path: all principals are known there, and its readers."""
+    """Return each endpoint's authenticator by path; it accepts the principals' tokens and the extra tokens."""
     return {view.path: Authenticator({**tokens, **view.extra_tokens}) for view in views}
 
 
 def routes(views: Sequence[View], tokens: Mapping[str, str]) -> list[Route]:
-    """Return the views' routes, which refuse principals that are not the operator."""
-    return [Route(view.path, _guarded(view, tokens)) for view in views]
+    """Return the endpoints' routes, which reject principals other than the operator."""
+    return [Route(view.path, _operator_only(view, tokens)) for view in views]
 
 
-def _guarded(view: View, tokens: Mapping[str, str]) -> Callable[[Request], Awaitable[Response]]:
+def _operator_only(view: View, tokens: Mapping[str, str]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         if view.needs_token and not (tokens or view.extra_tokens):
-            raise HTTPException(403, "this needs a token, and the agent has none; set A2A_TOKEN")
+            raise HTTPException(403, "this endpoint needs a token, and the agent has none; set A2A_TOKEN")
         if request.user.display_name not in (OPERATOR, *view.extra_tokens):
-            raise HTTPException(403, "only the operator's token opens this")
+            raise HTTPException(403, "this endpoint needs the operator's token")
         return await view.handler(request)
 
     return endpoint
 
 
 def number_of(request: Request, name: str, default: int, lowest: int) -> int:
-    """Return a whole number of the query.
+    """Return an integer query parameter.
 
     Raises:
-        HTTPException: 400, it is none, or less than `lowest`.
+        HTTPException: 400, it is not an integer, or less than `lowest`.
     """
     given = request.query_params.get(name)
     if given is None:

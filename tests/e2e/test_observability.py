@@ -153,7 +153,7 @@ async def test_who_may_look_at_what(place: Place) -> None:
         assert (await http.get("/metrics")).status_code == 401
         assert (await http.get("/transcript")).status_code == 401
         refused = await http.get("/transcript", headers=shows(PARTNER))
-        assert refused.json()["error"]["message"] == "only the operator's token opens this"
+        assert refused.json()["error"]["message"] == "this endpoint needs the operator's token"
     let_in = {(path, token) for (path, token), status in answered.items() if status not in (401, 403)}
     assert let_in == {
         ("/metrics", OPERATOR),
@@ -170,7 +170,9 @@ async def test_an_agent_without_tokens_shows_its_numbers_and_not_its_record(agen
         assert (await http.get("/metrics")).status_code == 200
         refused = await http.get("/transcript")
         assert refused.status_code == 403
-        assert refused.json()["error"]["message"] == "this needs a token, and the agent has none; set A2A_TOKEN"
+        assert (
+            refused.json()["error"]["message"] == "this endpoint needs a token, and the agent has none; set A2A_TOKEN"
+        )
 
 
 # --- Traces ---

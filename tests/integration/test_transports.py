@@ -48,7 +48,7 @@ from google.protobuf.json_format import ParseDict
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.server.app import ServerOptions, bind, build_app, card_facts, serving
+from codex_workspace.server.app import ServerOptions, bind, build_app, serving
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.grpc_server import bind_grpc
 from codex_workspace.server.limits import MAX_NESTING, StreamLimits
@@ -81,7 +81,7 @@ class Served:
             grpc_channel_factory=lambda _url: self.channel,
             supported_protocol_bindings=[transport],
         )
-        return ClientFactory(config).create(agent_card(card_facts(self.options)))
+        return ClientFactory(config).create(agent_card(self.options))
 
 
 @asynccontextmanager
@@ -301,7 +301,7 @@ async def test_what_is_nested_deeper_than_can_be_read_again_is_refused(
         task = await sent(now.client(transport), holding(place, nested(MAX_NESTING - 2)))
         assert (await now.client("GRPC").get_task(GetTaskRequest(id=task.id))).id == task.id
         asked = holding(place, nested(MAX_NESTING + 1))
-        with pytest.raises(InvalidParamsError, match=f"at most {MAX_NESTING} within one another"):
+        with pytest.raises(InvalidParamsError, match=f"at most {MAX_NESTING} levels"):
             await sent(now.client(transport), asked)
 
 
@@ -633,7 +633,7 @@ async def test_a_body_that_cannot_be_read_is_the_client_s_mistake(
         version = {} if path.startswith("/v1/") else NEW
         answer = await now.http.post(path, content=content, headers={"Content-Type": "application/json", **version})
         assert answer.json()["error"]["code"] == code, answer.text
-        assert "mistake of its own" not in answer.text
+        assert "Internal error; see" not in answer.text
         assert now.executor.owners == []
 
 
@@ -649,7 +649,7 @@ async def test_a_state_that_is_none_is_refused_over_grpc_too(tmp_path: Path) -> 
     async with served(tmp_path) as now:
         asked = ListTasksRequest()
         asked.status = 77  # type: ignore[assignment]
-        with pytest.raises(InvalidParamsError, match="77 is none of the states"):
+        with pytest.raises(InvalidParamsError, match="77 is not a task state"):
             await now.client("GRPC").list_tasks(asked)
 
 
@@ -693,7 +693,7 @@ async def test_a_mistake_of_ours_is_told_without_its_text(
     async with served(tmp_path) as now:
         with pytest.raises(A2AError) as told:
             await now.client(transport).get_task(GetTaskRequest(id="x"))
-    assert "mistake of its own" in str(told.value)
+    assert "Internal error; see" in str(told.value)
     assert "42" not in str(told.value)
     assert "the secret is 42" in caplog.text
 

@@ -22,7 +22,6 @@ from codex_workspace.platform.deadline_reply import (
 )
 from codex_workspace.platform.inbox import PlatformInbox
 from codex_workspace.platform.token import WorkspaceToken
-from codex_workspace.server.app import card_facts
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey
@@ -66,7 +65,7 @@ async def place(folder: Path) -> AsyncIterator[Place]:
         (folder / "token").write_text("token-of-me-0123456789")
         (folder / "token").chmod(0o600)
         worker = Worker()
-        handler = IdempotentHandler(worker, store, None, agent_card(card_facts(OPTIONS)), one_main_context=True)
+        handler = IdempotentHandler(worker, store, None, agent_card(OPTIONS), one_main_context=True)
         async with (
             open_platform_client(platform.url, ME, WorkspaceToken(folder / "token")) as api,
             anyio.create_task_group() as tasks,

@@ -36,7 +36,7 @@ from a2a.utils.errors import InvalidParamsError, TaskNotFoundError, UnsupportedO
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.prompts import Skill
-from codex_workspace.server.app import ServerOptions, bind, build_app, card_facts, serving
+from codex_workspace.server.app import ServerOptions, bind, build_app, serving
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.store import Store, open_store
@@ -88,7 +88,7 @@ class Served:
     clients: list[Client] = field(default_factory=list)
 
     async def client(self, *, streaming: bool = False) -> Client:
-        card = agent_card(card_facts(replace(OPTIONS, url=self.url)))
+        card = agent_card(replace(OPTIONS, url=self.url))
         client = ClientFactory(ClientConfig(streaming=streaming, httpx_client=self.http)).create(card)
         self.clients.append(client)
         return client
@@ -266,7 +266,7 @@ async def test_the_card_lists_the_operator_s_skills(tmp_path: Path) -> None:
         Skill(Path("/c/skills/notes"), "release notes", "Writes them"),
         Skill(Path("/c/skills/review"), "r", "Mine"),
     )
-    card = agent_card(card_facts(replace(OPTIONS, skills=mine)))
+    card = agent_card(replace(OPTIONS, skills=mine))
     assert [(each.id, each.name) for each in card.skills] == [
         ("code", "Work on the code"),
         ("explain", "Explain the code"),
@@ -392,7 +392,7 @@ async def test_the_server_stops_although_a_stream_is_open(tmp_path: Path) -> Non
 async def test_a_client_that_leaves_while_its_message_is_accepted_loses_nothing(tmp_path: Path) -> None:
     """A 0.3 stream that is left cancels its request, wherever it is; here at one time after the other."""
     async with open_store(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}") as store:
-        handler = IdempotentHandler(Echo(), store, None, agent_card(card_facts(OPTIONS)), one_main_context=True)
+        handler = IdempotentHandler(Echo(), store, None, agent_card(OPTIONS), one_main_context=True)
         context = ServerCallContext()
 
         async def send(message: Message) -> None:

@@ -9,10 +9,11 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
-from codex_workspace.server.card import CardFacts, agent_card
+from codex_workspace.server.app import ServerOptions
+from codex_workspace.server.card import agent_card
 from codex_workspace.server.card_signing import card_signer
 
-FACTS = CardFacts("ä name", "Says it again.", "1", "http://127.0.0.1/", versions=("1.0",))
+OPTIONS = ServerOptions("ä name", "Says it again.", "1", "http://127.0.0.1/", versions=("1.0",))
 
 PLACE = ConfigLocation("config.yaml").at("a2a.signing_key_file")
 
@@ -25,7 +26,7 @@ def write_key(folder: Path, key: PrivateKeyTypes) -> Path:
 
 def test_a_signed_card_is_verified_and_a_changed_one_is_not(tmp_path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    card = card_signer(write_key(tmp_path, key), PLACE)(agent_card(FACTS))
+    card = card_signer(write_key(tmp_path, key), PLACE)(agent_card(OPTIONS))
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     verify = create_signature_verifier(lambda _kid, _jku: public, ["ES256"])
     verify(card)
