@@ -1,9 +1,7 @@
-"""A task as a reader was given it, and which of the events on their way are in it already.
+"""The request handler: processes each message exactly once.
 
-The SDK begins to collect a new reader's events before it reads the task for him: what happens in between comes twice.
-
-The SDK's request handler, made to answer every message once: written down before anything else, joined when it comes
-again, and taken up after a restart.
+It extends the SDK's handler: a message is stored before it is processed, a repeated message joins the running task or
+gets the stored answer, and unanswered messages are resumed after a restart.
 """
 
 import logging
@@ -63,7 +61,11 @@ from codex_workspace.tasks.scheduling import AdmissionControl, QueueFull
 
 
 class Snapshot:
-    """What a reader knows of a task."""
+    """The content of a task that a subscriber has received.
+
+    The SDK starts to collect a subscriber's events before it reads the task, so that events in between would be sent
+    twice.
+    """
 
     def __init__(self, task: Task) -> None:
         self._chars = {artifact.artifact_id: _chars(artifact.parts) for artifact in task.artifacts}
@@ -71,7 +73,7 @@ class Snapshot:
         self._said.add(task.status.message.message_id)
 
     def contains(self, event: Event) -> bool:
-        """Whether the reader knows what an event has to tell; if not, he knows it from now on."""
+        """Whether the snapshot contains an event's content; if not, add it."""
         match event:
             case TaskArtifactUpdateEvent():
                 return self._has_piece(event)
@@ -105,13 +107,13 @@ def _chars(parts: Iterable[Part]) -> int:
 logger = logging.getLogger(__name__)
 
 TASK_APPEARS_WITHIN_S: Final = 5.0
-"""Between a message's acceptance and its task lie milliseconds."""
+"""How long to wait for the task of an accepted message; it takes milliseconds."""
 
-LEFT_BEHIND: Final = "The agent was stopped in the middle of this task and does not know its message any more."
+LEFT_BEHIND: Final = "The agent was stopped during this task, and its message was not stored."
 
 
 class IdempotentHandler(DefaultRequestHandler):
-    """Answers a message once, however often it comes."""
+    """Processes a message once, no matter how often it is sent."""
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class IdempotentHandler(DefaultRequestHandler):
         push: PushService | None = None,
     ) -> None:
         self._answered = AnsweredQuestions()
-        chooser = _Reception(
+        chooser = _MessageAcceptor(
             store, admission, self._answered, one_main_context=one_main_context, takes_push=push is not None
         )
         super().__init__(
@@ -139,11 +141,11 @@ class IdempotentHandler(DefaultRequestHandler):
         self._store = store
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
-        """Answer a message, or hand out the answer of the one that it repeats."""
+        """Answer a message; for a repeated message, return the first one's answer."""
         known = await self._known(params, context)
         if known is None:
             try:
-                async with self._withdrawn_when_refused(context):
+                async with self._withdraw_if_rejected(context):
                     answer: Message | Task = await super().on_message_send(params, context)
             except _AcceptedMeanwhile as other:
                 known = other.delivery
@@ -157,11 +159,11 @@ class IdempotentHandler(DefaultRequestHandler):
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
-        """Stream a message's answer, or join the stream of the one that it repeats."""
+        """Stream a message's answer; for a repeated message, join the first one's stream."""
         known = await self._known(params, context)
         if known is None:
             try:
-                async with self._withdrawn_when_refused(context):
+                async with self._withdraw_if_rejected(context):
                     async for event in super().on_message_send_stream(params, context):
                         yield event
             except _AcceptedMeanwhile as other:
@@ -173,7 +175,7 @@ class IdempotentHandler(DefaultRequestHandler):
     async def on_subscribe_to_task(
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
-        """Stream the task as it is, then what comes after that."""
+        """Stream the current task, then its further events."""
         known: Snapshot | None = None
         events: AsyncGenerator[Event, None] = super().on_subscribe_to_task(params, context)
         async with aclosing(events):
@@ -185,7 +187,7 @@ class IdempotentHandler(DefaultRequestHandler):
                 yield event
 
     async def resume(self) -> int:
-        """Set everything to work that an earlier process left unfinished, in the order it came; return how much."""
+        """Resume the messages that an earlier process left unfinished, in the order they came; return how many."""
         resumed: list[str] = []
         for delivery in await self._store.deliveries.unfinished():
             user = AuthenticatedUser(delivery.key.owner)
@@ -204,16 +206,16 @@ class IdempotentHandler(DefaultRequestHandler):
     async def _setup_active_task(
         self, params: SendMessageRequest, call_context: ServerCallContext
     ) -> tuple[ActiveTask, RequestContext]:
-        # A client that leaves its 0.3 stream cancels the request, and what is written down has to come to work.
+        # A client that disconnects from a 0.3 stream cancels the request, but a stored message must be processed.
         with anyio.CancelScope(shield=True):
             accepted: tuple[ActiveTask, RequestContext] = await super()._setup_active_task(params, call_context)
         return accepted
 
     @asynccontextmanager
-    async def _withdrawn_when_refused(self, context: ServerCallContext) -> AsyncIterator[None]:
-        """Have what was written down for a request forgotten where the request is refused afterwards.
+    async def _withdraw_if_rejected(self, context: ServerCallContext) -> AsyncIterator[None]:
+        """Delete the stored message if the request is rejected afterwards.
 
-        A task may end between the look at it and the moment when it gets the message.
+        A task may end between its check and the moment when it gets the message.
         """
         try:
             yield
@@ -225,7 +227,7 @@ class IdempotentHandler(DefaultRequestHandler):
                 await written_down.deliveries.withdraw(delivery.key)
             if isinstance(error, QueueShutDown):
                 raise UnsupportedOperationError(
-                    message="the task has ended meanwhile; the message was not used"
+                    message="the task has ended meanwhile; the message was not processed"
                 ) from error
             raise
 
@@ -236,7 +238,7 @@ class IdempotentHandler(DefaultRequestHandler):
         if not message_id:
             return None
         try:
-            # A query that is cancelled takes its connection with it.
+            # A cancelled query would invalidate its connection.
             with anyio.CancelScope(shield=True):
                 known = await self._store.deliveries.find(_key(params, context), message_digest(params))
         except MessageIdReused as error:
@@ -244,11 +246,10 @@ class IdempotentHandler(DefaultRequestHandler):
         return known
 
     async def _join(self, delivery: Delivery, context: ServerCallContext) -> AsyncGenerator[Event, None]:
-        """Yield the task as it is, then what comes of it."""
+        """Yield the current task, then its events."""
         task = await self._task(delivery, context)
         if not self._is_at_rest(task.id, task.status):
-            # Where the task ends in the very moment of joining, the SDK refuses, ends the stream without the end, or
-            # tells the end twice: in the task it begins with, and as the event that was on its way.
+            # If the task ends at this moment, the SDK raises, omits the last event, or sends it twice.
             with suppress(UnsupportedOperationError):
                 request = SubscribeToTaskRequest(id=task.id)
                 async with aclosing(self.on_subscribe_to_task(request, context)) as events:
@@ -273,15 +274,15 @@ class IdempotentHandler(DefaultRequestHandler):
 
 
 class _AcceptedMeanwhile(Exception):
-    """The same message came twice at once, and this one is the second."""
+    """The same message was accepted by a concurrent request."""
 
     def __init__(self, delivery: Delivery) -> None:
         super().__init__(delivery.key.message_id)
         self.delivery = delivery
 
 
-class _Reception(SimpleRequestContextBuilder):
-    """Finds the context and the task of a message, writes it down, and refuses what could only be lost."""
+class _MessageAcceptor(SimpleRequestContextBuilder):
+    """Determines the context and task of a message, stores it, and rejects messages that cannot be processed."""
 
     def __init__(
         self,
@@ -307,14 +308,14 @@ class _Reception(SimpleRequestContextBuilder):
         context_id: str | None = None,
         task: Task | None = None,
     ) -> RequestContext:
-        """Return the request's context; the message is on disk then.
+        """Store the message and return the request's context.
 
         Raises:
-            InvalidParamsError: the context id is too long, or the message id was used for another message.
-            TaskNotFoundError: the message is for a task that is not there.
-            UnsupportedOperationError: the message is for a task that is at work, has ended, or was answered already.
+            InvalidParamsError: the context ID is too long, or the message ID was used for another message.
+            TaskNotFoundError: the message's task does not exist.
+            UnsupportedOperationError: the message's task is working, has ended, or was answered already.
             BusyError: too many messages wait.
-            InternalError: the message cannot be written down, so it is not accepted.
+            InternalError: the message cannot be stored.
         """
         if params is None:
             return await super().build(context, params, task_id, context_id, task)
@@ -326,16 +327,17 @@ class _Reception(SimpleRequestContextBuilder):
         if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:
             raise InvalidParamsError(message=f"contextId: at most {MAX_CONTEXT_ID_CHARS} characters")
         if task_id is not None:
-            context_id = await self._asking(task_id, params.message.message_id, context)
+            context_id = await self._claim_question(task_id, params.message.message_id, context)
         try:
             if task_id is None and context_id is None and self._one_main_context:
                 context_id = await self._store.main_context(context.user.user_name)
             task_id, context_id = task_id or self._store.tasks.new_ids.make(), context_id or str(uuid.uuid4())
-            # A person's word is waited for: it takes nobody's place.
-            is_new = not params.message.task_id
-            with self._place(context, context_id, params.message.message_id or task_id) if is_new else nullcontext():
+            # The answer to a question takes no slot: its task waits for it.
+            message_id = params.message.message_id or task_id
+            is_answer = bool(params.message.task_id)
+            with nullcontext() if is_answer else self._reserve_slot(context, context_id, message_id):
                 if params.message.message_id:
-                    await self._write_down(params, context, task_id, context_id)
+                    await self._store_message(params, context, task_id, context_id)
         except (A2AError, StoreUnavailable) as refused:
             if task_id is not None:
                 self._answered.release(task_id, params.message.message_id)
@@ -346,12 +348,12 @@ class _Reception(SimpleRequestContextBuilder):
             raise busy(context, str(full), full.retry_after_s) from full
         return _request_context(context, params, task_id, context_id)
 
-    def _place(self, context: ServerCallContext, context_id: str, message: str) -> AbstractContextManager[None]:
+    def _reserve_slot(self, context: ServerCallContext, context_id: str, message: str) -> AbstractContextManager[None]:
         if self._admission is None:
             return nullcontext()
         return self._admission.enter(context.user.user_name, context_id, message)
 
-    async def _write_down(
+    async def _store_message(
         self, params: SendMessageRequest, context: ServerCallContext, task_id: str, context_id: str
     ) -> None:
         key, digest, deliveries = _key(params, context), message_digest(params), self._store.deliveries
@@ -366,16 +368,16 @@ class _Reception(SimpleRequestContextBuilder):
         assert known is not None
         raise _AcceptedMeanwhile(known)
 
-    async def _asking(self, task_id: str, message_id: str, context: ServerCallContext) -> str:
-        """Take a message for the answer to what a task asks; return the task's context."""
-        # The SDK would queue the message behind the running one and then drop it with a success.
+    async def _claim_question(self, task_id: str, message_id: str, context: ServerCallContext) -> str:
+        """Claim a task's question for a message; return the task's context ID."""
+        # The SDK would queue a message for a running task, and drop it later with a success response.
         known = await self._store.tasks.get(task_id, context)
         if known is None:
             raise TaskNotFoundError
         if known.status.state in WORKING:
             raise UnsupportedOperationError(
-                message=f"task {task_id} is at work and asks nothing; "
-                f"wait for its end or its next question, or send a new message with contextId {known.context_id} alone"
+                message=f"task {task_id} is running and waits for no input; "
+                f"wait for its end or its next question, or send a new message with contextId {known.context_id} only"
             )
         if known.status.state in TERMINAL:
             raise UnsupportedOperationError(
@@ -383,20 +385,20 @@ class _Reception(SimpleRequestContextBuilder):
             )
         if not self._answered.claim(known, message_id):
             raise UnsupportedOperationError(
-                message=f"what task {task_id} asks has been answered; wait for its end or its next question"
+                message=f"the question of task {task_id} has been answered; wait for its end or its next question"
             )
         context.state[ANSWERED_PROMPT] = known.status.message.message_id
         return known.context_id
 
 
 class _ThisId(IDGenerator):
-    """The task id that was written down."""
+    """Generates the task ID that was stored."""
 
     def __init__(self, task_id: str) -> None:
         self._task_id = task_id
 
     def generate(self, context: IDGeneratorContext) -> str:
-        """Return it."""
+        """Return the stored ID."""
         del context
         return self._task_id
 
@@ -408,5 +410,5 @@ def _key(params: SendMessageRequest, context: ServerCallContext) -> DeliveryKey:
 def _request_context(
     context: ServerCallContext, params: SendMessageRequest, task_id: str, context_id: str
 ) -> RequestContext:
-    # The id is generated, not named, so that the SDK makes the task where it is missing.
+    # The ID comes from a generator, so that the SDK creates the task if it does not exist.
     return RequestContext(context, params, None, context_id, task_id_generator=_ThisId(task_id))

@@ -1,10 +1,9 @@
-"""Tells webhooks what becomes of tasks: queued beside the task's path, in order, tried again, and kept over a restart.
+"""Sends push notifications: queued, in order, with retries, and across restarts.
 
-What is told: each change of a task's state, its artifacts once they are whole, and its end. Every webhook of every task
-has a queue and a worker of its own, so none waits for another. A notification that fails is tried again until
-`retry_for_s` has passed; then it is given up and the next one has its turn. The end is owed: it is the last to be
-dropped, and `push_configs` remembers over a restart that it was not told. So an end may come twice, and is never lost
-while its webhook answers within that time.
+A notification is sent for each change of a task's state, each complete artifact, and the task's end. Every webhook of
+every task has its own queue and worker. A failed notification is retried for `retry_for_s` seconds and then dropped.
+The end is dropped last, and `push_configs` stores that it was not delivered: it can be delivered twice, and is lost
+only if the webhook fails for longer than that.
 """
 
 import itertools
@@ -55,24 +54,24 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
-"""Before the second try, and at the most; in between it doubles."""
+"""The delays before the second try and at most; they double in between."""
 
 LONGEST_RETRY_AFTER_S: Final = 300.0
-"""A webhook that wants to be left alone for longer is asked again after this."""
+"""The limit for a webhook's Retry-After."""
 
 HOST_SHARE: Final = 4
-"""One host gets at most this part of the requests that may be on their way, so that a slow one leaves room."""
+"""One host gets at most this part (1/n) of the parallel requests, so that a slow host does not block others."""
 
 MAX_WAITING_BYTES: Final = 64 << 20
-"""Of all notifications that wait; artifacts can be large."""
+"""The size of all queued notifications; artifacts can be large."""
 
 CLOSE_GRACE_S: Final = 1.0
-"""What is on its way when the agent stops may arrive within this; the rest is told after the next start."""
+"""How long notifications may take when the agent stops; the rest is sent after the next start."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushOptions:
-    """How webhooks are told; the keys of `push:` in config.yaml."""
+    """The keys of `push:` in config.yaml."""
 
     allow: tuple[str, ...] = ()
     timeout_s: float = 10.0
@@ -82,28 +81,28 @@ class PushOptions:
 
 
 Post = Callable[[str, Mapping[str, str], bytes], Awaitable[RequestOutcome]]
-"""Sends a body with headers to a URL; does not raise."""
+"""Posts a body with headers to a URL; does not raise."""
 
 
 class SubscriptionSource(Protocol):
-    """Who wants to hear of a task, and what is still owed to them; `PushConfigs` in the agent."""
+    """The webhooks of tasks, implemented by `PushConfigs`."""
 
     def for_task(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
-        """Return those to tell of a task, by the ids of their configurations."""
+        """Return the push configurations of a task by their IDs."""
 
     async def mark_delivered(self, task_id: str, config_id: str) -> None:
-        """Take note that nothing is owed any more."""
+        """Record that the end was delivered or dropped."""
 
     def expects_whole_task(self, task_id: str, config_id: str) -> bool:
-        """Tell whether a webhook was named in A2A 0.3, which has it told the whole task."""
+        """Whether a webhook was registered over A2A 0.3, which notifies with the whole task."""
 
     async def task_for(self, task_id: str, config_id: str) -> Task | None:
-        """Return the task as it is now; None where it, or the configuration, is gone."""
+        """Return the current state of a task; None if the task or the configuration is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """One of a task's configurations."""
+    """Identifies a push configuration."""
 
     task_id: str
     config_id: str
@@ -111,7 +110,7 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """What is told at once. `is_end`: it is the last; `size`: about how many bytes of memory it takes."""
+    """A queued notification. `is_end`: it is the task's last; `size`: its approximate size in memory."""
 
     payload: StreamResponse
     is_end: bool
@@ -119,25 +118,25 @@ class Notification:
 
     @classmethod
     def of(cls, event: PushNotificationEvent) -> "Notification":
-        """Take an event as it is now; it may change afterwards."""
+        """Copy an event, which may change afterwards."""
         payload = to_stream_response(event)
         is_end = not isinstance(event, TaskArtifactUpdateEvent) and event.status.state in TERMINAL
         return cls(payload, is_end, payload.ByteSize())
 
     def body(self) -> bytes:
-        """Return the JSON that is sent."""
+        """Return the JSON body."""
         return json.dumps(MessageToDict(self.payload), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 @dataclass(slots=True)
 class _Queue:
-    """What waits for one webhook, in order."""
+    """The queued notifications of one webhook."""
 
     waiting: deque[Notification] = field(default_factory=deque)
     dropped: int = 0
 
     def drop_oldest(self) -> Notification | None:
-        """Take the oldest away that is no end; return it, None where there is none."""
+        """Remove and return the oldest notification that is not an end; None if there is none."""
         for notification in self.waiting:
             if not notification.is_end:
                 self.waiting.remove(notification)
@@ -147,7 +146,7 @@ class _Queue:
 
 
 class QueuedSender(PushNotificationSender):
-    """The SDK's sender: takes an event in microseconds, and has workers send it."""
+    """The SDK's push sender: queues events, which workers send."""
 
     def __init__(
         self,
@@ -168,15 +167,15 @@ class QueuedSender(PushNotificationSender):
         self._count = 0
         self._bytes = 0
         self._busy = 0
-        self._at_rest = anyio.Event()
+        self._idle = anyio.Event()
 
     @property
     def waiting(self) -> int:
-        """How many notifications are not told yet."""
+        """The number of queued notifications."""
         return self._count
 
     async def send_notification(self, task_id: str, event: PushNotificationEvent) -> None:
-        """Queue an event for whoever wants to hear of the task; waits for nothing."""
+        """Queue an event for all webhooks of the task, without waiting."""
         configs = self._subscriptions.for_task(task_id)
         if not configs:
             self._last_states.pop(task_id, None)
@@ -191,15 +190,15 @@ class QueuedSender(PushNotificationSender):
                     self._put(Webhook(task_id, config_id), notification)
 
     def enqueue_end(self, due: UndeliveredEnd) -> None:
-        """Queue the end of a task that has ended before this process, or before the webhook was named."""
+        """Queue the end of a task that ended before this process started, or before the webhook was registered."""
         webhook = Webhook(due.task_id, due.config_id)
         if webhook not in self._queues:
             self._put(webhook, Notification.of(due.event))
 
     async def wait_idle(self) -> None:
-        """Wait until nothing is on its way: all is told, or waits to be tried again."""
+        """Wait until no request is running: each notification is sent, or waits for a retry."""
         while self._busy:
-            await self._at_rest.wait()
+            await self._idle.wait()
 
     def _is_news(self, task_id: str, event: PushNotificationEvent) -> bool:
         match event:
@@ -211,7 +210,7 @@ class QueuedSender(PushNotificationSender):
                     self._last_states.pop(task_id, None)
                 else:
                     self._last_states[task_id] = now
-                # While at work, a status without a change is a remark; a question is news each time.
+                # A working status without a change is only a note; every question is new.
                 return now != before or now not in WORKING
             case _:
                 assert_never(event)
@@ -224,7 +223,7 @@ class QueuedSender(PushNotificationSender):
                 break
             self._uncount(dropped)
         if self._is_full(notification) and not notification.is_end:
-            logger.warning("task %s: too many notifications wait, and one is dropped", webhook.task_id)
+            logger.warning("task %s: too many notifications are queued; dropping one", webhook.task_id)
             return
         self._count += 1
         self._bytes += notification.size
@@ -242,7 +241,7 @@ class QueuedSender(PushNotificationSender):
         self._bytes -= notification.size
 
     async def _work(self, webhook: Webhook, queue: _Queue) -> None:
-        """Tell one webhook what waits for it, and end."""
+        """Send the queued notifications of one webhook."""
         try:
             while queue.waiting:
                 notification = queue.waiting.popleft()
@@ -251,18 +250,18 @@ class QueuedSender(PushNotificationSender):
                 finally:
                     self._uncount(notification)
         except Exception:
-            # A mistake of this program's, which is not to end the agent; an end is still owed, and told after a start.
-            logger.exception("task %s: a webhook's notifications are given up", webhook.task_id)
+            # An error must not end the agent; an undelivered end is sent after the next start.
+            logger.exception("task %s: dropping a webhook's notifications", webhook.task_id)
         finally:
             for left in queue.waiting:
                 self._uncount(left)
             if queue.dropped:
                 logger.warning("task %s: %d notifications were dropped for a webhook", webhook.task_id, queue.dropped)
             del self._queues[webhook]
-            self._less_busy()
+            self._decrement_busy()
 
     async def _tell(self, webhook: Webhook, notification: Notification) -> None:
-        """Send a notification until it is taken, refused, out of time, or not wanted any more."""
+        """Send a notification until it is accepted, rejected, timed out, or its webhook is deleted."""
         until = anyio.current_time() + self._options.retry_for_s
         body = await self._body(webhook, notification)
         for tries in itertools.count():
@@ -274,23 +273,21 @@ class QueuedSender(PushNotificationSender):
                 answer = await self._post(config.url, _headers(config), body)
             match answer:
                 case ResponseAccepted():
-                    logger.debug("task %s: webhook %s is told", webhook.task_id, origin)
+                    logger.debug("task %s: webhook %s accepted a notification", webhook.task_id, origin)
                     break
                 case ResponseRejected(reason):
-                    logger.warning("task %s: webhook %s cannot be told: %s", webhook.task_id, origin, reason)
+                    logger.warning("task %s: webhook %s rejected a notification: %s", webhook.task_id, origin, reason)
                     break
                 case RequestFailed(reason, retry_after_s):
                     pause = self._pause_after(tries, retry_after_s)
                     if anyio.current_time() + pause > until:
                         logger.warning(
-                            "task %s: webhook %s is not told, after %d tries: %s",
+                            "task %s: dropping a notification of webhook %s after %d tries: %s",
                             *(webhook.task_id, origin, tries + 1, reason),
                         )
                         break
-                    logger.info(
-                        "task %s: webhook %s: %s; tried again in %.0f s", webhook.task_id, origin, reason, pause
-                    )
-                    with self._resting():
+                    logger.info("task %s: webhook %s: %s; retrying in %.0f s", webhook.task_id, origin, reason, pause)
+                    with self._waiting_to_retry():
                         await anyio.sleep(pause)
                 case _:
                     assert_never(answer)
@@ -309,22 +306,22 @@ class QueuedSender(PushNotificationSender):
         return max(pause, min(retry_after_s or 0.0, LONGEST_RETRY_AFTER_S))
 
     @contextmanager
-    def _resting(self) -> Iterator[None]:
-        self._less_busy()
+    def _waiting_to_retry(self) -> Iterator[None]:
+        self._decrement_busy()
         try:
             yield
         finally:
             self._busy += 1
 
-    def _less_busy(self) -> None:
+    def _decrement_busy(self) -> None:
         self._busy -= 1
         if self._busy == 0:
-            self._at_rest.set()
-            self._at_rest = anyio.Event()
+            self._idle.set()
+            self._idle = anyio.Event()
 
 
 class _Slots:
-    """Requests on their way: so many in all, and a part of that for one host."""
+    """Limits parallel requests, in total and per host."""
 
     def __init__(self, in_all: int) -> None:
         self._all = anyio.Semaphore(in_all)
@@ -340,7 +337,7 @@ class _Slots:
 
 
 class PushService:
-    """What the server needs for push notifications; from `open_push`."""
+    """The push notification service; see `open_push`."""
 
     def __init__(self, configs: PushConfigs, sender: QueuedSender, guard: AddressGuard) -> None:
         self.configs: Final = configs
@@ -348,10 +345,10 @@ class PushService:
         self._guard = guard
 
     async def validate_url(self, url: str) -> bool:
-        """Tell the SDK that a URL can be a webhook's. A host that cannot be found now passes; connecting checks again.
+        """Validate a webhook's URL for the SDK. A host that cannot be resolved now passes; connecting checks again.
 
         Raises:
-            InvalidParamsError: it cannot; with the reason.
+            InvalidParamsError: the URL is not allowed.
         """
         try:
             await self._guard.check(url)
@@ -360,12 +357,12 @@ class PushService:
         return True
 
     async def resume(self) -> int:
-        """Tell the ends that an earlier process has not told; return how many. For after tasks were taken up."""
+        """Queue the ends that an earlier process did not deliver; return how many. Call it after tasks are resumed."""
         due = await self.configs.undelivered_ends()
         for each in due:
             self.sender.enqueue_end(each)
         if due:
-            logger.info("%d ends of tasks were not told to their webhooks yet, and are now", len(due))
+            logger.info("sending %d task ends that were not delivered to their webhooks", len(due))
         return len(due)
 
 
@@ -373,12 +370,12 @@ class PushService:
 async def open_push(
     options: PushOptions, configs: PushConfigs, resolve: Resolve = resolve_host
 ) -> AsyncIterator[PushService]:
-    """Hold ready what sends push notifications; leaving stops it, and what is owed is told after the next start.
+    """Open the push notification service; leaving the block stops it.
 
-    `resolve` finds a webhook's addresses.
+    `resolve` returns the addresses of a host.
 
     Raises:
-        ConfigError: `push.allow` cannot be read.
+        ConfigError: `push.allow` is invalid.
     """
     guard = AddressGuard(AllowList.parse(options.allow), resolve)
     webhooks = SafeHttpClient(guard, options.timeout_s)
@@ -395,7 +392,7 @@ async def open_push(
 
 
 def retry_delay(tries: int) -> float:
-    """Return the seconds before the next try, when `tries` + 1 have failed."""
+    """Return the delay in seconds after `tries` + 1 failures."""
     return backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries)
 
 

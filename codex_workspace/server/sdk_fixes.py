@@ -1,12 +1,14 @@
-"""A2A 0.3's own words where the SDK's translation from 1.0 leaves them out. JSON-RPC only.
+"""Workarounds for faults of a2a-sdk 1.3.
 
-Wrong parameters are -32602 there (the SDK says that the whole request is invalid, -32600), and whatever succeeds has a
-`result`, be it null.
+- A2A 0.3 over JSON-RPC: invalid parameters are reported as -32600 instead of -32602 (compare a2a-python issue #413,
+which
+  covers the 0.3 SDK), and a null `result` is left out (not reported upstream).
+- Parameters that the SDK accepts, or answers with an internal error: unknown enum names are dropped (a filter then
+matches
+  everything), any text is accepted as base64, any query value other than "true" is false, and bodies that are not UTF-8
+  or are nested too deeply raise (not reported upstream).
 
-What of an HTTP request's parameters is wrong, and the SDK would let pass, or take for a mistake of its own.
-
-Its parsers drop names of enumerations that they do not know (a filter is then none at all), read any text as base64 and
-any word as false, and stumble over bodies that are not UTF-8 or nested without end.
+`callers.py` checks the protocol version of gRPC calls (issue #1166) and the required extensions.
 """
 
 import json
@@ -40,22 +42,22 @@ INVALID_PARAMS: Final = -32602
 
 
 def add_0_3_error_fields(endpoint: Endpoint) -> Endpoint:
-    """Return the JSON-RPC endpoint with its answers to 0.3 requests mended."""
+    """Return the JSON-RPC endpoint with corrected responses to 0.3 requests."""
 
     async def answer(request: Request) -> Response:
         response = await endpoint(request)
         if not isinstance(response, JSONResponse) or b'"result":' in response.body:
             return response
-        if not await _is_sound_and_old(request):
+        if not await _is_well_formed_0_3(request):
             return response
-        body = _mended(json.loads(bytes(response.body)))
+        body = _corrected(json.loads(bytes(response.body)))
         return response if body is None else JSONResponse(body, response.status_code)
 
     return answer
 
 
-async def _is_sound_and_old(request: Request) -> bool:
-    """Tell whether it is a 0.3 request with nothing wrong outside of its parameters."""
+async def _is_well_formed_0_3(request: Request) -> bool:
+    """Whether it is a 0.3 request that is valid except for its parameters."""
     try:
         asked = await request.json()
     except (ValueError, HTTPException):
@@ -67,7 +69,7 @@ async def _is_sound_and_old(request: Request) -> bool:
             return False
 
 
-def _mended(body: JsonObject) -> JsonObject | None:
+def _corrected(body: JsonObject) -> JsonObject | None:
     match body:
         case {"error": dict(error)}:
             if error.get("code") != INVALID_REQUEST:
@@ -90,9 +92,8 @@ if TYPE_CHECKING:
     AnyField: TypeAlias = FieldDescriptor | UpbFieldDescriptor
 
 
-MAX_OLD_NESTING: Final = 45
-"""How many objects and lists may lie within one another in the parameters of 0.3, before the SDK's translation to 1.0
-fails over them. What is behind it wants less of the content."""
+MAX_0_3_NESTING: Final = 45
+"""The nesting limit of 0.3 parameters: the SDK's translation to 1.0 fails above it. Content has a lower limit."""
 
 MAX_SHOWN_CHARS: Final = 50
 
@@ -102,18 +103,18 @@ _BODIES: Final[Mapping[str, "AnyDescriptor"]] = {
     "/v1/message:send": a2a_v0_3_pb2.SendMessageRequest.DESCRIPTOR,
     "/v1/message:stream": a2a_v0_3_pb2.SendMessageRequest.DESCRIPTOR,
 }
-"""What the bodies of HTTP+JSON are, by the paths of the SDK's routes."""
+"""The message types of HTTP+JSON bodies, by the paths of the SDK's routes."""
 
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
-"""Either alphabet, with or without the filling at the end: what ProtoJSON takes."""
+"""Both base64 alphabets, with or without padding, as ProtoJSON accepts them."""
 
 
 class InvalidParameter(ValueError):
-    """A parameter is wrong; the text names it, for the client."""
+    """A parameter is invalid; the text is for the client."""
 
 
 def validate_rpc(endpoint: Endpoint) -> Endpoint:
-    """Return the JSON-RPC endpoint, made to refuse requests with wrong parameters."""
+    """Return the JSON-RPC endpoint with a check of the parameters."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -133,12 +134,12 @@ def validate_rpc(endpoint: Endpoint) -> Endpoint:
 
 
 def validate_rest(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
-    """Return the HTTP+JSON routes, made to refuse requests with wrong parameters."""
+    """Return the HTTP+JSON routes with a check of the parameters."""
     return [_checked_route(route) for route in routes]
 
 
 def wrong_in(descriptor: "AnyDescriptor", value: JsonValue, at: str = "") -> str | None:
-    """Return what is wrong in the JSON of a message of protobuf's that its parser would let pass; None for nothing."""
+    """Return what is wrong in a protobuf message's JSON that the parser would accept; None if nothing is."""
     if not isinstance(value, dict):
         return None
     fields = _fields(descriptor)
@@ -169,7 +170,7 @@ def _checked_endpoint(path: str, endpoint: Endpoint) -> Endpoint:
             if request.method == "POST" and await request.body():
                 _check_body(path, await request.json())
         except json.JSONDecodeError:
-            # The SDK says where the mistake is.
+            # The SDK's error names the position.
             return await endpoint(request)
         except (UnicodeDecodeError, RecursionError) as error:
             return _rest_error(ParseError(_unreadable(error)))
@@ -181,19 +182,19 @@ def _checked_endpoint(path: str, endpoint: Endpoint) -> Endpoint:
 
 
 def _check_call(asked: JsonObject) -> None:
-    """Look through the parameters of a JSON-RPC call.
+    """Check the parameters of a JSON-RPC call.
 
     Raises:
-        WrongParameter: one of them is wrong.
+        InvalidParameter: one of them is invalid.
     """
     method, params = asked.get("method"), asked.get("params")
     if not isinstance(method, str):
         return
     if "/" in method:
         _check_values(params)
-        for number, content in enumerate(_old_files(params)):
+        for number, content in enumerate(_0_3_files(params)):
             if not _is_base64(content):
-                raise InvalidParameter(f"file {number + 1} of the message: bytes is no base64")
+                raise InvalidParameter(f"file {number + 1} of the message: bytes is not base64")
         return
     model = JsonRpcDispatcher.METHOD_TO_MODEL.get(method)
     if model is not None and issubclass(model, Message):
@@ -226,14 +227,14 @@ def _check_query(request: Request) -> None:
 
 
 def _check_values(params: JsonValue) -> None:
-    """Look at what the SDK's translation of 0.3 fails over: numbers that JSON does not have, and too deep a nesting."""
+    """Check for what the SDK's translation of 0.3 fails on: numbers that JSON does not have, and deep nesting."""
     waiting = [(params, 0)]
     while waiting:
         value, depth = waiting.pop()
         match value:
             case float() if not math.isfinite(value):
-                raise InvalidParameter(f"the parameters hold a number that JSON does not have: {value}")
-            case dict() | list() if depth == MAX_OLD_NESTING:
+                raise InvalidParameter(f"the parameters contain a number that JSON does not have: {value}")
+            case dict() | list() if depth == MAX_0_3_NESTING:
                 raise InvalidParameter("the parameters are nested too deeply")
             case dict():
                 waiting += [(each, depth + 1) for each in value.values()]
@@ -243,8 +244,8 @@ def _check_values(params: JsonValue) -> None:
                 pass
 
 
-def _old_files(params: JsonValue) -> Iterator[str]:
-    """Yield the bytes of the files in the parameters of 0.3's `message/send` and `message/stream`."""
+def _0_3_files(params: JsonValue) -> Iterator[str]:
+    """Yield the file contents in the parameters of 0.3's `message/send` and `message/stream`."""
     match params:
         case {"message": {"parts": list(parts)}}:
             for part in parts:
@@ -264,11 +265,11 @@ def _wrong_value(field: "AnyField", value: JsonValue, at: str) -> str | None:
     if message is not None:
         return None if message.full_name.startswith("google.") else wrong_in(message, value, f"{at}.")
     is_bytes = field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, str)
-    return f"{at}: that is no base64" if is_bytes and not _is_base64(str(value)) else None
+    return f"{at}: is not base64" if is_bytes and not _is_base64(str(value)) else None
 
 
 def _is_among(enum: "AnyEnum", value: JsonValue) -> bool:
-    """Return whether a value is a name or a number of the enumeration; of other types the SDK says it."""
+    """Whether a value is a name or number of the enum; the SDK rejects other types."""
     match value:
         case str() if value.isascii() and value.isdigit():
             return value.lstrip("0").rjust(1, "0") in {str(number) for number in enum.values_by_number}
@@ -285,14 +286,14 @@ def _not_among(enum: "AnyEnum", value: JsonValue, at: str) -> str:
 
 
 def _is_base64(text: str) -> bool:
-    # Lines may be broken, as they are by many tools.
+    # Many tools add line breaks.
     plain = text.replace("\r", "").replace("\n", "") if "\n" in text else text
     return _BASE64.fullmatch(plain) is not None and len(plain.rstrip("=")) % 4 != 1
 
 
 @cache
 def _fields(descriptor: "AnyDescriptor") -> Mapping[str, "AnyField"]:
-    """Return a message's fields by both of their names."""
+    """Return a message's fields by their protobuf and JSON names."""
     return {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
 
 

@@ -38,7 +38,7 @@ class PeerTaskHandle:
     def parse(cls, text: str) -> "PeerTaskHandle":
         """Parse the text form; raises ToolRefused if it is malformed."""
         if not _HANDLE.fullmatch(text):
-            raise ToolRefused("That is no handle; take the one that delegate_task gave, as it is.")
+            raise ToolRefused("That is not a handle; use the one that delegate_task returned, unchanged.")
         peer, _, task = text.partition(":")
         return cls(peer, task)
 

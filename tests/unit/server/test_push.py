@@ -338,8 +338,8 @@ def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
     with caplog.at_level(logging.DEBUG):
         run()
-    assert "task t: webhook https://hooks.example.com cannot be told: HTTP 400" in caplog.text
-    assert "task t: webhook https://hooks.example.com is not told, after 7 tries: down" in caplog.text
+    assert "task t: webhook https://hooks.example.com rejected a notification: HTTP 400" in caplog.text
+    assert "task t: dropping a notification of webhook https://hooks.example.com after 7 tries: down" in caplog.text
     assert "secret" not in caplog.text
 
 
@@ -627,7 +627,7 @@ async def test_a_name_that_leads_inside_is_refused_when_connecting(
         await push.sender.send_notification("t", status(COMPLETED))
         await push.sender.wait_idle()
     assert not server.received
-    assert "cannot be told: its host is not a public one" in caplog.text
+    assert "rejected a notification: its host is not a public one" in caplog.text
 
 
 def test_the_options_are_the_keys_of_the_config_and_the_document_shows_some() -> None:
