@@ -122,7 +122,7 @@ class ToolServer:
 async def open_tool_server(
     toolbox: Toolbox, scrub: Callable[[str], str], longest_wait_s: float = LONGEST_WAIT_S
 ) -> AsyncIterator[ToolServer]:
-    """Serve the tools on a free port of loopback for as long as the block is open.
+    """Serve the tools on a free loopback port until the block is left.
 
     `scrub` redacts secrets in results; `longest_wait_s` limits how long a call waits for a peer.
     """
