@@ -185,7 +185,7 @@ async def test_a_message_for_a_task_at_work_is_refused_with_the_way_to_do_it(tmp
     async with served(tmp_path) as now:
         task = await now.send("wait", wait=False)
         await now.until(task.id, TaskState.TASK_STATE_WORKING)
-        with pytest.raises(UnsupportedOperationError, match=f"at work.*contextId {task.context_id}"):
+        with pytest.raises(UnsupportedOperationError, match=f"is running.*contextId {task.context_id}"):
             await now.send("more", task_id=task.id)
         now.executor.go.set()
         assert answer_of(await now.until(task.id, TaskState.TASK_STATE_COMPLETED)) == "wait"
