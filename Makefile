@@ -41,7 +41,7 @@ PARALLEL := --numprocesses 3 --dist worksteal
 test: test-setup .venv/dev  ## run the tests, except the slow ones and those with codex exec
 	$(TESTS) -m "not slow and not alone and not with_exec" $(PARALLEL)
 
-test-slow: clients-setup .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready  ## run the slow tests: all clients, failures, restarts, packaging, …
+test-slow: clients-setup .venv/dev .venv-a2a-0.3/ready $(JAVASCRIPT) $(OLDEST)/ready  ## run the slow tests: all clients, most end-to-end tests, chaos, packaging, …
 	$(TESTS) -m "slow and not alone and not with_exec" $(PARALLEL)
 	$(TESTS) -m "alone and not with_exec"
 

@@ -13,6 +13,8 @@ from codex_workspace.devkit.platform.app import running_platform
 from tests.e2e.agent_process import Place, running_agent
 from tests.e2e.client import Peer, peer, script
 
+pytestmark = pytest.mark.slow
+
 PEER_TOKEN = "peer-token-0123456789"
 ME = "11111111-1111-1111-1111-111111111111"
 ADA = "22222222-2222-2222-2222-222222222222"

@@ -21,7 +21,7 @@ from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Backend, P
 from tests.e2e.at_work import asked
 from tests.e2e.client import Peer, Seen, peer, script, tokens
 
-pytestmark = pytest.mark.both_backends
+pytestmark = [pytest.mark.both_backends, pytest.mark.slow]
 
 COMPLETED = TaskState.TASK_STATE_COMPLETED
 
@@ -145,7 +145,6 @@ async def test_what_is_kept_is_the_users_alone(place: Place) -> None:
         assert [oct(path.stat().st_mode & 0o077) for path in kept] == ["0o0"] * len(kept)
 
 
-@pytest.mark.slow
 async def test_the_older_sdk_works_blocking_and_streaming(agent: AgentProcess) -> None:
     old_python = REPOSITORY / ".venv-a2a-0.3" / "bin" / "python"
     command = [str(old_python), str(Path(__file__).with_name("old_client.py")), agent.url, "hello from 0.3"]

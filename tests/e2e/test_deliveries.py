@@ -22,6 +22,8 @@ from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.e2e.faulty_agent import STEPS
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
 REPEAT = script({"repeat": True})
 

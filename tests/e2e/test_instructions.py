@@ -13,6 +13,8 @@ from codex_workspace.devkit.model_requests import Message, Output, Request
 from tests.e2e.agent_process import Place, running_agent, spawn
 from tests.e2e.client import peer, script
 
+pytestmark = pytest.mark.slow
+
 OF_OLD = "Speak like a pirate."
 OF_TODAY = "Speak like a librarian."
 CHANGED = "The operator has changed"

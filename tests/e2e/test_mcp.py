@@ -26,6 +26,8 @@ from tests.e2e.agent_process import REPOSITORY, Place, running_agent, spawn
 from tests.e2e.client import Peer, Seen, peer, script
 from tests.support.waiting import HANG_S, eventually
 
+pytestmark = pytest.mark.slow
+
 COMPLETED: Final = TaskState.TASK_STATE_COMPLETED
 SERVER: Final = Path(__file__).with_name("mcp_server.py")
 TOKEN: Final = "mcp-token-0123456789"

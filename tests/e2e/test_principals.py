@@ -16,6 +16,8 @@ from tests.e2e.agent_process import AgentProcess, Place, running_agent
 from tests.e2e.client import request
 from tests.matrix.clients import OwnClient, own_client
 
+pytestmark = pytest.mark.slow
+
 ALICE: Final = "alice-0123456789abcdef"
 BOB: Final = "bob-0123456789abcdef"
 OPERATOR: Final = "operator-0123456789abcdef"

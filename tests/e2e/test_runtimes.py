@@ -38,7 +38,7 @@ from tests.support.waiting import HANG_S
 
 __all__ = ["launch", "model"]
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.versions, pytest.mark.slow]
 
 NAMES = ("codex", "codex-exec")
 
