@@ -1,4 +1,7 @@
-"""A message's way through the executor, to a codex in memory and back, on a clock that jumps."""
+"""A message's way through the executor, to a codex in memory and back, on a clock that jumps.
+
+Covers `executor`, `tasks.answering`, `tasks.asking` and `tasks.outcomes`.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
