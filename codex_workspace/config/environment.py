@@ -1,4 +1,4 @@
-"""The environment variables that this agent reads, and how: checked, and by file or hidden where they are secrets."""
+"""The environment variables of the agent, how they are checked, and secrets from variables and files."""
 
 import hmac
 import re
@@ -15,9 +15,9 @@ _T = TypeVar("_T")
 
 
 class Secret:
-    """A text that is never shown: `str`, `repr`, f-strings and `dataclasses.asdict` give `***`, only `reveal` the text.
+    """A text that only `reveal` returns; `str`, `repr`, f-strings and `dataclasses.asdict` show `***`.
 
-    Not a dataclass, so that `asdict` copies it as it is instead of opening it.
+    Not a dataclass, as `asdict` would copy the text.
     """
 
     __slots__ = ("_text",)
@@ -26,7 +26,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself; for the one place that sends it."""
+        """The text itself; for the one location that sends it."""
         return self._text
 
     def __repr__(self) -> str:
@@ -36,7 +36,7 @@ class Secret:
         return "***"
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same text, in a time that does not tell where they differ."""
+        """Compare both texts in constant time."""
         if not isinstance(other, Secret):
             return NotImplemented
         return hmac.compare_digest(
@@ -49,7 +49,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One environment variable that this agent reads: for the table in docs, and for the check that it is complete."""
+    """An environment variable of the agent, as docs/configuration.md lists it."""
 
     name: str
     meaning: str
@@ -91,17 +91,17 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable("XDG_STATE_HOME", "base of the default state folder", "~/.local/state"),
     Variable("PATH", "search path for a CODEX_BIN without a slash", "none"),
 )
-"""Every variable that `load_settings` reads; the providers' credentials are named by their registry."""
+"""Every variable that `load_settings` reads; the credentials of providers are in `providers`."""
 
 _KNOWN = {variable.name: variable for variable in ENVIRONMENT}
 IN_ENVIRONMENT = ConfigLocation("environment")
-"""Where to say that a variable is wrong: `IN_ENVIRONMENT.at(name).error(…)`."""
+"""The location of variables: `IN_ENVIRONMENT.at(name).error(…)`."""
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """The environment, read by the names in `ENVIRONMENT` only. An empty variable counts as not set."""
+    """The variables in `ENVIRONMENT`. An empty variable counts as not set."""
 
     env: Mapping[str, str]
 
@@ -110,7 +110,7 @@ class Variables:
         return self.env.get(name) or None
 
     def checked(self, name: str, kind: object) -> str | None:
-        """The variable as a text that obeys `kind`'s rules."""
+        """Return the variable if it is a valid `kind`, such as `HttpUrl`."""
         value = self.text(name)
         return None if value is None else check_text(kind, value, IN_ENVIRONMENT.at(name))
 
@@ -141,7 +141,7 @@ class Variables:
         if value is None:
             return None
         home = self.env.get("HOME")
-        if home and (value == "~" or value.startswith("~/")):  # docker's --env-file leaves it as it is
+        if home and (value == "~" or value.startswith("~/")):  # docker's --env-file does not expand it
             value = home + value[1:]
         return (cwd / value).resolve()
 
@@ -154,13 +154,13 @@ CREDENTIALS = (
     *("OPENAI_API_KEY", "CODEX_API_KEY", "CODEX_AUTH_JSON", "CODEX_CHATGPT_AUTH_JSON"),
     *("MOLECULE_WORKSPACE_TOKEN", "ADMIN_TOKEN"),
 )
-"""Variables that hold a credential wherever they are set, beside those that config.yaml names."""
+"""Variables that always hold a credential; config.yaml can name others."""
 
 
 def read_secret(env: Mapping[str, str], name: str) -> Secret | None:
-    """The secret in variable `name`, or in the file that `name`_FILE names (its one trailing newline taken off).
+    """Return the secret in variable `name`, or in the file that `name`_FILE names, without one trailing newline.
 
-    None where neither is set; an empty variable counts as not set.
+    None if neither is set; an empty variable counts as not set.
 
     Raises:
         ConfigError: both are set, or the file cannot be read, is not UTF-8 or is empty.
@@ -168,53 +168,55 @@ def read_secret(env: Mapping[str, str], name: str) -> Secret | None:
     value, file = env.get(name) or None, env.get(f"{name}_FILE") or None
     if file is None:
         return None if value is None else Secret(value)
-    place = IN_ENVIRONMENT.at(f"{name}_FILE")
+    location = IN_ENVIRONMENT.at(f"{name}_FILE")
     if value is not None:
-        raise place.error(f"is set as well as {name}; set one of them")
-    return Secret(_text_of(Path(file), place))
+        raise location.error(f"is set as well as {name}; set one of them")
+    return Secret(_text_of(Path(file), location))
 
 
 def read_header_secret(env: Mapping[str, str], name: str) -> Secret | None:
-    """`read_secret` for one that travels in an HTTP header.
+    """Return a secret as `read_secret` does, for use in an HTTP header.
 
     Raises:
-        ConfigError: as `read_secret`; or it holds a blank or a character that no header can carry.
+        ConfigError: as `read_secret`, or the secret has a character that is not valid in a header.
     """
     secret = read_secret(env, name)
     return None if secret is None else _for_header(secret, IN_ENVIRONMENT.at(name))
 
 
-def read_header_secret_file(file: Path, place: ConfigLocation) -> Secret:
-    """The secret in a file (its one trailing newline taken off), for one that travels in an HTTP header.
+def read_header_secret_file(file: Path, location: ConfigLocation) -> Secret:
+    """Return the secret in a file, without one trailing newline, for use in an HTTP header.
 
     Raises:
-        ConfigError: at `place`, without the secret.
+        ConfigError: at `location`, without the secret.
     """
-    return _for_header(Secret(_text_of(file, place)), place)
+    return _for_header(Secret(_text_of(file, location)), location)
 
 
-def _text_of(file: Path, place: ConfigLocation) -> str:
-    # The sentences do not show the name: it may be the secret itself, put in the wrong variable.
+def _text_of(file: Path, location: ConfigLocation) -> str:
+    # Only an absolute path is shown: other text may be the secret itself, put in the wrong variable.
+    path = f"the path {file}" if file.is_absolute() else "the path"
     try:
         text = file.read_bytes().decode()
     except OSError as error:
-        raise place.error(f"names a file that cannot be read ({error.strerror})") from error
+        remedy = f"correct {path}, or create a file there that this user may read"
+        raise location.error(f"names a file that cannot be read ({error.strerror}); {remedy}") from error
     except ValueError as error:  # not UTF-8, or a NUL in the name
-        raise place.error("names a file that is not UTF-8 text") from error
+        raise location.error("names a file that is not UTF-8 text") from error
     text = text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
     if not text:
-        raise place.error("names a file that is empty")
+        raise location.error("names a file that is empty")
     return text
 
 
-def _for_header(secret: Secret, place: ConfigLocation) -> Secret:
+def _for_header(secret: Secret, location: ConfigLocation) -> Secret:
     if not re.fullmatch(r"[\x21-\x7e]+", secret.reveal()):
-        raise place.error("must be printable ASCII without blanks or line breaks")
+        raise location.error("must be printable ASCII without blanks or line breaks")
     return secret
 
 
 def without_proxy_for(host: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The environment, changed so that no proxy in it is asked for `host`; as it is where it names none."""
+    """Return the environment with `host` excepted from its proxies, if it names any."""
     if not any(name.lower() in ("http_proxy", "all_proxy") for name in env):
         return dict(env)
     excepted = {name: f"{env[name]},{host}" if env.get(name) else host for name in ("NO_PROXY", "no_proxy")}

@@ -543,6 +543,11 @@ BAD: Final[Mapping[str, Bad]] = {
     "a secret where its file is meant": _variable(
         "A2A_TOKEN_FILE", "names a file that cannot be read (No such file", A2A_TOKEN_FILE=CREDENTIAL
     ),
+    "a secret's file that is not there": _variable(
+        "A2A_TOKEN_FILE",
+        "names a file that cannot be read (No such file or directory); correct the path /nowhere/token, or create a file",
+        A2A_TOKEN_FILE="/nowhere/token",
+    ),
     "a folder as a secret's file": _variable("A2A_TOKEN_FILE", "cannot be read (Is a directory)", A2A_TOKEN_FILE="/"),
     "an empty file of a secret": _variable("A2A_TOKEN_FILE", "is empty", A2A_TOKEN_FILE="/dev/null"),
     "a secret and its file": _variable(
