@@ -1,8 +1,7 @@
-"""The MCP servers of config.yaml: what of them stands in codex's config.toml, and what codex is told with each thread.
+"""The MCP servers of config.yaml: their keys in codex's config.toml, and the values that codex gets with each thread.
 
-Codex starts the servers itself, one set of them for each thread, outside of its sandbox. A `${NAME}` of config.yaml is
-filled in here, from the agent's environment, and told to codex over its pipe: its environment and its files can be read
-by commands that run without a sandbox. How far codex has come with starting them is the business of `mcp_startup`.
+Codex starts the servers itself, one set for each thread, outside of its sandbox. `${NAME}` is replaced from the agent's
+environment, and codex gets the result over its pipe: commands without a sandbox can read its environment and files.
 """
 
 import re
@@ -24,7 +23,7 @@ McpUrl = Annotated[
 HeaderName = Annotated[str, matching(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", "the name of an HTTP header")]
 
 SHORTEST_SECRET: Final = 8
-"""Values with fewer characters are not looked for in logs and answers: they stand in too many words."""
+"""Shorter values are not redacted: they would match ordinary words."""
 
 _PLAIN: Final = frozenset(
     {
@@ -32,7 +31,7 @@ _PLAIN: Final = frozenset(
         *("USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "HOSTNAME", "PWD"),
     }
 )
-"""Variables that hold no secret; their values stay readable in the log."""
+"""Variables without a secret; their values are not redacted."""
 
 _REQUIRED: Final = ("required",)
 _REFERENCE: Final = re.compile(r"\$(\$\{)|\$\{([^}]*)\}?")
@@ -74,11 +73,11 @@ class McpServerEntry(Section):
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """A server that codex is told of.
+    """A server in codex's configuration.
 
-    table: its keys of config.toml, below `mcp_servers.<name>`; no secret is in them.
-    private: further keys of that table, by table and key, such as `env` and a variable's name; never in a file.
-    secrets: what in them must not show up anywhere.
+    table: its keys in config.toml, below `mcp_servers.<name>`, without secrets.
+    private: further keys, by table and key, such as `env` and a variable's name; never in a file.
+    secrets: the values that are redacted.
     """
 
     name: str
@@ -92,14 +91,14 @@ class McpServer:
 
 @dataclass(frozen=True, slots=True)
 class McpServers:
-    """All of them. `left_out`: why a server is not there, by its name; each a sentence without its full stop."""
+    """All servers. `left_out`: for each server that is left out, why."""
 
     servers: tuple[McpServer, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def managed(self) -> dict[KeyPath, TomlValue]:
-        """Their part of config.toml."""
+        """The servers' keys in config.toml."""
         return {
             ("mcp_servers", server.name, *path): value
             for server in self.servers
@@ -108,27 +107,27 @@ class McpServers:
 
     @property
     def private(self) -> dict[str, Mapping[tuple[str, str], Secret]]:
-        """What codex is told of them with each thread, by their names."""
+        """The keys that codex gets with each thread, by server."""
         return {server.name: server.private for server in self.servers if server.private}
 
     @property
     def secrets(self) -> list[Secret]:
-        """What must not show up in a log or an answer."""
+        """The values that are redacted in logs and answers."""
         return [secret for server in self.servers for secret in server.secrets]
 
     def threads_within(self, processes: int, threads: int) -> int:
-        """How many threads, `threads` at the most, have `processes` of them together: each thread has its own."""
+        """Return the number of threads, at most `threads`, that run `processes` server processes in total."""
         programs = sum(("command",) in server.table for server in self.servers)
         return min(threads, max(1, processes // programs)) if programs else threads
 
     @property
     def required(self) -> bool:
-        """Whether there is one without which nothing is answered."""
+        """Whether no turn starts without one of them."""
         return any(server.required for server in self.servers)
 
     @property
     def optional(self) -> "McpServers":
-        """The same, none of them required."""
+        """The same servers, none of them required."""
         servers = [
             replace(
                 server, required=False, table={path: server.table[path] for path in server.table if path != _REQUIRED}
@@ -139,35 +138,35 @@ class McpServers:
 
     @property
     def patience_s(self) -> float:
-        """How long the slowest of them may take to start; 0 where there is none."""
+        """The longest start timeout; 0 without servers."""
         return max((server.startup_timeout_s for server in self.servers), default=0.0)
 
 
 class _Missing(Exception):
-    """A variable that is named and not set."""
+    """A variable that config.yaml names is not set."""
 
-    def __init__(self, name: str, place: ConfigLocation) -> None:
+    def __init__(self, name: str, location: ConfigLocation) -> None:
         super().__init__(name)
         self.name = name
-        self.place = place
+        self.location = location
 
     @property
     def problem(self) -> str:
         return f"names the variable {self.name}, which is not set; set it (or {self.name}_FILE)"
 
 
-def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], place: ConfigLocation) -> McpServers:
-    """The servers with their variables filled in from `env`. `place` is where `entries` stand, for messages.
+def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], location: ConfigLocation) -> McpServers:
+    """Return the servers with their variables from `env`. `location` is the location of `entries`, for messages.
 
-    One that is not required and names a variable that is not set is left out.
+    A server that is not required is left out if one of its variables is not set.
 
     Raises:
-        ConfigError: an entry contradicts itself, two have one name, or a required one names a variable that is not set.
+        ConfigError: an entry contradicts itself, two have the same name, or a variable of a required one is not set.
     """
     found: dict[str, McpServer] = {}
     left_out: dict[str, str] = {}
     for index, entry in enumerate(entries):
-        here = place.item(index)
+        here = location.item(index)
         if entry.name in (*found, *left_out):
             raise here.at("name").error(f"must differ from the other servers', but is {entry.name} again")
         _check(entry, here)
@@ -175,8 +174,8 @@ def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], place: Co
             found[entry.name] = _Reader(entry, env, here).server()
         except _Missing as missing:
             if entry.required:
-                raise missing.place.error(missing.problem) from None
-            left_out[entry.name] = f"{missing.place.key} {missing.problem}"
+                raise missing.location.error(missing.problem) from None
+            left_out[entry.name] = f"{missing.location.key} {missing.problem}"
     return McpServers(tuple(found.values()), left_out)
 
 
@@ -195,7 +194,7 @@ def _check(entry: McpServerEntry, here: ConfigLocation) -> None:
 
 
 class _Reader:
-    """Makes a `McpServer` of one entry."""
+    """Converts an entry to an `McpServer`."""
 
     def __init__(self, entry: McpServerEntry, env: Mapping[str, str], here: ConfigLocation) -> None:
         self._entry = entry
@@ -230,7 +229,7 @@ class _Reader:
         if entry.required:
             table[_REQUIRED] = True
         if entry.trusted:
-            # Without it, codex 0.163 refuses under `never`, in a sandbox, every tool that is not said to be read-only.
+            # Without it, sandboxed codex 0.163 rejects under `never` every tool that is not declared read-only.
             table["default_tools_approval_mode",] = "approve"
         return table
 
@@ -256,36 +255,36 @@ class _Reader:
             self._secrets.append(token)
             self._private["http_headers", "Authorization"] = Secret(f"Bearer {token.reveal()}")
         for header, text in self._entry.headers.items():
-            place = self._here.at("headers").at(header)
-            value = self._filled(text, place)
+            location = self._here.at("headers").at(header)
+            value = self._filled(text, location)
             if not re.fullmatch(r"[\x20-\x7e]*", text if value is None else value.reveal()):
-                raise place.error("must be printable ASCII without line breaks")
+                raise location.error("must be printable ASCII without line breaks")
             if value is None:
                 table["http_headers", header] = text.replace("$${", "${")
             else:
                 self._private["http_headers", header] = value
         return table
 
-    def _filled(self, text: str, place: ConfigLocation) -> Secret | None:
-        """`text` with every `${NAME}` filled in; None where there is none in it."""
+    def _filled(self, text: str, location: ConfigLocation) -> Secret | None:
+        """Return `text` with every `${NAME}` replaced; None if it has none."""
         filled: list[str] = []
         end = 0
         named = False
         for found in _REFERENCE.finditer(text):
             named = named or found[1] is None
-            filled += (text[end : found.start()], found[1] or self._value(found[0], place))
+            filled += (text[end : found.start()], found[1] or self._value(found[0], location))
             end = found.end()
         return Secret("".join((*filled, text[end:]))) if named else None
 
-    def _value(self, reference: str, place: ConfigLocation) -> str:
+    def _value(self, reference: str, location: ConfigLocation) -> str:
         name = reference.removeprefix("${").removesuffix("}")
         if not (reference.endswith("}") and _NAME.fullmatch(name)):
-            raise place.error("holds ${ without the name of a variable and }; a plain ${ is written $${")
+            raise location.error("holds ${ without the name of a variable and }; a plain ${ is written $${")
         value = read_secret(self._env, name)
         if value is None:
-            raise _Missing(name, place)
+            raise _Missing(name, location)
         if "\0" in value.reveal():
-            raise IN_ENVIRONMENT.at(name).error("holds a NUL, which no variable can")
+            raise IN_ENVIRONMENT.at(name).error("holds a NUL, which a variable cannot contain")
         if name not in _PLAIN and len(value.reveal()) >= SHORTEST_SECRET:
             self._secrets.append(value)
         return value.reveal()

@@ -1,7 +1,6 @@
-"""The peers of config.yaml: A2A agents that this one may give work to, and their tokens.
+"""The peers of config.yaml: A2A agents that the model may send tasks to, and their tokens.
 
-Nobody else is ever called: the model names a peer, never an address. How they are called is the business of
-`peer_calls`.
+The model names a peer, never an address; no other agents are called.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,17 +40,17 @@ class Peer:
     allow_private: bool = False
 
 
-def resolve_peers(entries: Iterable[PeerEntry], env: Mapping[str, str], place: ConfigLocation) -> tuple[Peer, ...]:
-    """The peers with their tokens read from `env`. `place` is where `entries` stand, for messages.
+def resolve_peers(entries: Iterable[PeerEntry], env: Mapping[str, str], location: ConfigLocation) -> tuple[Peer, ...]:
+    """Return the peers with their tokens from `env`. `location` is the location of `entries`, for messages.
 
     Raises:
-        ConfigError: two have one name, or a token's variable is not set or cannot be sent in a header.
+        ConfigError: two have the same name, or a token is not set or not valid in a header.
     """
     found: dict[str, Peer] = {}
     for index, entry in enumerate(entries):
-        here = place.item(index)
+        here = location.item(index)
         if entry.name in found:
-            raise here.at("name").error(f"is there twice: {quoted(entry.name)}")
+            raise here.at("name").error(f"is a duplicate: {quoted(entry.name)}")
         found[entry.name] = Peer(
             entry.name, entry.url, entry.description, _token(entry.token_env, env, here), entry.allow_private
         )

@@ -290,7 +290,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "two peers of one name": _key(
         "peers: [{name: a, url: 'http://b'}, {name: a, url: 'http://c'}]\n",
         "peers[1].name",
-        "is there twice: 'a'",
+        "is a duplicate: 'a'",
         schema=False,
     ),
     "an MCP server with the name of our own": _key(
@@ -545,7 +545,7 @@ BAD: Final[Mapping[str, Bad]] = {
     ),
     "a secret's file that is not there": _variable(
         "A2A_TOKEN_FILE",
-        "names a file that cannot be read (No such file or directory); correct the path /nowhere/token, or create a file",
+        "names a file that cannot be read (No such file or directory); correct the path /nowhere/token, or create",
         A2A_TOKEN_FILE="/nowhere/token",
     ),
     "a folder as a secret's file": _variable("A2A_TOKEN_FILE", "cannot be read (Is a directory)", A2A_TOKEN_FILE="/"),
