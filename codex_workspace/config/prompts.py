@@ -1,13 +1,9 @@
-"""What the operator tells the agent in prose: prompt files beside config.yaml, read once into frozen `Instructions`.
+"""The operator's instructions and skills, which are files beside config.yaml.
 
-Codex gets them as the developer instructions of a new thread. It passes over new ones when a thread is resumed, so
-`conversation` tells a thread that was told others; `digest` is what the store remembers of that.
-
-The operator's skills: folders beside config.yaml, read and checked for the card, and linked to where codex looks.
-
-What a skill is, and when the model reads it, is codex's own: it lists the name and description of each to the model,
-and gives the whole SKILL.md to a turn whose message says `$name`. Skills in the workspace (`.agents/skills`) are found
-by codex without us.
+Codex gets the instructions as the developer instructions of a new thread, and ignores them when it resumes one. A
+resumed thread with an older `digest` therefore gets an amendment. Skills are checked for the card and linked into
+CODEX_HOME. Codex lists their names and descriptions to the model, and adds a SKILL.md to a turn whose message contains
+`$name`.
 """
 
 import hashlib
@@ -26,7 +22,7 @@ from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.config.validation import Section, matching, read_section
 
 USUAL: Final = "system-prompt.md"
-"""Where config.yaml names no prompt file this one is read, if it is there: the platform's rule."""
+"""The prompt file that is read if config.yaml names none and it exists; the platform's rule."""
 
 MEMORY: Final = "AGENTS.md"
 """Beside config.yaml the platform keeps what its plugins and its persona say to codex. Codex itself reads files of this
@@ -36,7 +32,7 @@ CODEX_READS_BYTES: Final = 32 << 10
 """Of the workspace's files of that name, where codex is not told otherwise; older ones drop the rest in silence."""
 
 MAX_BYTES: Final = 128 << 10
-"""Of all of them. They go out with every model call: this is about 30,000 tokens, a tenth of what a model takes."""
+"""The limit for all prompt files. They are part of every model call; this is about 30,000 tokens."""
 
 _CHANGED: Final = (
     "The operator has changed the instructions of this agent. These are in force from now on, "
@@ -50,19 +46,19 @@ _TAKEN_BACK: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """The text of all files, one after the other, and where it was read; empty where there are none."""
+    """The text of all files in order, and their paths; empty if there are none."""
 
     text: str = ""
     files: tuple[Path, ...] = ()
 
     @property
     def digest(self) -> str | None:
-        """What tells these instructions from others, 64 characters; None for no instructions."""
+        """A hash of the instructions, 64 characters; None without instructions."""
         return hashlib.sha256(self.text.encode()).hexdigest() if self.text else None
 
     @property
     def amendment(self) -> str:
-        """What a conversation is told that was told other instructions before."""
+        """The message for a thread that has other instructions."""
         return f"{_CHANGED}\n\n{self.text}" if self.text else _TAKEN_BACK
 
 
@@ -100,7 +96,7 @@ def read_text(file: Path, folder: Path, place: ConfigLocation, max_bytes: int, t
     """
     try:
         real = file.resolve(strict=True)
-        # The model reads these files, and whoever talks to it may ask for them: none that was meant for other eyes.
+        # The model reads these files, and any caller may ask for their content.
         if not real.is_relative_to(folder.resolve()):
             raise place.error(f"names {file}, which is outside of {folder}; put the file, or a copy, in there")
         content = _read_plain(real, max_bytes + 1)
@@ -137,13 +133,13 @@ def _read_plain(file: Path, max_bytes: int) -> bytes | None:
 
 
 FOLDER: Final = "skills"
-"""Beside config.yaml: `skills/<name>/SKILL.md`, as the platform has it."""
+"""The folder beside config.yaml with `<name>/SKILL.md`, as the platform has it."""
 
 OURS: Final = Path("skills", "codex-workspace")
-"""In CODEX_HOME: the folder that holds links to them and nothing else."""
+"""The folder in CODEX_HOME with links to the skills and nothing else."""
 
 MAX_BYTES_SKILLS: Final = 256 << 10
-"""Of one SKILL.md."""
+"""The limit for one SKILL.md."""
 
 SkillFolder = Annotated[
     str,
@@ -161,7 +157,7 @@ class _FrontMatter(Section):
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """A skill that codex is given: its folder, and what SKILL.md says of it."""
+    """A skill for codex: its folder, and the name and description in its SKILL.md."""
 
     folder: Path
     name: str
@@ -200,7 +196,7 @@ def _read_skill(skill: Path, folder: Path, place: ConfigLocation) -> Skill:
 
 
 def link_skill_folders(codex_home: Path, skills: Sequence[Skill]) -> None:
-    """Have codex find `skills` and no others of ours, in a home that exists; what is right already is left alone.
+    """Link `skills`, and no others of the agent's, into an existing CODEX_HOME.
 
     Raises:
         ConfigError: the links cannot be made.

@@ -1,8 +1,7 @@
-"""Which provider answers, with which credential and model, and why: decided from settings and environment alone.
+"""Chooses the model provider, its credential and the model, from the settings and the environment.
 
-Codex reads no API key from the environment by itself (docs/codex-protocol.md), so every provider that takes a key is
-rendered as a custom one that uses the key which codex is told at its start: what a `ChosenProvider` holds is what
-`codex_home` writes and what is told.
+Codex reads no API key from the environment (docs/codex-protocol.md). Each provider with a key is therefore a custom one
+in config.toml that uses the key that codex receives at its start.
 """
 
 import difflib
@@ -20,16 +19,16 @@ from codex_workspace.config.validation import HttpUrl, check_text
 AuthMode = Literal["openai_api", "openai_compat_responses", "chatgpt_subscription"]
 
 SUBSCRIPTION: Final = "chatgpt_subscription"
-"""The mode whose credential is a login that codex keeps and refreshes itself."""
+"""The mode whose credential is a login that codex stores and refreshes."""
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
-"""Where `openai_api` goes unless the environment variable of this name says otherwise."""
+"""The endpoint of `openai_api` unless the environment variable of this name is set."""
 
 CHATGPT_BASE_URL = "https://chatgpt.com/backend-api/codex"
-"""Where `chatgpt_subscription` goes."""
+"""The endpoint of `chatgpt_subscription`."""
 
 RESERVED_SLUGS = frozenset({"openai", "ollama", "ollama-chat", "lmstudio", "amazon-bedrock"})
-"""Codex's built-in providers; a config.toml that defines one of them is refused as a whole (0.163)."""
+"""Codex's built-in providers; codex rejects a config.toml that defines one of them (0.163)."""
 
 _NOT_CREDENTIALS = frozenset(variable.name for variable in ENVIRONMENT)
 
@@ -50,7 +49,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class ChosenProvider:
-    """The provider that codex is set to.
+    """The provider that codex uses.
 
     slug: its name in config.toml. env_key, credential: where the key or login was found, a variable of ours for one,
     and what it is; both None where none is needed. model: the id for the wire. reason: one sentence for log and doctor.
@@ -92,7 +91,7 @@ class _Found:
 
 
 def registry(settings: Settings) -> tuple[Provider, ...]:
-    """The operator's entries in their order, then the built-in ones that no entry replaces by name.
+    """Return the operator's entries in their order, then the built-in ones that no entry replaces by name.
 
     Raises:
         ConfigError: an entry contradicts itself, or two share a name or slug.
@@ -111,15 +110,15 @@ def registry(settings: Settings) -> tuple[Provider, ...]:
 
 
 def choose_provider(settings: Settings, env: Mapping[str, str]) -> ChosenProvider:
-    """The provider to use, and why. In this order:
+    """Return the provider to use. In this order:
 
     1. the one that `runtime_config.provider` names,
-    2. a subscription whose login is handed in,
-    3. the one that the model's name points to, if it has its credential,
-    4. the first that has its credential,
-    5. a subscription whose login is in CODEX_HOME still.
+    2. a subscription whose login is configured,
+    3. the one that the model's name selects, if its credential is set,
+    4. the first one whose credential is set,
+    5. a subscription whose login is in CODEX_HOME.
 
-    Reads, beside `env`, the files that a credential's `…_FILE` names.
+    Reads the files that `…_FILE` variables in `env` name.
 
     Raises:
         ConfigError: the choice is impossible; with the remedy.
@@ -203,7 +202,7 @@ def _refuse_provider_as_model(settings: Settings, providers: Sequence[Provider])
 
 
 def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider]) -> None:
-    """Refuse what `required_env` names and nobody has set; a provider's own variables are asked for by the choice."""
+    """Reject variables of `required_env` that are not set, except the providers' own."""
     credentials = {name for provider in providers for name in provider.auth_env}
     place = ConfigLocation(str(settings.config_file)).at("runtime_config.required_env")
     for index, name in enumerate(settings.config.runtime_config.required_env):
@@ -212,7 +211,7 @@ def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Seque
 
 
 def _begins(model: str, provider: Provider) -> bool:
-    """Tell whether one of a provider's prefixes goes beyond the provider's name, and so is meant for such a model."""
+    """Return whether a prefix with a provider's name in it, such as `openai/`, selects this model."""
     long = [prefix for prefix in provider.model_prefixes if re.search("[:/]", prefix)]
     return any(model.startswith(prefix) for prefix in long)
 
@@ -234,7 +233,7 @@ def _explicit(settings: Settings, env: Mapping[str, str], providers: Sequence[Pr
 
 
 def _matching(model: str, providers: Iterable[Provider]) -> list[tuple[Provider, str]]:
-    """The providers that the model's name points to, with how; best first: aliases, then longer prefixes."""
+    """Return the providers that the model's name selects, and how; best first: aliases, then longer prefixes."""
     ranked: list[tuple[int, Provider, str]] = []
     for provider in providers:
         prefixes = [prefix for prefix in provider.model_prefixes if model.startswith(prefix)]
@@ -247,7 +246,7 @@ def _matching(model: str, providers: Iterable[Provider]) -> list[tuple[Provider,
 
 
 def _find_credential(provider: Provider, env: Mapping[str, str]) -> _Found | None:
-    """The first of the provider's variables that is set; None where it needs one and has none."""
+    """Return the first of the provider's variables that is set; None if it needs one and none is set."""
     if provider.auth_mode == SUBSCRIPTION:
         login = configured_login(env, provider.auth_env)
         return None if login is None else _Found(*login)
