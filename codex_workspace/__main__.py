@@ -2,12 +2,11 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
-
-import anyio
 
 from codex_workspace import __version__
 from codex_workspace.common.errors import CodexCannotStart, ConfigError
@@ -15,41 +14,55 @@ from codex_workspace.common.errors import CodexCannotStart, ConfigError
 EXIT_CONFIG: Final = 2
 EXIT_CODEX: Final = 3
 EXIT_INTERRUPTED: Final = 128 + 2
-EXIT_UNREAD: Final = 128 + 13
-"""As the shell shows a program that SIGINT or SIGPIPE has ended."""
+EXIT_BROKEN_PIPE: Final = 128 + 13
+"""The exit codes that a shell reports for SIGINT and SIGPIPE."""
 
 
 def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.environ) -> int:
     """Run a command and return the process's exit code: 0 done, 2 configuration, 3 codex cannot start."""
     chosen = _parser().parse_args(arguments)
+    if chosen.command == "serve":
+        _stop_on_signals()
     try:
         return _run(chosen, env)
     except ConfigError as error:
-        _say(chosen, env, f"configuration: {error}")
+        _report(chosen, env, f"configuration: {error}")
         return EXIT_CONFIG
     except CodexCannotStart as error:
-        _say(chosen, env, str(error))
+        _report(chosen, env, str(error))
         return EXIT_CODEX
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left, as `head` does. Python would stumble over it again when it flushes at exit.
+        # The reader of the output has exited, as `head` does. Python would fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_UNREAD
+        return EXIT_BROKEN_PIPE
 
 
-def _say(chosen: argparse.Namespace, env: Mapping[str, str], sentence: str) -> None:
-    """Say why the program ends, in the form of its log where it keeps one."""
+def _stop_on_signals() -> None:
+    """Exit with 0 on SIGTERM and SIGINT until the event loop handles them, so also while modules are imported."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise SystemExit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
+def _report(chosen: argparse.Namespace, env: Mapping[str, str], reason: str) -> None:
+    """Print why the program ends, in the format of its log."""
     if chosen.command == "serve" and env.get("LOG_FORMAT", "").lower() == "json":
         from codex_workspace.common.logs import json_line
 
-        print(json_line("error", __name__, sentence), file=sys.stderr)
+        print(json_line("error", __name__, reason), file=sys.stderr)
     else:
-        print(sentence, file=sys.stderr)
+        print(reason, file=sys.stderr)
 
 
 def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
-    # Imported by the command that needs it: `serve` is to be ready within a second.
+    # Each command imports what it needs, so that `serve` starts fast.
+    import anyio
+
     match chosen.command:
         case "serve":
             from codex_workspace.cli.serve import serve, serve_other
