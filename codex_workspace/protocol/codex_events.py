@@ -401,7 +401,6 @@ class OpenItems:
     def close(self) -> list[TurnEvent]:
         """Return an end for each open item, in the order of their starts."""
         opened, self._open = self._open, {}
-        self._ended.update(opened)
         return [_end_of(started) for started in opened.values()]
 
 

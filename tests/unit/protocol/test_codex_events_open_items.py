@@ -46,10 +46,3 @@ def test_an_end_that_comes_twice_is_told_once() -> None:
     stopped = CommandCompleted("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None)
     assert [items.apply(stopped), items.apply(stopped)] == [True, False]
     assert items.apply(CommandCompleted("d", "true", "/w", "", 0, ItemStatus.COMPLETED, 3))
-
-
-def test_an_end_after_close_is_not_repeated() -> None:
-    items = OpenItems()
-    items.apply(CommandStarted("c", "sleep 9", "/w"))
-    assert len(items.close()) == 1
-    assert not items.apply(CommandCompleted("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None))
