@@ -172,7 +172,7 @@ def test_items_are_parts_of_their_turn_and_none_outlives_it() -> None:
         "web search in turn",
         "web search: ended",
         "command in turn",
-        "command: the turn was over before it",
+        "command: the turn ended first",
         "turn: ended",
         "message: ended",
     ]
