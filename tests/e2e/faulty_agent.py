@@ -27,6 +27,7 @@ def die() -> None:
 
 def dies_before(owner: type, name: str) -> None:
     """Make a method kill the process instead of doing its work."""
+    assert hasattr(owner, name)
 
     async def trap(*_arguments: object, **_named: object) -> None:
         die()
@@ -47,7 +48,7 @@ def dies_after(owner: type, name: str) -> None:
 
 def dies_before_a_turn() -> None:
     """Make either backend kill the process instead of asking codex for a turn."""
-    dies_before(CodexThread, "_try_to_begin")
+    dies_before(CodexThread, "_try_start_turn")
     dies_before(ExecThread, "_start_with_servers")
 
 
@@ -69,10 +70,10 @@ STEPS: Final[dict[str, Callable[[], None]]] = {
     "before it is accepted": lambda: dies_before(Deliveries, "accept"),
     "after it is accepted": lambda: dies_after(Deliveries, "accept"),
     "before the turn is asked for": dies_before_a_turn,
-    "after the turn has begun": lambda: dies_before(Deliveries, "started"),
-    "after the turn is written down": lambda: dies_after(Deliveries, "started"),
-    "before the answer is written down": lambda: dies_before(Deliveries, "answered"),
-    "after the answer is written down": lambda: dies_after(Deliveries, "answered"),
+    "after the turn has begun": lambda: dies_before(Deliveries, "mark_started"),
+    "after the turn is written down": lambda: dies_after(Deliveries, "mark_started"),
+    "before the answer is written down": lambda: dies_before(Deliveries, "mark_answered"),
+    "after the answer is written down": lambda: dies_after(Deliveries, "mark_answered"),
     "before the task's end is saved": lambda: dies_when_a_task_ends(after=False),
     "after the task's end is saved": lambda: dies_when_a_task_ends(after=True),
 }

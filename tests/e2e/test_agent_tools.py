@@ -115,7 +115,7 @@ async def test_on_the_platform_the_tools_are_the_platforms(tmp_path: Path, model
         peers, work, refused, _, recalled, _, history, shown = told(model)
         assert ADA in peers
         assert "name: ada, role: reviewer" in peers
-        assert "It has the work in its inbox" in work
+        assert "The task is in the peer's inbox" in work
         assert "no one peer of that name" in refused
         assert "- Ada reviews on Mondays." in recalled
         assert "Ada has it." in history

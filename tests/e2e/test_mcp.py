@@ -211,7 +211,7 @@ async def test_a_server_that_is_not_there_is_said_once_and_the_turn_goes_on(plac
         assert late == "The MCP server late is not available: timed out after 1 seconds."
         again = await client.ask("hello again", "ctx")
         assert (again.state, notices(again)) == (COMPLETED, [])
-    assert "the MCP server keyless is left out: mcp_servers[1].bearer_token_env names" in place.log.read_text()
+    assert "leaving out the MCP server keyless: mcp_servers[1].bearer_token_env names" in place.log.read_text()
 
 
 async def test_without_a_required_server_the_agent_does_not_start(place: Place) -> None:

@@ -258,7 +258,7 @@ async def test_a_collector_that_stands_still_holds_up_nothing(place: Place) -> N
             before = anyio.current_time()
             assert await agent.stop() == 0
             assert anyio.current_time() - before < 5
-    assert "the last spans have not left within 2 s" in place.log.read_text()
+    assert "the last spans were not exported within 2 s" in place.log.read_text()
 
 
 # --- Codex's record ---

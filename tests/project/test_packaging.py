@@ -149,7 +149,7 @@ def test_the_installed_package_is_imported_from_the_environment_and_has_the_adap
 
 
 def test_the_installed_demo_works_from_another_folder(program: Path, tmp_path: Path) -> None:
-    assert "memory from message to message and across a restart." in run([program, "demo"], tmp_path)
+    assert "a conversation continued after a restart." in run([program, "demo"], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
