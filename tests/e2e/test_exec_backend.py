@@ -155,7 +155,7 @@ async def test_mcp_servers_and_our_own_tools_are_there_and_their_secrets_are_not
     first, echoed, remembered, environment, *refused, handed = told(model)
     assert "Handed over as Report.txt (text/plain, 2 bytes)." in first
     assert "Handed over as out.txt (text/plain, 9 bytes)." in handed
-    for said, expected in zip(refused, ("inside the workspace", "no such file", "holds a credential"), strict=True):
+    for said, expected in zip(refused, ("inside the workspace", "no such file", "contains a credential"), strict=True):
         assert expected in said
     files = {each.artifact_id: each.parts[0].raw for each in whole.artifacts if each.artifact_id.startswith("file-")}
     assert files == {"file-1": b"hi", "file-2": b"all well\n"}
