@@ -174,7 +174,7 @@ class Turn:
             self._add(message)
         elif message.method == RESOLVED:
             self._resolve(message.params.get("requestId"))
-        else:
+        elif self.ended is None:
             return self._apply_all(self._reader.read(message))
         return []
 

@@ -655,6 +655,29 @@ async def test_an_error_without_an_end_is_the_end() -> None:
 
 
 @in_virtual_time
+async def test_events_after_the_end_of_a_turn_are_ignored() -> None:
+    async def far(end: FarEnd) -> None:
+        await end.start()
+        await end.command()
+        item: JsonObject = {
+            "type": "commandExecution",
+            "id": "c",
+            "command": "sleep 9",
+            "cwd": "/w",
+            "status": "failed",
+        }
+        turn: JsonObject = {"id": "turn-1", "status": "interrupted", "items": []}
+        await end.codex.write(
+            {"method": "turn/completed", "params": {"threadId": "thread-1", "turn": turn}},
+            {"method": "item/completed", "params": {"threadId": "thread-1", "turnId": "turn-1", "item": item}},
+        )
+
+    said = await talk_once(far)
+    assert [type(event) for event in said.events[-2:]] == [CommandCompleted, TurnCompleted]
+    assert [event for event in said.events if isinstance(event, CommandCompleted)] == [said.events[-2]]
+
+
+@in_virtual_time
 async def test_a_silent_turn_is_stopped_and_fails() -> None:
     async def far(end: FarEnd) -> None:
         await end.start()
