@@ -407,7 +407,7 @@ class Settings:
     """Everything the operator decided, checked. All folders are absolute; only `workspace_dir` is known to exist.
 
     config_file: the file that `config` was read from; for messages.
-    codex_bin: codex's native binary, or None where none was found (whoever starts codex says so).
+    codex_bin: codex's native binary, or None if none was found; starting codex then fails with an error.
     database_url: of SQLAlchemy's form, with an async driver; a secret as it may hold a password.
     platform: None where this agent runs without one.
     mcp, peers: `mcp_servers` and `peers` of config.yaml, their variables filled in.

@@ -204,7 +204,7 @@ class DeadlineReplyHandler(IdempotentHandler):
         return started
 
     async def _receive_answer(self, params: SendMessageRequest, context: ServerCallContext) -> Message:
-        """Take in a peer's answer: what comes of it is reported to the user."""
+        """Accept a peer's answer; the result of its turn goes to the user."""
         request, metadata = copy_request(params), MessageToDict(params.message.metadata)
         work = metadata.get(DELEGATION) or metadata.get(IN_REPLY_TO)
         request.message.parts.insert(0, answer_heading(UNKNOWN_PEER, work if isinstance(work, str) else ""))

@@ -133,7 +133,7 @@ _write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", 
 def decode(line: bytes) -> Message:
     """Return the message in a line; never raises.
 
-    A message with a method is codex's, even if its id equals one of ours: both sides number their requests separately.
+    A message with a method comes from codex, even if it repeats an id of this side: both sides number their requests.
     """
     try:
         message = _parse(line.decode())

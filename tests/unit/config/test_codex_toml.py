@@ -261,7 +261,7 @@ def test_what_is_written_between_two_edits_stays(text: str, added: str, data: st
     back = try_edit(edited, {}, record)
     if back:
         assert added in back[0]
-        # A key that was put into a table of ours keeps that table's header.
+        # A key that the operator added to a table of the agent keeps that table's header.
         assert solid(parse(back[0].replace(added, ""))) == solid(parse(text))
 
 
