@@ -8,10 +8,9 @@ from typing import ClassVar
 import anyio
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.metrics import TaskOutcome
 from codex_workspace.config.environment import Secret
-from codex_workspace.config.settings import PlatformSettings, Settings
+from codex_workspace.config.settings import OPERATOR, PlatformSettings, Settings
 from codex_workspace.platform.active_tasks import TrackedExecutor
 from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery

@@ -17,9 +17,6 @@ OFFSET: Final = "offset"
 HEADERS: Final = "headers"
 """Key in the SDK's call context: the request's headers by their lower-case names."""
 
-OPERATOR: Final = "operator"
-"""The principal of A2A_TOKEN, and of requests without a token if none is required."""
-
 TERMINAL: Final = frozenset(
     {
         TaskState.TASK_STATE_COMPLETED,

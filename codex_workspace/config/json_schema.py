@@ -8,11 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import Final, cast
 
-from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.environment import ENVIRONMENT
 from codex_workspace.config.providers import RESERVED_SLUGS
-from codex_workspace.config.settings import Config
+from codex_workspace.config.settings import OPERATOR, Config
 from codex_workspace.config.validation import schema_of
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.errors import CodexCannotStart, ConfigLocation
 from codex_workspace.common.values import quoted
 from codex_workspace.config.environment import (
@@ -27,6 +26,7 @@ from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import (
     CONFIG_NAME,
     MISPLACED,
+    OPERATOR,
     OWN_TOOLS,
     PLATFORM_DEFAULT_MODEL,
     PLATFORM_TOKEN,

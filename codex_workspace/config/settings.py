@@ -12,7 +12,6 @@ from urllib.parse import unquote
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.values import MAX_INPUT_CHARS
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.mcp_servers import McpServerEntry, McpServers
@@ -31,6 +30,9 @@ from codex_workspace.config.validation import (
 )
 
 CONFIG_NAME = "config.yaml"
+
+OPERATOR: Final = "operator"
+"""The principal of A2A_TOKEN, and of requests without a token if none is required."""
 
 OWN_TOOLS: Final = "agent"
 """The name in codex of the MCP server with the agent's own tools."""

@@ -30,8 +30,9 @@ from a2a.types import (
 )
 from a2a.utils.errors import InvalidParamsError
 
-from codex_workspace.common.a2a_terms import OPERATOR, AuthenticatedUser
+from codex_workspace.common.a2a_terms import AuthenticatedUser
 from codex_workspace.common.concurrency import task_group
+from codex_workspace.config.settings import OPERATOR
 from codex_workspace.platform.active_tasks import TrackedExecutor
 from codex_workspace.platform.deadline_reply import DeadlineReplies, DeferredReplies, copy_request
 from codex_workspace.platform.delegation_results import WAKE_UP_MESSAGE, DelegationResults, NewResults

@@ -12,13 +12,12 @@ from typing import Final, Protocol
 import anyio
 
 from codex_workspace.codex.transcript import LINES, TranscriptReader, answer
-from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.concurrency import BackgroundResource, task_group
 from codex_workspace.common.processes import protect_from_inspection
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import ChosenProvider, choose_provider
-from codex_workspace.config.settings import Settings
+from codex_workspace.config.settings import OPERATOR, Settings
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.deadline_reply import DeferredReplies

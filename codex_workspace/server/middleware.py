@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from codex_workspace.common.a2a_terms import OPERATOR
+from codex_workspace.config.settings import OPERATOR
 from codex_workspace.server.overload import RateLimiter, rest_body, rpc_body
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from codex_workspace.codex.transcript import LINES
-from codex_workspace.common.a2a_terms import OPERATOR
 from codex_workspace.common.metrics import CONTENT_TYPE, CodexGauges, Gauges
 from codex_workspace.common.values import JsonObject
+from codex_workspace.config.settings import OPERATOR
 from codex_workspace.runtimes.backend import BackendStats
 from codex_workspace.server.middleware import Authenticator
 from codex_workspace.storage.deliveries import Deliveries

@@ -10,8 +10,9 @@ import pytest
 from a2a.server.context import ServerCallContext
 from a2a.types import Message, Part, Role, SendMessageRequest
 
-from codex_workspace.common.a2a_terms import OPERATOR, AuthenticatedUser
+from codex_workspace.common.a2a_terms import AuthenticatedUser
 from codex_workspace.common.errors import StoreUnavailable
+from codex_workspace.config.settings import OPERATOR
 from codex_workspace.devkit.platform.app import StandInPlatform, message_of, running_platform
 from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.platform.client import open_platform_client

@@ -26,7 +26,8 @@ from a2a.types import (
 )
 from a2a.utils.errors import InternalError, InvalidParamsError
 
-from codex_workspace.common.a2a_terms import OPERATOR, AuthenticatedUser
+from codex_workspace.common.a2a_terms import AuthenticatedUser
+from codex_workspace.config.settings import OPERATOR
 from codex_workspace.platform.deadline_reply import STILL_WORKING, DeferredReplies
 from codex_workspace.platform.delegation_results import WAKE_UP_MESSAGE, DelegationResults
 from codex_workspace.platform.dispatcher import NO_ANSWER

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from codex_workspace.common.a2a_terms import OPERATOR
+from codex_workspace.config.settings import OPERATOR
 from codex_workspace.server.middleware import Authenticator, BodyLimit, TokenBackend, unauthorized
 from codex_workspace.server.overload import DeferredResponse, replace_response
 
