@@ -17,7 +17,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from bench.sides import BareSide, OurSide, RuntimeSide, plain_blocking, plain_streaming, sdk_blocking, sdk_streaming
 from codex_workspace.app_server import UNWANTED_NOTIFICATIONS, command_line
-from codex_workspace.codex.thread_options import ThreadOptions
+from codex_workspace.codex.thread import ThreadOptions
 from codex_workspace.config.loading import load_settings
 from codex_workspace.runtimes.launch import Launch, child_environment
 from codex_workspace.runtimes.registry import create_runtime

@@ -17,14 +17,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.backends.codex_exec.backend import exec_backend, further_config
 from codex_workspace.backends.codex_exec.file_requests import FileRequests
-from codex_workspace.codex.deadlines import TurnLimits
-from codex_workspace.codex.mcp_servers import probe_mcp_servers
 from codex_workspace.codex.recovery import RecoveryPolicy
 from codex_workspace.codex.sandbox import check_sandbox, create_secret_files, profile_of, profile_overrides
 from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
-from codex_workspace.codex.thread import CodexThread
-from codex_workspace.codex.thread_options import ThreadOptions
+from codex_workspace.codex.thread import CodexThread, ThreadOptions, probe_mcp_servers
 from codex_workspace.codex.transcript import TranscriptReader
+from codex_workspace.codex.turn import TurnLimits
 from codex_workspace.common.concurrency import BackgroundResource, task_group
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, ConfigError, StoreUnavailable
 from codex_workspace.common.files import lock_folder

@@ -23,7 +23,16 @@ from codex_workspace.common.errors import (
     InputRefused,
 )
 from codex_workspace.common.processes import PipeReader, PipeWriter, kill_marked
-from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, Version, objects, text_or_none
+from codex_workspace.common.values import (
+    MAX_INPUT_CHARS,
+    JsonObject,
+    JsonValue,
+    Version,
+    find_version,
+    format_version,
+    objects,
+    text_or_none,
+)
 from codex_workspace.protocol.jsonrpc import (
     MAX_LINE_BYTES,
     Failure,
@@ -43,11 +52,13 @@ from codex_workspace.protocol.jsonrpc import (
 )
 from codex_workspace.protocol.mcp_status import STARTUP, McpStatusTracker
 from codex_workspace.protocol.server_requests import default_response
-from codex_workspace.protocol.versions import initialized_version, require_supported
 from codex_workspace.runtimes.launch import MARK, Launch
 from codex_workspace.runtimes.process import DRAIN_S, KILL_GRACE_S, Process, spawn
 
 logger = logging.getLogger(__name__)
+
+MINIMUM_VERSION: Final[Version] = (0, 158, 0)
+"""The oldest supported codex, for the app-server and for `codex exec`."""
 
 CLIENT_NAME: Final = "codex_workspace"
 """Our name in `initialize`; ASCII, because codex sends it in an HTTP header."""
@@ -413,8 +424,13 @@ async def _initialize(connection: Connection, process: Process, launch: Launch) 
     try:
         result = await connection.call("initialize", params, timeout_s=timeout_s)
         await connection.notify("initialized")
-        connection.version = initialized_version(result)
-        require_supported(connection.version)
+        # The user agent begins with our name and codex's version.
+        agent = text_or_none(result, "userAgent") if isinstance(result, dict) else None
+        version = find_version((agent or "").partition(" ")[0])
+        if version is None:
+            raise CodexCannotStart("codex did not report its version; set CODEX_BIN to a codex executable")
+        require_supported(version)
+        connection.version = version
         await _check_config(connection, launch)
         if launch.api_key is not None:
             login: JsonObject = {"type": "apiKey", "apiKey": launch.api_key}
@@ -425,6 +441,19 @@ async def _initialize(connection: Connection, process: Process, launch: Launch) 
         raise CodexCannotStart(f"codex cannot start: it {process.how_it_ended()}{hint}", error.tail) from error
     except (CodexRefused, CodexTimeout) as error:
         raise CodexCannotStart(f"codex cannot start: {error}", process.last_lines()) from error
+
+
+def require_supported(version: Version) -> None:
+    """Reject a codex that is too old.
+
+    Raises:
+        CodexCannotStart: the version is older than `MINIMUM_VERSION`.
+    """
+    if version < MINIMUM_VERSION:
+        raise CodexCannotStart(
+            f"codex {format_version(version)} is too old: this agent needs {format_version(MINIMUM_VERSION)} or newer; "
+            "install a newer codex, or set CODEX_BIN to one"
+        )
 
 
 async def _check_config(connection: Connection, launch: Launch) -> None:

@@ -15,12 +15,11 @@ from typing import Final
 import anyio
 
 from codex_workspace.agent import is_exec, launch_of, secrets_of, thread_options
-from codex_workspace.app_server import Connection, open_app_server
+from codex_workspace.app_server import MINIMUM_VERSION, Connection, open_app_server
 from codex_workspace.backends.codex_exec import backend as exec_backend
 from codex_workspace.backends.codex_exec.backend import further_config
 from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.cli.checks import EXIT_CONFIG, Facts, Finding, first_line
-from codex_workspace.codex.mcp_servers import McpStatus, probe_mcp_servers
 from codex_workspace.codex.sandbox import (
     WITHOUT,
     SandboxReport,
@@ -30,11 +29,11 @@ from codex_workspace.codex.sandbox import (
     profile_overrides,
     secret_files,
 )
+from codex_workspace.codex.thread import McpStatus, probe_mcp_servers
 from codex_workspace.common.errors import CodexCannotStart, CodexError, ConfigError
 from codex_workspace.common.values import Version, find_version, format_version
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.settings import Settings
-from codex_workspace.protocol.versions import MINIMUM_VERSION
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.storage.database import sqlite_file
 

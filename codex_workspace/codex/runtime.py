@@ -9,10 +9,9 @@ from weakref import WeakValueDictionary
 import anyio
 
 from codex_workspace.app_server import Connection, open_app_server, with_key_variables
-from codex_workspace.codex.deadlines import TurnLimits
 from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
-from codex_workspace.codex.thread_options import SANDBOX_TYPES, id_in
-from codex_workspace.codex.turn import Turn
+from codex_workspace.codex.thread import SANDBOX_TYPES, id_in
+from codex_workspace.codex.turn import Turn, TurnLimits
 from codex_workspace.common.concurrency import BackgroundResource
 from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, TomlValue

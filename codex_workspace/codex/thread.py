@@ -1,7 +1,7 @@
 """The codex thread of one context: starts or resumes it, and runs one turn at a time on it."""
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,18 +10,22 @@ from typing import Final
 import anyio
 
 from codex_workspace.app_server import Connection
-from codex_workspace.codex.deadlines import TurnLimits
 from codex_workspace.codex.history import is_in_rollout, read_last_turns, rollout_path, turn_record
-from codex_workspace.codex.mcp_servers import restart_mcp_servers
-from codex_workspace.codex.thread_options import ThreadOptions, id_in
-from codex_workspace.codex.turn import Turn
-from codex_workspace.common.errors import CodexGone, CodexRefused
-from codex_workspace.common.values import JsonObject, JsonValue, objects, text_or_none
+from codex_workspace.codex.turn import Turn, TurnLimits, restart_mcp_servers
+from codex_workspace.common.errors import CodexCannotStart, CodexError, CodexGone, CodexRefused, ProtocolError
+from codex_workspace.common.values import JsonObject, JsonValue, nested_or_empty, objects, text_or_none
+from codex_workspace.config.prompts import Instructions
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
 from codex_workspace.protocol.failures import LOST_THREAD
 from codex_workspace.protocol.jsonrpc import Mailbox
-from codex_workspace.protocol.mcp_status import REQUIRED_FAILED, RETRY_S, describe_problems
+from codex_workspace.protocol.mcp_status import (
+    REQUIRED_FAILED,
+    RETRY_S,
+    ExpectedServers,
+    McpServerState,
+    describe_problems,
+)
 from codex_workspace.runtimes.backend import (
     StartedTurn,
     ThreadIdStore,
@@ -43,6 +47,59 @@ because a thread that crashes every codex would take codex away from the other t
 
 STICKY_OPTIONS: Final = ("model", "effort", "cwd")
 """The options of a turn that codex keeps for later turns; it forgets an output schema with its turn."""
+
+
+SANDBOX_TYPES: Final = {
+    "read-only": "readOnly",
+    "workspace-write": "workspaceWrite",
+    "danger-full-access": "dangerFullAccess",
+}
+"""The sandbox mode in requests, and its name in codex's results."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadOptions:
+    """The options of a thread; sent at start and at every resume, because codex does not store all of them.
+
+    profile: codex's permission profile that defines the sandbox; `sandbox` is then only compared.
+    """
+
+    cwd: Path
+    model: str
+    model_provider: str
+    sandbox: str
+    approval_policy: str
+    effort: str | None = None
+    instructions: Instructions = field(default_factory=Instructions)
+    tools: tuple[JsonObject, ...] = ()
+    servers: ExpectedServers = field(default_factory=ExpectedServers)
+    profile: str | None = None
+
+    def params(self) -> JsonObject:
+        """Return the fields of `thread/start` and `thread/resume`."""
+        return {
+            "cwd": str(self.cwd),
+            "model": self.model,
+            "modelProvider": self.model_provider,
+            **({"permissions": self.profile} if self.profile else {"sandbox": self.sandbox}),
+            "approvalPolicy": self.approval_policy,
+            "developerInstructions": self.instructions.text or None,
+            **({"config": config} if (config := self.servers.config()) else {}),
+        }
+
+    def check_applied(self, result: JsonValue) -> None:
+        """Compare the sandbox that codex reports with the requested one.
+
+        Raises:
+            ProtocolError: they differ.
+        """
+        fields = result if isinstance(result, dict) else {}
+        sandbox, requested = text_or_none(nested_or_empty(fields, "sandbox"), "type"), SANDBOX_TYPES[self.sandbox]
+        if sandbox != requested:
+            raise ProtocolError(f"codex runs the thread with sandbox {sandbox} instead of {requested}")
+        profile = text_or_none(nested_or_empty(fields, "activePermissionProfile"), "id")
+        if self.profile is not None and profile != self.profile:
+            raise ProtocolError(f"codex runs the thread with the profile {profile} instead of {self.profile}")
 
 
 class CodexThread:
@@ -331,3 +388,63 @@ def _record_in_rollout(rollout: Path, text: str) -> TurnRecord:
     except OSError as error:
         logger.warning("cannot read %s: %s", rollout, error.strerror)
         return TurnRecord.MISSING
+
+
+def id_in(result: JsonValue, name: str) -> str:
+    """Return `result[name]["id"]`, the id of the thread or turn in a result.
+
+    Raises:
+        ProtocolError: the result has no such id.
+    """
+    id_ = text_or_none(nested_or_empty(result, name), "id") if isinstance(result, dict) else None
+    if id_ is None:
+        raise ProtocolError(f"codex's response lacks the id of the {name}")
+    return id_
+
+
+@dataclass(frozen=True, slots=True)
+class McpStatus:
+    """The MCP servers of a thread: the tools of each that has started, and the problem of each other one."""
+
+    tools: Mapping[str, list[str]]
+    problems: Mapping[str, str]
+
+
+async def probe_mcp_servers(codex: Connection, options: ThreadOptions, timeout_s: float) -> McpStatus:
+    """Start all MCP servers by a temporary thread, and return their status.
+
+    Raises:
+        CodexCannotStart: a required server does not start; with codex's reason.
+        CodexGone: codex died, or did not respond within `timeout_s` seconds after the servers' own time.
+    """
+    timeout_s += options.servers.within_s
+    try:
+        started = await codex.request("thread/start", options.params(), timeout_s)
+    except CodexRefused as refusal:
+        reason = refusal.message.rpartition(REQUIRED_FAILED)[2].removeprefix(" to initialize: ")
+        raise CodexCannotStart(
+            f"a required MCP server does not start (mcp_servers of config.yaml): {reason}"
+        ) from refusal
+    thread_id = id_in(started, "thread")
+    try:
+        return await _query_status(codex, thread_id, options, timeout_s)
+    finally:
+        with suppress(CodexError):
+            await codex.request("thread/delete", {"threadId": thread_id}, timeout_s)
+
+
+async def _query_status(codex: Connection, thread_id: str, options: ThreadOptions, timeout_s: float) -> McpStatus:
+    expected = options.servers
+    known = await codex.mcp_status.wait_for(thread_id, expected.names, expected.within_s)
+    tools: dict[str, list[str]] = {}
+    for name, status in known.items():
+        if status.state is McpServerState.READY:
+            # With a name, codex asks the running server; without one, it starts all of them again.
+            params: JsonObject = {"threadId": thread_id, "serverName": name, "detail": "toolsAndAuthOnly"}
+            tools[name] = _tools_in(await codex.call("mcpServerStatus/list", params, timeout_s=timeout_s), name)
+    return McpStatus(tools, describe_problems(expected, known))
+
+
+def _tools_in(listed: JsonValue, name: str) -> list[str]:
+    servers = objects(listed, "data") if isinstance(listed, dict) else []
+    return next((sorted(nested_or_empty(server, "tools")) for server in servers if server.get("name") == name), [])

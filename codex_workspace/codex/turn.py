@@ -3,17 +3,16 @@
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 import anyio
 
 from codex_workspace.app_server import Connection
-from codex_workspace.codex.deadlines import STOP_GRACE_S, Expired, TurnDeadlines, TurnLimits
 from codex_workspace.codex.history import read_last_turns, turn_end
-from codex_workspace.codex.mcp_servers import MAX_RESTARTS, restart_mcp_servers, server_exited
 from codex_workspace.common.errors import CodexError, CodexGone, CodexRefused
-from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import (
     ErrorReported,
@@ -21,6 +20,7 @@ from codex_workspace.protocol.codex_events import (
     ThreadIdle,
     TokensUpdated,
     TokenUsage,
+    ToolCallCompleted,
     TurnCompleted,
     TurnError,
     TurnEvent,
@@ -36,6 +36,39 @@ logger = logging.getLogger(__name__)
 
 RESOLVED: Final = "serverRequest/resolved"
 """The notification that a request was answered, or needs no answer any more."""
+
+
+IDLE_GRACE_S: Final = 1.5
+"""Codex reports an idle thread less than 1 ms before the turn's end; after this long it will not report the end."""
+
+STOP_GRACE_S: Final = 5.0
+"""An interrupted turn ends within 15 ms; a codex that takes this long does not respond any more and is killed."""
+
+INTERRUPT_RETRY_S: Final = 0.05
+"""Codex rejects an interrupt for up to 52 ms after it has accepted the turn."""
+
+SUSPENDED_S: Final = 1.0
+"""If a deadline is noticed this late, this process or its machine was suspended."""
+
+
+RELOAD: Final = "config/mcpServer/reload"
+"""The request that starts the MCP servers that are down."""
+
+TRANSPORT_CLOSED: Final = "Transport closed"
+"""Part of the error of a tool call whose server's process has exited. Codex reconnects to HTTP servers itself."""
+
+MAX_RESTARTS: Final = 5
+"""How often one turn restarts servers that have exited; one that exits on every call is not restarted forever."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLimits:
+    """Time limits in seconds, and the maximum number of characters of a turn's text."""
+
+    inactivity_s: float = 300.0
+    total_s: float = 3600.0
+    request_s: float = 30.0
+    max_text_chars: int = MAX_INPUT_CHARS
 
 
 class _Interrupt(Enum):
@@ -64,7 +97,7 @@ class Turn:
         self._mailbox = mailbox
         self._reader = reader
         self._limits = limits
-        self._deadlines = TurnDeadlines(limits)
+        self._deadlines = _Deadlines(limits)
         self._used_before = used_before
         self._open_items = OpenItems()
         self._pending: list[PendingRequest] = []
@@ -204,16 +237,16 @@ class Turn:
 
     async def _on_deadline(self, due: float) -> list[TurnEvent]:
         match self._deadlines.expired(due):
-            case Expired.IDLE:
+            case _Expired.IDLE:
                 return await self._find_end()
-            case Expired.STOP:
+            case _Expired.STOP:
                 self._codex.kill()
                 raise CodexGone("codex did not stop its turn and was killed")
-            case Expired.TOTAL:
+            case _Expired.TOTAL:
                 return await self._time_out(duration_error(self._limits.total_s))
-            case Expired.INACTIVITY:
+            case _Expired.INACTIVITY:
                 return await self._time_out(inactivity_error(self._limits.inactivity_s))
-            case Expired.NONE:
+            case _Expired.NONE:
                 return []
 
     def _apply_all(self, events: Sequence[TurnEvent]) -> list[TurnEvent]:
@@ -221,7 +254,8 @@ class Turn:
 
     def _apply(self, event: TurnEvent) -> list[TurnEvent]:
         """Update the state of the turn by an event; return the events for the caller."""
-        self._server_exited = self._server_exited or server_exited(event)
+        if isinstance(event, ToolCallCompleted) and event.is_error and TRANSPORT_CLOSED in event.result:
+            self._server_exited = True
         match event:
             case TurnCompleted():
                 self.ended = event
@@ -311,3 +345,104 @@ def _tool_call(request: Request) -> DynamicToolCall | None:
             return DynamicToolCall(tool, rest.get("arguments"))
         case _:
             return None
+
+
+async def restart_mcp_servers(codex: Connection, timeout_s: float) -> None:
+    """Start the MCP servers that are down.
+
+    Raises:
+        CodexGone: codex died, or did not respond within `timeout_s` seconds.
+    """
+    try:
+        await codex.request(RELOAD, {}, timeout_s)
+    except CodexRefused as refusal:
+        logger.warning("cannot restart MCP servers: %s", refusal)
+
+
+class _Expired(Enum):
+    """The deadline that has passed."""
+
+    NONE = auto()
+    IDLE = auto()
+    STOP = auto()
+    TOTAL = auto()
+    INACTIVITY = auto()
+
+
+class _Deadlines:
+    """Tracks the deadlines of one turn, which starts now."""
+
+    def __init__(self, limits: TurnLimits) -> None:
+        self._inactivity_s = limits.inactivity_s
+        now = anyio.current_time()
+        self._total = now + limits.total_s
+        self._inactivity = now + limits.inactivity_s
+        self._paused_since: float | None = None
+        self._idle: float | None = None
+        self._stop: float | None = None
+        self._interrupt: float | None = None
+
+    def activity(self) -> None:
+        """Start the inactivity limit again."""
+        self._inactivity = anyio.current_time() + self._inactivity_s
+
+    def pause(self) -> None:
+        """Stop the time limits while codex waits for an answer."""
+        self._paused_since = self._paused_since or anyio.current_time()
+
+    def resume(self) -> None:
+        """Continue the time limits after `pause`."""
+        if self._paused_since is not None:
+            self._postpone(anyio.current_time() - self._paused_since)
+            self._paused_since = None
+
+    def idle(self) -> None:
+        """Expect the turn's end within `IDLE_GRACE_S`."""
+        self._idle = anyio.current_time() + IDLE_GRACE_S
+
+    def stopping(self) -> None:
+        """Expect the turn's end within `STOP_GRACE_S`; the time limits do not apply any more."""
+        self._stop = anyio.current_time() + STOP_GRACE_S
+
+    def interrupt_rejected(self) -> None:
+        """Retry the interrupt after `INTERRUPT_RETRY_S`."""
+        self._interrupt = anyio.current_time() + INTERRUPT_RETRY_S
+
+    def interrupt_accepted(self) -> None:
+        """Do not retry the interrupt."""
+        self._interrupt = None
+
+    @property
+    def may_interrupt(self) -> bool:
+        """Whether an interrupt may be sent now."""
+        return self._interrupt is None or anyio.current_time() >= self._interrupt
+
+    def next(self, by: float) -> float:
+        """Return the time of the next deadline, `by` at the latest."""
+        if self._stop is not None:
+            limits: tuple[float, ...] = (self._stop,)
+        else:
+            limits = () if self._paused_since is not None else (self._total, self._inactivity)
+        others = (deadline for deadline in (self._idle, self._interrupt) if deadline is not None)
+        return min((by, *limits, *others))
+
+    def expired(self, due: float) -> _Expired:
+        """Return which deadline has passed at the time `due`; after a suspension none, because events may be unread."""
+        now = anyio.current_time()
+        if (late := now - due) > SUSPENDED_S:
+            self._postpone(late)
+            return _Expired.NONE
+        if self._idle is not None and now >= self._idle:
+            self._idle = None
+            return _Expired.IDLE
+        if self._stop is not None:
+            return _Expired.STOP if now >= self._stop else _Expired.NONE
+        if self._paused_since is not None:
+            return _Expired.NONE
+        if now >= self._total:
+            return _Expired.TOTAL
+        return _Expired.INACTIVITY if now >= self._inactivity else _Expired.NONE
+
+    def _postpone(self, seconds: float) -> None:
+        self._total += seconds
+        self._inactivity += seconds

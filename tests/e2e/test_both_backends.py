@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from codex_workspace.backends.codex_exec.runtime import CodexExec
-from codex_workspace.codex.deadlines import TurnLimits
 from codex_workspace.codex.runtime import open_app_server_runtime
+from codex_workspace.codex.turn import TurnLimits
 from codex_workspace.runtimes.events import AgentEvent, FileChange, Plan, ToolResult, ToolUse
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.runtimes.registry import NO_SERVERS

@@ -11,10 +11,8 @@ import pytest
 
 from codex_workspace.agent import launch_of, thread_options
 from codex_workspace.app_server import Connection, open_app_server
-from codex_workspace.codex.deadlines import TurnLimits
-from codex_workspace.codex.thread import CodexThread
-from codex_workspace.codex.thread_options import ThreadOptions
-from codex_workspace.codex.turn import Turn
+from codex_workspace.codex.thread import CodexThread, ThreadOptions
+from codex_workspace.codex.turn import Turn, TurnLimits
 from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings

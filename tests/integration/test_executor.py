@@ -19,10 +19,9 @@ from a2a.types import Message, Part, Role, SendMessageRequest, Task, TaskArtifac
 from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.app_server import Connection
-from codex_workspace.codex.deadlines import TurnLimits
 from codex_workspace.codex.recovery import RecoveryPolicy
-from codex_workspace.codex.thread import CodexThread
-from codex_workspace.codex.thread_options import ThreadOptions
+from codex_workspace.codex.thread import CodexThread, ThreadOptions
+from codex_workspace.codex.turn import TurnLimits
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import JsonObject

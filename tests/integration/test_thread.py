@@ -10,11 +10,9 @@ import anyio
 import pytest
 
 from codex_workspace.app_server import Connection
-from codex_workspace.codex.deadlines import IDLE_GRACE_S, INTERRUPT_RETRY_S, STOP_GRACE_S, TurnLimits
 from codex_workspace.codex.history import LAST_TURNS
-from codex_workspace.codex.thread import MAX_ATTEMPTS, OTHER_WRITER_GRACE_S, CodexThread
-from codex_workspace.codex.thread_options import ThreadOptions
-from codex_workspace.codex.turn import Turn
+from codex_workspace.codex.thread import MAX_ATTEMPTS, OTHER_WRITER_GRACE_S, CodexThread, ThreadOptions
+from codex_workspace.codex.turn import IDLE_GRACE_S, INTERRUPT_RETRY_S, STOP_GRACE_S, Turn, TurnLimits
 from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused, ProtocolError
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.prompts import Instructions

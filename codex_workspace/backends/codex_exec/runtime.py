@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from codex_workspace.app_server import LAUNCH_OVERRIDES, with_key_variables
+from codex_workspace.app_server import LAUNCH_OVERRIDES, require_supported, with_key_variables
 from codex_workspace.backends.codex_exec.command import RunFiles, arguments, check, mcp_overrides, overrides
 from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.backends.codex_exec.run_files import clear_leftovers, write_file, written_run_files
@@ -19,7 +19,6 @@ from codex_workspace.common.values import Version, find_version
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
 from codex_workspace.protocol.failures import LOST_THREAD, NO_SESSION, PROCESS_EXITED
-from codex_workspace.protocol.versions import require_supported
 from codex_workspace.runtimes.cli_run import (
     DEFAULT_LIMITS,
     CliRun,

@@ -7,13 +7,8 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from codex_workspace.codex.mcp_servers import (
-    MAX_RESTARTS,
-    RELOAD,
-    TRANSPORT_CLOSED,
-    McpStatus,
-    probe_mcp_servers,
-)
+from codex_workspace.codex.thread import McpStatus, probe_mcp_servers
+from codex_workspace.codex.turn import MAX_RESTARTS, RELOAD, TRANSPORT_CLOSED
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.environment import Secret
