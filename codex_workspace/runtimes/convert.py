@@ -12,7 +12,7 @@ from typing import Final, assert_never
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol import codex_events as events
 from codex_workspace.protocol.codex_events import ItemStatus, TokenUsage, TurnCompleted, TurnError, TurnEvent, TurnText
-from codex_workspace.protocol.exec_reader import ExecReader, ParsedLine
+from codex_workspace.protocol.exec_reader import ExecReader
 from codex_workspace.protocol.failures import NO_SESSION, error_metadata, process_exit_error
 from codex_workspace.protocol.server_requests import Question
 from codex_workspace.runtimes.approvals import approval_data
@@ -58,31 +58,30 @@ NONE_USED: Final = TokenUsage()
 _CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-def tool_use(event: ToolCallBegin | ToolCallEnd, extra: JsonObject | None = None) -> ToolUse:
-    """Return the start of a tool call; `extra` as in `AgentEvent`."""
-    extra = extra or {}
+def tool_use(event: ToolCallBegin | ToolCallEnd) -> ToolUse:
+    """Return the start of a tool call."""
     match event:
         case events.CommandStarted(item, command, cwd) | events.CommandCompleted(item, command, cwd):
             given: JsonObject = {"command": command, **({"cwd": cwd} if cwd else {})}
-            return ToolUse(item, BASH, COMMAND, given, extra=extra)
+            return ToolUse(item, BASH, COMMAND, given)
         case events.PatchStarted(item, changes) | events.PatchCompleted(item, changes):
             listed: list[JsonValue] = [{"path": each.path, "kind": each.kind} for each in changes]
             name = name_of_change(each.kind for each in changes)
-            return ToolUse(item, name, FILES, {"changes": listed}, extra=extra)
+            return ToolUse(item, name, FILES, {"changes": listed})
         case events.ToolCallStarted(item, server, tool, arguments) | events.ToolCallCompleted(
             item, server, tool, arguments
         ):
-            return ToolUse(item, tool, tool, _input(arguments), server, extra=extra)
+            return ToolUse(item, tool, tool, _input(arguments), server)
         case events.WebSearchCompleted(item, query):
-            return ToolUse(item, WEB_SEARCH, SEARCH, {"query": query}, extra=extra)
+            return ToolUse(item, WEB_SEARCH, SEARCH, {"query": query})
         case _:
             assert_never(event)
 
 
-def plan_event(event: events.PlanUpdated, extra: JsonObject | None = None) -> Plan:
-    """Return the agent's plan; `extra` as in `AgentEvent`."""
+def plan_event(event: events.PlanUpdated) -> Plan:
+    """Return the agent's plan."""
     steps = ((each.text, "in_progress" if each.status == "inProgress" else each.status) for each in event.steps)
-    return Plan(tuple(PlanStep(text, status) for text, status in steps), event.explanation, extra=extra or {})
+    return Plan(tuple(PlanStep(text, status) for text, status in steps), event.explanation)
 
 
 def error_code(failure: TurnError) -> str:
@@ -123,20 +122,18 @@ class EventConverter:
             return None
         return self.session_usage.minus(self._used_before)
 
-    def convert(self, event: TurnEvent, extra: JsonObject | None = None) -> list[AgentEvent]:
-        """Return the public events of an event; `extra` contains the fields that it has no name for."""
+    def convert(self, event: TurnEvent) -> list[AgentEvent]:
+        """Return the public events of an event."""
         if self._is_done:
             return []
         self._messages.apply(event)
-        return self._convert(event, extra or {})
+        return self._convert(event)
 
     def approval(self, id_: str, question: Question) -> list[AgentEvent]:
         """Return the public events of a question to a person."""
         return [] if self._is_done else [Approval(id_, approval_data(question))]
 
-    def finish(
-        self, failure: TurnError | None = None, *, stopped: bool = False, extra: JsonObject | None = None
-    ) -> list[AgentEvent]:
+    def finish(self, failure: TurnError | None = None, *, stopped: bool = False) -> list[AgentEvent]:
         """Return the run's last events; none if the run was finished before.
 
         A turn that codex reported as completed stays completed.
@@ -144,7 +141,6 @@ class EventConverter:
         Args:
             failure: why the run failed, if codex does not know it.
             stopped: whether the caller stopped the run.
-            extra: fields that no event had a name for.
         """
         if self._is_done:
             return []
@@ -153,14 +149,14 @@ class EventConverter:
         status, why = self._outcome(failure, stopped=stopped)
         error = None
         if why is not None:
-            out += self._failed(why, {})
+            out += self._failed(why)
             error = Error(why.message, error_code(why), fatal=True)
         duration_ms = round((self._clock() - self._started) * 1000)
         usage = _tokens(self.run_usage) if self.run_usage is not None else None
         self.ended = TurnCompleted(status, why, None)
         return [
             *out,
-            Done(self._messages.answer, self.session_id, duration_ms, usage, status, error, extra=extra or {}),
+            Done(self._messages.answer, self.session_id, duration_ms, usage, status, error),
         ]
 
     def _outcome(self, failure: TurnError | None, *, stopped: bool) -> tuple[events.TurnStatus, TurnError | None]:
@@ -172,61 +168,61 @@ class EventConverter:
         reported = ended.failure if ended is not None else None
         return "failed", failure or reported or self.failure or NO_END
 
-    def _convert(self, event: TurnEvent, extra: JsonObject) -> list[AgentEvent]:
+    def _convert(self, event: TurnEvent) -> list[AgentEvent]:
         match event:
             case events.MessageStarted(item, phase):
                 self._phases[item] = phase
                 return []
             case events.MessageDelta(item, text):
                 more = self._text.add(item, 0, text)
-                return [Text(item, more, phase=self._phases.get(item), extra=extra)] if more else []
+                return [Text(item, more, phase=self._phases.get(item))] if more else []
             case events.MessageCompleted():
-                return self._message(event, extra)
+                return self._message(event)
             case events.ReasoningDelta(item, section, text):
                 more = self._reasoning.add(item, section, text)
-                return [Reasoning(item, more, extra=extra)] if more else []
+                return [Reasoning(item, more)] if more else []
             case events.ReasoningCompleted(item, sections):
-                return self._reasoning_summary(item, sections, extra)
+                return self._reasoning_summary(item, sections)
             case events.CommandStarted() | events.PatchStarted() | events.ToolCallStarted():
-                return [tool_use(event, extra)] if self._open_tool(event.item_id) else []
+                return [tool_use(event)] if self._open_tool(event.item_id) else []
             case events.CommandOutput(item, text):
-                return [ToolOutput(item, text, extra=extra)] if text else []
+                return [ToolOutput(item, text)] if text else []
             case (
                 events.CommandCompleted()
                 | events.PatchCompleted()
                 | events.ToolCallCompleted()
                 | events.WebSearchCompleted()
             ):
-                return self._tool_completed(event, extra)
+                return self._tool_completed(event)
             case events.DiffUpdated(diff):
-                return [RunDiff(diff, extra=extra)]
+                return [RunDiff(diff)]
             case events.PlanUpdated():
-                return [plan_event(event, extra)]
+                return [plan_event(event)]
             case events.TokensUpdated():
-                return [self._usage(event, extra)]
+                return [self._usage(event)]
             case events.WarningReported(message, will_retry):
-                return [RunWarning(message, will_retry, extra=extra)]
+                return [RunWarning(message, will_retry)]
             case events.ErrorReported(failure):
-                return self._failed(failure, extra)
+                return self._failed(failure)
             case events.TurnCompleted(last_message=last):
                 self.ended = event
-                return self._message(last, {}) if last is not None else []
+                return self._message(last) if last is not None else []
             case events.TurnStarted():
                 self.ended = None
                 return []
             case events.UnknownEvent(name, payload):
-                return [UnmappedEvent(name, payload, extra=extra)]
+                return [UnmappedEvent(name, payload)]
             case events.ThreadIdle() | events.ThreadActive() | events.Activity():
                 return []
             case _:
                 assert_never(event)
 
-    def _failed(self, why: TurnError, extra: JsonObject) -> list[AgentEvent]:
+    def _failed(self, why: TurnError) -> list[AgentEvent]:
         """Return the error, unless it repeats the previous one; only the first is fatal."""
         before, self.failure = self.failure, why
-        return [] if why == before else [Error(why.message, error_code(why), fatal=before is None, extra=extra)]
+        return [] if why == before else [Error(why.message, error_code(why), fatal=before is None)]
 
-    def _message(self, message: events.MessageCompleted, extra: JsonObject) -> list[AgentEvent]:
+    def _message(self, message: events.MessageCompleted) -> list[AgentEvent]:
         item, text = message.item_id, message.text
         phase = message.phase or self._phases.get(item)
         if self._text.whole(item) == text:
@@ -234,14 +230,14 @@ class EventConverter:
         more, replaces = self._text.complete(item, text)
         out: list[AgentEvent] = []
         if replaces or more:
-            out.append(Text(item, text if replaces else more, replaces, phase, extra=extra))
-        return [*out, AgentMessage(item, text, phase, extra={} if out else extra)]
+            out.append(Text(item, text if replaces else more, replaces, phase))
+        return [*out, AgentMessage(item, text, phase)]
 
-    def _reasoning_summary(self, item: str, sections: tuple[str, ...], extra: JsonObject) -> list[AgentEvent]:
+    def _reasoning_summary(self, item: str, sections: tuple[str, ...]) -> list[AgentEvent]:
         # If both summary and raw text came, the text that was shown is not repeated in other words.
         more, _ = self._reasoning.complete(item, "\n\n".join(sections))
-        out: list[AgentEvent] = [Reasoning(item, more, extra=extra)] if more else []
-        return [*out, ReasoningSummary(item, sections, extra={} if out else extra)]
+        out: list[AgentEvent] = [Reasoning(item, more)] if more else []
+        return [*out, ReasoningSummary(item, sections)]
 
     def _open_tool(self, id_: str) -> bool:
         """Record the start of a tool call; return False if it was seen before."""
@@ -251,19 +247,19 @@ class EventConverter:
         self._open_tools[id_] = None
         return True
 
-    def _tool_completed(self, event: ToolCallEnd, extra: JsonObject) -> list[AgentEvent]:
+    def _tool_completed(self, event: ToolCallEnd) -> list[AgentEvent]:
         out: list[AgentEvent] = [tool_use(event)] if self._open_tool(event.item_id) else []
         if event.item_id not in self._open_tools:
             return []
         del self._open_tools[event.item_id]
-        return [*out, *_results(event, extra)]
+        return [*out, *_results(event)]
 
-    def _usage(self, event: events.TokensUpdated, extra: JsonObject) -> Usage:
+    def _usage(self, event: events.TokensUpdated) -> Usage:
         if self._used_before is None and event.last.total:
             self._used_before = event.thread.minus(event.last)
         self.session_usage = event.thread
         run = self.run_usage
-        return Usage(_tokens(run) if run is not None else None, _tokens(event.thread), extra=extra)
+        return Usage(_tokens(run) if run is not None else None, _tokens(event.thread))
 
 
 class _Pieces:
@@ -304,21 +300,21 @@ def _input(arguments: JsonValue) -> JsonObject:
     return {} if arguments is None else {"arguments": arguments}
 
 
-def _results(event: ToolCallEnd, extra: JsonObject) -> list[AgentEvent]:
+def _results(event: ToolCallEnd) -> list[AgentEvent]:
     match event:
         case events.CommandCompleted(item, _, _, output, exit_code, status, duration_ms):
             is_error = exit_code not in (0, None) or status is not ItemStatus.COMPLETED
-            return [ToolResult(item, output, is_error, exit_code, duration_ms, status, extra=extra)]
+            return [ToolResult(item, output, is_error, exit_code, duration_ms, status)]
         case events.PatchCompleted(item, changes, ItemStatus.COMPLETED):
             listed = tuple(FileDiff(each.path, each.kind, each.diff) for each in changes)
-            return [FileChange(item, listed), ToolResult(item, "", is_error=False, extra=extra)]
+            return [FileChange(item, listed), ToolResult(item, "", is_error=False)]
         case events.PatchCompleted(item, _, status):
             why = f"No file was changed ({status})."
-            return [ToolResult(item, why, is_error=True, status=status, extra=extra)]
+            return [ToolResult(item, why, is_error=True, status=status)]
         case events.ToolCallCompleted(item, _, _, _, result, is_error, status, duration_ms):
-            return [ToolResult(item, result, is_error, None, duration_ms, status, extra=extra)]
+            return [ToolResult(item, result, is_error, None, duration_ms, status)]
         case events.WebSearchCompleted(item):
-            return [ToolResult(item, "", is_error=False, extra=extra)]
+            return [ToolResult(item, "", is_error=False)]
         case _:
             assert_never(event)
 
@@ -339,7 +335,6 @@ class ExecConverter:
     def __init__(self, used_before: TokenUsage | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader: Final = ExecReader()
         self._events: Final = EventConverter(used_before, clock)
-        self._unsent: dict[str | None, JsonObject] = {}
 
     @property
     def session_id(self) -> str | None:
@@ -370,7 +365,7 @@ class ExecConverter:
         """Return the events of a line without its newline; none if it is no event."""
         parsed = self._reader.read(line)
         self._events.session_id = self._reader.thread_id
-        return [event for each in parsed for event in self._convert(each)]
+        return [event for each in parsed for event in self._events.convert(each)]
 
     def skipped(self, size: int) -> list[AgentEvent]:
         """Return the warning about a line of `size` bytes that was too long to be read."""
@@ -393,13 +388,4 @@ class ExecConverter:
             failure = replace(failure, message=f"{failure.message}: {failure.details}")
         if failure is None and not (stopped or self.ended or self.failed):
             failure = process_exit_error(exit_code)
-        extra = {key: value for unsent in self._unsent.values() for key, value in unsent.items()}
-        return self._events.finish(failure, stopped=stopped, extra=extra)
-
-    def _convert(self, parsed: ParsedLine) -> list[AgentEvent]:
-        """Convert an event; fields of one that is not sent are kept for the next event of its item."""
-        extra = {**self._unsent.pop(parsed.item, {}), **parsed.extra}
-        sent = self._events.convert(parsed.event, extra)
-        if extra and not sent:
-            self._unsent[parsed.item] = extra
-        return sent
+        return self._events.finish(failure, stopped=stopped)

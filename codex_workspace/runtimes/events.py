@@ -1,7 +1,7 @@
 """The public events of one run, the same for every backend, and their JSON. docs/events.md explains them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 from codex_workspace.common.values import JsonObject, JsonValue
@@ -27,17 +27,8 @@ StopReason: TypeAlias = Literal["completed", "failed", "interrupted"]
 MessagePhase: TypeAlias = Literal["commentary", "final_answer"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
-    """`extra` contains the fields that the CLI sent and this event has no name for; usually none."""
-
-    TYPE: ClassVar[str]
-
-    extra: JsonObject = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
-class Text(_Event):
+class Text:
     """A piece of the agent's message `item_id`; if `replaces`, it replaces the message's earlier text.
 
     `phase` is what the model says the message is for: commentary, final_answer, or None if it does not say.
@@ -52,7 +43,7 @@ class Text(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentMessage(_Event):
+class AgentMessage:
     """The agent's message `item_id` is complete; `text` is the whole, its pieces came as `Text`."""
 
     TYPE: ClassVar[str] = "message"
@@ -63,7 +54,7 @@ class AgentMessage(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning(_Event):
+class Reasoning:
     """A piece of the model's reasoning; an empty line separates the sections of one `item_id`."""
 
     TYPE: ClassVar[str] = "reasoning"
@@ -73,7 +64,7 @@ class Reasoning(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningSummary(_Event):
+class ReasoningSummary:
     """The reasoning `item_id` is complete; its pieces came as `Reasoning`."""
 
     TYPE: ClassVar[str] = "reasoning_summary"
@@ -83,7 +74,7 @@ class ReasoningSummary(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUse(_Event):
+class ToolUse:
     """A tool call starts; exactly one `ToolResult` with the same id follows before the `Done`.
 
     `name` is the common name, such as Bash; `tool` is the CLI's name: command_execution, file_change, web_search, or
@@ -100,7 +91,7 @@ class ToolUse(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolOutput(_Event):
+class ToolOutput:
     """A piece of the output of the running command `id`; `ToolResult.output` is the whole."""
 
     TYPE: ClassVar[str] = "tool_output"
@@ -110,7 +101,7 @@ class ToolOutput(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolResult(_Event):
+class ToolResult:
     """A tool call's result, or why it failed; `output` is empty for changed files (see `FileChange`) and searches.
 
     `exit_code` is set if a command ran to its own end. `status` is completed, failed, declined or unknown.
@@ -139,7 +130,7 @@ class FileDiff:
 
 
 @dataclass(frozen=True, slots=True)
-class FileChange(_Event):
+class FileChange:
     """The tool call `item_id` changed files; comes before its result."""
 
     TYPE: ClassVar[str] = "file_change"
@@ -149,7 +140,7 @@ class FileChange(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RunDiff(_Event):
+class RunDiff:
     """All changes of the run so far, as one unified diff; replaces the previous one."""
 
     TYPE: ClassVar[str] = "diff"
@@ -166,7 +157,7 @@ class PlanStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(_Event):
+class Plan:
     """The agent's whole plan; replaces the previous one."""
 
     TYPE: ClassVar[str] = "plan"
@@ -187,7 +178,7 @@ class TokenCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage(_Event):
+class Usage:
     """The tokens so far, of this run and of its session; `run` is None if the session's earlier tokens are unknown."""
 
     TYPE: ClassVar[str] = "usage"
@@ -197,7 +188,7 @@ class Usage(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Approval(_Event):
+class Approval:
     """The CLI asks a person; `about` is the question as JSON."""
 
     TYPE: ClassVar[str] = "approval"
@@ -207,7 +198,7 @@ class Approval(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RunWarning(_Event):
+class RunWarning:
     """A problem that does not end the run.
 
     If `will_retry`, the CLI repeats its last request to the model, and incomplete text becomes void.
@@ -220,7 +211,7 @@ class RunWarning(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Error(_Event):
+class Error:
     """Why the run fails; only the first error of a run is `fatal`. `code` is a word in capitals."""
 
     TYPE: ClassVar[str] = "error"
@@ -231,7 +222,7 @@ class Error(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class UnmappedEvent(_Event):
+class UnmappedEvent:
     """An event of the CLI that has no type here, unchanged."""
 
     TYPE: ClassVar[str] = "other"
@@ -241,7 +232,7 @@ class UnmappedEvent(_Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Done(_Event):
+class Done:
     """The end of the run: always the last event, and the only one of its type.
 
     `text` is the agent's answer. `session_id` and `usage` (the run's tokens) are None if the CLI reported none. `error`
@@ -281,7 +272,7 @@ EVENT_TYPES: Final = tuple(kind.TYPE for kind in get_args(AgentEvent))
 
 
 def as_json(event: AgentEvent) -> JsonObject:
-    """Return the event as JSON: its `type`, then its fields without those that are None and an empty `extra`."""
+    """Return the event as JSON: its `type`, then its fields without those that are None."""
     return {"type": event.TYPE, **_fields(event)}
 
 
@@ -290,7 +281,7 @@ _Inner: TypeAlias = TokenCounts | FileDiff | PlanStep
 
 def _fields(value: AgentEvent | _Inner) -> JsonObject:
     values = {each.name: _json(getattr(value, each.name)) for each in fields(value)}
-    return {name: each for name, each in values.items() if each is not None and not (name == "extra" and not each)}
+    return {name: each for name, each in values.items() if each is not None}
 
 
 def _json(value: "JsonValue | Error | _Inner | tuple[_Inner | str, ...]") -> JsonValue:

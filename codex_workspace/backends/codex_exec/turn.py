@@ -82,7 +82,7 @@ class TurnLines:
 
     def feed(self, line: bytes | str) -> list[TurnEvent]:
         """Return the events of a line without its newline; none if it is no event."""
-        events = [] if self.ended else [told.event for told in self._reader.read(line)]
+        events = [] if self.ended else list(self._reader.read(line))
         for event in events:
             self._see(event)
         return events
