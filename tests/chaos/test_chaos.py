@@ -21,7 +21,7 @@ STRIKES = 8
 
 
 @pytest.mark.alone
-async def test_every_message_is_answered_once_whatever_dies(tmp_path: Path) -> None:
+async def test_every_message_is_answered_once(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     sys.stdout.write(f"make chaos SEED={seed} MESSAGES={MESSAGES} STRIKES={STRIKES}\n")
     report = await run(make_plan(seed, MESSAGES, STRIKES), tmp_path)

@@ -10,16 +10,16 @@ from tests.chaos.plan import Blow, Kind, Way, make_plan
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(0, 20))
-def test_a_seed_gives_the_same_plan_again(seed: int, messages: int, strikes: int) -> None:
+def test_a_seed_reproduces_its_plan(seed: int, messages: int, strikes: int) -> None:
     assert make_plan(seed, messages, strikes) == make_plan(seed, messages, strikes)
 
 
-def test_another_seed_gives_another_plan() -> None:
+def test_another_seed_gives_a_different_plan() -> None:
     assert make_plan(1, 30, 8) != make_plan(2, 30, 8)
 
 
 @given(st.integers(0, 2**32))
-def test_the_short_form_has_every_blow(seed: int) -> None:
+def test_the_short_form_has_every_kind_of_strike(seed: int) -> None:
     plan = make_plan(seed, 30, 8)
     assert {strike.blow for strike in plan.strikes} == set(Blow)
     assert len(plan.strikes) == 8
@@ -36,7 +36,7 @@ def test_the_long_form_has_every_kind_of_message_sent_in_every_way() -> None:
     assert sorted(m.number for client in range(plan.clients) for m in plan.of_client(client)) == list(range(500))
 
 
-def test_every_message_is_one_that_the_model_can_read() -> None:
+def test_the_model_can_parse_every_message() -> None:
     for message in make_plan(1, 100, 0).messages:
         assert message.text.startswith(f"{message.name} {MARKER}")
         request = Request("/v1/responses", None, 0.0, input=(Message("user", message.text),))

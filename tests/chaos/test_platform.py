@@ -15,7 +15,7 @@ DEATHS = 3
 
 
 @pytest.mark.alone
-async def test_every_message_of_the_platforms_is_answered_once(tmp_path: Path) -> None:
+async def test_every_platform_message_is_answered_once(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     sys.stdout.write(f"make chaos-platform SEED={seed} MESSAGES={MESSAGES} DEATHS={DEATHS}\n")
     report = await run(make_plan(seed, MESSAGES, DEATHS), tmp_path)

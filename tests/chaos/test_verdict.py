@@ -37,11 +37,11 @@ def wrong(answers: dict[int, Sequence[Answer]], memories: dict[str, str] | None 
     return list(judge(PLAN, answers, memories_of(PLAN) if memories is None else memories))
 
 
-def test_a_run_in_which_nothing_was_lost_is_right() -> None:
+def test_a_run_without_losses_passes() -> None:
     assert wrong(answers_to(PLAN)) == []
 
 
-def test_a_turn_that_went_on_is_right() -> None:
+def test_a_resumed_turn_passes() -> None:
     went_on = Answer("task", "completed", WENT_ON, "", "")
     assert wrong(answers_to(PLAN) | {0: [went_on, went_on]}) == []
 
@@ -54,7 +54,7 @@ def test_a_turn_that_went_on_is_right() -> None:
         {"state": "failed", "failure": "cutOff"},
     ],
 )
-def test_two_different_answers_are_noticed(changed: dict[str, str]) -> None:
+def test_two_different_answers_are_reported(changed: dict[str, str]) -> None:
     answers = answers_to(PLAN)
     (message,) = [each for each in PLAN.messages if each.kind is not Kind.REFUSED][:1]
     first = answers[message.number][0]
@@ -63,7 +63,7 @@ def test_two_different_answers_are_noticed(changed: dict[str, str]) -> None:
     assert "2 different answers" in said
 
 
-def test_a_message_without_an_answer_is_noticed() -> None:
+def test_a_message_without_an_answer_is_reported() -> None:
     answers = answers_to(PLAN)
     del answers[3]
     (said,) = wrong(answers)
@@ -78,11 +78,11 @@ def test_a_message_without_an_answer_is_noticed() -> None:
         Answer("task", "canceled", "", "", ""),
     ],
 )
-def test_an_end_that_nobody_wanted_is_noticed(end: Answer) -> None:
+def test_an_unexpected_final_state_is_reported(end: Answer) -> None:
     assert len(wrong(answers_to(PLAN) | {0: [end]})) == 1
 
 
-def test_a_message_that_is_remembered_twice_or_not_at_all_or_elsewhere_is_noticed() -> None:
+def test_a_message_missing_doubled_or_misplaced_in_a_thread_is_reported() -> None:
     memories = memories_of(PLAN)
     first = next(message for message in PLAN.messages if message.kind is not Kind.REFUSED)
     context, line = first.context_id, f"user: {first.text}"
@@ -96,7 +96,7 @@ def test_a_message_that_is_remembered_twice_or_not_at_all_or_elsewhere_is_notice
         assert first.name in said
 
 
-def test_what_is_left_open_in_the_store_is_noticed(tmp_path: Path) -> None:
+def test_an_open_delivery_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "store.sqlite3"
     with sqlite3.connect(file) as database:
         database.execute("create table deliveries (message_id text, state text, task_id text)")
@@ -115,7 +115,7 @@ def test_what_is_left_open_in_the_store_is_noticed(tmp_path: Path) -> None:
     database.close()
 
 
-def test_an_agent_that_ends_by_itself_or_says_so_is_noticed() -> None:
+def test_an_agent_that_crashes_is_reported() -> None:
     assert list(judge_exits([-9, 3, -9, 0])) == []
     assert len(list(judge_exits([-9, 1, -9]))) == 2
     assert list(judge_log("all is well")) == []
@@ -143,7 +143,7 @@ OLD_EVENTS: list[JsonObject] = [
 
 
 @pytest.mark.parametrize("events", [NEW_EVENTS, OLD_EVENTS])
-def test_events_of_both_versions_amount_to_the_same_answer(events: list[JsonObject]) -> None:
+def test_events_of_both_versions_give_the_same_answer(events: list[JsonObject]) -> None:
     hearing = Hearing()
     for event in events:
         assert hearing.answer is None

@@ -41,7 +41,7 @@ async def test_every_kind_of_part_comes_through(tmp_path: Path, transport: str) 
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_follow_up_that_names_only_its_task_goes_on_in_its_context(tmp_path: Path, transport: str) -> None:
+async def test_a_follow_up_with_only_a_task_id_continues_its_context(tmp_path: Path, transport: str) -> None:
     async with served(tmp_path, other=executor()) as now:
         client = now.client(transport)
         asked = await sent(client, request("tck-input-required-1", "one"))

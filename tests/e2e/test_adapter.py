@@ -97,7 +97,7 @@ def turns(model: ScriptedModel) -> int:
 
 
 @pytest.mark.parametrize("generation", [*GENERATIONS, None])
-async def test_every_generation_hosts_it_and_every_message_is_said_in_one_thread(
+async def test_every_runtime_generation_hosts_it_and_messages_share_one_thread(
     place: Place, generation: str | None
 ) -> None:
     place = under(generation, place)
@@ -121,7 +121,7 @@ async def test_every_generation_hosts_it_and_every_message_is_said_in_one_thread
     assert "session=True" not in said
 
 
-async def test_a_thread_outlives_the_hosts_process_without_a_snapshot(place: Place) -> None:
+async def test_a_thread_survives_the_host_without_a_snapshot(place: Place) -> None:
     place = under("april", place)
     async with running_agent(place, HOST) as agent, platform(agent) as host:
         await host.said("remember the word quince")
@@ -131,7 +131,7 @@ async def test_a_thread_outlives_the_hosts_process_without_a_snapshot(place: Pla
         assert "quince" in await host.said(REPEAT)
 
 
-async def test_a_snapshot_brings_the_thread_back_where_the_store_was_lost(place: Place) -> None:
+async def test_a_snapshot_restores_the_thread_after_a_lost_store(place: Place) -> None:
     place = under("august", place)
     async with running_agent(place, HOST) as agent, platform(agent) as host:
         await host.said("remember the word quince")
@@ -149,13 +149,11 @@ async def test_a_snapshot_brings_the_thread_back_where_the_store_was_lost(place:
     [{"adapter": {"session_id": "../../etc/passwd"}}, {"adapter": None}, {"session_id": 7}, [], {}],
     ids=["no uuid", "none", "a number", "a list", "empty"],
 )
-async def test_a_snapshot_of_something_else_is_passed_over(snapshot: Any) -> None:
+async def test_a_foreign_snapshot_is_ignored(snapshot: Any) -> None:
     Adapter().restore_state(snapshot)
 
 
-async def test_what_is_sent_again_joins_the_turn_or_gets_its_answer_and_a_failure_is_an_error(
-    place: Place, model: ScriptedModel
-) -> None:
+async def test_a_redelivery_joins_the_turn_or_gets_its_answer(place: Place, model: ScriptedModel) -> None:
     place = under("may", place)
     async with running_agent(place, HOST) as agent, platform(agent) as host:
         sent = message(script({"chunks": 10, "delay_ms": 50}), "m-1")
@@ -178,7 +176,7 @@ async def test_what_is_sent_again_joins_the_turn_or_gets_its_answer_and_a_failur
         assert "HTTP 401" in failed["error"]["message"]
 
 
-async def test_what_was_not_answered_is_taken_up_and_its_redelivery_gets_the_answer(
+async def test_an_unanswered_message_is_resumed_and_its_redelivery_gets_the_answer(
     place: Place, model: ScriptedModel
 ) -> None:
     place = under("august", place)
@@ -222,9 +220,7 @@ def result_of(delegation_id: str, answer: str) -> dict[str, object]:
 WOKEN: Final = "Delegation results are ready. Review them and take appropriate action:\n- [completed]"
 
 
-async def test_results_of_delegations_reach_the_thread_once_whatever_a_restarted_runtime_tells_again(
-    place: Place, model: ScriptedModel
-) -> None:
+async def test_delegation_results_reach_the_thread_once(place: Place, model: ScriptedModel) -> None:
     place = under("may", place)
     async with running_agent(place, HOST) as agent, platform(agent) as host:
         left(place, result_of("d-1", "the answer is 42" + "." * 300))
@@ -249,7 +245,7 @@ def on(stand_in: StandInPlatform, place: Place, generation: str = "may") -> Plac
     return under(generation, place, PLATFORM_URL=stand_in.url, MOLECULE_WORKSPACE_TOKEN="token-of-w-1")
 
 
-async def test_a_long_turn_is_answered_in_time_and_its_answer_follows_over_a_kill(place: Place) -> None:
+async def test_a_long_turn_is_acknowledged_in_time_and_answered_later_despite_a_kill(place: Place) -> None:
     long = script({"run": "sleep 3"}, {"say": "It is done."})
     async with running_platform(options=StandInOptions(wait_s=5, private_urls=True)) as stand_in:
         place = on(stand_in, replace(place, codex={"recovery": "rerun"}))
@@ -265,7 +261,7 @@ async def test_a_long_turn_is_answered_in_time_and_its_answer_follows_over_a_kil
             assert stand_in.notifications("w-1") == ["It is done."]
 
 
-async def test_a_peer_gets_its_late_answer_as_a_message_that_says_what_it_answers(place: Place) -> None:
+async def test_a_late_answer_names_the_message_it_answers(place: Place) -> None:
     async with running_platform(options=StandInOptions(wait_s=5, private_urls=True)) as stand_in:
         place = on(stand_in, place)
         async with running_agent(place, HOST) as agent:
@@ -285,7 +281,7 @@ async def test_a_peer_gets_its_late_answer_as_a_message_that_says_what_it_answer
             assert stand_in.notifications("w-1") == []
 
 
-async def test_with_delivery_poll_the_runtime_s_agent_reads_the_inbox_also_after_a_kill(
+async def test_delivery_poll_reads_the_inbox_after_a_kill_too(
     place: Place,
 ) -> None:
     async with running_platform() as stand_in:
@@ -305,7 +301,7 @@ async def test_with_delivery_poll_the_runtime_s_agent_reads_the_inbox_also_after
         assert "quince" in stand_in.notifications("w-1")[1]
 
 
-async def test_the_image_is_tried_out_without_a_key_or_a_sandbox(place: Place) -> None:
+async def test_the_adapter_starts_without_a_key_or_sandbox_for_an_image_check(place: Place) -> None:
     """As the platform's CI does it: the template's own config.yaml, and a key that is none."""
     smoke = {"MOLECULE_SMOKE_MODE": "1", "MOLECULE_SMOKE_TIMEOUT_SECS": "2", "OPENAI_API_KEY": "sk-scripted-fake"}
     place = under("may", place, WORKSPACE_CONFIG_PATH=str(REPOSITORY), **smoke)
@@ -315,7 +311,7 @@ async def test_the_image_is_tried_out_without_a_key_or_a_sandbox(place: Place) -
     assert "smoke passed" in place.log.read_text()
 
 
-async def test_a_codex_that_does_not_start_any_more_is_told_to_the_platform(place: Place) -> None:
+async def test_a_codex_that_no_longer_starts_is_reported_to_the_platform(place: Place) -> None:
     codex = place.root / "codex"
     codex.symlink_to(load_settings(place.prepare()).codex_bin or "")
     place = under("august", replace(place, codex={"max_restarts": 1}), CODEX_BIN=str(codex))
@@ -330,9 +326,7 @@ async def test_a_codex_that_does_not_start_any_more_is_told_to_the_platform(plac
         assert str(place.root) not in said
 
 
-async def test_with_codex_exec_messages_are_answered_taken_up_and_a_codex_that_is_gone_is_told(
-    place: Place, model: ScriptedModel
-) -> None:
+async def test_codex_exec_answers_resumes_and_reports_a_missing_codex(place: Place, model: ScriptedModel) -> None:
     codex = place.root / "codex"
     codex.write_text(f'#!/bin/sh\nexec {load_settings(place.prepare()).codex_bin} "$@"\n')
     codex.chmod(0o700)
@@ -379,7 +373,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         del sys.modules[name]
 
 
-async def test_a_codex_that_cannot_work_is_reported_until_it_works_again(runtime: Any) -> None:
+async def test_a_failing_codex_is_reported_until_it_recovers(runtime: Any) -> None:
     reasons: list[str | None] = [None, "codex is broken", "codex is broken", None]
     seen: list[str] = []
     done = anyio.Event()
@@ -399,7 +393,9 @@ async def test_a_codex_that_cannot_work_is_reported_until_it_works_again(runtime
     assert seen == ["", "", "codex is broken", "codex is broken", ""]
 
 
-async def test_it_tells_what_codex_does(place: Place, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_adapter_reports_codexs_activity(
+    place: Place, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     del model
     for name, value in place.prepare().items():
         monkeypatch.setenv(name, value)
@@ -416,7 +412,7 @@ async def test_it_tells_what_codex_does(place: Place, model: ScriptedModel, monk
         await adapter.close()
 
 
-async def test_wrong_configuration_is_a_runtime_error_with_a_sentence(tmp_path: Path) -> None:
+async def test_invalid_configuration_is_a_runtime_error_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: x\nruntime: langgraph\n")
     with pytest.raises(RuntimeError, match=r"config\.yaml.*runtime"):
         await Adapter().setup(AdapterConfig(model="x", config_path=str(tmp_path)))

@@ -66,7 +66,7 @@ async def two_agents(tmp_path: Path, model: ScriptedModel, **codex: object) -> A
 
 
 @pytest.mark.versions
-async def test_codex_gives_a_peer_work_and_recalls_what_it_has_committed(tmp_path: Path, model: ScriptedModel) -> None:
+async def test_codex_delegates_to_a_peer_and_recalls_its_memory(tmp_path: Path, model: ScriptedModel) -> None:
     work = script({"say": "The change is good."})
     steps: list[dict[str, object]] = [
         call("list_peers"),
@@ -89,7 +89,7 @@ async def test_codex_gives_a_peer_work_and_recalls_what_it_has_committed(tmp_pat
     assert files_with(tmp_path, PEER_TOKEN) == []
 
 
-async def test_on_the_platform_the_tools_are_the_platforms(tmp_path: Path, model: ScriptedModel) -> None:
+async def test_on_the_platform_the_platforms_tools_are_offered(tmp_path: Path, model: ScriptedModel) -> None:
     steps: list[dict[str, object]] = [
         call("list_peers"),
         call("delegate_task", peer="ada", task="Review it.", wait_s=20),

@@ -27,7 +27,7 @@ COMPLETED = TaskState.TASK_STATE_COMPLETED
 
 
 @pytest.mark.parametrize("send", [Peer.ask, Peer.ask_blocking])
-async def test_both_ways_of_sending_complete_and_the_task_keeps_the_answer(
+async def test_blocking_and_streaming_sends_complete_and_the_task_keeps_the_answer(
     client: Peer, send: Callable[[Peer, str], Awaitable[Seen]]
 ) -> None:
     seen = await send(client, "hello there")
@@ -36,7 +36,7 @@ async def test_both_ways_of_sending_complete_and_the_task_keeps_the_answer(
     assert (kept.state, kept.answer, kept.context_id) == (COMPLETED, seen.answer, seen.context_id)
 
 
-async def test_an_immediate_return_is_polled_to_its_end(client: Peer) -> None:
+async def test_a_non_blocking_send_can_be_polled_to_its_end(client: Peer) -> None:
     begun = await client.begin(script({"chunks": 5, "delay_ms": 50}))
     assert begun.state not in TERMINAL
     seen = await client.finished(begun.task_id)
@@ -44,7 +44,7 @@ async def test_an_immediate_return_is_polled_to_its_end(client: Peer) -> None:
 
 
 @pytest.mark.versions
-async def test_the_stream_is_one_task_one_answer_and_one_end(client: Peer) -> None:
+async def test_the_stream_has_one_task_one_answer_and_one_end(client: Peer) -> None:
     seen = await client.ask(script({"say": "On my way.", "run": "true"}, {"chunks": 20, "delay_ms": 5}))
     assert (seen.tasks, seen.terminals, seen.final_chunks) == (1, 1, 1)
     assert (seen.state, seen.answer) == (COMPLETED, numbered_text(200))
@@ -52,7 +52,7 @@ async def test_the_stream_is_one_task_one_answer_and_one_end(client: Peer) -> No
 
 @pytest.mark.app_server_only(reason="codex exec tells a text when it is whole")
 @pytest.mark.versions
-async def test_the_answer_grows_at_the_rate_that_is_told(client: Peer) -> None:
+async def test_the_answer_grows_at_the_configured_rate(client: Peer) -> None:
     seen = await client.ask(script({"chunks": 200, "delay_ms": 5}))
     assert seen.answer == numbered_text(2000)
     steps = [later - earlier for earlier, later in pairwise(seen.answer_updates[:-2])]
@@ -62,7 +62,7 @@ async def test_the_answer_grows_at_the_rate_that_is_told(client: Peer) -> None:
 
 
 @pytest.mark.app_server_only(reason="codex exec tells a text when it is whole")
-async def test_the_first_words_come_while_the_model_still_speaks(client: Peer) -> None:
+async def test_the_first_words_arrive_while_the_model_still_writes(client: Peer) -> None:
     before_the_end = Seen()
     async for event in client.stream(script({"say": "first words", "stall": True})):
         if before_the_end.take(event).answer:
@@ -95,7 +95,7 @@ async def test_commands_files_reasoning_and_usage_are_shown(client: Peer, place:
     assert usage["totalTokens"] == usage["inputTokens"] + usage["outputTokens"]
 
 
-async def test_usage_is_the_turns_own_and_the_threads_in_all(client: Peer) -> None:
+async def test_usage_reports_the_turn_and_the_thread_total(client: Peer) -> None:
     told = {"input_tokens": 100, "cached_tokens": 10, "output_tokens": 7, "reasoning_tokens": 2}
     first = await client.ask(script({"say": "one", "usage": told}), "ctx")
     second = await client.ask(script({"say": "two", "usage": told}), "ctx")
@@ -105,21 +105,21 @@ async def test_usage_is_the_turns_own_and_the_threads_in_all(client: Peer) -> No
 
 
 @pytest.mark.parametrize("text", ["", "   \n\t "])
-async def test_a_message_without_text_is_refused_without_a_turn(client: Peer, model: ScriptedModel, text: str) -> None:
+async def test_a_message_without_text_is_rejected_before_a_turn(client: Peer, model: ScriptedModel, text: str) -> None:
     seen = await client.ask(text)
     assert seen.state == TaskState.TASK_STATE_REJECTED
     assert "no text" in seen.sentence
     assert not [request for request in model.requests if request.path.endswith("/responses")]
 
 
-async def test_a_message_over_codexs_limit_is_refused_with_a_sentence(client: Peer) -> None:
+async def test_a_message_over_codexs_limit_is_rejected_with_a_reason(client: Peer) -> None:
     seen = await client.ask_blocking("x" * 1_048_577)
     assert seen.state == TaskState.TASK_STATE_REJECTED
     assert "1048577 characters" in seen.sentence
     assert (await client.ask("and on we go")).state == COMPLETED
 
 
-async def test_a_peers_mistake_is_no_traceback_in_the_log(agent: AgentProcess) -> None:
+async def test_a_peers_invalid_request_logs_no_traceback(agent: AgentProcess) -> None:
     async with httpx.AsyncClient(base_url=agent.url) as http:
         for body in (
             b"{",
@@ -134,7 +134,7 @@ async def test_a_peers_mistake_is_no_traceback_in_the_log(agent: AgentProcess) -
     assert "Traceback" not in agent.log.read_text()
 
 
-async def test_what_is_kept_is_the_users_alone(place: Place) -> None:
+async def test_state_files_are_readable_by_the_user_only(place: Place) -> None:
     state, home = place.root / "fresh" / "state", place.root / "elsewhere"
     folders = {"WORKSPACE_STATE_DIR": str(state), "CODEX_HOME": str(home)}
     elsewhere = replace(place, environment=folders)
@@ -145,7 +145,7 @@ async def test_what_is_kept_is_the_users_alone(place: Place) -> None:
         assert [oct(path.stat().st_mode & 0o077) for path in kept] == ["0o0"] * len(kept)
 
 
-async def test_the_older_sdk_works_blocking_and_streaming(agent: AgentProcess) -> None:
+async def test_the_0_3_sdk_works_blocking_and_streaming(agent: AgentProcess) -> None:
     old_python = REPOSITORY / ".venv-a2a-0.3" / "bin" / "python"
     command = [str(old_python), str(Path(__file__).with_name("old_client.py")), agent.url, "hello from 0.3"]
     done = await anyio.run_process(command, check=False)
@@ -159,7 +159,7 @@ async def test_the_older_sdk_works_blocking_and_streaming(agent: AgentProcess) -
     assert seen["streaming"]["context"] == seen["blocking"]["context"]
 
 
-async def test_a_token_is_asked_for_and_the_card_and_probes_are_not_behind_it(place: Place) -> None:
+async def test_the_token_protects_everything_but_the_card_and_probes(place: Place) -> None:
     guarded = replace(place, environment={"A2A_TOKEN": "open-sesame"})
     async with running_agent(guarded) as agent:
         async with httpx.AsyncClient(base_url=agent.url) as http:
@@ -206,7 +206,7 @@ async def test_body_limit(place: Place) -> None:
         assert (refused.status_code, "4096 bytes" in refused.text) == (413, True)
 
 
-def test_the_start_script_starts_the_agent_and_names_what_is_wrong(tmp_path: Path) -> None:
+def test_the_start_script_starts_the_agent_and_reports_errors(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: x\nruntime: codex\ntemplate_schema_version: 1\nmodell: gpt\n")
     environment = {
         "PATH": str(Path(sys.executable).parent),

@@ -63,7 +63,7 @@ def summary(events: Sequence[AgentEvent], cwd: Path) -> str:
     [(LOOK, ADD, CHANGE, FAIL, {"say": "Done so far."}), (SEARCH,), (REFUSED,)],
     ids=["work", "search", "refused"],
 )
-async def test_the_same_work_is_told_alike(launch: Launch, steps: Sequence[Mapping[str, object]]) -> None:
+async def test_both_backends_report_the_same_work_alike(launch: Launch, steps: Sequence[Mapping[str, object]]) -> None:
     told = []
     for backend, name in ((of_exec, "one"), (of_app_server, "two")):
         place = replace(launch, cwd=launch.cwd / name)

@@ -21,7 +21,7 @@ def with_runtime(place: Place, **keys: object) -> Place:
     return replace(place, config={"runtime_config": {"model": "gpt-5.5", "provider": "scripted", **keys}})
 
 
-async def test_commands_write_in_writable_folders_and_nowhere_else(place: Place) -> None:
+async def test_commands_write_to_writable_folders_only(place: Place) -> None:
     place.prepare()
     for name in ("cache", "other"):
         (place.root / name).mkdir()
@@ -46,7 +46,7 @@ async def test_commands_write_in_writable_folders_and_nowhere_else(place: Place)
         ({"web_search": "live"}, [True]),
     ],
 )
-async def test_the_model_is_offered_the_search_that_the_operator_allows(
+async def test_the_model_gets_web_search_as_configured(
     place: Place, model: ScriptedModel, codex: dict[str, object], live: list[bool]
 ) -> None:
     async with running_agent(replace(place, codex=codex)) as agent, peer(agent.url) as client:
@@ -54,7 +54,7 @@ async def test_the_model_is_offered_the_search_that_the_operator_allows(
     assert [tool.live for tool in model.requests[-1].tools if tool.kind == "web_search"] == live
 
 
-async def test_the_platform_s_timeout_is_a_turn_s_budget(place: Place) -> None:
+async def test_the_platforms_timeout_is_the_turns_time_budget(place: Place) -> None:
     async with running_agent(with_runtime(place, timeout=1)) as agent, peer(agent.url) as client:
         seen = await client.ask(script({"chunks": 1000, "delay_ms": 20}))
     assert seen.state == TaskState.TASK_STATE_FAILED
@@ -70,7 +70,7 @@ async def test_without_a_required_variable_the_agent_does_not_start(place: Place
         assert (await client.ask("hello")).answer == "You said: hello"
 
 
-async def test_a_second_start_changes_nothing_in_the_operator_s_file(place: Place) -> None:
+async def test_a_second_start_leaves_the_operators_file_unchanged(place: Place) -> None:
     place.prepare()
     home = place.root / "state" / "codex"
     home.mkdir()
@@ -90,7 +90,7 @@ async def test_a_second_start_changes_nothing_in_the_operator_s_file(place: Plac
     assert [line for line in left.splitlines() if line] == theirs.decode().splitlines()
 
 
-async def test_a_broken_file_of_the_operator_s_is_named_and_left_alone(place: Place) -> None:
+async def test_a_broken_config_toml_is_reported_and_left_unchanged(place: Place) -> None:
     place.prepare()
     file = place.root / "state" / "codex" / "config.toml"
     file.parent.mkdir()

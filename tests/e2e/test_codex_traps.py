@@ -83,7 +83,7 @@ async def run(conversation: CodexThread, text: str) -> tuple[TurnCompleted, str]
     return begun.turn.ended, said.answer
 
 
-async def test_one_codex_lives_and_leaves_nothing(launch: Launch, options: ThreadOptions) -> None:
+async def test_one_codex_starts_stops_and_leaves_nothing(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
         ended, answer = await run(talk(codex, options), "hello")
         assert (ended.status, answer) == ("completed", "You said: hello")
@@ -122,7 +122,7 @@ async def test_an_interrupt_right_after_the_start_stops_the_turn(launch: Launch,
 
 
 @pytest.mark.versions
-async def test_an_interrupted_command_is_gone_and_closed(launch: Launch, options: ThreadOptions) -> None:
+async def test_an_interrupted_command_is_killed_and_closed(launch: Launch, options: ThreadOptions) -> None:
     """Codex leaves it running, and its item open."""
     async with open_app_server(launch) as codex:
         conversation = talk(codex, options)
@@ -176,7 +176,7 @@ async def test_self_started_turns_and_sub_agents_are_off(
     assert not offered & {"create_goal", "update_goal", "get_goal", "spawn_agent", "web_search"}
 
 
-async def test_a_burst_of_requests_loses_none(launch: Launch, options: ThreadOptions) -> None:
+async def test_a_burst_of_requests_loses_no_request(launch: Launch, options: ThreadOptions) -> None:
     """Beyond about 128 at once, codex drops requests without a word."""
     answered = 0
     async with open_app_server(launch) as codex:
@@ -193,7 +193,7 @@ async def test_a_burst_of_requests_loses_none(launch: Launch, options: ThreadOpt
 
 
 @pytest.mark.versions
-async def test_a_lone_surrogate_is_answered(launch: Launch, options: ThreadOptions) -> None:
+async def test_a_lone_surrogate_is_accepted(launch: Launch, options: ThreadOptions) -> None:
     """Written as it is, codex would drop the whole request."""
     async with open_app_server(launch) as codex:
         ended, answer = await run(talk(codex, options), "half a pair: \ud83d.")
@@ -208,14 +208,14 @@ async def test_input_over_the_limit_never_reaches_codex(launch: Launch, options:
         assert (await run(talk(codex, options), "x" * 1_000_000))[0].status == "completed"
 
 
-async def test_a_refused_request_says_why(launch: Launch) -> None:
+async def test_a_rejected_request_says_why(launch: Launch) -> None:
     async with open_app_server(launch) as codex:
         with pytest.raises(CodexRefused, match="unknown variant"):
             await codex.call("no/such/method", {})
 
 
 @pytest.mark.parametrize("policy", ["on-request", "untrusted"])
-async def test_a_turn_that_is_left_while_it_asks_does_nothing_of_it_and_frees_the_thread(
+async def test_abandoning_a_turn_that_asks_declines_and_frees_the_thread(
     launch: Launch, options: ThreadOptions, policy: str
 ) -> None:
     asking = replace(options, approval_policy=policy)
@@ -230,7 +230,7 @@ async def test_a_turn_that_is_left_while_it_asks_does_nothing_of_it_and_frees_th
 
 
 @pytest.mark.alone
-async def test_the_death_of_codex_fails_all_who_wait_at_once(launch: Launch, options: ThreadOptions) -> None:
+async def test_the_death_of_codex_fails_all_pending_calls_at_once(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
         async with talk(codex, options).turn(text_input(script({"say": "At work.", "stall": True}))) as begun:
             while not any(isinstance(event, MessageDelta) for event in await begun.turn.receive()):
@@ -249,7 +249,7 @@ async def _to_its_end(turn: Turn) -> None:
         await turn.receive()
 
 
-async def test_a_thread_goes_on_in_another_codex(launch: Launch, options: ThreadOptions) -> None:
+async def test_a_thread_resumes_in_another_codex(launch: Launch, options: ThreadOptions) -> None:
     memory = Remembered()
     for text in ("the word is apple", "the word is pear"):
         async with open_app_server(launch) as codex:
@@ -261,7 +261,7 @@ async def test_a_thread_goes_on_in_another_codex(launch: Launch, options: Thread
 
 
 @pytest.mark.versions
-async def test_another_writer_is_waited_for(launch: Launch, options: ThreadOptions) -> None:
+async def test_another_writer_is_awaited(launch: Launch, options: ThreadOptions) -> None:
     """The codex of an agent that was killed may hold its threads for some seconds."""
     memory = Remembered()
     async with open_app_server(launch) as second, open_app_server(launch) as first:
@@ -288,7 +288,7 @@ async def test_an_api_key_stays_off_the_disk(launch: Launch, options: ThreadOpti
         assert secret not in file.read_bytes(), file
 
 
-def test_the_launch_is_what_the_recipe_says(launch: Launch) -> None:
+def test_the_launch_matches_the_documented_command(launch: Launch) -> None:
     from codex_workspace.app_server import LAUNCH_OVERRIDES, command_line
 
     line = command_line(launch, "mark")

@@ -68,7 +68,7 @@ async def test_an_image_reaches_the_model(client: Peer, model: ScriptedModel, de
     assert "What is this?" in heard(model).text
 
 
-async def test_small_files_and_data_are_told_in_the_turn(client: Peer, model: ScriptedModel) -> None:
+async def test_small_files_and_data_become_turn_input(client: Peer, model: ScriptedModel) -> None:
     data = ParseDict({"port": 8080, "ratio": 0.5}, Value())
     table = Part(raw=b"a,b\n1,2\n", media_type="text/csv", filename="table.csv")
     assert (await send(client, Part(text="Look:"), table, Part(data=data))).state == COMPLETED
@@ -78,7 +78,7 @@ async def test_small_files_and_data_are_told_in_the_turn(client: Peer, model: Sc
     assert '"port": 8080' in told
 
 
-async def test_a_large_file_is_laid_down_where_commands_can_read_it(
+async def test_a_large_file_is_stored_where_commands_can_read_it(
     client: Peer, model: ScriptedModel, place: Place
 ) -> None:
     content = b"line\n" * 20_000
@@ -102,13 +102,13 @@ async def test_a_large_file_is_laid_down_where_commands_can_read_it(
         (Part(url="http://127.0.0.1:9/a.png"), "cannot be fetched: its host is not a public one"),
     ],
 )
-async def test_what_cannot_be_taken_is_refused_in_words(client: Peer, part: Part, words: str) -> None:
+async def test_unsupported_content_is_rejected_with_a_reason(client: Peer, part: Part, words: str) -> None:
     seen = await send(client, part)
     assert (seen.state, words in seen.sentence) == (REJECTED, True), seen.sentence
 
 
 @pytest.mark.versions
-async def test_a_file_that_is_asked_for_comes_out_as_an_artifact(client: Peer, place: Place) -> None:
+async def test_a_requested_file_becomes_an_artifact(client: Peer, place: Place) -> None:
     hand = {"name": "hand_over_file", "arguments": {"path": "out/report.txt", "name": "Report.txt"}}
     steps = script({"run": "mkdir out && printf 'all well' > out/report.txt"}, {"tool": hand}, {"say": "Here it is."})
     seen = await client.ask(steps, "ctx")
@@ -123,9 +123,7 @@ async def test_a_file_that_is_asked_for_comes_out_as_an_artifact(client: Peer, p
     )
 
 
-async def test_a_file_outside_of_the_workspace_is_not_handed_over(
-    client: Peer, model: ScriptedModel, place: Place
-) -> None:
+async def test_a_file_outside_the_workspace_is_not_sent(client: Peer, model: ScriptedModel, place: Place) -> None:
     (place.root / "secret.txt").write_text("secret")
     (place.workspace / "link").symlink_to(place.root / "secret.txt")
     calls = [{"name": "hand_over_file", "arguments": {"path": path}} for path in ("../secret.txt", "link", "nothing")]
@@ -138,7 +136,7 @@ async def test_a_file_outside_of_the_workspace_is_not_handed_over(
 
 
 @pytest.mark.versions
-async def test_the_tool_outlives_a_restart_of_codex(client: Peer, agent: AgentProcess, place: Place) -> None:
+async def test_the_tool_survives_a_restart_of_codex(client: Peer, agent: AgentProcess, place: Place) -> None:
     (place.workspace / "note.txt").write_text("kept")
     await client.ask("hello", "ctx")
     agent.codex().kill()
@@ -148,7 +146,7 @@ async def test_the_tool_outlives_a_restart_of_codex(client: Peer, agent: AgentPr
 
 
 @pytest.mark.parametrize("name", ["dot.png", "dot?size=1"])
-async def test_an_image_by_url_is_fetched_where_the_operator_lets_it(
+async def test_an_image_url_is_fetched_if_the_operator_allows_it(
     place: Place, model: ScriptedModel, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "web").mkdir()

@@ -62,7 +62,7 @@ async def test_a_repeated_message_joins_the_running_turn(client: Peer, model: Sc
     assert turns(model) == 1
 
 
-async def test_the_older_protocol_joins_too(agent: AgentProcess, client: Peer, model: ScriptedModel) -> None:
+async def test_a_repeated_message_joins_over_a2a_0_3(agent: AgentProcess, client: Peer, model: ScriptedModel) -> None:
     """The same message over 1.0 and 0.3 is the same message."""
     sent = request("hello")
     first = await send(client, sent)
@@ -84,7 +84,7 @@ async def test_the_older_protocol_joins_too(agent: AgentProcess, client: Peer, m
     assert turns(model) == 1
 
 
-async def test_an_id_that_was_used_for_another_message_is_refused(client: Peer) -> None:
+async def test_a_reused_message_id_is_rejected(client: Peer) -> None:
     sent = request("hello", "ctx")
     await send(client, sent)
     sent.message.parts[0].text = "something else"
@@ -110,9 +110,7 @@ OF_THE_BACKEND = ("before the turn is asked for", "after the turn has begun", "a
         *(pytest.param("exec", step, marks=pytest.mark.with_exec) for step in OF_THE_BACKEND),
     ],
 )
-async def test_wherever_the_agent_dies_the_message_is_answered_once_though_exec_may_hear_it_twice(
-    place: Place, backend: Backend, step: str
-) -> None:
+async def test_a_message_is_answered_once_wherever_the_agent_dies(place: Place, backend: Backend, step: str) -> None:
     sent = request("the word is apple", "ctx")
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.ask("before", "ctx")
@@ -160,7 +158,7 @@ async def count(place: Place, such: str) -> int:
 @pytest.mark.parametrize(
     "victims", [pytest.param(each, marks=pytest.mark.versions) for each in ("codex", "agent")] + ["both"]
 )
-async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
+async def test_an_interrupted_turn_resumes_as_configured(
     place: Place, model: ScriptedModel, victims: str, policy: str, state: int, words: Sequence[str]
 ) -> None:
     wanted = replace(place, codex={"recovery": policy})
@@ -192,7 +190,7 @@ async def test_a_turn_that_is_cut_off_goes_on_as_the_operator_wants(
 
 
 @pytest.mark.both_backends
-async def test_a_message_that_takes_codex_with_it_twice_is_failed(place: Place, model: ScriptedModel) -> None:
+async def test_a_message_that_crashes_codex_twice_fails(place: Place, model: ScriptedModel) -> None:
     # Sent again, the same message kills again.
     again = replace(place, codex={"recovery": "rerun"})
     async with running_agent(again) as agent, peer(agent.url) as client:
@@ -224,7 +222,7 @@ async def test_waiting_messages_keep_their_order_across_a_restart(place: Place, 
 
 
 @pytest.mark.both_backends
-async def test_whoever_subscribes_across_a_restart_gets_the_end(place: Place, model: ScriptedModel) -> None:
+async def test_a_subscriber_across_a_restart_receives_the_end(place: Place, model: ScriptedModel) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         begun = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
         await at_work(place, model)
@@ -242,7 +240,7 @@ async def test_whoever_subscribes_across_a_restart_gets_the_end(place: Place, mo
 
 @pytest.mark.both_backends
 @pytest.mark.versions
-async def test_a_message_that_never_arrived_is_said_although_the_one_before_it_was_the_same(place: Place) -> None:
+async def test_an_undelivered_message_is_sent_although_the_one_before_had_the_same_text(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.ask("go on", "ctx")
     step = "after it is accepted"
@@ -258,7 +256,7 @@ async def test_a_message_that_never_arrived_is_said_although_the_one_before_it_w
 
 @pytest.mark.both_backends
 @pytest.mark.versions
-async def test_what_a_task_has_shown_is_still_there_when_it_was_taken_up(place: Place, model: ScriptedModel) -> None:
+async def test_a_resumed_task_keeps_its_earlier_artifacts(place: Place, model: ScriptedModel) -> None:
     patch = "*** Begin Patch\n*** Add File: {}.txt\n+made\n*** End Patch"
     first: dict[str, object] = {"patch": patch.format("one.txt")}
     begun = script(first, {"say": "At work.", "stall": True, "times": 1})

@@ -115,7 +115,7 @@ async def test_the_two_agents(tmp_path: Path, model: ScriptedModel) -> None:
 
 
 @pytest.mark.parametrize("file", [REPOSITORY / "compose.yaml", EXAMPLES / "two_agents" / "compose.yaml"], ids=str)
-def test_a_compose_file_is_valid_and_gives_no_rights(file: Path) -> None:
+def test_a_compose_file_is_valid_and_grants_no_privileges(file: Path) -> None:
     schema = ["--builtin-schema", "vendor.compose-spec", str(file)]
     checked = subprocess.run([sys.executable, "-m", "check_jsonschema", *schema], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -78,7 +78,7 @@ async def command(agent: AgentProcess, word: str) -> list[psutil.Process]:
 
 
 @pytest.mark.versions
-async def test_commands_keep_to_codexs_sandbox(client: Peer, place: Place) -> None:
+async def test_commands_are_confined_to_codexs_sandbox(client: Peer, place: Place) -> None:
     seen = await client.ask(script({"run": "touch in ../more/in; touch ../out; readlink /proc/self/ns/pid"}), "ctx")
     output = str(seen.notes[-1].status.message.metadata["output"])
     assert "Read-only file system" in output
@@ -89,7 +89,7 @@ async def test_commands_keep_to_codexs_sandbox(client: Peer, place: Place) -> No
 
 
 @pytest.mark.versions
-async def test_new_instructions_are_told_to_a_session_that_goes_on_and_its_tokens_are_known(place: Place) -> None:
+async def test_a_resumed_session_receives_new_instructions_and_keeps_its_token_count(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         assert await agent.stop() == 0
@@ -103,7 +103,7 @@ async def test_new_instructions_are_told_to_a_session_that_goes_on_and_its_token
 
 
 @pytest.mark.versions
-async def test_what_a_message_brings_and_wants_reaches_codex(client: Peer, model: ScriptedModel, place: Place) -> None:
+async def test_attachments_and_turn_options_reach_codex(client: Peer, model: ScriptedModel, place: Place) -> None:
     seen = await send_parts(client, Part(text="What is this?"), Part(raw=png(), media_type="image/png"))
     assert seen.state == COMPLETED
     (url,) = heard(model).images
@@ -123,7 +123,7 @@ async def test_what_a_message_brings_and_wants_reaches_codex(client: Peer, model
 
 
 @pytest.mark.versions
-async def test_mcp_servers_and_our_own_tools_are_there_and_their_secrets_are_not_seen(
+async def test_mcp_servers_and_built_in_tools_work_and_their_secrets_stay_hidden(
     place: Place, model: ScriptedModel
 ) -> None:
     token = "mcp-token-0123456789"
@@ -168,9 +168,7 @@ async def test_mcp_servers_and_our_own_tools_are_there_and_their_secrets_are_not
 
 
 @pytest.mark.versions
-async def test_slow_servers_are_waited_for_and_those_that_are_not_there_said_once(
-    place: Place, model: ScriptedModel
-) -> None:
+async def test_slow_servers_are_awaited_and_missing_ones_reported_once(place: Place, model: ScriptedModel) -> None:
     left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
     servers = [
         {"name": "broken", "command": "false"},
@@ -232,7 +230,7 @@ def slanderer(words: str) -> Iterator[str]:
 
 
 @pytest.mark.versions
-async def test_a_required_server_is_started_first_and_fails_messages_by_its_own_failure_alone(place: Place) -> None:
+async def test_only_a_required_servers_own_failure_fails_messages(place: Place) -> None:
     gone = place.root / "server.py"
     gone.write_text(LIGHT.read_text())
     needed = {"name": "needed", "command": sys.executable, "args": [str(gone)], "required": True, "trusted": True}
@@ -283,7 +281,7 @@ IN_A_SHELL = "exit 137\n"
 """As a shell ends whose program was killed."""
 
 
-async def test_a_codex_that_ends_before_its_session_begins_is_one_more_try_or_a_sentence(place: Place) -> None:
+async def test_a_codex_that_exits_before_its_session_is_retried_once(place: Place) -> None:
     trouble = place.root / "trouble"
     killed = "kill -9 $$\n"
 
@@ -326,7 +324,7 @@ async def test_a_codex_that_ends_before_its_session_begins_is_one_more_try_or_a_
     assert "Traceback" not in place.log.read_text()
 
 
-async def test_what_this_backend_cannot_do_is_refused_and_said_in_the_card(agent: AgentProcess, client: Peer) -> None:
+async def test_unsupported_features_are_rejected_and_stated_in_the_card(agent: AgentProcess, client: Peer) -> None:
     sent = request("join in", "ctx")
     ParseDict({TURN: {"midTurn": "steer"}}, sent.message.metadata)
     refused = await send(client, sent)

@@ -60,9 +60,7 @@ async def answers(codex: CodexExec, number: int) -> list[str]:
     return found
 
 
-async def test_runs_that_begin_at_once_refresh_it_once_and_none_asks_the_model_with_the_old(
-    launch: Launch, model: ScriptedModel
-) -> None:
+async def test_concurrent_runs_refresh_the_login_once(launch: Launch, model: ScriptedModel) -> None:
     async with running_login_server(0.5) as server:
         codex = CodexExec(subscribed(launch, server))
         assert await answers(codex, 4) == ["Said."] * 4
@@ -106,7 +104,7 @@ async def cancel_the_task(codex: CodexExec, asked: Asked) -> None:
 
 
 @pytest.mark.parametrize("stop", [abort, cancel_the_scope, cancel_the_task])
-async def test_a_run_that_is_stopped_while_it_refreshes_the_login_does_not_lose_it(
+async def test_stopping_a_run_during_a_login_refresh_keeps_the_login(
     launch: Launch, model: ScriptedModel, stop: Callable[[CodexExec, Asked], Coroutine[None, None, None]]
 ) -> None:
     async with running_login_server(0.5) as server:
@@ -123,7 +121,7 @@ async def test_a_run_that_is_stopped_while_it_refreshes_the_login_does_not_lose_
     assert left_of(launch) == []
 
 
-async def test_a_codex_for_one_thing_that_is_late_in_mid_refresh_does_not_lose_it(launch: Launch) -> None:
+async def test_a_one_shot_command_that_times_out_during_a_refresh_keeps_the_login(launch: Launch) -> None:
     async with running_login_server(0.5) as server:
         launch = subscribed(launch, server)
         async with anyio.create_task_group() as tasks:
@@ -134,7 +132,7 @@ async def test_a_codex_for_one_thing_that_is_late_in_mid_refresh_does_not_lose_i
     assert held["refresh_token"] == server.refresh_token == "refresh-1-0123456789"
 
 
-async def test_a_login_that_is_not_used_holds_nobody_up(launch: Launch) -> None:
+async def test_an_unused_login_delays_no_run(launch: Launch) -> None:
     async with running_login_server(0) as server:
         subscribed(launch, server)
         codex = CodexExec(launch)

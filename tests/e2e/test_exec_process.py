@@ -137,7 +137,7 @@ def environment_of(processes: Sequence[int]) -> str:
     return found
 
 
-async def test_a_session_goes_on_and_remembers(launch: Launch, model: ScriptedModel) -> None:
+async def test_a_session_resumes_and_remembers(launch: Launch, model: ScriptedModel) -> None:
     codex = CodexExec(launch)
     first = done_of(await events_of(codex, script({"say": "The word is basalt."})))
     assert (first.text, first.stop_reason, first.error) == ("The word is basalt.", "completed", None)
@@ -154,7 +154,7 @@ async def test_a_session_goes_on_and_remembers(launch: Launch, model: ScriptedMo
     assert left_of(launch) == []
 
 
-async def test_a_session_that_there_is_not_is_no_new_one(launch: Launch) -> None:
+async def test_a_missing_session_starts_no_new_one(launch: Launch) -> None:
     gone = replace(FREE, resume="01a1fdff-8a53-70f0-a558-000000000000")
     done = done_of(await events_of(CodexExec(launch), "go on", gone))
     assert done.stop_reason == "failed"
@@ -172,12 +172,12 @@ async def test_a_prompt_is_never_an_option(launch: Launch, model: ScriptedModel,
 
 
 @pytest.mark.parametrize("prompt", ["", " \n", "x" * 1_048_577])
-async def test_a_prompt_that_codex_would_refuse_starts_none(launch: Launch, prompt: str) -> None:
+async def test_a_prompt_over_codexs_limit_starts_no_process(launch: Launch, prompt: str) -> None:
     with pytest.raises(InputRefused, match="The message has"):
         await events_of(CodexExec(replace(launch, binary=Path("/nonexistent"))), prompt)
 
 
-async def test_commands_and_files_come_as_they_happen(launch: Launch) -> None:
+async def test_commands_and_file_changes_arrive_as_they_happen(launch: Launch) -> None:
     prompt = script({"say": "I look.", "run": "echo hi"}, {"run": "exit 3"}, {"patch": ADD}, {"say": "Changed."})
     events = await events_of(CodexExec(launch), prompt)
     uses, results = only(ToolUse, events), only(ToolResult, events)
@@ -222,7 +222,7 @@ async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel,
 
 
 @pytest.mark.parametrize(("options", "folders"), [(FREE, 0), (replace(FREE, output_schema={"type": "object"}), 1)])
-async def test_a_run_has_a_folder_only_where_it_needs_one_and_a_killed_one_s_goes_at_the_next_start(
+async def test_a_run_folder_exists_only_if_needed_and_is_removed_after_a_kill(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: RunOptions, folders: int
 ) -> None:
     temporary = tmp_path / "temporary"
@@ -255,7 +255,7 @@ async def test_a_run_has_a_folder_only_where_it_needs_one_and_a_killed_one_s_goe
 
 
 @pytest.mark.parametrize("options", [SANDBOXED, RunOptions(full_auto=True, config=NOT_ALL_OF_TMP)])
-async def test_commands_and_patches_write_the_working_folder_and_those_beside_it_that_are_named(
+async def test_commands_and_patches_write_only_the_configured_folders(
     launch: Launch, model: ScriptedModel, tmp_path: Path, options: RunOptions
 ) -> None:
     more, outside = tmp_path / "more, and more", tmp_path / "outside"
@@ -283,7 +283,7 @@ async def test_commands_and_patches_write_the_working_folder_and_those_beside_it
     assert list(outside.iterdir()) == []
 
 
-async def test_a_git_repository_is_asked_for_where_wanted(launch: Launch) -> None:
+async def test_a_git_repository_is_required_if_configured(launch: Launch) -> None:
     codex = CodexExec(launch)
     done = done_of(await events_of(codex, "hi", RunOptions(sandbox="read-only", skip_git_check=False)))
     assert done.stop_reason == "failed"
@@ -291,7 +291,7 @@ async def test_a_git_repository_is_asked_for_where_wanted(launch: Launch) -> Non
     assert "skip-git-repo-check" in done.error.message
 
 
-async def test_a_failure_is_told_once(launch: Launch) -> None:
+async def test_a_failure_is_reported_once(launch: Launch) -> None:
     events = await events_of(CodexExec(launch), script({"fail": 401}))
     done = done_of(events)
     assert done.stop_reason == "failed"
@@ -301,7 +301,7 @@ async def test_a_failure_is_told_once(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("options", [FREE, SANDBOXED])
-async def test_nothing_is_left_of_a_run_that_is_aborted_in_mid_command(launch: Launch, options: RunOptions) -> None:
+async def test_an_aborted_run_leaves_no_command_behind(launch: Launch, options: RunOptions) -> None:
     seconds = f"600.{uuid.uuid4().int}"
     prompt = script({"run": f"env -i setsid sleep {seconds} & setsid sleep {seconds} & sleep {seconds}"})
     async with CodexExec(launch).run(prompt, options) as run:
@@ -332,7 +332,7 @@ def asleep(seconds: str) -> list[int]:
     "command",
     ["env -i /bin/sleep {} & wait", "env -i setsid sleep {} & sleep 600", "env -u CODEX_WORKSPACE_RUN sleep {}"],
 )
-async def test_a_command_without_the_mark_is_ended_too(launch: Launch, command: str) -> None:
+async def test_a_command_without_the_run_marker_is_killed_too(launch: Launch, command: str) -> None:
     seconds = f"600.{uuid.uuid4().int}"
     async with CodexExec(launch).run(script({"run": command.format(seconds)}), FREE) as run:
         with anyio.fail_after(HANG_S):
@@ -358,7 +358,7 @@ time.sleep(600)
 """
 
 
-async def test_an_mcp_server_that_ignores_the_end_of_its_input_is_ended_too(launch: Launch) -> None:
+async def test_an_mcp_server_that_ignores_eof_is_killed_too(launch: Launch) -> None:
     name = f"600.{uuid.uuid4().int}"
     entry = McpServerEntry(
         name="stubborn", command=sys.executable, args=("-c", STUBBORN, name), env={}, required=True, trusted=True
@@ -374,7 +374,7 @@ async def test_an_mcp_server_that_ignores_the_end_of_its_input_is_ended_too(laun
     assert asleep(name) == []
 
 
-async def test_nothing_is_left_where_the_end_itself_is_cancelled(launch: Launch) -> None:
+async def test_cancelling_the_shutdown_leaves_no_process(launch: Launch) -> None:
     begun = asyncio.Event()
 
     async def read() -> None:
@@ -410,7 +410,7 @@ async def test_a_run_can_be_aborted_by_another_task(launch: Launch) -> None:
     assert done_of(events).stop_reason == "interrupted"
 
 
-async def test_nothing_is_left_of_a_block_that_is_left(launch: Launch) -> None:
+async def test_leaving_the_block_leaves_no_process(launch: Launch) -> None:
     async with CodexExec(launch).run(script({"run": "sleep 600"}), FREE) as run:
         async for event in run:
             if isinstance(event, ToolUse):
@@ -418,14 +418,14 @@ async def test_nothing_is_left_of_a_block_that_is_left(launch: Launch) -> None:
     assert left_of(launch) == []
 
 
-async def test_a_cancelled_reader_leaves_nothing(launch: Launch) -> None:
+async def test_a_cancelled_reader_leaves_no_process(launch: Launch) -> None:
     with anyio.move_on_after(1) as scope:
         await events_of(CodexExec(launch), script({"run": "sleep 600"}))
     assert scope.cancelled_caught
     assert left_of(launch) == []
 
 
-async def test_silence_ends_a_run(launch: Launch) -> None:
+async def test_silence_times_out_a_run(launch: Launch) -> None:
     codex = CodexExec(launch, RunLimits(inactivity_s=1.0))
     events = await events_of(codex, script({"run": "sleep 600"}))
     done = done_of(events)
@@ -441,7 +441,7 @@ async def test_lines_keep_a_run_alive(launch: Launch) -> None:
     assert done_of(await events_of(codex, prompt)).text == "Slept."
 
 
-async def test_servers_that_are_waited_for_may_take_their_time(launch: Launch) -> None:
+async def test_waiting_for_servers_is_not_silence(launch: Launch) -> None:
     slow = McpServerEntry(
         name="slow", command=sys.executable, args=(str(LIGHT_SERVER), "3"), env={}, required=True, trusted=True
     )
@@ -453,7 +453,7 @@ async def test_servers_that_are_waited_for_may_take_their_time(launch: Launch) -
     assert done_of(events).text == "Called."
 
 
-async def test_a_reader_that_is_busy_is_no_silence(launch: Launch) -> None:
+async def test_a_busy_reader_is_not_silence(launch: Launch) -> None:
     codex = CodexExec(launch, RunLimits(inactivity_s=3.0))
     async with codex.run(script({"run": "sleep 1.5"}, {"run": "sleep 3"}, {"say": "Slept."}), FREE) as run:
         events = []
@@ -464,7 +464,7 @@ async def test_a_reader_that_is_busy_is_no_silence(launch: Launch) -> None:
     assert (done_of(events).stop_reason, done_of(events).text) == ("completed", "Slept.")
 
 
-async def test_silence_while_the_reader_is_busy_is_told_when_it_comes_back(launch: Launch) -> None:
+async def test_silence_during_a_busy_reader_is_reported_afterwards(launch: Launch) -> None:
     codex = CodexExec(launch, RunLimits(inactivity_s=1.0))
     with anyio.fail_after(HANG_S):
         async with codex.run(script({"run": "sleep 600"}), FREE) as run:
@@ -478,7 +478,7 @@ async def test_silence_while_the_reader_is_busy_is_told_when_it_comes_back(launc
     assert error.code == "WATCHDOG_TIMEOUT"
 
 
-async def test_one_instance_serves_several_tasks(launch: Launch) -> None:
+async def test_one_instance_serves_concurrent_tasks(launch: Launch) -> None:
     codex = CodexExec(launch)
     answers: list[str] = []
 
@@ -491,7 +491,7 @@ async def test_one_instance_serves_several_tasks(launch: Launch) -> None:
     assert sorted(answers) == ["one", "three", "two"]
 
 
-async def test_runs_of_one_session_wait_for_one_another(launch: Launch) -> None:
+async def test_runs_of_one_session_are_serialized(launch: Launch) -> None:
     codex = CodexExec(launch)
     session = done_of(await events_of(codex, script({"say": "begun"}))).session_id
     running: list[bool] = []
@@ -508,7 +508,7 @@ async def test_runs_of_one_session_wait_for_one_another(launch: Launch) -> None:
         tasks.start_soon(ask)
 
 
-async def test_the_tokens_of_a_run_that_was_stopped_are_not_the_next_one_s(launch: Launch) -> None:
+async def test_tokens_of_a_stopped_run_do_not_count_for_the_next(launch: Launch) -> None:
     codex = CodexExec(launch)
     session = replace(FREE, resume=done_of(await events_of(codex, script({"say": "begun"}))).session_id)
     async with codex.run(script({"run": "echo 1"}, {"run": "sleep 600"}), session) as run:
@@ -522,7 +522,7 @@ async def test_the_tokens_of_a_run_that_was_stopped_are_not_the_next_one_s(launc
     assert done_of(await events_of(codex, script({"say": "again"}), session)).usage is not None
 
 
-async def test_a_line_that_is_too_long_is_said_to_be_missing(launch: Launch) -> None:
+async def test_a_line_over_the_limit_is_reported_as_missing(launch: Launch) -> None:
     codex = CodexExec(replace(launch, max_line_bytes=3000))
     events = await events_of(codex, script({"run": "printf %05000d 7"}, {"say": "Printed."}))
     assert only(Error, events) == []
@@ -532,7 +532,7 @@ async def test_a_line_that_is_too_long_is_said_to_be_missing(launch: Launch) -> 
     assert done_of(events).text == "Printed."
 
 
-async def test_what_was_written_before_an_abort_is_told(launch: Launch) -> None:
+async def test_output_before_an_abort_is_delivered(launch: Launch) -> None:
     with anyio.fail_after(HANG_S):
         async with CodexExec(launch).run(script({"run": "echo hi"}, {"run": "touch on; sleep 600"}), FREE) as run:
             while not (launch.cwd / "on").exists():
@@ -543,7 +543,7 @@ async def test_what_was_written_before_an_abort_is_told(launch: Launch) -> None:
     assert done_of(events).stop_reason == "interrupted"
 
 
-async def test_no_credential_but_its_own_reaches_codex(launch: Launch) -> None:
+async def test_only_codexs_own_credential_reaches_codex(launch: Launch) -> None:
     async with CodexExec(launch).run(script({"run": "env; sleep 600"}), FREE) as run:
         async for event in run:
             if isinstance(event, ToolUse):
@@ -553,7 +553,7 @@ async def test_no_credential_but_its_own_reaches_codex(launch: Launch) -> None:
     assert not any(name in found or value in found for name, value in OTHERS.items())
 
 
-async def test_without_a_key_there_is_none(launch: Launch, model: ScriptedModel) -> None:
+async def test_no_key_is_passed_if_none_is_configured(launch: Launch, model: ScriptedModel) -> None:
     done_of(await events_of(CodexExec(replace(launch, api_key=None)), script({"say": "x"})))
     assert all(request.authorization is None for request in model.requests)
 
@@ -573,7 +573,7 @@ def probe(env: Mapping[str, str]) -> McpServers:
     return resolve([entry], {"PROBE_TOKEN": TOKEN}, ConfigLocation("config.yaml"))
 
 
-async def test_an_mcp_server_is_there_for_a_run_and_leaves_no_trace(launch: Launch) -> None:
+async def test_an_mcp_server_exists_for_one_run_and_leaves_no_trace(launch: Launch) -> None:
     config = (launch.codex_home / "config.toml").read_bytes()
     call = {"tool": {"name": "digest_of", "namespace": "mcp__probe", "arguments": {"variable": "TOKEN"}}}
     codex = CodexExec(launch, servers=probe({"TOKEN": "${PROBE_TOKEN}", "PLAIN": "x"}))
@@ -592,14 +592,14 @@ def test_secrets_of_mcp_servers_are_not_on_the_command_line() -> None:
     assert handed == {"TOKEN": TOKEN}
 
 
-def test_secrets_in_headers_are_handed_by_variables() -> None:
+def test_secrets_in_headers_are_passed_as_environment_variables() -> None:
     entry = McpServerEntry(name="far-away", url="http://localhost:1/mcp", bearer_token_env="PROBE_TOKEN")
     settings, handed = mcp_overrides(resolve([entry], {"PROBE_TOKEN": TOKEN}, ConfigLocation("config.yaml")))
     assert settings["mcp_servers", "far-away", "env_http_headers", "Authorization"] == "MCP_HEADER_0_FAR_AWAY"
     assert handed == {"MCP_HEADER_0_FAR_AWAY": f"Bearer {TOKEN}"}
 
 
-def test_servers_of_like_names_have_headers_of_their_own() -> None:
+def test_servers_with_similar_names_have_separate_headers() -> None:
     entries = [
         McpServerEntry(name=name, url="http://localhost:1/mcp", bearer_token_env=variable)
         for name, variable in (("a-b", "ONE"), ("a_b", "TWO"))
@@ -609,7 +609,7 @@ def test_servers_of_like_names_have_headers_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["PATH", "CODEX_HOME", "OPENAI_API_KEY", "LD_PRELOAD"])
-def test_a_secret_takes_no_variable_of_codex(name: str) -> None:
+def test_a_secret_does_not_override_codexs_variables(name: str) -> None:
     with pytest.raises(ConfigError, match=f"env: {name} is codex's own"):
         mcp_overrides(probe({name: "${PROBE_TOKEN}"}))
 
@@ -620,7 +620,7 @@ def test_two_servers_cannot_share_a_variable_with_two_values() -> None:
         mcp_overrides(McpServers(servers))
 
 
-async def test_a_crash_is_told_with_codex_own_words(launch: Launch) -> None:
+async def test_a_crash_is_reported_with_codexs_own_words(launch: Launch) -> None:
     (launch.codex_home / "config.toml").write_text(f"model = [ # {KEY}")
     async with CodexExec(launch).run("hi", FREE) as run:
         done = done_of([event async for event in run])
@@ -633,7 +633,7 @@ async def test_a_crash_is_told_with_codex_own_words(launch: Launch) -> None:
     assert KEY not in said + done.error.message
 
 
-async def test_a_codex_that_is_killed_is_a_failure(launch: Launch) -> None:
+async def test_a_killed_codex_is_a_failure(launch: Launch) -> None:
     async with CodexExec(launch).run(script({"run": "kill -9 $PPID; sleep 600"}), FREE) as run:
         done = done_of([event async for event in run])
     assert done.error is not None
@@ -642,9 +642,7 @@ async def test_a_codex_that_is_killed_is_a_failure(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("last", ["echo codex-cli 0.163.0", "wait"])
-async def test_nothing_is_left_of_a_codex_that_was_asked_for_its_version(
-    launch: Launch, tmp_path: Path, last: str
-) -> None:
+async def test_the_version_query_leaves_no_process(launch: Launch, tmp_path: Path, last: str) -> None:
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(f"#!/bin/sh\nsleep 600 >/dev/null 2>&1 &\ntouch {tmp_path}/on\n{last}\n")
     wrapper.chmod(0o700)
@@ -661,7 +659,7 @@ async def test_nothing_is_left_of_a_codex_that_was_asked_for_its_version(
 @pytest.mark.parametrize(
     ("name", "problem"), [("/nonexistent", "cannot be started"), (shutil.which("true"), "did not report its version")]
 )
-async def test_what_is_no_codex_is_one_sentence(launch: Launch, name: str, problem: str) -> None:
+async def test_a_binary_that_is_not_codex_is_one_sentence(launch: Launch, name: str, problem: str) -> None:
     with pytest.raises(CodexCannotStart, match=problem):
         await events_of(CodexExec(replace(launch, binary=Path(name))), "hi")
 

@@ -101,7 +101,7 @@ async def test_codex_dies_after_its_first_answers(place: Place, tmp_path: Path) 
 @pytest.mark.parametrize(
     "setting", ['profile = "p"', f"[features]\nfoo = '{CANARY}'", "[tui]\nnotifications = 17"], ids=["p", "f", "t"]
 )
-async def test_a_config_toml_that_codex_does_not_take(place: Place, setting: str) -> None:
+async def test_a_config_toml_that_codex_rejects(place: Place, setting: str) -> None:
     place.prepare()
     file = place.root / "state" / "codex" / "config.toml"
     file.parent.mkdir(parents=True)
@@ -115,7 +115,7 @@ async def test_a_config_toml_that_codex_does_not_take(place: Place, setting: str
 
 
 @pytest.mark.both_backends
-async def test_a_config_toml_that_is_spoilt_while_the_agent_runs_fails_messages_and_shows_nothing_of_it(
+async def test_a_config_toml_broken_at_run_time_fails_messages_without_leaking_it(
     place: Place,
 ) -> None:
     file = place.root / "state" / "codex" / "config.toml"
@@ -135,14 +135,14 @@ async def test_a_config_toml_that_is_spoilt_while_the_agent_runs_fails_messages_
     assert CANARY not in log
 
 
-async def test_the_port_is_taken(place: Place) -> None:
+async def test_the_port_is_in_use(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = await _start(place, A2A_PORT=str(taken.getsockname()[1]))
     assert done.returncode == 2
     _one_sentence(done.stderr, "A2A_PORT", "already in use")
 
 
-async def test_a_log_for_machines_ends_for_machines(place: Place, tmp_path: Path) -> None:
+async def test_a_json_log_ends_with_a_json_line(place: Place, tmp_path: Path) -> None:
     for expected, environment in {2: {"SCRIPTED_KEY": ""}, 3: {"CODEX_BIN": _fake_codex(tmp_path, "exit(7)")}}.items():
         done = await _start(place, LOG_FORMAT="json", **environment)
         assert done.returncode == expected
@@ -162,7 +162,7 @@ async def test_no_credential(place: Place) -> None:
     _one_sentence(done.stderr, "SCRIPTED_KEY")
 
 
-async def test_a_folder_that_cannot_be_used(place: Place) -> None:
+async def test_an_unusable_state_folder(place: Place) -> None:
     (place.root / "file").write_text("")
     done = await _start(place, WORKSPACE_STATE_DIR=str(place.root / "file" / "state"))
     assert done.returncode == 2
@@ -170,7 +170,7 @@ async def test_a_folder_that_cannot_be_used(place: Place) -> None:
     assert b"file" in done.stderr
 
 
-async def test_a_database_that_is_none(place: Place) -> None:
+async def test_a_file_that_is_no_database(place: Place) -> None:
     done = await _start(place, DATABASE_URL=f"sqlite+aiosqlite:///{place.root}/config/config.yaml")
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
@@ -198,7 +198,7 @@ FAULTS: tuple[tuple[dict[str, object], str], ...] = (
 
 
 @pytest.mark.both_backends
-async def test_what_the_model_does_wrong_is_a_failed_task_with_a_true_sentence(client: Peer) -> None:
+async def test_model_errors_fail_the_task_with_an_accurate_message(client: Peer) -> None:
     for fault, expected in FAULTS:
         with anyio.fail_after(HANG_S):
             seen = await client.ask_blocking(script(fault), expected)
@@ -210,14 +210,14 @@ async def test_what_the_model_does_wrong_is_a_failed_task_with_a_true_sentence(c
 
 @pytest.mark.both_backends
 @pytest.mark.versions
-async def test_a_stream_that_is_cut_and_comes_back_is_not_doubled(client: Peer) -> None:
+async def test_a_model_stream_that_is_retried_is_not_duplicated(client: Peer) -> None:
     seen = await client.ask(script({"say": "one two three four", "cut": True, "times": 1}))
     assert (seen.state, seen.answer) == (TaskState.TASK_STATE_COMPLETED, "one two three four")
     assert seen.kinds() == ["notice"]
 
 
 @pytest.mark.both_backends
-async def test_a_model_that_nobody_serves_fails_soon(place: Place) -> None:
+async def test_an_unreachable_model_fails_quickly(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
     async with running_agent(replace(place, model_url=address)) as agent, peer(agent.url) as client:
@@ -228,7 +228,7 @@ async def test_a_model_that_nobody_serves_fails_soon(place: Place) -> None:
 
 
 @pytest.mark.both_backends
-async def test_a_peer_that_goes_away_does_not_stop_its_turn(client: Peer, model: ScriptedModel) -> None:
+async def test_a_disconnected_peer_does_not_stop_its_turn(client: Peer, model: ScriptedModel) -> None:
     async for event in client.stream(script({"chunks": 20, "delay_ms": 20}), "ctx"):
         task_id = event.task.id
         break
@@ -247,7 +247,7 @@ async def test_readiness_follows_codex(place: Place) -> None:
 
 @pytest.mark.both_backends
 @pytest.mark.alone
-async def test_sigterm_while_codex_does_not_start_ends_the_agent_at_once(place: Place, tmp_path: Path) -> None:
+async def test_sigterm_while_codex_fails_to_start_stops_the_agent_at_once(place: Place, tmp_path: Path) -> None:
     silent = _fake_codex(tmp_path, "import time; time.sleep(60)")
     environment = place.prepare() | {"CODEX_BIN": silent}
     process = psutil.Popen([sys.executable, "-m", "codex_workspace", "serve"], env=environment, stderr=subprocess.PIPE)
@@ -264,7 +264,7 @@ async def test_sigterm_while_codex_does_not_start_ends_the_agent_at_once(place: 
 
 
 @pytest.mark.parametrize("url", ["sqlite:///x.db", "postgresql+asyncpg://u:p@127.0.0.1:1/x", "nonsense"])
-async def test_a_database_without_a_driver(place: Place, url: str) -> None:
+async def test_a_database_url_without_a_driver(place: Place, url: str) -> None:
     done = await _start(place, DATABASE_URL=url)
     assert done.returncode == 2, done.stderr.decode()
     assert b"Traceback" not in done.stderr

@@ -70,7 +70,7 @@ def where(request: Request, text: str) -> int:
     return index
 
 
-async def test_a_conversation_is_told_of_each_change_once(place: Told, model: ScriptedModel) -> None:
+async def test_a_conversation_receives_each_instruction_change_once(place: Told, model: ScriptedModel) -> None:
     place.tell("")
     await ask(place, "one")
     place.tell(OF_OLD)
@@ -130,7 +130,7 @@ async def test_skills_and_memory_files_reach_the_model_and_the_card(place: Told,
     assert "<name>notes</name>" in remembered, "what the message named is there in full"
 
 
-def test_a_prompt_file_that_is_missing_stops_the_start(place: Told) -> None:
+def test_a_missing_prompt_file_prevents_the_start(place: Told) -> None:
     process = spawn(place)
     assert process.wait(20) == 2
     assert f"{place.folder}/config.yaml: prompt_files[0]: names {place.folder}/how.md" in place.log.read_text()

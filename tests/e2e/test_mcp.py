@@ -69,7 +69,7 @@ async def agent_with(place: Place) -> AsyncIterator[Peer]:
 
 
 @pytest.mark.versions
-async def test_a_trusted_server_works_and_its_secret_is_its_own(place: Place, model: ScriptedModel) -> None:
+async def test_a_trusted_server_works_and_keeps_its_secret(place: Place, model: ScriptedModel) -> None:
     trusted = stdio(
         "trusted",
         trusted=True,
@@ -104,7 +104,7 @@ async def test_a_trusted_server_works_and_its_secret_is_its_own(place: Place, mo
     assert files_with(place, TOKEN) == []
 
 
-async def test_one_that_is_not_trusted_is_asked_for_where_somebody_answers(place: Place, model: ScriptedModel) -> None:
+async def test_an_untrusted_server_asks_for_approval(place: Place, model: ScriptedModel) -> None:
     place = replace(with_servers(place, stdio("other")), codex={"approval_policy": "on-request"})
     async with agent_with(place) as client:
         asked = await client.ask(script(call("other", "echo", text="hello"), {"say": "Done."}))
@@ -124,7 +124,7 @@ ANSWERS: Final = (
 
 @pytest.mark.versions
 @pytest.mark.parametrize(("answer", "came_of_it"), ANSWERS)
-async def test_what_a_server_asks_of_a_person_reaches_them(
+async def test_a_servers_form_reaches_the_user(
     place: Place, model: ScriptedModel, answer: Part, came_of_it: str
 ) -> None:
     place = replace(with_servers(place, stdio("wall", trusted=True)), codex={"approval_policy": "on-request"})
@@ -137,7 +137,7 @@ async def test_what_a_server_asks_of_a_person_reaches_them(
     assert came_of_it in told(model)[-1]
 
 
-async def test_a_server_can_send_a_person_to_a_page(place: Place, model: ScriptedModel) -> None:
+async def test_a_server_can_send_the_user_to_a_url(place: Place, model: ScriptedModel) -> None:
     place = replace(with_servers(place, stdio("wall", trusted=True)), codex={"approval_policy": "on-request"})
     async with agent_with(place) as client:
         asked = await client.ask(script(call("wall", "sign_in"), {"say": "Done."}))
@@ -146,7 +146,7 @@ async def test_a_server_can_send_a_person_to_a_page(place: Place, model: Scripte
     assert "accept" in told(model)[-1]
 
 
-async def test_a_token_is_seen_by_the_server_over_http_and_by_nobody_else(
+async def test_an_http_servers_token_is_sent_to_that_server_only(
     place: Place, model: ScriptedModel, tmp_path: Path
 ) -> None:
     seen = tmp_path / "headers.txt"
@@ -170,7 +170,7 @@ async def test_a_token_is_seen_by_the_server_over_http_and_by_nobody_else(
         assert files_with(place, secret) == [seen]
 
 
-async def test_a_slow_server_is_there_before_the_first_call_of_the_model(place: Place, model: ScriptedModel) -> None:
+async def test_a_slow_server_is_ready_before_the_first_model_call(place: Place, model: ScriptedModel) -> None:
     place = with_servers(place, stdio("slow", "--delay-s", "2", trusted=True))
     async with agent_with(place) as client:
         seen = await client.ask(script(call("slow", "echo", text="late"), {"say": "Done."}))
@@ -179,7 +179,7 @@ async def test_a_slow_server_is_there_before_the_first_call_of_the_model(place: 
 
 
 @pytest.mark.versions
-async def test_a_server_that_has_ended_comes_back(place: Place, model: ScriptedModel) -> None:
+async def test_a_server_that_exits_is_restarted(place: Place, model: ScriptedModel) -> None:
     frail = stdio("frail", trusted=True, env={"API_TOKEN": "${MY_TOKEN}"})
     place = with_servers(place, frail, stdio("steady", trusted=True), MY_TOKEN=TOKEN)
     steady = call("steady", "echo", text="one")
@@ -196,7 +196,7 @@ async def test_a_server_that_has_ended_comes_back(place: Place, model: ScriptedM
     assert still.splitlines()[-1] == first.splitlines()[-1]
 
 
-async def test_a_server_that_is_not_there_is_said_once_and_the_turn_goes_on(place: Place) -> None:
+async def test_a_missing_server_is_reported_once_and_the_turn_continues(place: Place) -> None:
     left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
     place = with_servers(
         place, stdio("broken", "--fail"), left_out, stdio("late", "--delay-s", "30", startup_timeout_s=1)
@@ -223,7 +223,7 @@ async def test_without_a_required_server_the_agent_does_not_start(place: Place) 
     assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in said
 
 
-def test_the_doctor_tells_what_each_server_is_like(place: Place) -> None:
+def test_the_doctor_reports_each_servers_state(place: Place) -> None:
     left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
     fine = stdio("fine", required=True, disabled_tools=["crash"])
     finding = diagnosis(with_servers(place, fine, stdio("broken", "--fail"), left_out))
@@ -244,9 +244,7 @@ def diagnosis(place: Place) -> Finding:
     return check_mcp(facts)
 
 
-async def test_a_server_over_http_that_was_started_anew_is_found_again(
-    place: Place, model: ScriptedModel, tmp_path: Path
-) -> None:
+async def test_a_restarted_http_server_is_reconnected(place: Place, model: ScriptedModel, tmp_path: Path) -> None:
     port = free_port()
     place = with_servers(place, {"name": "web", "url": f"http://127.0.0.1:{port}/mcp", "trusted": True})
     echo = script(call("web", "echo", text="hello"), {"say": "Done."})

@@ -38,7 +38,7 @@ async def test_a_second_message_sees_the_first_and_a_third_sees_both_after_a_res
     assert "the word is pear" in answer
 
 
-async def test_messages_without_a_context_go_to_the_senders_main_one(client: Peer) -> None:
+async def test_messages_without_context_share_the_senders_main_context(client: Peer) -> None:
     first = await client.ask("the word is apple")
     second = await client.ask(REPEAT)
     assert second.context_id == first.context_id
@@ -46,7 +46,7 @@ async def test_messages_without_a_context_go_to_the_senders_main_one(client: Pee
     assert "the word is apple" not in (await client.ask(REPEAT, "elsewhere")).answer
 
 
-async def test_per_context_gives_every_nameless_message_a_context_of_its_own(place: Place) -> None:
+async def test_per_context_gives_each_message_without_context_its_own(place: Place) -> None:
     separate = replace(place, codex={"conversations": "per-context"})
     async with running_agent(separate) as agent, peer(agent.url) as client:
         first = await client.ask("the word is apple")
@@ -57,7 +57,9 @@ async def test_per_context_gives_every_nameless_message_a_context_of_its_own(pla
 
 @pytest.mark.alone
 @pytest.mark.parametrize("recovery", ["fail", "resume"])
-async def test_codex_killed_in_a_turn_ends_or_goes_on_and_the_context_remembers(place: Place, recovery: str) -> None:
+async def test_codex_killed_during_a_turn_fails_or_resumes_it_and_the_context_remembers(
+    place: Place, recovery: str
+) -> None:
     """Without recovery the task fails within a second and says why; with it, its watcher is told and it goes on."""
     wanted = replace(place, codex={"recovery": recovery})
     async with running_agent(wanted) as agent, peer(agent.url) as client:
@@ -88,7 +90,7 @@ async def test_codex_killed_in_a_turn_ends_or_goes_on_and_the_context_remembers(
 
 @pytest.mark.app_server_only(reason="no codex exec runs between turns")
 @pytest.mark.versions
-async def test_codex_killed_between_turns_is_not_noticed(agent: AgentProcess, client: Peer) -> None:
+async def test_codex_killed_between_turns_is_replaced_silently(agent: AgentProcess, client: Peer) -> None:
     await client.ask("the word is apple", "ctx")
     for _ in range(3):
         agent.codex().kill()
@@ -97,7 +99,7 @@ async def test_codex_killed_between_turns_is_not_noticed(agent: AgentProcess, cl
 
 @pytest.mark.alone
 @pytest.mark.parametrize("recovery", ["fail", "resume"])
-async def test_sigterm_gives_a_running_turn_its_grace_and_then_fails_or_leaves_it(
+async def test_sigterm_waits_the_grace_period_then_fails_or_keeps_the_turn(
     place: Place, model: ScriptedModel, recovery: str
 ) -> None:
     """What is left goes on with the next agent; without recovery the task fails, and says that the agent stopped."""
@@ -132,7 +134,7 @@ async def test_sigterm_gives_a_running_turn_its_grace_and_then_fails_or_leaves_i
 
 @pytest.mark.versions
 @pytest.mark.parametrize("damage", ["emptied", "removed"])
-async def test_a_thread_that_is_lost_is_said_plainly_and_replaced(place: Place, damage: str) -> None:
+async def test_a_lost_thread_is_reported_and_replaced(place: Place, damage: str) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         await agent.stop()
@@ -154,7 +156,7 @@ def _damage(rollout: Path, how: str) -> None:
 
 
 @pytest.mark.versions
-async def test_nothing_is_left_over_when_the_agent_stops(place: Place, model: ScriptedModel) -> None:
+async def test_no_process_remains_after_the_agent_stops(place: Place, model: ScriptedModel) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.begin(script({"run": "sleep 86422"}), "ctx")
         await eventually(lambda: agent.commands("86422"))

@@ -47,7 +47,7 @@ async def begun(client: Peer, text: str) -> Seen:
 
 
 @pytest.mark.versions
-async def test_a_message_that_steers_joins_the_turn_and_both_get_its_answer(place: Place, model: ScriptedModel) -> None:
+async def test_a_steering_message_joins_the_turn_and_both_get_its_answer(place: Place, model: ScriptedModel) -> None:
     steering = replace(place, codex={"mid_turn": "steer"})
     async with running_agent(steering) as agent, peer(agent.url) as client:
         first = await begun(client, script({"say": "I begin.", "run": "sleep 1"}, {"say": "never"}))
@@ -60,7 +60,7 @@ async def test_a_message_that_steers_joins_the_turn_and_both_get_its_answer(plac
 
 
 @pytest.mark.versions
-async def test_a_message_that_interrupts_takes_the_turns_place_and_loses_nothing(place: Place) -> None:
+async def test_an_interrupting_message_replaces_the_turn_and_loses_nothing(place: Place) -> None:
     interrupting = replace(place, codex={"mid_turn": "interrupt"})
     async with running_agent(interrupting) as agent, peer(agent.url) as client:
         first = await begun(client, script({"say": "I begin.", "stall": True}, text="the first"))
@@ -72,7 +72,7 @@ async def test_a_message_that_interrupts_takes_the_turns_place_and_loses_nothing
         assert "Of your answer to it, this much was said:\n\nI begin." in history
 
 
-async def test_of_several_messages_the_latest_wins_and_tells_of_all(place: Place) -> None:
+async def test_the_latest_of_several_interrupting_messages_mentions_all(place: Place) -> None:
     interrupting = replace(place, codex={"mid_turn": "interrupt"})
     async with running_agent(interrupting) as agent, peer(agent.url) as client:
         first = await begun(client, script({"say": "I begin.", "stall": True}))
@@ -84,7 +84,7 @@ async def test_of_several_messages_the_latest_wins_and_tells_of_all(place: Place
         assert all(f"number {number}" in history for number in range(3))
 
 
-async def test_a_message_says_itself_what_becomes_of_it(place: Place) -> None:
+async def test_a_message_overrides_the_mid_turn_policy(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         first = await begun(client, script({"say": "I begin.", "run": "sleep 1"}, {"say": "never"}))
         second = await heard(client, wishing("look here", midTurn="steer"))
@@ -94,14 +94,14 @@ async def test_a_message_says_itself_what_becomes_of_it(place: Place) -> None:
         assert (await client.get(first.task_id)).state == CANCELED
 
 
-async def test_without_a_turn_at_work_all_are_the_same(client: Peer) -> None:
+async def test_without_a_running_turn_all_policies_are_equal(client: Peer) -> None:
     for wish in ("queue", "steer", "interrupt"):
         seen = await heard(client, wishing("hello", midTurn=wish))
         assert (seen.state, seen.answer) == (COMPLETED, "You said: hello")
 
 
 @pytest.mark.versions
-async def test_one_turn_may_have_its_own_way(place: Place, model: ScriptedModel) -> None:
+async def test_one_message_overrides_turn_options(place: Place, model: ScriptedModel) -> None:
     (place.root / "workspace" / "services").mkdir(parents=True)
     schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3}}, "additionalProperties": False}
     async with running_agent(place) as agent, peer(agent.url) as client:
@@ -129,7 +129,7 @@ async def test_one_turn_may_have_its_own_way(place: Place, model: ScriptedModel)
         ({"midTurn": "later"}, "one of queue, steer, interrupt"),
     ],
 )
-async def test_a_wish_that_cannot_be_granted_is_refused_in_words(
+async def test_an_invalid_turn_option_is_rejected_with_a_reason(
     client: Peer, wishes: dict[str, object], words: str
 ) -> None:
     seen = await heard(client, wishing("hello", **wishes))

@@ -82,7 +82,7 @@ def shown_in(scraped: str) -> dict[str, tuple[str, frozenset[str]]]:
     return shown
 
 
-async def test_the_document_has_every_number_and_they_count_what_happens(place: Place) -> None:
+async def test_every_documented_metric_exists_and_counts(place: Place) -> None:
     usage = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 30, "reasoning_tokens": 10}
     async with watched(place) as (agent, client, http):
         await client.ask(script({"say": "Well.", "usage": usage}), "one")
@@ -137,7 +137,7 @@ async def said(client: Peer, begun: Seen, text: str) -> None:
             await anyio.sleep(0.02)
 
 
-async def test_who_may_look_at_what(place: Place) -> None:
+async def test_operator_endpoints_require_the_operator_token(place: Place) -> None:
     async with watched(
         place, PLATFORM_URL="http://127.0.0.1:9", WORKSPACE_ID="w", MOLECULE_WORKSPACE_TOKEN="p-0123"
     ) as (
@@ -165,7 +165,7 @@ async def test_who_may_look_at_what(place: Place) -> None:
     }
 
 
-async def test_an_agent_without_tokens_shows_its_numbers_and_not_its_record(agent: AgentProcess) -> None:
+async def test_an_agent_without_tokens_serves_metrics_but_no_log(agent: AgentProcess) -> None:
     async with httpx.AsyncClient(base_url=agent.url) as http:
         assert (await http.get("/metrics")).status_code == 200
         refused = await http.get("/transcript")
@@ -250,7 +250,7 @@ async def say_by_grpc(agent: AgentProcess, text: str) -> None:
     assert answer.task.status.state == TaskState.TASK_STATE_COMPLETED
 
 
-async def test_a_collector_that_stands_still_holds_up_nothing(place: Place) -> None:
+async def test_a_stalled_collector_blocks_nothing(place: Place) -> None:
     with otlp_receiver(stands_still=True) as collector:
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "10"}
         async with watched(place, **environment) as (agent, client, _):
@@ -264,7 +264,7 @@ async def test_a_collector_that_stands_still_holds_up_nothing(place: Place) -> N
 # --- Codex's record ---
 
 
-async def test_the_record_is_read_on_from_its_cursor_and_shows_no_secret(place: Place) -> None:
+async def test_the_event_log_continues_from_its_cursor_without_secrets(place: Place) -> None:
     async with watched(place) as (_, client, http):
 
         async def look(**query: str | int) -> dict[str, object]:

@@ -74,7 +74,7 @@ async def crowd(agent: AgentProcess) -> list[Heard]:
 
 
 @pytest.mark.alone
-async def test_what_is_accepted_is_answered_and_the_rest_hears_it_at_once(agent: AgentProcess) -> None:
+async def test_accepted_messages_are_answered_and_the_rest_is_rejected_at_once(agent: AgentProcess) -> None:
     async with light_client(agent.url) as http:
         assert (await ask(http, call("SendMessage", "hello", "warm"))).completed
         before = agent.process.memory_info().rss
@@ -95,7 +95,7 @@ async def test_what_is_accepted_is_answered_and_the_rest_hears_it_at_once(agent:
         assert (await ask(http, call(again.method, "later", "crowded", again.message_id))).completed
 
 
-async def test_a_message_that_is_known_joins_however_full_it_is(place: Place) -> None:
+async def test_a_known_message_joins_even_when_the_queue_is_full(place: Place) -> None:
     limits = {"max_waiting_per_context": 1, "max_running_turns": 1}
     async with running_agent(replace(place, limits=limits)) as agent, light_client(agent.url) as http:
         answers: list[Heard] = []

@@ -24,7 +24,7 @@ def placed(place: Place, url: str, **platform: object) -> Place:
     return replace(place, config=config, environment={"PLATFORM_URL": url, "WORKSPACE_ID": ME})
 
 
-async def test_a_pushed_message_is_answered_and_a_long_one_twice(place: Place) -> None:
+async def test_a_pushed_message_is_answered_and_a_long_turn_is_acknowledged_first(place: Place) -> None:
     async with running_platform(options=StandInOptions(tells_secret=True)) as platform:
         platform.add_workspace(ME, delivery="push")
         async with running_agent(placed(place, platform.url, answer_within_s=1.0)):
@@ -42,7 +42,7 @@ async def test_a_pushed_message_is_answered_and_a_long_one_twice(place: Place) -
 
 
 @pytest.mark.alone
-async def test_an_idle_agent_that_polls_begins_within_a_second(place: Place, model: ScriptedModel) -> None:
+async def test_an_idle_polling_agent_starts_within_a_second(place: Place, model: ScriptedModel) -> None:
     async with running_platform() as platform:
         platform.add_workspace(ME, delivery="poll")
         async with running_agent(placed(place, platform.url)):
@@ -58,7 +58,7 @@ async def test_an_idle_agent_that_polls_begins_within_a_second(place: Place, mod
             await platform.until(lambda: platform.notifications(ME)[1:] == ["You said: hello"])
 
 
-async def test_a_removed_workspace_ends_the_agent_in_good_order(place: Place, tmp_path: Path) -> None:
+async def test_a_removed_workspace_stops_the_agent_cleanly(place: Place, tmp_path: Path) -> None:
     async with running_platform() as platform:
         platform.add_workspace(ME, delivery="poll")
         async with running_agent(placed(place, platform.url)) as agent:

@@ -46,7 +46,7 @@ def said_by_users(model: ScriptedModel) -> str:
 
 
 @pytest.mark.parametrize("transport", [each.value for each in TransportProtocol])
-async def test_nobody_sees_or_stops_what_is_not_theirs(
+async def test_principals_cannot_see_or_cancel_foreign_tasks(
     agent: AgentProcess, model: ScriptedModel, transport: str
 ) -> None:
     async with own_client(transport, agent.url, ALICE) as alice, own_client(transport, agent.url, BOB) as bob:
@@ -69,7 +69,7 @@ async def test_nobody_sees_or_stops_what_is_not_theirs(
             await operator.get(hers.id)
 
 
-async def test_who_has_none_of_the_tokens_is_nobody(agent: AgentProcess) -> None:
+async def test_a_request_without_a_known_token_is_unauthorized(agent: AgentProcess) -> None:
     async with httpx.AsyncClient(base_url=agent.url, headers={"Authorization": "Bearer bobs-old-token"}) as http:
         refused = await http.get("/tasks", headers={"A2A-Version": "1.0"})
     assert refused.status_code == 401

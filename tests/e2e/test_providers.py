@@ -71,7 +71,7 @@ def keyed(place: Place) -> Place:
     return replace(place, config={"runtime_config": {"model": "gpt-5.5"}, "providers": []}, environment=own)
 
 
-async def test_an_api_key_answers_on_a_clean_state_and_on_the_one_before(place: Place, model: ScriptedModel) -> None:
+async def test_an_api_key_works_on_new_and_existing_state(place: Place, model: ScriptedModel) -> None:
     for _ in range(2):
         seen = await asked(keyed(place))
         assert (seen.state, seen.answer) == (COMPLETED, "You said: hello")
@@ -82,7 +82,7 @@ async def test_an_api_key_answers_on_a_clean_state_and_on_the_one_before(place: 
     )
 
 
-async def test_a_conversation_goes_on_under_another_provider(place: Place, model: ScriptedModel) -> None:
+async def test_a_conversation_continues_with_another_provider(place: Place, model: ScriptedModel) -> None:
     content = login()
     for each, authorization in [
         (place, f"Bearer {SECRET}"),
@@ -95,9 +95,7 @@ async def test_a_conversation_goes_on_under_another_provider(place: Place, model
     assert sum("hello" in text for text in said) == 3
 
 
-async def test_a_subscription_answers_on_a_clean_state_and_on_the_one_before_of_another_backend(
-    place: Place, model: ScriptedModel
-) -> None:
+async def test_a_subscription_works_on_new_state_and_on_another_backends(place: Place, model: ScriptedModel) -> None:
     content = login()
     for backend in ("app-server", "exec"):
         seen = await asked(subscribed(replace(place, codex={"backend": backend}), content))
@@ -128,9 +126,7 @@ async def refreshing(place: Place, server: LoginServer, client: Peer) -> Seen:
     return begun
 
 
-async def test_a_turn_that_is_canceled_or_stopped_while_its_codex_refreshes_the_login_does_not_lose_it(
-    place: Place, model: ScriptedModel
-) -> None:
+async def test_stopping_a_turn_during_a_login_refresh_keeps_the_login(place: Place, model: ScriptedModel) -> None:
     async with running_login_server(0.5) as server:
         at_once = replace(place, backend="exec", codex={"shutdown_grace_s": 0})
         own = refreshed_by(subscribed(at_once, login()), server)
@@ -146,7 +142,7 @@ async def test_a_turn_that_is_canceled_or_stopped_while_its_codex_refreshes_the_
         assert len(server.asked) == 2
 
 
-async def test_codex_s_own_refreshed_login_stays_until_a_newer_one_or_another_account_comes(
+async def test_codexs_refreshed_login_is_kept_until_a_newer_one_or_another_account(
     place: Place, model: ScriptedModel
 ) -> None:
     now = datetime.now(UTC)

@@ -67,7 +67,7 @@ async def asked(place: Place, message: str, *, streaming: bool) -> AsyncIterator
 
 @pytest.mark.versions
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_command_that_is_approved_runs_outside_of_the_sandbox(place: Place, streaming: bool) -> None:
+async def test_an_approved_command_runs_outside_the_sandbox(place: Place, streaming: bool) -> None:
     async with asked(asks(place), escalating(place), streaming=streaming) as (_, client, seen):
         assert f"echo made > {outside(place)}" in seen.sentence
         assert seen.question["kind"] == "command"
@@ -80,7 +80,7 @@ async def test_a_command_that_is_approved_runs_outside_of_the_sandbox(place: Pla
 
 @pytest.mark.versions
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_refusal_with_words_reaches_the_model(place: Place, model: ScriptedModel, streaming: bool) -> None:
+async def test_a_decline_with_a_reason_reaches_the_model(place: Place, model: ScriptedModel, streaming: bool) -> None:
     async with asked(asks(place), escalating(place), streaming=streaming) as (_, client, seen):
         done = await client.answer(seen, text("No, write it to the workspace instead."), streaming=streaming)
         assert done.state == COMPLETED
@@ -88,14 +88,14 @@ async def test_a_refusal_with_words_reaches_the_model(place: Place, model: Scrip
         assert model_heard(model, "write it to the workspace instead")
 
 
-async def test_a_file_is_no_answer(place: Place) -> None:
+async def test_a_file_does_not_answer_a_question(place: Place) -> None:
     async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
         again = await client.answer(seen, Part(raw=b"yes", media_type="text/plain", filename="answer.txt"))
         assert (again.state, "A file cannot be an answer" in again.sentence) == (ASKING, True)
         assert (await client.answer(again, text("no"))).state == COMPLETED
 
 
-async def test_a_program_answers_with_data(place: Place) -> None:
+async def test_a_data_part_answers_a_question(place: Place) -> None:
     async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
         wrong = await client.answer(seen, data(decision="approve", questionId="another"))
         assert (wrong.state, "another question" in wrong.sentence) == (ASKING, True)
@@ -104,7 +104,7 @@ async def test_a_program_answers_with_data(place: Place) -> None:
         assert outside(place).exists()
 
 
-async def test_unclear_words_are_asked_about_again(place: Place) -> None:
+async def test_an_unclear_answer_is_asked_again(place: Place) -> None:
     async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
         again = await client.answer(seen, text("What would that change?"))
         assert again.state == ASKING
@@ -114,7 +114,7 @@ async def test_unclear_words_are_asked_about_again(place: Place) -> None:
         assert not outside(place).exists()
 
 
-async def test_a_question_that_nobody_answers_counts_as_declined(place: Place) -> None:
+async def test_an_unanswered_question_is_declined_after_its_time_out(place: Place) -> None:
     quick = asks(place, question_timeout_s=1)
     async with asked(quick, escalating(place), streaming=False) as (_, client, seen):
         done = await client.finished(seen.task_id)
@@ -122,7 +122,7 @@ async def test_a_question_that_nobody_answers_counts_as_declined(place: Place) -
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_task_that_asks_can_be_canceled_and_its_context_goes_on(place: Place, streaming: bool) -> None:
+async def test_canceling_a_waiting_task_frees_its_context(place: Place, streaming: bool) -> None:
     async with asked(asks(place), escalating(place), streaming=streaming) as (_, client, seen):
         assert (await client.cancel(seen.task_id)).state == CANCELED
         assert not outside(place).exists()
@@ -134,7 +134,7 @@ PATCH = "*** Begin Patch\n*** Add File: new.txt\n+made by a patch\n*** End Patch
 
 @pytest.mark.versions
 @pytest.mark.parametrize("word", ["approve", "decline"])
-async def test_a_patch_is_shown_and_made_only_if_it_is_approved(place: Place, word: str) -> None:
+async def test_a_patch_is_shown_and_applied_only_if_approved(place: Place, word: str) -> None:
     strict = asks(place, approval_policy="untrusted")
     async with asked(strict, script({"patch": PATCH}, {"say": "So be it."}), streaming=True) as (_, client, seen):
         assert seen.question["kind"] == "patch"
@@ -153,7 +153,7 @@ async def test_an_approval_for_the_session_is_not_asked_for_again(place: Place) 
         assert (done.state, done.answer) == (COMPLETED, "Twice.")
 
 
-async def test_several_questions_come_one_after_the_other(place: Place) -> None:
+async def test_several_questions_are_asked_one_at_a_time(place: Place) -> None:
     strict = asks(place, approval_policy="untrusted")
     several = script({"run": ["touch one", "touch two"]}, {"say": "Both."})
     async with asked(strict, several, streaming=False) as (_, client, seen):
@@ -167,7 +167,7 @@ async def test_several_questions_come_one_after_the_other(place: Place) -> None:
         assert [path.name for path in place.workspace.glob("*")] == [first]
 
 
-async def test_while_a_task_asks_other_contexts_go_on_whatever_the_bounds(place: Place) -> None:
+async def test_an_open_question_does_not_block_other_contexts(place: Place) -> None:
     one_lane = replace(asks(place), limits={"max_running_turns": 1})
     async with asked(one_lane, escalating(place), streaming=False) as (_, client, seen):
         assert (await client.ask("hello", "elsewhere")).state == COMPLETED
@@ -175,7 +175,7 @@ async def test_while_a_task_asks_other_contexts_go_on_whatever_the_bounds(place:
 
 
 @pytest.mark.parametrize("victim", ["codex", "agent", "stopped"])
-async def test_a_question_that_died_with_its_process_is_asked_again(place: Place, victim: str) -> None:
+async def test_a_question_lost_with_its_process_is_asked_again(place: Place, victim: str) -> None:
     strict = asks(place)
     # The script begins anew with the message that tells the agent to go on; the model is a scripted one.
     async with asked(strict, escalating(place), streaming=False) as (agent, client, seen):
@@ -196,7 +196,7 @@ async def test_a_question_that_died_with_its_process_is_asked_again(place: Place
         assert not outside(place).exists()
 
 
-async def test_a_task_whose_question_was_answered_goes_on_after_its_agent_was_killed(place: Place) -> None:
+async def test_an_answered_task_resumes_after_the_agent_was_killed(place: Place) -> None:
     message = script(
         {"run": f"echo made > {outside(place)}", "escalate": True}, {"run": "sleep 86425"}, {"say": "done"}
     )
@@ -267,7 +267,7 @@ async def test_permissions_are_granted_as_far_as_they_are_approved(
 
 
 @pytest.mark.versions
-async def test_under_never_nobody_is_asked(place: Place, model: ScriptedModel) -> None:
+async def test_the_policy_never_asks_no_question(place: Place, model: ScriptedModel) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         with anyio.fail_after(HANG_S):
             seen = await client.ask(script({"tool": [PICK, NETWORK]}, {"say": "Alone."}), "ctx")
@@ -297,7 +297,7 @@ async def heard(client: Peer, seen: Seen, words: str, answers: list[Seen | A2AEr
 
 
 @pytest.mark.parametrize("pause_s", [0, 0.02])
-async def test_a_second_yes_does_not_answer_a_question_that_nobody_has_seen(place: Place, pause_s: float) -> None:
+async def test_a_second_yes_does_not_answer_an_unseen_question(place: Place, pause_s: float) -> None:
     async with asked(asks(place), twice(place), streaming=False) as (_, client, seen):
         answers: list[Seen | A2AError] = []
         async with anyio.create_task_group() as tasks:
@@ -312,7 +312,7 @@ async def test_a_second_yes_does_not_answer_a_question_that_nobody_has_seen(plac
         assert (done.state, done.answer) == (COMPLETED, "Both are there.")
 
 
-async def test_two_words_on_the_last_question_leave_the_task_completed(place: Place) -> None:
+async def test_two_answers_to_the_last_question_leave_the_task_completed(place: Place) -> None:
     async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
         answers: list[Seen | A2AError] = []
         async with anyio.create_task_group() as tasks:
@@ -322,7 +322,7 @@ async def test_two_words_on_the_last_question_leave_the_task_completed(place: Pl
         assert (await client.get(seen.task_id)).state == COMPLETED
 
 
-async def test_the_same_answer_again_gets_what_comes_of_it(place: Place) -> None:
+async def test_a_repeated_answer_gets_its_result(place: Place) -> None:
     async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
         word = request("yes")
         word.message.task_id = seen.task_id
@@ -337,7 +337,7 @@ async def test_the_same_answer_again_gets_what_comes_of_it(place: Place) -> None
         assert states == [COMPLETED, COMPLETED]
 
 
-async def test_an_answer_that_meets_a_cancel_is_refused_in_words(place: Place) -> None:
+async def test_an_answer_to_a_canceled_task_is_rejected_with_a_reason(place: Place) -> None:
     async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
         answers: list[Seen | A2AError] = []
         async with anyio.create_task_group() as tasks:
@@ -348,7 +348,7 @@ async def test_an_answer_that_meets_a_cancel_is_refused_in_words(place: Place) -
         assert (await client.get(seen.task_id)).state in (CANCELED, COMPLETED)
 
 
-async def test_who_waits_behind_a_question_is_told_of_it(place: Place) -> None:
+async def test_a_message_queued_behind_a_question_reports_it(place: Place) -> None:
     async with (
         asked(asks(place), escalating(place), streaming=False) as (agent, client, seen),
         peer(agent.url) as other,
@@ -368,7 +368,7 @@ async def test_who_waits_behind_a_question_is_told_of_it(place: Place) -> None:
         assert (behind.state, behind.answer) == (COMPLETED, "You said: yes")
 
 
-async def test_who_has_joined_a_turn_is_told_when_it_asks(place: Place) -> None:
+async def test_a_message_that_joined_a_turn_reports_its_question(place: Place) -> None:
     steering = asks(place, mid_turn="steer")
     async with running_agent(steering) as agent, peer(agent.url) as client, peer(agent.url) as other:
         first, joined = Seen(), Seen()

@@ -51,7 +51,7 @@ async def events_of(runtime: Runtime, prompt: str, options: RunOptions = FREE) -
 
 
 @pytest.mark.parametrize("name", [*NAMES, "Codex", "CODEX-Exec"])
-async def test_a_runtime_by_its_name_remembers_a_session(launch: Launch, name: str) -> None:
+async def test_a_runtime_created_by_name_remembers_a_session(launch: Launch, name: str) -> None:
     async with create_runtime(name, launch) as runtime:
         first = done_of(await events_of(runtime, script({"say": "The word is basalt."})))
         second = done_of(await events_of(runtime, script({"repeat": True}), replace(FREE, resume=first.session_id)))
@@ -63,7 +63,7 @@ async def test_a_runtime_by_its_name_remembers_a_session(launch: Launch, name: s
     assert left_of(launch) == []
 
 
-async def test_both_say_the_same(launch: Launch) -> None:
+async def test_both_runtimes_emit_the_same_events(launch: Launch) -> None:
     told: list[list[AgentEvent]] = []
     for name in NAMES:
         prompt = script({"say": "I look.", "run": "echo hi"}, {"run": "exit 3"}, {"patch": ADD}, {"say": "Changed."})
@@ -112,7 +112,7 @@ async def test_a_run_is_aborted(launch: Launch, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_new_session_is_waited_for_too(launch: Launch, name: str) -> None:
+async def test_a_new_session_is_serialized_too(launch: Launch, name: str) -> None:
     async with create_runtime(name, launch) as runtime, anyio.create_task_group() as tasks:
         ends: list[str] = []
 
@@ -131,7 +131,7 @@ async def test_a_new_session_is_waited_for_too(launch: Launch, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_silence_ends_a_run(launch: Launch, name: str) -> None:
+async def test_silence_times_out_a_run(launch: Launch, name: str) -> None:
     async with create_runtime(name, launch, inactivity_s=1.0) as runtime:
         done = done_of(await events_of(runtime, script({"run": "sleep 600"})))
     assert done.error is not None
@@ -139,7 +139,7 @@ async def test_silence_ends_a_run(launch: Launch, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_failure_is_the_last_word(launch: Launch, name: str) -> None:
+async def test_a_failure_is_the_last_event(launch: Launch, name: str) -> None:
     async with create_runtime(name, launch) as runtime:
         done = done_of(await events_of(runtime, script({"fail": 401})))
     assert done.stop_reason == "failed"
@@ -148,7 +148,7 @@ async def test_a_failure_is_the_last_word(launch: Launch, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_missing_session_has_its_own_code(launch: Launch, name: str) -> None:
+async def test_a_missing_session_has_its_own_error_code(launch: Launch, name: str) -> None:
     missing = replace(FREE, resume="01a1fdff-8a53-70f0-a558-000000000000")
     async with create_runtime(name, launch) as runtime:
         done = done_of(await events_of(runtime, "go on", missing))
@@ -159,7 +159,7 @@ async def test_a_missing_session_has_its_own_code(launch: Launch, name: str) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_provider_that_names_a_variable_gets_the_key_and_commands_do_not(
+async def test_a_providers_key_variable_reaches_codex_but_no_command(
     launch: Launch, model: ScriptedModel, name: str
 ) -> None:
     config = launch.codex_home / "config.toml"
@@ -172,7 +172,7 @@ async def test_a_provider_that_names_a_variable_gets_the_key_and_commands_do_not
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_mcp_servers_are_there(launch: Launch, name: str) -> None:
+async def test_mcp_servers_work(launch: Launch, name: str) -> None:
     config = (launch.codex_home / "config.toml").read_bytes()
     call = {"tool": {"name": "digest_of", "namespace": "mcp__probe", "arguments": {"variable": "TOKEN"}}}
     async with create_runtime(name, launch, probe({"TOKEN": "${PROBE_TOKEN}"})) as runtime:
@@ -193,7 +193,7 @@ async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel,
 
 
 @pytest.mark.parametrize("name", ["", "codex_exec", "gemini"])
-def test_an_unknown_name_says_what_there_is(launch: Launch, name: str) -> None:
+def test_an_unknown_name_lists_the_known_ones(launch: Launch, name: str) -> None:
     with pytest.raises(ConfigError, match=f"runtime: must be one of codex, codex-exec, but is '{name}'"):
         create_runtime(name, launch)
 
@@ -232,7 +232,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
 
 
-async def test_the_program_in_the_document_runs(launch: Launch) -> None:
+async def test_the_documented_program_runs(launch: Launch) -> None:
     program = the_snippet(REPOSITORY / "docs" / "runtimes.md", "runs with CODEX_BIN")
     ours = {"CODEX_BIN": str(launch.binary), "CODEX_HOME": str(launch.codex_home), "CODEX_API_KEY": KEY}
     told = await anyio.run_process(
@@ -246,7 +246,7 @@ async def test_the_program_in_the_document_runs(launch: Launch) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-async def test_others_bring_their_own(launch: Launch) -> None:
+async def test_third_party_runtimes_can_be_registered(launch: Launch) -> None:
     async with create_runtime("NOTHING", launch) as runtime:
         assert done_of(await events_of(runtime, "hi")).text == "nothing"
 
@@ -262,6 +262,6 @@ async def test_others_bring_their_own(launch: Launch) -> None:
         ("odd", "no function"),
     ],
 )
-def test_what_others_bring_may_be_broken(launch: Launch, name: str, problem: str) -> None:
+def test_a_broken_third_party_runtime_is_reported(launch: Launch, name: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         create_runtime(name, launch)

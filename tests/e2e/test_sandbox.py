@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 IN_DOCKER = ("tests.e2e.as_in_docker", "codex_workspace", "serve")
 
 
-def test_a_sandbox_that_cannot_work_is_refused_with_the_ways_out(place: Place) -> None:
+def test_an_unavailable_sandbox_is_rejected_with_the_remedies(place: Place) -> None:
     process = spawn(place, IN_DOCKER)
     assert process.wait(20) == 3
     said = place.log.read_text()
@@ -23,7 +23,7 @@ def test_a_sandbox_that_cannot_work_is_refused_with_the_ways_out(place: Place) -
     assert "ready" not in said
 
 
-async def test_the_container_is_the_sandbox_where_the_operator_says_so(place: Place) -> None:
+async def test_the_container_is_the_sandbox_if_configured(place: Place) -> None:
     alone = replace(place, codex={"sandbox": "container"})
     async with running_agent(alone, IN_DOCKER) as agent, peer(agent.url) as client:
         seen = await client.ask(script({"run": "echo from > file; cat file"}, {"say": "Done."}))

@@ -138,9 +138,7 @@ async def test_no_command_sees_a_secret(guarded: Place, sandbox: str) -> None:
         assert f"/proc/{codex_pid}/" not in found, "a sandbox has processes of its own"
 
 
-async def test_where_codex_s_file_cannot_be_read_its_memory_cannot_either(
-    guarded: Place, unreadable_codex: Path
-) -> None:
+async def test_an_unreadable_codex_file_means_unreadable_process_memory(guarded: Place, unreadable_codex: Path) -> None:
     place = replace(
         guarded, codex={"sandbox": "container"}, environment={**guarded.environment, "CODEX_BIN": str(unreadable_codex)}
     )
@@ -150,7 +148,7 @@ async def test_where_codex_s_file_cannot_be_read_its_memory_cannot_either(
         assert environ_of(agent.codex().pid, found).endswith("Permission denied")
 
 
-async def test_a_codex_that_cannot_be_read_has_its_sandbox_too(guarded: Place, unreadable_codex: Path) -> None:
+async def test_an_unreadable_codex_binary_still_has_a_sandbox(guarded: Place, unreadable_codex: Path) -> None:
     place = replace(guarded, environment={**guarded.environment, "CODEX_BIN": str(unreadable_codex)})
     async with running_agent(place, WITHOUT_CAPABILITIES) as agent:
         found = await looked(place, agent, LOOK)
@@ -179,7 +177,7 @@ SAYS = [
 ]
 
 
-async def test_what_the_model_says_of_secrets_reaches_nobody(guarded: Place, tmp_path: Path) -> None:
+async def test_secrets_in_model_output_are_redacted_everywhere(guarded: Place, tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(yaml.safe_dump(SAYS))
     async with scripted_model(scenario=scenario) as model:
@@ -208,7 +206,7 @@ async def test_what_the_model_says_of_secrets_reaches_nobody(guarded: Place, tmp
 
 @pytest.mark.versions
 @pytest.mark.parametrize("sandbox", ["workspace-write", "read-only"])
-async def test_commands_cannot_read_what_is_hidden_and_work_as_before(place: Place, sandbox: str) -> None:
+async def test_commands_cannot_read_hidden_files_and_otherwise_work(place: Place, sandbox: str) -> None:
     (place.root / "ada.token").write_text(ADA)
     skill = place.root / "config" / "skills" / "greet"
     skill.mkdir(parents=True)

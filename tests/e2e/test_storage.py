@@ -62,7 +62,7 @@ async def reports(place: Place) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.alone
-async def test_the_second_agent_refuses_to_start_and_says_who_is_first(place: Place, agent: AgentProcess) -> None:
+async def test_a_second_agent_refuses_to_start_and_names_the_first(place: Place, agent: AgentProcess) -> None:
     before = time.monotonic()
     said = await refusal(place)
     assert time.monotonic() - before < LOCK_TIMEOUT_S + 3
@@ -75,7 +75,7 @@ async def test_the_second_agent_refuses_to_start_and_says_who_is_first(place: Pl
     assert f"pid {agent.process.pid}" in found["lock"]["finding"]
 
 
-async def test_a_killed_agent_holds_nothing_and_its_codex_neither(place: Place) -> None:
+async def test_a_killed_agent_and_its_codex_hold_no_locks(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.begin(script({"run": "sleep 30"}))
         await eventually(lambda: agent.commands("30"))
@@ -90,7 +90,7 @@ async def test_a_killed_agent_holds_nothing_and_its_codex_neither(place: Place) 
 
 
 @pytest.mark.parametrize("content", [b"no database at all " * 500, bytes(8192)])
-async def test_a_foreign_file_is_named_set_aside_on_request_and_begun_anew(place: Place, content: bytes) -> None:
+async def test_a_foreign_database_is_reported_and_replaced_on_request(place: Place, content: bytes) -> None:
     place.prepare()
     database(place).write_bytes(content)
     said = await refusal(place)
@@ -110,7 +110,7 @@ async def test_a_foreign_file_is_named_set_aside_on_request_and_begun_anew(place
         assert (await client.ask("Hello")).state == COMPLETED
 
 
-async def test_a_sound_database_and_one_in_use_are_not_set_aside(place: Place) -> None:
+async def test_a_valid_database_and_one_in_use_are_not_replaced(place: Place) -> None:
     async with running_agent(place) as agent:
         done = await run(place, "doctor", "--set-aside")
         assert done.returncode == 2
@@ -145,7 +145,7 @@ async def readiness(agent: AgentProcess) -> tuple[int, str]:
     return answer.status_code, str(answer.json().get("reason"))
 
 
-async def test_a_full_disk_refuses_in_words_loses_nothing_and_is_recovered_from(place: Place, tmp_path: Path) -> None:
+async def test_a_full_disk_rejects_messages_loses_nothing_and_recovers(place: Place, tmp_path: Path) -> None:
     full = tmp_path / "full"
     async with running_agent(place, ("tests.e2e.small_disk", str(full))) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
@@ -171,7 +171,7 @@ async def test_a_full_disk_refuses_in_words_loses_nothing_and_is_recovered_from(
     assert rows(place, "select count(*) from tasks where last_updated is null") == [(0,)]
 
 
-async def test_an_agent_whose_disk_is_full_stops_in_time_and_answers_after_the_next_start(
+async def test_an_agent_with_a_full_disk_stops_in_time_and_answers_after_a_restart(
     place: Place, tmp_path: Path
 ) -> None:
     full = tmp_path / "full"
@@ -186,9 +186,7 @@ async def test_an_agent_whose_disk_is_full_stops_in_time_and_answers_after_the_n
     assert (ended.state, ended.answer) == (COMPLETED, LONG_ANSWER)
 
 
-async def test_an_agent_that_finds_the_disk_full_at_its_start_stops_when_it_is_told(
-    place: Place, tmp_path: Path
-) -> None:
+async def test_an_agent_started_on_a_full_disk_stops_on_sigterm(place: Place, tmp_path: Path) -> None:
     """It waits for room to settle what an earlier process left, and hears SIGTERM all the same."""
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.ask("Hello")
@@ -222,7 +220,7 @@ def left_at_work(place: Place, count: int) -> None:
 # --- Old tasks ---
 
 
-async def test_a_repeated_message_finds_its_answer_and_old_ones_are_forgotten_at_the_next_start(place: Place) -> None:
+async def test_a_repeated_message_gets_its_answer_until_retention_removes_it(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         old = await client.ask("the word is apple", "ctx")
         new = await client.ask("the word is pear", "ctx")
@@ -236,7 +234,7 @@ async def test_a_repeated_message_finds_its_answer_and_old_ones_are_forgotten_at
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
 
-async def test_a_database_that_has_lost_everything_is_not_taken_for_a_new_one(place: Place) -> None:
+async def test_an_emptied_database_is_not_treated_as_new(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.ask_blocking("hello")
     for name in ("workspace.sqlite3-wal", "workspace.sqlite3-shm"):

@@ -67,7 +67,7 @@ async def kill(codex: psutil.Process) -> None:
 
 
 @pytest.mark.alone
-async def test_a_message_waits_for_a_codex_that_dies_at_once_and_is_answered_when_one_lives(place: Place) -> None:
+async def test_a_message_waits_through_crashes_and_is_answered_by_the_next_codex(place: Place) -> None:
     program, other = mortal(place)
     async with running_agent(other) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
@@ -111,7 +111,7 @@ def doctor(place: Place, url: str) -> str:
     return run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, stdin=DEVNULL, check=False).stdout
 
 
-async def test_a_message_does_not_wait_for_ever_and_hears_why(place: Place) -> None:
+async def test_a_message_stops_waiting_for_codex_with_a_reason(place: Place) -> None:
     program, other = mortal(place, restart_wait_s=2)
     async with running_agent(other) as agent, peer(agent.url) as client:
         program.dies(10**6)
@@ -123,7 +123,7 @@ async def test_a_message_does_not_wait_for_ever_and_hears_why(place: Place) -> N
 
 
 @pytest.mark.alone
-async def test_a_message_that_waits_for_codex_can_be_canceled_and_holds_up_no_stop(place: Place) -> None:
+async def test_a_message_waiting_for_codex_can_be_canceled_and_delays_no_stop(place: Place) -> None:
     program, other = mortal(place)
     async with running_agent(other) as agent, peer(agent.url) as client:
         program.dies(10**6)
@@ -140,7 +140,7 @@ async def test_a_message_that_waits_for_codex_can_be_canceled_and_holds_up_no_st
 # --- Standing still ---
 
 
-async def test_a_codex_that_stands_still_between_turns_is_ended_and_the_message_answered(place: Place) -> None:
+async def test_a_codex_frozen_between_turns_is_replaced_and_the_message_answered(place: Place) -> None:
     quick = replace(place, codex={"request_timeout_s": 1})
     async with running_agent(quick) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
@@ -153,7 +153,7 @@ async def test_a_codex_that_stands_still_between_turns_is_ended_and_the_message_
         await anyio.to_thread.run_sync(stopped.wait, 3)
 
 
-async def test_a_codex_that_stands_still_in_a_turn_is_ended_and_the_context_goes_on(place: Place) -> None:
+async def test_a_codex_frozen_in_a_turn_is_replaced_and_the_context_continues(place: Place) -> None:
     quick = replace(place, codex={"turn_inactivity_timeout_s": 2})
     async with running_agent(quick) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
@@ -170,7 +170,7 @@ async def test_a_codex_that_stands_still_in_a_turn_is_ended_and_the_context_goes
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
 
-async def test_a_codex_that_stands_still_is_not_ready(agent: AgentProcess) -> None:
+async def test_a_frozen_codex_is_not_ready(agent: AgentProcess) -> None:
     async with httpx.AsyncClient(base_url=agent.url) as http:
         assert (await http.get("/readyz")).status_code == 200
         agent.codex().send_signal(signal.SIGSTOP)
@@ -180,7 +180,7 @@ async def test_a_codex_that_stands_still_is_not_ready(agent: AgentProcess) -> No
         assert (await http.get("/readyz")).status_code == 200
 
 
-async def test_a_codex_that_stands_still_when_its_agent_is_killed_keeps_no_thread_from_the_next(place: Place) -> None:
+async def test_a_frozen_codex_of_a_killed_agent_blocks_no_thread(place: Place) -> None:
     async with running_agent(place) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         left = agent.codex()
@@ -192,7 +192,7 @@ async def test_a_codex_that_stands_still_when_its_agent_is_killed_keeps_no_threa
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
 
-async def test_a_codex_that_stands_still_does_not_hold_up_the_stop(agent: AgentProcess, client: Peer) -> None:
+async def test_a_frozen_codex_does_not_delay_the_stop(agent: AgentProcess, client: Peer) -> None:
     await client.ask("hello", "ctx")
     agent.codex().send_signal(signal.SIGSTOP)
     assert await agent.stop() == 0
@@ -202,7 +202,7 @@ async def test_a_codex_that_stands_still_does_not_hold_up_the_stop(agent: AgentP
 
 
 @pytest.mark.alone
-async def test_codex_is_replaced_when_it_holds_many_threads_and_the_pair_stays_level(place: Place) -> None:
+async def test_codex_is_replaced_when_it_holds_many_threads_and_memory_stays_level(place: Place) -> None:
     low = replace(place, limits={"codex_threads": 20})
     async with running_agent(low) as agent, peer(agent.url) as client:
         seen = await in_contexts(client, 60, at_a_time=10)

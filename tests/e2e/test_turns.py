@@ -17,14 +17,14 @@ pytestmark = pytest.mark.both_backends
 COMPLETED, CANCELED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED
 
 
-async def test_an_answer_of_a_megabyte_is_whole(client: Peer) -> None:
+async def test_an_answer_of_one_megabyte_is_complete(client: Peer) -> None:
     seen = await client.ask(script({"megabytes": 1}))
     assert seen.answer == numbered_text(1_000_000)
     assert (await client.get(seen.task_id)).answer == seen.answer
 
 
 @pytest.mark.versions
-async def test_a_command_that_prints_two_megabytes_in_one_line(client: Peer) -> None:
+async def test_a_command_that_prints_a_line_of_two_megabytes(client: Peer) -> None:
     seen = await client.ask(script({"run": "head -c 2000000 /dev/zero | tr '\\0' x"}, {"say": "printed"}))
     assert (seen.state, seen.answer) == (COMPLETED, "printed")
     output = str(seen.notes[-1].status.message.metadata["output"])
@@ -32,14 +32,14 @@ async def test_a_command_that_prints_two_megabytes_in_one_line(client: Peer) -> 
     assert output.endswith("x" * 1000)
 
 
-async def test_fifty_thousand_deltas_arrive_whole_and_once_live_and_in_the_store(client: Peer) -> None:
+async def test_fifty_thousand_deltas_arrive_once_in_the_stream_and_the_store(client: Peer) -> None:
     seen = await client.ask(script({"chunks": 50_000}))
     assert seen.answer == numbered_text(500_000)
     assert (await client.get(seen.task_id)).answer == seen.answer
 
 
 @pytest.mark.alone
-async def test_cancel_stops_the_command_and_keeps_the_memory(agent: AgentProcess, client: Peer) -> None:
+async def test_cancel_stops_the_command_and_keeps_the_thread(agent: AgentProcess, client: Peer) -> None:
     await client.ask("the word is apple", "ctx")
     seen = Seen()
     async with anyio.create_task_group() as tasks:
@@ -67,7 +67,7 @@ async def test_cancel_stops_the_command_and_keeps_the_memory(agent: AgentProcess
 
 
 @pytest.mark.alone
-async def test_cancel_at_any_moment_of_a_turns_beginning(agent: AgentProcess, client: Peer) -> None:
+async def test_cancel_at_any_point_of_a_turns_start(agent: AgentProcess, client: Peer) -> None:
     # One app-server, or none: nothing of `codex exec` outlives its turn.
     before = agent.codexes()
     for wait_ms in (0, 2, 5, 10, 20, 40, 80):
@@ -79,7 +79,7 @@ async def test_cancel_at_any_moment_of_a_turns_beginning(agent: AgentProcess, cl
         assert (await client.ask("still there?", "ctx")).answer == "You said: still there?"
 
 
-async def test_a_second_message_waits_its_turn_and_sees_the_first(client: Peer) -> None:
+async def test_a_second_message_is_queued_and_sees_the_first(client: Peer) -> None:
     first = await client.begin(script({"chunks": 10, "delay_ms": 50}), "ctx")
     second = await client.ask(script({"repeat": True}), "ctx")
     assert (await client.get(first.task_id)).answer == numbered_text(100)
@@ -87,7 +87,7 @@ async def test_a_second_message_waits_its_turn_and_sees_the_first(client: Peer) 
 
 
 @pytest.mark.alone
-async def test_a_waiting_message_can_be_canceled_and_the_running_one_does_not_care(client: Peer) -> None:
+async def test_canceling_a_queued_message_leaves_the_running_one_alone(client: Peer) -> None:
     running = await client.begin(script({"chunks": 10, "delay_ms": 50}), "ctx")
     waiting = await client.begin("never mind", "ctx")
     with anyio.fail_after(1):
@@ -97,7 +97,7 @@ async def test_a_waiting_message_can_be_canceled_and_the_running_one_does_not_ca
 
 
 @pytest.mark.alone
-async def test_eight_contexts_run_side_by_side(agent: AgentProcess, client: Peer, backend: Backend) -> None:
+async def test_eight_contexts_run_concurrently(agent: AgentProcess, client: Peer, backend: Backend) -> None:
     """In one app-server, or in a process each that ends with its turn."""
     before = agent.codexes()
     assert len(before) == (1 if backend == "app-server" else 0)
@@ -117,7 +117,7 @@ async def test_eight_contexts_run_side_by_side(agent: AgentProcess, client: Peer
 
 
 @pytest.mark.versions
-async def test_a_silent_turn_is_stopped_and_the_next_one_starts_clean(place: Place) -> None:
+async def test_a_silent_turn_is_stopped_and_the_next_one_works(place: Place) -> None:
     impatient = replace(place, codex={"turn_inactivity_timeout_s": 1})
     async with running_agent(impatient) as agent, peer(agent.url) as client:
         for silence in (True, "headers"):
@@ -128,7 +128,7 @@ async def test_a_silent_turn_is_stopped_and_the_next_one_starts_clean(place: Pla
 
 
 @pytest.mark.app_server_only(reason="codex exec tells an output when its command has ended")
-async def test_a_command_that_goes_on_printing_keeps_its_turn_alive(place: Place) -> None:
+async def test_a_command_that_keeps_printing_keeps_its_turn_alive(place: Place) -> None:
     impatient = replace(place, codex={"turn_inactivity_timeout_s": 1})
     async with running_agent(impatient) as agent, peer(agent.url) as client:
         ticks = "for i in 1 2 3 4 5 6; do echo tick $i; sleep 0.4; done"
@@ -136,7 +136,7 @@ async def test_a_command_that_goes_on_printing_keeps_its_turn_alive(place: Place
     assert (seen.state, seen.answer) == (COMPLETED, "through")
 
 
-async def test_a_turn_over_its_budget_is_stopped(place: Place) -> None:
+async def test_a_turn_over_its_time_budget_is_stopped(place: Place) -> None:
     hurried = replace(place, codex={"turn_timeout_s": 1})
     async with running_agent(hurried) as agent, peer(agent.url) as client:
         seen = await client.ask(script({"chunks": 1000, "delay_ms": 20}), "ctx")

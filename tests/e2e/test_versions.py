@@ -32,7 +32,7 @@ def with_codex(place: Place, codex: Path) -> Place:
 
 
 @pytest.mark.parametrize("codex", [OLDEST, PINNED], ids=["oldest", "pinned"])
-async def test_the_codex_that_is_named_is_the_one_that_runs(place: Place, codex: Path) -> None:
+async def test_the_configured_codex_is_the_one_that_runs(place: Place, codex: Path) -> None:
     version = (await anyio.run_process([codex, "--version"])).stdout.decode().split()[-1]
     named = with_codex(place, codex)
     async with running_agent(named) as agent, peer(agent.url) as client:
@@ -48,7 +48,7 @@ async def test_the_codex_that_is_named_is_the_one_that_runs(place: Place, codex:
 
 
 @BOTH_WAYS
-async def test_a_conversation_goes_on_with_the_other_version(place: Place, first: Path, then: Path) -> None:
+async def test_a_conversation_continues_with_another_version(place: Place, first: Path, then: Path) -> None:
     async with running_agent(with_codex(place, first)) as agent, peer(agent.url) as client:
         await client.ask(script({"run": "echo pear > fruit.txt"}, {"say": "the word is apple"}), "ctx")
     async with running_agent(with_codex(place, then)) as agent, peer(agent.url) as client:
@@ -62,9 +62,7 @@ async def test_a_conversation_goes_on_with_the_other_version(place: Place, first
 
 
 @BOTH_WAYS
-async def test_a_turn_that_is_cut_off_is_gone_on_with_by_the_other_version(
-    place: Place, first: Path, then: Path
-) -> None:
+async def test_an_interrupted_turn_is_resumed_by_another_version(place: Place, first: Path, then: Path) -> None:
     async with running_agent(with_codex(place, first)) as agent, peer(agent.url) as client:
         begun = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
         while not (await client.get(begun.task_id)).answer:

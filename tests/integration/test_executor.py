@@ -222,7 +222,7 @@ async def test_a_failed_turn_is_a_failed_task_with_a_safe_sentence() -> None:
 
 
 @in_virtual_time
-async def test_a_secret_in_codexs_words_does_not_reach_the_client() -> None:
+async def test_a_secret_in_codexs_error_is_redacted() -> None:
     async with scene() as now:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(now.executor.execute, message("hello"), now.sent)
@@ -232,7 +232,7 @@ async def test_a_secret_in_codexs_words_does_not_reach_the_client() -> None:
 
 
 @in_virtual_time
-async def test_codexs_death_is_a_failed_task_that_keeps_what_was_said() -> None:
+async def test_codexs_death_fails_the_task_and_keeps_its_text() -> None:
     async with scene() as now:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(now.executor.execute, message("hello"), now.sent)
@@ -253,7 +253,7 @@ async def test_codexs_death_is_a_failed_task_that_keeps_what_was_said() -> None:
         (KeyError(SECRET), "Internal error; see the agent's log.", "internal"),
     ],
 )
-def test_no_error_escapes_and_none_shows_more_than_it_should(error: Exception, sentence: str, code: str) -> None:
+def test_no_error_escapes_or_leaks_details(error: Exception, sentence: str, code: str) -> None:
     @in_virtual_time
     async def test() -> None:
         def connect() -> AbstractAsyncContextManager[Connection]:
@@ -275,7 +275,7 @@ def test_no_error_escapes_and_none_shows_more_than_it_should(error: Exception, s
 
 
 @in_virtual_time
-async def test_a_canceled_task_says_so_itself_once_its_turn_has_stopped() -> None:
+async def test_a_canceled_task_is_reported_once_its_turn_has_stopped() -> None:
     async with scene() as now:
         context = message("hello")
         async with anyio.create_task_group() as tasks:
@@ -300,7 +300,7 @@ async def test_a_canceled_task_says_so_itself_once_its_turn_has_stopped() -> Non
 
 
 @in_virtual_time
-async def test_a_task_that_waits_its_turn_is_canceled_without_one() -> None:
+async def test_a_queued_task_is_canceled_without_a_turn() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
         tasks.start_soon(now.executor.execute, message("first"), now.sent)
         await now.start()
@@ -317,7 +317,7 @@ async def test_a_task_that_waits_its_turn_is_canceled_without_one() -> None:
 
 
 @in_virtual_time
-async def test_a_task_that_is_starting_is_canceled_as_soon_as_it_can_be() -> None:
+async def test_a_starting_task_is_canceled_as_soon_as_possible() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
         context = message("hello")
         tasks.start_soon(now.executor.execute, context, now.sent)
@@ -335,14 +335,14 @@ async def test_a_task_that_is_starting_is_canceled_as_soon_as_it_can_be() -> Non
 
 
 @in_virtual_time
-async def test_a_task_that_nobody_runs_is_canceled_in_words() -> None:
+async def test_a_task_that_is_not_running_is_canceled_with_a_message() -> None:
     async with scene() as now:
         await now.executor.cancel(message("hello"), now.sent)
         assert now.sent.states == [T.TASK_STATE_CANCELED]
 
 
 @in_virtual_time
-async def test_draining_gives_running_turns_their_time() -> None:
+async def test_draining_waits_for_running_turns() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
         tasks.start_soon(now.executor.execute, message("hello"), now.sent)
         await now.start()
@@ -360,7 +360,7 @@ async def test_draining_gives_running_turns_their_time() -> None:
 
 
 @in_virtual_time
-async def test_draining_ends_what_does_not_end_by_itself() -> None:
+async def test_draining_stops_turns_after_the_grace_period() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
         waiting = Sent()
         tasks.start_soon(now.executor.execute, message("hello"), now.sent)
@@ -382,7 +382,7 @@ async def test_draining_ends_what_does_not_end_by_itself() -> None:
 
 
 @in_virtual_time
-async def test_draining_leaves_what_the_next_process_takes_up() -> None:
+async def test_draining_keeps_turns_that_the_next_process_resumes() -> None:
     async with scene(RecoveryPolicy.RESUME) as now, anyio.create_task_group() as tasks:
         waiting, late = Sent(), Sent()
         tasks.start_soon(now.executor.execute, message("hello"), now.sent)
@@ -407,7 +407,7 @@ async def test_an_idle_executor_drains_at_once() -> None:
 
 
 @in_virtual_time
-async def test_contexts_run_side_by_side() -> None:
+async def test_contexts_run_concurrently() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
         sent = [Sent(), Sent()]
         for number, each in enumerate(sent):

@@ -207,24 +207,24 @@ def answered_turns(recording: str) -> list[Replay]:
     ]
 
 
-def test_every_version_is_here() -> None:
+def test_every_version_has_recordings() -> None:
     assert set(NEEDED) <= set(VERSIONS)
     assert all(f"{version}/basic_turn" in RECORDINGS for version in VERSIONS)
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
-def test_every_line_is_understood(recording: str) -> None:
+def test_every_line_is_parsed(recording: str) -> None:
     assert not [message for message in read_in_pieces(recording) if isinstance(message, InvalidLine)]
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
-def test_nothing_is_unknown(recording: str) -> None:
+def test_no_event_is_unknown(recording: str) -> None:
     for turn in replays_of(recording):
         assert set(turn.unknown) <= set(UNKNOWN)
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
-def test_a_turn_ends_once_and_as_codex_says(recording: str) -> None:
+def test_a_turn_ends_once_with_codexs_status(recording: str) -> None:
     ends = Counter[tuple[str, str, str]]()
     for line in lines_of(recording):
         if field(line.message, "method") == "turn/completed":
@@ -247,7 +247,7 @@ def test_only_a_failed_turn_has_a_failure(recording: str) -> None:
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
-def test_a_message_is_said_once_and_is_what_its_deltas_said(recording: str) -> None:
+def test_a_message_occurs_once_and_equals_its_deltas(recording: str) -> None:
     for turn in replays_of(recording):
         said = [event for event in turn.events if isinstance(event, MessageCompleted)]
         assert len({event.item_id for event in said}) == len(said)
@@ -263,7 +263,7 @@ def test_a_message_is_said_once_and_is_what_its_deltas_said(recording: str) -> N
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
-def test_what_codex_repeats_at_the_end_was_said_before(recording: str) -> None:
+def test_items_repeated_at_the_end_occurred_before(recording: str) -> None:
     for turn in replays_of(recording):
         for end in turn.ends:
             assert end.last_message is None or end.last_message in turn.text.messages
@@ -272,7 +272,7 @@ def test_what_codex_repeats_at_the_end_was_said_before(recording: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_recordings_of_a_version_hold_every_kind_of_event(version: str) -> None:
+def test_the_recordings_of_a_version_contain_every_event_type(version: str) -> None:
     kinds = {
         type(event)
         for recording in RECORDINGS
@@ -323,7 +323,7 @@ ANSWERS: Final = {
 
 
 @pytest.mark.parametrize(("recording", "turns"), ANSWERS.items(), ids=ANSWERS)
-def test_the_answers_are_these(recording: str, turns: list[tuple[str, tuple[str, ...]]]) -> None:
+def test_the_answers_are_the_recorded_ones(recording: str, turns: list[tuple[str, tuple[str, ...]]]) -> None:
     read = [
         (end.status, tuple(said.text for said in turn.text.messages))
         for turn in replays_of(recording)
@@ -350,7 +350,7 @@ def test_the_basic_turn_runs_a_command_and_changes_a_file(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_command_that_outlives_its_turn_is_not_heard_in_the_next(version: str) -> None:
+def test_a_command_that_outlives_its_turn_is_absent_from_the_next(version: str) -> None:
     turns = replays_of(f"{version}/background_command")
     commands = [{event.item_id for event in turn.events if isinstance(event, CommandCompleted)} for turn in turns]
     assert sum(map(len, commands)) == len(set().union(*commands)) > 0
@@ -379,7 +379,7 @@ def test_any_chunking_gives_the_same_messages(recording: str, sizes: list[int]) 
     assert messages_of(stdout, again_and_again()) == list(read_in_pieces(recording))
 
 
-def test_codex_asks_with_ids_from_0_on() -> None:
+def test_codex_numbers_its_requests_from_0() -> None:
     for version in VERSIONS:
         asked = [each for each in read_in_pieces(f"{version}/approvals_misc") if isinstance(each, Request)]
         assert asked[0].id == 0

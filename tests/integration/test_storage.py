@@ -113,7 +113,7 @@ def content_of(file: Path) -> bytes | None:
 
 
 @pytest.mark.parametrize(("spoil", "said"), WRONG, ids=lambda value: getattr(value, "__name__", ""))
-async def test_a_file_that_is_not_the_store_is_named_and_left_alone(
+async def test_a_foreign_file_is_reported_and_left_unchanged(
     file: Path, spoil: Callable[[Path], None], said: str
 ) -> None:
     spoil(file)
@@ -128,7 +128,7 @@ async def test_a_file_that_is_not_the_store_is_named_and_left_alone(
 
 
 @pytest.mark.parametrize(("spoil", "said"), WRONG, ids=lambda value: getattr(value, "__name__", ""))
-def test_it_is_set_aside_when_it_is_asked_for(file: Path, spoil: Callable[[Path], None], said: str) -> None:
+def test_a_foreign_file_is_set_aside_on_request(file: Path, spoil: Callable[[Path], None], said: str) -> None:
     spoil(file)
     before = content_of(file)
     for suffix in ("-wal", "-shm"):
@@ -145,7 +145,7 @@ def test_it_is_set_aside_when_it_is_asked_for(file: Path, spoil: Callable[[Path]
     assert integrity_problem(file) is None
 
 
-async def test_a_sound_file_is_not_set_aside(file: Path) -> None:
+async def test_a_valid_file_is_not_set_aside(file: Path) -> None:
     with pytest.raises(ConfigError, match="nothing is wrong with"):
         set_aside(file)
     async with open_store(url(file)) as store:
@@ -156,7 +156,7 @@ async def test_a_sound_file_is_not_set_aside(file: Path) -> None:
         assert file_version(file) == SCHEMA_VERSION
 
 
-def test_two_that_are_set_aside_in_a_second_keep_apart(file: Path) -> None:
+def test_two_files_set_aside_in_one_second_get_different_names(file: Path) -> None:
     write_noise(file)
     first = set_aside(file)
     file.write_bytes(b"nonsense" * 100)
@@ -166,7 +166,7 @@ def test_two_that_are_set_aside_in_a_second_keep_apart(file: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_no_file_and_an_empty_one_are_a_beginning(tmp_path: Path, *, there: bool) -> None:
+def test_a_missing_and_an_empty_file_start_a_new_database(tmp_path: Path, *, there: bool) -> None:
     file = tmp_path / "new.sqlite3"
     if there:
         file.touch()
@@ -174,7 +174,7 @@ def test_no_file_and_an_empty_one_are_a_beginning(tmp_path: Path, *, there: bool
     assert list(tmp_path.iterdir()) == ([file] if there else [])
 
 
-async def test_looking_changes_nothing(file: Path) -> None:
+async def test_the_check_changes_nothing(file: Path) -> None:
     async with open_store(url(file)) as store:
         await store.context_thread("me", "new").save("thread")
         before = {path: path.read_bytes() for path in file.parent.iterdir() if not path.name.endswith("-shm")}
@@ -210,7 +210,7 @@ async def store_on_a_small_disk(folder: Path) -> AsyncIterator[tuple[Store, Path
 BIG = "x" * 500_000
 
 
-async def test_what_does_not_fit_is_refused_in_words_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+async def test_a_message_that_does_not_fit_is_rejected_and_not_stored(tmp_path: Path) -> None:
     async with store_on_a_small_disk(tmp_path) as (store, full):
         await accept(store, "before")
         assert await store.write_problem() is None
@@ -233,7 +233,7 @@ async def test_what_does_not_fit_is_refused_in_words_and_nothing_of_it_is_kept(t
     ]
 
 
-async def test_while_it_is_full_it_is_tried_by_and_by(tmp_path: Path) -> None:
+async def test_a_full_disk_is_probed_periodically(tmp_path: Path) -> None:
     async with store_on_a_small_disk(tmp_path) as (store, full):
         full.touch()
         with pytest.raises(StoreUnavailable):
@@ -244,7 +244,7 @@ async def test_while_it_is_full_it_is_tried_by_and_by(tmp_path: Path) -> None:
         assert await store.write_problem() == "the disk is full"
 
 
-async def test_the_answer_of_an_accepted_message_waits_for_room(tmp_path: Path) -> None:
+async def test_the_answer_of_an_accepted_message_waits_for_disk_space(tmp_path: Path) -> None:
     async with store_on_a_small_disk(tmp_path) as (store, full):
         key = await accept(store, "first")
         await store.tasks.save(task_of(SUBMITTED), ME)
@@ -278,7 +278,7 @@ async def status_of(store: Store) -> int:
     return task.status.state
 
 
-async def test_a_growing_answer_is_read_though_it_cannot_be_written(tmp_path: Path) -> None:
+async def test_a_growing_answer_is_readable_while_the_disk_is_full(tmp_path: Path) -> None:
     async with store_on_a_small_disk(tmp_path) as (store, full):
         await store.tasks.save(task_of(SUBMITTED), ME)
         await store.tasks.save(task_of(WORKING), ME)
@@ -292,7 +292,7 @@ async def test_a_growing_answer_is_read_though_it_cannot_be_written(tmp_path: Pa
     assert rows(tmp_path / "small.sqlite3", "select length(artifacts) > 500000 from tasks") == [(1,)]
 
 
-async def test_a_full_disk_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+async def test_a_full_disk_does_not_delay_a_stop(tmp_path: Path) -> None:
     async with store_on_a_small_disk(tmp_path) as (store, full):
         await store.tasks.save(task_of(SUBMITTED), ME)
         await store.tasks.save(task_of(WORKING, BIG), ME)
@@ -336,13 +336,13 @@ def messages(file: Path) -> set[object]:
     return {task_id for (task_id,) in rows(file, "select task_id from deliveries")}
 
 
-async def test_tasks_go_by_age_with_their_deliveries(file: Path) -> None:
+async def test_old_tasks_are_removed_with_their_deliveries(file: Path) -> None:
     put_task(file, "old", days_ago=31, delivery="acknowledged")
     put_task(file, "new", days_ago=29, delivery="acknowledged")
     assert await pruned(file) == {"new"} == messages(file)
 
 
-async def test_tasks_go_by_count_the_oldest_first(file: Path) -> None:
+async def test_the_oldest_tasks_over_the_count_are_removed(file: Path) -> None:
     for number in range(5):
         put_task(file, f"task-{number}", days_ago=number, delivery="acknowledged")
     assert await pruned(file, keep_tasks=2) == {"task-0", "task-1"} == messages(file)
@@ -354,7 +354,7 @@ UNFINISHED = ["TASK_STATE_SUBMITTED", "TASK_STATE_WORKING", "TASK_STATE_INPUT_RE
 
 
 @pytest.mark.parametrize("state", UNFINISHED)
-async def test_an_unfinished_task_stays_however_old(file: Path, state: str) -> None:
+async def test_an_unfinished_task_is_kept_regardless_of_age(file: Path, state: str) -> None:
     put_task(file, "old", days_ago=400, state=state, delivery="started")
     assert await pruned(file, keep_tasks=0) == {"old"} == messages(file)
 
@@ -362,18 +362,18 @@ async def test_an_unfinished_task_stays_however_old(file: Path, state: str) -> N
 @pytest.mark.parametrize(
     ("state", "left"), [("accepted", {"old"}), ("started", {"old"}), ("answered", set()), ("acknowledged", set())]
 )
-async def test_a_task_stays_until_its_delivery_is_finished(file: Path, state: str, left: set[str]) -> None:
+async def test_a_task_is_kept_until_its_delivery_is_finished(file: Path, state: str, left: set[str]) -> None:
     put_task(file, "old", days_ago=400, delivery=state)
     assert await pruned(file, keep_tasks=0) == left == messages(file)
 
 
 @pytest.mark.parametrize("state", ["CANCELED", "FAILED", "REJECTED"])
-async def test_every_kind_of_end_is_one(file: Path, state: str) -> None:
+async def test_every_terminal_state_counts_as_finished(file: Path, state: str) -> None:
     put_task(file, "old", days_ago=31, state=f"TASK_STATE_{state}")
     assert await pruned(file) == set()
 
 
-async def test_a_finished_delivery_without_a_task_goes_by_age(file: Path) -> None:
+async def test_an_old_delivery_without_a_task_is_removed(file: Path) -> None:
     with closing(sqlite3.connect(file)) as connection, connection:
         for name, state, days in [("a", "acknowledged", 31), ("b", "acknowledged", 29), ("c", "accepted", 31)]:
             put_delivery(connection, name, state, time.time() - days * 86_400)
@@ -381,7 +381,7 @@ async def test_a_finished_delivery_without_a_task_goes_by_age(file: Path) -> Non
     assert messages(file) == {"b", "c"}
 
 
-async def test_many_go_in_small_transactions_and_conversations_stay(file: Path) -> None:
+async def test_removal_uses_small_transactions_and_keeps_conversations(file: Path) -> None:
     for number in range(3 * BATCH + 1):
         put_task(file, f"task-{number}", days_ago=31)
     async with open_store(url(file)) as store:
@@ -389,7 +389,7 @@ async def test_many_go_in_small_transactions_and_conversations_stay(file: Path) 
         assert await store.context_thread("me", "context-1").load() is not None
 
 
-async def test_what_the_agent_itself_wrote_is_as_old_as_it_says(file: Path) -> None:
+async def test_the_agents_own_timestamps_are_used(file: Path) -> None:
     """The SDK writes the time, and reads it as UTC: a day's difference would prune what is new."""
     async with open_store(url(file)) as store:
         task = task_of(COMPLETED)

@@ -258,7 +258,7 @@ async def test_a_context_is_a_thread_and_a_message_a_turn() -> None:
 
 
 @in_virtual_time
-async def test_what_comes_ahead_of_the_answer_is_heard() -> None:
+async def test_events_before_the_start_response_are_received() -> None:
     async def far(end: FarEnd) -> None:
         await end.start_thread()
         request = await end.codex.read("turn/start")
@@ -271,7 +271,7 @@ async def test_what_comes_ahead_of_the_answer_is_heard() -> None:
 
 
 @in_virtual_time
-async def test_what_is_of_another_turn_is_not_of_this_one() -> None:
+async def test_events_of_other_turns_are_ignored() -> None:
     async def far(end: FarEnd) -> None:
         await end.start()
         await end.delta("late", "turn-0")
@@ -284,7 +284,7 @@ async def test_what_is_of_another_turn_is_not_of_this_one() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n\t"])
-def test_an_empty_message_is_refused_without_a_turn(text: str) -> None:
+def test_an_empty_message_is_rejected_before_a_turn(text: str) -> None:
     @in_virtual_time
     async def test() -> None:
         async with scene() as now:
@@ -297,7 +297,7 @@ def test_an_empty_message_is_refused_without_a_turn(text: str) -> None:
 
 
 @in_virtual_time
-async def test_receive_returns_at_its_time_with_nothing() -> None:
+async def test_receive_returns_nothing_at_its_time_out() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
@@ -319,7 +319,7 @@ async def test_receive_returns_at_its_time_with_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_second_message_waits_its_turn() -> None:
+async def test_a_second_message_is_queued() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
         first, second = Talk("one"), Talk("two")
         tasks.start_soon(first, now.conversation)
@@ -337,7 +337,7 @@ async def test_a_second_message_waits_its_turn() -> None:
 
 
 @in_virtual_time
-async def test_a_waiter_that_leaves_frees_nobodys_turn() -> None:
+async def test_a_cancelled_waiter_releases_no_slot() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
         first, third = Talk("one"), Talk("three")
         tasks.start_soon(first, now.conversation)
@@ -360,7 +360,7 @@ async def test_a_waiter_that_leaves_frees_nobodys_turn() -> None:
 
 
 @in_virtual_time
-async def test_an_interrupt_stops_the_turn_and_its_commands_and_closes_what_is_open() -> None:
+async def test_an_interrupt_stops_the_turn_and_closes_open_items() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
@@ -408,7 +408,7 @@ async def test_an_interrupt_waits_for_the_turns_start() -> None:
 
 
 @in_virtual_time
-async def test_an_interrupt_that_comes_too_early_is_asked_again() -> None:
+async def test_an_interrupt_sent_too_early_is_repeated() -> None:
     async def far(end: FarEnd) -> None:
         asked = []
         for _ in range(3):
@@ -424,7 +424,7 @@ async def test_an_interrupt_that_comes_too_early_is_asked_again() -> None:
 
 
 @in_virtual_time
-async def test_a_turn_may_complete_while_its_interrupt_is_on_the_way() -> None:
+async def test_a_turn_may_complete_during_its_interrupt() -> None:
     async def far(end: FarEnd) -> None:
         request = await end.codex.read("turn/interrupt")
         await end.complete()
@@ -437,7 +437,7 @@ async def test_a_turn_may_complete_while_its_interrupt_is_on_the_way() -> None:
 
 
 @in_virtual_time
-async def test_a_codex_that_does_not_obey_is_killed() -> None:
+async def test_a_codex_that_ignores_the_interrupt_is_killed() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
@@ -457,7 +457,7 @@ async def test_a_codex_that_does_not_obey_is_killed() -> None:
 
 
 @in_virtual_time
-async def test_a_block_left_early_stops_its_turn() -> None:
+async def test_leaving_the_block_early_stops_the_turn() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
@@ -475,7 +475,7 @@ async def test_a_block_left_early_stops_its_turn() -> None:
 
 
 @in_virtual_time
-async def test_a_block_left_early_of_a_codex_that_does_not_obey_kills_it() -> None:
+async def test_leaving_the_block_early_kills_an_unresponsive_codex() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
@@ -491,7 +491,7 @@ async def test_a_block_left_early_of_a_codex_that_does_not_obey_kills_it() -> No
 
 
 @in_virtual_time
-async def test_a_caller_cancelled_while_a_turn_runs_leaves_no_turn_behind() -> None:
+async def test_cancelling_the_caller_during_a_turn_stops_the_turn() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
         asker = Talk()
         with anyio.CancelScope() as scope:
@@ -505,7 +505,7 @@ async def test_a_caller_cancelled_while_a_turn_runs_leaves_no_turn_behind() -> N
 
 
 @in_virtual_time
-async def test_a_caller_cancelled_while_starting_leaves_no_turn_behind() -> None:
+async def test_cancelling_the_caller_during_the_start_stops_the_turn() -> None:
     """Whatever codex has been asked is waited for: a turn that nobody knows would block the thread."""
     async with scene() as now, anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
@@ -530,7 +530,7 @@ async def test_a_caller_cancelled_while_starting_leaves_no_turn_behind() -> None
 
 
 @in_virtual_time
-async def test_idle_without_an_end_is_settled_by_what_codex_recorded() -> None:
+async def test_an_idle_thread_without_an_end_takes_codexs_record() -> None:
     async def far(end: FarEnd) -> None:
         await end.start()
         await end.idle()
@@ -568,7 +568,7 @@ def recorded(*turns: JsonObject) -> JsonObject:
         ("refused", "failed", "thread not loaded"),
     ],
 )
-def test_an_idle_thread_is_settled_whatever_the_record_says(
+def test_an_idle_thread_completes_whatever_the_record_says(
     answer: JsonValue, status: str, sentence: str | None
 ) -> None:
     async def far(end: FarEnd) -> None:
@@ -593,7 +593,7 @@ def test_an_idle_thread_is_settled_whatever_the_record_says(
 
 
 @in_virtual_time
-async def test_an_idle_thread_whose_turn_is_in_progress_goes_on() -> None:
+async def test_an_idle_thread_with_a_turn_in_progress_continues() -> None:
     async def far(end: FarEnd) -> None:
         await end.start()
         await end.idle()
@@ -607,7 +607,7 @@ async def test_an_idle_thread_whose_turn_is_in_progress_goes_on() -> None:
 
 
 @in_virtual_time
-async def test_idle_before_the_turns_start_means_nothing() -> None:
+async def test_idle_before_the_turns_start_is_ignored() -> None:
     async def far(end: FarEnd) -> None:
         await end.start_thread()
         await end.codex.answer("turn/start", {"turn": {"id": "turn-1"}})
@@ -622,7 +622,7 @@ async def test_idle_before_the_turns_start_means_nothing() -> None:
 
 
 @in_virtual_time
-async def test_idle_right_before_the_end_asks_nothing() -> None:
+async def test_idle_right_before_the_end_sends_no_request() -> None:
     async def far(end: FarEnd) -> None:
         await end.start()
         await end.idle()
@@ -635,7 +635,7 @@ async def test_idle_right_before_the_end_asks_nothing() -> None:
 
 
 @in_virtual_time
-async def test_an_error_without_an_end_is_the_end() -> None:
+async def test_an_error_without_an_end_ends_the_turn() -> None:
     async def far(end: FarEnd) -> None:
         await end.start_thread()
         await end.codex.answer("turn/start", {"turn": {"id": "turn-1"}})
@@ -699,7 +699,7 @@ async def test_a_silent_turn_is_stopped_and_fails() -> None:
 
 
 @in_virtual_time
-async def test_a_silent_turn_that_cannot_be_stopped_ends_with_codex() -> None:
+async def test_a_silent_turn_that_ignores_the_interrupt_kills_codex() -> None:
     async def far(end: FarEnd) -> None:
         await end.start()
         await end.codex.answer("turn/interrupt", {})
@@ -716,7 +716,7 @@ async def test_a_silent_turn_that_cannot_be_stopped_ends_with_codex() -> None:
 
 
 @in_virtual_time
-async def test_a_command_that_prints_is_no_silence() -> None:
+async def test_a_printing_command_is_not_silence() -> None:
     async def far(end: FarEnd) -> None:
         await end.start()
         await end.command()
@@ -731,7 +731,7 @@ async def test_a_command_that_prints_is_no_silence() -> None:
 
 
 @in_virtual_time
-async def test_reconnecting_for_ever_is_silence() -> None:
+async def test_endless_reconnecting_counts_as_silence() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far(end: FarEnd) -> None:
@@ -773,7 +773,7 @@ async def test_other_threads_and_turns_do_not_keep_a_turn_alive() -> None:
 
 
 @in_virtual_time
-async def test_a_turn_has_a_budget_however_busy_it_is() -> None:
+async def test_a_busy_turn_is_stopped_at_its_time_budget() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far(end: FarEnd) -> None:
@@ -836,7 +836,7 @@ async def test_a_thread_is_resumed_in_a_new_codex() -> None:
 
 
 @pytest.mark.parametrize("reason", ["no rollout found for thread id thread-0", "rollout is empty", "invalid thread id"])
-def test_a_thread_that_is_lost_is_replaced_and_that_is_said(reason: str) -> None:
+def test_a_lost_thread_is_replaced_with_a_notice(reason: str) -> None:
     async def far(end: FarEnd) -> None:
         await end.codex.refuse(await end.codex.read("thread/resume"), -32600, reason)
         await end.start()
@@ -855,7 +855,7 @@ def test_a_thread_that_is_lost_is_replaced_and_that_is_said(reason: str) -> None
 
 
 @in_virtual_time
-async def test_a_thread_with_another_writer_is_waited_for() -> None:
+async def test_a_thread_with_another_writer_is_awaited() -> None:
     async def far(end: FarEnd) -> None:
         for _ in range(3):
             request = await end.codex.read("thread/resume")
@@ -868,7 +868,7 @@ async def test_a_thread_with_another_writer_is_waited_for() -> None:
 
 
 @in_virtual_time
-async def test_a_thread_with_another_writer_that_stays_is_replaced() -> None:
+async def test_a_thread_with_a_permanent_writer_is_replaced() -> None:
     async def far(end: FarEnd) -> None:
         began = anyio.current_time()
         while (request := await end.codex.read())["method"] == "thread/resume":
@@ -885,7 +885,7 @@ async def test_a_thread_with_another_writer_that_stays_is_replaced() -> None:
 
 
 @in_virtual_time
-async def test_a_thread_that_codex_has_put_away_is_resumed() -> None:
+async def test_an_archived_thread_is_resumed() -> None:
     async with scene() as now:
 
         async def one(end: FarEnd) -> None:
@@ -903,7 +903,7 @@ async def test_a_thread_that_codex_has_put_away_is_resumed() -> None:
 
 
 @pytest.mark.parametrize("echoed", ["dangerFullAccess", "readOnly", None])
-def test_a_sandbox_other_than_the_one_we_told_is_an_error(echoed: str | None) -> None:
+def test_a_sandbox_other_than_the_configured_one_is_an_error(echoed: str | None) -> None:
     async def far(end: FarEnd) -> None:
         answer: JsonObject = {"thread": {"id": "thread-1"}, "sandbox": {"type": echoed}}
         await end.codex.answer("thread/start", answer if echoed else {"thread": {"id": "thread-1"}})
@@ -920,7 +920,7 @@ def test_a_sandbox_other_than_the_one_we_told_is_an_error(echoed: str | None) ->
 
 
 @in_virtual_time
-async def test_a_configuration_that_codex_does_not_take_costs_no_thread() -> None:
+async def test_a_rejected_configuration_does_not_lose_the_thread() -> None:
     async def far(end: FarEnd) -> None:
         refusal = "failed to load configuration: Model provider `mine` not found"
         await end.codex.refuse(await end.codex.read("thread/resume"), -32600, refusal)
@@ -933,7 +933,7 @@ async def test_a_configuration_that_codex_does_not_take_costs_no_thread() -> Non
 
 
 @in_virtual_time
-async def test_other_refusals_are_the_callers() -> None:
+async def test_other_errors_reach_the_caller() -> None:
     async def far(end: FarEnd) -> None:
         await end.start_thread()
         await end.codex.refuse(await end.codex.read("turn/start"), -32602, "input_too_large")
@@ -946,7 +946,7 @@ async def test_other_refusals_are_the_callers() -> None:
 
 
 @in_virtual_time
-async def test_a_thread_id_that_cannot_be_kept_starts_no_turn() -> None:
+async def test_a_thread_id_that_cannot_be_stored_starts_no_turn() -> None:
     class Broken(Memory):
         async def save(self, thread_id: str, instructions: str | None = None) -> None:
             raise OSError("disk full")
@@ -969,7 +969,7 @@ BRIEF = replace(OPTIONS, instructions=Instructions("Be brief."))
 
 
 @in_virtual_time
-async def test_a_new_thread_begins_with_the_instructions() -> None:
+async def test_a_new_thread_starts_with_the_instructions() -> None:
     async def far(end: FarEnd) -> None:
         assert (await end.start_thread())["developerInstructions"] == "Be brief."
         await end.start_turn()
@@ -981,7 +981,7 @@ async def test_a_new_thread_begins_with_the_instructions() -> None:
 
 
 @in_virtual_time
-async def test_a_thread_that_was_told_the_same_is_told_nothing() -> None:
+async def test_unchanged_instructions_are_not_sent_again() -> None:
     async def far(end: FarEnd) -> None:
         assert (await end.codex.answer("thread/resume", ECHO))["developerInstructions"] == "Be brief."
         await end.start_turn()
@@ -997,7 +997,7 @@ async def test_a_thread_that_was_told_the_same_is_told_nothing() -> None:
     ("told", "options", "expected"),
     [(OLD, BRIEF, "Be brief."), (Instructions(), BRIEF, "Be brief."), (OLD, OPTIONS, "no longer in force")],
 )
-def test_a_thread_that_was_told_others_is_told_once(told: Instructions, options: ThreadOptions, expected: str) -> None:
+def test_changed_instructions_are_sent_once(told: Instructions, options: ThreadOptions, expected: str) -> None:
     async def far(end: FarEnd) -> None:
         await end.codex.answer("thread/resume", ECHO)
         request = await end.codex.read("thread/inject_items")
@@ -1027,7 +1027,7 @@ def test_a_thread_that_was_told_others_is_told_once(told: Instructions, options:
 
 
 @in_virtual_time
-async def test_a_codex_that_dies_over_the_instructions_is_told_again() -> None:
+async def test_instructions_are_sent_again_after_a_crash() -> None:
     async with scene(codexes=2, known="thread-1", options=BRIEF) as now:
         first, second = now.ends
 
@@ -1048,7 +1048,7 @@ async def test_a_codex_that_dies_over_the_instructions_is_told_again() -> None:
 
 
 @in_virtual_time
-async def test_a_codex_that_died_unnoticed_gets_a_second_chance() -> None:
+async def test_a_codex_that_died_unnoticed_is_replaced_once() -> None:
     async with scene(codexes=2) as now:
         first, second = now.ends
 
@@ -1070,7 +1070,7 @@ async def test_a_codex_that_died_unnoticed_gets_a_second_chance() -> None:
 
 
 @in_virtual_time
-async def test_a_thread_that_ends_every_codex_is_not_tried_for_ever() -> None:
+async def test_a_thread_that_crashes_every_codex_is_given_up() -> None:
     async with scene(codexes=MAX_ATTEMPTS + 1) as now:
 
         async def far(_end: FarEnd) -> None:
@@ -1087,7 +1087,7 @@ async def test_a_thread_that_ends_every_codex_is_not_tried_for_ever() -> None:
 
 
 @pytest.mark.parametrize("deaths", [0, MAX_ATTEMPTS - 1, MAX_ATTEMPTS])
-def test_a_record_is_read_again_where_codex_dies_over_it(deaths: int) -> None:
+def test_the_record_is_read_again_after_a_crash(deaths: int) -> None:
     @in_virtual_time
     async def test() -> None:
         async with scene(codexes=MAX_ATTEMPTS, known="thread-1") as now, anyio.create_task_group() as tasks:
@@ -1113,7 +1113,7 @@ def test_a_record_is_read_again_where_codex_dies_over_it(deaths: int) -> None:
 
 
 @in_virtual_time
-async def test_a_turn_that_may_have_begun_is_not_begun_again() -> None:
+async def test_a_turn_that_may_have_started_is_not_started_again() -> None:
     async with scene(codexes=2) as now:
         first, second = now.ends
 
@@ -1132,7 +1132,7 @@ async def test_a_turn_that_may_have_begun_is_not_begun_again() -> None:
 
 
 @in_virtual_time
-async def test_a_death_in_mid_turn_ends_the_turn_after_all_that_was_said() -> None:
+async def test_a_crash_during_a_turn_ends_it_after_its_last_event() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
@@ -1156,7 +1156,7 @@ async def test_a_death_in_mid_turn_ends_the_turn_after_all_that_was_said() -> No
 
 
 @in_virtual_time
-async def test_a_codex_that_does_not_answer_is_ended_and_the_next_one_gets_the_turn() -> None:
+async def test_an_unresponsive_codex_is_replaced_and_gets_the_turn() -> None:
     """A thread with a turn that nobody follows would take no other."""
     async with scene(codexes=2) as now:
         first, second = now.ends
@@ -1197,7 +1197,7 @@ async def test_usage_is_counted_by_turn_and_by_thread() -> None:
 
 
 @in_virtual_time
-async def test_usage_of_a_resumed_thread_begins_with_this_turn() -> None:
+async def test_usage_of_a_resumed_thread_starts_with_this_turn() -> None:
     async def far(end: FarEnd) -> None:
         await end.codex.answer("thread/resume", ECHO)
         await end.start_turn()
@@ -1221,14 +1221,14 @@ def conversations() -> ThreadRegistry[CodexThread]:
     return ThreadRegistry(lambda _owner, _context: CodexThread(connect, Memory(), OPTIONS, LIMITS))
 
 
-def test_a_context_of_an_owner_is_one_conversation() -> None:
+def test_an_owners_context_is_one_conversation() -> None:
     known = conversations()
     assert known.get("me", "c") is known.get("me", "c")
     assert known.get("me", "c") is not known.get("me", "d")
     assert known.get("me", "c") is not known.get("you", "c")
 
 
-def test_only_so_many_conversations_are_remembered() -> None:
+def test_idle_conversations_over_the_limit_are_closed() -> None:
     known = conversations()
     oldest, second = known.get("me", "oldest"), known.get("me", "second")
     for number in range(MAX_THREADS - 2):
@@ -1240,7 +1240,7 @@ def test_only_so_many_conversations_are_remembered() -> None:
 
 
 @in_virtual_time
-async def test_a_busy_conversation_is_not_forgotten() -> None:
+async def test_a_busy_conversation_is_not_closed() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
 
         @asynccontextmanager
@@ -1268,7 +1268,7 @@ def approval(number: int, turn_id: str = "turn-1") -> JsonObject:
 
 
 @in_virtual_time
-async def test_a_turn_s_clocks_stand_still_while_somebody_is_asked() -> None:
+async def test_a_turns_deadlines_pause_during_a_question() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def far() -> None:
@@ -1292,7 +1292,7 @@ async def test_a_turn_s_clocks_stand_still_while_somebody_is_asked() -> None:
 
 
 @in_virtual_time
-async def test_a_question_about_a_patch_tells_its_changes_though_both_come_at_once() -> None:
+async def test_a_patch_question_shows_its_changes_even_if_both_arrive_at_once() -> None:
     item: JsonObject = {
         "type": "fileChange",
         "id": "p",
@@ -1319,7 +1319,7 @@ async def test_a_question_about_a_patch_tells_its_changes_though_both_come_at_on
 
 
 @in_virtual_time
-async def test_what_codex_does_not_want_to_know_any_more_is_not_asked() -> None:
+async def test_a_question_resolved_by_codex_is_withdrawn() -> None:
     async def far(end: FarEnd) -> None:
         await end.codex.write(approval(0), approval(1))
         await end.say("serverRequest/resolved", requestId=0)
@@ -1333,7 +1333,7 @@ async def test_what_codex_does_not_want_to_know_any_more_is_not_asked() -> None:
 
 
 @in_virtual_time
-async def test_a_question_of_another_turn_or_of_no_kind_is_refused_at_once() -> None:
+async def test_a_question_of_another_turn_or_type_is_declined_at_once() -> None:
     async def far(end: FarEnd) -> None:
         await end.start()
         await end.codex.write(approval(7, "turn-0"))
@@ -1347,7 +1347,7 @@ async def test_a_question_of_another_turn_or_of_no_kind_is_refused_at_once() -> 
 
 
 @in_virtual_time
-async def test_words_join_a_running_turn_or_come_too_late() -> None:
+async def test_steering_input_joins_a_running_turn_or_is_too_late() -> None:
     async def far(end: FarEnd) -> None:
         steered = await end.codex.answer("turn/steer", {"turnId": "turn-1"})
         assert steered == {
@@ -1366,7 +1366,7 @@ async def test_words_join_a_running_turn_or_come_too_late() -> None:
 
 
 @in_virtual_time
-async def test_what_one_turn_had_its_own_way_the_next_ones_are_told_back() -> None:
+async def test_overridden_options_are_restored_for_the_next_turn() -> None:
     async with scene() as now:
 
         async def run(options: TurnOptions | None = None) -> JsonObject:

@@ -140,7 +140,7 @@ def states(events: Sequence[StreamResponse]) -> list[str]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_message_is_answered_streamed_got_listed_and_canceled(tmp_path: Path, transport: str) -> None:
+async def test_messages_are_answered_streamed_fetched_listed_and_canceled(tmp_path: Path, transport: str) -> None:
     async with served(tmp_path) as now:
         client = now.client(transport)
         task = await sent(client, request("m-1", context_id="one"))
@@ -158,7 +158,7 @@ async def test_a_message_is_answered_streamed_got_listed_and_canceled(tmp_path: 
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_tasks_are_listed_in_pages_and_by_what_is_asked_for(tmp_path: Path, transport: str) -> None:
+async def test_tasks_are_listed_in_pages_and_by_filter(tmp_path: Path, transport: str) -> None:
     async with served(tmp_path) as now:
         client = now.client(transport)
         made = [(await sent(client, request(f"m-{number}", context_id=f"c-{number % 2}"))).id for number in range(5)]
@@ -185,7 +185,7 @@ async def test_tasks_are_listed_in_pages_and_by_what_is_asked_for(tmp_path: Path
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_who_subscribes_gets_the_task_and_its_end(tmp_path: Path, transport: str) -> None:
+async def test_a_subscriber_gets_the_task_and_its_end(tmp_path: Path, transport: str) -> None:
     async with served(tmp_path) as now:
         client = now.client(transport, streaming=True)
         task = await sent(now.client(transport), request("m-1", "wait", wait=False))
@@ -203,9 +203,7 @@ async def test_who_subscribes_gets_the_task_and_its_end(tmp_path: Path, transpor
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_media_type_that_the_card_does_not_name_is_refused(
-    tmp_path: Path, transport: str, streaming: bool
-) -> None:
+async def test_a_media_type_missing_from_the_card_is_rejected(tmp_path: Path, transport: str, streaming: bool) -> None:
     asked = request("m-1")
     asked.message.parts.append(Part(raw=b"x", media_type="application/x-nothing"))
     async with served(tmp_path) as now:
@@ -216,7 +214,7 @@ async def test_a_media_type_that_the_card_does_not_name_is_refused(
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_media_type_is_taken_whatever_its_parameters_and_capitals(
+async def test_a_media_type_matches_regardless_of_parameters_and_case(
     tmp_path: Path, transport: str, streaming: bool
 ) -> None:
     async with served(tmp_path, replace(OPTIONS, input_modes=("text/plain", "application/json", "image/jpeg"))) as now:
@@ -227,7 +225,7 @@ async def test_a_media_type_is_taken_whatever_its_parameters_and_capitals(
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_text_of_any_kind_is_not_taken_where_text_is_not(tmp_path: Path, transport: str) -> None:
+async def test_text_types_are_rejected_if_text_is_not_accepted(tmp_path: Path, transport: str) -> None:
     async with served(tmp_path, replace(OPTIONS, input_modes=("application/json",))) as now:
         asked = request("m-1")
         asked.message.parts.append(Part(raw=b"x", media_type="text/x-csrc"))
@@ -255,9 +253,7 @@ def holding(place: str, value: JsonValue) -> SendMessageRequest:
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("place", ["data", "a part's metadata", "metadata", "the request's metadata"])
-async def test_a_number_that_json_does_not_have_is_refused_before_it_is_written_down(
-    tmp_path: Path, place: str, streaming: bool
-) -> None:
+async def test_a_non_json_number_is_rejected_before_it_is_stored(tmp_path: Path, place: str, streaming: bool) -> None:
     """Once written down, it could not be given out any more, and be taken up at every start."""
     async with served(tmp_path) as now:
         for number in NOT_FINITE:
@@ -273,7 +269,7 @@ async def test_a_number_that_json_does_not_have_is_refused_before_it_is_written_
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-async def test_a_number_that_only_python_reads_is_refused_over_http(tmp_path: Path, number: str) -> None:
+async def test_a_number_that_only_python_parses_is_rejected_over_http(tmp_path: Path, number: str) -> None:
     new: JsonObject = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"data": {"a": "NUMBER"}}]}
     old: JsonObject = new | {"kind": "message", "role": "user", "parts": [{"kind": "data", "data": {"a": "NUMBER"}}]}
     calls: tuple[tuple[str, JsonObject, dict[str, str]], ...] = (
@@ -293,9 +289,7 @@ async def test_a_number_that_only_python_reads_is_refused_over_http(tmp_path: Pa
 
 @pytest.mark.parametrize("transport", TRANSPORTS[:2])
 @pytest.mark.parametrize("place", ["data", "a part's metadata", "metadata", "the request's metadata"])
-async def test_what_is_nested_deeper_than_can_be_read_again_is_refused(
-    tmp_path: Path, transport: str, place: str
-) -> None:
+async def test_data_nested_too_deeply_is_rejected(tmp_path: Path, transport: str, place: str) -> None:
     """Over gRPC such a message cannot be read at all, nor a task with it in its history."""
     async with served(tmp_path) as now:
         task = await sent(now.client(transport), holding(place, nested(MAX_NESTING - 2)))
@@ -311,7 +305,7 @@ def nested(depth: int) -> JsonValue:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_what_belongs_to_one_is_not_there_for_others(tmp_path: Path, transport: str) -> None:
+async def test_one_principals_tasks_do_not_exist_for_others(tmp_path: Path, transport: str) -> None:
     options = replace(OPTIONS, tokens={"operator": "o-token", "ada": "a-token"})
     async with served(tmp_path, options) as now:
         client = now.client(transport)
@@ -334,7 +328,7 @@ async def test_what_belongs_to_one_is_not_there_for_others(tmp_path: Path, trans
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_nobody_is_let_in_without_a_token_that_is_known(tmp_path: Path, transport: str) -> None:
+async def test_an_unknown_token_is_rejected(tmp_path: Path, transport: str) -> None:
     async with served(tmp_path, replace(OPTIONS, tokens={"operator": "o-token"})) as now:
         for context in (None, shown("wrong"), ClientCallContext(service_parameters={"X-API-Key": "wrong"})):
             with pytest.raises(A2AClientError, match=r"401|UNAUTHENTICATED"):
@@ -345,7 +339,7 @@ async def test_nobody_is_let_in_without_a_token_that_is_known(tmp_path: Path, tr
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_who_asks_too_often_is_told_when_to_come_back(tmp_path: Path, transport: str) -> None:
+async def test_a_rate_limited_caller_gets_retry_after(tmp_path: Path, transport: str) -> None:
     options = replace(OPTIONS, tokens={"ada": "a", "bob": "b"}, requests_per_minute=12)
     async with served(tmp_path, options) as now:
         client = now.client(transport)
@@ -359,7 +353,7 @@ async def test_who_asks_too_often_is_told_when_to_come_back(tmp_path: Path, tran
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_more_streams_than_may_be_open_are_refused(tmp_path: Path, transport: str) -> None:
+async def test_streams_over_the_limit_are_rejected(tmp_path: Path, transport: str) -> None:
     options = replace(OPTIONS, streams=StreamLimits(per_principal=1))
     async with served(tmp_path, options) as now:
         client = now.client(transport, streaming=True)
@@ -375,7 +369,7 @@ async def test_more_streams_than_may_be_open_are_refused(tmp_path: Path, transpo
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_stream_without_any_event_is_ended_and_its_task_goes_on(tmp_path: Path, transport: str) -> None:
+async def test_an_idle_stream_is_closed_and_its_task_continues(tmp_path: Path, transport: str) -> None:
     async with served(tmp_path, replace(OPTIONS, streams=StreamLimits(idle_s=0.2))) as now:
         client = now.client(transport, streaming=True)
         events = [event async for event in client.send_message(request("m-1", "wait"))]
@@ -388,7 +382,7 @@ async def test_a_stream_without_any_event_is_ended_and_its_task_goes_on(tmp_path
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_streams_that_are_not_offered_are_refused(tmp_path: Path, transport: str) -> None:
+async def test_streaming_is_rejected_if_disabled(tmp_path: Path, transport: str) -> None:
     async with served(tmp_path, replace(OPTIONS, streaming=False)) as now:
         client = now.client(transport, streaming=True)
         assert (await sent(client, request("m-1"))).status.state == TaskState.TASK_STATE_COMPLETED, "the client knows"
@@ -400,7 +394,7 @@ async def test_streams_that_are_not_offered_are_refused(tmp_path: Path, transpor
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_only_who_was_let_in_is_told_how_the_agent_is_set_up(tmp_path: Path, transport: str) -> None:
+async def test_the_extended_card_requires_authentication(tmp_path: Path, transport: str) -> None:
     options = replace(OPTIONS, tokens={"ada": "a"}, setup={"model": "gpt-5.5"})
     async with served(tmp_path, options) as now:
         public = await now.http.get("/.well-known/agent-card.json")
@@ -417,7 +411,7 @@ async def test_only_who_was_let_in_is_told_how_the_agent_is_set_up(tmp_path: Pat
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_an_extension_that_is_required_has_to_be_asked_for(tmp_path: Path, transport: str) -> None:
+async def test_a_required_extension_must_be_requested(tmp_path: Path, transport: str) -> None:
     required = AgentExtension(uri="urn:test:required", required=True)
     async with served(tmp_path, replace(OPTIONS, extensions=(required, USAGE))) as now:
         client = now.client(transport)
@@ -427,7 +421,7 @@ async def test_an_extension_that_is_required_has_to_be_asked_for(tmp_path: Path,
         assert (await sent(client, request("m-1"), asked)).id
 
 
-async def test_the_answer_tells_which_extensions_are_on(tmp_path: Path) -> None:
+async def test_the_response_lists_the_active_extensions(tmp_path: Path) -> None:
     async with served(tmp_path, replace(OPTIONS, extensions=(USAGE,))) as now:
         headers = {**NEW, "A2A-Extensions": "urn:other,urn:test:usage"}
         assert (await now.http.get("/tasks", headers=headers)).headers["a2a-extensions"] == "urn:test:usage"
@@ -442,7 +436,7 @@ async def test_the_answer_tells_which_extensions_are_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["99.0", "0.3", "", "nonsense"])
-async def test_a_version_that_is_not_spoken_is_refused(tmp_path: Path, version: str) -> None:
+async def test_an_unsupported_version_is_rejected(tmp_path: Path, version: str) -> None:
     async with served(tmp_path) as now:
         headers = {"A2A-Version": version}
         answer = await now.http.get("/tasks", headers=headers)
@@ -454,7 +448,7 @@ async def test_a_version_that_is_not_spoken_is_refused(tmp_path: Path, version: 
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_the_version_may_be_named_in_the_address(tmp_path: Path) -> None:
+async def test_the_version_may_be_a_query_parameter(tmp_path: Path) -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
     message = {"message": said({"text": "hello"})}
     async with served(tmp_path) as now:
@@ -468,13 +462,13 @@ async def test_the_version_may_be_named_in_the_address(tmp_path: Path) -> None:
         assert header_first.status_code == 400
 
 
-async def test_a_newer_version_of_the_same_generation_is_spoken(tmp_path: Path) -> None:
+async def test_a_newer_minor_version_is_accepted(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         assert (await now.http.get("/tasks", headers={"A2A-Version": "1.7"})).status_code == 200
         assert (await now.grpc.ListTasks(ListTasksRequest(), metadata=(("a2a-version", "1.7"),))).total_size == 0
 
 
-async def test_the_older_dialect_is_spoken_on_all_transports(tmp_path: Path) -> None:
+async def test_a2a_0_3_works_on_all_transports(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         rest = {"request": {"messageId": "m-1", "role": "ROLE_USER", "content": [{"text": "hello"}]}}
         task = (await now.http.post("/v1/message:send", json=rest)).json()["task"]
@@ -489,7 +483,7 @@ async def test_the_older_dialect_is_spoken_on_all_transports(tmp_path: Path) -> 
             await old.GetTask(a2a_v0_3_pb2.GetTaskRequest(name="tasks/x"), metadata=(("a2a-version", "1.0"),))
 
 
-async def test_where_only_the_newer_dialect_is_spoken_the_older_is_not(tmp_path: Path) -> None:
+async def test_a2a_0_3_is_rejected_if_disabled(tmp_path: Path) -> None:
     async with served(tmp_path, replace(OPTIONS, versions=("1.0",))) as now:
         call = {"jsonrpc": "2.0", "id": 1, "method": "tasks/get", "params": {"id": "x"}}
         assert (await now.http.post("/", json=call)).json()["error"]["code"] == -32601
@@ -626,9 +620,7 @@ async def test_the_codes_of_http(
         ),
     ],
 )
-async def test_a_body_that_cannot_be_read_is_the_client_s_mistake(
-    tmp_path: Path, path: str, content: bytes, code: int
-) -> None:
+async def test_an_unreadable_body_is_a_client_error(tmp_path: Path, path: str, content: bytes, code: int) -> None:
     async with served(tmp_path) as now:
         version = {} if path.startswith("/v1/") else NEW
         answer = await now.http.post(path, content=content, headers={"Content-Type": "application/json", **version})
@@ -637,7 +629,7 @@ async def test_a_body_that_cannot_be_read_is_the_client_s_mistake(
         assert now.executor.owners == []
 
 
-async def test_bytes_may_come_in_either_alphabet_with_or_without_filling_and_in_lines(tmp_path: Path) -> None:
+async def test_base64_is_accepted_in_both_alphabets_with_or_without_padding(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         for number, content in enumerate(("-_8=", "+/8", "+/8=", "", "aGVs\nbG8=\n")):
             message = {**said({"raw": content}), "messageId": f"m-{number}"}
@@ -645,7 +637,7 @@ async def test_bytes_may_come_in_either_alphabet_with_or_without_filling_and_in_
             assert answer.status_code == 200, answer.text
 
 
-async def test_a_state_that_is_none_is_refused_over_grpc_too(tmp_path: Path) -> None:
+async def test_an_unknown_task_state_is_rejected_over_grpc_too(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         asked = ListTasksRequest()
         asked.status = 77  # type: ignore[assignment]
@@ -654,7 +646,7 @@ async def test_a_state_that_is_none_is_refused_over_grpc_too(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-async def test_a_body_must_say_that_it_is_json(tmp_path: Path, kind: str) -> None:
+async def test_a_body_must_have_a_json_content_type(tmp_path: Path, kind: str) -> None:
     """What a page in a browser can post without asking the agent first is no message."""
     message = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
     call = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
@@ -672,7 +664,7 @@ async def test_a_body_must_say_that_it_is_json(tmp_path: Path, kind: str) -> Non
             assert answer.status_code == 200
 
 
-async def test_a_call_over_the_limit_is_refused_on_grpc_too(tmp_path: Path) -> None:
+async def test_a_call_over_the_limit_is_rejected_over_grpc_too(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await now.grpc.SendMessage(request("m-1", "x" * 100_001), metadata=(("a2a-version", "1.0"),))
@@ -681,7 +673,7 @@ async def test_a_call_over_the_limit_is_refused_on_grpc_too(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_mistake_of_ours_is_told_without_its_text(
+async def test_an_internal_error_does_not_leak_its_text(
     tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from codex_workspace.server.handler import IdempotentHandler
@@ -701,7 +693,7 @@ async def test_a_mistake_of_ours_is_told_without_its_text(
 # --- The port ---
 
 
-async def test_a_grpc_port_that_is_taken_is_one_sentence() -> None:
+async def test_a_grpc_port_in_use_is_one_sentence() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=f"A2A_HOST/A2A_GRPC_PORT: cannot listen on 127.0.0.1 port {port}; "):
@@ -723,7 +715,7 @@ next(call)
 """A client that takes one event, and waits for the next."""
 
 
-async def test_a_grpc_client_that_is_gone_without_a_word_gives_its_place_back(tmp_path: Path) -> None:
+async def test_a_vanished_grpc_client_releases_its_slot(tmp_path: Path) -> None:
     options = replace(OPTIONS, streams=StreamLimits(total=1))
     async with (
         served(tmp_path, options, dead_after_s=1) as now,
@@ -751,7 +743,7 @@ async def is_refused(now: Served) -> bool:
     return False
 
 
-async def test_grpc_stops_although_a_stream_is_open(tmp_path: Path) -> None:
+async def test_grpc_stops_despite_an_open_stream(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         call = now.grpc.SendStreamingMessage(request("m-1", "wait"), metadata=(("a2a-version", "1.0"),))
         await call.read()

@@ -28,7 +28,7 @@ values = st.lists(st.floats(min_value=0, max_value=1e6), min_size=1)
     ("given_values", "percent", "expected"),
     [([3.0, 1.0, 2.0], 50, 2.0), ([1.0, 2.0], 50, 1.5), ([7.0], 90, 7.0), ([1.0, 2.0, 3.0], 100, 3.0)],
 )
-def test_a_percentile_lies_where_it_should(given_values: list[float], percent: float, expected: float) -> None:
+def test_percentiles_have_the_documented_values(given_values: list[float], percent: float, expected: float) -> None:
     assert percentile(given_values, percent) == expected
 
 
@@ -59,7 +59,7 @@ def test_no_values_have_no_percentile() -> None:
         (AtLeast(16), 15.0, None, False),
     ],
 )
-def test_an_aim_is_judged_only_where_there_is_something_to_judge(
+def test_an_aim_is_judged_only_if_it_was_measured(
     aim: Aim | None, ours: float, bare: float | None, met: bool | None
 ) -> None:
     assert Row("row", ours, bare, aim=aim).met is met
@@ -98,7 +98,7 @@ def test_the_summary_counts_what_was_judged_and_names_what_was_missed() -> None:
 
 
 @pytest.mark.alone
-async def test_the_smallest_run_measures_everything(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_smallest_run_measures_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     tables = await run(SMALLEST)
     assert [table.title for table in tables] == [
         "Warm turn",

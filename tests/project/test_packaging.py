@@ -128,7 +128,7 @@ def test_the_version_is_stated_once() -> None:
 # --- The installed program ---
 
 
-def test_the_installed_program_tells_its_version(program: Path, tmp_path: Path) -> None:
+def test_the_installed_program_prints_its_version(program: Path, tmp_path: Path) -> None:
     assert run([program, "--version"], tmp_path) == f"codex-workspace {VERSION}\n"
 
 
@@ -179,7 +179,7 @@ printf '#!/bin/sh\\necho "started with: $*"\\n' > .venv/bin/python
 """Stands for `make .venv/runtime`."""
 
 
-def test_start_sh_sets_a_checkout_up(tmp_path: Path) -> None:
+def test_start_sh_sets_up_a_checkout(tmp_path: Path) -> None:
     checkout, environment = unprepared(tmp_path, "make")
     ran = subprocess.run(["/bin/sh", checkout / "start.sh", "doctor"], env=environment, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (0, "started with: -m codex_workspace doctor\n"), ran.stderr

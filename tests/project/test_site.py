@@ -56,6 +56,6 @@ def test_links_lead_to_pages_or_into_the_repository(link: str, source: str, page
     assert rewritten(link, source, page, BLOB) == wanted
 
 
-def test_a_link_to_no_file_ends_the_build() -> None:
+def test_a_broken_link_fails_the_build() -> None:
     with pytest.raises(PluginError, match=r"docs/a2a\.md: the link to nothing\.md leads to no file"):
         rewritten("nothing.md", "docs/a2a.md", "a2a.md", BLOB)

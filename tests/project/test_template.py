@@ -49,7 +49,7 @@ SECRETS: Final = {
 }
 
 
-def test_the_dockerfile_is_one_the_platform_builds() -> None:
+def test_the_platform_can_build_the_dockerfile() -> None:
     stages = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
     assert set(stages) == {"python:3.11-slim"}
     assert re.search(r"^ARG RUNTIME_VERSION=$", DOCKERFILE, re.MULTILINE)
@@ -70,7 +70,7 @@ def test_the_entry_point_takes_a_command_too() -> None:
     assert "--json" in asked.stdout
 
 
-def test_the_requirements_name_the_platforms_runtime() -> None:
+def test_the_requirements_include_the_platforms_runtime() -> None:
     assert RUNTIME_PACKAGE in (ROOT / "requirements.txt").read_text()
 
 
@@ -104,7 +104,7 @@ def test_the_templates_modules_are_those_of_the_package(name: str) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("*.py")), ids=lambda file: file.name)
-def test_a_module_stands_alone_and_takes_no_name_of_the_runtimes(file: Path) -> None:
+def test_top_level_modules_work_alone_and_shadow_no_name_of_the_runtime(file: Path) -> None:
     assert file.stem not in BARE_MODULES
     roots = {
         (node.module or "") if isinstance(node, ast.ImportFrom) else name.name
@@ -145,7 +145,7 @@ def test_no_file_looks_like_it_holds_a_secret(kind: str) -> None:
 # --- What is built and deployed with it ---
 
 
-def test_the_build_sees_what_the_dockerfile_copies_and_no_more() -> None:
+def test_the_build_context_is_exactly_what_the_dockerfile_copies() -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
     copied = {
@@ -166,7 +166,7 @@ def rules_of(profile: Path) -> dict[str, set[str]]:
     return found
 
 
-def test_the_seccomp_profile_lets_the_sandbox_be_made_and_nothing_else_of_its_kind() -> None:
+def test_the_seccomp_profile_allows_the_sandbox_and_nothing_more() -> None:
     rules = rules_of(ROOT / "deploy" / "seccomp.json")
     allowed, refused = rules["SCMP_ACT_ALLOW"], rules["SCMP_ACT_ERRNO"]
     assert allowed & refused == set()
@@ -180,7 +180,7 @@ KUBERNETES_VERSIONS: Final = ("1.30", "1.36")
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-def test_kubernetes_takes_it(version: str) -> None:
+def test_the_kubernetes_manifest_is_valid(version: str) -> None:
     wanted = "--kubernetes-version", version, "--strict"
     file = ROOT / "deploy" / "kubernetes" / "agent.yaml"
     checked = subprocess.run(
@@ -189,7 +189,7 @@ def test_kubernetes_takes_it(version: str) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_kubernetes_runs_one_agent_without_any_right() -> None:
+def test_the_kubernetes_manifest_runs_one_agent_without_privileges() -> None:
     (workload,) = [each for each in KUBERNETES if each["kind"] == "StatefulSet"]
     pod = workload["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -208,13 +208,13 @@ def test_kubernetes_runs_one_agent_without_any_right() -> None:
     assert claimed == {"state", "workspace"}
 
 
-def test_kubernetes_gives_it_a_configuration_that_it_takes(tmp_path: Path) -> None:
+def test_the_kubernetes_configuration_is_valid(tmp_path: Path) -> None:
     (settings,) = [each for each in KUBERNETES if each["kind"] == "ConfigMap"]
     (tmp_path / "config.yaml").write_text(settings["data"]["config.yaml"])
     load_settings({"WORKSPACE_CONFIG_PATH": str(tmp_path), "HOME": str(tmp_path)}, cwd=tmp_path, root=tmp_path)
 
 
-def test_compose_takes_it() -> None:
+def test_the_compose_file_is_valid() -> None:
     schema = "--builtin-schema", "vendor.compose-spec"
     checked = subprocess.run(
         [sys.executable, "-m", "check_jsonschema", *schema, str(ROOT / "compose.yaml")], capture_output=True, text=True
@@ -222,7 +222,7 @@ def test_compose_takes_it() -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_compose_runs_it_without_any_right() -> None:
+def test_the_compose_file_grants_no_privileges() -> None:
     service = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["agent"]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]

@@ -142,7 +142,7 @@ async def test_the_same_message_again_is_not_accepted_and_changes_nothing(tmp_pa
         assert await store.deliveries.find_by_task("task-2") is None
 
 
-async def test_an_id_that_was_used_for_another_message_is_refused(tmp_path: Path) -> None:
+async def test_a_reused_message_id_is_rejected(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         first = await accept(store.deliveries)
         with pytest.raises(MessageIdReused, match="messageId message-1 was used for another message"):
