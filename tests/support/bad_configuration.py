@@ -482,17 +482,11 @@ BAD: Final[Mapping[str, Bad]] = {
     "a config.toml that is not UTF-8": _file(
         "state/codex/config.toml",
         b'a = 1\nb = "\xff"\n',
-        "line 2, column 6: ",
+        "byte 12 ",
         "is not UTF-8; the file is left as it is",
     ),
     "a table where our key is": _file(
         "state/codex/config.toml", "[model]\nx = 1\n", "model: ", "the file is left as it is"
-    ),
-    "a record that is damaged": _file(
-        "state/codex/.codex-workspace.json",
-        "{",
-        "",
-        "is damaged; remove it, and remove the agent's keys from config.toml",
     ),
     "a file where CODEX_HOME is": _file("state/codex", "", "", "cannot be used as part of CODEX_HOME"),
     "a login that is none": _variable(

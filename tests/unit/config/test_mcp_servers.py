@@ -8,7 +8,7 @@ import yaml
 
 from codex_workspace.agent import secrets_of, thread_options
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.config.codex_toml import Record, edit, managed_config
+from codex_workspace.config.codex_toml import edit, managed_config
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.config.providers import choose_provider
@@ -31,7 +31,7 @@ def load(folder: Path, *servers: object, **env: str) -> Settings:
 def in_toml(settings: Settings) -> object:
     """What codex reads of the servers in its config.toml."""
     provider = choose_provider(settings, {"OPENAI_API_KEY": "sk-1"})
-    text, _ = edit("", managed_config(settings, provider), Record(keys=[], tables=[]))
+    text = edit("", managed_config(settings, provider))
     assert TOKEN not in text
     return tomllib.loads(text).get("mcp_servers", {})
 
