@@ -1,13 +1,16 @@
-"""The command line of `codex exec` and its environment: options, and MCP servers with their secrets.
+"""The command line of `codex exec`, its files and its environment: options, and MCP servers with their secrets.
 
 The prompt is passed on stdin, where neither its length nor its first character matters.
 """
 
+import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import tomlkit
 
@@ -29,6 +32,40 @@ class RunFiles:
 
     schema: Path | None = None
     images: tuple[Path, ...] = ()
+
+
+@contextmanager
+def opened_files(options: RunOptions) -> Iterator[RunFiles]:
+    """Open the files of a run. They are passed by descriptor, because codex splits the paths of images at commas.
+
+    Raises:
+        InputRefused: an image cannot be read.
+    """
+    with ExitStack() as opened:
+        schema = None
+        if options.output_schema is not None:
+            schema = opened.enter_context(file_in_memory(json.dumps(options.output_schema).encode()))
+        yield RunFiles(schema, tuple(_opened_image(image, opened) for image in options.images))
+
+
+@contextmanager
+def file_in_memory(content: bytes) -> Iterator[Path]:
+    """Yield the path of a file that exists until the end of the block or of this process, and on no disk."""
+    with os.fdopen(os.memfd_create("codex-workspace"), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield _path_of(file)
+
+
+def _opened_image(image: Path, opened: ExitStack) -> Path:
+    try:
+        return _path_of(opened.enter_context(image.open("rb")))
+    except OSError as error:
+        raise InputRefused(f"The image {image.name} cannot be read.") from error
+
+
+def _path_of(file: IO[bytes]) -> Path:
+    return Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
 
 
 def check(prompt: str, options: RunOptions) -> None:

@@ -11,9 +11,15 @@ from weakref import WeakValueDictionary
 import anyio
 
 from codex_workspace.app_server import LAUNCH_OVERRIDES, require_supported, with_key_variables
-from codex_workspace.backends.codex_exec.command import RunFiles, arguments, check, mcp_overrides, overrides
+from codex_workspace.backends.codex_exec.command import (
+    RunFiles,
+    arguments,
+    check,
+    mcp_overrides,
+    opened_files,
+    overrides,
+)
 from codex_workspace.backends.codex_exec.login_lock import LoginLock
-from codex_workspace.backends.codex_exec.run_files import clear_leftovers, write_file, written_run_files
 from codex_workspace.common.errors import CONFIG_REJECTED, MAX_REASON_CHARS, CodexCannotStart, is_config_error
 from codex_workspace.common.values import Version, find_version
 from codex_workspace.config.mcp_servers import McpServers
@@ -115,13 +121,13 @@ class CodexExec:
         options = replace(options, config={**self._servers, **options.config})
         check(prompt, options)
         await self.version()
-        async with (
-            written_run_files(partial(write_file, options)) as files,
-            self._session(options.resume) as register,
-            self._login.passed() if self._login is not None else nullcontext(),
-            self._opened(prompt, options, files, read, variables, register) as run,
-        ):
-            yield run
+        with opened_files(options) as files:
+            async with (
+                self._session(options.resume) as register,
+                self._login.passed() if self._login is not None else nullcontext(),
+                self._opened(prompt, options, files, read, variables, register) as run,
+            ):
+                yield run
 
     async def version(self) -> Version:
         """Return codex's version, which is read once.
@@ -131,7 +137,6 @@ class CodexExec:
         """
         async with self._starting:
             if self._version is None:
-                await anyio.to_thread.run_sync(clear_leftovers)
                 self._version = await _read_version(self._launch)
             return self._version
 

@@ -2,16 +2,15 @@
 
 import base64
 import logging
-import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import anyio
 
+from codex_workspace.backends.codex_exec.command import file_in_memory
 from codex_workspace.backends.codex_exec.file_requests import FileRequests
 from codex_workspace.backends.codex_exec.history import (
     new_turn_id,
@@ -22,7 +21,6 @@ from codex_workspace.backends.codex_exec.history import (
     turn_outcome,
 )
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_server_failure
-from codex_workspace.backends.codex_exec.run_files import Folder, written_run_files
 from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.backends.codex_exec.turn import ExecTurn, TurnLines
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, is_config_error
@@ -48,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 IMAGES_ONLY: Final = "The message is what the images show."
 """The prompt of a message without text, which `codex exec` would reject."""
-
-_DATA_URL: Final = re.compile(r"data:image/([a-z0-9]+)[^,]*;base64,", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +163,7 @@ class ExecThread:
             CodexGone: codex was killed before its session started.
         """
         own, message = options or TurnOptions(), _message_in(client_message_id or "")
-        async with written_run_files(partial(_write_images, turn_input)) as images:
+        with _image_files(turn_input) as images:
             effort: dict[KeyPath, TomlValue] = {} if own.effort is None else {("model_reasoning_effort",): own.effort}
             run = replace(
                 self._options.run,
@@ -318,17 +314,10 @@ def _prompt(turn_input: TurnInput) -> str:
     return "\n\n".join(input_texts(turn_input)) or IMAGES_ONLY
 
 
-def _write_images(turn_input: TurnInput, folder: Folder) -> tuple[Path, ...]:
-    """Write the images of a message to files, the only form that `codex exec` accepts."""
-    images: list[Path] = []
-    for number, item in enumerate(turn_input):
-        match item:
-            case {"type": "image", "url": str(url)} if (found := _DATA_URL.match(url)) is not None:
-                file = folder() / f"{number}.{found[1].lower()}"
-                file.write_bytes(base64.b64decode(url[found.end() :]))
-                images.append(file)
-            case {"type": "localImage", "path": str(path)}:
-                images.append(Path(path))
-            case _:
-                pass
-    return tuple(images)
+@contextmanager
+def _image_files(turn_input: TurnInput) -> Iterator[tuple[Path, ...]]:
+    """Yield the images of a message, which are data URLs, as files: `codex exec` accepts no other form."""
+    with ExitStack() as files:
+        urls = [url for item in turn_input if isinstance(url := item.get("url"), str)]
+        contents = (base64.b64decode(url.partition(",")[2]) for url in urls)
+        yield tuple(files.enter_context(file_in_memory(content)) for content in contents)

@@ -1,10 +1,12 @@
 """What `codex exec` is called with; that the real one takes it is tested in e2e."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
-from codex_workspace.backends.codex_exec.command import RunFiles, arguments, check
+from codex_workspace.backends.codex_exec.command import RunFiles, arguments, check, opened_files
 from codex_workspace.common.errors import InputRefused
 from codex_workspace.runtimes.options import RunOptions
 
@@ -83,3 +85,23 @@ def test_what_codex_would_misread_is_refused(options: RunOptions, problem: str) 
 def test_what_no_command_line_can_hold_is_refused(odd: RunOptions) -> None:
     with pytest.raises(InputRefused, match="NUL"):
         check("hi", odd)
+
+
+def test_files_are_readable_by_other_processes_and_their_paths_have_no_commas(tmp_path: Path) -> None:
+    image = tmp_path / "a,b.png"
+    image.write_bytes(b"png")
+    options = RunOptions(output_schema={"type": "object"}, images=(image,))
+    before = os.listdir("/proc/self/fd")
+    with opened_files(options) as files:
+        assert files.schema is not None
+        assert json.loads(files.schema.read_text()) == {"type": "object"}
+        assert [each.read_bytes() for each in files.images] == [b"png"]
+        assert "," not in str(files.images[0])
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize("missing", ["nothing.png", "."])
+def test_an_image_that_cannot_be_read_is_rejected(tmp_path: Path, missing: str) -> None:
+    options = RunOptions(output_schema={}, images=(tmp_path / missing,))
+    with pytest.raises(InputRefused, match="cannot be read"), opened_files(options):
+        pass
