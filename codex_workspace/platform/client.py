@@ -19,7 +19,6 @@ import httpx
 from codex_workspace.common.values import JsonObject, JsonValue, nested_or_empty
 from codex_workspace.config.environment import Secret
 from codex_workspace.platform.client_types import (
-    ActivityPage,
     ActivityRow,
     CursorLost,
     Delegation,
@@ -57,7 +56,7 @@ PROXY_S: Final = 200.0
 """The platform's proxy itself waits 180 s for the other agent."""
 
 MAX_BODY_BYTES: Final = 32 << 20
-"""The limit of a response; a page of the inbox holds whole requests of up to 1 MB."""
+"""The limit of a response; a page of the activity holds whole requests of up to 1 MB."""
 
 MAX_PAGE: Final = 500
 """The platform reduces a larger `limit` to this."""
@@ -152,7 +151,7 @@ class PlatformClient:
         """Return rows of the workspace's activity, oldest first.
 
         With `since_id`, the rows after that row; else the newest rows, of the last `since_s` seconds, before `before`
-        (RFC 3339).
+        (RFC 3339). There may be fewer than `limit`, if the response would be too large.
 
         Raises:
             CursorLost: the platform does not have the row `since_id` any more.
@@ -166,36 +165,16 @@ class PlatformClient:
             params["before_ts"] = before
         try:
             found = await self._call("GET", f"{self._self}/activity", params=params)
-        except CursorLost as lost:
-            if since_id is not None:
+        except ResponseTooLarge:
+            if limit <= 1:
                 raise
-            raise PlatformUnreachable(
-                "The platform reports a lost cursor, none was sent.", outcome_unknown=True
-            ) from lost
+            return await self.activity(
+                kind=kind, since_id=since_id, since_s=since_s, before=before, limit=min(limit, MAX_PAGE) // 2
+            )
         if not isinstance(found, list):
             raise PlatformUnreachable("The platform's activity is not a list.", outcome_unknown=True)
         rows = [row for each in found if (row := read_activity_row(each)) is not None]
         return rows if since_id is not None else rows[::-1]
-
-    async def page(
-        self, *, since_id: str | None = None, since_s: int | None = None, before: str | None = None, limit: int
-    ) -> ActivityPage:
-        """Return a page of the inbox as `activity` does, a smaller one if the response would be too large.
-
-        Raises:
-            CursorLost: the platform does not have the row `since_id` any more.
-            ResponseTooLarge: a single row is too large.
-        """
-        size = limit
-        while True:
-            try:
-                rows = await self.activity(since_id=since_id, since_s=since_s, before=before, limit=size)
-            except ResponseTooLarge:
-                if size == 1:
-                    raise
-                size //= 2
-            else:
-                return ActivityPage(rows, size, size < limit)
 
     async def acknowledge(self, seq: int) -> bool:
         """Acknowledge all rows up to `seq`, so that the platform may prune them; False if it has no such call."""

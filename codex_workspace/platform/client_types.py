@@ -103,20 +103,6 @@ class ActivityRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ActivityPage:
-    """Rows, oldest first. `limit`: the page size used; `is_reduced`: it is smaller than requested (large rows)."""
-
-    rows: list[ActivityRow]
-    limit: int
-    is_reduced: bool = False
-
-    @property
-    def is_last(self) -> bool:
-        """Whether there are no more rows in this direction."""
-        return len(self.rows) < self.limit
-
-
-@dataclass(frozen=True, slots=True)
 class PlatformPeer:
     """An agent that this workspace may send messages to."""
 

@@ -8,7 +8,7 @@ next message of the same sender answers it.
 import hashlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -26,7 +26,7 @@ from codex_workspace.common.concurrency import backoff, task_group
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.platform.activity_rows import DELEGATION, IncomingMessage, is_answer
 from codex_workspace.platform.client import PlatformClient
-from codex_workspace.platform.client_types import PlatformError
+from codex_workspace.platform.client_types import ActivityRow, PlatformError
 from codex_workspace.platform.reply_sender import ReplySender, find_row
 from codex_workspace.server.limits import INTERNAL_ERROR
 from codex_workspace.server.overload import BusyError
@@ -85,18 +85,18 @@ def answer_of_task(task: Task) -> TaskAnswer:
     return TaskAnswer(answer_text(task) or NO_ANSWER, files=tuple(files))
 
 
-def message_from_row(row_id: str, created_at: str, incoming: IncomingMessage, owner: str = OWNER) -> OutboxMessage:
+def message_from_row(row: ActivityRow, incoming: IncomingMessage, owner: str = OWNER) -> OutboxMessage:
     """Return the outbox message for a row of the inbox."""
     request = incoming.request.SerializeToString(deterministic=True)
     return OutboxMessage(
-        row_id,
+        row.id,
         owner,
         incoming.message_id,
         incoming.route,
         incoming.peer,
         incoming.source_id,
         incoming.delegation_id,
-        created_at,
+        row.created_at,
         hashlib.sha256(request).digest(),
         request,
     )
@@ -121,40 +121,26 @@ def message_from_push(message: Message, owner: str) -> OutboxMessage:
 
 
 class Dispatcher:
-    """Processes outbox messages until their replies are sent; from `open_dispatcher`.
+    """Has outbox messages answered and their replies sent; from `open_dispatcher`.
 
-    Replies of one conversation are sent in the order of its messages.
+    The messages of one conversation are answered in their order.
     """
 
-    def __init__(
-        self,
-        handler: RequestHandler,
-        outbox: Outbox,
-        client: PlatformClient,
-        tasks: TaskGroup,
-        on_removed: Callable[[], None],
-    ) -> None:
+    def __init__(self, handler: RequestHandler, outbox: Outbox, client: PlatformClient, tasks: TaskGroup) -> None:
         self.is_closed = False
         self._handler = handler
         self._outbox = outbox
         self._client = client
         self._tasks = tasks
-        self._sender = ReplySender(client, outbox, tasks, self._sent, on_removed)
-        self._pending: dict[str, OutboxMessage] = {}
-        self._queues: dict[_Conversation, deque[str]] = {}
-        self._answered: dict[str, OutboxMessage] = {}
+        self._sender = ReplySender(client, outbox, tasks)
+        self._unanswered = set[str]()
+        self._queues: dict[_Conversation, deque[tuple[OutboxMessage, TaskAnswer | None]]] = {}
         self._questions: dict[tuple[str, str], Task] = {}
-        self._idle: set[str] = set()
-
-    @property
-    def pending(self) -> frozenset[str]:
-        """The messages whose replies are not sent."""
-        return frozenset(self._pending)
 
     @property
     def active(self) -> int:
-        """How many of them take a slot: not those that wait for a person, or for a peer to accept its reply."""
-        return len(self._pending.keys() - self._idle)
+        """How many messages are not answered, without those that wait for a person."""
+        return len(self._unanswered) - len(self._questions)
 
     @property
     def has_questions(self) -> bool:
@@ -165,28 +151,22 @@ class Dispatcher:
         """Return the task that waits for input in a context, if there is one."""
         return next((task.id for task in self._questions.values() if task.context_id == context_id), None)
 
-    def _sent(self, message: OutboxMessage) -> None:
-        self._pending.pop(message.id, None)
-        self._idle.discard(message.id)
-
     async def resume(self) -> None:
         """Resume the messages of an earlier process, in the order they came."""
-        for message in await self._outbox.unfinished():
-            if message.id in self._pending:
-                continue
-            if not message.request:
-                self._send_question(message)
-            elif message.state is OutboxState.ANSWERED:
-                self._track(message)
-                self._enqueue_reply(message)
-            else:
+        left = [message for message in await self._outbox.unfinished() if message.id not in self._unanswered]
+        self._unanswered |= {message.id for message in left if message.state is OutboxState.RECEIVED}
+        for message in left:
+            if message.state is OutboxState.RECEIVED:
                 await self.dispatch(message)
+            else:
+                self._sender.enqueue(message)
 
     async def dispatch(self, message: OutboxMessage) -> None:
         """Submit a message to the agent, waiting while its queue is full; then follow its task in the background."""
-        self._track(message)
+        self._unanswered.add(message.id)
         message = await self._as_input(message)
-        while True:
+        rejection: TaskAnswer | None = None
+        while rejection is None:
             try:
                 await self._submit(message)
                 break
@@ -201,31 +181,57 @@ class Dispatcher:
                     # The message could not be stored.
                     await anyio.sleep(FULL_S)
                 else:
-                    await self._finish(message, TaskAnswer(str(error), is_failure=True))
-                    return
-        if _request(message).message.task_id:
+                    rejection = TaskAnswer(str(error), is_failure=True)
+        if rejection is None and _request(message).message.task_id:
             # The task that asked gives the answer.
-            await self._finish(message, None)
+            await self._outbox.complete(message)
+            self._unanswered.discard(message.id)
         else:
-            self._tasks.start_soon(self._follow, message)
+            self._enqueue(message, rejection)
 
     async def follow(self, message: OutboxMessage) -> None:
         """Follow the task of a message that was already submitted, and have its answer sent."""
-        if self.is_closed or message.id in self._pending:
-            return
-        self._track(message)
-        self._tasks.start_soon(self._follow, message)
+        if not self.is_closed and message.id not in self._unanswered:
+            self._unanswered.add(message.id)
+            self._enqueue(message, None)
+
+    def _enqueue(self, message: OutboxMessage, answer: TaskAnswer | None) -> None:
+        """Have a message answered after those of its conversation that came before; None: by its task."""
+        conversation = _conversation(message)
+        queue = self._queues.get(conversation)
+        if queue is None:
+            queue = self._queues[conversation] = deque()
+            self._tasks.start_soon(self._answer_all, conversation)
+        queue.append((message, answer))
+
+    async def _answer_all(self, conversation: "_Conversation") -> None:
+        queue = self._queues[conversation]
+        while queue:
+            await self._answer(*queue.popleft())
+        del self._queues[conversation]
+
+    async def _answer(self, message: OutboxMessage, answer: TaskAnswer | None) -> None:
+        """Store the answer to a message and have it sent."""
+        if message.route is Route.LOOK_UP:
+            # At this moment its row is among the newest.
+            message = await self._look_up_sender(message)
+        answer = answer or await self._wait_for_answer(message)
+        if message.route is Route.LOOK_UP:
+            message = await self._look_up_sender(message)
+        if message.route is Route.LOOK_UP:
+            message = replace(message, route=Route.USER)
+        if message.route is Route.NONE:
+            await self._outbox.complete(message)
+        else:
+            self._sender.enqueue(
+                await self._outbox.set_reply(message, answer.text_with_files, is_failure=answer.is_failure)
+            )
+        self._unanswered.discard(message.id)
 
     async def _submit(self, message: OutboxMessage) -> None:
         request = _request(message)
         request.configuration.return_immediately = True
         await self._handler.on_message_send(request, _context(message))
-
-    async def _follow(self, message: OutboxMessage) -> None:
-        if message.route is Route.LOOK_UP:
-            # At this moment its row is among the newest.
-            message = await self._look_up_sender(message)
-        await self._finish(message, await self._wait_for_answer(message))
 
     async def _wait_for_answer(self, message: OutboxMessage) -> TaskAnswer:
         tries = 0
@@ -259,10 +265,9 @@ class Dispatcher:
         )
         added = await self._outbox.add(question)
         if added is not None and message.route is not Route.NONE:
-            self._send_question(added)
+            self._sender.enqueue(added)
         sender = message.route, message.peer
         self._questions[sender] = task
-        self._idle.add(message.id)
         try:
             while task.status.message.message_id == prompt_id and task.status.state in AWAITING_INPUT:
                 await anyio.sleep(POLL_S)
@@ -272,16 +277,10 @@ class Dispatcher:
                 task = found
         finally:
             self._questions.pop(sender, None)
-            self._idle.discard(message.id)
         if task.status.state in TERMINAL or task.status.state in AWAITING_INPUT:
             return task
         rested = await self._handler.on_message_send(_request(message), _context(message))
         return rested if isinstance(rested, Task) else task
-
-    def _send_question(self, question: OutboxMessage) -> None:
-        self._pending[question.id] = question
-        self._idle.add(question.id)
-        self._sender.enqueue(question)
 
     async def _as_input(self, message: OutboxMessage) -> OutboxMessage:
         """Address a message to the task that waits for its sender's input, if there is one."""
@@ -302,42 +301,6 @@ class Dispatcher:
         message = replace(message, request=request.SerializeToString(deterministic=True))
         await self._outbox.save(message)
         return message
-
-    async def _finish(self, message: OutboxMessage, answer: TaskAnswer | None) -> None:
-        """Store an answer and have it sent; None: there is no answer to send."""
-        conversation = _conversation(self._pending[message.id])
-        if message.route is Route.LOOK_UP:
-            message = await self._look_up_sender(message)
-        if message.route is Route.LOOK_UP:
-            message = replace(message, route=Route.USER)
-            await self._outbox.save(message)
-        if answer is None or message.route is Route.NONE:
-            await self._outbox.complete(message)
-            self._queues[conversation].remove(message.id)
-            self._sent(message)
-            self._send_next(conversation)
-            return
-        message = await self._outbox.set_reply(message, answer.text_with_files, is_failure=answer.is_failure)
-        self._enqueue_reply(message, conversation)
-
-    def _track(self, message: OutboxMessage) -> None:
-        """Keep a message's position in its conversation; replies are sent in this order."""
-        if message.id not in self._pending:
-            self._queues.setdefault(_conversation(message), deque()).append(message.id)
-        self._pending[message.id] = message
-
-    def _enqueue_reply(self, message: OutboxMessage, conversation: "_Conversation | None" = None) -> None:
-        self._answered[message.id] = message
-        if message.route is Route.PEER:
-            self._idle.add(message.id)
-        self._send_next(conversation or _conversation(message))
-
-    def _send_next(self, conversation: "_Conversation") -> None:
-        queue = self._queues[conversation]
-        while queue and queue[0] in self._answered:
-            self._sender.enqueue(self._answered.pop(queue.popleft()))
-        if not queue:
-            del self._queues[conversation]
 
     async def _look_up_sender(self, message: OutboxMessage) -> OutboxMessage:
         """Find out who sent a pushed message: only the platform's row of the message says so.
@@ -367,13 +330,11 @@ class Dispatcher:
 
 
 @asynccontextmanager
-async def open_dispatcher(
-    client: PlatformClient, outbox: Outbox, handler: RequestHandler, on_removed: Callable[[], None]
-) -> AsyncIterator[Dispatcher]:
-    """Run a dispatcher while the block is open; `on_removed` is called when the workspace was removed."""
+async def open_dispatcher(client: PlatformClient, outbox: Outbox, handler: RequestHandler) -> AsyncIterator[Dispatcher]:
+    """Run a dispatcher while the block is open."""
     async with task_group() as tasks:
         tasks.start_soon(delete_expired, outbox)
-        dispatcher = Dispatcher(handler, outbox, client, tasks, on_removed)
+        dispatcher = Dispatcher(handler, outbox, client, tasks)
         try:
             yield dispatcher
         finally:
@@ -388,8 +349,7 @@ _Conversation = tuple[Route, str, str]
 def _conversation(message: OutboxMessage) -> _Conversation:
     if message.route is Route.LOOK_UP:
         return Route.LOOK_UP, message.id, ""
-    context_id = _request(message).message.context_id if message.request else ""
-    return message.route, message.peer, context_id
+    return message.route, message.peer, _request(message).message.context_id
 
 
 def _request(message: OutboxMessage) -> SendMessageRequest:

@@ -1,17 +1,14 @@
 """Polls the platform's inbox: rows become outbox messages, oldest first, no more than the agent has slots for.
 
-Two positions are kept. The stored cursor is behind the last row before which all replies are sent. Reading starts at a
-position ahead of it, and everything after that position is read again with each poll, less the rows already known. A
-row is only passed when it has been known for some seconds: the platform may still show an earlier row, or one with the
-same timestamp, which a read from that row on would leave out.
+Each poll reads a page after the stored cursor, less the rows already known. The cursor passes a row only some seconds
+after the row was read: the platform may still show an earlier row, or one with the same timestamp. The outbox drops a
+row that an earlier process has stored.
 """
 
 import logging
+import math
 import random
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import anyio
@@ -20,10 +17,10 @@ from a2a.server.request_handlers import RequestHandler
 from codex_workspace.common.concurrency import backoff
 from codex_workspace.config.settings import Settings
 from codex_workspace.platform.activity_rows import RESULT, SkippedRow, read_row
-from codex_workspace.platform.client import MAX_PAGE, PlatformClient
+from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.client_types import ActivityRow, CursorLost, PlatformError, WorkspaceRemoved
 from codex_workspace.platform.dispatcher import OWNER, Dispatcher, message_from_row, open_dispatcher
-from codex_workspace.platform.reply_sender import just_after, look_back, parse_time
+from codex_workspace.platform.reply_sender import look_back, parse_time
 from codex_workspace.storage.outbox import Cursor, Outbox, OutboxMessage, OutboxState
 
 logger = logging.getLogger(__name__)
@@ -41,18 +38,17 @@ BUSY_S: Final = 5.0
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 20.0
 
-PAGE: Final = 30
-"""Rows of one request: each may have 1 MB, a response 32."""
+PAGE: Final = 100
 
 SETTLE_S: Final = 5.0
 
 LAST_SETTLE_S: Final = 60.0
-"""The same for the last row, if the platform orders rows by time alone: it skips rows with the cursor's timestamp."""
+"""The same for rows with the last timestamp: the platform of May leaves out rows with the cursor's timestamp."""
 
-FIRST_WINDOW_S: Final = 600
+FIRST_WINDOW_S: Final = 600.0
 """How far a new agent looks back: to what came while it was created, not to what an earlier agent has answered."""
 
-LONGEST_WINDOW_S: Final = 2_592_000
+LONGEST_WINDOW_S: Final = 2_592_000.0
 """The platform's limit."""
 
 CLOCK_SKEW_S: Final = 600.0
@@ -71,32 +67,21 @@ class Inbox:
     """One workspace's inbox.
 
     slots: messages that may be active at a time, twice as many while a task waits for input. owner: the principal of
-    the messages. jitter: a factor for each pause.
+    the messages.
     """
 
     def __init__(
-        self,
-        client: PlatformClient,
-        outbox: Outbox,
-        dispatcher: Dispatcher,
-        slots: int,
-        owner: str = OWNER,
-        jitter: Callable[[], float] = lambda: random.uniform(0.75, 1.25),
-        clock: Callable[[], float] = time.monotonic,
+        self, client: PlatformClient, outbox: Outbox, dispatcher: Dispatcher, slots: int, owner: str = OWNER
     ) -> None:
         self._client = client
         self._outbox = outbox
         self._dispatcher = dispatcher
         self._slots = slots
         self._owner = owner
-        self._jitter = jitter
-        self._clock = clock
-        self._position: _KnownRow | None = None
         self._cursor: Cursor | None = None
-        self._passed: deque[_KnownRow] = deque()
-        self._known: dict[str, _KnownRow] = {}
-        self._search_before: str | None = None
-        self._new_row_at = clock() - BUSY_S
+        self._since = 0.0
+        self._read_at: dict[str, float] = {}
+        self._new_row_at = 0.0
         self._acknowledges = True
         self._failures = 0
         self._held: list[OutboxMessage] = []
@@ -114,17 +99,13 @@ class Inbox:
         Raises:
             WorkspaceRemoved: the workspace was removed from the platform.
         """
-        self._known.clear()
-        self._passed.clear()
-        self._search_before = None
         self._only_results = only_results
+        self._read_at.clear()
+        self._since = time.time() - FIRST_WINDOW_S
         self._cursor = await self._outbox.load_cursor(self._cursor_name)
-        self._position = None
-        if self._cursor is not None:
-            self._position = _KnownRow(self._cursor.row_id, self._cursor.created_at, None, self._clock())
         while not stopped.is_set():
             pause_s = await self._poll()
-            with anyio.move_on_after(pause_s):
+            with anyio.move_on_after(pause_s * random.uniform(0.75, 1.25)):
                 await stopped.wait()
 
     async def _poll(self) -> float:
@@ -133,12 +114,10 @@ class Inbox:
             await self._release_held()
             if self._free_slots() > 0:
                 await self._read()
-            await self._advance_cursor()
         except CursorLost:
             logger.warning("the inbox's cursor is lost; reading again from its time on, without the completed rows")
-            self._position = self._search_before = None
-            self._known.clear()
-            self._passed.clear()
+            if self._cursor is not None:
+                self._since, self._cursor = parse_time(self._cursor.created_at) - CLOCK_SKEW_S, None
         except WorkspaceRemoved:
             raise
         except PlatformError as error:
@@ -146,15 +125,14 @@ class Inbox:
         if self._failures >= WARN_AFTER:
             logger.info("the inbox can be read again")
         self._failures = 0
-        is_busy = self._clock() - self._new_row_at < BUSY_S
-        return (RESULTS_POLL_S if self._only_results else BUSY_POLL_S if is_busy else IDLE_POLL_S) * self._jitter()
+        is_busy = time.monotonic() - self._new_row_at < BUSY_S
+        return RESULTS_POLL_S if self._only_results else BUSY_POLL_S if is_busy else IDLE_POLL_S
 
     def _pause_after(self, error: PlatformError) -> float:
         self._failures += 1
-        pause_s = backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._failures - 1) * self._jitter()
-        pause_s = max(pause_s, error.retry_after_s)
+        pause_s = max(backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._failures - 1), error.retry_after_s)
         log = logger.warning if self._failures == WARN_AFTER else logger.info
-        log("cannot read the inbox: %s Retrying in %.1f s", error, pause_s)
+        log("cannot read the inbox: %s Retrying in about %.1f s", error, pause_s)
         return pause_s
 
     def _free_slots(self) -> int:
@@ -162,139 +140,70 @@ class Inbox:
         return self._slots * (2 if self._dispatcher.has_questions else 1) - self._dispatcher.active
 
     async def _read(self) -> None:
-        """Read from the position on, until there are no more rows or slots."""
-        read: dict[str, _KnownRow] = {}
-        is_all = False
-        try:
-            start = self._position or await self._read_first(read)
-            is_all = start is not None and await self._read_after(start, read)
-        finally:
-            # What was read before an error is not read again.
-            self._settle(read, is_all=is_all)
-
-    async def _read_first(self, read: dict[str, "_KnownRow"]) -> "_KnownRow | None":
-        """Take the rows of the oldest moment, without a position; return the last, None if there is none or no slot."""
-        rows = await self._oldest_rows()
-        has_slots = await self._take(rows)
-        read |= {row.id: self._known[row.id] for row in rows if row.id in self._known}
-        return self._remember(rows[-1]) if rows and has_slots else None
-
-    async def _read_after(self, position: "_KnownRow", read: dict[str, "_KnownRow"]) -> bool:
-        """Take all rows after `position` and add them to `read`; False if there are not enough slots."""
-        limit = PAGE
-        while True:
-            page = await self._client.page(since_id=position.id, limit=limit)
-            has_slots = await self._take(page.rows)
-            read |= {row.id: self._known[row.id] for row in page.rows if row.id in self._known}
-            if not has_slots:
-                return False
-            if page.is_last:
-                return True
-            following = _next_position(page.rows)
-            if following is None and limit < MAX_PAGE and not (page.is_reduced and limit > PAGE):
-                # All rows of the page have one timestamp, and the next page's may have it, too.
-                limit = min(limit * 4, MAX_PAGE)
-            else:
-                position, limit = self._remember(following or page.rows[-1]), PAGE
-
-    async def _take(self, rows: Sequence[ActivityRow]) -> bool:
-        """Dispatch the new rows; False if there are not enough slots."""
+        """Read the rows after the cursor and take the new ones, as far as there are slots."""
+        if self._cursor is not None:
+            rows = await self._client.activity(since_id=self._cursor.row_id, limit=PAGE)
+        else:
+            window_s = min(time.time() - self._since, LONGEST_WINDOW_S)
+            rows = (await look_back(self._client, lambda _row: True, since_s=int(window_s)))[::-1]
         for row in rows:
-            if row.id in self._known:
-                continue
-            if self._free_slots() <= 0:
-                return False
-            found = self._message(row)
-            if isinstance(found, SkippedRow):
-                logger.debug("skipping a row of the inbox: %s", found.reason)
-            else:
-                message = await self._outbox.add(found)
-                if message is not None and message.state is OutboxState.RECEIVED:
-                    if row.method == RESULT and message.delegation_id in self._client.awaited_delegations:
-                        self._held.append(message)
-                    else:
-                        await self._dispatcher.dispatch(message)
-            self._known[row.id] = self._remember(row)
-            self._new_row_at = self._clock()
-        return True
+            if row.id not in self._read_at:
+                if self._free_slots() <= 0:
+                    break
+                await self._take(row)
+                self._read_at[row.id] = self._new_row_at = time.monotonic()
+        self._read_at = {row.id: self._read_at[row.id] for row in rows if row.id in self._read_at}
+        await self._move_cursor(rows)
+
+    async def _take(self, row: ActivityRow) -> None:
+        """Store a row's message, and dispatch it unless a tool waits for it."""
+        message = self._message(row)
+        if isinstance(message, SkippedRow):
+            logger.debug("skipping a row of the inbox: %s", message.reason)
+            return
+        added = await self._outbox.add(message)
+        if added is None or added.state is not OutboxState.RECEIVED:
+            return
+        if row.method == RESULT:
+            self._held.append(added)
+            await self._release_held()
+        else:
+            await self._dispatcher.dispatch(added)
 
     def _message(self, row: ActivityRow) -> OutboxMessage | SkippedRow:
         if self._only_results and row.method != RESULT:
             return SkippedRow("it is pushed")
         try:
             found = read_row(row, self._client.workspace_id)
-            if isinstance(found, SkippedRow):
-                return found
-            message = message_from_row(row.id, row.created_at, found, self._owner)
+            return found if isinstance(found, SkippedRow) else message_from_row(row, found, self._owner)
         except Exception:
             # Other agents write rows, and this one would come again with each poll.
             logger.exception("skipping a row of the inbox that cannot be read")
             return SkippedRow("unreadable")
-        if row.method == RESULT and message.delegation_id in self._client.reported_delegations:
-            return SkippedRow("a result that a tool has returned")
-        return message
 
     async def _release_held(self) -> None:
-        """Dispatch the results that a tool waited for and did not return; complete those that it returned."""
+        """Complete the results that a tool has returned; dispatch the others for which no tool waits."""
         for message in [each for each in self._held if each.delegation_id not in self._client.awaited_delegations]:
+            self._held.remove(message)
             if message.delegation_id in self._client.reported_delegations:
                 await self._outbox.complete(message)
-            elif message.id not in self._dispatcher.pending:
+            else:
                 await self._dispatcher.dispatch(message)
-            self._held.remove(message)
 
-    def _remember(self, row: ActivityRow) -> "_KnownRow":
-        return self._known.get(row.id) or _KnownRow(row.id, row.created_at, row.seq, self._clock())
-
-    def _settle(self, read: dict[str, "_KnownRow"], *, is_all: bool) -> None:
-        """Move the position past the rows before which no row can appear any more."""
-        rows = list(read.values())
-        not_read = {row_id: row for row_id, row in self._known.items() if row_id not in read}
-        settled = 0
-        for number, row in enumerate(rows, 1):
-            # Rows that were not read may have the last row's timestamp.
-            is_edge = row.seq is None and row.created_at == rows[-1].created_at
-            if (is_edge and not is_all) or self._clock() - row.since < (LAST_SETTLE_S if is_edge else SETTLE_S):
+    async def _move_cursor(self, rows: list[ActivityRow]) -> None:
+        """Store the last row before which no row can appear any more."""
+        settled: ActivityRow | None = None
+        for row in rows:
+            age_s = time.monotonic() - self._read_at.get(row.id, math.inf)
+            if age_s < (LAST_SETTLE_S if row.created_at == rows[-1].created_at else SETTLE_S):
                 break
-            settled = number
-        if settled:
-            self._position, self._search_before = rows[settled - 1], None
-            self._passed.extend(rows[:settled])
-        self._known = {row.id: row for row in rows[settled:]} | not_read
-
-    async def _advance_cursor(self) -> None:
-        """Store the cursor behind the rows whose replies are sent."""
-        done: _KnownRow | None = None
-        pending = self._dispatcher.pending
-        while self._passed and self._passed[0].id not in pending:
-            done = self._passed.popleft()
-        if done is None:
+            settled = row
+        if settled is None:
             return
-        self._cursor = Cursor(done.id, done.created_at)
+        self._cursor = Cursor(settled.id, settled.created_at)
         await self._outbox.save_cursor(self._cursor_name, self._cursor)
-        if done.seq is not None and self._acknowledges and not self._only_results:
-            self._acknowledges = await self._client.acknowledge(done.seq)
-
-    async def _oldest_rows(self) -> list[ActivityRow]:
-        """Return the rows of the oldest moment that has to be read, in their order."""
-        oldest: list[ActivityRow] = []
-
-        def collect(row: ActivityRow) -> bool:
-            if row.id not in {each.id for each in oldest}:
-                oldest[:] = [row, *(each for each in oldest if each.created_at == row.created_at)]
-            return False
-
-        await look_back(self._client, collect, 0.0, before=self._search_before, since_s=self._window_s())
-        # The next search begins here.
-        self._search_before = just_after(oldest[0].created_at) if oldest else None
-        return oldest
-
-    def _window_s(self) -> int:
-        """Return how far to look back: to the time of the cursor, if there was one."""
-        read_until = 0.0 if self._cursor is None else parse_time(self._cursor.created_at)
-        if not read_until:
-            return FIRST_WINDOW_S
-        return int(min(max(time.time() - read_until, 0.0) + CLOCK_SKEW_S, LONGEST_WINDOW_S))
+        if settled.seq is not None and self._acknowledges and not self._only_results:
+            self._acknowledges = await self._client.acknowledge(settled.seq)
 
 
 class PlatformInbox:
@@ -313,7 +222,7 @@ class PlatformInbox:
 
     async def run(self, handler: RequestHandler) -> None:
         """Resume the messages of an earlier process, then poll; until cancelled."""
-        async with open_dispatcher(self._client, self._outbox, handler, _log_removal) as dispatcher:
+        async with open_dispatcher(self._client, self._outbox, handler) as dispatcher:
             self.dispatcher = dispatcher
             try:
                 await dispatcher.resume()
@@ -321,30 +230,6 @@ class PlatformInbox:
                     await Inbox(self._client, self._outbox, dispatcher, self._slots, self._owner).run(anyio.Event())
                 await anyio.sleep_forever()
             except WorkspaceRemoved:
-                _log_removal()
+                logger.warning("the workspace was removed from the platform; no more messages are read there")
             finally:
                 self.dispatcher = None
-
-
-def _log_removal() -> None:
-    logger.warning("the workspace was removed from the platform; no more messages are read or answered there")
-
-
-@dataclass(frozen=True, slots=True)
-class _KnownRow:
-    """What is remembered of a row; `since`: when it was first read."""
-
-    id: str
-    created_at: str
-    seq: int | None
-    since: float
-
-
-def _next_position(page: Sequence[ActivityRow]) -> ActivityRow | None:
-    """Return the last row of a page from which reading on leaves out no row; None if there is none.
-
-    A platform without `seq` leaves out the rows with the cursor's own timestamp.
-    """
-    if not page or page[-1].seq is not None:
-        return page[-1] if page else None
-    return next((row for row in reversed(page) if row.created_at != page[-1].created_at), None)

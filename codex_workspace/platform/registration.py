@@ -258,7 +258,7 @@ async def join_platform(
     `on_inbound_secret` gets the token of the platform's calls to the agent; `stop` is set on a removal.
     """
     async with (
-        open_dispatcher(client, outbox, handler, lambda: on_removed(stop)) as dispatcher,
+        open_dispatcher(client, outbox, handler) as dispatcher,
         task_group() as tasks,
     ):
         inbox = Inbox(client, outbox, dispatcher, options.slots)

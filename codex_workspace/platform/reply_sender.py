@@ -11,6 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Final
 
 import anyio
@@ -19,7 +20,7 @@ from anyio.abc import TaskGroup
 from codex_workspace.common.concurrency import backoff
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.platform.activity_rows import DELEGATION, ECHO, IN_REPLY_TO, message_id_of
-from codex_workspace.platform.client import MAX_PAGE, PlatformClient
+from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.client_types import (
     ActivityRow,
     PlatformError,
@@ -43,17 +44,10 @@ FAILED: Final = "This could not be done: "
 NOT_FOUND_TRIES: Final = 10
 """A platform that was restarted may not know the workspace until it registers again."""
 
-ECHO_LOOKUPS: Final = 10
-"""Failed lookups after which a reply that may have arrived is sent again."""
-
 PEER_TIMEOUT_S: Final = 3600.0
 """If a peer accepts nothing for this long, each reply to it is tried once more and then dropped."""
 
-MAX_WAITING: Final = 100
-"""Replies that wait for one peer; the oldest is dropped."""
-
 LOOK_BACK_PAGE: Final = 100
-MAX_PAGES: Final = 1000
 
 ROW_AGE_S: Final = 3600.0
 """How much older than the outbox message the row of a pushed message may be, by the platform's clock."""
@@ -65,28 +59,12 @@ _NAMESPACE: Final = uuid.UUID("6f1ad1f2-2f0c-4d34-9c57-9a52b4f5a0c5")
 
 
 class ReplySender:
-    """Sends the replies of outbox messages.
+    """Sends the replies of outbox messages."""
 
-    on_sent is called when a message is completed, on_removed when the platform has removed the workspace.
-    """
-
-    def __init__(
-        self,
-        client: PlatformClient,
-        outbox: Outbox,
-        tasks: TaskGroup,
-        on_sent: Callable[[OutboxMessage], None],
-        on_removed: Callable[[], None],
-        jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, client: PlatformClient, outbox: Outbox, tasks: TaskGroup) -> None:
         self._client = client
         self._outbox = outbox
         self._tasks = tasks
-        self._on_sent = on_sent
-        self._on_removed = on_removed
-        self._jitter = jitter
-        self._clock = clock
         self._queues: dict[str, deque[OutboxMessage]] = {}
         self._silent_since: dict[str, float] = {}
 
@@ -98,73 +76,52 @@ class ReplySender:
             queue = self._queues[recipient] = deque()
             self._tasks.start_soon(self._send_queue, recipient, queue)
         queue.append(message)
-        if recipient and len(queue) > MAX_WAITING:
-            self._tasks.start_soon(self._drop, queue.popleft(), "too many replies wait for the same peer")
 
     async def _send_queue(self, recipient: str, queue: deque[OutboxMessage]) -> None:
-        try:
-            while queue:
-                await self._deliver(queue.popleft())
-        except WorkspaceRemoved:
-            self._on_removed()
-        finally:
-            del self._queues[recipient]
+        while queue:
+            await self._deliver(queue.popleft())
+        del self._queues[recipient]
 
     async def _deliver(self, message: OutboxMessage) -> None:
         """Send a reply until it has arrived, was rejected, or its peer has been silent for too long."""
-        tries = lookups = 0
-        while True:
-            may_be_sent, is_lookup = message.may_be_sent, message.may_be_sent and lookups < ECHO_LOOKUPS
+        for tries in count():
+            may_be_sent = message.may_be_sent
             try:
-                if is_lookup:
-                    lookups += 1
-                    if await self._has_arrived(message):
-                        break
-                    is_lookup = False
+                if may_be_sent and await self._has_arrived(message):
+                    break
                 message = await self._outbox.mark_sending(message, may_be_sent=True)
                 await self._send(message)
                 self._silent_since.pop(message.peer, None)
                 break
-            except WorkspaceRemoved:
-                raise
             except PlatformError as error:
-                is_final = isinstance(error, PlatformRejected) and not self._may_pass(message, error, tries)
-                if not (is_final or is_lookup or (isinstance(error, PlatformUnreachable) and error.outcome_unknown)):
+                if not (isinstance(error, PlatformUnreachable) and error.outcome_unknown):
                     # This attempt had no effect; an earlier one may have.
                     message = await self._outbox.mark_sending(message, may_be_sent=may_be_sent)
-                if is_final or self._is_silent(message):
-                    await self._drop(message, str(error))
-                    return
-                pause_s = max(backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * self._jitter(), error.retry_after_s)
+                if self._is_final(message, error, tries):
+                    logger.warning("dropping a reply: %s", error)
+                    break
+                pause_s = backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * random.uniform(0.5, 1.0)
+                pause_s = max(pause_s, error.retry_after_s)
                 logger.info("cannot send a reply: %s Retrying in %.1f s", error, pause_s)
                 await anyio.sleep(pause_s)
-            tries += 1
-        await self._complete(message)
-
-    async def _drop(self, message: OutboxMessage, reason: str) -> None:
-        logger.warning("dropping a reply: %s", reason)
-        await self._complete(message)
-
-    async def _complete(self, message: OutboxMessage) -> None:
         await self._outbox.complete(message)
-        self._on_sent(message)
 
-    def _is_silent(self, message: OutboxMessage) -> bool:
-        """Tell whether the message's peer has accepted nothing for `PEER_TIMEOUT_S`."""
+    def _is_final(self, message: OutboxMessage, error: PlatformError, tries: int) -> bool:
+        """Tell whether there is no further try: the reply was rejected, or its peer has accepted nothing for long."""
+        if isinstance(error, WorkspaceRemoved):
+            return True
         if message.route is not Route.PEER:
-            return False
-        now = self._clock()
-        return now - self._silent_since.setdefault(message.peer, now) >= PEER_TIMEOUT_S
-
-    def _may_pass(self, message: OutboxMessage, rejected: PlatformRejected, tries: int) -> bool:
-        return message.route is Route.USER and rejected.status == 404 and tries < NOT_FOUND_TRIES
+            return isinstance(error, PlatformRejected) and (error.status != 404 or tries >= NOT_FOUND_TRIES)
+        now = time.monotonic()
+        is_silent = now - self._silent_since.setdefault(message.peer, now) >= PEER_TIMEOUT_S
+        return is_silent or isinstance(error, PlatformRejected)
 
     async def _send(self, message: OutboxMessage) -> None:
         text = reply_text(message)
         if message.route is Route.PEER:
             # The peer's reply to this is dropped: two agents would answer each other for ever.
             await self._client.send(message.peer, text, reply_id(message), _reply_metadata(message))
-        elif message.route is not Route.NONE:
+        else:
             await self._client.notify(text)
 
     async def _has_arrived(self, message: OutboxMessage) -> bool:
@@ -174,7 +131,11 @@ class ReplySender:
         text, since = reply_text(message), parse_time(message.created_at)
         echoes = await look_back(
             self._client,
-            lambda row: row.method == ECHO and parse_time(row.created_at) >= since and _contains(row, text),
+            lambda row: (
+                row.method == ECHO
+                and parse_time(row.created_at) >= since
+                and text in _strings([row.request, row.response])
+            ),
             since or message.received_at - SAME_REPLY_S,
         )
         # Other messages may have had the same reply.
@@ -186,37 +147,34 @@ class ReplySender:
 async def look_back(
     client: PlatformClient,
     matches: Callable[[ActivityRow], bool],
-    since: float,
-    enough: int = MAX_PAGE,
+    since: float = 0.0,
     *,
-    before: str | None = None,
     since_s: int | None = None,
+    only_newest: bool = False,
 ) -> list[ActivityRow]:
     """Read the activity from its newest row backwards; return the matching rows, newest first.
 
-    Reading ends at `since` (seconds since 1970, the platform's clock), or with the page that completes `enough` rows.
-    `before` and `since_s` limit the rows as in `PlatformClient.activity`.
+    Reading ends at `since` (seconds since 1970, the platform's clock), `since_s` seconds ago, or, with `only_newest`,
+    with the page that has a matching row.
     """
-    found: dict[str, ActivityRow] = {}
-    limit = LOOK_BACK_PAGE
-    for _ in range(MAX_PAGES):
-        page = await client.page(before=before, since_s=since_s, limit=limit)
-        found |= {row.id: row for row in reversed(page.rows) if row.id not in found and matches(row)}
-        oldest = page.rows[0].created_at if page.rows else ""
-        if page.is_last or len(found) >= enough or parse_time(oldest) < since:
-            break
+    found: list[ActivityRow] = []
+    seen = set[str]()
+    before: str | None = None
+    while True:
+        rows = await client.activity(before=before, since_s=since_s, limit=LOOK_BACK_PAGE)
+        new = [row for row in reversed(rows) if row.id not in seen]
+        found += filter(matches, new)
+        if not rows or (only_newest and found) or parse_time(rows[0].created_at) < since:
+            return found
+        seen |= {row.id for row in new}
         # The next page begins with the moment at which this one ends: there may be more rows of it.
-        is_stuck = just_after(oldest) == before
-        can_grow = limit < MAX_PAGE and not page.is_reduced
-        limit = min(limit * 4, MAX_PAGE) if is_stuck and can_grow else LOOK_BACK_PAGE
-        before = oldest if is_stuck and not can_grow else just_after(oldest)
-    return list(found.values())
+        before = just_after(rows[0].created_at) if new else rows[0].created_at
 
 
 async def find_row(client: PlatformClient, message: OutboxMessage) -> ActivityRow | None:
     """Return the platform's row of a pushed message, if it has one."""
     since = message.received_at - ROW_AGE_S
-    found = await look_back(client, lambda row: message_id_of(row) == message.source_id, since, 1)
+    found = await look_back(client, lambda row: message_id_of(row) == message.source_id, since, only_newest=True)
     return next(iter(found), None)
 
 
@@ -238,11 +196,6 @@ def _reply_metadata(message: OutboxMessage) -> JsonObject:
     if message.is_failure:
         metadata["status"] = "failed"
     return metadata
-
-
-def _contains(row: ActivityRow, text: str) -> bool:
-    strings = [each for body in (row.request, row.response) for each in _strings(body)]
-    return text in strings if strings else bool(row.summary) and text.startswith(row.summary[:60])
 
 
 def _strings(value: JsonValue) -> Iterator[str]:

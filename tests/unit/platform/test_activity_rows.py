@@ -150,7 +150,7 @@ def test_invalid_values_of_a_peer_still_make_an_outbox_message(odd: dict[str, Js
     row = ActivityRow("row-1", "2026-05-01T00:00:00Z", method, PEER, request={"params": {"message": said}})
     found = read_row(row, ME)
     assert isinstance(found, IncomingMessage)
-    stored = message_from_row(row.id, row.created_at, found)
+    stored = message_from_row(row, found)
     for text in (stored.message_id, stored.source_id, stored.delegation_id):
         assert text.isprintable()
 
