@@ -23,7 +23,7 @@ from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
 from codex_workspace.codex.thread import CodexThread, ThreadOptions, probe_mcp_servers
 from codex_workspace.codex.transcript import TranscriptReader
 from codex_workspace.codex.turn import TurnLimits
-from codex_workspace.common.concurrency import BackgroundResource, task_group
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, ConfigError, StoreUnavailable
 from codex_workspace.common.files import lock_folder
 from codex_workspace.common.redact import Redactor
@@ -161,7 +161,8 @@ async def open_agent(
             _pruning(settings, store),
             _platform(settings, scrub) as platform,
             _own_tools(settings, store, scrub, platform, errands) as tools,
-            _agent(settings, provider, launch, store, Telemetry(tracer=tracer), scrub, tools, errands) as agent,
+            _backend(settings, provider, launch, store, tools, errands) as backend,
+            _agent(settings, backend, store, Telemetry(tracer=tracer), scrub) as agent,
         ):
             yield replace(agent, platform=platform)
 
@@ -221,59 +222,53 @@ async def _own_tools(
 
 @asynccontextmanager
 async def _agent(
-    settings: Settings,
-    provider: ChosenProvider,
-    launch: Launch,
-    store: Store,
-    telemetry: Telemetry,
-    scrub: Redactor,
-    tools: "ToolServer | None",
-    errands: FileRequests,
+    settings: Settings, backend: Backend, store: Store, telemetry: Telemetry, scrub: Redactor
 ) -> AsyncIterator[Agent]:
-    backend = _backend(settings, provider, launch, store, tools, errands)
-    try:
-        policy = RecoveryPolicy(settings.config.codex.recovery)
-        admission = AdmissionControl(_bounds(settings))
-        orders = _orders(settings, scrub, steers=backend.steers)
-        async with task_group() as tasks:
-            patience_s = settings.config.codex.question_timeout_s
-            executor = CodexAppServerExecutor(
-                tasks,
-                backend.threads,
-                store.deliveries,
-                orders,
-                policy,
-                scrub,
-                admission,
-                patience_s,
-                asks_people=_asks_people(settings),
-                telemetry=telemetry,
-            )
-            transcripts = TranscriptReader(settings.codex_home, store.deliveries.newest_thread, scrub)
-            try:
-                yield Agent(executor, store, backend.lifecycle, admission, telemetry, transcripts)
-            finally:
-                tasks.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await backend.lifecycle.close()
+    policy = RecoveryPolicy(settings.config.codex.recovery)
+    admission = AdmissionControl(_bounds(settings))
+    orders = _orders(settings, scrub, steers=backend.steers)
+    async with task_group() as tasks:
+        patience_s = settings.config.codex.question_timeout_s
+        executor = CodexAppServerExecutor(
+            tasks,
+            backend.threads,
+            store.deliveries,
+            orders,
+            policy,
+            scrub,
+            admission,
+            patience_s,
+            asks_people=_asks_people(settings),
+            telemetry=telemetry,
+        )
+        transcripts = TranscriptReader(settings.codex_home, store.deliveries.newest_thread, scrub)
+        try:
+            yield Agent(executor, store, backend.lifecycle, admission, telemetry, transcripts)
+        finally:
+            tasks.cancel_scope.cancel()
 
 
-def _backend(
+@asynccontextmanager
+async def _backend(
     settings: Settings,
     provider: ChosenProvider,
     launch: Launch,
     store: Store,
     tools: "ToolServer | None",
     errands: FileRequests,
-) -> Backend:
+) -> AsyncIterator[Backend]:
+    """Provide the backend, and stop its codex when the block is left."""
     if is_exec(settings):
-        return exec_backend(
-            settings, provider, launch, store.context_thread, tools.added_to if tools else None, errands
-        )
-    opener = _opener(launch, settings, thread_options(settings, provider))
-    codex = CodexSupervisor(opener, _supply_bounds(settings), BackgroundResource[Connection])
-    return Backend(codex, ThreadRegistry(_maker(settings, provider, store, codex, tools)), steers=True)
+        yield exec_backend(settings, provider, launch, store.context_thread, tools.added_to if tools else None, errands)
+        return
+    async with task_group() as tasks:
+        opener = _opener(launch, settings, thread_options(settings, provider))
+        codex = CodexSupervisor(tasks, opener, _supply_bounds(settings))
+        try:
+            yield Backend(codex, ThreadRegistry(_maker(settings, provider, store, codex, tools)), steers=True)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await codex.close()
 
 
 def is_exec(settings: Settings) -> bool:
@@ -456,7 +451,7 @@ def _maker(
     settings: Settings,
     provider: ChosenProvider,
     store: Store,
-    codex: CodexSupervisor[Connection],
+    codex: CodexSupervisor,
     tools: "ToolServer | None",
 ) -> Callable[[str, str], CodexThread]:
     options = thread_options(settings, provider)

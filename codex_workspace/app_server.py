@@ -127,7 +127,7 @@ class Connection:
         kill: Callable[[], None] | None = None,
         pid: int | None = None,
     ) -> None:
-        self.pid: Final = pid
+        self.pid = pid
         self.version: Version = (0, 0, 0)
         self.has_completed_turn = False
         self.skipped_lines = 0
@@ -139,14 +139,10 @@ class Connection:
         self._mailboxes: dict[str, Mailbox] = {}
         self._thread_ids: set[str] = set()
         self._open_requests: set[int | str] = set()
-        self._error: CodexGone | None = None
+        self.error: CodexGone | None = None
+        """Why this connection cannot be used any more; None while it can."""
         self._send_stream, self._receive_stream = anyio.create_memory_object_stream[bytes](MAX_IN_FLIGHT)
         self._kill = kill
-
-    @property
-    def error(self) -> CodexGone | None:
-        """Why this connection cannot be used any more; None while it can."""
-        return self._error
 
     @property
     def threads(self) -> int:
@@ -195,8 +191,8 @@ class Connection:
             raise RuntimeError(f"thread {thread_id} has a subscriber already")
         mailbox = self._mailboxes[thread_id] = Mailbox()
         self._thread_ids.add(thread_id)
-        if self._error is not None:
-            mailbox.fail(self._error)
+        if self.error is not None:
+            mailbox.fail(self.error)
         try:
             yield mailbox
         finally:
@@ -221,9 +217,9 @@ class Connection:
 
     def fail(self, error: CodexGone) -> None:
         """Make all open and later requests, and all subscriptions, raise `error`."""
-        if self._error is not None:
+        if self.error is not None:
             return
-        self._error = error
+        self.error = error
         # Closing both ends also wakes the senders that wait for room.
         self._send_stream.close()
         self._receive_stream.close()
@@ -273,7 +269,7 @@ class Connection:
             raise self._gone() from error
 
     def _gone(self) -> CodexGone:
-        error = self._error
+        error = self.error
         return CodexGone(error.sentence, error.tail) if error else CodexGone("the pipe to codex is closed")
 
     async def _write_all(self, send: ByteSendStream) -> None:

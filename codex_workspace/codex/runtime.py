@@ -12,7 +12,7 @@ from codex_workspace.app_server import Connection, open_app_server, with_key_var
 from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
 from codex_workspace.codex.thread import SANDBOX_TYPES, id_in
 from codex_workspace.codex.turn import Turn, TurnLimits
-from codex_workspace.common.concurrency import BackgroundResource
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, TomlValue
 from codex_workspace.config.mcp_servers import McpServers
@@ -207,12 +207,13 @@ async def open_app_server_runtime(
     launch: Launch, servers: McpServers, limits: TurnLimits
 ) -> AsyncIterator[AppServerRuntime]:
     """Start codex when a run needs it, restart it if it died, and stop it when the block is left."""
-    codex = CodexSupervisor(lambda: open_app_server(launch), SupervisorLimits(), BackgroundResource[Connection])
-    try:
-        yield AppServerRuntime(codex.use, limits, servers)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await codex.close()
+    async with task_group() as tasks:
+        codex = CodexSupervisor(tasks, lambda: open_app_server(launch), SupervisorLimits())
+        try:
+            yield AppServerRuntime(codex.use, limits, servers)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await codex.close()
 
 
 def _thread_params(options: RunOptions) -> JsonObject:

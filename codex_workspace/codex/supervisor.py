@@ -6,12 +6,14 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
 import anyio
+from anyio.abc import TaskGroup
 
+from codex_workspace.app_server import Connection
 from codex_workspace.common.concurrency import backoff
-from codex_workspace.common.errors import CodexCannotStart, CodexEnded, CodexError, CodexGone
+from codex_workspace.common.errors import CodexCannotStart, CodexEnded, CodexError
 from codex_workspace.common.processes import resident_bytes
 from codex_workspace.runtimes.backend import BackendStats
 
@@ -35,55 +37,6 @@ MAX_SILENCE_S: Final = 30.0
 and a platform sends no message to an agent that is not ready."""
 
 MEGABYTE: Final = 1 << 20
-
-
-class ManagedProcess(Protocol):
-    """What the supervisor needs of a codex; `Connection` implements it."""
-
-    has_completed_turn: bool
-
-    @property
-    def error(self) -> CodexGone | None:
-        """Why it cannot be used any more; None while it can."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its process, if it has one."""
-
-    @property
-    def threads(self) -> int:
-        """The number of threads that it holds in memory."""
-
-    async def responds(self, within_s: float) -> bool:
-        """Return whether it responds to a request."""
-
-    def kill(self) -> None:
-        """Kill it."""
-
-
-T = TypeVar("T", bound=ManagedProcess)
-T_co = TypeVar("T_co", covariant=True)
-
-
-class ResourceHolder(Protocol[T_co]):
-    """What the supervisor needs of `BackgroundResource`, which runs on asyncio only."""
-
-    @property
-    def current(self) -> T_co | None:
-        """The resource, if it is open and usable."""
-
-    async def get(self) -> T_co:
-        """Return the resource; open it if necessary."""
-
-    def retire(self) -> None:
-        """Close the resource; the next `get` opens another one."""
-
-    async def close(self) -> None:
-        """Close the resource for good."""
-
-
-Hold = Callable[[Callable[[], AbstractAsyncContextManager[T]], Callable[[T], bool]], ResourceHolder[T]]
-"""Makes a holder from a function that opens the resource, and one that returns whether it is usable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,29 +66,29 @@ def default_jitter() -> float:
     return random.uniform(0.75, 1.0)
 
 
-class CodexSupervisor(Generic[T]):
+class CodexSupervisor:
     """Provides the current codex.
 
     Args:
+        tasks: runs the task that holds codex open; `close` must be called before it ends.
         open_it: opens a codex.
         limits: the limits.
-        hold: makes the holder of the open codex.
         jitter: returns a factor for each pause.
     """
 
     def __init__(
         self,
-        open_it: Callable[[], AbstractAsyncContextManager[T]],
+        tasks: TaskGroup,
+        open_it: Callable[[], AbstractAsyncContextManager[Connection]],
         limits: SupervisorLimits,
-        hold: Hold[T],
         jitter: Callable[[], float] = default_jitter,
     ) -> None:
+        self._tasks = tasks
         self._open_it = open_it
         self._limits = limits
         self._jitter = jitter
-        self._holder = hold(self._opened, lambda codex: codex.error is None)
         self._start_lock = anyio.Lock()
-        self._instance: _Instance[T] | None = None
+        self._instance: _Instance | None = None
         self._starts = 0
         self._deaths = 0
         self._failures = 0
@@ -145,7 +98,7 @@ class CodexSupervisor(Generic[T]):
     def stats(self) -> BackendStats:
         """Return the current process statistics."""
         self._check_death()
-        codex = self._holder.current
+        codex = self._current()
         if codex is None:
             return BackendStats(self._starts, self._deaths, False, 0, 0)
         resident = resident_bytes(codex.pid) if codex.pid is not None else 0
@@ -159,41 +112,39 @@ class CodexSupervisor(Generic[T]):
 
     async def close(self) -> None:
         """Stop codex for good."""
-        await self._holder.close()
+        if self._instance is not None:
+            await self._instance.close()
 
-    async def start(self) -> T:
+    async def start(self) -> Connection:
         """Return codex after one attempt without a pause.
 
         Raises:
             CodexCannotStart: codex does not start.
         """
         async with self._start_lock:
-            return (await self._open()).codex
-
-    async def get(self) -> T:
-        """Return codex, restarted if it died. To run a turn on it, use `use`.
-
-        Raises:
-            CodexCannotStart: codex did not start within `restart_wait_s`.
-        """
-        return (await self._running()).codex
+            return (await self._open())[1]
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[T]:
-        """Hold codex while the block is open; it is not replaced before, unless it dies.
+    async def use(self) -> AsyncIterator[Connection]:
+        """Hold codex while the block is open, restarted if it died; it is not replaced before, unless it dies.
 
         If codex is about to be replaced, this waits at most `DRAIN_S` for the other blocks, so blocks must not nest.
 
         Raises:
-            CodexCannotStart: as `get`.
+            CodexCannotStart: codex did not start within `restart_wait_s`.
         """
-        instance = await self._admitted()
+        while True:
+            instance, codex = await self._running()
+            if anyio.current_time() >= instance.drain_until:
+                break
+            with anyio.CancelScope(deadline=instance.drain_until):
+                await instance.over.wait()
         instance.users += 1
         try:
-            yield instance.codex
+            yield codex
         finally:
             instance.users -= 1
-            self._released(instance)
+            self._released(instance, codex)
 
     async def not_ready_reason(self, within_s: float) -> str | None:
         """Return why codex is not ready, or None; a start that is due, and a probe, take at most `within_s` each."""
@@ -209,34 +160,19 @@ class CodexSupervisor(Generic[T]):
         return await self._probe(within_s)
 
     async def _probe(self, within_s: float) -> str | None:
-        instance = self._instance
-        assert instance is not None
+        instance, codex = await self._open()
         started = anyio.current_time()
-        if await instance.codex.responds(within_s):
+        if await codex.responds(within_s):
             instance.silent_since = None
             return None
         instance.silent_since = instance.silent_since or started
         silent_s = anyio.current_time() - instance.silent_since
         if silent_s >= MAX_SILENCE_S:
             logger.warning("codex has not responded for %.0f s; killing it", silent_s)
-            instance.codex.kill()
+            codex.kill()
         return f"codex has not answered for {silent_s:.0f} s"
 
-    async def _admitted(self) -> "_Instance[T]":
-        """Return the running codex; wait while it drains."""
-        while True:
-            instance = await self._running()
-            if instance.retired:
-                continue
-            if instance.drain_until is None:
-                return instance
-            with anyio.CancelScope(deadline=instance.drain_until):
-                await instance.over.wait()
-            if not instance.over.is_set():
-                instance.drain_until, instance.drain_after = None, anyio.current_time() + DRAIN_AGAIN_S
-                return instance
-
-    async def _running(self) -> "_Instance[T]":
+    async def _running(self) -> "tuple[_Instance, Connection]":
         with anyio.move_on_after(self._limits.restart_wait_s):
             # The holder of the lock pauses and retries for all callers.
             async with self._start_lock:
@@ -251,48 +187,57 @@ class CodexSupervisor(Generic[T]):
             raise CodexCannotStart(f"codex did not start within {self._limits.restart_wait_s:g} s")
         raise CodexCannotStart(f"{failure.sentence}; given up after {self._count()}", failure.tail)
 
-    async def _open(self) -> "_Instance[T]":
-        codex = await self._holder.get()
+    async def _open(self) -> "tuple[_Instance, Connection]":
+        """Return the usable codex; wait for the one that is opening, or open one."""
+        self._check_death()
         instance = self._instance
-        assert instance is not None
-        assert instance.codex is codex
-        return instance
+        if instance is None or (instance.opened.is_set() and self._current() is None):
+            if instance is not None:
+                await instance.close()
+            instance = self._instance = _Instance()
+            self._tasks.start_soon(self._hold, instance)
+        if not instance.opened.is_set():
+            await instance.opened.wait()
+        if instance.codex is None:
+            raise instance.error or CodexCannotStart("codex was stopped while it started")
+        return instance, instance.codex
 
-    @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[T]:
-        """Open codex and count the result, even if the caller was cancelled meanwhile."""
-        instance: _Instance[T] | None = None
+    async def _hold(self, instance: "_Instance") -> None:
+        """Hold a codex open until it is over; callers may be cancelled meanwhile."""
         try:
-            async with self._open_it() as codex:
-                self._check_death()
-                instance = self._instance = _Instance(codex, anyio.current_time())
-                self._starts += 1
-                yield codex
-        except CodexEnded as error:
-            if instance is None:
+            with instance.scope:
+                async with self._open_it() as instance.codex:
+                    instance.started = anyio.current_time()
+                    self._starts += 1
+                    instance.opened.set()
+                    await instance.over.wait()
+        except Exception as error:
+            if instance.codex is not None:
+                logger.exception("stopping codex failed")
+            elif isinstance(error, CodexEnded):
                 self._failed(error)
-            raise
+            instance.error = error
+        finally:
+            instance.opened.set()
+            instance.closed.set()
 
-    def _released(self, instance: "_Instance[T]") -> None:
+    def _released(self, instance: "_Instance", codex: Connection) -> None:
         self._check_death()
         if instance.over.is_set():
             return
-        if instance.codex.has_completed_turn:
+        if codex.has_completed_turn:
             self._recovered()
-        excess = self._excess(instance.codex)
+        excess = self._excess(codex)
         if excess is None:
             return
-        now = anyio.current_time()
         if instance.users == 0:
             logger.info("codex %s; replacing it between turns", excess)
-            instance.retired = True
             instance.over.set()
-            self._holder.retire()
-        elif instance.drain_until is None and now >= instance.drain_after:
+        elif anyio.current_time() >= instance.drain_until + DRAIN_AGAIN_S:
             logger.info("codex %s; new turns wait until %d running ones have ended", excess, instance.users)
-            instance.drain_until = now + DRAIN_S
+            instance.drain_until = anyio.current_time() + DRAIN_S
 
-    def _excess(self, codex: T) -> str | None:
+    def _excess(self, codex: Connection) -> str | None:
         """Return which limit codex exceeds, as half a sentence."""
         if codex.threads >= self._limits.threads:
             return f"holds {codex.threads} threads"
@@ -302,15 +247,15 @@ class CodexSupervisor(Generic[T]):
     def _check_death(self) -> None:
         """Count a death; it is a failure if codex completed no turn, or had just started."""
         instance = self._instance
-        error = instance.codex.error if instance is not None else None
-        if instance is None or error is None or instance.over.is_set():
+        codex = instance.codex if instance is not None else None
+        if instance is None or codex is None or codex.error is None or instance.over.is_set():
             return
         instance.over.set()
         self._deaths += 1
-        if instance.codex.has_completed_turn and instance.age() >= STEADY_S:
-            logger.warning("%s; it is restarted when it is needed", error)
+        if codex.has_completed_turn and instance.age() >= STEADY_S:
+            logger.warning("%s; it is restarted when it is needed", codex.error)
         else:
-            self._failed(error)
+            self._failed(codex.error)
 
     def _failed(self, error: CodexEnded) -> None:
         self._failures += 1
@@ -332,19 +277,25 @@ class CodexSupervisor(Generic[T]):
         return self._failures >= self._limits.max_restarts
 
     def _is_steady(self) -> bool:
-        if self._holder.current is None or self._instance is None:
+        if self._instance is None or self._current() is None:
             return False
         return not self._is_broken() or self._instance.age() >= STEADY_S
 
+    def _current(self) -> Connection | None:
+        """Return the usable codex, if there is one."""
+        instance = self._instance
+        codex = instance.codex if instance is not None and not instance.over.is_set() else None
+        return codex if codex is not None and codex.error is None else None
+
     def _pause(self) -> float:
         """Return the seconds until codex may be started; 0 if it runs."""
-        return 0.0 if self._holder.current is not None else max(0.0, self._next_start - anyio.current_time())
+        return 0.0 if self._current() is not None else max(0.0, self._next_start - anyio.current_time())
 
     def _unready_reason(self, waited_s: float) -> str:
         failure = self._last_failure
         if failure is None:
             return f"codex did not start within {waited_s:g} s"
-        if self._holder.current is not None:
+        if self._current() is not None:
             then = "it was started just now"
         elif pause := self._pause():
             then = f"next try in {math.ceil(pause)} s"
@@ -357,23 +308,35 @@ class CodexSupervisor(Generic[T]):
 
 
 @dataclass(eq=False, slots=True)
-class _Instance(Generic[T]):
-    """A codex and its users.
+class _Instance:
+    """An attempt to start codex, the codex, and its users.
 
-    over: set when it died or is being replaced.
+    error: why it did not start.
+    started: when it had started.
+    opened: set when it has started, or failed to.
+    over: set when it has died or is being replaced.
+    closed: set when it has ended.
+    scope: shielded, so that only `close` ends an attempt to start.
     drain_until: new users wait until then.
-    drain_after: no new drain begins before.
     silent_since: it has not responded to a probe since.
     """
 
-    codex: T
-    started: float
+    codex: Connection | None = None
+    error: Exception | None = None
+    started: float = 0.0
     users: int = 0
-    retired: bool = False
-    drain_until: float | None = None
-    drain_after: float = 0.0
+    drain_until: float = -math.inf
     silent_since: float | None = None
+    opened: anyio.Event = field(default_factory=anyio.Event)
     over: anyio.Event = field(default_factory=anyio.Event)
+    closed: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = field(default_factory=lambda: anyio.CancelScope(shield=True))
 
     def age(self) -> float:
         return anyio.current_time() - self.started
+
+    async def close(self) -> None:
+        self.over.set()
+        if not self.opened.is_set():
+            self.scope.cancel()
+        await self.closed.wait()

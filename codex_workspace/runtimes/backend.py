@@ -221,7 +221,7 @@ class StartedBackend(Protocol):
 
 
 class BackendLifecycle(Protocol):
-    """Start, readiness and end of the program behind a backend."""
+    """Start and readiness of the program behind a backend."""
 
     async def start(self) -> StartedBackend:
         """Start the program without retries; raise CodexCannotStart if it fails."""
@@ -235,9 +235,6 @@ class BackendLifecycle(Protocol):
 
     def stats(self) -> BackendStats:
         """Return the current process statistics."""
-
-    async def close(self) -> None:
-        """Stop the program for good."""
 
 
 class _Busy(Protocol):

@@ -97,9 +97,6 @@ class ExecPreflight:
         counts = self._counts
         return BackendStats(counts.started, counts.died, self.broken_reason is None, counts.running, resident_bytes=0)
 
-    async def close(self) -> None:
-        """Do nothing: each turn ends its own process."""
-
 
 async def require_valid_config(launch: Launch) -> None:
     """Make codex read its config.toml, by a command that does nothing else.

@@ -2,17 +2,17 @@
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import anyio
 import pytest
-from anyio.abc import TaskGroup
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codex_workspace.app_server import Connection
 from codex_workspace.codex.supervisor import (
     DRAIN_AGAIN_S,
     DRAIN_S,
@@ -32,8 +32,8 @@ DEAD = "codex ended with exit code 1"
 
 
 @dataclass(eq=False)
-class Child:
-    """A codex, as far as the supply knows it."""
+class Child(Connection):
+    """A connection without a process."""
 
     number: int
     threads: int = 0
@@ -83,74 +83,26 @@ class Factory:
         return [after - before for before, after in pairwise(self.tries)]
 
 
-@dataclass(eq=False)
-class Held:
-    """A block that is open, or on its way."""
-
-    opened: anyio.Event = field(default_factory=anyio.Event)
-    enough: anyio.Event = field(default_factory=anyio.Event)
-    left: anyio.Event = field(default_factory=anyio.Event)
-    child: Child | None = None
-    error: Exception | None = None
-
-
-class Holder:
-    """What `Owner` is on asyncio's event loop, for any other; its tasks are the test's."""
-
-    def __init__(self, tasks: TaskGroup, open_it: Callable[[], AbstractAsyncContextManager[Child]]) -> None:
-        self._tasks = tasks
-        self._open_it = open_it
-        self._lock = anyio.Lock()
-        self._held: Held | None = None
-
-    @property
-    def current(self) -> Child | None:
-        held = self._held
-        if held is None or held.child is None or held.enough.is_set() or held.child.error is not None:
-            return None
-        return held.child
-
-    async def get(self) -> Child:
-        async with self._lock:
-            if self._held is None or (self._held.opened.is_set() and self.current is None):
-                await self.close()
-                self._held = Held()
-                self._tasks.start_soon(self._hold, self._held)
-            held = self._held
-            await held.opened.wait()
-            if held.error is not None:
-                raise held.error
-            assert held.child is not None
-            return held.child
-
-    def retire(self) -> None:
-        assert self._held is not None
-        self._held.enough.set()
-
-    async def close(self) -> None:
-        if self._held is not None:
-            self._held.enough.set()
-            await self._held.left.wait()
-
-    async def _hold(self, held: Held) -> None:
-        try:
-            async with self._open_it() as held.child:
-                held.opened.set()
-                await held.enough.wait()
-        except CodexCannotStart as error:
-            held.error = error
-            held.opened.set()
-        held.left.set()
-
-
 @dataclass
 class Scene:
-    supply: CodexSupervisor[Child]
+    supply: CodexSupervisor
     factory: Factory
+
+    async def get(self) -> Child:
+        """Return the running codex."""
+        async with self.use() as codex:
+            pass
+        return codex
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Child]:
+        async with self.supply.use() as codex:
+            assert isinstance(codex, Child)
+            yield codex
 
     async def turn(self, duration_s: float = 0.0, threads: int = 0) -> Child:
         """Run a turn that ends well, after which codex holds `threads` more."""
-        async with self.supply.use() as codex:
+        async with self.use() as codex:
             await anyio.sleep(duration_s)
             codex.threads += threads
             codex.has_completed_turn = True
@@ -163,7 +115,7 @@ async def scene(
 ) -> AsyncIterator[Scene]:
     factory = Factory(failing, start_s)
     async with anyio.create_task_group() as tasks:
-        supply = CodexSupervisor(factory.open, bounds, lambda open_it, _usable: Holder(tasks, open_it), lambda: jitter)
+        supply = CodexSupervisor(tasks, factory.open, bounds, lambda: jitter)
         yield Scene(supply, factory)
         await supply.close()
 
@@ -174,9 +126,9 @@ async def scene(
 @in_virtual_time
 async def test_everybody_gets_the_one_codex() -> None:
     async with scene() as now:
-        first = await now.supply.get()
+        first = await now.get()
         assert await now.turn() is first
-        assert await now.supply.get() is first
+        assert await now.get() is first
         assert now.factory.made == [first]
 
 
@@ -184,14 +136,14 @@ async def test_everybody_gets_the_one_codex() -> None:
 async def test_the_first_failure_costs_no_pause() -> None:
     async with scene(failing=1) as now:
         before = anyio.current_time()
-        await now.supply.get()
+        await now.get()
         assert anyio.current_time() == before
 
 
 @in_virtual_time
 async def test_pauses_grow_and_whoever_waits_gets_codex_in_the_end() -> None:
     async with scene(failing=7) as now:
-        await now.supply.get()
+        await now.get()
         assert now.factory.pauses() == [0, 0.5, 1, 2, LONGEST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
 
 
@@ -209,7 +161,7 @@ async def test_many_that_wait_try_no_more_often_than_one() -> None:
 @in_virtual_time
 async def test_jitter_shortens_a_pause() -> None:
     async with scene(failing=2, jitter=0.8) as now:
-        await now.supply.get()
+        await now.get()
         assert now.factory.pauses() == [0, pytest.approx(0.4)]
 
 
@@ -268,7 +220,7 @@ async def test_start_is_one_try() -> None:
     async with scene(failing=1) as now:
         with pytest.raises(CodexCannotStart, match=r"exit code 7\n"):
             await now.supply.start()
-        assert (await now.supply.start()).number == 0
+        assert await now.supply.start() is now.factory.made[0]
 
 
 @given(st.integers(1, 3000), st.integers(1, 1000))
@@ -306,7 +258,7 @@ async def test_a_codex_that_dies_soon_after_its_start_pauses_nobody_where_its_tu
 async def test_a_codex_that_dies_in_every_turn_is_paused_for() -> None:
     async with scene() as now:
         for _ in range(6):
-            async with now.supply.use() as codex:
+            async with now.use() as codex:
                 await anyio.sleep(STEADY_S + 1)
                 codex.die()
         assert [pause - STEADY_S - 1 for pause in now.factory.pauses()] == [0, 0.5, 1, 2, LONGEST_PAUSE_S]
@@ -329,7 +281,7 @@ async def test_a_turn_that_ends_well_makes_up_for_all_failures() -> None:
 async def test_readiness_starts_codex() -> None:
     async with scene() as now:
         assert await now.supply.not_ready_reason(3) is None
-        (await now.supply.get()).die()
+        (await now.get()).die()
         assert await now.supply.not_ready_reason(3) is None
         assert len(now.factory.made) == 2
 
@@ -406,10 +358,10 @@ async def test_a_codex_with_too_many_threads_is_replaced_between_turns() -> None
 @in_virtual_time
 async def test_a_codex_with_too_much_memory_is_replaced() -> None:
     async with scene(SupervisorLimits(memory_mb=1)) as now:
-        async with now.supply.use() as first:
+        async with now.use() as first:
             # This process stands in for codex: it has more than a megabyte.
             first.pid = os.getpid()
-        async with now.supply.use() as second:
+        async with now.use() as second:
             assert second is not first
             second.pid = 2**22 + 1
         assert await now.turn() is second, "no process, no memory"
@@ -459,7 +411,7 @@ async def test_a_death_ends_the_waiting_for_a_replacement() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
 
         async def dying() -> None:
-            async with now.supply.use() as codex:
+            async with now.use() as codex:
                 await anyio.sleep(20)
                 codex.die()
 
@@ -478,7 +430,7 @@ async def test_no_use_ever_outlives_its_codex() -> None:
 
         async def client(number: int) -> None:
             for step in range(20):
-                async with now.supply.use() as codex:
+                async with now.use() as codex:
                     codex.threads += 1
                     await anyio.sleep((number * 7 + step * 3) % 5)
                     assert codex not in now.factory.closed
