@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 from a2a.server.agent_execution import AgentExecutor
-from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
+from a2a.server.routes import create_agent_card_routes, create_rest_routes
+from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
 from a2a.types import AgentCard, AgentExtension
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
 from starlette.applications import Starlette
@@ -31,26 +32,21 @@ from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.tracing import NO_TRACER, Tracer
 from codex_workspace.config.prompts import Skill
-from codex_workspace.server.callers import Extensions, GrpcContextBuilder, HttpContextBuilder
 from codex_workspace.server.card import Version, agent_card, extended_card
-from codex_workspace.server.grpc_server import GrpcListener, serving_grpc
+from codex_workspace.server.grpc_server import GrpcContextBuilder, GrpcListener, serving_grpc
 from codex_workspace.server.handler import IdempotentHandler
-from codex_workspace.server.limits import LimitedHandler, StreamLimits, cut_off_slow_readers
+from codex_workspace.server.limits import LimitedHandler, RateLimiter, StreamLimits, cut_off_slow_readers
 from codex_workspace.server.middleware import (
     RPC_PATH,
     Authenticator,
-    BodyLimit,
-    ExtensionHeaders,
-    RateLimit,
-    RequireJson,
+    CheckedContextBuilder,
+    RequestChecks,
     TokenBackend,
-    VersionQueryParameter,
     refuse_request,
     unauthorized,
 )
-from codex_workspace.server.overload import DeferredResponse, RateLimiter
 from codex_workspace.server.push import PushService
-from codex_workspace.server.sdk_fixes import add_0_3_error_fields, validate_rest, validate_rpc
+from codex_workspace.server.sdk_fixes import CorrectedAdapter
 from codex_workspace.server.views import View, authenticators
 from codex_workspace.server.views import routes as view_routes
 from codex_workspace.storage.store import Store
@@ -186,23 +182,18 @@ async def build_app(
     front = LimitedHandler(handler, options.streams, card, extended_card(options), tracer)
     authenticator, rates = Authenticator(options.tokens), RateLimiter(options.requests_per_minute)
     seen = views(front)
-    extensions = Extensions(options.extensions)
+    extensions = frozenset(each.uri for each in options.extensions)
     backend = TokenBackend(authenticator, PUBLIC_PATHS, authenticators(seen, options.tokens))
     routes = [
         Route("/healthz", _healthz),
         Route("/readyz", _readyz(ready)),
         *view_routes(seen, options.tokens),
         *_card_routes(card if options.sign is None else options.sign(card)),
-        *_a2a_routes(front, extensions, has_old="0.3" in options.versions),
+        *_a2a_routes(front, has_old="0.3" in options.versions),
     ]
     middleware = [
-        Middleware(BodyLimit, max_bytes=options.max_body_bytes),
         Middleware(AuthenticationMiddleware, backend=backend, on_error=unauthorized),
-        Middleware(RateLimit, rates=rates),
-        Middleware(RequireJson),
-        Middleware(VersionQueryParameter),
-        Middleware(ExtensionHeaders, known=extensions.uris),
-        Middleware(DeferredResponse),
+        Middleware(RequestChecks, rates=rates, max_bytes=options.max_body_bytes, extensions=extensions),
     ]
     asgi = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: refuse_request})
 
@@ -215,12 +206,14 @@ async def build_app(
         await handler.aclose()
 
 
-def _a2a_routes(front: LimitedHandler, extensions: Extensions, *, has_old: bool) -> list[BaseRoute]:
-    callers = HttpContextBuilder(extensions)
-    [rpc] = create_jsonrpc_routes(front, RPC_PATH, context_builder=callers, enable_v0_3_compat=has_old)
+def _a2a_routes(front: LimitedHandler, *, has_old: bool) -> list[BaseRoute]:
+    contexts = CheckedContextBuilder()
+    dispatcher = JsonRpcDispatcher(front, contexts, enable_v0_3_compat=has_old)
+    if has_old:
+        dispatcher._v03_adapter = CorrectedAdapter(front, contexts)
     # The HTTP+JSON routes end with one that takes every path.
-    rest = create_rest_routes(front, context_builder=callers, enable_v0_3_compat=has_old)
-    return [Route(RPC_PATH, validate_rpc(add_0_3_error_fields(rpc.endpoint)), methods=["POST"]), *validate_rest(rest)]
+    rest = create_rest_routes(front, context_builder=contexts, enable_v0_3_compat=has_old)
+    return [Route(RPC_PATH, dispatcher.handle_requests, methods=["POST"]), *rest]
 
 
 def _card_routes(card: AgentCard) -> list[Route]:
@@ -272,6 +265,7 @@ async def serving(app: Starlette, listener: socket.socket, slow_reader_s: float 
         log_config=None,
         access_log=False,
         lifespan="off",
+        ws="none",
         server_header=False,
         timeout_graceful_shutdown=CLOSE_GRACE_S,
         timeout_keep_alive=75,

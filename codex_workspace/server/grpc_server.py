@@ -1,6 +1,6 @@
 """A2A over gRPC, for 1.0 and 0.3, on its own port; imported only if gRPC is on."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -9,14 +9,19 @@ import anyio
 import grpc.aio
 from a2a.compat.v0_3.a2a_v0_3_pb2_grpc import add_A2AServiceServicer_to_server as add_old_service
 from a2a.compat.v0_3.grpc_handler import CompatGrpcHandler
+from a2a.extensions.common import get_requested_extensions
+from a2a.server.context import ServerCallContext
 from a2a.server.request_handlers import RequestHandler
-from a2a.server.request_handlers.grpc_handler import GrpcHandler
+from a2a.server.request_handlers.grpc_handler import GrpcHandler, GrpcServerCallContextBuilder
 from a2a.types.a2a_pb2_grpc import add_A2AServiceServicer_to_server as add_service
-from a2a.utils.errors import A2AError
+from a2a.utils.constants import PROTOCOL_VERSION_0_3, VERSION_HEADER
+from a2a.utils.errors import A2AError, VersionNotSupportedError
+from starlette.authentication import AuthenticationError
 
+from codex_workspace.common.a2a_terms import HEADERS, AuthenticatedUser
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.server.callers import GrpcContextBuilder, UnauthenticatedError
-from codex_workspace.server.overload import BusyError
+from codex_workspace.server.limits import BusyError, RateLimiter
+from codex_workspace.server.middleware import EXTENSION_HEADERS, Authenticator, active_extensions
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -65,6 +70,66 @@ async def bind_grpc(host: str, port: int, max_message_bytes: int, dead_after_s: 
     finally:
         with anyio.CancelScope(shield=True):
             await server.stop(None)
+
+
+class UnauthenticatedError(A2AError):
+    """The caller is not authenticated."""
+
+
+class GrpcContextBuilder(GrpcServerCallContextBuilder):
+    """Builds the call context of a gRPC call after authentication, rate limit and version check.
+
+    The SDK does not check the version (a2a-python issue #1166); `serves` tells whether the service supports one.
+    """
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        rates: RateLimiter,
+        extensions: frozenset[str],
+        serves: Callable[[str], bool],
+    ) -> None:
+        self._authenticator = authenticator
+        self._rates = rates
+        self._extensions = extensions
+        self._serves = serves
+
+    def build(self, context: "Context") -> ServerCallContext:
+        """Return the context, and set the active extensions in the response.
+
+        Raises:
+            UnauthenticatedError: the token is missing or unknown.
+            BusyError: the principal's rate limit is exceeded.
+            VersionNotSupportedError: the service does not support the client's version.
+        """
+        headers = _headers(context)
+        try:
+            principal = self._authenticator.authenticate(headers)
+        except AuthenticationError as error:
+            raise UnauthenticatedError(str(error)) from error
+        wait_s = self._rates.take(principal)
+        if wait_s:
+            raise BusyError("the rate limit of this principal is exceeded", wait_s)
+        version = headers.get(VERSION_HEADER.lower()) or PROTOCOL_VERSION_0_3
+        if not self._serves(version):
+            raise VersionNotSupportedError(f"A2A version '{version[:20]}' is not supported by this service")
+        asked = {name.lower(): headers.get(name.lower(), "") for name in EXTENSION_HEADERS}
+        active = {name: active_extensions([value], self._extensions) for name, value in asked.items()}
+        context.set_trailing_metadata(tuple((name, ", ".join(uris)) for name, uris in active.items() if uris))
+        return ServerCallContext(
+            user=AuthenticatedUser(principal),
+            state={HEADERS: headers},
+            requested_extensions=get_requested_extensions(list(asked.values())),
+        )
+
+
+def _headers(context: "Context") -> dict[str, str]:
+    """Return a call's text metadata; values of the same name are joined as in HTTP."""
+    found: dict[str, str] = {}
+    for name, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
 
 
 @asynccontextmanager

@@ -41,8 +41,8 @@ from a2a.utils.errors import (
 
 from codex_workspace.common.a2a_terms import OFFSET, TERMINAL, WORKING, AuthenticatedUser
 from codex_workspace.common.errors import StoreUnavailable
+from codex_workspace.server.limits import busy
 from codex_workspace.server.open_questions import AnsweredQuestions
-from codex_workspace.server.overload import busy
 from codex_workspace.server.push import PushService
 from codex_workspace.storage.deliveries import (
     ANSWERED_PROMPT,

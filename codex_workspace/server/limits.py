@@ -1,13 +1,17 @@
-"""Limits on all transports: slow clients, open and idle streams, media types and values of messages, internal
-errors."""
+"""Limits on all transports: requests, streams, slow clients, and the values of messages; hides internal errors.
+
+A2A defines no error for overload, and the SDK answers JSON-RPC errors with HTTP 200. `busy` replaces the response by
+HTTP 429 with `Retry-After`; gRPC gets RESOURCE_EXHAUSTED.
+"""
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Set
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Set
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from dataclasses import dataclass, field
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import anyio
 from a2a.server.context import ServerCallContext
@@ -15,33 +19,173 @@ from a2a.server.events import Event
 from a2a.server.request_handlers import RequestHandler
 from a2a.types import (
     AgentCard,
-    CancelTaskRequest,
-    DeleteTaskPushNotificationConfigRequest,
     GetExtendedAgentCardRequest,
-    GetTaskPushNotificationConfigRequest,
-    GetTaskRequest,
-    ListTaskPushNotificationConfigsRequest,
-    ListTaskPushNotificationConfigsResponse,
     ListTasksRequest,
     ListTasksResponse,
     Message,
     SendMessageRequest,
     SubscribeToTaskRequest,
     Task,
-    TaskPushNotificationConfig,
     TaskState,
 )
 from a2a.utils.errors import A2AError, ContentTypeNotSupportedError, InternalError, InvalidParamsError
 from google.protobuf.struct_pb2 import Struct, Value
+from starlette.responses import JSONResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from codex_workspace.common.a2a_terms import HEADERS
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.common.tracing import NO_TRACER, REQUEST_SPAN, Span, SpanKind, Tracer
-from codex_workspace.server.overload import RETRY_STREAM_S, ConcurrencyLimiter, LimitExceeded, busy
+from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.tasks.parts import is_text_type, media_type_of
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+BUSY_CODE: Final = -32000
+"""A JSON-RPC server error code that A2A leaves to implementations."""
+
+REPLACEMENT: Final = "codex_workspace.replacement"
+"""Key in an HTTP request's scope and call context: its `Replacement`."""
+
+INTERNAL_ERROR: Final = "Internal error; see the agent's log."
+
+MAX_NESTING: Final = 30
+"""The nesting limit of data and metadata. Protobuf reads 100 levels, of which an object takes three, and a task
+contains the message in its history."""
+
+BURST_S: Final = 10.0
+"""The burst size: an idle principal may send the requests of this many seconds at once."""
+
+RETRY_STREAM_S: Final = 5
+"""When to retry a rejected stream; nothing is known about when another one ends."""
+
+
+@dataclass(slots=True)
+class Replacement:
+    """The response to send instead of the SDK's, as long as the body of that has not started."""
+
+    response: Response | None = None
+
+
+class BusyError(A2AError):
+    """The agent is overloaded; retry after `retry_after_s` seconds."""
+
+    def __init__(self, sentence: str, retry_after_s: int) -> None:
+        super().__init__(sentence, {"retryAfterSeconds": retry_after_s})
+        self.retry_after_s = retry_after_s
+
+
+def busy(context: ServerCallContext, sentence: str, retry_after_s: int) -> BusyError:
+    """Return the error to raise; over HTTP, also replace the response by a 429."""
+    replacement, method = context.state.get(REPLACEMENT), context.state.get("method")
+    if isinstance(replacement, Replacement):
+        replacement.response = too_many_requests(
+            sentence,
+            retry_after_s,
+            is_rpc=method is not None,
+            is_old="/" in str(method),
+            request_id=context.state.get("request_id"),
+        )
+    return BusyError(sentence, retry_after_s)
+
+
+def too_many_requests(
+    sentence: str, retry_after_s: int, *, is_rpc: bool, is_old: bool = False, request_id: JsonValue = None
+) -> Response:
+    """Return the response of JSON-RPC or HTTP+JSON; A2A 0.3 (`is_old`) does not define the form of the details."""
+    info = error_info("BUSY", "codex-workspace", retryAfterSeconds=str(retry_after_s))
+    if is_rpc:
+        data: JsonValue = {"retryAfterSeconds": retry_after_s} if is_old else [info]
+        body = rpc_error(BUSY_CODE, sentence, data, request_id)
+    else:
+        body = rest_error(429, "RESOURCE_EXHAUSTED", sentence, info)
+    return JSONResponse(body, 429, {"Retry-After": str(retry_after_s)})
+
+
+def rpc_error(code: int, sentence: str, data: JsonValue = None, request_id: JsonValue = None) -> JsonObject:
+    """Return a JSON-RPC response."""
+    error: JsonObject = {"code": code, "message": sentence}
+    return {"jsonrpc": "2.0", "id": request_id, "error": error if data is None else {**error, "data": data}}
+
+
+def rest_error(code: int, status: str, sentence: str, *details: JsonObject) -> JsonObject:
+    """Return an HTTP+JSON response."""
+    error: JsonObject = {"code": code, "status": status, "message": sentence}
+    return {"error": {**error, "details": list(details)} if details else error}
+
+
+def error_info(reason: str, domain: str, **metadata: JsonValue) -> JsonObject:
+    """Return the details of an error."""
+    about = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason, "domain": domain}
+    return {**about, "metadata": metadata} if metadata else {**about}
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    since: float
+
+
+class RateLimiter:
+    """A token bucket per principal: `per_minute` requests per minute, with bursts of `BURST_S` seconds."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second = per_minute / 60
+        self._most = max(1.0, self._per_second * BURST_S)
+        self._clock = clock
+        self._buckets: dict[str, _Bucket] = {}
+
+    def take(self, principal: str) -> int:
+        """Count a request; return 0 if it is allowed, else the seconds to wait."""
+        now = self._clock()
+        bucket = self._buckets.setdefault(principal, _Bucket(self._most, now))
+        bucket.left = min(self._most, bucket.left + (now - bucket.since) * self._per_second)
+        bucket.since = now
+        if bucket.left < 1:
+            return max(1, math.ceil((1 - bucket.left) / self._per_second))
+        bucket.left -= 1
+        return 0
+
+
+class LimitExceeded(Exception):
+    """The limit is reached; the text is a sentence for the client."""
+
+
+@dataclass(slots=True)
+class ConcurrencyLimiter:
+    """Limits how many slots one principal, and all together, can hold at the same time."""
+
+    per_principal: int
+    total: int
+    _held: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """The number of held slots."""
+        return sum(self._held.values())
+
+    @contextmanager
+    def hold(self, principal: str, what: str) -> Iterator[None]:
+        """Hold a slot during the block; `what` is its plural noun for the error.
+
+        Raises:
+            LimitExceeded: all slots are held.
+        """
+        own = self._held.get(principal, 0)
+        if own >= self.per_principal:
+            raise LimitExceeded(f"you have {own} {what} open, and may have {self.per_principal}")
+        if self.count >= self.total:
+            raise LimitExceeded(f"as many {what} are open as may ({self.total})")
+        self._held[principal] = own + 1
+        try:
+            yield
+        finally:
+            self._held[principal] -= 1
+            if not self._held[principal]:
+                del self._held[principal]
 
 
 def cut_off_slow_readers(patience_s: float) -> type[H11Protocol]:
@@ -80,15 +224,6 @@ def cut_off_slow_readers(patience_s: float) -> type[H11Protocol]:
     return SlowReaderTimeout
 
 
-T = TypeVar("T")
-
-INTERNAL_ERROR: Final = "Internal error; see the agent's log."
-
-MAX_NESTING: Final = 30
-"""The nesting limit of data and metadata. Protobuf reads 100 levels, of which an object takes three, and a task
-contains the message in its history."""
-
-
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
     """How many streams may be open at the same time, and after how many seconds without an event one is closed."""
@@ -96,6 +231,21 @@ class StreamLimits:
     per_principal: int = 1000
     total: int = 2000
     idle_s: float = 1800.0
+
+
+def _limited(
+    method: Callable[Concatenate[RequestHandler, P], Coroutine[object, object, T]],
+) -> Callable[Concatenate["LimitedHandler", P], Coroutine[object, object, T]]:
+    """Return a method that passes its arguments, parameters and context, to the same method of the inner handler."""
+    name = method.__name__.removeprefix("on_").title().replace("_", "")
+
+    async def answer(self: "LimitedHandler", /, *params_and_context: P.args, **named: P.kwargs) -> T:
+        context = params_and_context[1]
+        assert isinstance(context, ServerCallContext)
+        call: Awaitable[T] = getattr(self.handler, method.__name__)(*params_and_context, **named)
+        return await self.answer(name, context, call)
+
+    return answer
 
 
 class LimitedHandler(RequestHandler):
@@ -112,7 +262,7 @@ class LimitedHandler(RequestHandler):
         extended: AgentCard | None = None,
         tracer: Tracer = NO_TRACER,
     ) -> None:
-        self._handler = handler
+        self.handler: Final = handler
         self._tracer = tracer
         self._modes = frozenset(card.default_input_modes).union(*(skill.input_modes for skill in card.skills))
         self._extended = extended
@@ -127,7 +277,7 @@ class LimitedHandler(RequestHandler):
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task | Message:
         """Answer a message."""
         _check_message(params, self._modes)
-        return await self._answer("SendMessage", context, self._handler.on_message_send(params, context))
+        return await self.answer("SendMessage", context, self.handler.on_message_send(params, context))
 
     def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
@@ -138,62 +288,14 @@ class LimitedHandler(RequestHandler):
     def on_subscribe_to_task(
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
-        """Stream the events of a task."""
-        return self._stream("SubscribeToTask", self._handler.on_subscribe_to_task(params, context), context)
-
-    async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task | None:
-        """Return a task."""
-        return await self._answer("GetTask", context, self._handler.on_get_task(params, context))
+        """Stream a task's events."""
+        return self._stream("SubscribeToTask", self.handler.on_subscribe_to_task(params, context), context)
 
     async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         """Return a page of tasks."""
         if params.status not in TaskState.values():
             raise InvalidParamsError(message=f"status: {params.status} is not a task state")
-        return await self._answer("ListTasks", context, self._handler.on_list_tasks(params, context))
-
-    async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task | None:
-        """Cancel a task."""
-        return await self._answer("CancelTask", context, self._handler.on_cancel_task(params, context))
-
-    async def on_create_task_push_notification_config(
-        self, params: TaskPushNotificationConfig, context: ServerCallContext
-    ) -> TaskPushNotificationConfig:
-        """Store a push configuration."""
-        return await self._answer(
-            "CreateTaskPushNotificationConfig",
-            context,
-            self._handler.on_create_task_push_notification_config(params, context),
-        )
-
-    async def on_get_task_push_notification_config(
-        self, params: GetTaskPushNotificationConfigRequest, context: ServerCallContext
-    ) -> TaskPushNotificationConfig:
-        """Return a push configuration."""
-        return await self._answer(
-            "GetTaskPushNotificationConfig",
-            context,
-            self._handler.on_get_task_push_notification_config(params, context),
-        )
-
-    async def on_list_task_push_notification_configs(
-        self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
-    ) -> ListTaskPushNotificationConfigsResponse:
-        """Return all push configurations of a task."""
-        return await self._answer(
-            "ListTaskPushNotificationConfigs",
-            context,
-            self._handler.on_list_task_push_notification_configs(params, context),
-        )
-
-    async def on_delete_task_push_notification_config(
-        self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
-    ) -> None:
-        """Delete a push configuration."""
-        await self._answer(
-            "DeleteTaskPushNotificationConfig",
-            context,
-            self._handler.on_delete_task_push_notification_config(params, context),
-        )
+        return await self.answer("ListTasks", context, self.handler.on_list_tasks(params, context))
 
     async def on_get_extended_agent_card(
         self, params: GetExtendedAgentCardRequest, context: ServerCallContext
@@ -201,19 +303,27 @@ class LimitedHandler(RequestHandler):
         """Return the card for authenticated clients."""
         if self._extended is not None:
             return self._extended
-        return await self._answer(
-            "GetExtendedAgentCard", context, self._handler.on_get_extended_agent_card(params, context)
+        return await self.answer(
+            "GetExtendedAgentCard", context, self.handler.on_get_extended_agent_card(params, context)
         )
+
+    on_get_task = _limited(RequestHandler.on_get_task)
+    on_cancel_task = _limited(RequestHandler.on_cancel_task)
+    on_create_task_push_notification_config = _limited(RequestHandler.on_create_task_push_notification_config)
+    on_get_task_push_notification_config = _limited(RequestHandler.on_get_task_push_notification_config)
+    on_list_task_push_notification_configs = _limited(RequestHandler.on_list_task_push_notification_configs)
+    on_delete_task_push_notification_config = _limited(RequestHandler.on_delete_task_push_notification_config)
+
+    async def answer(self, method: str, context: ServerCallContext, answer: Awaitable[T]) -> T:
+        """Await the handler's answer to a request."""
+        with self._request(method, context), _hide_internal_errors():
+            return await answer
 
     async def _answered(self, params: SendMessageRequest, context: ServerCallContext) -> AsyncGenerator[Event, None]:
         _check_message(params, self._modes)
-        async with aclosing(self._handler.on_message_send_stream(params, context)) as events:
+        async with aclosing(self.handler.on_message_send_stream(params, context)) as events:
             async for event in events:
                 yield event
-
-    async def _answer(self, method: str, context: ServerCallContext, answer: Awaitable[T]) -> T:
-        with self._request(method, context), _hide_internal_errors():
-            return await answer
 
     def _request(self, method: str, context: ServerCallContext) -> Span:
         """Start the span of a request, and store it in the call context for the request's task."""

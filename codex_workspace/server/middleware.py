@@ -1,47 +1,89 @@
-"""Authentication and the HTTP middleware: body limit, rate limit, content type, A2A version and extension headers.
+"""The HTTP checks before the SDK: token, rate limit, content type, body size, and parameters that the SDK misreads.
 
-The middleware is pure ASGI. It distinguishes JSON-RPC and HTTP+JSON by the path, because their errors differ.
+The SDK drops unknown enum names (a filter then matches everything), accepts any text as base64 and any query value as
+a boolean, and fails with an internal error on bodies that are not UTF-8 or nested too deeply (not reported upstream).
 """
 
 import hashlib
 import hmac
+import json
+import math
+import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import aclosing
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser
+from a2a.compat.v0_3 import a2a_v0_3_pb2
+from a2a.server.context import ServerCallContext
+from a2a.server.routes import DefaultServerCallContextBuilder
+from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
+from a2a.types import ListTasksRequest, SendMessageRequest
+from a2a.utils.errors import InvalidParamsError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message as ProtobufMessage
+from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, SimpleUser
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from codex_workspace.common.values import JsonValue, quoted
 from codex_workspace.config.settings import OPERATOR
-from codex_workspace.server.overload import RateLimiter, rest_body, rpc_body
+from codex_workspace.server.limits import (
+    REPLACEMENT,
+    RateLimiter,
+    Replacement,
+    error_info,
+    rest_error,
+    rpc_error,
+    too_many_requests,
+)
 
 if TYPE_CHECKING:
-    from codex_workspace.common.values import JsonObject
+    from typing import TypeAlias
 
+    from google._upb._message import Descriptor as UpbDescriptor
+    from google._upb._message import EnumDescriptor as UpbEnumDescriptor
+    from google._upb._message import FieldDescriptor as UpbFieldDescriptor
+    from google.protobuf.descriptor import Descriptor, EnumDescriptor
+
+    AnyDescriptor: TypeAlias = Descriptor | UpbDescriptor
+    AnyEnum: TypeAlias = EnumDescriptor | UpbEnumDescriptor
+    AnyField: TypeAlias = FieldDescriptor | UpbFieldDescriptor
+
+RPC_PATH: Final = "/"
 
 API_KEY_HEADER: Final = "X-API-Key"
 """The header for the token of clients that do not support bearer tokens."""
 
+EXTENSION_HEADERS: Final = ("A2A-Extensions", "X-A2A-Extensions")
+"""The headers of requested and active extensions, in A2A 1.0 and 0.3."""
 
-class Principal(BaseUser):
-    """The authenticated principal, as Starlette's user."""
+VERSION_HEADER: Final = "A2A-Version"
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+JSON_TYPES: Final = frozenset({"application/json", "application/a2a+json"})
+"""The accepted content types. A web page can send every other type without a preflight request."""
 
-    @property
-    def is_authenticated(self) -> bool:
-        """Always true: other requests are rejected."""
-        return True
+CONTENT_TYPE_CODE: Final = -32005
+PARSE_ERROR_CODE: Final = -32700
+"""JSON-RPC error codes: A2A's ContentTypeNotSupportedError, and an unreadable body."""
 
-    @property
-    def display_name(self) -> str:
-        """The owner of what this principal creates."""
-        return self._name
+CONTENT: Final = "codex_workspace.content"
+"""Key in a request's scope: its JSON body; None if there is none, or if it is no JSON."""
+
+MAX_0_3_NESTING: Final = 45
+"""The nesting limit of 0.3 parameters: the SDK's translation to 1.0 fails above it. Content has a lower limit."""
+
+STATUS_NAMES: Final = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+}
+INVALID: Final = "INVALID_ARGUMENT"
+"""The canonical status names in HTTP+JSON errors, and that of all other statuses."""
 
 
 class Authenticator:
@@ -58,211 +100,195 @@ class Authenticator:
         """Add a principal's token; if no token was needed before, none is needed now."""
         self._added[name] = _digest(token)
 
-    def authenticate(self, authorization: str, api_key: str = "") -> Principal:
+    def authenticate(self, headers: Mapping[str, str]) -> str:
         """Return the principal of the token in the Authorization header, or else in the X-API-Key header.
+
+        `headers` are indexed by their lower-case names.
 
         Raises:
             AuthenticationError: the token is missing or unknown; the text is for the client.
         """
-        shown = api_key
-        if not self._digests:
-            return Principal(self._added_principal(authorization) or OPERATOR)
-        if authorization or not api_key:
+        authorization, shown = headers.get("authorization", ""), headers.get(API_KEY_HEADER.lower(), "")
+        if authorization or not shown:
             scheme, _, shown = authorization.partition(" ")
-            if scheme.lower() != "bearer":
+            if self._digests and scheme.lower() != "bearer":
                 raise AuthenticationError("this agent requires `Authorization: Bearer <token>`")
         # Compare all digests, so that the duration reveals neither content, length nor owner of a token.
         digest = _digest(shown.strip())
         known_ones = self._digests | self._added
         owners = [name for name, known in known_ones.items() if hmac.compare_digest(known, digest)]
-        if not owners:
+        if self._digests and not owners:
             raise AuthenticationError("the token is unknown")
-        return Principal(owners[0])
-
-    def _added_principal(self, authorization: str) -> str | None:
-        digest = _digest(authorization.partition(" ")[2].strip())
-        return next((name for name, known in self._added.items() if hmac.compare_digest(known, digest)), None)
-
-
-class TokenBackend(AuthenticationBackend):
-    """Authenticates requests, except those for public paths; `authenticators` are for paths with their own tokens."""
-
-    def __init__(
-        self,
-        authenticator: Authenticator,
-        public_paths: frozenset[str],
-        authenticators: Mapping[str, Authenticator] | None = None,
-    ) -> None:
-        self._authenticator = authenticator
-        self._public_paths = public_paths
-        self._authenticators = authenticators or {}
-
-    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
-        """Return the principal; None for a public path.
-
-        Raises:
-            AuthenticationError: the token is missing or unknown.
-        """
-        path = conn.url.path
-        if path in self._public_paths:
-            return None
-        headers, authenticator = conn.headers, self._authenticators.get(path, self._authenticator)
-        principal = authenticator.authenticate(headers.get("authorization", ""), headers.get(API_KEY_HEADER, ""))
-        return AuthCredentials(["authenticated"]), principal
-
-
-def unauthorized(_connection: HTTPConnection, error: Exception) -> Response:
-    """Return the response for a request that is not authenticated."""
-    return _error_response(401, "UNAUTHENTICATED", str(error), {"WWW-Authenticate": "Bearer"})
-
-
-def _error_response(status: int, name: str, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
-    # HTTP+JSON's error format, also for JSON-RPC, whose clients look for the message in an object as well.
-    return JSONResponse({"error": {"code": status, "status": name, "message": sentence}}, status, headers)
+        return owners[0] if owners else OPERATOR
 
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-class BodyLimit:
-    """Rejects bodies of more than `max_bytes` bytes, by their header and by their actual size; ignores requests whose
-    client disconnects before the end of the body."""
+class TokenBackend(AuthenticationBackend):
+    """Authenticates requests, except those for public paths; `authenticators` are for paths with their own tokens."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._sentence = f"the body is over the limit of {max_bytes} bytes"
+    def __init__(
+        self, authenticator: Authenticator, public_paths: frozenset[str], authenticators: Mapping[str, Authenticator]
+    ) -> None:
+        self._authenticator = authenticator
+        self._public_paths = public_paths
+        self._authenticators = authenticators
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process a request, counting the bytes of its body."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self._max_bytes:
-            await _error_response(413, "INVALID_ARGUMENT", self._sentence)(scope, receive, send)
-            return
-        # A client that disconnects within its body does not read a response.
-        with suppress(ClientDisconnect):
-            await self._app(scope, self._counting(receive), send)
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser] | None:
+        """Return the principal; None for a public path.
 
-    def _counting(self, receive: Receive) -> Receive:
-        left = self._max_bytes
-
-        async def counted() -> Message:
-            nonlocal left
-            message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
-                raise HTTPException(413, self._sentence)
-            return message
-
-        return counted
+        Raises:
+            AuthenticationError: the token is missing or unknown.
+        """
+        path = conn.scope["path"]
+        if path in self._public_paths:
+            return None
+        principal = self._authenticators.get(path, self._authenticator).authenticate(conn.headers)
+        return AuthCredentials(["authenticated"]), SimpleUser(principal)
 
 
-RPC_PATH: Final = "/"
-
-JSON_TYPES: Final = frozenset({"application/json", "application/a2a+json"})
-"""The accepted content types. A web page can send every other type without a preflight request."""
-
-CONTENT_TYPE_CODE: Final = -32005
-"""A2A's ContentTypeNotSupportedError in JSON-RPC."""
-
-VERSION_HEADER: Final = "A2A-Version"
-
-EXTENSION_HEADERS: Final = ("A2A-Extensions", "X-A2A-Extensions")
-"""The headers of requested and active extensions, in A2A 1.0 and 0.3."""
-
-STATUS_NAMES: Final = {
-    400: "INVALID_ARGUMENT",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    405: "UNIMPLEMENTED",
-    413: "INVALID_ARGUMENT",
-    415: "INVALID_ARGUMENT",
-}
-"""The canonical status names in HTTP+JSON errors."""
+def unauthorized(_connection: HTTPConnection, error: Exception) -> Response:
+    """Return the response for a request that is not authenticated."""
+    return _error_response(401, str(error), {"WWW-Authenticate": "Bearer"})
 
 
-class RateLimit:
-    """Rejects requests over a principal's rate limit with 429; public paths are not counted."""
+async def refuse_request(_request: Request, error: Exception) -> Response:
+    """Return the response for a request without a route, in HTTP+JSON's error format."""
+    assert isinstance(error, HTTPException)
+    return _error_response(error.status_code, error.detail, error.headers)
 
-    def __init__(self, app: ASGIApp, rates: RateLimiter) -> None:
+
+def _error_response(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+    # HTTP+JSON's error format, also for JSON-RPC, whose clients look for the message in an object as well.
+    return JSONResponse(rest_error(status, STATUS_NAMES.get(status, INVALID), sentence), status, headers)
+
+
+class RequestChecks:
+    """Checks an authenticated request, reads its body, and adds the active extensions to the response's headers.
+
+    The head of a response is held back until its body starts, so that `limits.busy` can replace the response. The A2A
+    version can be a query parameter, as the specification allows.
+    """
+
+    def __init__(self, app: ASGIApp, rates: RateLimiter, max_bytes: int, extensions: frozenset[str]) -> None:
         self._app = app
         self._rates = rates
+        self._max_bytes = max_bytes
+        self._extensions = extensions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process a request, or reject it."""
-        if scope["type"] == "http" and scope["user"].is_authenticated:
-            wait_s = self._rates.take(scope["user"].display_name)
-            if wait_s:
-                form = rpc_body if scope["path"] == RPC_PATH else rest_body
-                body = form("the rate limit of this principal is exceeded", wait_s)
-                await JSONResponse(body, 429, {"Retry-After": str(wait_s)})(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-class RequireJson:
-    """Rejects bodies without a JSON content type."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process a request, or reject it."""
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if _has_body(headers) and content_type not in JSON_TYPES:
-                await _wrong_type(scope, content_type)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-class VersionQueryParameter:
-    """Sets the A2A version header from the query parameter, as the specification allows, if there is no header."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process a request with the header."""
-        if scope["type"] == "http" and VERSION_HEADER not in Headers(scope=scope):
-            named = QueryParams(scope["query_string"]).get(VERSION_HEADER)
-            if named is not None:
-                # The value is logged, and a query parameter can contain line breaks.
-                plain = named if named.isascii() and named.isprintable() else "unreadable"
-                scope = {**scope, "headers": [*scope["headers"], (VERSION_HEADER.lower().encode(), plain.encode())]}
-        await self._app(scope, receive, send)
-
-
-class ExtensionHeaders:
-    """Adds the active extensions of a request to the response's headers."""
-
-    def __init__(self, app: ASGIApp, known: frozenset[str]) -> None:
-        self._app = app
-        self._known = known
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process a request, and add the header to its response."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
+        headers, is_rpc = Headers(scope=scope), scope["path"] == RPC_PATH
+        try:
+            self._check_rate(scope, is_rpc)
+            _check_type(headers, is_rpc)
+            body = await self._body(Request(scope, receive), headers)
+            scope[CONTENT] = _read_json(body, is_rpc)
+        except ClientDisconnect:
+            # The client disconnected within its body, and does not read a response.
             return
-        headers = Headers(scope=scope)
-        active = {name: active_extensions(headers.getlist(name), self._known) for name in EXTENSION_HEADERS}
+        except _Rejected as error:
+            await error.response(scope, receive, send)
+            return
+        scope[REPLACEMENT] = Replacement()
+        if VERSION_HEADER not in headers:
+            _set_version(scope)
+        await self._app(scope, _body_first(body, receive), self._sending(scope, headers, receive, send))
 
-        async def send_with_extensions(message: Message) -> None:
+    def _check_rate(self, scope: Scope, is_rpc: bool) -> None:
+        """Count a request that is not for a public path."""
+        wait_s = self._rates.take(scope["user"].display_name) if scope["user"].is_authenticated else 0
+        if wait_s:
+            raise _Rejected(too_many_requests("the rate limit of this principal is exceeded", wait_s, is_rpc=is_rpc))
+
+    async def _body(self, request: Request, headers: Headers) -> bytes:
+        declared = headers.get("content-length", "0")
+        is_over = not declared.isdigit() or int(declared) > self._max_bytes
+        body = bytearray()
+        async with aclosing(request.stream()) as chunks:
+            while not is_over and (chunk := await anext(chunks, b"")):
+                body += chunk
+                is_over = len(body) > self._max_bytes
+        if is_over:
+            raise _Rejected(_error_response(413, f"the body is over the limit of {self._max_bytes} bytes"))
+        return bytes(body)
+
+    def _sending(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> Send:
+        active = {name: active_extensions(headers.getlist(name), self._extensions) for name in EXTENSION_HEADERS}
+        replacement: Replacement = scope[REPLACEMENT]
+        head: Message | None = None
+        is_replaced = False
+
+        async def send_checked(message: Message) -> None:
+            nonlocal head, is_replaced
             if message["type"] == "http.response.start":
-                answer = MutableHeaders(scope=message)
-                for name, uris in active.items():
-                    if uris:
-                        answer[name] = ", ".join(uris)
-            await send(message)
+                head = message
+                return
+            if head is not None:
+                start, head = head, None
+                if replacement.response is not None:
+                    is_replaced = True
+                    await replacement.response(scope, receive, send)
+                    return
+                MutableHeaders(scope=start).update({name: ", ".join(uris) for name, uris in active.items() if uris})
+                await send(start)
+            if not is_replaced:
+                await send(message)
 
-        await self._app(scope, receive, send_with_extensions if any(active.values()) else send)
+        return send_checked
+
+
+class _Rejected(Exception):
+    """The request is rejected with this response."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status_code)
+        self.response = response
+
+
+def _check_type(headers: Headers, is_rpc: bool) -> None:
+    given = headers.get("content-type", "").partition(";")[0].strip().lower()
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if not has_body or given in JSON_TYPES:
+        return
+    sentence = f"the content type must be application/json, but is {given[:100] or 'missing'}"
+    info = error_info("CONTENT_TYPE_NOT_SUPPORTED", "a2a-protocol.org")
+    body = rpc_error(CONTENT_TYPE_CODE, sentence, [info]) if is_rpc else rest_error(415, INVALID, sentence, info)
+    raise _Rejected(JSONResponse(body, 415))
+
+
+def _read_json(body: bytes, is_rpc: bool) -> JsonValue:
+    """Return the content of a body; None if it is no JSON, for which the SDK's error names the position."""
+    try:
+        content: JsonValue = json.loads(body)
+    except json.JSONDecodeError:
+        return None
+    except (UnicodeDecodeError, RecursionError) as error:
+        sentence = f"the body is {'not UTF-8' if isinstance(error, UnicodeDecodeError) else 'nested too deeply'}"
+        if is_rpc:
+            raise _Rejected(JSONResponse(rpc_error(PARSE_ERROR_CODE, sentence))) from error
+        raise _Rejected(_error_response(400, sentence)) from error
+    return content
+
+
+def _set_version(scope: Scope) -> None:
+    """Set the header of the A2A version from the query parameter."""
+    named = QueryParams(scope["query_string"]).get(VERSION_HEADER)
+    if named is not None:
+        # The value is logged, and a query parameter can contain line breaks.
+        plain = named if named.isascii() and named.isprintable() else "unreadable"
+        scope["headers"] = [*scope["headers"], (VERSION_HEADER.lower().encode(), plain.encode())]
+
+
+def _body_first(body: bytes, receive: Receive) -> Receive:
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive_next() -> Message:
+        return next(messages, None) or await receive()
+
+    return receive_next
 
 
 def active_extensions(asked: list[str], known: frozenset[str]) -> list[str]:
@@ -271,27 +297,113 @@ def active_extensions(asked: list[str], known: frozenset[str]) -> list[str]:
     return [uri for uri in dict.fromkeys(uris) if uri in known]
 
 
-async def refuse_request(_request: Request, error: Exception) -> Response:
-    """Return the response for a request without a route, in HTTP+JSON's error format."""
-    assert isinstance(error, HTTPException)
-    name = STATUS_NAMES.get(error.status_code, "UNKNOWN")
-    body = {"error": {"code": error.status_code, "status": name, "message": error.detail}}
-    return JSONResponse(body, error.status_code, error.headers)
+class CheckedContextBuilder(DefaultServerCallContextBuilder):
+    """Builds the SDK's call context of an HTTP request after a check of its parameters."""
+
+    def build(self, request: Request) -> ServerCallContext:
+        """Return the context.
+
+        Raises:
+            InvalidParamsError: the SDK would drop or misread a parameter.
+        """
+        _check_parameters(request.scope["path"], request.scope[CONTENT], request.query_params)
+        context: ServerCallContext = super().build(request)
+        context.state[REPLACEMENT] = request.scope[REPLACEMENT]
+        return context
 
 
-def _has_body(headers: Headers) -> bool:
-    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+def _check_parameters(path: str, content: JsonValue, query: QueryParams) -> None:
+    # The path can start with a tenant.
+    name = path.rpartition("/")[2]
+    match content:
+        case {"method": str(method), "params": params} if path == RPC_PATH:
+            model = JsonRpcDispatcher.METHOD_TO_MODEL.get(method)
+            if model is None:
+                _check_0_3_call(params)
+            elif issubclass(model, ProtobufMessage):
+                _check_message(model.DESCRIPTOR, params)
+        case dict() if name in ("message:send", "message:stream"):
+            if path.startswith("/v1/"):
+                _check_translatable(content)
+                _check_message(a2a_v0_3_pb2.SendMessageRequest.DESCRIPTOR, content)
+            else:
+                _check_message(SendMessageRequest.DESCRIPTOR, content)
+        case None if name == "tasks":
+            fields = _fields(ListTasksRequest.DESCRIPTOR)
+            for key, value in query.items():
+                if key in fields:
+                    _check_query(fields[key], value)
+        case _:
+            pass
 
 
-def _wrong_type(scope: Scope, content_type: str) -> Response:
-    sentence = f"the content type must be application/json, but is {content_type[:100] or 'missing'}"
-    info: JsonObject = {
-        "@type": "type.googleapis.com/google.rpc.ErrorInfo",
-        "reason": "CONTENT_TYPE_NOT_SUPPORTED",
-        "domain": "a2a-protocol.org",
-    }
-    body: JsonObject = {"error": {"code": 415, "status": STATUS_NAMES[415], "message": sentence, "details": [info]}}
-    if scope["path"] == RPC_PATH:
-        error: JsonObject = {"code": CONTENT_TYPE_CODE, "message": sentence, "data": [info]}
-        body = {"jsonrpc": "2.0", "id": None, "error": error}
-    return JSONResponse(body, 415)
+def _check_0_3_call(params: JsonValue) -> None:
+    _check_translatable(params)
+    match params:
+        case {"message": {"parts": list(parts)}}:
+            for part in parts:
+                match part:
+                    case {"file": {"bytes": str(content)}}:
+                        _check_base64(content, "bytes of a file")
+                    case _:
+                        pass
+        case _:
+            pass
+
+
+def _check_query(field: "AnyField", value: str) -> None:
+    if field.type == FieldDescriptor.TYPE_BOOL and value.lower() not in ("true", "false"):
+        raise InvalidParamsError(message=f"{field.json_name}: {quoted(value)} is neither true nor false")
+    _check_field(field, value, field.json_name)
+
+
+def _check_message(descriptor: "AnyDescriptor", value: JsonValue, at: str = "") -> None:
+    """Check the JSON of a protobuf message; `at` is its place, ending with a dot."""
+    if isinstance(value, dict):
+        fields = _fields(descriptor)
+        for name, given in value.items():
+            if name in fields:
+                for each in given if isinstance(given, list) else [given]:
+                    _check_field(fields[name], each, f"{at}{name}")
+
+
+def _check_field(field: "AnyField", value: JsonValue, at: str) -> None:
+    enum, message = field.enum_type, field.message_type
+    if enum is not None and value is not None:
+        names = enum.values_by_name
+        if str(value) not in {*names, *map(str, enum.values_by_number)}:
+            raise InvalidParamsError(message=f"{at}: {quoted(str(value))} is none of {', '.join(names)}")
+    elif message is not None and not message.full_name.startswith("google."):
+        _check_message(message, value, f"{at}.")
+    elif field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, str):
+        _check_base64(value, at)
+
+
+@cache
+def _fields(descriptor: "AnyDescriptor") -> Mapping[str, "AnyField"]:
+    """Return a message's fields by their protobuf and JSON names."""
+    return {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
+
+
+def _check_base64(text: str, at: str) -> None:
+    # Both alphabets, with or without padding, as ProtoJSON accepts them; many tools add line breaks.
+    plain = text.replace("\r", "").replace("\n", "") if "\n" in text else text
+    if re.fullmatch(r"[A-Za-z0-9+/_-]*={0,2}", plain) is None or len(plain.rstrip("=")) % 4 == 1:
+        raise InvalidParamsError(message=f"{at}: is not base64")
+
+
+def _check_translatable(value: JsonValue, depth: int = 0) -> None:
+    """Check for what the SDK's translation of 0.3 fails on: infinite numbers and deep nesting."""
+    match value:
+        case float() if not math.isfinite(value):
+            raise InvalidParamsError(message=f"the parameters contain a number that JSON does not have: {value}")
+        case dict() | list() if depth == MAX_0_3_NESTING:
+            raise InvalidParamsError(message="the parameters are nested too deeply")
+        case dict():
+            for each in value.values():
+                _check_translatable(each, depth + 1)
+        case list():
+            for each in value:
+                _check_translatable(each, depth + 1)
+        case _:
+            pass

@@ -13,8 +13,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from codex_workspace.config.settings import OPERATOR
-from codex_workspace.server.middleware import Authenticator, BodyLimit, TokenBackend, unauthorized
-from codex_workspace.server.overload import DeferredResponse, replace_response
+from codex_workspace.server.limits import REPLACEMENT, RateLimiter
+from codex_workspace.server.middleware import Authenticator, RequestChecks, TokenBackend, unauthorized
 
 TOKEN = "t0ken-ü"
 PUBLIC = frozenset({"/healthz", "/card"})
@@ -32,13 +32,14 @@ def client(token: str | None = TOKEN, **others: str) -> httpx.AsyncClient:
     app = Starlette(
         routes=[Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/healthz", "/card", "/card/more")],
         middleware=[
-            Middleware(BodyLimit, max_bytes=MAX_BYTES),
             Middleware(
-                AuthenticationMiddleware, backend=TokenBackend(Authenticator(tokens), PUBLIC), on_error=unauthorized
+                AuthenticationMiddleware, backend=TokenBackend(Authenticator(tokens), PUBLIC, {}), on_error=unauthorized
             ),
+            Middleware(RequestChecks, rates=RateLimiter(60_000), max_bytes=MAX_BYTES, extensions=frozenset()),
         ],
     )
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent")
+    headers = {"Content-Type": "application/json"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent", headers=headers)
 
 
 def bearer(token: str, scheme: str = "Bearer") -> dict[bytes, bytes]:
@@ -153,19 +154,20 @@ async def test_a_body_over_the_limit_is_refused_by_what_comes() -> None:
         assert lying.status_code == 413
 
 
-# --- Another answer ---
+# --- Replaced responses ---
 
 
 async def stubborn(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer 200 in two pieces, however the first of them is called."""
+    """Answer 200 in two pieces; the path tells before which message the response is replaced."""
+    busy = JSONResponse({"error": "busy"}, 429, {"Retry-After": "7"})
     if scope["path"] == "/busy":
-        replace_response({"error": "busy"}, 429, {"Retry-After": "7"})
+        scope[REPLACEMENT].response = busy
     await send({"type": "http.response.start", "status": 200, "headers": []})
     if scope["path"] == "/busy-after-the-head":
-        replace_response({"error": "busy"}, 429, {"Retry-After": "7"})
+        scope[REPLACEMENT].response = busy
     await send({"type": "http.response.body", "body": b"all ", "more_body": True})
     if scope["path"] == "/too-late":
-        replace_response({"error": "busy"}, 429, {})
+        scope[REPLACEMENT].response = busy
     await send({"type": "http.response.body", "body": b"is well"})
 
 
@@ -178,15 +180,11 @@ async def stubborn(scope: Scope, receive: Receive, send: Send) -> None:
         ("/too-late", 200, "all is well"),
     ],
 )
-async def test_another_answer_takes_the_place_of_one_whose_body_has_not_begun(
-    path: str, status: int, text: str
-) -> None:
-    transport = httpx.ASGITransport(app=DeferredResponse(stubborn))
+async def test_a_response_can_be_replaced_until_its_body_starts(path: str, status: int, text: str) -> None:
+    checks = RequestChecks(stubborn, RateLimiter(60_000), MAX_BYTES, frozenset())
+    app = AuthenticationMiddleware(checks, TokenBackend(Authenticator({}), PUBLIC, {}))
+    transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
         answer = await http.get(path)
         assert (answer.status_code, answer.text) == (status, text)
         assert answer.headers.get("retry-after") == ("7" if status == 429 else None)
-
-
-def test_without_a_request_there_is_nothing_to_answer() -> None:
-    replace_response({}, 429, {})
