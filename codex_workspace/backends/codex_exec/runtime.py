@@ -1,11 +1,10 @@
 """`codex exec` as a runtime: one process for each prompt."""
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 import anyio
@@ -19,6 +18,7 @@ from codex_workspace.backends.codex_exec.command import (
     opened_files,
     overrides,
 )
+from codex_workspace.backends.codex_exec.history import session_tokens
 from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.common.errors import CONFIG_REJECTED, MAX_REASON_CHARS, CodexCannotStart, is_config_error
 from codex_workspace.common.values import Version, find_version
@@ -42,24 +42,12 @@ from codex_workspace.runtimes.registry import NO_SERVERS
 
 VERSION_TIMEOUT_S: Final = 20.0
 
-MAX_SESSIONS: Final = 1000
-"""How many sessions' tokens are kept, some hundred bytes each."""
-
 CREDENTIALS_STORE: Final = "cli_auth_credentials_store"
 
 NO_VARIABLES: Final[Mapping[str, str]] = {}
 
 
 E = TypeVar("E")
-E_co = TypeVar("E_co", covariant=True)
-
-
-class SessionReader(LineReader[E_co], Protocol[E_co]):
-    """A line reader that knows the session's tokens."""
-
-    @property
-    def session_usage(self) -> TokenUsage | None:
-        """The tokens of the whole session; None until codex reports them."""
 
 
 def create(launch: Launch, servers: McpServers, inactivity_s: float) -> AbstractAsyncContextManager["CodexExec"]:
@@ -70,7 +58,7 @@ def create(launch: Launch, servers: McpServers, inactivity_s: float) -> Abstract
 class CodexExec:
     """Runs prompts, each in its own process; may be used several times, and by several tasks.
 
-    Runs of one session wait for each other. Only the number of its tokens is kept of a session.
+    Runs of one session wait for each other.
 
     Args:
         launch: how to start codex. Its processes receive `launch.api_key` and no other credential.
@@ -89,7 +77,6 @@ class CodexExec:
         uses_login = launch.api_key is None and launch.overrides.get(CREDENTIALS_STORE) == '"file"'
         self._login = LoginLock(launch.codex_home) if uses_login else None
         self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
-        self._used: OrderedDict[str, TokenUsage] = OrderedDict()
 
     @asynccontextmanager
     async def run(self, prompt: str, options: RunOptions = DEFAULT_OPTIONS) -> AsyncIterator[CliRun[AgentEvent]]:
@@ -107,7 +94,7 @@ class CodexExec:
         self,
         prompt: str,
         options: RunOptions,
-        read: Callable[[TokenUsage | None], SessionReader[E]],
+        read: Callable[[TokenUsage | None], LineReader[E]],
         variables: Mapping[str, str] = NO_VARIABLES,
     ) -> AsyncIterator[CliRun[E]]:
         """Run a prompt like `run`, with events of another kind.
@@ -158,7 +145,7 @@ class CodexExec:
         prompt: str,
         options: RunOptions,
         files: RunFiles,
-        read: Callable[[TokenUsage | None], SessionReader[E]],
+        read: Callable[[TokenUsage | None], LineReader[E]],
         variables: Mapping[str, str],
         register: Callable[[str], object],
     ) -> AsyncIterator[CliRun[E]]:
@@ -175,23 +162,12 @@ class CodexExec:
             explain_exit=partial(_explain_exit, is_resumed=options.resume is not None),
             delay=self._login.spared if self._login is not None else None,
         )
-        lines = read(NONE_USED if options.resume is None else self._used.get(options.resume.lower()))
-        used_before = lines.session_usage
-        try:
-            async with open_run(launch, command, mark, prompt, lines, self._limits, hooks, options.resume) as run:
-                yield run
-        finally:
-            self._remember(lines, used_before)
-
-    def _remember(self, lines: SessionReader[E], used_before: TokenUsage | None) -> None:
-        """Keep the session's tokens; they are unknown after a run that was stopped, which reports none."""
-        if lines.session_id is None:
-            return
-        self._used.pop(lines.session_id, None)
-        if lines.session_usage is not None and lines.session_usage != used_before:
-            self._used[lines.session_id] = lines.session_usage
-            if len(self._used) > MAX_SESSIONS:
-                self._used.popitem(last=False)
+        used_before: TokenUsage | None = NONE_USED
+        if options.resume is not None:
+            used_before = await anyio.to_thread.run_sync(session_tokens, launch.codex_home, options.resume)
+        lines = read(used_before)
+        async with open_run(launch, command, mark, prompt, lines, self._limits, hooks, options.resume) as run:
+            yield run
 
 
 def _explain_exit(process: Process, *, is_resumed: bool) -> TurnError | None:

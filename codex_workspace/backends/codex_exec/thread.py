@@ -17,7 +17,6 @@ from codex_workspace.backends.codex_exec.history import (
     offset_in,
     session_file,
     session_size,
-    session_tokens,
     turn_outcome,
 )
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_server_failure
@@ -75,15 +74,6 @@ class ProcessCounts:
     running: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstTurn:
-    """The offset in a session's file at which the first turn of a message starts."""
-
-    message: str
-    session_id: str
-    offset: int
-
-
 class _SessionLost(Exception):
     """Codex cannot resume the session."""
 
@@ -127,8 +117,6 @@ class ExecThread:
         self._caller = caller
         self._counts = counts
         self._lock = anyio.Lock()
-        self._first_turn: _FirstTurn | None = None
-        self._has_run = False
 
     @property
     def busy(self) -> bool:
@@ -155,14 +143,12 @@ class ExecThread:
     ) -> AsyncIterator[StartedTurn[ExecTurn]]:
         """Start a turn; leaving the block ends its process.
 
-        `client_message_id`: its part before the first slash identifies the message; it is not sent to codex.
-
         Raises:
             InputRefused: codex would reject an image or an option.
             CodexCannotStart: codex cannot be started, or exits before its session starts.
             CodexGone: codex was killed before its session started.
         """
-        own, message = options or TurnOptions(), _message_in(client_message_id or "")
+        own = options or TurnOptions()
         with _image_files(turn_input) as images:
             effort: dict[KeyPath, TomlValue] = {} if own.effort is None else {("model_reasoning_effort",): own.effort}
             run = replace(
@@ -175,7 +161,7 @@ class ExecThread:
             )
             with self._file_requests.expecting(self._caller) as expected:
                 async with AsyncExitStack() as stack:
-                    started = await self._start_with_servers(_prompt(turn_input), run, message, stack)
+                    started = await self._start_with_servers(_prompt(turn_input), run, stack)
                     expected.begun(started.turn)
                     with self._counted():
                         yield started
@@ -191,7 +177,6 @@ class ExecThread:
         if offset is None:
             # The app-server started the turn.
             return TurnRecord.INTERRUPTED
-        self._first_turn = _FirstTurn(_message_in(client_message_id), session_id, offset)
         file = await anyio.to_thread.run_sync(session_file, self._home, session_id)
         if file is None:
             return TurnRecord.MISSING
@@ -208,15 +193,13 @@ class ExecThread:
         finally:
             self._counts.running -= 1
 
-    async def _start_with_servers(
-        self, prompt: str, run: RunOptions, message: str, stack: AsyncExitStack
-    ) -> StartedTurn[ExecTurn]:
+    async def _start_with_servers(self, prompt: str, run: RunOptions, stack: AsyncExitStack) -> StartedTurn[ExecTurn]:
         """Start a turn, and retry without the MCP servers that fail."""
         left_out = self._servers.unavailable()
         while True:
             config = {**run.config, **self._servers.settings(left_out)}
             try:
-                started = await self._start_or_resume(prompt, replace(run, config=config), message, stack)
+                started = await self._start_or_resume(prompt, replace(run, config=config), stack)
             except _ServersFailed as failed:
                 await stack.aclose()
                 left_out = self._servers.leave_out_failed(str(failed), left_out)
@@ -232,40 +215,36 @@ class ExecThread:
         self._reported_problems = problems
         return new
 
-    async def _start_or_resume(
-        self, prompt: str, run: RunOptions, message: str, stack: AsyncExitStack
-    ) -> StartedTurn[ExecTurn]:
+    async def _start_or_resume(self, prompt: str, run: RunOptions, stack: AsyncExitStack) -> StartedTurn[ExecTurn]:
         known = await self._memory.load()
         if known is None:
-            return StartedTurn(await self._start(prompt, run, message, stack), None)
+            return StartedTurn(await self._start(prompt, run, stack), None)
         instructions = self._options.instructions
         amended = prompt
         if await self._memory.instructions() != instructions.digest:
             logger.info("session %s receives changed instructions", known)
             amended = f"{instructions.amendment}\n\n{prompt}"
         try:
-            return StartedTurn(await self._start(amended, replace(run, resume=known), message, stack), None)
+            return StartedTurn(await self._start(amended, replace(run, resume=known), stack), None)
         except _SessionLost as lost:
             await stack.aclose()
             logger.warning("session %s cannot be resumed: %s", known, lost)
             note = f"The earlier conversation cannot be resumed ({lost}); a new one begins."
-            return StartedTurn(await self._start(prompt, run, message, stack), note)
+            return StartedTurn(await self._start(prompt, run, stack), note)
 
-    async def _start(self, prompt: str, options: RunOptions, message: str, stack: AsyncExitStack) -> ExecTurn:
+    async def _start(self, prompt: str, options: RunOptions, stack: AsyncExitStack) -> ExecTurn:
         """Start a process, and wait until it reports its session's id.
 
         Raises:
             CodexCannotStart, CodexGone, _SessionLost, _ServersFailed: it ended before.
         """
-        offset, recorded = 0, None
+        offset = 0
         if options.resume is not None:
             offset = await anyio.to_thread.run_sync(session_size, self._home, options.resume)
-            if not self._has_run:
-                recorded = await anyio.to_thread.run_sync(session_tokens, self._home, options.resume)
         readers: list[TurnLines] = []
 
         def read(used_before: TokenUsage | None) -> TurnLines:
-            readers.append(TurnLines(recorded if used_before is None else used_before))
+            readers.append(TurnLines(used_before))
             return readers[0]
 
         self._counts.started += 1
@@ -281,11 +260,7 @@ class ExecThread:
         # Without its id, the session would be lost.
         with anyio.CancelScope(shield=True):
             await self._memory.save(run.session_id, self._options.instructions.digest)
-        self._has_run = True
-        first = self._first_turn
-        if first is None or (first.message, first.session_id) != (message, run.session_id):
-            first = self._first_turn = _FirstTurn(message, run.session_id, offset)
-        turn_id = new_turn_id(first.offset)
+        turn_id = new_turn_id(offset)
         return ExecTurn(run, readers[0], run.session_id, turn_id, self._options.total_s, events)
 
     def _start_error(
@@ -304,10 +279,6 @@ class ExecThread:
         if run.exit_code is None or not 0 <= run.exit_code <= 128:
             return CodexGone(sentence, diagnostics)
         return CodexCannotStart(sentence, diagnostics)
-
-
-def _message_in(client_message_id: str) -> str:
-    return client_message_id.partition("/")[0]
 
 
 def _prompt(turn_input: TurnInput) -> str:
