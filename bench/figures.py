@@ -107,8 +107,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low, share = math.floor(place), place % 1
+    setup = (len(ordered) - 1) * percent / 100
+    low, share = math.floor(setup), setup % 1
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * share
 

@@ -15,7 +15,7 @@ import anyio
 import psutil
 
 from bench.figures import AtLeast, AtMostOver, AtMostTimes, Row, Table, Under, Unit, median, percentile
-from bench.processes import Bench, new_place, open_bare, open_exec_agent, open_runtime
+from bench.processes import Bench, new_setup, open_bare, open_exec_agent, open_runtime
 from bench.sides import Side, Talk
 from codex_workspace.devkit.script import numbered_text
 from tests.e2e.agent_process import running_agent
@@ -101,11 +101,11 @@ async def backends(bench: Bench, sizes: Sizes, root: Path) -> Table:
     """Measure both backends, without A2A and by it; all of them and the bare driver take turns, as noise hits all."""
     async with AsyncExitStack() as stack:
         ways: dict[str, Side] = {
-            label: await stack.enter_async_context(open_runtime(bench.place, root / name, name))
+            label: await stack.enter_async_context(open_runtime(bench.setup, root / name, name))
             for label, name in (("app-server", "codex"), ("codex exec", "codex-exec"))
         }
         ways["app-server, A2A"] = bench.streaming
-        ways["codex exec, A2A"] = await stack.enter_async_context(open_exec_agent(bench.place, root / "exec agent"))
+        ways["codex exec, A2A"] = await stack.enter_async_context(open_exec_agent(bench.setup, root / "exec agent"))
         first_s: dict[str, list[float]] = {name: [] for name in (*ways, "bare")}
         whole_s: dict[str, list[float]] = {name: [] for name in (*ways, "bare")}
         await _alternate(sizes.turns + 1, ways, bench.bare, first_s, whole_s)
@@ -227,8 +227,8 @@ async def cold_start(bench: Bench, sizes: Sizes, root: Path) -> Table:
     ours: list[float] = []
     bare: list[float] = []
     for number in range(sizes.starts):
-        ours.append(await _our_start(root / f"ours-{number}", bench.place.model_url))
-        async with open_bare(bench.place, root / f"bare-{number}") as driver:
+        ours.append(await _our_start(root / f"ours-{number}", bench.setup.model_url))
+        async with open_bare(bench.setup, root / f"bare-{number}") as driver:
             bare.append(driver.ready_s)
     rows = [
         Row("cold start: median", _ms(median(ours)), _ms(median(bare)), aim=Under(1000)),
@@ -241,7 +241,7 @@ async def cold_start(bench: Bench, sizes: Sizes, root: Path) -> Table:
 async def _our_start(root: Path, model_url: str) -> float:
     """Return how many seconds after its start a new agent says that it is ready."""
     port = _free_port()
-    place = new_place(root, model_url, port)
+    setup = new_setup(root, model_url, port)
     began, ready_at = time.perf_counter(), math.inf
 
     async def watch() -> None:
@@ -252,7 +252,7 @@ async def _our_start(root: Path, model_url: str) -> float:
     # The watcher cannot wait for the block: its begin is what a log line says, up to 20 ms later.
     async with anyio.create_task_group() as watching:
         watching.start_soon(watch)
-        async with running_agent(place):
+        async with running_agent(setup):
             await _ready(port)
     return ready_at - began
 

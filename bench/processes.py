@@ -21,7 +21,7 @@ from codex_workspace.codex.thread import ThreadOptions
 from codex_workspace.config.loading import load_settings
 from codex_workspace.runtimes.launch import Launch, child_environment
 from codex_workspace.runtimes.registry import create_runtime
-from tests.e2e.agent_process import REPOSITORY, SECRET, Place, running_agent
+from tests.e2e.agent_process import REPOSITORY, SECRET, AgentSetup, running_agent
 from tests.e2e.client import peer
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ LEAVE_S: Final = 10.0
 class Bench:
     """Both sides, ready, on the same scripted model."""
 
-    place: Place
+    setup: AgentSetup
     agent: psutil.Process
     agents_codex: psutil.Process
     bare_driver: psutil.Process
@@ -59,13 +59,13 @@ class BareDriver:
 async def open_bench(root: Path) -> AsyncIterator[Bench]:
     """Start the model and both sides in folders under `root`; leaving ends them."""
     async with AsyncExitStack() as stack:
-        place = new_place(root / "ours", await stack.enter_async_context(open_model()))
-        agent = await stack.enter_async_context(running_agent(place))
-        driver = await stack.enter_async_context(open_bare(place, root / "bare"))
+        setup = new_setup(root / "ours", await stack.enter_async_context(open_model()))
+        agent = await stack.enter_async_context(running_agent(setup))
+        driver = await stack.enter_async_context(open_bare(setup, root / "bare"))
         client = await stack.enter_async_context(peer(agent.url))
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=120))
         yield Bench(
-            place,
+            setup,
             agent.process,
             agent.codex(),
             driver.process,
@@ -77,14 +77,14 @@ async def open_bench(root: Path) -> AsyncIterator[Bench]:
         )
 
 
-def new_place(root: Path, model_url: str, port: int = 0) -> Place:
+def new_setup(root: Path, model_url: str, port: int = 0) -> AgentSetup:
     """Make the folder of an agent and return its place; port 0 takes any free one.
 
     Its home folder is empty: codex runs a login shell for every new thread, and what that does is the machine's affair.
     """
     home = root / "home"
     home.mkdir(parents=True)
-    return Place(root, model_url, environment={"HOME": str(home), "A2A_PORT": str(port)})
+    return AgentSetup(root, model_url, environment={"HOME": str(home), "A2A_PORT": str(port)})
 
 
 @asynccontextmanager
@@ -97,12 +97,12 @@ async def open_model() -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def open_bare(place: Place, root: Path) -> AsyncIterator[BareDriver]:
-    """Start the bare driver with the codex, the settings and the kind of thread of the agent at `place`.
+async def open_bare(setup: AgentSetup, root: Path) -> AsyncIterator[BareDriver]:
+    """Start the bare driver with the codex, the settings and the kind of thread of the agent at `setup`.
 
     It has a home and a working folder of its own. The agent must have been started before: it writes the settings.
     """
-    settings, launch = load_settings(place.prepare()), _launch(place, root)
+    settings, launch = load_settings(setup.prepare()), _launch(setup, root)
     codex = settings.config.codex
     threads = ThreadOptions(launch.cwd, "gpt-5.5", "scripted", codex.sandbox, codex.approval_policy)
     hello: JsonObject = {
@@ -120,29 +120,29 @@ async def open_bare(place: Place, root: Path) -> AsyncIterator[BareDriver]:
 
 
 @asynccontextmanager
-async def open_exec_agent(place: Place, root: Path) -> AsyncIterator[OurSide]:
-    """Start a further agent, on the model of that at `place`, that runs codex by `codex exec`."""
-    other = replace(new_place(root, place.model_url), codex={"backend": "exec"})
+async def open_exec_agent(setup: AgentSetup, root: Path) -> AsyncIterator[OurSide]:
+    """Start a further agent, on the model of that at `setup`, that runs codex by `codex exec`."""
+    other = replace(new_setup(root, setup.model_url), codex={"backend": "exec"})
     async with running_agent(other) as agent, peer(agent.url) as client:
         yield OurSide(sdk_streaming(client))
 
 
 @asynccontextmanager
-async def open_runtime(place: Place, root: Path, name: str) -> AsyncIterator[RuntimeSide]:
-    """Open a runtime of ours with the codex and the settings of the agent at `place`, which must have been started."""
-    async with create_runtime(name, _launch(place, root)) as runtime:
+async def open_runtime(setup: AgentSetup, root: Path, name: str) -> AsyncIterator[RuntimeSide]:
+    """Open a runtime of ours with the codex and the settings of the agent at `setup`, which must have been started."""
+    async with create_runtime(name, _launch(setup, root)) as runtime:
         yield RuntimeSide(runtime)
 
 
-def _launch(place: Place, root: Path) -> Launch:
-    """Return how to start the codex of the agent at `place`, with a home and a working folder of its own."""
+def _launch(setup: AgentSetup, root: Path) -> Launch:
+    """Return how to start the codex of the agent at `setup`, with a home and a working folder of its own."""
     home, cwd = root / "codex", root / "workspace"
     for folder in (home, cwd):
         folder.mkdir(parents=True)
     # Nobody logs in here.
-    config = (place.root / "state" / "codex" / "config.toml").read_text()
+    config = (setup.root / "state" / "codex" / "config.toml").read_text()
     (home / "config.toml").write_text(config.replace("requires_openai_auth = true", 'env_key = "SCRIPTED_KEY"'))
-    environment = place.prepare()
+    environment = setup.prepare()
     binary = load_settings(environment).codex_bin
     assert binary is not None
     return Launch(binary, home, cwd, environment, handed={"SCRIPTED_KEY": SECRET})

@@ -12,8 +12,8 @@ import anyio
 import httpx
 
 from codex_workspace.common.values import JsonObject
-from tests.chaos.hearing import Answer, Hearing, ProtocolFault, Unavailable
-from tests.chaos.plan import Message, Way
+from tests.chaos.plan import Message, SendMode
+from tests.chaos.task_responses import Answer, ProtocolFault, TaskReader, Unavailable
 
 PATIENCE_S: Final = 0.5
 """The longest wait before a further try; who is told to wait longer comes too early, which the agent has to bear."""
@@ -32,7 +32,7 @@ class Refusal(Exception):
 
 
 @dataclass(slots=True)
-class Heard:
+class Responses:
     """All that the clients have heard: every answer to every message, why they tried again, and what is against A2A."""
 
     answers: dict[int, list[Answer]] = field(default_factory=dict)
@@ -54,45 +54,45 @@ class Heard:
 
 @dataclass(slots=True)
 class Client:
-    """One client. `attempt` is the request under way, to be cancelled by whoever drops its connection."""
+    """One client. `request_scope` is the request under way, to be cancelled by whoever drops its connection."""
 
     http: httpx.AsyncClient
-    heard: Heard
-    attempt: anyio.CancelScope | None = None
+    responses: Responses
+    request_scope: anyio.CancelScope | None = None
 
     async def send_all(self, messages: list[Message]) -> None:
         """Send the messages one after the other, each until it is answered."""
         for message in messages:
-            self.heard.add(message, await self.deliver(message))
+            self.responses.add(message, await self.deliver(message))
 
-    async def deliver(self, message: Message, way: Way | None = None) -> Answer:
+    async def deliver(self, message: Message, mode: SendMode | None = None) -> Answer:
         """Send a message until it is answered, in its own way or another."""
         while True:
-            answer, why, pause_s = await self._try(message, way or message.way)
+            answer, why, pause_s = await self._try(message, mode or message.mode)
             if answer is not None:
                 return answer
-            self.heard.retries[why] += 1
+            self.responses.retries[why] += 1
             await anyio.sleep(min(pause_s, PATIENCE_S))
 
-    async def _try(self, message: Message, way: Way) -> tuple[Answer | None, str, float]:
+    async def _try(self, message: Message, mode: SendMode) -> tuple[Answer | None, str, float]:
         """Send a message once; return the answer, else why there is none, and how long to wait."""
         answer: Answer | None = None
         try:
-            with anyio.CancelScope() as self.attempt:
-                answer = await ask(self.http, message, way)
+            with anyio.CancelScope() as self.request_scope:
+                answer = await ask(self.http, message, mode)
         except Refusal as refusal:
             return None, str(refusal), refusal.retry_after_s
         except (httpx.HTTPError, Unavailable) as error:
             return None, type(error).__name__, random.uniform(0.02, 0.2)
         except ProtocolFault as fault:
-            self.heard.faults.append(f"{message.name} by {way}: {fault}")
+            self.responses.faults.append(f"{message.name} by {mode}: {fault}")
             return None, type(fault).__name__, PATIENCE_S
         finally:
-            dropped, self.attempt = self.attempt is not None and self.attempt.cancelled_caught, None
+            dropped, self.request_scope = self.request_scope is not None and self.request_scope.cancelled_caught, None
         return answer, "dropped" if dropped else "stream without an end", 0.0
 
 
-async def ask(http: httpx.AsyncClient, message: Message, way: Way) -> Answer | None:
+async def ask(http: httpx.AsyncClient, message: Message, mode: SendMode) -> Answer | None:
     """Send a message and return its answer; None where the stream ends before the task does.
 
     Raises:
@@ -100,19 +100,19 @@ async def ask(http: httpx.AsyncClient, message: Message, way: Way) -> Answer | N
         Refusal, Unavailable: the agent wants to be asked again.
         ProtocolFault: what comes is against A2A.
     """
-    is_old = "/" in way
-    hearing = Hearing()
+    is_old = "/" in mode
+    reader = TaskReader()
     headers = {} if is_old else {"A2A-Version": "1.0"}
-    async with http.stream("POST", "/", json=call(message, way), headers=headers) as response:
+    async with http.stream("POST", "/", json=call(message, mode), headers=headers) as response:
         if response.status_code == 429 or response.status_code >= 500:
             raise Refusal(response.status_code, _seconds(response.headers.get("retry-after")))
         if response.headers.get("content-type", "").startswith("text/event-stream"):
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
-                    hearing.take(json.loads(line.removeprefix("data:")))
+                    reader.take(json.loads(line.removeprefix("data:")))
         else:
-            hearing.take(json.loads(await response.aread()))
-    return hearing.answer
+            reader.take(json.loads(await response.aread()))
+    return reader.answer
 
 
 def _seconds(retry_after: str | None) -> float:
@@ -121,20 +121,20 @@ def _seconds(retry_after: str | None) -> float:
     return float(retry_after)
 
 
-def call(message: Message, way: Way) -> JsonObject:
+def call(message: Message, mode: SendMode) -> JsonObject:
     """Return the JSON-RPC request."""
     sent: JsonObject = {"messageId": message.message_id}
     if message.context_id:
         sent["contextId"] = message.context_id
-    if "/" in way:
+    if "/" in mode:
         sent |= {"kind": "message", "role": "user", "parts": [{"kind": "text", "text": message.text}]}
     else:
         sent |= {"role": "ROLE_USER", "parts": [{"text": message.text}]}
-    return {"jsonrpc": "2.0", "id": message.number, "method": str(way), "params": {"message": sent}}
+    return {"jsonrpc": "2.0", "id": message.number, "method": str(mode), "params": {"message": sent}}
 
 
 @asynccontextmanager
-async def client(url: str, heard: Heard) -> AsyncIterator[Client]:
+async def client(url: str, responses: Responses) -> AsyncIterator[Client]:
     """A client that keeps its connection open, as HTTP clients do."""
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_WITHIN_S, trust_env=False) as http:
-        yield Client(http, heard)
+        yield Client(http, responses)

@@ -9,7 +9,7 @@ from typing import Final
 from codex_workspace.devkit.script import ConnectionCut, Fault, HttpFault, ResponseFailed
 
 
-class Way(StrEnum):
+class SendMode(StrEnum):
     """How a message is sent: the JSON-RPC method, of A2A 1.0 or of 0.3."""
 
     BLOCKING = "SendMessage"
@@ -18,7 +18,7 @@ class Way(StrEnum):
     OLD_STREAMING = "message/stream"
 
 
-class Kind(StrEnum):
+class MessageKind(StrEnum):
     """What the model does with a message.
 
     short: one word at once. slow: word by word, for a second or so. command: runs a command first. hiccup: fails once.
@@ -33,7 +33,7 @@ class Kind(StrEnum):
     REPEAT = "repeat"
 
 
-class Blow(StrEnum):
+class StrikeKind(StrEnum):
     """What is struck.
 
     codex, agent, both: SIGKILL. pause: codex gets SIGSTOP, and SIGCONT after a while. freeze: SIGSTOP for good. model:
@@ -50,13 +50,13 @@ class Blow(StrEnum):
 
 
 WEIGHTS: Final = {
-    Blow.CODEX: 5,
-    Blow.AGENT: 4,
-    Blow.BOTH: 2,
-    Blow.PAUSE: 2,
-    Blow.FREEZE: 1,
-    Blow.MODEL: 3,
-    Blow.DROP: 3,
+    StrikeKind.CODEX: 5,
+    StrikeKind.AGENT: 4,
+    StrikeKind.BOTH: 2,
+    StrikeKind.PAUSE: 2,
+    StrikeKind.FREEZE: 1,
+    StrikeKind.MODEL: 3,
+    StrikeKind.DROP: 3,
 }
 """A freeze costs the seconds of codex's timeouts; the rest is over soon."""
 
@@ -79,8 +79,8 @@ class Message:
     seed: int
     client: int
     context_id: str
-    way: Way
-    kind: Kind
+    mode: SendMode
+    kind: MessageKind
     words: int
     delay_ms: int
     fault: str
@@ -98,27 +98,27 @@ class Message:
     @property
     def answer(self) -> str | None:
         """What the model says to it if nothing is in its way; None where that is no plain sentence."""
-        if self.kind in (Kind.REFUSED, Kind.REPEAT):
+        if self.kind in (MessageKind.REFUSED, MessageKind.REPEAT):
             return None
         return " ".join([f"answer {self.number:04d}.", *(f"word{number}" for number in range(self.words))])
 
     @property
     def text(self) -> str:
         """The message with its script."""
-        said: dict[str, object] = {"say": self.answer}
+        say: dict[str, object] = {"say": self.answer}
         steps: list[dict[str, object]]
         match self.kind:
-            case Kind.SHORT:
-                steps = [said]
-            case Kind.SLOW:
-                steps = [said | {"delay_ms": self.delay_ms}]
-            case Kind.COMMAND:
-                steps = [{"run": f"sleep {self.delay_ms / 100:.2f}; echo {self.name}"}, said]
-            case Kind.HICCUP:
-                steps = [said | {"times": 1, **json.loads(self.fault)}]
-            case Kind.REFUSED:
+            case MessageKind.SHORT:
+                steps = [say]
+            case MessageKind.SLOW:
+                steps = [say | {"delay_ms": self.delay_ms}]
+            case MessageKind.COMMAND:
+                steps = [{"run": f"sleep {self.delay_ms / 100:.2f}; echo {self.name}"}, say]
+            case MessageKind.HICCUP:
+                steps = [say | {"times": 1, **json.loads(self.fault)}]
+            case MessageKind.REFUSED:
                 steps = [{"fail": 400, "code": "invalid_request", "message": "no"}]
-            case Kind.REPEAT:
+            case MessageKind.REPEAT:
                 steps = [{"repeat": True}]
         return f"{self.name} @script {json.dumps(steps)}"
 
@@ -130,7 +130,7 @@ class Strike:
     `lasts_s` is for those that end (pause, model), `outage` is the model's, and `victim` the client that is dropped.
     """
 
-    blow: Blow
+    kind: StrikeKind
     after: int
     delay_s: float
     lasts_s: float
@@ -157,7 +157,7 @@ class Plan:
         """One more message for each context, whose answer is all that its thread remembers."""
         first = len(self.messages)
         return [
-            Message(number, self.seed, 0, context_id, Way.BLOCKING, Kind.REPEAT, 0, 0, "")
+            Message(number, self.seed, 0, context_id, SendMode.BLOCKING, MessageKind.REPEAT, 0, 0, "")
             for number, context_id in enumerate(self.contexts, first)
         ]
 
@@ -168,44 +168,52 @@ class Plan:
 
 def make_plan(seed: int, messages: int, strikes: int) -> Plan:
     """Return the plan of a seed: always the same. From seven strikes on, every blow is in it."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     clients = 5 if messages < 100 else 8
     contexts = ["", *(f"context-{number}" for number in range(3 if messages < 100 else 11))]
-    blows = [*Blow, *chance.choices(list(WEIGHTS), list(WEIGHTS.values()), k=max(0, strikes - len(Blow)))][:strikes]
-    chance.shuffle(blows)
+    kinds = [*StrikeKind, *rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=max(0, strikes - len(StrikeKind)))][
+        :strikes
+    ]
+    rng.shuffle(kinds)
     # The last tenth is left alone, so that the last strikes still find something at work.
-    moments = sorted(chance.randrange(max(1, messages * 9 // 10)) for _ in blows)
+    moments = sorted(rng.randrange(max(1, messages * 9 // 10)) for _ in kinds)
     return Plan(
         seed=seed,
         clients=clients,
-        messages=tuple(_message(chance, seed, number, number % clients, contexts) for number in range(messages)),
-        strikes=tuple(_strike(chance, blow, after, clients) for blow, after in zip(blows, moments, strict=True)),
+        messages=tuple(_message(rng, seed, number, number % clients, contexts) for number in range(messages)),
+        strikes=tuple(_strike(rng, kind, after, clients) for kind, after in zip(kinds, moments, strict=True)),
     )
 
 
-def _message(chance: random.Random, seed: int, number: int, client: int, contexts: list[str]) -> Message:
-    kinds = {Kind.SHORT: 6, Kind.SLOW: 5, Kind.COMMAND: 3, Kind.HICCUP: 2, Kind.REFUSED: 1}
-    (kind,) = chance.choices(list(kinds), list(kinds.values()))
+def _message(rng: random.Random, seed: int, number: int, client: int, contexts: list[str]) -> Message:
+    kinds = {
+        MessageKind.SHORT: 6,
+        MessageKind.SLOW: 5,
+        MessageKind.COMMAND: 3,
+        MessageKind.HICCUP: 2,
+        MessageKind.REFUSED: 1,
+    }
+    (kind,) = rng.choices(list(kinds), list(kinds.values()))
     return Message(
         number=number,
         seed=seed,
         client=client,
-        context_id=chance.choice(contexts),
-        way=chance.choice(list(Way)),
+        context_id=rng.choice(contexts),
+        mode=rng.choice(list(SendMode)),
         kind=kind,
-        words=chance.randint(8, 24) if kind is Kind.SLOW else chance.randint(0, 5),
-        delay_ms=chance.randint(20, 90),
-        fault=chance.choice(['{"fail": 500}', '{"fail": "server_error"}', '{"cut": true}']),
+        words=rng.randint(8, 24) if kind is MessageKind.SLOW else rng.randint(0, 5),
+        delay_ms=rng.randint(20, 90),
+        fault=rng.choice(['{"fail": 500}', '{"fail": "server_error"}', '{"cut": true}']),
     )
 
 
-def _strike(chance: random.Random, blow: Blow, after: int, clients: int) -> Strike:
+def _strike(rng: random.Random, kind: StrikeKind, after: int, clients: int) -> Strike:
     return Strike(
-        blow=blow,
+        kind=kind,
         after=after,
-        delay_s=round(chance.uniform(0, LONGEST_DELAY_S), 3),
+        delay_s=round(rng.uniform(0, LONGEST_DELAY_S), 3),
         # While the model refuses at once, messages fail as fast as they are sent.
-        lasts_s=round(chance.uniform(0.1, 0.4) if blow is Blow.MODEL else chance.uniform(0.2, 1.5), 3),
-        outage=chance.choice(OUTAGES),
-        victim=chance.randrange(clients),
+        lasts_s=round(rng.uniform(0.1, 0.4) if kind is StrikeKind.MODEL else rng.uniform(0.2, 1.5), 3),
+        outage=rng.choice(OUTAGES),
+        victim=rng.randrange(clients),
     )

@@ -24,9 +24,9 @@ from codex_workspace.common.values import JsonObject
 from codex_workspace.devkit.model import scripted_model
 from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.devkit.platform.faults import Faults
-from tests.chaos.supervised import Supervised, end_family, free_port, supervised
-from tests.chaos.verdict import WENT_ON
-from tests.e2e.agent_process import Place
+from tests.chaos.supervised import Supervised, end_processes_of, free_port, supervised
+from tests.chaos.verdict import RESUMED_ANSWER
+from tests.e2e.agent_process import AgentSetup
 
 ME: Final = "11111111-1111-4111-8111-111111111111"
 PEERS: Final = tuple(f"2222222{number}-2222-4222-8222-222222222222" for number in range(1, 4))
@@ -66,21 +66,19 @@ class Plan:
 
 def make_plan(seed: int, messages: int, deaths: int) -> Plan:
     """Return the plan of a seed."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     senders = ["", *PEERS]
-    blows = ["platform", "SIGKILL", *(chance.choice(["SIGKILL", "SIGTERM", "platform"]) for _ in range(deaths))][
-        :deaths
-    ]
-    moments = sorted(chance.randrange(1, max(2, messages)) for _ in blows)
+    kinds = ["platform", "SIGKILL", *(rng.choice(["SIGKILL", "SIGTERM", "platform"]) for _ in range(deaths))][:deaths]
+    moments = sorted(rng.randrange(1, max(2, messages)) for _ in kinds)
     return Plan(
         seed,
-        tuple(Sent(f"m{seed % 1000}-{number:04d}", chance.choice(senders)) for number in range(messages)),
-        tuple(zip(moments, chance.sample(blows, len(blows)), strict=True)),
+        tuple(Sent(f"m{seed % 1000}-{number:04d}", rng.choice(senders)) for number in range(messages)),
+        tuple(zip(moments, rng.sample(kinds, len(kinds)), strict=True)),
     )
 
 
 @dataclass(slots=True)
-class Stage:
+class PlatformRunner:
     """The platform of the moment, None between two."""
 
     file: Path
@@ -88,7 +86,7 @@ class Stage:
     faults: Faults
     platform: StandInPlatform | None = None
     restart: anyio.Event = field(default_factory=anyio.Event)
-    came: anyio.Event = field(default_factory=anyio.Event)
+    started: anyio.Event = field(default_factory=anyio.Event)
 
     async def run(self) -> None:
         """Run one platform after the other on the same file and port."""
@@ -96,15 +94,15 @@ class Stage:
         while True:
             async with running_platform(self.file, port=self.port, options=options, faults=self.faults) as platform:
                 self.platform = platform
-                self.came.set()
+                self.started.set()
                 await self.restart.wait()
-                self.platform, self.came, self.restart = None, anyio.Event(), anyio.Event()
+                self.platform, self.started, self.restart = None, anyio.Event(), anyio.Event()
             await anyio.sleep(0.3)
 
-    async def here(self) -> StandInPlatform:
+    async def current(self) -> StandInPlatform:
         """Return the platform, waited for where there is none at the moment."""
         while self.platform is None:
-            await self.came.wait()
+            await self.started.wait()
         return self.platform
 
 
@@ -122,7 +120,7 @@ class Report:
     @property
     def figures(self) -> str:
         """The run in numbers."""
-        strikes = Counter(blow for _, blow in self.plan.strikes)
+        strikes = Counter(kind for _, kind in self.plan.strikes)
         return (
             f"seed {self.plan.seed}: {len(self.plan.messages)} messages, {dict(strikes)}, exits {list(self.exits)}, "
             f"{self.seconds:.1f} s; faults met: {self.faults}"
@@ -143,86 +141,86 @@ def longest_s(plan: Plan) -> float:
 async def run(plan: Plan, root: Path) -> Report:
     """Carry out a plan in an empty folder."""
     start, faults = anyio.current_time(), Faults(seed=plan.seed)
-    stage = Stage(root / "platform.sqlite3", free_port(), faults)
+    runner = PlatformRunner(root / "platform.sqlite3", free_port(), faults)
     wrong: list[str] = []
-    told, history, rows = list[str](), "", dict[str, list[JsonObject]]()
-    async with scripted_model() as model, _staged(stage):
+    notifications, history, rows = list[str](), "", dict[str, list[JsonObject]]()
+    async with scripted_model() as model, _running_platforms(runner):
         (root / "config").mkdir()
-        platform = await stage.here()
+        platform = await runner.current()
         platform.add_workspace(ME, "first", "poll", token_file=root / "config" / ".auth_token")
         (root / "config" / ".auth_token").write_text("first")
         for peer in PEERS:
             platform.add_workspace(peer, "peer's", "poll")
-        environment = {"PLATFORM_URL": f"http://127.0.0.1:{stage.port}", "WORKSPACE_ID": ME}
+        environment = {"PLATFORM_URL": f"http://127.0.0.1:{runner.port}", "WORKSPACE_ID": ME}
         config = {"agent_tools": "never", "platform": {"heartbeat_s": 2, "delivery": "auto"}}
-        place = Place(root, model.base_url, codex=CODEX, config=config, environment=environment)
-        async with supervised(place) as agent:
+        setup = AgentSetup(root, model.base_url, codex=CODEX, config=config, environment=environment)
+        async with supervised(setup) as agent:
             with anyio.move_on_after(longest_s(plan)) as bound:
                 await platform.until(lambda: platform.workspace(ME).heartbeat != {})
                 faults.by_chance(SHARE)
-                await _storm(plan, stage, agent)
-                await _until(stage, plan)
+                await _send_and_strike(plan, runner, agent)
+                await _until(runner, plan)
                 faults.stop()
                 # One more answer, which is all that the thread remembers; and time for what came twice to show.
-                platform = await stage.here()
+                platform = await runner.current()
                 count = len(platform.notifications(ME))
                 await platform.canvas_message(ME, '@script [{"repeat": true}]')
                 await platform.until(lambda: len(platform.notifications(ME)) > count)
             if bound.cancelled_caught:
                 wrong.append("not over in time")
-        platform = await stage.here()
-        told = platform.notifications(ME)
+        platform = await runner.current()
+        notifications = platform.notifications(ME)
         if not wrong:
-            *told, history = told
+            *notifications, history = notifications
         rows = {peer: platform.activity(peer) for peer in PEERS}
-    wrong += [f"left over: {process}" for process in await end_family(root)]
-    wrong += [*_judge_user(plan, told), *_judge_peers(plan, rows), *_judge_history(plan, history)]
-    log = "\n".join(place.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    wrong += [f"left over: {process}" for process in await end_processes_of(root)]
+    wrong += [*_judge_user(plan, notifications), *_judge_peers(plan, rows), *_judge_history(plan, history)]
+    log = "\n".join(setup.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     met = {str(fault): count for fault, count in faults.met.items()}
     return Report(plan, anyio.current_time() - start, met, agent.exits, wrong, log)
 
 
 @asynccontextmanager
-async def _staged(stage: Stage) -> AsyncIterator[None]:
+async def _running_platforms(runner: PlatformRunner) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stage.run)
+        tasks.start_soon(runner.run)
         yield
         tasks.cancel_scope.cancel()
 
 
-async def _storm(plan: Plan, stage: Stage, agent: Supervised) -> None:
-    chance, strikes = random.Random(plan.seed), list(plan.strikes)
+async def _send_and_strike(plan: Plan, runner: PlatformRunner, agent: Supervised) -> None:
+    rng, strikes = random.Random(plan.seed), list(plan.strikes)
     for number, message in enumerate(plan.messages):
-        platform = await stage.here()
+        platform = await runner.current()
         if message.sender:
             await platform.peer_message(message.sender, ME, message.text, message.name)
         else:
             await platform.canvas_message(ME, message.text, message.name)
-        await anyio.sleep(chance.uniform(0, LONGEST_PAUSE_S))
+        await anyio.sleep(rng.uniform(0, LONGEST_PAUSE_S))
         while strikes and strikes[0][0] <= number:
-            await _strike(strikes.pop(0)[1], stage, agent)
+            await _strike(strikes.pop(0)[1], runner, agent)
 
 
-async def _strike(blow: str, stage: Stage, agent: Supervised) -> None:
-    if blow == "platform":
-        stage.restart.set()
+async def _strike(kind: str, runner: PlatformRunner, agent: Supervised) -> None:
+    if kind == "platform":
+        runner.restart.set()
     elif agent.process is not None:
-        agent.process.send_signal(signal.Signals[blow])
+        agent.process.send_signal(signal.Signals[kind])
 
 
-async def _until(stage: Stage, plan: Plan) -> None:
+async def _until(runner: PlatformRunner, plan: Plan) -> None:
     """Wait until there are as many answers as messages."""
-    platform = await stage.here()
+    platform = await runner.current()
 
-    def is_all() -> bool:
-        told = len(platform.notifications(ME)) >= len(plan.of(""))
-        return told and all(len(_answers(platform.activity(peer))) >= len(plan.of(peer)) for peer in PEERS)
+    def is_complete() -> bool:
+        user_complete = len(platform.notifications(ME)) >= len(plan.of(""))
+        return user_complete and all(len(_answers(platform.activity(peer))) >= len(plan.of(peer)) for peer in PEERS)
 
-    await platform.until(is_all)
+    await platform.until(is_complete)
 
 
-def _judge_user(plan: Plan, told: Sequence[str]) -> Iterator[str]:
-    return _judge_answers("the user", plan.of(""), told)
+def _judge_user(plan: Plan, notifications: Sequence[str]) -> Iterator[str]:
+    return _judge_answers("the user", plan.of(""), notifications)
 
 
 def _judge_peers(plan: Plan, rows: dict[str, list[JsonObject]]) -> Iterator[str]:
@@ -243,17 +241,17 @@ def _answers(rows: Sequence[JsonObject]) -> list[tuple[str, str]]:
     return list(answers.values())
 
 
-def _judge_answers(who: str, sent: Sequence[Sent], told: Sequence[str]) -> Iterator[str]:
+def _judge_answers(sender: str, sent: Sequence[Sent], answers: Sequence[str]) -> Iterator[str]:
     expected = [f"answer {message.name} ." for message in sent]
-    went_on = sum(text == WENT_ON for text in told)
-    found = [text for text in told if text != WENT_ON]
-    if len(told) != len(expected):
-        yield f"{who}: {len(expected)} messages and {len(told)} answers"
-    if [text for text in expected if text in found] != found or len(expected) - len(found) != went_on:
+    resumed = sum(text == RESUMED_ANSWER for text in answers)
+    found = [text for text in answers if text != RESUMED_ANSWER]
+    if len(answers) != len(expected):
+        yield f"{sender}: {len(expected)} messages and {len(answers)} answers"
+    if [text for text in expected if text in found] != found or len(expected) - len(found) != resumed:
         missing = [text for text in expected if text not in found]
         doubled = [text for text, times in Counter(found).items() if times > 1]
         other = [text for text in found if text not in expected]
-        yield f"{who}: missing {missing}, doubled {doubled}, not asked for {other}, or not in order: {found}"
+        yield f"{sender}: missing {missing}, doubled {doubled}, not asked for {other}, or not in order: {found}"
 
 
 def _judge_history(plan: Plan, history: str) -> Iterator[str]:

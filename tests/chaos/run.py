@@ -9,12 +9,12 @@ from typing import Final
 import anyio
 
 from codex_workspace.devkit.model import scripted_model
-from tests.chaos.clients import Client, Heard, client
-from tests.chaos.plan import Plan, Way
+from tests.chaos.clients import Client, Responses, client
+from tests.chaos.plan import Plan, SendMode
 from tests.chaos.strikes import Killer
-from tests.chaos.supervised import Supervised, end_family, free_port, supervised
+from tests.chaos.supervised import Supervised, end_processes_of, free_port, supervised
 from tests.chaos.verdict import LOG_LINES, Report, judge, judge_database, judge_exits, judge_log
-from tests.e2e.agent_process import Place
+from tests.e2e.agent_process import AgentSetup
 
 CODEX: Final = {"max_restarts": 1000, "request_timeout_s": 3, "turn_inactivity_timeout_s": 5}
 """So many deaths are no crash loop here, and a codex that stands still is noticed within seconds."""
@@ -30,54 +30,56 @@ def longest_s(plan: Plan) -> float:
 
 async def run(plan: Plan, root: Path) -> Report:
     """Carry out a plan in an empty folder and return what has come of it."""
-    heard, histories, start = Heard(), dict[str, str](), anyio.current_time()
+    responses, histories, start = Responses(), dict[str, str](), anyio.current_time()
     wrong: list[str] = []
     async with scripted_model() as model:
-        place = Place(root, model.base_url, codex=CODEX, limits=LIMITS, port=free_port())
+        setup = AgentSetup(root, model.base_url, codex=CODEX, limits=LIMITS, port=free_port())
         async with AsyncExitStack() as opened:
-            agent = await opened.enter_async_context(supervised(place))
-            url = f"http://127.0.0.1:{place.port}"
-            clients = [await opened.enter_async_context(client(url, heard)) for _ in range(plan.clients)]
-            killer = Killer(agent, model, clients, heard)
+            agent = await opened.enter_async_context(supervised(setup))
+            url = f"http://127.0.0.1:{setup.port}"
+            clients = [await opened.enter_async_context(client(url, responses)) for _ in range(plan.clients)]
+            killer = Killer(agent, model, clients, responses)
             with anyio.move_on_after(longest_s(plan)) as bound:
-                await _storm(plan, clients, killer)
-                await _ask_again(plan, clients)
+                await _send_and_strike(plan, clients, killer)
+                await _resend_all(plan, clients)
                 histories = {each.context_id: (await clients[0].deliver(each)).text for each in plan.reviews}
             if bound.cancelled_caught:
-                wrong.append(f"not over within {longest_s(plan):g} s; answered: {sorted(heard.answers)}")
-    wrong += [f"left over: {process}" for process in await end_family(root)]
-    wrong += _judged(plan, heard, histories, agent, place)
-    log = "\n".join(place.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+                wrong.append(f"not over within {longest_s(plan):g} s; answered: {sorted(responses.answers)}")
+    wrong += [f"left over: {process}" for process in await end_processes_of(root)]
+    wrong += _findings(plan, responses, histories, agent, setup)
+    log = "\n".join(setup.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     seconds = anyio.current_time() - start
-    return Report(plan, seconds, killer.struck, agent.exits, heard.retries, heard.answers, wrong, log)
+    return Report(plan, seconds, killer.strike_log, agent.exits, responses.retries, responses.answers, wrong, log)
 
 
-async def _storm(plan: Plan, clients: list[Client], killer: Killer) -> None:
+async def _send_and_strike(plan: Plan, clients: list[Client], killer: Killer) -> None:
     async with anyio.create_task_group() as tasks:
         for number, each in enumerate(clients):
             tasks.start_soon(each.send_all, plan.of_client(number))
         tasks.start_soon(killer.strike_all, plan.strikes)
 
 
-async def _ask_again(plan: Plan, clients: list[Client]) -> None:
+async def _resend_all(plan: Plan, clients: list[Client]) -> None:
     """Send every message once more, in another way: what was answered must be answered the same."""
-    ways = list(Way)
+    modes = list(SendMode)
 
     async def one(number: int) -> None:
         for message in plan.of_client(number):
-            other = ways[(ways.index(message.way) + 1 + message.number % 3) % len(ways)]
-            clients[number].heard.add(message, await clients[number].deliver(message, other))
+            other = modes[(modes.index(message.mode) + 1 + message.number % 3) % len(modes)]
+            clients[number].responses.add(message, await clients[number].deliver(message, other))
 
     async with anyio.create_task_group() as tasks:
         for number in range(len(clients)):
             tasks.start_soon(one, number)
 
 
-def _judged(plan: Plan, heard: Heard, histories: dict[str, str], agent: Supervised, place: Place) -> Iterator[str]:
+def _findings(
+    plan: Plan, responses: Responses, histories: dict[str, str], agent: Supervised, setup: AgentSetup
+) -> Iterator[str]:
     return chain(
-        heard.faults,
-        judge(plan, heard.answers, {context: histories.get(context, "") for context in plan.contexts}),
-        judge_database(place.root / "state" / "workspace.sqlite3", plan),
+        responses.faults,
+        judge(plan, responses.answers, {context: histories.get(context, "") for context in plan.contexts}),
+        judge_database(setup.root / "state" / "workspace.sqlite3", plan),
         judge_exits(agent.exits),
-        judge_log(place.log.read_text(errors="replace")),
+        judge_log(setup.log.read_text(errors="replace")),
     )

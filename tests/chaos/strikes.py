@@ -10,8 +10,8 @@ import anyio
 import psutil
 
 from codex_workspace.devkit.model import ScriptedModel
-from tests.chaos.clients import Client, Heard
-from tests.chaos.plan import Blow, Strike
+from tests.chaos.clients import Client, Responses
+from tests.chaos.plan import Strike, StrikeKind
 from tests.chaos.supervised import Supervised
 
 POLL_S: Final = 0.02
@@ -24,7 +24,7 @@ BUSY_WITHIN_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
+class StrikeRecord:
     """A strike that has happened: when, in seconds of the run, and what it hit."""
 
     at_s: float
@@ -32,7 +32,7 @@ class Struck:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.at_s:7.2f} s  {self.strike.blow:6}  {self.what}"
+        return f"{self.at_s:7.2f} s  {self.strike.kind:6}  {self.what}"
 
 
 @dataclass(slots=True)
@@ -42,36 +42,36 @@ class Killer:
     agent: Supervised
     model: ScriptedModel
     clients: list[Client]
-    heard: Heard
-    struck: list[Struck] = field(default_factory=list)
+    responses: Responses
+    strike_log: list[StrikeRecord] = field(default_factory=list)
     start: float = field(default_factory=anyio.current_time)
 
     async def strike_all(self, strikes: tuple[Strike, ...]) -> None:
         """Carry out the strikes in their order, each at its time; those that last do so while others happen."""
         async with anyio.create_task_group() as lasting:
             for strike in strikes:
-                await self.heard.reach(strike.after)
+                await self.responses.reach(strike.after)
                 await anyio.sleep(strike.delay_s)
                 await self._strike(strike, lasting)
 
     async def _strike(self, strike: Strike, lasting: anyio.abc.TaskGroup) -> None:
-        match strike.blow:
-            case Blow.CODEX:
+        match strike.kind:
+            case StrikeKind.CODEX:
                 self._signal(strike, signal.SIGKILL, await self._codex())
-            case Blow.AGENT:
+            case StrikeKind.AGENT:
                 self._signal(strike, signal.SIGKILL, await self._agent())
-            case Blow.BOTH:
+            case StrikeKind.BOTH:
                 self._signal(strike, signal.SIGKILL, await self._codex(), await self._agent())
-            case Blow.FREEZE:
+            case StrikeKind.FREEZE:
                 self._signal(strike, signal.SIGSTOP, await self._codex(STARTED_S))
-            case Blow.PAUSE:
+            case StrikeKind.PAUSE:
                 lasting.start_soon(self._pause, strike, await self._codex())
-            case Blow.MODEL:
+            case StrikeKind.MODEL:
                 lasting.start_soon(self._outage, strike)
-            case Blow.DROP:
+            case StrikeKind.DROP:
                 await self._drop(strike)
             case _:
-                assert_never(strike.blow)
+                assert_never(strike.kind)
 
     async def _agent(self) -> psutil.Process:
         while (process := self.agent.process) is None:
@@ -101,14 +101,16 @@ class Killer:
             await anyio.sleep(strike.lasts_s)
 
     async def _drop(self, strike: Strike) -> None:
-        in_turn = [*self.clients[strike.victim :], *self.clients[: strike.victim]]
+        clients = [*self.clients[strike.victim :], *self.clients[: strike.victim]]
         with anyio.move_on_after(BUSY_WITHIN_S):
-            while (attempt := next((each.attempt for each in in_turn if each.attempt is not None), None)) is None:
+            while (
+                request_scope := next((each.request_scope for each in clients if each.request_scope is not None), None)
+            ) is None:
                 await anyio.sleep(POLL_S)
-            attempt.cancel()
+            request_scope.cancel()
             self._note(strike, "the connection of a client")
             return
         self._note(strike, "no connection: nobody is waiting")
 
     def _note(self, strike: Strike, what: str) -> None:
-        self.struck.append(Struck(anyio.current_time() - self.start, strike, what))
+        self.strike_log.append(StrikeRecord(anyio.current_time() - self.start, strike, what))

@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 import psutil
 
-from tests.e2e.agent_process import Place, spawn
+from tests.e2e.agent_process import AgentSetup, spawn
 
 RESTART_PAUSE_S: Final = 0.1
 STOP_WITHIN_S: Final = 10.0
@@ -26,7 +26,7 @@ GONE_WITHIN_S: Final = 6.0
 class Supervised:
     """The agent of the moment, None between two; `exits` are the exit codes of those before it, a signal's negative."""
 
-    place: Place
+    setup: AgentSetup
     process: psutil.Popen | None = None
     exits: list[int] = field(default_factory=list)
     stopping: bool = False
@@ -43,7 +43,7 @@ class Supervised:
     async def keep_running(self) -> None:
         """Start the agent, and again whenever it has ended, until it is told to stop."""
         while not self.stopping:
-            self.process = spawn(self.place)
+            self.process = spawn(self.setup)
             code = await anyio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
             self.exits.append(int(code))
             self.process = None
@@ -57,9 +57,9 @@ class Supervised:
 
 
 @asynccontextmanager
-async def supervised(place: Place) -> AsyncIterator[Supervised]:
+async def supervised(setup: AgentSetup) -> AsyncIterator[Supervised]:
     """An agent that runs for as long as the block does; leaving stops it in good order, or kills it after all."""
-    agent = Supervised(place)
+    agent = Supervised(setup)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(agent.keep_running)
@@ -76,23 +76,23 @@ async def supervised(place: Place) -> AsyncIterator[Supervised]:
             agent.process.kill()
 
 
-def family(root: Path) -> list[psutil.Process]:
+def processes_of(root: Path) -> list[psutil.Process]:
     """Return every process that works for the agent in `root`: by its environment, or by the folder it works in."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            said = process.environ().values() if process.pid != os.getpid() else []
-            if any(str(root) in value for value in said) or process.cwd().startswith(str(root)):
+            values = process.environ().values() if process.pid != os.getpid() else []
+            if any(str(root) in value for value in values) or process.cwd().startswith(str(root)):
                 found.append(process)
     return found
 
 
-async def end_family(root: Path) -> list[str]:
+async def end_processes_of(root: Path) -> list[str]:
     """Wait until all of the agent's family has ended; end what stays, and return what that was."""
     with anyio.move_on_after(GONE_WITHIN_S):
-        while family(root):
+        while processes_of(root):
             await anyio.sleep(0.05)
-    left = family(root)
+    left = processes_of(root)
     described = [_described(process) for process in left]
     for process in left:
         with suppress(psutil.Error):

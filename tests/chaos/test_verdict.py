@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from codex_workspace.common.values import JsonObject
-from tests.chaos.hearing import Answer, Hearing, ProtocolFault
-from tests.chaos.plan import Kind, Plan, make_plan
-from tests.chaos.verdict import WENT_ON, judge, judge_database, judge_exits, judge_log
+from tests.chaos.plan import MessageKind, Plan, make_plan
+from tests.chaos.task_responses import Answer, ProtocolFault, TaskReader
+from tests.chaos.verdict import RESUMED_ANSWER, judge, judge_database, judge_exits, judge_log
 
 PLAN = make_plan(1, 6, 0)
 FAILED = Answer("task", "failed", "", "The model refused.", "badRequest")
@@ -42,8 +42,8 @@ def test_a_run_without_losses_passes() -> None:
 
 
 def test_a_resumed_turn_passes() -> None:
-    went_on = Answer("task", "completed", WENT_ON, "", "")
-    assert wrong(answers_to(PLAN) | {0: [went_on, went_on]}) == []
+    resumed = Answer("task", "completed", RESUMED_ANSWER, "", "")
+    assert wrong(answers_to(PLAN) | {0: [resumed, resumed]}) == []
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_a_resumed_turn_passes() -> None:
 )
 def test_two_different_answers_are_reported(changed: dict[str, str]) -> None:
     answers = answers_to(PLAN)
-    (message,) = [each for each in PLAN.messages if each.kind is not Kind.REFUSED][:1]
+    (message,) = [each for each in PLAN.messages if each.kind is not MessageKind.REFUSED][:1]
     first = answers[message.number][0]
-    (said,) = wrong(answers | {message.number: [first, replace(first, **changed)]})
-    assert message.name in said
-    assert "2 different answers" in said
+    (finding,) = wrong(answers | {message.number: [first, replace(first, **changed)]})
+    assert message.name in finding
+    assert "2 different answers" in finding
 
 
 def test_a_message_without_an_answer_is_reported() -> None:
     answers = answers_to(PLAN)
     del answers[3]
-    (said,) = wrong(answers)
-    assert "message 0003." in said
+    (finding,) = wrong(answers)
+    assert "message 0003." in finding
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_unexpected_final_state_is_reported(end: Answer) -> None:
 
 def test_a_message_missing_doubled_or_misplaced_in_a_thread_is_reported() -> None:
     memories = memories_of(PLAN)
-    first = next(message for message in PLAN.messages if message.kind is not Kind.REFUSED)
+    first = next(message for message in PLAN.messages if message.kind is not MessageKind.REFUSED)
     context, line = first.context_id, f"user: {first.text}"
     other = next(each for each in PLAN.contexts if each != context)
     for changed in (
@@ -92,8 +92,8 @@ def test_a_message_missing_doubled_or_misplaced_in_a_thread_is_reported() -> Non
         {context: memories[context].replace(line, "")},
         {other: f"{memories[other]}\n{line}"},
     ):
-        (said,) = wrong(answers_to(PLAN), memories | changed)
-        assert first.name in said
+        (finding,) = wrong(answers_to(PLAN), memories | changed)
+        assert first.name in finding
 
 
 def test_an_open_delivery_is_reported(tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ OLD_EVENTS: list[JsonObject] = [
 
 @pytest.mark.parametrize("events", [NEW_EVENTS, OLD_EVENTS])
 def test_events_of_both_versions_give_the_same_answer(events: list[JsonObject]) -> None:
-    hearing = Hearing()
+    reader = TaskReader()
     for event in events:
-        assert hearing.answer is None
-        hearing.take({"result": event})
-    assert hearing.answer == Answer("t", "completed", "one two", "", "")
+        assert reader.answer is None
+        reader.take({"result": event})
+    assert reader.answer == Answer("t", "completed", "one two", "", "")
     with pytest.raises(ProtocolFault, match="behind the end"):
-        hearing.take({"result": events[1]})
+        reader.take({"result": events[1]})

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Final
 
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT
-from tests.chaos.hearing import TERMINAL, Answer
 from tests.chaos.plan import Message, Plan
-from tests.chaos.strikes import Struck
+from tests.chaos.strikes import StrikeRecord
+from tests.chaos.task_responses import TERMINAL, Answer
 
 LOG_LINES: Final = 60
-WENT_ON: Final = f"You said: {CONTINUE_PROMPT}"
+RESUMED_ANSWER: Final = f"You said: {CONTINUE_PROMPT}"
 """The scripted model's answer where a turn that was cut off goes on."""
 
-NO_REASON: Final = frozenset({"", "None", "internal", "unknown", "CodexGone", "CodexCannotStart", "CodexRefused"})
+UNJUSTIFIED_FAILURES: Final = frozenset(
+    {"", "None", "internal", "unknown", "CodexGone", "CodexCannotStart", "CodexRefused"}
+)
 """Codes of failed tasks that no strike is a reason for: one death of codex is no reason to fail a message."""
 
 
@@ -27,7 +29,7 @@ class Report:
 
     plan: Plan
     seconds: float
-    struck: Sequence[Struck]
+    strike_log: Sequence[StrikeRecord]
     exits: Sequence[int]
     retries: Mapping[str, int]
     answers: Mapping[int, Sequence[Answer]]
@@ -39,50 +41,50 @@ class Report:
         """The run in numbers."""
         ends = [answers[0] for answers in self.answers.values() if answers]
         states = Counter(end.state if end.state != "failed" else f"failed {end.failure}" for end in ends)
-        went_on = sum(end.text == WENT_ON for end in ends)
+        resumed = sum(end.text == RESUMED_ANSWER for end in ends)
         return "\n".join(
             (
                 f"seed {self.plan.seed}: {len(self.plan.messages)} messages from {self.plan.clients} clients, "
-                f"{len(self.struck)} strikes, {self.seconds:.1f} s",
-                f"strikes: {_counted(str(each.strike.blow) for each in self.struck)}",
+                f"{len(self.strike_log)} strikes, {self.seconds:.1f} s",
+                f"strikes: {_counted(str(each.strike.kind) for each in self.strike_log)}",
                 f"ends of the agent, by exit code: {_counted(str(code) for code in self.exits)}",
                 f"tries again: {_listed(self.retries)}",
-                f"answers heard: {sum(map(len, self.answers.values()))}; tasks: {_listed(states)}; {went_on} went on",
+                f"answers heard: {sum(map(len, self.answers.values()))}; tasks: {_listed(states)}; {resumed} went on",
             )
         )
 
     def __str__(self) -> str:
         """Tell all that helps to find a fault; begins with how to run the same plan again."""
         size = f"MESSAGES={len(self.plan.messages)} STRIKES={len(self.plan.strikes)}"
-        struck = [f"  {each}" for each in self.struck]
+        strike_log = [f"  {each}" for each in self.strike_log]
         found = [f"- {each}" for each in self.wrong]
         again = f"make chaos SEED={self.plan.seed} {size}"
-        return "\n".join((again, self.figures, *struck, "the agent's log:", self.log, "WRONG:", *found, again))
+        return "\n".join((again, self.figures, *strike_log, "the agent's log:", self.log, "WRONG:", *found, again))
 
 
 def judge(plan: Plan, answers: Mapping[int, Sequence[Answer]], histories: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with what the clients have heard, and with the threads' memory of it."""
     for message in plan.messages:
-        heard = answers.get(message.number, ())
-        different = set(heard)
+        responses = answers.get(message.number, ())
+        different = set(responses)
         if len(different) != 1:
-            yield f"{_about(message)}: {len(different)} different answers: {different}"
+            yield f"{_description(message)}: {len(different)} different answers: {different}"
             continue
         (answer,) = different
-        yield from (f"{_about(message)}: {fault}" for fault in _judge_answer(message, answer))
+        yield from (f"{_description(message)}: {fault}" for fault in _judge_answer(message, answer))
         wanted = {1} if answer.state == "completed" else {0, 1}
         times = {context: history.count(f"user: {message.name} ") for context, history in histories.items()}
         if times[message.context_id] not in wanted or sum(times.values()) != times[message.context_id]:
-            yield f"{_about(message)}: {answer.state}, and the threads' memory holds it so often: {times}"
+            yield f"{_description(message)}: {answer.state}, and the threads' memory holds it so often: {times}"
 
 
 def _judge_answer(message: Message, answer: Answer) -> Iterator[str]:
     match answer.state:
         case "completed":
-            if answer.text not in (message.answer, WENT_ON):
+            if answer.text not in (message.answer, RESUMED_ANSWER):
                 yield f"the answer is {answer.text!r}, not {message.answer!r}"
         case "failed":
-            if answer.failure in NO_REASON:
+            if answer.failure in UNJUSTIFIED_FAILURES:
                 yield f"failed without need ({answer.failure}): {answer.sentence}"
         case state:
             yield f"ended as {state}: {answer.sentence}"
@@ -96,7 +98,7 @@ def judge_database(file: Path, plan: Plan) -> Iterator[str]:
     known = Counter(message_id for message_id, _, _ in deliveries)
     for message in plan.messages:
         if known[message.message_id] != 1:
-            yield f"{_about(message)}: written down {known[message.message_id]} times"
+            yield f"{_description(message)}: written down {known[message.message_id]} times"
     for message_id, state, task_id in deliveries:
         if state != "acknowledged":
             yield f"the delivery of {message_id} is {state}, its task {task_id} {tasks.get(task_id)}"
@@ -115,8 +117,8 @@ def judge_exits(exits: Sequence[int]) -> Iterator[str]:
     *before, last = exits
     if last != 0:
         yield f"the agent was told to stop and ended with exit code {last}"
-    if strange := [code for code in before if code not in (-9, 3)]:
-        yield f"the agent ended by itself, with {strange}"
+    if unexpected := [code for code in before if code not in (-9, 3)]:
+        yield f"the agent ended by itself, with {unexpected}"
 
 
 def judge_log(log: str) -> Iterator[str]:
@@ -126,9 +128,9 @@ def judge_log(log: str) -> Iterator[str]:
         yield f"the agent's log holds a traceback: {log[max(0, start - 300) : start + 3000]}"
 
 
-def _about(message: Message) -> str:
+def _description(message: Message) -> str:
     context = message.context_id or "the main context"
-    return f"{message.name} ({message.kind}, client {message.client}, {context}, {message.way})"
+    return f"{message.name} ({message.kind}, client {message.client}, {context}, {message.mode})"
 
 
 def _counted(words: Iterable[str]) -> str:

@@ -36,7 +36,7 @@ from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.tasks.approval_answers import parse_answer
 from codex_workspace.tasks.incoming_files import AttachmentsNotWritten
 from tests.docs.test_docs import ROOT, names_in, sentences, table
-from tests.e2e.agent_process import Place, running_agent
+from tests.e2e.agent_process import AgentSetup, running_agent
 from tests.e2e.test_a2a_docs import DOCUMENT, SCENARIO, blocks, run_python
 from tests.support.waiting import HANG_S
 
@@ -107,15 +107,15 @@ async def test_follow_example_survives_a_restart_of_the_agent(tmp_path: Path) ->
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(yaml.safe_dump(SCENARIO))
     async with scripted_model(scenario=scenario) as model:
-        place = Place(tmp_path, model.base_url, environment={"A2A_TOKEN": "my-token"})
+        setup = AgentSetup(tmp_path, model.base_url, environment={"A2A_TOKEN": "my-token"})
         reader: dict[str, object] = {"__name__": "reader"}
-        async with running_agent(place) as agent:
+        async with running_agent(setup) as agent:
             await read_up_to("async def follow", agent.url, reader)
             await run_python(START_TASK, 1, reader)
             following = asyncio.create_task(follow_in(reader))
             agent.process.kill()
             await agent.ended()
-        async with running_agent(replace(place, port=port_of(agent.url))):
+        async with running_agent(replace(setup, port=port_of(agent.url))):
             with anyio.fail_after(HANG_S):
                 assert (await following).status.state == TaskState.TASK_STATE_COMPLETED
         await run_python("await http.aclose()", 1, reader)

@@ -35,7 +35,7 @@ from codex_workspace.config.settings import (
 )
 from codex_workspace.config.validation import Section
 from codex_workspace.devkit.model import scripted_model
-from tests.e2e.agent_process import READY, Place, running_agent
+from tests.e2e.agent_process import READY, AgentSetup, running_agent
 from tests.e2e.client import peer
 from tests.project.test_layers import FILES, LAYERS
 from tests.support.waiting import HANG_S
@@ -389,8 +389,8 @@ async def test_documented_recorder_works(tmp_path: Path) -> None:
     recorder.write_text(text.replace("/usr/bin/env python3", sys.executable))
     recorder.chmod(0o700)
     async with scripted_model() as model:
-        place = Place(tmp_path, model.base_url, environment={"CODEX_BIN": str(recorder)})
-        async with running_agent(place) as agent, peer(agent.url) as client:
+        setup = AgentSetup(tmp_path, model.base_url, environment={"CODEX_BIN": str(recorder)})
+        async with running_agent(setup) as agent, peer(agent.url) as client:
             assert (await client.ask("Hello")).answer == "You said: Hello"
             assert await agent.stop() == 0
     lines = [yaml.safe_load(line) for line in recorder.with_suffix(".ndjson").read_text().splitlines()]

@@ -24,7 +24,7 @@ READY: Final = re.compile(r"A2A at ([^\s\"]+)")
 
 
 @dataclass(frozen=True)
-class Place:
+class AgentSetup:
     """The folders of one agent; they outlive its processes.
 
     backend: by which codex runs. config: further sections of config.yaml. port: 0 takes a free one at each start.
@@ -131,13 +131,13 @@ class AgentProcess:
         return await self.ended()
 
 
-def spawn(place: Place, module: Sequence[str] = ("codex_workspace", "serve")) -> psutil.Popen:
+def spawn(setup: AgentSetup, module: Sequence[str] = ("codex_workspace", "serve")) -> psutil.Popen:
     """Start the agent and return its process, ready or not; whoever calls has to end it."""
-    environment = place.prepare()
-    environment["PYTHONPATH"] += os.pathsep + str(_without_trio(place.root))
-    with place.log.open("ab") as output:
+    environment = setup.prepare()
+    environment["PYTHONPATH"] += os.pathsep + str(_without_trio(setup.root))
+    with setup.log.open("ab") as output:
         return psutil.Popen(
-            [sys.executable, "-m", *module], env=environment, cwd=place.root, stdout=output, stderr=output
+            [sys.executable, "-m", *module], env=environment, cwd=setup.root, stdout=output, stderr=output
         )
 
 
@@ -151,13 +151,13 @@ def _without_trio(root: Path) -> Path:
 
 @asynccontextmanager
 async def running_agent(
-    place: Place, module: Sequence[str] = ("codex_workspace", "serve")
+    setup: AgentSetup, module: Sequence[str] = ("codex_workspace", "serve")
 ) -> AsyncIterator[AgentProcess]:
     """Start the agent, wait until it is ready, and end it with the block if it still runs then."""
-    start = place.log.stat().st_size if place.log.exists() else 0
-    process = spawn(place, module)
+    start = setup.log.stat().st_size if setup.log.exists() else 0
+    process = spawn(setup, module)
     try:
-        yield AgentProcess(process, await _url(process, place.log, start), place.log)
+        yield AgentProcess(process, await _url(process, setup.log, start), setup.log)
     finally:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGTERM)

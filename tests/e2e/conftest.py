@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from codex_workspace.devkit.model import ScriptedModel, scripted_model
-from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
+from tests.e2e.agent_process import AgentProcess, AgentSetup, Backend, running_agent
 from tests.e2e.client import Peer, peer
 
 
@@ -33,15 +33,15 @@ def backend() -> Backend:
 
 
 @pytest.fixture
-def place(tmp_path: Path, model: ScriptedModel, backend: Backend) -> Place:
+def setup(tmp_path: Path, model: ScriptedModel, backend: Backend) -> AgentSetup:
     """The folders of an agent that uses the scripted model."""
-    return Place(tmp_path, model.base_url, backend)
+    return AgentSetup(tmp_path, model.base_url, backend)
 
 
 @pytest.fixture
-async def agent(place: Place) -> AsyncIterator[AgentProcess]:
+async def agent(setup: AgentSetup) -> AsyncIterator[AgentProcess]:
     """A running agent."""
-    async with running_agent(place) as agent:
+    async with running_agent(setup) as agent:
         yield agent
 
 

@@ -18,21 +18,21 @@ from codex_workspace.server.app import bind, serving
 ACCOUNT = "account-1"
 
 
-def token(account: str, mark: str, holds: timedelta = timedelta(days=1)) -> str:
+def token(account: str, token_id: str, valid_for: timedelta = timedelta(days=1)) -> str:
     """Return a token of codex's form that holds for so long; nobody has signed it."""
 
     def part(content: dict[str, object]) -> str:
         return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
 
-    until = (datetime.now(UTC) + holds).timestamp()
+    expires_at = (datetime.now(UTC) + valid_for).timestamp()
     claims = {"chatgpt_account_id": account, "chatgpt_plan_type": "pro", "chatgpt_user_id": "user-1"}
-    said = {"exp": int(until), "email": "a@example.com", "jti": mark, "https://api.openai.com/auth": claims}
-    return f"{part({'alg': 'none', 'typ': 'JWT'})}.{part(said)}.c2lnbmVk"
+    payload = {"exp": int(expires_at), "email": "a@example.com", "jti": token_id, "https://api.openai.com/auth": claims}
+    return f"{part({'alg': 'none', 'typ': 'JWT'})}.{part(payload)}.c2lnbmVk"
 
 
 @dataclass(slots=True)
 class LoginServer:
-    """The server; `refresh_token` is the one that is good, `asked` are those that it was asked with.
+    """The server; `refresh_token` is the one that is good, `requests` are those that it was asked with.
 
     takes_s: how long a good answer takes; one that refuses comes at once.
     """
@@ -40,23 +40,23 @@ class LoginServer:
     url: str
     takes_s: float
     refresh_token: str = "refresh-0-0123456789"
-    asked: list[str] = field(default_factory=list)
-    _news: anyio.Event = field(default_factory=anyio.Event)
+    requests: list[str] = field(default_factory=list)
+    _changed: anyio.Event = field(default_factory=anyio.Event)
 
-    async def was_asked(self, times: int = 1) -> None:
+    async def wait_for_requests(self, times: int = 1) -> None:
         """Wait until it was asked so many times."""
-        while len(self.asked) < times:
-            await self._news.wait()
+        while len(self.requests) < times:
+            await self._changed.wait()
 
     async def refresh(self, request: Request) -> JSONResponse:
         """Answer `POST /oauth/token`."""
         given = (await request.json())["refresh_token"]
-        self.asked.append(given)
-        self._news.set()
-        self._news = anyio.Event()
+        self.requests.append(given)
+        self._changed.set()
+        self._changed = anyio.Event()
         if given != self.refresh_token:
             return JSONResponse({"error": {"code": "refresh_token_reused", "message": "already used"}}, 401)
-        number = len(self.asked)
+        number = len(self.requests)
         self.refresh_token = f"refresh-{number}-0123456789"
         await anyio.sleep(self.takes_s)
         return JSONResponse(

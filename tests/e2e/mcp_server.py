@@ -44,7 +44,7 @@ def remember_headers(context: mcp.Context) -> str:
     return "written"
 
 
-def without_own_names(schema: JsonDict) -> None:
+def without_title_and_description(schema: JsonDict) -> None:
     """Take away what codex 0.163 answers with `cancel`, and asks nobody: a form's own title and description."""
     schema.pop("title")
     schema.pop("description")
@@ -53,7 +53,7 @@ def without_own_names(schema: JsonDict) -> None:
 class Colour(BaseModel):
     """What `paint` asks for."""
 
-    model_config = ConfigDict(json_schema_extra=without_own_names)
+    model_config = ConfigDict(json_schema_extra=without_title_and_description)
 
     colour: Literal["red", "blue"]
     coats: int = 1

@@ -17,7 +17,7 @@ PATH: Final = "/v1/traces"
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedSpan:
     """A span as it arrived; ids in hexadecimal digits, `parent` empty for none."""
 
     name: str
@@ -26,7 +26,7 @@ class Exported:
     parent: str
     is_server: bool
     error: str | None
-    about: dict[str, object]
+    attributes: dict[str, object]
     service: str
     seconds: float
 
@@ -36,27 +36,27 @@ class Receiver:
     """A running receiver."""
 
     url: str = ""
-    spans: list[Exported] = field(default_factory=list)
+    spans: list[ExportedSpan] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
-    def named(self, name: str) -> list[Exported]:
+    def named(self, name: str) -> list[ExportedSpan]:
         return [span for span in self.spans if span.name == name]
 
-    async def of(self, name: str, number: int = 1) -> list[Exported]:
+    async def wait_for(self, name: str, number: int = 1) -> list[ExportedSpan]:
         """Wait until so many spans of a name have arrived, and return them."""
         await eventually(lambda: len(self.named(name)) >= number)
         return self.named(name)
 
 
 @contextmanager
-def otlp_receiver(*, stands_still: bool = False) -> Iterator[Receiver]:
+def otlp_receiver(*, unresponsive: bool = False) -> Iterator[Receiver]:
     """Receive while the block is open; one that stands still takes connections and answers nothing."""
     receiver, released = Receiver(), threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            if stands_still:
+            if unresponsive:
                 released.wait()
                 return
             if self.path == PATH:
@@ -82,25 +82,25 @@ def otlp_receiver(*, stands_still: bool = False) -> Iterator[Receiver]:
             thread.join()
 
 
-def _spans_in(request: ExportTraceServiceRequest) -> Iterator[Exported]:
+def _spans_in(request: ExportTraceServiceRequest) -> Iterator[ExportedSpan]:
     for resource in request.resource_spans:
-        service = str(_plain(resource.resource.attributes).get("service.name"))
+        service = str(_values(resource.resource.attributes).get("service.name"))
         for scope in resource.scope_spans:
             for span in scope.spans:
-                yield Exported(
+                yield ExportedSpan(
                     name=span.name,
                     trace=span.trace_id.hex(),
                     id=span.span_id.hex(),
                     parent=span.parent_span_id.hex(),
                     is_server=span.kind == Span.SpanKind.SPAN_KIND_SERVER,
                     error=span.status.message if span.status.code == Status.StatusCode.STATUS_CODE_ERROR else None,
-                    about=_plain(span.attributes),
+                    attributes=_values(span.attributes),
                     service=service,
                     seconds=(span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
                 )
 
 
-def _plain(attributes: Iterable[KeyValue]) -> dict[str, object]:
+def _values(attributes: Iterable[KeyValue]) -> dict[str, object]:
     found: dict[str, object] = {}
     for pair in attributes:
         kind = pair.value.WhichOneof("value")

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from codex_workspace.devkit.model import scripted_model
-from tests.e2e.agent_process import REPOSITORY, Place, running_agent
+from tests.e2e.agent_process import REPOSITORY, AgentSetup, running_agent
 from tests.support.waiting import HANG_S
 from tests.support.webhook_server import webhook
 
@@ -80,14 +80,14 @@ async def test_every_example_works(tmp_path: Path) -> None:
     scenario.write_text(yaml.safe_dump(SCENARIO))
     async with scripted_model(scenario=scenario) as model, webhook() as hook:
         (tmp_path / "agent").mkdir()
-        place = Place(
+        setup = AgentSetup(
             tmp_path / "agent",
             model.base_url,
             codex={"approval_policy": "on-request"},
             environment={"A2A_TOKEN": "my-token", "A2A_GRPC_PORT": "0"},
             push={"allow": ["127.0.0.1"]},
         )
-        async with running_agent(place) as agent:
+        async with running_agent(setup) as agent:
             names: dict[str, object] = {"__name__": "a2a"}
             count = 0
             for line, language, code in blocks():
@@ -98,4 +98,4 @@ async def test_every_example_works(tmp_path: Path) -> None:
             assert count > 15
             heard = hook.received[-1]
             assert heard.headers["x-a2a-notification-token"] == "my-webhook-secret"
-    assert (place.root / "made.txt").read_text() == "made\n"
+    assert (setup.root / "made.txt").read_text() == "made\n"

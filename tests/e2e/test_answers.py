@@ -17,9 +17,9 @@ from codex_workspace.common.a2a_terms import TERMINAL
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.script import numbered_text
 from codex_workspace.tasks.replies import UPDATE_INTERVAL_S
-from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Backend, Place, running_agent
-from tests.e2e.at_work import asked
+from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, AgentSetup, Backend, running_agent
 from tests.e2e.client import Peer, Seen, peer, script, tokens
+from tests.e2e.turn_progress import wait_for_model_calls
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.slow]
 
@@ -73,7 +73,7 @@ async def test_the_first_words_arrive_while_the_model_still_writes(client: Peer)
 
 
 @pytest.mark.versions
-async def test_commands_files_reasoning_and_usage_are_shown(client: Peer, place: Place, backend: Backend) -> None:
+async def test_commands_files_reasoning_and_usage_are_shown(client: Peer, setup: AgentSetup, backend: Backend) -> None:
     patch = "*** Begin Patch\n*** Add File: made.txt\n+made\n*** End Patch"
     seen = await client.ask(
         script(
@@ -89,16 +89,16 @@ async def test_commands_files_reasoning_and_usage_are_shown(client: Peer, place:
     assert (finished.metadata["exitCode"], finished.metadata["status"]) == (0, "completed")
     # codex exec names a file that it has changed, and does not say what it changed in it.
     assert ("+made" if backend == "app-server" else "made.txt") in seen.artifacts["patch-1"]
-    assert await anyio.Path(place.workspace, "made.txt").read_text() == "made\n"
+    assert await anyio.Path(setup.workspace, "made.txt").read_text() == "made\n"
     usage = tokens(seen)
     assert usage["totalTokens"] > 0
     assert usage["totalTokens"] == usage["inputTokens"] + usage["outputTokens"]
 
 
 async def test_usage_reports_the_turn_and_the_thread_total(client: Peer) -> None:
-    told = {"input_tokens": 100, "cached_tokens": 10, "output_tokens": 7, "reasoning_tokens": 2}
-    first = await client.ask(script({"say": "one", "usage": told}), "ctx")
-    second = await client.ask(script({"say": "two", "usage": told}), "ctx")
+    usage = {"input_tokens": 100, "cached_tokens": 10, "output_tokens": 7, "reasoning_tokens": 2}
+    first = await client.ask(script({"say": "one", "usage": usage}), "ctx")
+    second = await client.ask(script({"say": "two", "usage": usage}), "ctx")
     assert tokens(first)["totalTokens"] == 107
     assert tokens(second)["totalTokens"] == 107
     assert tokens(second)["thread.totalTokens"] == 214
@@ -134,10 +134,10 @@ async def test_a_peers_invalid_request_logs_no_traceback(agent: AgentProcess) ->
     assert "Traceback" not in agent.log.read_text()
 
 
-async def test_state_files_are_readable_by_the_user_only(place: Place) -> None:
-    state, home = place.root / "fresh" / "state", place.root / "elsewhere"
+async def test_state_files_are_readable_by_the_user_only(setup: AgentSetup) -> None:
+    state, home = setup.root / "fresh" / "state", setup.root / "elsewhere"
     folders = {"WORKSPACE_STATE_DIR": str(state), "CODEX_HOME": str(home)}
-    elsewhere = replace(place, environment=folders)
+    elsewhere = replace(setup, environment=folders)
     async with running_agent(elsewhere) as agent, peer(agent.url) as client:
         await client.ask("hello")
         kept = [state, *state.glob("workspace.sqlite3*"), home]
@@ -159,8 +159,8 @@ async def test_the_0_3_sdk_works_blocking_and_streaming(agent: AgentProcess) -> 
     assert seen["streaming"]["context"] == seen["blocking"]["context"]
 
 
-async def test_the_token_protects_everything_but_the_card_and_probes(place: Place) -> None:
-    guarded = replace(place, environment={"A2A_TOKEN": "open-sesame"})
+async def test_the_token_protects_everything_but_the_card_and_probes(setup: AgentSetup) -> None:
+    guarded = replace(setup, environment={"A2A_TOKEN": "open-sesame"})
     async with running_agent(guarded) as agent:
         async with httpx.AsyncClient(base_url=agent.url) as http:
             for path in ("/.well-known/agent-card.json", "/healthz", "/readyz"):
@@ -176,18 +176,18 @@ async def test_the_token_protects_everything_but_the_card_and_probes(place: Plac
 
 
 @pytest.mark.versions
-async def test_secrets_reach_neither_commands_nor_log_nor_tasks(place: Place, model: ScriptedModel) -> None:
+async def test_secrets_reach_neither_commands_nor_log_nor_tasks(setup: AgentSetup, model: ScriptedModel) -> None:
     canaries = {
         "ANTHROPIC_API_KEY": "canary-anthropic",
         "MOLECULE_WORKSPACE_TOKEN": "canary-molecule",
         "ADMIN_TOKEN": "canary-admin",
     }
-    dirty = replace(place, environment={**canaries, "A2A_TOKEN": "canary-a2a", "LOG_LEVEL": "DEBUG"})
+    dirty = replace(setup, environment={**canaries, "A2A_TOKEN": "canary-a2a", "LOG_LEVEL": "DEBUG"})
     async with running_agent(dirty) as agent, peer(agent.url, "canary-a2a") as client:
         seen = await client.ask(script({"run": "env; cat /proc/[0-9]*/environ | tr '\\0' '\\n'"}, {"say": "looked"}))
         shown = str(seen.notes) + str(seen.metadata) + seen.answer
         stalled = await client.begin(script({"stall": True}))
-        await asked(model, 3)
+        await wait_for_model_calls(model, 3)
         codex_environment = " ".join(agent.codex().environ().values())
         await client.cancel(stalled.task_id)
     assert "PATH=" in shown, "the command showed nothing"
@@ -199,8 +199,8 @@ async def test_secrets_reach_neither_commands_nor_log_nor_tasks(place: Place, mo
     assert SECRET not in agent.log.read_text()
 
 
-async def test_body_limit(place: Place) -> None:
-    small = replace(place, limits={"max_message_bytes": 4096})
+async def test_body_limit(setup: AgentSetup) -> None:
+    small = replace(setup, limits={"max_message_bytes": 4096})
     async with running_agent(small) as agent, httpx.AsyncClient(base_url=agent.url) as http:
         refused = await http.post("/", content=b"x" * 5000)
         assert (refused.status_code, "4096 bytes" in refused.text) == (413, True)

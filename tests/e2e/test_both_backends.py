@@ -38,23 +38,23 @@ async def of_app_server(launch: Launch, prompt: str) -> list[AgentEvent]:
 
 def summary(events: Sequence[AgentEvent], cwd: Path) -> str:
     """Return what both have to say alike: all but ids, times, tokens, and what only an app-server tells."""
-    told: list[object] = []
+    report: list[object] = []
     results = {event.id: event for event in events if isinstance(event, ToolResult)}
     for event in events:
         match event:
             case ToolUse(id=id_, name=name, tool=tool, input=given):
                 result = results[id_]
                 given = {key: value for key, value in given.items() if key != "cwd"}
-                told.append((name, tool, given, result.output, result.is_error, result.exit_code))
+                report.append((name, tool, given, result.output, result.is_error, result.exit_code))
             case FileChange(changes=changes):
-                told.append([(each.path, each.kind) for each in changes])
+                report.append([(each.path, each.kind) for each in changes])
             case Plan(steps=steps):
-                told.append([step.text for step in steps])
+                report.append([step.text for step in steps])
             case _:
                 pass
     end = done(events)
-    told += [list(texts_of(events).values()), end.text, end.stop_reason, end.error.code if end.error else None]
-    return json.dumps(told, indent=1).replace(str(cwd), "")
+    report += [list(texts_of(events).values()), end.text, end.stop_reason, end.error.code if end.error else None]
+    return json.dumps(report, indent=1).replace(str(cwd), "")
 
 
 @pytest.mark.versions
@@ -64,11 +64,11 @@ def summary(events: Sequence[AgentEvent], cwd: Path) -> str:
     ids=["work", "search", "refused"],
 )
 async def test_both_backends_report_the_same_work_alike(launch: Launch, steps: Sequence[Mapping[str, object]]) -> None:
-    told = []
+    report = []
     for backend, name in ((of_exec, "one"), (of_app_server, "two")):
-        place = replace(launch, cwd=launch.cwd / name)
-        place.cwd.mkdir()
-        events = await backend(place, script(*steps))
+        setup = replace(launch, cwd=launch.cwd / name)
+        setup.cwd.mkdir()
+        events = await backend(setup, script(*steps))
         check_balance(events)
-        told.append(summary(events, place.cwd))
-    assert told[0] == told[1]
+        report.append(summary(events, setup.cwd))
+    assert report[0] == report[1]

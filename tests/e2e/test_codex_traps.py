@@ -21,7 +21,7 @@ from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.protocol.codex_events import CommandCompleted, MessageDelta, TurnCompleted, TurnText
 from codex_workspace.runtimes.backend import text_input
 from codex_workspace.runtimes.launch import Launch
-from tests.e2e.agent_process import Place
+from tests.e2e.agent_process import AgentSetup
 from tests.e2e.client import script
 from tests.support.waiting import HANG_S
 
@@ -45,9 +45,9 @@ class Remembered:
 
 
 @pytest.fixture
-def launch(place: Place) -> Launch:
+def launch(setup: AgentSetup) -> Launch:
     """How the agent would start codex."""
-    environment = place.prepare()
+    environment = setup.prepare()
     settings = load_settings(environment)
     provider = choose_provider(settings, environment)
     prepare_codex_home(settings, provider)
@@ -55,9 +55,9 @@ def launch(place: Place) -> Launch:
 
 
 @pytest.fixture
-def options(place: Place, launch: Launch) -> ThreadOptions:
+def options(setup: AgentSetup, launch: Launch) -> ThreadOptions:
     """What the agent would run threads with."""
-    environment = place.prepare()
+    environment = setup.prepare()
     settings = load_settings(environment)
     return thread_options(settings, choose_provider(settings, environment))
 

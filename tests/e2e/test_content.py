@@ -19,7 +19,7 @@ from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.model_requests import Message as Said
 from codex_workspace.devkit.model_requests import Output
 from codex_workspace.tasks.incoming_files import FOLDER, Attachment, write
-from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.support.waiting import eventually
 
@@ -72,20 +72,20 @@ async def test_small_files_and_data_become_turn_input(client: Peer, model: Scrip
     data = ParseDict({"port": 8080, "ratio": 0.5}, Value())
     table = Part(raw=b"a,b\n1,2\n", media_type="text/csv", filename="table.csv")
     assert (await send(client, Part(text="Look:"), table, Part(data=data))).state == COMPLETED
-    told = heard(model).text
-    assert "table.csv (text/csv)" in told
-    assert "a,b\n1,2\n" in told
-    assert '"port": 8080' in told
+    received = heard(model).text
+    assert "table.csv (text/csv)" in received
+    assert "a,b\n1,2\n" in received
+    assert '"port": 8080' in received
 
 
 async def test_a_large_file_is_stored_where_commands_can_read_it(
-    client: Peer, model: ScriptedModel, place: Place
+    client: Peer, model: ScriptedModel, setup: AgentSetup
 ) -> None:
     content = b"line\n" * 20_000
     count = script({"run": "wc -l .a2a/*/big.log"}, {"say": "Counted."})
     seen = await send(client, Part(raw=content, media_type="text/plain", filename="../big.log"), Part(text=count))
     assert (seen.state, seen.answer) == (COMPLETED, "Counted.")
-    (laid,) = (place.workspace / ".a2a").glob("*/big.log")
+    (laid,) = (setup.workspace / ".a2a").glob("*/big.log")
     assert laid.read_bytes() == content
     assert f".a2a/{laid.parent.name}/big.log (text/plain, 100000 bytes)" in heard(model).text
     assert any("20000 .a2a/" in item.text for item in model.requests[-1].input if isinstance(item, Output))
@@ -108,7 +108,7 @@ async def test_unsupported_content_is_rejected_with_a_reason(client: Peer, part:
 
 
 @pytest.mark.versions
-async def test_a_requested_file_becomes_an_artifact(client: Peer, place: Place) -> None:
+async def test_a_requested_file_becomes_an_artifact(client: Peer, setup: AgentSetup) -> None:
     hand = {"name": "hand_over_file", "arguments": {"path": "out/report.txt", "name": "Report.txt"}}
     steps = script({"run": "mkdir out && printf 'all well' > out/report.txt"}, {"tool": hand}, {"say": "Here it is."})
     seen = await client.ask(steps, "ctx")
@@ -123,21 +123,21 @@ async def test_a_requested_file_becomes_an_artifact(client: Peer, place: Place) 
     )
 
 
-async def test_a_file_outside_the_workspace_is_not_sent(client: Peer, model: ScriptedModel, place: Place) -> None:
-    (place.root / "secret.txt").write_text("secret")
-    (place.workspace / "link").symlink_to(place.root / "secret.txt")
+async def test_a_file_outside_the_workspace_is_not_sent(client: Peer, model: ScriptedModel, setup: AgentSetup) -> None:
+    (setup.root / "secret.txt").write_text("secret")
+    (setup.workspace / "link").symlink_to(setup.root / "secret.txt")
     calls = [{"name": "hand_over_file", "arguments": {"path": path}} for path in ("../secret.txt", "link", "nothing")]
     seen = await client.ask(script({"tool": calls}, {"say": "No."}), "ctx")
     assert seen.state == COMPLETED
-    told = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
-    assert sum("inside the workspace" in text for text in told) == 2
-    assert sum("no such file" in text for text in told) == 1
+    received = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
+    assert sum("inside the workspace" in text for text in received) == 2
+    assert sum("no such file" in text for text in received) == 1
     assert [each.artifact_id for each in (await task(client, seen)).artifacts] == ["answer"]
 
 
 @pytest.mark.versions
-async def test_the_tool_survives_a_restart_of_codex(client: Peer, agent: AgentProcess, place: Place) -> None:
-    (place.workspace / "note.txt").write_text("kept")
+async def test_the_tool_survives_a_restart_of_codex(client: Peer, agent: AgentProcess, setup: AgentSetup) -> None:
+    (setup.workspace / "note.txt").write_text("kept")
     await client.ask("hello", "ctx")
     agent.codex().kill()
     hand = {"name": "hand_over_file", "arguments": {"path": "note.txt"}}
@@ -147,12 +147,12 @@ async def test_the_tool_survives_a_restart_of_codex(client: Peer, agent: AgentPr
 
 @pytest.mark.parametrize("name", ["dot.png", "dot?size=1"])
 async def test_an_image_url_is_fetched_if_the_operator_allows_it(
-    place: Place, model: ScriptedModel, tmp_path: Path, name: str
+    setup: AgentSetup, model: ScriptedModel, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / name.partition("?")[0]).write_bytes(png())
     with served(tmp_path / "web") as url:
-        allowing = replace(place, push={"allow": ["127.0.0.1"]})
+        allowing = replace(setup, push={"allow": ["127.0.0.1"]})
         async with running_agent(allowing) as agent, peer(agent.url) as client:
             seen = await send(client, Part(text="Look:"), Part(url=f"{url}/{name}", media_type="image/png"))
             assert seen.state == COMPLETED
@@ -179,12 +179,12 @@ def served(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-async def test_files_of_old_messages_are_removed_from_the_workspace(place: Place) -> None:
-    place.prepare()
-    write(place.workspace, "long-ago", [Attachment("a.txt", "text/plain", b"a")])
-    write(place.workspace, "today", [Attachment("a.txt", "text/plain", b"a")])
-    folder = place.workspace / FOLDER
+async def test_files_of_old_messages_are_removed_from_the_workspace(setup: AgentSetup) -> None:
+    setup.prepare()
+    write(setup.workspace, "long-ago", [Attachment("a.txt", "text/plain", b"a")])
+    write(setup.workspace, "today", [Attachment("a.txt", "text/plain", b"a")])
+    folder = setup.workspace / FOLDER
     os.utime(folder / "long-ago", (0, 0))
-    async with running_agent(place):
+    async with running_agent(setup):
         await eventually(lambda: not (folder / "long-ago").exists())
         assert (folder / "today").exists()

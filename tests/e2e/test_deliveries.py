@@ -16,10 +16,10 @@ from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.script import numbered_text
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT
-from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
-from tests.e2e.at_work import asked, at_work, turns
+from tests.e2e.agent_process import AgentProcess, AgentSetup, Backend, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.e2e.faulty_agent import STEPS
+from tests.e2e.turn_progress import model_calls, wait_for_model_calls, wait_for_running_turn
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ async def test_a_repeated_message_gets_the_stored_answer(client: Peer, model: Sc
     first = await send(client, sent)
     again = await send(client, sent, streaming=streaming)
     assert (again.task_id, again.answer, again.state) == (first.task_id, "You said: hello", COMPLETED)
-    assert turns(model) == 1
+    assert model_calls(model) == 1
 
 
 async def test_a_repeated_message_joins_the_running_turn(client: Peer, model: ScriptedModel) -> None:
@@ -59,7 +59,7 @@ async def test_a_repeated_message_joins_the_running_turn(client: Peer, model: Sc
             tasks.start_soon(one, streaming)
     assert {(each.answer, each.state) for each in seen} == {(numbered_text(100), COMPLETED)}
     assert len({each.task_id for each in seen}) == 1
-    assert turns(model) == 1
+    assert model_calls(model) == 1
 
 
 async def test_a_repeated_message_joins_over_a2a_0_3(agent: AgentProcess, client: Peer, model: ScriptedModel) -> None:
@@ -81,7 +81,7 @@ async def test_a_repeated_message_joins_over_a2a_0_3(agent: AgentProcess, client
     async with httpx.AsyncClient(base_url=agent.url) as http:
         answer = (await http.post("/", json=body)).json()
     assert answer["result"]["id"] == first.task_id
-    assert turns(model) == 1
+    assert model_calls(model) == 1
 
 
 async def test_a_reused_message_id_is_rejected(client: Peer) -> None:
@@ -110,16 +110,18 @@ OF_THE_BACKEND = ("before the turn is asked for", "after the turn has begun", "a
         *(pytest.param("exec", step, marks=pytest.mark.with_exec) for step in OF_THE_BACKEND),
     ],
 )
-async def test_a_message_is_answered_once_wherever_the_agent_dies(place: Place, backend: Backend, step: str) -> None:
+async def test_a_message_is_answered_once_wherever_the_agent_dies(
+    setup: AgentSetup, backend: Backend, step: str
+) -> None:
     sent = request("the word is apple", "ctx")
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("before", "ctx")
-    async with running_agent(place, module=("tests.e2e.faulty_agent", step)) as agent, peer(agent.url) as client:
+    async with running_agent(setup, module=("tests.e2e.faulty_agent", step)) as agent, peer(agent.url) as client:
         # The connection breaks, or the answer is out before the trap snaps.
         with suppress(A2AClientError, httpx.HTTPError):
             await send(client, sent)
         assert await agent.ended() == -9
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         again = await send(client, sent)
         # What was cut off goes on: then the answer is to that.
         assert again.state == COMPLETED
@@ -129,16 +131,16 @@ async def test_a_message_is_answered_once_wherever_the_agent_dies(place: Place, 
         once_more = await send(client, sent)
         assert (once_more.task_id, once_more.answer) == (again.task_id, again.answer)
     # One for each of the three messages.
-    assert await count(place, "artifacts like '%\"answer\"%'") == await count(place, "true") == 3
+    assert await count(setup, "artifacts like '%\"answer\"%'") == await count(setup, "true") == 3
     at_most = 2 if (backend, step) == UNKNOWN else 1
     assert 1 <= history.count("user: the word is apple") <= at_most, history
-    assert await count(place, "status like '%WORKING%' or status like '%SUBMITTED%'") == 0
+    assert await count(setup, "status like '%WORKING%' or status like '%SUBMITTED%'") == 0
 
 
-async def count(place: Place, such: str) -> int:
+async def count(setup: AgentSetup, such: str) -> int:
     """How many tasks in the store there are of which that holds."""
     async with (
-        aiosqlite.connect(place.root / "state" / "workspace.sqlite3") as database,
+        aiosqlite.connect(setup.root / "state" / "workspace.sqlite3") as database,
         database.execute(f"select count(*) from tasks where {such}") as rows,
     ):
         row = await rows.fetchone()
@@ -159,9 +161,9 @@ async def count(place: Place, such: str) -> int:
     "victims", [pytest.param(each, marks=pytest.mark.versions) for each in ("codex", "agent")] + ["both"]
 )
 async def test_an_interrupted_turn_resumes_as_configured(
-    place: Place, model: ScriptedModel, victims: str, policy: str, state: int, words: Sequence[str]
+    setup: AgentSetup, model: ScriptedModel, victims: str, policy: str, state: int, words: Sequence[str]
 ) -> None:
-    wanted = replace(place, codex={"recovery": policy})
+    wanted = replace(setup, codex={"recovery": policy})
     # The scripted model stalls in the first turn only; what comes after it, it answers.
     sent = request(script({"say": "At work.", "stall": True, "times": 1}, text="went on "), "ctx")
     async with running_agent(wanted) as agent, peer(agent.url) as client:
@@ -174,7 +176,7 @@ async def test_an_interrupted_turn_resumes_as_configured(
                         begun.take(event)
 
             tasks.start_soon(follow)
-            await at_work(place, model)
+            await wait_for_running_turn(setup, model)
             codex = agent.codex()
             if victims in ("codex", "both"):
                 codex.kill()
@@ -190,29 +192,29 @@ async def test_an_interrupted_turn_resumes_as_configured(
 
 
 @pytest.mark.both_backends
-async def test_a_message_that_crashes_codex_twice_fails(place: Place, model: ScriptedModel) -> None:
+async def test_a_message_that_crashes_codex_twice_fails(setup: AgentSetup, model: ScriptedModel) -> None:
     # Sent again, the same message kills again.
-    again = replace(place, codex={"recovery": "rerun"})
+    again = replace(setup, codex={"recovery": "rerun"})
     async with running_agent(again) as agent, peer(agent.url) as client:
         begun = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
         for times in (1, 2):
-            await asked(model, times)
+            await wait_for_model_calls(model, times)
             agent.codex().kill()
         seen = await client.finished(begun.task_id)
-        assert (seen.state, turns(model)) == (FAILED, 2)
+        assert (seen.state, model_calls(model)) == (FAILED, 2)
         assert "2 times" in seen.sentence
         assert (await client.ask("next", "ctx")).state == COMPLETED
 
 
 @pytest.mark.both_backends
-async def test_waiting_messages_keep_their_order_across_a_restart(place: Place, model: ScriptedModel) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_waiting_messages_keep_their_order_across_a_restart(setup: AgentSetup, model: ScriptedModel) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
-        await at_work(place, model)
+        await wait_for_running_turn(setup, model)
         waiting = [await client.begin(f"number {number}", "ctx") for number in range(5)]
         agent.process.kill()
         await agent.ended()
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         for each in waiting:
             assert (await client.finished(each.task_id)).state == COMPLETED
         history = (await client.ask(REPEAT, "ctx")).answer
@@ -222,13 +224,13 @@ async def test_waiting_messages_keep_their_order_across_a_restart(place: Place, 
 
 
 @pytest.mark.both_backends
-async def test_a_subscriber_across_a_restart_receives_the_end(place: Place, model: ScriptedModel) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_a_subscriber_across_a_restart_receives_the_end(setup: AgentSetup, model: ScriptedModel) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         begun = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
-        await at_work(place, model)
+        await wait_for_running_turn(setup, model)
         agent.process.kill()
         await agent.ended()
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         seen = Seen()
         # If it has ended before, a subscription is refused, and the task tells.
         with suppress(UnsupportedOperationError):
@@ -240,34 +242,34 @@ async def test_a_subscriber_across_a_restart_receives_the_end(place: Place, mode
 
 @pytest.mark.both_backends
 @pytest.mark.versions
-async def test_an_undelivered_message_is_sent_although_the_one_before_had_the_same_text(place: Place) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_an_undelivered_message_is_sent_although_the_one_before_had_the_same_text(setup: AgentSetup) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("go on", "ctx")
     step = "after it is accepted"
-    async with running_agent(place, module=("tests.e2e.faulty_agent", step)) as agent, peer(agent.url) as client:
+    async with running_agent(setup, module=("tests.e2e.faulty_agent", step)) as agent, peer(agent.url) as client:
         sent = request("go on", "ctx")
         with suppress(A2AClientError, httpx.HTTPError):
             await send(client, sent)
         assert await agent.ended() == -9
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         assert (await send(client, sent)).answer == "You said: go on"
         assert (await client.ask(REPEAT, "ctx")).answer.count("user: go on") == 2
 
 
 @pytest.mark.both_backends
 @pytest.mark.versions
-async def test_a_resumed_task_keeps_its_earlier_artifacts(place: Place, model: ScriptedModel) -> None:
+async def test_a_resumed_task_keeps_its_earlier_artifacts(setup: AgentSetup, model: ScriptedModel) -> None:
     patch = "*** Begin Patch\n*** Add File: {}.txt\n+made\n*** End Patch"
     first: dict[str, object] = {"patch": patch.format("one.txt")}
     begun = script(first, {"say": "At work.", "stall": True, "times": 1})
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         seen = await client.begin(begun, "ctx")
-        await asked(model, 2)
+        await wait_for_model_calls(model, 2)
         # The database has it while readers are still being shown it.
-        await eventually(lambda: count(place, "artifacts like '%one.txt%'"))
+        await eventually(lambda: count(setup, "artifacts like '%one.txt%'"))
         agent.process.kill()
         await agent.ended()
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         ended = await client.finished(seen.task_id)
         assert (ended.state, ended.answer) == (COMPLETED, f"You said: {CONTINUE_PROMPT}")
         assert "one.txt" in ended.artifacts["patch-1"]

@@ -15,9 +15,9 @@ import yaml
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.runtimes.launch import Launch
 from tests.docs.test_docs import snippets_of
-from tests.e2e.agent_process import REPOSITORY, Place, running_agent
+from tests.e2e.agent_process import REPOSITORY, AgentSetup, running_agent
 from tests.e2e.client import peer, script
-from tests.e2e.test_agent_tools import call, told, with_work
+from tests.e2e.test_agent_tools import call, tool_outputs, with_work
 from tests.e2e.test_exec_process import KEY, launch
 from tests.matrix.clients import NODE_MODULES, there_is_node
 from tests.support.waiting import HANG_S
@@ -53,20 +53,20 @@ def client_shows_both_answers(printed: str) -> bool:
     return bool(re.search(rf"You said: {re.escape(first)}.*\[completed\].*{re.escape(second)}", printed, re.DOTALL))
 
 
-async def test_the_python_client(place: Place) -> None:
-    secured = Place(place.root, place.model_url, environment={"A2A_TOKEN": TOKEN})
+async def test_the_python_client(setup: AgentSetup) -> None:
+    secured = AgentSetup(setup.root, setup.model_url, environment={"A2A_TOKEN": TOKEN})
     async with running_agent(secured) as agent:
         command = command_with("python_client.py").replace("http://127.0.0.1:8000", agent.url)
         assert client_shows_both_answers(await run(command, REPOSITORY, {"A2A_TOKEN": TOKEN}))
 
 
 @pytest.mark.skipif(not there_is_node(), reason="needs npm and Node 20")
-async def test_the_javascript_client(place: Place, tmp_path: Path) -> None:
+async def test_the_javascript_client(setup: AgentSetup, tmp_path: Path) -> None:
     folder = tmp_path / "examples" / "javascript_client"
     folder.mkdir(parents=True)
     (folder / "client.mjs").write_bytes((EXAMPLES / "javascript_client" / "client.mjs").read_bytes())
     (folder / "node_modules").symlink_to(NODE_MODULES)
-    secured = Place(place.root, place.model_url, environment={"A2A_TOKEN": TOKEN})
+    secured = AgentSetup(setup.root, setup.model_url, environment={"A2A_TOKEN": TOKEN})
     async with running_agent(secured) as agent:
         command = command_with("client.mjs").replace("http://127.0.0.1:8000", agent.url).replace("npm install\n", "")
         assert client_shows_both_answers(await run(command, tmp_path, {"A2A_TOKEN": TOKEN}))
@@ -85,7 +85,7 @@ async def test_the_embedding_program(launch: Launch, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Composed(Place):
+class Composed(AgentSetup):
     """The folders of one agent of `two_agents`, with its own config.yaml.
 
     name: of the service, and of its configuration. reviewer: where the reviewer is, instead of its container.
@@ -111,7 +111,7 @@ async def test_the_two_agents(tmp_path: Path, model: ScriptedModel) -> None:
         async with running_agent(coordinator) as agent, peer(agent.url) as client:
             work = call("delegate_task", peer="reviewer", task=script({"say": "The change is good."}))
             assert (await client.ask(with_work(work, {"say": "Reviewed."}))).answer == "Reviewed."
-            assert "The change is good." in told(model)[0]
+            assert "The change is good." in tool_outputs(model)[0]
 
 
 @pytest.mark.parametrize("file", [REPOSITORY / "compose.yaml", EXAMPLES / "two_agents" / "compose.yaml"], ids=str)

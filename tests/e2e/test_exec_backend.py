@@ -23,26 +23,26 @@ from google.protobuf.json_format import ParseDict
 from codex_workspace.common.errors import CONFIG_REJECTED
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.tasks.request import NO_STEERING, TURN
-from tests.e2e.agent_process import SECRET, AgentProcess, Backend, Place, running_agent, spawn
+from tests.e2e.agent_process import SECRET, AgentProcess, AgentSetup, Backend, running_agent, spawn
 from tests.e2e.client import Peer, peer, request, script, tokens
 from tests.e2e.test_content import heard, png, task
 from tests.e2e.test_content import send as send_parts
 from tests.e2e.test_deliveries import send
 from tests.e2e.test_exec_process import binary
-from tests.e2e.test_mcp import call, files_with, notices, stdio, told
+from tests.e2e.test_mcp import call, files_containing, notices, stdio, tool_outputs
 from tests.support.waiting import HANG_S
 
 pytestmark = pytest.mark.with_exec
 
 COMPLETED = TaskState.TASK_STATE_COMPLETED
 FAILED, REJECTED = TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_REJECTED
-LIGHT = Path(__file__).with_name("light_mcp_server.py")
+MINIMAL_SERVER = Path(__file__).with_name("minimal_mcp_server.py")
 REPEAT = script({"repeat": True})
 
 
-def light(name: str, *arguments: str, **keys: object) -> dict[str, object]:
+def minimal_server(name: str, *arguments: str, **keys: object) -> dict[str, object]:
     """Return an entry of `mcp_servers` for the server that starts soon."""
-    return {"name": name, "command": sys.executable, "args": [str(LIGHT), *arguments], **keys}
+    return {"name": name, "command": sys.executable, "args": [str(MINIMAL_SERVER), *arguments], **keys}
 
 
 @pytest.fixture
@@ -52,13 +52,13 @@ def backend() -> Backend:
 
 
 @pytest.fixture
-def place(place: Place) -> Place:
+def setup(setup: AgentSetup) -> AgentSetup:
     """The same folders, for an agent whose commands may write to `more` and not to all of /tmp."""
-    (place.root / "more").mkdir()
-    file = place.root / "state" / "codex" / "config.toml"
+    (setup.root / "more").mkdir()
+    file = setup.root / "state" / "codex" / "config.toml"
     file.parent.mkdir(parents=True)
     file.write_text("[sandbox_workspace_write]\nexclude_slash_tmp = true\nexclude_tmpdir_env_var = true\n")
-    return replace(place, codex={"writable_folders": ["../more"]})
+    return replace(setup, codex={"writable_folders": ["../more"]})
 
 
 async def limits_of(agent: AgentProcess) -> str:
@@ -78,23 +78,23 @@ async def command(agent: AgentProcess, word: str) -> list[psutil.Process]:
 
 
 @pytest.mark.versions
-async def test_commands_are_confined_to_codexs_sandbox(client: Peer, place: Place) -> None:
+async def test_commands_are_confined_to_codexs_sandbox(client: Peer, setup: AgentSetup) -> None:
     seen = await client.ask(script({"run": "touch in ../more/in; touch ../out; readlink /proc/self/ns/pid"}), "ctx")
     output = str(seen.notes[-1].status.message.metadata["output"])
     assert "Read-only file system" in output
     assert os.readlink("/proc/self/ns/pid") not in output
-    assert (place.workspace / "in").exists()
-    assert (place.root / "more" / "in").exists()
-    assert not (place.root / "out").exists()
+    assert (setup.workspace / "in").exists()
+    assert (setup.root / "more" / "in").exists()
+    assert not (setup.root / "out").exists()
 
 
 @pytest.mark.versions
-async def test_a_resumed_session_receives_new_instructions_and_keeps_its_token_count(place: Place) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_a_resumed_session_receives_new_instructions_and_keeps_its_token_count(setup: AgentSetup) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         assert await agent.stop() == 0
-    (place.root / "config" / "system-prompt.md").write_text("Speak like a pirate.\n")
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    (setup.root / "config" / "system-prompt.md").write_text("Speak like a pirate.\n")
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         seen = await client.ask(REPEAT, "ctx")
     usage = tokens(seen)
     assert 0 < usage["totalTokens"] < usage["thread.totalTokens"]
@@ -103,39 +103,39 @@ async def test_a_resumed_session_receives_new_instructions_and_keeps_its_token_c
 
 
 @pytest.mark.versions
-async def test_attachments_and_turn_options_reach_codex(client: Peer, model: ScriptedModel, place: Place) -> None:
+async def test_attachments_and_turn_options_reach_codex(client: Peer, model: ScriptedModel, setup: AgentSetup) -> None:
     seen = await send_parts(client, Part(text="What is this?"), Part(raw=png(), media_type="image/png"))
     assert seen.state == COMPLETED
     (url,) = heard(model).images
     assert url.startswith("data:image/png;base64,")
     assert "What is this?" in heard(model).text
     assert (await send_parts(client, Part(raw=png(), media_type="image/png"))).state == COMPLETED
-    (place.workspace / "sub").mkdir()
+    (setup.workspace / "sub").mkdir()
     schema = {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}
     wish = {"model": "gpt-5.4", "effort": "high", "workingFolder": "sub", "outputSchema": {**schema}}
     sent = request(script({"run": "pwd"}, {"say": '{"n": 1}'}), "own")
     ParseDict({TURN: wish}, sent.message.metadata)
     seen = await send(client, sent)
     assert (seen.state, seen.answer) == (COMPLETED, '{"n": 1}')
-    assert str(place.workspace / "sub") in str(seen.notes[-1].status.message.metadata["output"])
+    assert str(setup.workspace / "sub") in str(seen.notes[-1].status.message.metadata["output"])
     body = model.requests[-1]
     assert body.model == "gpt-5.4"
 
 
 @pytest.mark.versions
 async def test_mcp_servers_and_built_in_tools_work_and_their_secrets_stay_hidden(
-    place: Place, model: ScriptedModel
+    setup: AgentSetup, model: ScriptedModel
 ) -> None:
     token = "mcp-token-0123456789"
     trusted = stdio("trusted", trusted=True, env={"API_TOKEN": "Bearer ${MY_TOKEN}"})
-    place = replace(place, config={"mcp_servers": [trusted], "agent_tools": "always"}, environment={"MY_TOKEN": token})
+    setup = replace(setup, config={"mcp_servers": [trusted], "agent_tools": "always"}, environment={"MY_TOKEN": token})
     remember: dict[str, object] = {
         "tool": {"name": "commit_memory", "namespace": "mcp__agent", "arguments": {"content": "apples"}}
     }
-    (place.workspace / "sub").mkdir(parents=True)
-    (place.root / "secret.txt").write_text("secret")
-    (place.workspace / "link").symlink_to(place.root / "secret.txt")
-    (place.workspace / "keys").write_text(SECRET)
+    (setup.workspace / "sub").mkdir(parents=True)
+    (setup.root / "secret.txt").write_text("secret")
+    (setup.workspace / "link").symlink_to(setup.root / "secret.txt")
+    (setup.workspace / "keys").write_text(SECRET)
     hand = [call("agent", "hand_over_file", path=path) for path in ("link", "nothing", "keys", "sub/out.txt")]
     steps: list[dict[str, object]] = [
         # First of all: the model is quicker than the note of its session.
@@ -146,13 +146,13 @@ async def test_mcp_servers_and_built_in_tools_work_and_their_secrets_stay_hidden
         *hand,
         {"say": "Done."},
     ]
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         assert "no files are handed over" not in (await limits_of(agent))
-        (place.workspace / "out.txt").write_text("hi")
+        (setup.workspace / "out.txt").write_text("hi")
         seen = await client.ask(script(*steps), "ctx")
         whole = await task(client, seen)
     assert (seen.state, seen.answer) == (COMPLETED, "Done.")
-    first, echoed, remembered, environment, *refused, handed = told(model)
+    first, echoed, remembered, environment, *refused, handed = tool_outputs(model)
     assert "Handed over as Report.txt (text/plain, 2 bytes)." in first
     assert "Handed over as out.txt (text/plain, 9 bytes)." in handed
     for said, expected in zip(refused, ("inside the workspace", "no such file", "contains a credential"), strict=True):
@@ -164,49 +164,49 @@ async def test_mcp_servers_and_built_in_tools_work_and_their_secrets_stay_hidden
     assert "PATH=" in environment
     assert token not in environment
     assert SECRET not in environment
-    assert files_with(place, token) == []
+    assert files_containing(setup, token) == []
 
 
 @pytest.mark.versions
-async def test_slow_servers_are_awaited_and_missing_ones_reported_once(place: Place, model: ScriptedModel) -> None:
+async def test_slow_servers_are_awaited_and_missing_ones_reported_once(setup: AgentSetup, model: ScriptedModel) -> None:
     left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
     servers = [
         {"name": "broken", "command": "false"},
         left_out,
-        light("late", "30", startup_timeout_s=0.5),
-        light("slow", "1.8", trusted=True),
+        minimal_server("late", "30", startup_timeout_s=0.5),
+        minimal_server("slow", "1.8", trusted=True),
     ]
     echo = script(call("slow", "echo", text="hello"), {"say": "Done."})
     # Silence is bounded by less than the slow one takes, which is no silence.
-    place = replace(place, codex={"turn_inactivity_timeout_s": 1.5}, config={"mcp_servers": servers})
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    setup = replace(setup, codex={"turn_inactivity_timeout_s": 1.5}, config={"mcp_servers": servers})
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         seen = await client.ask(echo, "ctx")
         assert (seen.state, seen.answer) == (COMPLETED, "Done.")
-        assert "echo hello" in told(model)[-1]
+        assert "echo hello" in tool_outputs(model)[-1]
         keyless, broken, late = notices(seen)[0].splitlines()
         assert keyless.endswith("not set; set it (or NOBODY_SET_THIS_FILE).")
         assert broken.startswith("The MCP server broken is not available: handshaking with MCP server failed")
         assert late.startswith("The MCP server late is not available: timed out handshaking with MCP server after")
         again = await client.ask(echo, "ctx")
         assert (again.answer, notices(again)) == ("Done.", [])
-        assert "echo hello" in told(model)[-1]
+        assert "echo hello" in tool_outputs(model)[-1]
         assert len(notices(await client.ask("hello", "elsewhere"))[0].splitlines()) == 3
 
 
 @pytest.mark.versions
-async def test_without_a_required_server_the_agent_does_not_start(place: Place, model: ScriptedModel) -> None:
+async def test_without_a_required_server_the_agent_does_not_start(setup: AgentSetup, model: ScriptedModel) -> None:
     needed = {"name": "needed", "command": "false", "required": True}
-    process = spawn(replace(place, config={"mcp_servers": [needed, light("slow", "30")]}))
+    process = spawn(replace(setup, config={"mcp_servers": [needed, minimal_server("slow", "30")]}))
     with anyio.fail_after(HANG_S):
         assert await anyio.to_thread.run_sync(process.wait) == 3
-    said = place.log.read_text().splitlines()[-1]
+    said = setup.log.read_text().splitlines()[-1]
     assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in said
     assert not model.requests
-    assert not list(place.root.rglob("rollout-*"))
+    assert not list(setup.root.rglob("rollout-*"))
 
 
 @contextmanager
-def slanderer(words: str) -> Iterator[str]:
+def failing_mcp_server(words: str) -> Iterator[str]:
     """Serve an MCP server that fails with these words, and give its address."""
 
     class Answers(BaseHTTPRequestHandler):
@@ -230,18 +230,18 @@ def slanderer(words: str) -> Iterator[str]:
 
 
 @pytest.mark.versions
-async def test_only_a_required_servers_own_failure_fails_messages(place: Place) -> None:
-    gone = place.root / "server.py"
-    gone.write_text(LIGHT.read_text())
+async def test_only_a_required_servers_own_failure_fails_messages(setup: AgentSetup) -> None:
+    gone = setup.root / "server.py"
+    gone.write_text(MINIMAL_SERVER.read_text())
     needed = {"name": "needed", "command": sys.executable, "args": [str(gone)], "required": True, "trusted": True}
-    file = place.root / "state" / "codex" / "config.toml"
-    with slanderer("oops; needed: gone for ever; x") as url, socket.create_server(("127.0.0.1", 0)) as silent:
+    file = setup.root / "state" / "codex" / "config.toml"
+    with failing_mcp_server("oops; needed: gone for ever; x") as url, socket.create_server(("127.0.0.1", 0)) as silent:
         # Nothing on loopback is asked by way of a proxy: neither the model nor, at the start, nobody.
         proxy = {"HTTP_PROXY": f"http://127.0.0.1:{silent.getsockname()[1]}"}
-        config = {"mcp_servers": [needed, light("fine"), {"name": "evil", "url": url}]}
-        place = replace(place, config=config, environment=proxy)
-        async with running_agent(place) as agent, peer(agent.url) as client:
-            assert not list(place.root.rglob("rollout-*"))
+        config = {"mcp_servers": [needed, minimal_server("fine"), {"name": "evil", "url": url}]}
+        setup = replace(setup, config=config, environment=proxy)
+        async with running_agent(setup) as agent, peer(agent.url) as client:
+            assert not list(setup.root.rglob("rollout-*"))
             echo = script(call("needed", "echo", text="hello"), {"say": "Done."})
             seen = await client.ask(echo, "ctx")
             assert seen.answer == "Done."
@@ -252,7 +252,7 @@ async def test_only_a_required_servers_own_failure_fails_messages(place: Place) 
             seen = await client.ask("hello", "ctx")
             assert seen.state == FAILED
             assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in seen.sentence
-            gone.write_text(LIGHT.read_text())
+            gone.write_text(MINIMAL_SERVER.read_text())
             good = file.read_text()
             file.write_text(f'{good}\n[mcp_servers.own]\ncommand = "false"\nrequired = true\n')
             seen = await client.ask("hello", "ctx")
@@ -265,34 +265,36 @@ async def test_only_a_required_servers_own_failure_fails_messages(place: Place) 
         silent.setblocking(False)
         with pytest.raises(BlockingIOError):
             silent.accept()
-    assert "the MCP server fine has not started" not in place.log.read_text()
+    assert "the MCP server fine has not started" not in setup.log.read_text()
 
 
-def troubled(place: Place) -> Place:
-    """Return the place of an agent whose `codex exec` begins with the commands in the file `trouble`."""
-    wrapper = place.root / "codex"
-    trouble = place.root / "trouble"
-    wrapper.write_text(f'#!/bin/sh\n[ "$1" = exec ] && [ -e {trouble} ] && . {trouble}\nexec {binary()} "$@"\n')
+def with_fault_script(setup: AgentSetup) -> AgentSetup:
+    """Return the place of an agent whose `codex exec` begins with the commands in the file `fault_script`."""
+    wrapper = setup.root / "codex"
+    fault_script = setup.root / "fault"
+    wrapper.write_text(
+        f'#!/bin/sh\n[ "$1" = exec ] && [ -e {fault_script} ] && . {fault_script}\nexec {binary()} "$@"\n'
+    )
     wrapper.chmod(0o700)
-    return replace(place, codex={"recovery": "fail"}, environment={"CODEX_BIN": str(wrapper)})
+    return replace(setup, codex={"recovery": "fail"}, environment={"CODEX_BIN": str(wrapper)})
 
 
-IN_A_SHELL = "exit 137\n"
+EXIT_LIKE_KILLED = "exit 137\n"
 """As a shell ends whose program was killed."""
 
 
-async def test_a_codex_that_exits_before_its_session_is_retried_once(place: Place) -> None:
-    trouble = place.root / "trouble"
+async def test_a_codex_that_exits_before_its_session_is_retried_once(setup: AgentSetup) -> None:
+    fault_script = setup.root / "fault"
     killed = "kill -9 $$\n"
 
     def sessions() -> int:
-        return len(list(place.root.rglob("rollout-*")))
+        return len(list(setup.root.rglob("rollout-*")))
 
-    async with running_agent(troubled(place)) as agent, peer(agent.url) as client:
+    async with running_agent(with_fault_script(setup)) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         # Whatever the policy says: codex has not heard the message.
-        for how, context_id in ((killed, "ctx"), (killed, "new"), (IN_A_SHELL, "ctx")):
-            trouble.write_text(f"rm {trouble}\n{how}")
+        for how, context_id in ((killed, "ctx"), (killed, "new"), (EXIT_LIKE_KILLED, "ctx")):
+            fault_script.write_text(f"rm {fault_script}\n{how}")
             seen = await client.ask(REPEAT, context_id)
             assert (seen.state, "the word is apple" in seen.answer) == (COMPLETED, context_id == "ctx"), seen.sentence
         assert sessions() == 2
@@ -302,26 +304,26 @@ async def test_a_codex_that_exits_before_its_session_is_retried_once(place: Plac
             ("echo 'Error: Model provider `mine` not found' >&2; exit 1\n", CONFIG_REJECTED),
             ("exit 0\n", "codex ended with exit code 0 before its turn was over"),
         ):
-            trouble.write_text(what)
+            fault_script.write_text(what)
             seen = await client.ask("hello", "ctx")
             assert (seen.state, sentence in seen.sentence) == (FAILED, True), seen.sentence
             assert "boom" not in seen.sentence
-        assert "\\nboom" in place.log.read_text()
-        trouble.unlink()
+        assert "\\nboom" in setup.log.read_text()
+        fault_script.unlink()
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
-        trouble.write_text("sleep 86435\n")
+        fault_script.write_text("sleep 86435\n")
         begun = await client.begin("the word is pear", "ctx")
         waiting = await command(agent, "86435")
         agent.process.kill()
         await agent.ended()
-        trouble.unlink()
-    async with running_agent(troubled(place)) as agent, peer(agent.url) as client:
+        fault_script.unlink()
+    async with running_agent(with_fault_script(setup)) as agent, peer(agent.url) as client:
         ended = await client.finished(begun.task_id)
         assert (ended.state, ended.answer) == (COMPLETED, "You said: the word is pear")
         _, alive = psutil.wait_procs(waiting, timeout=2)
         assert not alive
     assert sessions() == 2
-    assert "Traceback" not in place.log.read_text()
+    assert "Traceback" not in setup.log.read_text()
 
 
 async def test_unsupported_features_are_rejected_and_stated_in_the_card(agent: AgentProcess, client: Peer) -> None:

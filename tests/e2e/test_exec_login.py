@@ -64,9 +64,9 @@ async def test_concurrent_runs_refresh_the_login_once(launch: Launch, model: Scr
     async with running_login_server(0.5) as server:
         codex = CodexExec(subscribed(launch, server))
         assert await answers(codex, 4) == ["Said."] * 4
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
         assert await answers(codex, 2) == ["Said."] * 2
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
         held = json.loads((launch.codex_home / AUTH_NAME).read_text())["tokens"]
     assert held["refresh_token"] == server.refresh_token
     assert {request.authorization for request in model.requests} == {f"Bearer {held['access_token']}"}
@@ -111,11 +111,11 @@ async def test_stopping_a_run_during_a_login_refresh_keeps_the_login(
         codex = CodexExec(subscribed(launch, server))
         with anyio.fail_after(HANG_S):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(stop, codex, server.was_asked)
-                await server.was_asked()
+                tasks.start_soon(stop, codex, server.wait_for_requests)
+                await server.wait_for_requests()
                 # It waits for the one that is stopped, although that is.
                 assert await answers(codex, 1) == ["Said."]
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
         held = json.loads((launch.codex_home / AUTH_NAME).read_text())["tokens"]
     assert held["refresh_token"] == server.refresh_token
     assert left_of(launch) == []
@@ -126,7 +126,7 @@ async def test_a_one_shot_command_that_times_out_during_a_refresh_keeps_the_logi
         launch = subscribed(launch, server)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(run_codex, launch, "mcp", "list", within_s=HANG_S, late="late"))
-            await server.was_asked()
+            await server.wait_for_requests()
             tasks.cancel_scope.cancel()
         held = json.loads((launch.codex_home / AUTH_NAME).read_text())["tokens"]
     assert held["refresh_token"] == server.refresh_token == "refresh-1-0123456789"
@@ -140,4 +140,4 @@ async def test_an_unused_login_delays_no_run(launch: Launch) -> None:
             await anext(run)
             with anyio.fail_after(PATIENCE_S - 1):
                 assert await answers(codex, 1) == ["Said."]
-        assert server.asked == []
+        assert server.requests == []

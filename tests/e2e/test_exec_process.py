@@ -45,7 +45,7 @@ KEY = "sk-scripted-0123456789"
 TOKEN = "a-token-of-the-probe"
 OTHERS = {"ANTHROPIC_API_KEY": "of-anthropic", "GEMINI_API_KEY": "of-google", "GITHUB_TOKEN": "of-github"}
 ADD = "*** Begin Patch\n*** Add File: a.txt\n+one\n*** End Patch"
-LIGHT_SERVER = Path(__file__).parent / "light_mcp_server.py"
+LIGHT_SERVER = Path(__file__).parent / "minimal_mcp_server.py"
 MCP_SERVER = Path(__file__).parent / "mcp_server.py"
 FREE = RunOptions(sandbox="danger-full-access")
 

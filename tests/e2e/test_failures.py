@@ -17,7 +17,7 @@ from a2a.types import TaskState
 from codex_workspace.common.errors import CONFIG_REJECTED
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.tasks.outcomes import FAILURE
-from tests.e2e.agent_process import SECRET, Place, running_agent
+from tests.e2e.agent_process import SECRET, AgentSetup, running_agent
 from tests.e2e.client import Peer, peer, plain, script
 from tests.support.waiting import HANG_S
 
@@ -28,10 +28,10 @@ CANARY = "sk-operator-secret-0123"
 """A value of the operator's own in config.toml, which the agent does not know."""
 
 
-async def _start(place: Place, **environment: str) -> "subprocess.CompletedProcess[bytes]":
+async def _start(setup: AgentSetup, **environment: str) -> "subprocess.CompletedProcess[bytes]":
     command = [sys.executable, "-m", "codex_workspace", "serve"]
     with anyio.fail_after(HANG_S):
-        return await anyio.run_process(command, env=place.prepare() | environment, check=False)
+        return await anyio.run_process(command, env=setup.prepare() | environment, check=False)
 
 
 def _fake_codex(folder: Path, body: str) -> str:
@@ -53,8 +53,8 @@ for line in sys.stdin:
 
 
 @pytest.mark.both_backends
-async def test_codex_is_missing(place: Place) -> None:
-    done = await _start(place, CODEX_BIN=str(place.root / "nowhere"))
+async def test_codex_is_missing(setup: AgentSetup) -> None:
+    done = await _start(setup, CODEX_BIN=str(setup.root / "nowhere"))
     assert done.returncode == 3
     assert b"Traceback" not in done.stderr
     last = done.stderr.decode().splitlines()[-1]
@@ -72,8 +72,8 @@ async def test_codex_is_missing(place: Place) -> None:
         ("print('hello')", "CODEX_BIN"),
     ],
 )
-async def test_codex_cannot_start(place: Place, tmp_path: Path, body: str, expected: str) -> None:
-    done = await _start(place, CODEX_BIN=_fake_codex(tmp_path, body))
+async def test_codex_cannot_start(setup: AgentSetup, tmp_path: Path, body: str, expected: str) -> None:
+    done = await _start(setup, CODEX_BIN=_fake_codex(tmp_path, body))
     assert done.returncode == 3
     assert expected in done.stderr.decode()
     assert b"Traceback" not in done.stderr
@@ -90,8 +90,8 @@ for line in sys.stdin:
 """
 
 
-async def test_codex_dies_after_its_first_answers(place: Place, tmp_path: Path) -> None:
-    done = await _start(place, CODEX_BIN=_fake_codex(tmp_path, DIES_WHEN_IT_IS_TRIED))
+async def test_codex_dies_after_its_first_answers(setup: AgentSetup, tmp_path: Path) -> None:
+    done = await _start(setup, CODEX_BIN=_fake_codex(tmp_path, DIES_WHEN_IT_IS_TRIED))
     assert "codex cannot start: codex was ended by signal 9 (SIGKILL)" in done.stderr.decode()
     assert done.returncode == 3
     assert b"Traceback" not in done.stderr
@@ -101,12 +101,12 @@ async def test_codex_dies_after_its_first_answers(place: Place, tmp_path: Path) 
 @pytest.mark.parametrize(
     "setting", ['profile = "p"', f"[features]\nfoo = '{CANARY}'", "[tui]\nnotifications = 17"], ids=["p", "f", "t"]
 )
-async def test_a_config_toml_that_codex_rejects(place: Place, setting: str) -> None:
-    place.prepare()
-    file = place.root / "state" / "codex" / "config.toml"
+async def test_a_config_toml_that_codex_rejects(setup: AgentSetup, setting: str) -> None:
+    setup.prepare()
+    file = setup.root / "state" / "codex" / "config.toml"
     file.parent.mkdir(parents=True)
     file.write_text(f"{setting}\n")
-    done = await _start(place)
+    done = await _start(setup)
     assert done.returncode == 3
     assert f"codex does not take {file}: " in done.stderr.decode()
     assert CANARY not in done.stderr.decode()
@@ -116,11 +116,11 @@ async def test_a_config_toml_that_codex_rejects(place: Place, setting: str) -> N
 
 @pytest.mark.both_backends
 async def test_a_config_toml_broken_at_run_time_fails_messages_without_leaking_it(
-    place: Place,
+    setup: AgentSetup,
 ) -> None:
-    file = place.root / "state" / "codex" / "config.toml"
+    file = setup.root / "state" / "codex" / "config.toml"
     server = "[mcp_servers.own]\nurl = 'http://127.0.0.1:9/'\nhttp_headers = "
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         assert (await client.ask("the word is apple", "ctx")).answer
         good = file.read_text()
         spoilt = (f"'Bearer {CANARY}'\n", f"{{A = '{CANARY}'\n")
@@ -130,48 +130,48 @@ async def test_a_config_toml_broken_at_run_time_fails_messages_without_leaking_i
             assert (seen.state, seen.sentence) == (FAILED, CONFIG_REJECTED)
         file.write_text(good)
         assert "the word is apple" in (await client.ask(script({"repeat": True}), "ctx")).answer
-    log = place.log.read_text()
+    log = setup.log.read_text()
     assert f"{file.name}:" in log
     assert CANARY not in log
 
 
-async def test_the_port_is_in_use(place: Place) -> None:
+async def test_the_port_is_in_use(setup: AgentSetup) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = await _start(place, A2A_PORT=str(taken.getsockname()[1]))
+        done = await _start(setup, A2A_PORT=str(taken.getsockname()[1]))
     assert done.returncode == 2
     _one_sentence(done.stderr, "A2A_PORT", "already in use")
 
 
-async def test_a_json_log_ends_with_a_json_line(place: Place, tmp_path: Path) -> None:
+async def test_a_json_log_ends_with_a_json_line(setup: AgentSetup, tmp_path: Path) -> None:
     for expected, environment in {2: {"SCRIPTED_KEY": ""}, 3: {"CODEX_BIN": _fake_codex(tmp_path, "exit(7)")}}.items():
-        done = await _start(place, LOG_FORMAT="json", **environment)
+        done = await _start(setup, LOG_FORMAT="json", **environment)
         assert done.returncode == expected
         lines = [json.loads(line) for line in done.stderr.splitlines()]
         assert lines[-1]["level"] == "error"
 
 
-async def test_listening_beyond_loopback_needs_a_token(place: Place) -> None:
-    done = await _start(place, A2A_HOST="0.0.0.0")
+async def test_listening_beyond_loopback_needs_a_token(setup: AgentSetup) -> None:
+    done = await _start(setup, A2A_HOST="0.0.0.0")
     assert done.returncode == 2
     _one_sentence(done.stderr, "A2A_TOKEN")
 
 
-async def test_no_credential(place: Place) -> None:
-    done = await _start(place, SCRIPTED_KEY="")
+async def test_no_credential(setup: AgentSetup) -> None:
+    done = await _start(setup, SCRIPTED_KEY="")
     assert done.returncode == 2
     _one_sentence(done.stderr, "SCRIPTED_KEY")
 
 
-async def test_an_unusable_state_folder(place: Place) -> None:
-    (place.root / "file").write_text("")
-    done = await _start(place, WORKSPACE_STATE_DIR=str(place.root / "file" / "state"))
+async def test_an_unusable_state_folder(setup: AgentSetup) -> None:
+    (setup.root / "file").write_text("")
+    done = await _start(setup, WORKSPACE_STATE_DIR=str(setup.root / "file" / "state"))
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
     assert b"file" in done.stderr
 
 
-async def test_a_file_that_is_no_database(place: Place) -> None:
-    done = await _start(place, DATABASE_URL=f"sqlite+aiosqlite:///{place.root}/config/config.yaml")
+async def test_a_file_that_is_no_database(setup: AgentSetup) -> None:
+    done = await _start(setup, DATABASE_URL=f"sqlite+aiosqlite:///{setup.root}/config/config.yaml")
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
     assert b"database" in done.stderr.lower()
@@ -217,10 +217,10 @@ async def test_a_model_stream_that_is_retried_is_not_duplicated(client: Peer) ->
 
 
 @pytest.mark.both_backends
-async def test_an_unreachable_model_fails_quickly(place: Place) -> None:
+async def test_an_unreachable_model_fails_quickly(setup: AgentSetup) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
-    async with running_agent(replace(place, model_url=address)) as agent, peer(agent.url) as client:
+    async with running_agent(replace(setup, model_url=address)) as agent, peer(agent.url) as client:
         with anyio.fail_after(20):
             seen = await client.ask("hello")
     assert seen.state == FAILED
@@ -235,8 +235,8 @@ async def test_a_disconnected_peer_does_not_stop_its_turn(client: Peer, model: S
     assert (await client.finished(task_id)).state == TaskState.TASK_STATE_COMPLETED
 
 
-async def test_readiness_follows_codex(place: Place) -> None:
-    async with running_agent(place) as agent, httpx.AsyncClient(base_url=agent.url) as http:
+async def test_readiness_follows_codex(setup: AgentSetup) -> None:
+    async with running_agent(setup) as agent, httpx.AsyncClient(base_url=agent.url) as http:
         assert (await http.get("/readyz")).json() == {"status": "ready"}
         (codex := agent.codex()).kill()
         await anyio.to_thread.run_sync(codex.wait, 5)
@@ -247,9 +247,9 @@ async def test_readiness_follows_codex(place: Place) -> None:
 
 @pytest.mark.both_backends
 @pytest.mark.alone
-async def test_sigterm_while_codex_fails_to_start_stops_the_agent_at_once(place: Place, tmp_path: Path) -> None:
+async def test_sigterm_while_codex_fails_to_start_stops_the_agent_at_once(setup: AgentSetup, tmp_path: Path) -> None:
     silent = _fake_codex(tmp_path, "import time; time.sleep(60)")
-    environment = place.prepare() | {"CODEX_BIN": silent}
+    environment = setup.prepare() | {"CODEX_BIN": silent}
     process = psutil.Popen([sys.executable, "-m", "codex_workspace", "serve"], env=environment, stderr=subprocess.PIPE)
     with anyio.fail_after(15):
         # A library starts a program as it is loaded.
@@ -264,8 +264,8 @@ async def test_sigterm_while_codex_fails_to_start_stops_the_agent_at_once(place:
 
 
 @pytest.mark.parametrize("url", ["sqlite:///x.db", "postgresql+asyncpg://u:p@127.0.0.1:1/x", "nonsense"])
-async def test_a_database_url_without_a_driver(place: Place, url: str) -> None:
-    done = await _start(place, DATABASE_URL=url)
+async def test_a_database_url_without_a_driver(setup: AgentSetup, url: str) -> None:
+    done = await _start(setup, DATABASE_URL=url)
     assert done.returncode == 2, done.stderr.decode()
     assert b"Traceback" not in done.stderr
     assert b"DATABASE_URL" in done.stderr

@@ -10,28 +10,28 @@ import yaml
 
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.model_requests import Message, Output, Request
-from tests.e2e.agent_process import Place, running_agent, spawn
+from tests.e2e.agent_process import AgentSetup, running_agent, spawn
 from tests.e2e.client import peer, script
 
 pytestmark = pytest.mark.slow
 
-OF_OLD = "Speak like a pirate."
-OF_TODAY = "Speak like a librarian."
+OLD_INSTRUCTIONS = "Speak like a pirate."
+NEW_INSTRUCTIONS = "Speak like a librarian."
 CHANGED = "The operator has changed"
 SKILL = "---\nname: notes\ndescription: Writes release notes from tags\n---\n\nBegin with the newest tag.\n"
 
 
 @dataclass(frozen=True)
-class Told(Place):
+class SetupWithPrompt(AgentSetup):
     """An agent's folders, with files beside config.yaml that tell it how to work."""
 
-    keys: Mapping[str, object] = field(default_factory=lambda: {"prompt_files": ["how.md"]})
+    config_keys: Mapping[str, object] = field(default_factory=lambda: {"prompt_files": ["how.md"]})
 
     @property
     def folder(self) -> Path:
         return self.root / "config"
 
-    def tell(self, text: str) -> None:
+    def write_prompt(self, text: str) -> None:
         """Write the prompt file."""
         self.folder.mkdir(exist_ok=True)
         (self.folder / "how.md").write_text(text)
@@ -39,23 +39,23 @@ class Told(Place):
     def prepare(self) -> dict[str, str]:
         environment = super().prepare()
         file = self.folder / "config.yaml"
-        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | dict(self.keys)))
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | dict(self.config_keys)))
         return environment
 
 
 @pytest.fixture
-def place(tmp_path: Path, model: ScriptedModel) -> Told:
-    return Told(tmp_path, model.base_url)
+def setup(tmp_path: Path, model: ScriptedModel) -> SetupWithPrompt:
+    return SetupWithPrompt(tmp_path, model.base_url)
 
 
-async def ask(place: Place, *texts: str) -> None:
+async def ask(setup: AgentSetup, *texts: str) -> None:
     """Start the agent, send messages to its one conversation, and stop it."""
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         for text in texts:
             await client.ask(text)
 
 
-def heard(request: Request, words: str, role: str = "developer") -> list[int]:
+def occurrences(request: Request, words: str, role: str = "developer") -> list[int]:
     """Return where in a model call's input `words` stand, once for each time."""
     return [
         index
@@ -65,72 +65,76 @@ def heard(request: Request, words: str, role: str = "developer") -> list[int]:
     ]
 
 
-def where(request: Request, text: str) -> int:
+def position_of(request: Request, text: str) -> int:
     (index,) = [n for n, item in enumerate(request.input) if isinstance(item, Message) and item.text == text]
     return index
 
 
-async def test_a_conversation_receives_each_instruction_change_once(place: Told, model: ScriptedModel) -> None:
-    place.tell("")
-    await ask(place, "one")
-    place.tell(OF_OLD)
-    await ask(place, "two", "three")
+async def test_a_conversation_receives_each_instruction_change_once(
+    setup: SetupWithPrompt, model: ScriptedModel
+) -> None:
+    setup.write_prompt("")
+    await ask(setup, "one")
+    setup.write_prompt(OLD_INSTRUCTIONS)
+    await ask(setup, "two", "three")
     # The same again: nothing is added.
-    await ask(place, "four")
+    await ask(setup, "four")
     last = model.requests[-1]
-    (told,) = heard(last, OF_OLD)
-    assert where(last, "one") < told < where(last, "two")
-    assert heard(last, CHANGED) == [told]
-    place.tell(OF_TODAY)
+    (position,) = occurrences(last, OLD_INSTRUCTIONS)
+    assert position_of(last, "one") < position < position_of(last, "two")
+    assert occurrences(last, CHANGED) == [position]
+    setup.write_prompt(NEW_INSTRUCTIONS)
     # A conversation that long is compacted before its next turn.
     long = script({"say": "a lot", "usage": {"input_tokens": 1_000_000}})
-    await ask(place, "five", long, "six")
-    before = next(request for request in model.requests if heard(request, "five", "user"))
-    (told,) = heard(before, OF_TODAY)
-    assert where(before, "four") < told < where(before, "five")
-    assert len(heard(before, OF_OLD)) == 1
+    await ask(setup, "five", long, "six")
+    before = next(request for request in model.requests if occurrences(request, "five", "user"))
+    (position,) = occurrences(before, NEW_INSTRUCTIONS)
+    assert position_of(before, "four") < position < position_of(before, "five")
+    assert len(occurrences(before, OLD_INSTRUCTIONS)) == 1
     compacted = model.requests[-1]
-    assert len(heard(compacted, OF_TODAY)) == 1, "codex itself says those of today"
-    assert heard(compacted, OF_OLD) == heard(compacted, CHANGED) == []
-    place.tell("")
-    await ask(place, "seven")
+    assert len(occurrences(compacted, NEW_INSTRUCTIONS)) == 1, "codex itself says those of today"
+    assert occurrences(compacted, OLD_INSTRUCTIONS) == occurrences(compacted, CHANGED) == []
+    setup.write_prompt("")
+    await ask(setup, "seven")
     last = model.requests[-1]
-    (told,) = heard(last, "no longer in force")
-    assert heard(last, OF_TODAY)[0] < told < where(last, "seven")
+    (position,) = occurrences(last, "no longer in force")
+    assert occurrences(last, NEW_INSTRUCTIONS)[0] < position < position_of(last, "seven")
 
 
-async def test_skills_and_memory_files_reach_the_model_and_the_card(place: Told, model: ScriptedModel) -> None:
-    place = replace(place, keys={"skills": ["notes"]})
-    home = place.root / "state" / "codex"
+async def test_skills_and_memory_files_reach_the_model_and_the_card(
+    setup: SetupWithPrompt, model: ScriptedModel
+) -> None:
+    setup = replace(setup, config_keys={"skills": ["notes"]})
+    home = setup.root / "state" / "codex"
     for folder, name, text in (
-        (place.folder / "skills" / "notes", "SKILL.md", SKILL),
-        (place.folder, "AGENTS.md", "The platform's rule."),
+        (setup.folder / "skills" / "notes", "SKILL.md", SKILL),
+        (setup.folder, "AGENTS.md", "The platform's rule."),
         (home, "AGENTS.md", "The rule of every workspace."),
-        (place.workspace, "AGENTS.md", "The rule of this workspace."),
-        (place.workspace / ".agents" / "skills" / "deploy", "SKILL.md", SKILL.replace("notes", "deploy")),
+        (setup.workspace, "AGENTS.md", "The rule of this workspace."),
+        (setup.workspace / ".agents" / "skills" / "deploy", "SKILL.md", SKILL.replace("notes", "deploy")),
     ):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    file = place.folder / "skills" / "notes" / "SKILL.md"
-    async with running_agent(place) as agent, peer(agent.url) as client, httpx.AsyncClient() as http:
+    file = setup.folder / "skills" / "notes" / "SKILL.md"
+    async with running_agent(setup) as agent, peer(agent.url) as client, httpx.AsyncClient() as http:
         card = (await http.get(f"{agent.url}.well-known/agent-card.json")).json()
         assert [skill["id"] for skill in card["skills"]] == ["code", "review", "explain", "notes"]
         await client.ask("Please use $notes.")
         await client.ask(script({"run": f"cat {file}"}, text="Read it. "))
     first, last = model.requests[0], model.requests[-1]
-    assert len(heard(first, "The platform's rule.")) == 1
-    assert len(heard(first, "Writes release notes from tags")) == 1
-    assert len(heard(first, "Writes release deploy from tags")) == 1
-    read = [item for item in last.input if isinstance(item, Output) and "Begin with the newest tag." in item.text]
-    assert len(read) == 1, "the sandbox lets it be read"
+    assert len(occurrences(first, "The platform's rule.")) == 1
+    assert len(occurrences(first, "Writes release notes from tags")) == 1
+    assert len(occurrences(first, "Writes release deploy from tags")) == 1
+    outputs = [item for item in last.input if isinstance(item, Output) and "Begin with the newest tag." in item.text]
+    assert len(outputs) == 1, "the sandbox lets it be read"
     (thread,) = (home / "sessions").glob("**/*.jsonl")
-    remembered = thread.read_text()
-    assert "The rule of every workspace." in remembered
-    assert "The rule of this workspace." in remembered
-    assert "<name>notes</name>" in remembered, "what the message named is there in full"
+    recorded = thread.read_text()
+    assert "The rule of every workspace." in recorded
+    assert "The rule of this workspace." in recorded
+    assert "<name>notes</name>" in recorded, "what the message named is there in full"
 
 
-def test_a_missing_prompt_file_prevents_the_start(place: Told) -> None:
-    process = spawn(place)
+def test_a_missing_prompt_file_prevents_the_start(setup: SetupWithPrompt) -> None:
+    process = spawn(setup)
     assert process.wait(20) == 2
-    assert f"{place.folder}/config.yaml: prompt_files[0]: names {place.folder}/how.md" in place.log.read_text()
+    assert f"{setup.folder}/config.yaml: prompt_files[0]: names {setup.folder}/how.md" in setup.log.read_text()

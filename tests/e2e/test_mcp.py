@@ -22,7 +22,7 @@ from codex_workspace.cli.checks import Facts, Finding
 from codex_workspace.cli.codex_checks import check_mcp
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.model_requests import Output
-from tests.e2e.agent_process import REPOSITORY, Place, running_agent, spawn
+from tests.e2e.agent_process import REPOSITORY, AgentSetup, running_agent, spawn
 from tests.e2e.client import Peer, Seen, peer, script
 from tests.support.waiting import HANG_S, eventually
 
@@ -39,8 +39,8 @@ def stdio(name: str, *arguments: str, **keys: object) -> Mapping[str, object]:
     return {"name": name, "command": sys.executable, "args": [str(SERVER), *arguments], **keys}
 
 
-def with_servers(place: Place, *servers: Mapping[str, object], **environment: str) -> Place:
-    return replace(place, config={"mcp_servers": list(servers)}, environment=environment)
+def with_servers(setup: AgentSetup, *servers: Mapping[str, object], **environment: str) -> AgentSetup:
+    return replace(setup, config={"mcp_servers": list(servers)}, environment=environment)
 
 
 def call(server: str, tool: str, **arguments: object) -> dict[str, object]:
@@ -48,7 +48,7 @@ def call(server: str, tool: str, **arguments: object) -> dict[str, object]:
     return {"tool": {"name": tool, "namespace": f"mcp__{server}", "arguments": arguments}}
 
 
-def told(model: ScriptedModel) -> list[str]:
+def tool_outputs(model: ScriptedModel) -> list[str]:
     """What the model heard of its last calls, the newest last."""
     return [item.text for item in model.requests[-1].input if isinstance(item, Output)]
 
@@ -57,26 +57,26 @@ def notices(seen: Seen) -> list[str]:
     return [part.text for note in seen.notes for part in note.status.message.parts if "MCP server" in part.text]
 
 
-def files_with(place: Place, secret: str) -> list[Path]:
+def files_containing(setup: AgentSetup, secret: str) -> list[Path]:
     """Return the files of an agent, its log and codex's among them, that hold a secret."""
-    return [file for file in place.root.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
+    return [file for file in setup.root.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
 
 
 @asynccontextmanager
-async def agent_with(place: Place) -> AsyncIterator[Peer]:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def agent_with(setup: AgentSetup) -> AsyncIterator[Peer]:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         yield client
 
 
 @pytest.mark.versions
-async def test_a_trusted_server_works_and_keeps_its_secret(place: Place, model: ScriptedModel) -> None:
+async def test_a_trusted_server_works_and_keeps_its_secret(setup: AgentSetup, model: ScriptedModel) -> None:
     trusted = stdio(
         "trusted",
         trusted=True,
         disabled_tools=["crash"],
         env={"API_TOKEN": "Bearer ${MY_TOKEN}", "PLAIN": "in the open"},
     )
-    place = with_servers(place, trusted, stdio("other"), MY_TOKEN=TOKEN)
+    setup = with_servers(setup, trusted, stdio("other"), MY_TOKEN=TOKEN)
     steps: list[dict[str, object]] = [
         call("trusted", "echo", text="hello"),
         call("trusted", "digest_of", variable="API_TOKEN"),
@@ -87,11 +87,11 @@ async def test_a_trusted_server_works_and_keeps_its_secret(place: Place, model: 
         call("other", "digest_of", variable="API_TOKEN"),
         {"run": "env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'"},
     ]
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         assert (await client.ask(script(*steps, {"say": "Done."}))).answer == "Done."
         codex = agent.codex()
         assert TOKEN not in "\n".join((*codex.environ().values(), *codex.cmdline()))
-    echoed, token, plain, key, disabled, refused, none, seen = told(model)
+    echoed, token, plain, key, disabled, refused, none, seen = tool_outputs(model)
     assert "echo hello" in echoed
     assert hashlib.sha256(f"Bearer {TOKEN}".encode()).hexdigest() in token
     assert hashlib.sha256(b"in the open").hexdigest() in plain
@@ -101,16 +101,16 @@ async def test_a_trusted_server_works_and_keeps_its_secret(place: Place, model: 
     assert "echo hello" not in refused
     assert "none" in none
     assert TOKEN not in seen
-    assert files_with(place, TOKEN) == []
+    assert files_containing(setup, TOKEN) == []
 
 
-async def test_an_untrusted_server_asks_for_approval(place: Place, model: ScriptedModel) -> None:
-    place = replace(with_servers(place, stdio("other")), codex={"approval_policy": "on-request"})
-    async with agent_with(place) as client:
+async def test_an_untrusted_server_asks_for_approval(setup: AgentSetup, model: ScriptedModel) -> None:
+    setup = replace(with_servers(setup, stdio("other")), codex={"approval_policy": "on-request"})
+    async with agent_with(setup) as client:
         asked = await client.ask(script(call("other", "echo", text="hello"), {"say": "Done."}))
         assert 'Allow the other MCP server to run tool "echo"?' in asked.sentence
         assert (await client.answer(asked, Part(text="yes"))).answer == "Done."
-    assert "echo hello" in told(model)[-1]
+    assert "echo hello" in tool_outputs(model)[-1]
 
 
 ANSWERS: Final = (
@@ -123,31 +123,31 @@ ANSWERS: Final = (
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(("answer", "came_of_it"), ANSWERS)
+@pytest.mark.parametrize(("answer", "result"), ANSWERS)
 async def test_a_servers_form_reaches_the_user(
-    place: Place, model: ScriptedModel, answer: Part, came_of_it: str
+    setup: AgentSetup, model: ScriptedModel, answer: Part, result: str
 ) -> None:
-    place = replace(with_servers(place, stdio("wall", trusted=True)), codex={"approval_policy": "on-request"})
-    async with agent_with(place) as client:
+    setup = replace(with_servers(setup, stdio("wall", trusted=True)), codex={"approval_policy": "on-request"})
+    async with agent_with(setup) as client:
         asked = await client.ask(script(call("wall", "paint"), {"say": "Done."}))
         assert "Which colour shall the wall have?" in asked.sentence
         unclear = await client.answer(asked, Part(text="green, I think"))
         assert unclear.state == TaskState.TASK_STATE_INPUT_REQUIRED
         assert (await client.answer(unclear, answer)).answer == "Done."
-    assert came_of_it in told(model)[-1]
+    assert result in tool_outputs(model)[-1]
 
 
-async def test_a_server_can_send_the_user_to_a_url(place: Place, model: ScriptedModel) -> None:
-    place = replace(with_servers(place, stdio("wall", trusted=True)), codex={"approval_policy": "on-request"})
-    async with agent_with(place) as client:
+async def test_a_server_can_send_the_user_to_a_url(setup: AgentSetup, model: ScriptedModel) -> None:
+    setup = replace(with_servers(setup, stdio("wall", trusted=True)), codex={"approval_policy": "on-request"})
+    async with agent_with(setup) as client:
         asked = await client.ask(script(call("wall", "sign_in"), {"say": "Done."}))
         assert "https://login.example/start" in asked.sentence
         assert (await client.answer(asked, Part(text="yes"))).answer == "Done."
-    assert "accept" in told(model)[-1]
+    assert "accept" in tool_outputs(model)[-1]
 
 
 async def test_an_http_servers_token_is_sent_to_that_server_only(
-    place: Place, model: ScriptedModel, tmp_path: Path
+    setup: AgentSetup, model: ScriptedModel, tmp_path: Path
 ) -> None:
     seen = tmp_path / "headers.txt"
     async with over_http(seen) as url:
@@ -158,50 +158,50 @@ async def test_an_http_servers_token_is_sent_to_that_server_only(
             "headers": {"X-Partner": "id ${PARTNER}", "X-Plain": "agent"},
             "required": True,
         }
-        place = with_servers(place, server, MY_TOKEN=TOKEN, PARTNER=PARTNER)
+        setup = with_servers(setup, server, MY_TOKEN=TOKEN, PARTNER=PARTNER)
         look: dict[str, object] = {"run": "env; cat /proc/*/environ | tr '\\0' '\\n'"}
-        async with agent_with(place) as client:
+        async with agent_with(setup) as client:
             answer = await client.ask(script(call("web", "remember_headers"), look, {"say": "Done."}))
         assert answer.answer == "Done."
     headers = seen.read_text().splitlines()
     assert {f"authorization: Bearer {TOKEN}", f"x-partner: id {PARTNER}", "x-plain: agent"} <= set(headers)
     for secret in (TOKEN, PARTNER):
-        assert secret not in told(model)[-1]
-        assert files_with(place, secret) == [seen]
+        assert secret not in tool_outputs(model)[-1]
+        assert files_containing(setup, secret) == [seen]
 
 
-async def test_a_slow_server_is_ready_before_the_first_model_call(place: Place, model: ScriptedModel) -> None:
-    place = with_servers(place, stdio("slow", "--delay-s", "2", trusted=True))
-    async with agent_with(place) as client:
+async def test_a_slow_server_is_ready_before_the_first_model_call(setup: AgentSetup, model: ScriptedModel) -> None:
+    setup = with_servers(setup, stdio("slow", "--delay-s", "2", trusted=True))
+    async with agent_with(setup) as client:
         seen = await client.ask(script(call("slow", "echo", text="late"), {"say": "Done."}))
     assert (seen.answer, notices(seen)) == ("Done.", [])
-    assert "echo late" in told(model)[-1]
+    assert "echo late" in tool_outputs(model)[-1]
 
 
 @pytest.mark.versions
-async def test_a_server_that_exits_is_restarted(place: Place, model: ScriptedModel) -> None:
+async def test_a_server_that_exits_is_restarted(setup: AgentSetup, model: ScriptedModel) -> None:
     frail = stdio("frail", trusted=True, env={"API_TOKEN": "${MY_TOKEN}"})
-    place = with_servers(place, frail, stdio("steady", trusted=True), MY_TOKEN=TOKEN)
+    setup = with_servers(setup, frail, stdio("steady", trusted=True), MY_TOKEN=TOKEN)
     steady = call("steady", "echo", text="one")
     crash = script(steady, call("frail", "crash"), {"say": "Oh."})
-    async with agent_with(place) as client:
+    async with agent_with(setup) as client:
         assert (await client.ask(crash, "ctx")).answer == "Oh."
-        first, ended = told(model)
+        first, ended = tool_outputs(model)
         assert "Transport closed" in ended
         seen = await client.ask(script(call("frail", "echo", text="two"), steady, {"say": "Back."}), "ctx")
     assert (seen.answer, notices(seen)) == ("Back.", [])
-    _, _, back, still = told(model)
+    _, _, back, still = tool_outputs(model)
     assert "echo two" in back
-    assert files_with(place, TOKEN) == []
+    assert files_containing(setup, TOKEN) == []
     assert still.splitlines()[-1] == first.splitlines()[-1]
 
 
-async def test_a_missing_server_is_reported_once_and_the_turn_continues(place: Place) -> None:
+async def test_a_missing_server_is_reported_once_and_the_turn_continues(setup: AgentSetup) -> None:
     left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
-    place = with_servers(
-        place, stdio("broken", "--fail"), left_out, stdio("late", "--delay-s", "30", startup_timeout_s=1)
+    setup = with_servers(
+        setup, stdio("broken", "--fail"), left_out, stdio("late", "--delay-s", "30", startup_timeout_s=1)
     )
-    async with agent_with(place) as client:
+    async with agent_with(setup) as client:
         seen = await client.ask("hello", "ctx")
         assert seen.state == COMPLETED
         keyless, *others = notices(seen)[0].splitlines()
@@ -211,52 +211,52 @@ async def test_a_missing_server_is_reported_once_and_the_turn_continues(place: P
         assert late == "The MCP server late is not available: timed out after 1 seconds."
         again = await client.ask("hello again", "ctx")
         assert (again.state, notices(again)) == (COMPLETED, [])
-    assert "leaving out the MCP server keyless: mcp_servers[1].bearer_token_env names" in place.log.read_text()
+    assert "leaving out the MCP server keyless: mcp_servers[1].bearer_token_env names" in setup.log.read_text()
 
 
-async def test_without_a_required_server_the_agent_does_not_start(place: Place) -> None:
-    place = with_servers(place, stdio("needed", "--fail", required=True))
-    process = spawn(place)
+async def test_without_a_required_server_the_agent_does_not_start(setup: AgentSetup) -> None:
+    setup = with_servers(setup, stdio("needed", "--fail", required=True))
+    process = spawn(setup)
     with anyio.fail_after(HANG_S):
         assert await anyio.to_thread.run_sync(process.wait) == 3
-    said = place.log.read_text().splitlines()[-1]
+    said = setup.log.read_text().splitlines()[-1]
     assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in said
 
 
-def test_the_doctor_reports_each_servers_state(place: Place) -> None:
+def test_the_doctor_reports_each_servers_state(setup: AgentSetup) -> None:
     left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
     fine = stdio("fine", required=True, disabled_tools=["crash"])
-    finding = diagnosis(with_servers(place, fine, stdio("broken", "--fail"), left_out))
+    finding = diagnosis(with_servers(setup, fine, stdio("broken", "--fail"), left_out))
     assert (finding.status, "mcp_servers in config.yaml" in finding.remedy) == ("warning", True)
     keyless, broken, tools = finding.finding.splitlines()
     assert "NOBODY_SET_THIS, which is not set" in keyless
     assert broken.startswith("The MCP server broken is not available: ")
     assert tools == "fine: 5 tools (digest_of, echo, paint, remember_headers, sign_in)"
-    finding = diagnosis(with_servers(place, stdio("needed", "--fail", required=True)))
+    finding = diagnosis(with_servers(setup, stdio("needed", "--fail", required=True)))
     assert (finding.status, "needed is not available" in finding.finding) == ("failed", True)
 
 
-def diagnosis(place: Place) -> Finding:
+def diagnosis(setup: AgentSetup) -> Finding:
     """Return what the doctor says of the MCP servers."""
-    facts = Facts(place.prepare())
+    facts = Facts(setup.prepare())
     facts.load_settings()
     facts.choose_provider()
     return check_mcp(facts)
 
 
-async def test_a_restarted_http_server_is_reconnected(place: Place, model: ScriptedModel, tmp_path: Path) -> None:
+async def test_a_restarted_http_server_is_reconnected(setup: AgentSetup, model: ScriptedModel, tmp_path: Path) -> None:
     port = free_port()
-    place = with_servers(place, {"name": "web", "url": f"http://127.0.0.1:{port}/mcp", "trusted": True})
+    setup = with_servers(setup, {"name": "web", "url": f"http://127.0.0.1:{port}/mcp", "trusted": True})
     echo = script(call("web", "echo", text="hello"), {"say": "Done."})
     async with over_http(tmp_path / "headers.txt", port), AsyncExitStack() as held:
-        client = await held.enter_async_context(agent_with(place))
+        client = await held.enter_async_context(agent_with(setup))
         assert (await client.ask(echo, "ctx")).answer == "Done."
         ran = held.pop_all()
     async with ran:
         assert (await client.ask(echo, "ctx")).answer == "Done."
         async with over_http(tmp_path / "headers.txt", port):
             assert (await client.ask(echo, "ctx")).answer == "Done."
-    first, down, again = told(model)
+    first, down, again = tool_outputs(model)
     assert ["echo hello" in each for each in (first, down, again)] == [True, False, True]
 
 

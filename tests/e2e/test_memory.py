@@ -14,9 +14,9 @@ from a2a.types import TaskState
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT
 from codex_workspace.tasks.outcomes import STOPPED
-from tests.e2e.agent_process import AgentProcess, Place, running_agent
-from tests.e2e.at_work import asked
+from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
+from tests.e2e.turn_progress import wait_for_model_calls
 from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.both_backends
@@ -26,13 +26,13 @@ REPEAT = script({"repeat": True})
 
 
 @pytest.mark.versions
-async def test_a_second_message_sees_the_first_and_a_third_sees_both_after_a_restart(place: Place) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_a_second_message_sees_the_first_and_a_third_sees_both_after_a_restart(setup: AgentSetup) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
         await client.ask("the word is pear", "ctx")
         assert await agent.stop() == 0
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         answer = (await client.ask(REPEAT, "ctx")).answer
     assert "the word is apple" in answer
     assert "the word is pear" in answer
@@ -46,8 +46,8 @@ async def test_messages_without_context_share_the_senders_main_context(client: P
     assert "the word is apple" not in (await client.ask(REPEAT, "elsewhere")).answer
 
 
-async def test_per_context_gives_each_message_without_context_its_own(place: Place) -> None:
-    separate = replace(place, codex={"conversations": "per-context"})
+async def test_per_context_gives_each_message_without_context_its_own(setup: AgentSetup) -> None:
+    separate = replace(setup, codex={"conversations": "per-context"})
     async with running_agent(separate) as agent, peer(agent.url) as client:
         first = await client.ask("the word is apple")
         second = await client.ask(REPEAT)
@@ -58,10 +58,10 @@ async def test_per_context_gives_each_message_without_context_its_own(place: Pla
 @pytest.mark.alone
 @pytest.mark.parametrize("recovery", ["fail", "resume"])
 async def test_codex_killed_during_a_turn_fails_or_resumes_it_and_the_context_remembers(
-    place: Place, recovery: str
+    setup: AgentSetup, recovery: str
 ) -> None:
     """Without recovery the task fails within a second and says why; with it, its watcher is told and it goes on."""
-    wanted = replace(place, codex={"recovery": recovery})
+    wanted = replace(setup, codex={"recovery": recovery})
     async with running_agent(wanted) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         seen = Seen()
@@ -100,10 +100,10 @@ async def test_codex_killed_between_turns_is_replaced_silently(agent: AgentProce
 @pytest.mark.alone
 @pytest.mark.parametrize("recovery", ["fail", "resume"])
 async def test_sigterm_waits_the_grace_period_then_fails_or_keeps_the_turn(
-    place: Place, model: ScriptedModel, recovery: str
+    setup: AgentSetup, model: ScriptedModel, recovery: str
 ) -> None:
     """What is left goes on with the next agent; without recovery the task fails, and says that the agent stopped."""
-    quick = replace(place, codex={"shutdown_grace_s": 1, "recovery": recovery})
+    quick = replace(setup, codex={"shutdown_grace_s": 1, "recovery": recovery})
     async with running_agent(quick) as agent, peer(agent.url) as client:
         ends_in_time, never_ends = Seen(), Seen()
 
@@ -115,7 +115,7 @@ async def test_sigterm_waits_the_grace_period_then_fails_or_keeps_the_turn(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow, ends_in_time, script({"chunks": 8, "delay_ms": 80}), "short")
             tasks.start_soon(follow, never_ends, script({"say": "At work.", "stall": True, "times": 1}), "long")
-            await asked(model, 2)
+            await wait_for_model_calls(model, 2)
             while not (ends_in_time.task_id and never_ends.task_id):
                 await anyio.sleep(0.01)
             with anyio.fail_after(7):
@@ -134,13 +134,13 @@ async def test_sigterm_waits_the_grace_period_then_fails_or_keeps_the_turn(
 
 @pytest.mark.versions
 @pytest.mark.parametrize("damage", ["emptied", "removed"])
-async def test_a_lost_thread_is_reported_and_replaced(place: Place, damage: str) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_a_lost_thread_is_reported_and_replaced(setup: AgentSetup, damage: str) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         await agent.stop()
-    for rollout in list((place.root / "state" / "codex" / "sessions").rglob("rollout-*.jsonl")):
+    for rollout in list((setup.root / "state" / "codex" / "sessions").rglob("rollout-*.jsonl")):
         _damage(rollout, damage)
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         seen = await client.ask(REPEAT, "ctx")
         assert seen.state == COMPLETED
         assert "apple" not in seen.answer
@@ -156,8 +156,8 @@ def _damage(rollout: Path, how: str) -> None:
 
 
 @pytest.mark.versions
-async def test_no_process_remains_after_the_agent_stops(place: Place, model: ScriptedModel) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_no_process_remains_after_the_agent_stops(setup: AgentSetup, model: ScriptedModel) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.begin(script({"run": "sleep 86422"}), "ctx")
         await eventually(lambda: agent.commands("86422"))
         family = [agent.process, *agent.process.children(recursive=True)]

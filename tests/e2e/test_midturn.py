@@ -10,7 +10,7 @@ from google.protobuf.json_format import ParseDict
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.tasks.outcomes import SUPERSEDED
 from codex_workspace.tasks.request import TURN
-from tests.e2e.agent_process import Place, running_agent
+from tests.e2e.agent_process import AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.support.waiting import HANG_S
 
@@ -19,25 +19,25 @@ COMPLETED, CANCELED, REJECTED = (
     TaskState.TASK_STATE_CANCELED,
     TaskState.TASK_STATE_REJECTED,
 )
-FINE = script({"say": "Fine."})
+SAY_FINE = script({"say": "Fine."})
 """The last script counts where a message tells of an earlier one."""
 REPEAT = script({"repeat": True})
 
 
-def wishing(text: str, **wishes: object) -> SendMessageRequest:
+def with_overrides(text: str, **overrides: object) -> SendMessageRequest:
     sent = request(text, "ctx")
-    ParseDict({TURN: wishes}, sent.message.metadata)
+    ParseDict({TURN: overrides}, sent.message.metadata)
     return sent
 
 
-async def heard(client: Peer, sent: SendMessageRequest) -> Seen:
+async def send(client: Peer, sent: SendMessageRequest) -> Seen:
     seen = Seen()
     async for event in client.streaming.send_message(sent):
         seen.take(event)
     return seen
 
 
-async def begun(client: Peer, text: str) -> Seen:
+async def start_turn(client: Peer, text: str) -> Seen:
     """Send a message and return its task once its turn has said something."""
     seen = await client.begin(text, "ctx")
     with anyio.fail_after(HANG_S):
@@ -47,10 +47,12 @@ async def begun(client: Peer, text: str) -> Seen:
 
 
 @pytest.mark.versions
-async def test_a_steering_message_joins_the_turn_and_both_get_its_answer(place: Place, model: ScriptedModel) -> None:
-    steering = replace(place, codex={"mid_turn": "steer"})
+async def test_a_steering_message_joins_the_turn_and_both_get_its_answer(
+    setup: AgentSetup, model: ScriptedModel
+) -> None:
+    steering = replace(setup, codex={"mid_turn": "steer"})
     async with running_agent(steering) as agent, peer(agent.url) as client:
-        first = await begun(client, script({"say": "I begin.", "run": "sleep 1"}, {"say": "never"}))
+        first = await start_turn(client, script({"say": "I begin.", "run": "sleep 1"}, {"say": "never"}))
         second = await client.ask("look here", "ctx")
         done = await client.finished(first.task_id)
         assert (done.state, second.state) == (COMPLETED, COMPLETED)
@@ -60,11 +62,11 @@ async def test_a_steering_message_joins_the_turn_and_both_get_its_answer(place: 
 
 
 @pytest.mark.versions
-async def test_an_interrupting_message_replaces_the_turn_and_loses_nothing(place: Place) -> None:
-    interrupting = replace(place, codex={"mid_turn": "interrupt"})
+async def test_an_interrupting_message_replaces_the_turn_and_loses_nothing(setup: AgentSetup) -> None:
+    interrupting = replace(setup, codex={"mid_turn": "interrupt"})
     async with running_agent(interrupting) as agent, peer(agent.url) as client:
-        first = await begun(client, script({"say": "I begin.", "stall": True}, text="the first"))
-        second = await client.ask(FINE, "ctx")
+        first = await start_turn(client, script({"say": "I begin.", "stall": True}, text="the first"))
+        second = await client.ask(SAY_FINE, "ctx")
         done = await client.get(first.task_id)
         assert (done.state, done.sentence, done.answer) == (CANCELED, SUPERSEDED, "I begin.")
         assert second.state == COMPLETED
@@ -72,11 +74,11 @@ async def test_an_interrupting_message_replaces_the_turn_and_loses_nothing(place
         assert "Of your answer to it, this much was said:\n\nI begin." in history
 
 
-async def test_the_latest_of_several_interrupting_messages_mentions_all(place: Place) -> None:
-    interrupting = replace(place, codex={"mid_turn": "interrupt"})
+async def test_the_latest_of_several_interrupting_messages_mentions_all(setup: AgentSetup) -> None:
+    interrupting = replace(setup, codex={"mid_turn": "interrupt"})
     async with running_agent(interrupting) as agent, peer(agent.url) as client:
-        first = await begun(client, script({"say": "I begin.", "stall": True}))
-        others = [await client.begin(f"number {number} {FINE}", "ctx") for number in range(3)]
+        first = await start_turn(client, script({"say": "I begin.", "stall": True}))
+        others = [await client.begin(f"number {number} {SAY_FINE}", "ctx") for number in range(3)]
         ended = [await client.finished(each.task_id) for each in (first, *others)]
         assert ended[-1].state == COMPLETED
         assert {each.state for each in ended[:-1]} <= {CANCELED, COMPLETED}
@@ -84,42 +86,50 @@ async def test_the_latest_of_several_interrupting_messages_mentions_all(place: P
         assert all(f"number {number}" in history for number in range(3))
 
 
-async def test_a_message_overrides_the_mid_turn_policy(place: Place) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
-        first = await begun(client, script({"say": "I begin.", "run": "sleep 1"}, {"say": "never"}))
-        second = await heard(client, wishing("look here", midTurn="steer"))
+async def test_a_message_overrides_the_mid_turn_policy(setup: AgentSetup) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
+        first = await start_turn(client, script({"say": "I begin.", "run": "sleep 1"}, {"say": "never"}))
+        second = await send(client, with_overrides("look here", midTurn="steer"))
         assert second.answer == (await client.finished(first.task_id)).answer == "You said: look here"
-        first = await begun(client, script({"say": "I begin.", "stall": True}))
-        assert (await heard(client, wishing(FINE, midTurn="interrupt"))).state == COMPLETED
+        first = await start_turn(client, script({"say": "I begin.", "stall": True}))
+        assert (await send(client, with_overrides(SAY_FINE, midTurn="interrupt"))).state == COMPLETED
         assert (await client.get(first.task_id)).state == CANCELED
 
 
 async def test_without_a_running_turn_all_policies_are_equal(client: Peer) -> None:
-    for wish in ("queue", "steer", "interrupt"):
-        seen = await heard(client, wishing("hello", midTurn=wish))
+    for policy in ("queue", "steer", "interrupt"):
+        seen = await send(client, with_overrides("hello", midTurn=policy))
         assert (seen.state, seen.answer) == (COMPLETED, "You said: hello")
 
 
 @pytest.mark.versions
-async def test_one_message_overrides_turn_options(place: Place, model: ScriptedModel) -> None:
-    (place.root / "workspace" / "services").mkdir(parents=True)
+async def test_one_message_overrides_turn_options(setup: AgentSetup, model: ScriptedModel) -> None:
+    (setup.root / "workspace" / "services").mkdir(parents=True)
     schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3}}, "additionalProperties": False}
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("usual", "ctx")
-        usual = model.requests[-1]
-        own = {"model": "gpt-5.4", "effort": "high", "workingFolder": "services", "outputSchema": schema}
-        seen = await heard(client, wishing(script({"run": "pwd"}, {"say": "ok"}), **own))
+        first_request = model.requests[-1]
+        overrides = {"model": "gpt-5.4", "effort": "high", "workingFolder": "services", "outputSchema": schema}
+        seen = await send(client, with_overrides(script({"run": "pwd"}, {"say": "ok"}), **overrides))
         assert (seen.state, seen.answer) == (COMPLETED, "ok")
         assert any("workspace/services" in note.status.message.parts[0].text for note in seen.notes)
-        special = model.requests[-1]
-        assert (special.model, special.effort, special.output_schema) == ("gpt-5.4", "high", schema)
+        overridden_request = model.requests[-1]
+        assert (overridden_request.model, overridden_request.effort, overridden_request.output_schema) == (
+            "gpt-5.4",
+            "high",
+            schema,
+        )
         await client.ask("usual again", "ctx")
-        again = model.requests[-1]
-        assert (again.model, again.effort, again.output_schema) == (usual.model, usual.effort, None)
+        next_request = model.requests[-1]
+        assert (next_request.model, next_request.effort, next_request.output_schema) == (
+            first_request.model,
+            first_request.effort,
+            None,
+        )
 
 
 @pytest.mark.parametrize(
-    ("wishes", "words"),
+    ("overrides", "words"),
     [
         ({"colour": "red"}, "'colour' is unknown; valid options: model, effort, workingFolder, outputSchema, midTurn"),
         ({"workingFolder": "../.."}, "inside of the workspace"),
@@ -130,8 +140,8 @@ async def test_one_message_overrides_turn_options(place: Place, model: ScriptedM
     ],
 )
 async def test_an_invalid_turn_option_is_rejected_with_a_reason(
-    client: Peer, wishes: dict[str, object], words: str
+    client: Peer, overrides: dict[str, object], words: str
 ) -> None:
-    seen = await heard(client, wishing("hello", **wishes))
+    seen = await send(client, with_overrides("hello", **overrides))
     assert seen.state == REJECTED
     assert words in seen.sentence

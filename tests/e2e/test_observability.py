@@ -15,9 +15,9 @@ from google.protobuf.json_format import MessageToDict
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.docs.test_docs import names_in, table
-from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, Place, running_agent
+from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
-from tests.e2e.otlp_receiver import Exported, otlp_receiver
+from tests.e2e.otlp_receiver import ExportedSpan, otlp_receiver
 from tests.support.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
@@ -35,13 +35,13 @@ Numbers = Mapping[tuple[str, str], float]
 
 
 @asynccontextmanager
-async def watched(place: Place, **environment: str) -> AsyncIterator[tuple[AgentProcess, Peer, httpx.AsyncClient]]:
+async def watched(setup: AgentSetup, **environment: str) -> AsyncIterator[tuple[AgentProcess, Peer, httpx.AsyncClient]]:
     """Run an agent that has all tokens; gives it, a peer with the operator's, and a client with none."""
     principals = {"principals": [{"name": "partner", "token_env": "PARTNER_TOKEN"}]}
     tokens = {"A2A_TOKEN": OPERATOR, "PARTNER_TOKEN": PARTNER, "METRICS_TOKEN": SCRAPER}
-    place = replace(place, config=principals, environment={**tokens, **environment})
+    setup = replace(setup, config=principals, environment={**tokens, **environment})
     async with (
-        running_agent(place) as agent,
+        running_agent(setup) as agent,
         peer(agent.url, OPERATOR) as client,
         httpx.AsyncClient(base_url=agent.url) as http,
     ):
@@ -82,9 +82,9 @@ def shown_in(scraped: str) -> dict[str, tuple[str, frozenset[str]]]:
     return shown
 
 
-async def test_every_documented_metric_exists_and_counts(place: Place) -> None:
+async def test_every_documented_metric_exists_and_counts(setup: AgentSetup) -> None:
     usage = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 30, "reasoning_tokens": 10}
-    async with watched(place) as (agent, client, http):
+    async with watched(setup) as (agent, client, http):
         await client.ask(script({"say": "Well.", "usage": usage}), "one")
         await client.ask(script({"fail": 401}), "two")
         await client.ask("", "one")
@@ -101,9 +101,11 @@ async def test_every_documented_metric_exists_and_counts(place: Place) -> None:
         scraped = await scrape(http)
     assert shown_in(scraped) == told_in_the_document()
     numbers = numbers_in(scraped)
-    turns = {outcome: numbers["codex_workspace_turns_total", outcome] for outcome in told("turns_total")}
+    turns = {
+        outcome: numbers["codex_workspace_turns_total", outcome] for outcome in documented_label_values("turns_total")
+    }
     assert turns == {"completed": 3, "failed": 1, "interrupted": 1, "cut_off": 1, "not_begun": 0}
-    tasks = {state: numbers["codex_workspace_tasks_total", state] for state in told("tasks_total")}
+    tasks = {state: numbers["codex_workspace_tasks_total", state] for state in documented_label_values("tasks_total")}
     assert tasks == {"completed": 3, "failed": 1, "canceled": 1, "rejected": 1}
     assert numbers["codex_workspace_tokens_total", "cached_input"] >= 40
     assert numbers["codex_workspace_tokens_total", "reasoning_output"] == 10
@@ -117,7 +119,7 @@ async def test_every_documented_metric_exists_and_counts(place: Place) -> None:
     assert numbers["process_resident_memory_bytes", ""] > 10 << 20
 
 
-def told(name: str) -> frozenset[str]:
+def documented_label_values(name: str) -> frozenset[str]:
     return told_in_the_document()[f"codex_workspace_{name}"][1]
 
 
@@ -137,9 +139,9 @@ async def said(client: Peer, begun: Seen, text: str) -> None:
             await anyio.sleep(0.02)
 
 
-async def test_operator_endpoints_require_the_operator_token(place: Place) -> None:
+async def test_operator_endpoints_require_the_operator_token(setup: AgentSetup) -> None:
     async with watched(
-        place, PLATFORM_URL="http://127.0.0.1:9", WORKSPACE_ID="w", MOLECULE_WORKSPACE_TOKEN="p-0123"
+        setup, PLATFORM_URL="http://127.0.0.1:9", WORKSPACE_ID="w", MOLECULE_WORKSPACE_TOKEN="p-0123"
     ) as (
         _,
         _,
@@ -178,51 +180,51 @@ async def test_an_agent_without_tokens_serves_metrics_but_no_log(agent: AgentPro
 # --- Traces ---
 
 
-async def test_a_trace_leads_from_the_callers_span_to_codexs_command(place: Place) -> None:
+async def test_a_trace_leads_from_the_callers_span_to_codexs_command(setup: AgentSetup) -> None:
     patch = "*** Begin Patch\n*** Add File: new.txt\n+hello\n*** End Patch"
     with otlp_receiver() as collector:
         headers = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20collector-0123"}
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100", **headers}
-        async with watched(place, A2A_GRPC_PORT="0", LOG_FORMAT="json", **environment) as (agent, _, http):
+        async with watched(setup, A2A_GRPC_PORT="0", LOG_FORMAT="json", **environment) as (agent, _, http):
             sent = request(script({"run": f"echo {SECRET}; exit 3"}, {"patch": patch}, {"fail": 401}), "ctx")
             body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": MessageToDict(sent)}
-            told = {**shows(OPERATOR), "A2A-Version": "1.0", "traceparent": CALLER}
-            answer = await http.post("/", json=body, headers=told, timeout=30)
+            documented_label_values = {**shows(OPERATOR), "A2A-Version": "1.0", "traceparent": CALLER}
+            answer = await http.post("/", json=body, headers=documented_label_values, timeout=30)
             assert answer.json()["result"]["task"]["status"]["state"] == "TASK_STATE_FAILED"
             await say_by_grpc(agent, "hello")
-            await collector.of("message", 2)
-        (of_http, of_grpc) = await collector.of("SendMessage", 2)
+            await collector.wait_for("message", 2)
+        (of_http, of_grpc) = await collector.wait_for("SendMessage", 2)
     task = answer.json()["result"]["task"]["id"]
     for asked in (of_http, of_grpc):
         assert (asked.trace, asked.parent, asked.is_server) == (CALLER[3:35], CALLER[36:52], True)
-        assert asked.about == {"rpc.system": "a2a", "rpc.method": "SendMessage", "a2a.principal": "operator"}
+        assert asked.attributes == {"rpc.system": "a2a", "rpc.method": "SendMessage", "a2a.principal": "operator"}
     message = below(collector.spans, of_http)
-    assert message["message"].about == {"a2a.task.id": task, "a2a.context.id": "ctx", "a2a.task.state": "failed"}
+    assert message["message"].attributes == {"a2a.task.id": task, "a2a.context.id": "ctx", "a2a.task.state": "failed"}
     of_message = below(collector.spans, message["message"])
     assert set(of_message) == {"wait", "turn"}
     turn = of_message["turn"]
-    assert (turn.error, turn.about["codex.turn.outcome"]) == ("failed", "failed")
+    assert (turn.error, turn.attributes["codex.turn.outcome"]) == ("failed", "failed")
     items = below(collector.spans, turn)
     assert set(items) == {"command", "file change"}
-    assert (items["command"].about["process.exit.code"], items["command"].error) == (3, "failed")
-    assert "echo ***" in str(items["command"].about["codex.command"])
-    assert (items["file change"].about["codex.files"], items["file change"].error) == (1, None)
+    assert (items["command"].attributes["process.exit.code"], items["command"].error) == (3, "failed")
+    assert "echo ***" in str(items["command"].attributes["codex.command"])
+    assert (items["file change"].attributes["codex.files"], items["file change"].error) == (1, None)
     assert {span.service for span in collector.spans} == {"test-agent"}
     assert {each["authorization"] for each in collector.headers} == {"Bearer collector-0123"}
     ids = {
         "task": task,
         "context": "ctx",
         "trace": turn.trace,
-        "thread": turn.about["gen_ai.conversation.id"],
-        "turn": turn.about["codex.turn.id"],
+        "thread": turn.attributes["gen_ai.conversation.id"],
+        "turn": turn.attributes["codex.turn.id"],
     }
-    (failed,) = [line for line in logged(place) if "turn failed" in line["message"]]
+    (failed,) = [line for line in logged(setup) if "turn failed" in line["message"]]
     assert ids.items() <= failed.items()
     assert set(failed) <= {names_in(row[0])[0] for row in table(DOCUMENT, "log")}
     assert spans_told() >= {span.name for span in collector.spans}
 
 
-def below(spans: list[Exported], parent: Exported) -> dict[str, Exported]:
+def below(spans: list[ExportedSpan], parent: ExportedSpan) -> dict[str, ExportedSpan]:
     """Return the parts of a span by their names, which are different ones."""
     parts = [span for span in spans if (span.trace, span.parent) == (parent.trace, parent.id)]
     found = {span.name: span for span in parts}
@@ -234,45 +236,45 @@ def spans_told() -> set[str]:
     return {name for row in table(DOCUMENT, "spans") for name in names_in(row[0])}
 
 
-def logged(place: Place) -> list[dict[str, str]]:
-    return [json.loads(line) for line in place.log.read_text().splitlines() if line.startswith("{")]
+def logged(setup: AgentSetup) -> list[dict[str, str]]:
+    return [json.loads(line) for line in setup.log.read_text().splitlines() if line.startswith("{")]
 
 
 async def say_by_grpc(agent: AgentProcess, text: str) -> None:
     (address,) = [
         line.split("gRPC at ")[1].split(",")[0] for line in agent.log.read_text().splitlines() if "gRPC" in line
     ]
-    told = (("authorization", f"Bearer {OPERATOR}"), ("a2a-version", "1.0"), ("traceparent", CALLER))
+    documented_label_values = (("authorization", f"Bearer {OPERATOR}"), ("a2a-version", "1.0"), ("traceparent", CALLER))
     said = Message(role=Role.ROLE_USER, message_id="by-grpc", parts=[Part(text=text)])
     async with grpc.aio.insecure_channel(address) as channel:
         stub = a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]
-        answer = await stub.SendMessage(SendMessageRequest(message=said), metadata=told)
+        answer = await stub.SendMessage(SendMessageRequest(message=said), metadata=documented_label_values)
     assert answer.task.status.state == TaskState.TASK_STATE_COMPLETED
 
 
-async def test_a_stalled_collector_blocks_nothing(place: Place) -> None:
-    with otlp_receiver(stands_still=True) as collector:
+async def test_a_stalled_collector_blocks_nothing(setup: AgentSetup) -> None:
+    with otlp_receiver(unresponsive=True) as collector:
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "10"}
-        async with watched(place, **environment) as (agent, client, _):
+        async with watched(setup, **environment) as (agent, client, _):
             assert (await client.ask("hello")).answer == "You said: hello"
             before = anyio.current_time()
             assert await agent.stop() == 0
             assert anyio.current_time() - before < 5
-    assert "the last spans were not exported within 2 s" in place.log.read_text()
+    assert "the last spans were not exported within 2 s" in setup.log.read_text()
 
 
 # --- Codex's record ---
 
 
-async def test_the_event_log_continues_from_its_cursor_without_secrets(place: Place) -> None:
-    async with watched(place) as (_, client, http):
+async def test_the_event_log_continues_from_its_cursor_without_secrets(setup: AgentSetup) -> None:
+    async with watched(setup) as (_, client, http):
 
         async def look(**query: str | int) -> dict[str, object]:
             answer = await http.get("/transcript", params=query, headers=shows(OPERATOR))
             assert answer.status_code == 200, answer.text
-            told: dict[str, object] = answer.json()
-            assert set(told) == {names_in(row[0])[0] for row in table(DOCUMENT, "transcript")}
-            return told
+            documented_label_values: dict[str, object] = answer.json()
+            assert set(documented_label_values) == {names_in(row[0])[0] for row in table(DOCUMENT, "transcript")}
+            return documented_label_values
 
         nothing = await look()
         assert (nothing["lines"], nothing["cursor"], nothing["more"], nothing["source"]) == ([], 0, False, None)

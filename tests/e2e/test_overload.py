@@ -9,9 +9,9 @@ import anyio
 import httpx
 import pytest
 
-from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent
+from tests.e2e.agent_process import REPOSITORY, AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import script
-from tests.e2e.crowd import METHODS, Heard, ask, call, light_client
+from tests.e2e.load_generator import METHODS, CallResult, ask, call, unlimited_client
 from tests.support.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
@@ -45,23 +45,23 @@ NEW_STYLE = {
 
 async def refusal(http: httpx.AsyncClient, method: str) -> object:
     """Send a message for which there is no place and return the JSON-RPC error."""
-    heard = await ask(http, call(method, "no place", "ctx"))
-    assert (heard.status, heard.retry_after) == (429, "10")
-    return json.loads(heard.body)["error"]
+    result = await ask(http, call(method, "no place", "ctx"))
+    assert (result.status, result.retry_after) == (429, "10")
+    return json.loads(result.body)["error"]
 
 
 @pytest.fixture
-async def agent(place: Place) -> AsyncIterator[AgentProcess]:
-    async with running_agent(replace(place, limits=LIMITS)) as agent:
+async def agent(setup: AgentSetup) -> AsyncIterator[AgentProcess]:
+    async with running_agent(replace(setup, limits=LIMITS)) as agent:
         yield agent
 
 
-async def crowd(agent: AgentProcess) -> list[Heard]:
+async def run_load(agent: AgentProcess) -> list[CallResult]:
     """Let 200 clients send, from a process of their own."""
     command = [
         sys.executable,
         "-m",
-        "tests.e2e.crowd",
+        "tests.e2e.load_generator",
         agent.url,
         str(agent.process.pid),
         str(CLIENTS),
@@ -70,24 +70,24 @@ async def crowd(agent: AgentProcess) -> list[Heard]:
     ]
     with anyio.fail_after(HANG_S):
         ended = await anyio.run_process(command, cwd=REPOSITORY, stderr=None)
-    return [Heard(**json.loads(line)) for line in ended.stdout.splitlines()]
+    return [CallResult(**json.loads(line)) for line in ended.stdout.splitlines()]
 
 
 @pytest.mark.alone
 async def test_accepted_messages_are_answered_and_the_rest_is_rejected_at_once(agent: AgentProcess) -> None:
-    async with light_client(agent.url) as http:
+    async with unlimited_client(agent.url) as http:
         assert (await ask(http, call("SendMessage", "hello", "warm"))).completed
         before = agent.process.memory_info().rss
-        heard = await crowd(agent)
+        result = await run_load(agent)
         grown = agent.process.memory_info().rss - before
-        accepted = [each for each in heard if each.status == 200]
-        refused = [each for each in heard if each.status == 429]
-        assert len(accepted) + len(refused) == len(heard) == CLIENTS
+        accepted = [each for each in result if each.status == 200]
+        refused = [each for each in result if each.status == 429]
+        assert len(accepted) + len(refused) == len(result) == CLIENTS
         assert not [each for each in accepted if not each.completed]
         assert {each.method for each in accepted} == {each.method for each in refused} == set(METHODS)
         assert not [each for each in refused if not 1 <= int(each.retry_after or "0") <= 60]
         assert {json.loads(each.body)["id"] == each.message_id for each in refused} == {True}
-        too_late = [each for each in refused if each.seconds - each.lost_s >= REFUSED_WITHIN_S]
+        too_late = [each for each in refused if each.seconds - each.stolen_s >= REFUSED_WITHIN_S]
         assert not too_late
         assert grown < GROWTH_BYTES
         # Nothing of a refusal is left: the message is new when it comes again, and so it is answered.
@@ -95,10 +95,10 @@ async def test_accepted_messages_are_answered_and_the_rest_is_rejected_at_once(a
         assert (await ask(http, call(again.method, "later", "crowded", again.message_id))).completed
 
 
-async def test_a_known_message_joins_even_when_the_queue_is_full(place: Place) -> None:
+async def test_a_known_message_joins_even_when_the_queue_is_full(setup: AgentSetup) -> None:
     limits = {"max_waiting_per_context": 1, "max_running_turns": 1}
-    async with running_agent(replace(place, limits=limits)) as agent, light_client(agent.url) as http:
-        answers: list[Heard] = []
+    async with running_agent(replace(setup, limits=limits)) as agent, unlimited_client(agent.url) as http:
+        answers: list[CallResult] = []
 
         async def send(message_id: str, text: str = script({"say": "one two three", "delay_ms": 300})) -> None:
             answers.append(await ask(http, call("SendMessage", text, "ctx", message_id)))

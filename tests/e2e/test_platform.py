@@ -10,7 +10,7 @@ import pytest
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.platform.app import StandInOptions, running_platform
 from codex_workspace.platform.deadline_reply import STILL_WORKING
-from tests.e2e.agent_process import Place, running_agent
+from tests.e2e.agent_process import AgentSetup, running_agent
 from tests.e2e.client import script
 
 pytestmark = pytest.mark.slow
@@ -18,16 +18,16 @@ pytestmark = pytest.mark.slow
 ME = "11111111-1111-4111-8111-111111111111"
 
 
-def placed(place: Place, url: str, **platform: object) -> Place:
+def on_platform(setup: AgentSetup, url: str, **platform: object) -> AgentSetup:
     """Return the place of an agent that is on a platform."""
     config = {"agent_tools": "never", "platform": {"heartbeat_s": 1, **platform}}
-    return replace(place, config=config, environment={"PLATFORM_URL": url, "WORKSPACE_ID": ME})
+    return replace(setup, config=config, environment={"PLATFORM_URL": url, "WORKSPACE_ID": ME})
 
 
-async def test_a_pushed_message_is_answered_and_a_long_turn_is_acknowledged_first(place: Place) -> None:
+async def test_a_pushed_message_is_answered_and_a_long_turn_is_acknowledged_first(setup: AgentSetup) -> None:
     async with running_platform(options=StandInOptions(tells_secret=True)) as platform:
         platform.add_workspace(ME, delivery="push")
-        async with running_agent(placed(place, platform.url, answer_within_s=1.0)):
+        async with running_agent(on_platform(setup, platform.url, answer_within_s=1.0)):
             await platform.until(lambda: platform.workspace(ME).heartbeat != {})
             outcome = await platform.canvas_message(ME, script({"say": "Forty-two."}))
             assert outcome.result is not None
@@ -42,29 +42,29 @@ async def test_a_pushed_message_is_answered_and_a_long_turn_is_acknowledged_firs
 
 
 @pytest.mark.alone
-async def test_an_idle_polling_agent_starts_within_a_second(place: Place, model: ScriptedModel) -> None:
+async def test_an_idle_polling_agent_starts_within_a_second(setup: AgentSetup, model: ScriptedModel) -> None:
     async with running_platform() as platform:
         platform.add_workspace(ME, delivery="poll")
-        async with running_agent(placed(place, platform.url)):
+        async with running_agent(on_platform(setup, platform.url)):
             await platform.canvas_message(ME, "warm up")
             await platform.until(lambda: len(platform.notifications(ME)) == 1)
             # As idle as it becomes.
             await anyio.sleep(6.0)
-            asked, start = len(model.requests), time.monotonic()
+            calls_before, start = len(model.requests), time.monotonic()
             await platform.canvas_message(ME, "hello")
-            while len(model.requests) == asked:
+            while len(model.requests) == calls_before:
                 await anyio.sleep(0.01)
             assert time.monotonic() - start < 1.0
             await platform.until(lambda: platform.notifications(ME)[1:] == ["You said: hello"])
 
 
-async def test_a_removed_workspace_stops_the_agent_cleanly(place: Place, tmp_path: Path) -> None:
+async def test_a_removed_workspace_stops_the_agent_cleanly(setup: AgentSetup, tmp_path: Path) -> None:
     async with running_platform() as platform:
         platform.add_workspace(ME, delivery="poll")
-        async with running_agent(placed(place, platform.url)) as agent:
+        async with running_agent(on_platform(setup, platform.url)) as agent:
             await platform.until(lambda: platform.workspace(ME).heartbeat != {})
             token = (tmp_path / "state" / "platform-token").read_text()
             platform.remove(ME)
             assert await agent.ended() == 0
-    assert token not in place.log.read_text()
-    assert "was removed from the platform" in place.log.read_text()
+    assert token not in setup.log.read_text()
+    assert "was removed from the platform" in setup.log.read_text()

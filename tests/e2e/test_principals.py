@@ -12,7 +12,7 @@ from a2a.utils.errors import TaskNotFoundError
 
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.model_requests import Message
-from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import request
 from tests.matrix.clients import OwnClient, own_client
 
@@ -25,12 +25,12 @@ CONTEXT: Final = "the-same-for-both"
 
 
 @pytest.fixture
-async def agent(place: Place) -> AsyncIterator[AgentProcess]:
-    (place.root / "config").mkdir()
-    (place.root / "config" / "bob.token").write_text(f"{BOB}\n")
+async def agent(setup: AgentSetup) -> AsyncIterator[AgentProcess]:
+    (setup.root / "config").mkdir()
+    (setup.root / "config" / "bob.token").write_text(f"{BOB}\n")
     principals = [{"name": "alice", "token_env": "ALICE_TOKEN"}, {"name": "bob", "token_file": "bob.token"}]
     environment = {"A2A_TOKEN": OPERATOR, "ALICE_TOKEN": ALICE, "A2A_GRPC_PORT": "0"}
-    async with running_agent(replace(place, config={"principals": principals}, environment=environment)) as agent:
+    async with running_agent(replace(setup, config={"principals": principals}, environment=environment)) as agent:
         yield agent
 
 

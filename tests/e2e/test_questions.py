@@ -17,7 +17,7 @@ from google.protobuf.struct_pb2 import Value
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.model_requests import Message, Output
 from codex_workspace.tasks.asking import VOID
-from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.support.waiting import HANG_S, eventually
 
@@ -33,31 +33,33 @@ def data(**content: object) -> Part:
     return Part(data=ParseDict(content, Value()))
 
 
-def asks(place: Place, **codex: object) -> Place:
+def with_approvals(setup: AgentSetup, **codex: object) -> AgentSetup:
     """Return the place of an agent whose codex asks before it leaves its sandbox."""
-    return replace(place, codex={"approval_policy": "on-request", **codex})
+    return replace(setup, codex={"approval_policy": "on-request", **codex})
 
 
-def outside(place: Place) -> Path:
+def outside_file(setup: AgentSetup) -> Path:
     """Return a file that no sandboxed command may write."""
-    return place.root / "outside.txt"
+    return setup.root / "outside.txt"
 
 
-def escalating(place: Place, *, after: str = "It is done.") -> str:
+def escalation_script(setup: AgentSetup, *, after: str = "It is done.") -> str:
     """Return a message on which the model wants to leave its sandbox, once."""
-    return script({"run": f"echo made > {outside(place)}", "escalate": True}, {"say": after})
+    return script({"run": f"echo made > {outside_file(setup)}", "escalate": True}, {"say": after})
 
 
-def model_heard(model: ScriptedModel, words: str) -> bool:
+def model_received(model: ScriptedModel, words: str) -> bool:
     """Whether the model's last call held these words of a user's."""
     said = [each for request in model.requests for each in request.input if isinstance(each, Message)]
     return any(each.role == "user" and words in each.text for each in said)
 
 
 @asynccontextmanager
-async def asked(place: Place, message: str, *, streaming: bool) -> AsyncIterator[tuple[AgentProcess, Peer, Seen]]:
+async def open_question(
+    setup: AgentSetup, message: str, *, streaming: bool
+) -> AsyncIterator[tuple[AgentProcess, Peer, Seen]]:
     """Run an agent that has been sent a message and asks."""
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         send = client.ask if streaming else client.ask_blocking
         with anyio.fail_after(HANG_S):
             seen = await send(message, "ctx")
@@ -67,65 +69,67 @@ async def asked(place: Place, message: str, *, streaming: bool) -> AsyncIterator
 
 @pytest.mark.versions
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_an_approved_command_runs_outside_the_sandbox(place: Place, streaming: bool) -> None:
-    async with asked(asks(place), escalating(place), streaming=streaming) as (_, client, seen):
-        assert f"echo made > {outside(place)}" in seen.sentence
+async def test_an_approved_command_runs_outside_the_sandbox(setup: AgentSetup, streaming: bool) -> None:
+    async with open_question(with_approvals(setup), escalation_script(setup), streaming=streaming) as (_, client, seen):
+        assert f"echo made > {outside_file(setup)}" in seen.sentence
         assert seen.question["kind"] == "command"
         assert "approve" in str(seen.question["choices"])
-        assert not outside(place).exists()
+        assert not outside_file(setup).exists()
         done = await client.answer(seen, text("Yes, please."), streaming=streaming)
         assert (done.state, done.answer) == (COMPLETED, "It is done.")
-        assert outside(place).read_text() == "made\n"
+        assert outside_file(setup).read_text() == "made\n"
 
 
 @pytest.mark.versions
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_decline_with_a_reason_reaches_the_model(place: Place, model: ScriptedModel, streaming: bool) -> None:
-    async with asked(asks(place), escalating(place), streaming=streaming) as (_, client, seen):
+async def test_a_decline_with_a_reason_reaches_the_model(
+    setup: AgentSetup, model: ScriptedModel, streaming: bool
+) -> None:
+    async with open_question(with_approvals(setup), escalation_script(setup), streaming=streaming) as (_, client, seen):
         done = await client.answer(seen, text("No, write it to the workspace instead."), streaming=streaming)
         assert done.state == COMPLETED
-        assert not outside(place).exists()
-        assert model_heard(model, "write it to the workspace instead")
+        assert not outside_file(setup).exists()
+        assert model_received(model, "write it to the workspace instead")
 
 
-async def test_a_file_does_not_answer_a_question(place: Place) -> None:
-    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+async def test_a_file_does_not_answer_a_question(setup: AgentSetup) -> None:
+    async with open_question(with_approvals(setup), escalation_script(setup), streaming=False) as (_, client, seen):
         again = await client.answer(seen, Part(raw=b"yes", media_type="text/plain", filename="answer.txt"))
         assert (again.state, "A file cannot be an answer" in again.sentence) == (ASKING, True)
         assert (await client.answer(again, text("no"))).state == COMPLETED
 
 
-async def test_a_data_part_answers_a_question(place: Place) -> None:
-    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+async def test_a_data_part_answers_a_question(setup: AgentSetup) -> None:
+    async with open_question(with_approvals(setup), escalation_script(setup), streaming=False) as (_, client, seen):
         wrong = await client.answer(seen, data(decision="approve", questionId="another"))
         assert (wrong.state, "another question" in wrong.sentence) == (ASKING, True)
         done = await client.answer(wrong, data(decision="approve", questionId=wrong.question["questionId"]))
         assert done.state == COMPLETED
-        assert outside(place).exists()
+        assert outside_file(setup).exists()
 
 
-async def test_an_unclear_answer_is_asked_again(place: Place) -> None:
-    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+async def test_an_unclear_answer_is_asked_again(setup: AgentSetup) -> None:
+    async with open_question(with_approvals(setup), escalation_script(setup), streaming=False) as (_, client, seen):
         again = await client.answer(seen, text("What would that change?"))
         assert again.state == ASKING
         assert again.question == seen.question
-        assert not outside(place).exists()
+        assert not outside_file(setup).exists()
         assert (await client.answer(again, text("no"))).state == COMPLETED
-        assert not outside(place).exists()
+        assert not outside_file(setup).exists()
 
 
-async def test_an_unanswered_question_is_declined_after_its_time_out(place: Place) -> None:
-    quick = asks(place, question_timeout_s=1)
-    async with asked(quick, escalating(place), streaming=False) as (_, client, seen):
+async def test_an_unanswered_question_is_declined_after_its_time_out(setup: AgentSetup) -> None:
+    quick = with_approvals(setup, question_timeout_s=1)
+    async with open_question(quick, escalation_script(setup), streaming=False) as (_, client, seen):
         done = await client.finished(seen.task_id)
-        assert (done.state, outside(place).exists()) == (COMPLETED, False)
+        assert (done.state, outside_file(setup).exists()) == (COMPLETED, False)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_canceling_a_waiting_task_frees_its_context(place: Place, streaming: bool) -> None:
-    async with asked(asks(place), escalating(place), streaming=streaming) as (_, client, seen):
+async def test_canceling_a_waiting_task_frees_its_context(setup: AgentSetup, streaming: bool) -> None:
+    async with open_question(with_approvals(setup), escalation_script(setup), streaming=streaming) as (_, client, seen):
         assert (await client.cancel(seen.task_id)).state == CANCELED
-        assert not outside(place).exists()
+        assert not outside_file(setup).exists()
         assert (await client.ask("and now", "ctx")).answer == "You said: and now"
 
 
@@ -134,29 +138,33 @@ PATCH = "*** Begin Patch\n*** Add File: new.txt\n+made by a patch\n*** End Patch
 
 @pytest.mark.versions
 @pytest.mark.parametrize("word", ["approve", "decline"])
-async def test_a_patch_is_shown_and_applied_only_if_approved(place: Place, word: str) -> None:
-    strict = asks(place, approval_policy="untrusted")
-    async with asked(strict, script({"patch": PATCH}, {"say": "So be it."}), streaming=True) as (_, client, seen):
+async def test_a_patch_is_shown_and_applied_only_if_approved(setup: AgentSetup, word: str) -> None:
+    strict = with_approvals(setup, approval_policy="untrusted")
+    async with open_question(strict, script({"patch": PATCH}, {"say": "So be it."}), streaming=True) as (
+        _,
+        client,
+        seen,
+    ):
         assert seen.question["kind"] == "patch"
         assert "made by a patch" in seen.sentence
         done = await client.answer(seen, text(word), streaming=True)
         assert (done.state, done.answer) == (COMPLETED, "So be it.")
-        assert (place.workspace / "new.txt").exists() == (word == "approve")
+        assert (setup.workspace / "new.txt").exists() == (word == "approve")
         assert ("patch-1" in done.artifacts) == (word == "approve")
 
 
-async def test_an_approval_for_the_session_is_not_asked_for_again(place: Place) -> None:
-    strict = asks(place, approval_policy="untrusted")
-    twice = script({"run": "touch one"}, {"run": "touch one"}, {"say": "Twice."})
-    async with asked(strict, twice, streaming=False) as (_, client, seen):
+async def test_an_approval_for_the_session_is_not_asked_for_again(setup: AgentSetup) -> None:
+    strict = with_approvals(setup, approval_policy="untrusted")
+    two_escalations_script = script({"run": "touch one"}, {"run": "touch one"}, {"say": "Twice."})
+    async with open_question(strict, two_escalations_script, streaming=False) as (_, client, seen):
         done = await client.answer(seen, text("approve for this session"))
         assert (done.state, done.answer) == (COMPLETED, "Twice.")
 
 
-async def test_several_questions_are_asked_one_at_a_time(place: Place) -> None:
-    strict = asks(place, approval_policy="untrusted")
+async def test_several_questions_are_asked_one_at_a_time(setup: AgentSetup) -> None:
+    strict = with_approvals(setup, approval_policy="untrusted")
     several = script({"run": ["touch one", "touch two"]}, {"say": "Both."})
-    async with asked(strict, several, streaming=False) as (_, client, seen):
+    async with open_question(strict, several, streaming=False) as (_, client, seen):
         # Codex asks in an order of its own.
         first, other = ("one", "two") if "touch one" in seen.sentence else ("two", "one")
         second = await client.answer(seen, text("yes"))
@@ -164,21 +172,21 @@ async def test_several_questions_are_asked_one_at_a_time(place: Place) -> None:
         assert second.question["questionId"] != seen.question["questionId"]
         done = await client.answer(second, text("no"))
         assert (done.state, done.answer) == (COMPLETED, "Both.")
-        assert [path.name for path in place.workspace.glob("*")] == [first]
+        assert [path.name for path in setup.workspace.glob("*")] == [first]
 
 
-async def test_an_open_question_does_not_block_other_contexts(place: Place) -> None:
-    one_lane = replace(asks(place), limits={"max_running_turns": 1})
-    async with asked(one_lane, escalating(place), streaming=False) as (_, client, seen):
+async def test_an_open_question_does_not_block_other_contexts(setup: AgentSetup) -> None:
+    single_slot = replace(with_approvals(setup), limits={"max_running_turns": 1})
+    async with open_question(single_slot, escalation_script(setup), streaming=False) as (_, client, seen):
         assert (await client.ask("hello", "elsewhere")).state == COMPLETED
         assert (await client.answer(seen, text("no"))).state == COMPLETED
 
 
 @pytest.mark.parametrize("victim", ["codex", "agent", "stopped"])
-async def test_a_question_lost_with_its_process_is_asked_again(place: Place, victim: str) -> None:
-    strict = asks(place)
+async def test_a_question_lost_with_its_process_is_asked_again(setup: AgentSetup, victim: str) -> None:
+    strict = with_approvals(setup)
     # The script begins anew with the message that tells the agent to go on; the model is a scripted one.
-    async with asked(strict, escalating(place), streaming=False) as (agent, client, seen):
+    async with open_question(strict, escalation_script(setup), streaming=False) as (agent, client, seen):
         if victim == "codex":
             agent.codex().kill()
             assert (await client.finished(seen.task_id)).state == COMPLETED
@@ -193,14 +201,14 @@ async def test_a_question_lost_with_its_process_is_asked_again(place: Place, vic
         assert done.state == COMPLETED
         history = await client.history(seen.task_id)
         assert VOID in history
-        assert not outside(place).exists()
+        assert not outside_file(setup).exists()
 
 
-async def test_an_answered_task_resumes_after_the_agent_was_killed(place: Place) -> None:
+async def test_an_answered_task_resumes_after_the_agent_was_killed(setup: AgentSetup) -> None:
     message = script(
-        {"run": f"echo made > {outside(place)}", "escalate": True}, {"run": "sleep 86425"}, {"say": "done"}
+        {"run": f"echo made > {outside_file(setup)}", "escalate": True}, {"run": "sleep 86425"}, {"say": "done"}
     )
-    async with asked(asks(place), message, streaming=False) as (agent, client, seen):
+    async with open_question(with_approvals(setup), message, streaming=False) as (agent, client, seen):
 
         async def answer() -> None:
             with suppress(A2AClientError, httpx.HTTPError):
@@ -211,7 +219,7 @@ async def test_an_answered_task_resumes_after_the_agent_was_killed(place: Place)
             await eventually(lambda: agent.commands("86425"))
             agent.process.kill()
             await agent.ended()
-    async with running_agent(asks(place)) as agent, peer(agent.url) as client:
+    async with running_agent(with_approvals(setup)) as agent, peer(agent.url) as client:
         assert (await client.finished(seen.task_id)).state == COMPLETED
 
 
@@ -241,34 +249,42 @@ NETWORK = {
 
 @pytest.mark.versions
 @pytest.mark.parametrize("answer", [text("2"), text("Blue"), data(answers={"colour": "Blue"})], ids=str)
-async def test_the_model_s_own_question_is_answered(place: Place, model: ScriptedModel, answer: Part) -> None:
-    async with asked(asks(place), script({"tool": PICK}, {"say": "So be it."}), streaming=False) as (_, client, seen):
+async def test_the_model_s_own_question_is_answered(setup: AgentSetup, model: ScriptedModel, answer: Part) -> None:
+    async with open_question(with_approvals(setup), script({"tool": PICK}, {"say": "So be it."}), streaming=False) as (
+        _,
+        client,
+        seen,
+    ):
         assert seen.question["kind"] == "question"
         assert all(word in seen.sentence for word in ("Which colour?", "Red", "Blue", "like the sky"))
         assert "nder-development" not in await client.history(seen.task_id)
         done = await client.answer(seen, answer)
         assert (done.state, done.answer) == (COMPLETED, "So be it.")
-        told = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
-        assert any("Blue" in each and "Red" not in each for each in told), told
+        tool_outputs = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
+        assert any("Blue" in each and "Red" not in each for each in tool_outputs), tool_outputs
 
 
 @pytest.mark.versions
 @pytest.mark.parametrize("word", ["yes", "no"])
 async def test_permissions_are_granted_as_far_as_they_are_approved(
-    place: Place, model: ScriptedModel, word: str
+    setup: AgentSetup, model: ScriptedModel, word: str
 ) -> None:
-    async with asked(asks(place), script({"tool": NETWORK}, {"say": "Well."}), streaming=False) as (_, client, seen):
+    async with open_question(with_approvals(setup), script({"tool": NETWORK}, {"say": "Well."}), streaming=False) as (
+        _,
+        client,
+        seen,
+    ):
         assert seen.question["kind"] == "permission"
         assert "to look it up" in seen.sentence
         done = await client.answer(seen, text(word))
         assert (done.state, done.answer) == (COMPLETED, "Well.")
-        (told,) = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
-        assert ('"enabled":true' in told.replace(" ", "")) == (word == "yes"), told
+        (tool_outputs,) = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
+        assert ('"enabled":true' in tool_outputs.replace(" ", "")) == (word == "yes"), tool_outputs
 
 
 @pytest.mark.versions
-async def test_the_policy_never_asks_no_question(place: Place, model: ScriptedModel) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_the_policy_never_asks_no_question(setup: AgentSetup, model: ScriptedModel) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         with anyio.fail_after(HANG_S):
             seen = await client.ask(script({"tool": [PICK, NETWORK]}, {"say": "Alone."}), "ctx")
         assert (seen.state, seen.answer) == (COMPLETED, "Alone.")
@@ -277,19 +293,19 @@ async def test_the_policy_never_asks_no_question(place: Place, model: ScriptedMo
 # --- Two voices ---
 
 
-def twice(place: Place) -> str:
+def two_escalations_script(setup: AgentSetup) -> str:
     """Return a message on which the model wants to leave its sandbox two times, the second time after a second."""
-    first, second = (place.root / name for name in ("first", "second"))
+    first, second = (setup.root / name for name in ("first", "second"))
     touch = [{"run": f"touch {file}; sleep 1", "escalate": True} for file in (first, second)]
     return script(*touch, {"say": "Both are there."})
 
 
-def said_in(seen: Seen) -> list[str]:
+def note_texts(seen: Seen) -> list[str]:
     """Return what the notes of a task say."""
     return ["".join(part.text for part in note.status.message.parts) for note in seen.notes]
 
 
-async def heard(client: Peer, seen: Seen, words: str, answers: list[Seen | A2AError]) -> None:
+async def collect_answer(client: Peer, seen: Seen, words: str, answers: list[Seen | A2AError]) -> None:
     try:
         answers.append(await client.answer(seen, text(words)))
     except A2AError as error:
@@ -297,33 +313,37 @@ async def heard(client: Peer, seen: Seen, words: str, answers: list[Seen | A2AEr
 
 
 @pytest.mark.parametrize("pause_s", [0, 0.02])
-async def test_a_second_yes_does_not_answer_an_unseen_question(place: Place, pause_s: float) -> None:
-    async with asked(asks(place), twice(place), streaming=False) as (_, client, seen):
+async def test_a_second_yes_does_not_answer_an_unseen_question(setup: AgentSetup, pause_s: float) -> None:
+    async with open_question(with_approvals(setup), two_escalations_script(setup), streaming=False) as (
+        _,
+        client,
+        seen,
+    ):
         answers: list[Seen | A2AError] = []
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(heard, client, seen, "yes", answers)
+            tasks.start_soon(collect_answer, client, seen, "yes", answers)
             await anyio.sleep(pause_s)
-            tasks.start_soon(heard, client, seen, "yes", answers)
+            tasks.start_soon(collect_answer, client, seen, "yes", answers)
         (refused,) = [each for each in answers if isinstance(each, A2AError)]
         (again,) = [each for each in answers if isinstance(each, Seen)]
         assert "wait for its end or its next question" in str(refused)
-        assert (again.state, (place.root / "first").exists(), (place.root / "second").exists()) == (ASKING, True, False)
+        assert (again.state, (setup.root / "first").exists(), (setup.root / "second").exists()) == (ASKING, True, False)
         done = await client.answer(again, text("yes"))
         assert (done.state, done.answer) == (COMPLETED, "Both are there.")
 
 
-async def test_two_answers_to_the_last_question_leave_the_task_completed(place: Place) -> None:
-    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+async def test_two_answers_to_the_last_question_leave_the_task_completed(setup: AgentSetup) -> None:
+    async with open_question(with_approvals(setup), escalation_script(setup), streaming=False) as (_, client, seen):
         answers: list[Seen | A2AError] = []
         async with anyio.create_task_group() as tasks:
             for words in ("yes", "no"):
-                tasks.start_soon(heard, client, seen, words, answers)
+                tasks.start_soon(collect_answer, client, seen, words, answers)
         assert [each.state for each in answers if isinstance(each, Seen)] == [COMPLETED]
         assert (await client.get(seen.task_id)).state == COMPLETED
 
 
-async def test_a_repeated_answer_gets_its_result(place: Place) -> None:
-    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+async def test_a_repeated_answer_gets_its_result(setup: AgentSetup) -> None:
+    async with open_question(with_approvals(setup), escalation_script(setup), streaming=False) as (_, client, seen):
         word = request("yes")
         word.message.task_id = seen.task_id
         states: list[int] = []
@@ -337,20 +357,20 @@ async def test_a_repeated_answer_gets_its_result(place: Place) -> None:
         assert states == [COMPLETED, COMPLETED]
 
 
-async def test_an_answer_to_a_canceled_task_is_rejected_with_a_reason(place: Place) -> None:
-    async with asked(asks(place), escalating(place), streaming=False) as (_, client, seen):
+async def test_an_answer_to_a_canceled_task_is_rejected_with_a_reason(setup: AgentSetup) -> None:
+    async with open_question(with_approvals(setup), escalation_script(setup), streaming=False) as (_, client, seen):
         answers: list[Seen | A2AError] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.cancel, seen.task_id)
-            tasks.start_soon(heard, client, seen, "yes", answers)
+            tasks.start_soon(collect_answer, client, seen, "yes", answers)
         (answer,) = answers
         assert "Internal error" not in str(answer)
         assert (await client.get(seen.task_id)).state in (CANCELED, COMPLETED)
 
 
-async def test_a_message_queued_behind_a_question_reports_it(place: Place) -> None:
+async def test_a_message_queued_behind_a_question_reports_it(setup: AgentSetup) -> None:
     async with (
-        asked(asks(place), escalating(place), streaming=False) as (agent, client, seen),
+        open_question(with_approvals(setup), escalation_script(setup), streaming=False) as (agent, client, seen),
         peer(agent.url) as other,
     ):
         behind = Seen()
@@ -362,18 +382,18 @@ async def test_a_message_queued_behind_a_question_reports_it(place: Place) -> No
 
             tasks.start_soon(wait)
             await eventually(lambda: behind.notes)
-            assert f"taskId {seen.task_id}" in said_in(behind)[-1]
+            assert f"taskId {seen.task_id}" in note_texts(behind)[-1]
             assert behind.state == TaskState.TASK_STATE_SUBMITTED
             assert (await client.answer(seen, text("no"))).state == COMPLETED
         assert (behind.state, behind.answer) == (COMPLETED, "You said: yes")
 
 
-async def test_a_message_that_joined_a_turn_reports_its_question(place: Place) -> None:
-    steering = asks(place, mid_turn="steer")
+async def test_a_message_that_joined_a_turn_reports_its_question(setup: AgentSetup) -> None:
+    steering = with_approvals(setup, mid_turn="steer")
     async with running_agent(steering) as agent, peer(agent.url) as client, peer(agent.url) as other:
         first, joined = Seen(), Seen()
         wish = script({"run": "sleep 1"}, {"say": "Not this."})
-        more = script({"run": f"touch {outside(place)}", "escalate": True}, {"say": "Done."})
+        more = script({"run": f"touch {outside_file(setup)}", "escalate": True}, {"say": "Done."})
 
         async def follow(of: Peer, words: str, seen: Seen) -> None:
             async for event in of.streaming.send_message(request(words, "ctx")):
@@ -387,8 +407,8 @@ async def test_a_message_that_joined_a_turn_reports_its_question(place: Place) -
                 tasks.start_soon(follow, other, more, joined)
                 while first.state != ASKING or len(joined.notes) < 2:
                     await anyio.sleep(0.01)
-            assert "joined" in said_in(joined)[0]
-            assert f"taskId {first.task_id}" in said_in(joined)[1]
+            assert "joined" in note_texts(joined)[0]
+            assert f"taskId {first.task_id}" in note_texts(joined)[1]
             assert joined.state == WORKING
             await client.answer(first, text("yes"))
         assert (joined.state, joined.answer) == (COMPLETED, "Done.")

@@ -64,13 +64,13 @@ async def test_a_runtime_created_by_name_remembers_a_session(launch: Launch, nam
 
 
 async def test_both_runtimes_emit_the_same_events(launch: Launch) -> None:
-    told: list[list[AgentEvent]] = []
+    runs: list[list[AgentEvent]] = []
     for name in NAMES:
         prompt = script({"say": "I look.", "run": "echo hi"}, {"run": "exit 3"}, {"patch": ADD}, {"say": "Changed."})
         async with create_runtime(name, launch) as runtime:
-            told.append(await events_of(runtime, prompt))
+            runs.append(await events_of(runtime, prompt))
         (launch.cwd / "a.txt").unlink()
-    app_server, exec_ = told
+    app_server, exec_ = runs
     assert outline(app_server) == outline(exec_)
     assert [use.name for use in only(ToolUse, exec_)] == ["Bash", "Bash", "Write"]
     assert done_of(app_server).usage is not None
@@ -235,12 +235,12 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_documented_program_runs(launch: Launch) -> None:
     program = the_snippet(REPOSITORY / "docs" / "runtimes.md", "runs with CODEX_BIN")
     ours = {"CODEX_BIN": str(launch.binary), "CODEX_HOME": str(launch.codex_home), "CODEX_API_KEY": KEY}
-    told = await anyio.run_process(
+    runs = await anyio.run_process(
         [sys.executable, "-c", program],
         cwd=launch.cwd,
         env={**launch.environment, **ours, "PYTHONPATH": str(REPOSITORY)},
     )
-    ends = [event for line in told.stdout.decode().splitlines() if (event := ast.literal_eval(line))["type"] == "done"]
+    ends = [event for line in runs.stdout.decode().splitlines() if (event := ast.literal_eval(line))["type"] == "done"]
     assert [end["text"] for end in ends] == ["You said: Hello", "You said: And again"]
     assert len({end["session_id"] for end in ends}) == 1
 

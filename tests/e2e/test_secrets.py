@@ -13,7 +13,7 @@ from a2a.types import TaskState
 
 from codex_workspace.devkit.model import scripted_model
 from codex_workspace.devkit.model_requests import Output
-from tests.e2e.agent_process import SECRET, AgentProcess, Place, running_agent
+from tests.e2e.agent_process import SECRET, AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import peer, script
 
 pytestmark = pytest.mark.slow
@@ -67,18 +67,18 @@ print("found in", *sorted(found))
 
 
 @pytest.fixture
-def guarded(place: Place) -> Place:
+def guarded(setup: AgentSetup) -> AgentSetup:
     """An agent with every kind of secret that there is."""
-    (place.root / "platform.token").write_text(f"{PLATFORM}\n")
+    (setup.root / "platform.token").write_text(f"{PLATFORM}\n")
     return replace(
-        place,
+        setup,
         environment={
             "A2A_TOKEN": TOKEN,
             "ADA_TOKEN": ADA,
-            "MOLECULE_WORKSPACE_TOKEN_FILE": str(place.root / "platform.token"),
+            "MOLECULE_WORKSPACE_TOKEN_FILE": str(setup.root / "platform.token"),
             "PLATFORM_URL": "http://127.0.0.1:1/",
             "WORKSPACE_ID": "me",
-            "DATABASE_URL": f"sqlite+aiosqlite:///{place.root}/tasks.sqlite3",
+            "DATABASE_URL": f"sqlite+aiosqlite:///{setup.root}/tasks.sqlite3",
             "LOG_LEVEL": "DEBUG",
         },
         config={"principals": [{"name": "ada", "token_env": "ADA_TOKEN"}]},
@@ -106,13 +106,13 @@ def unreadable_codex(tmp_path: Path) -> Path:
     return binary
 
 
-async def looked(place: Place, agent: AgentProcess, program: str) -> str:
+async def looked(setup: AgentSetup, agent: AgentProcess, program: str) -> str:
     """Let the model run a Python program in its workspace, and return what that printed."""
-    (place.workspace / "look.py").write_text(program)
+    (setup.workspace / "look.py").write_text(program)
     async with peer(agent.url, TOKEN) as client:
         seen = await client.ask(script({"run": f"{sys.executable} look.py > found 2>&1"}, {"say": "Looked."}))
     assert seen.answer == "Looked."
-    return (place.workspace / "found").read_text(errors="replace")
+    return (setup.workspace / "found").read_text(errors="replace")
 
 
 def environ_of(pid: int, found: str) -> str:
@@ -122,11 +122,11 @@ def environ_of(pid: int, found: str) -> str:
 
 
 @pytest.mark.parametrize("sandbox", ["workspace-write", "container"])
-async def test_no_command_sees_a_secret(guarded: Place, sandbox: str) -> None:
-    place = replace(guarded, codex={"sandbox": sandbox})
-    async with running_agent(place, WITHOUT_CAPABILITIES) as agent:
-        found = await looked(place, agent, LOOK)
-        in_memory = (await looked(place, agent, MEMORY)).strip()
+async def test_no_command_sees_a_secret(guarded: AgentSetup, sandbox: str) -> None:
+    setup = replace(guarded, codex={"sandbox": sandbox})
+    async with running_agent(setup, WITHOUT_CAPABILITIES) as agent:
+        found = await looked(setup, agent, LOOK)
+        in_memory = (await looked(setup, agent, MEMORY)).strip()
         agent_pid, codex_pid = agent.process.pid, agent.codex().pid
     for secret in (*SECRETS, "DATABASE_URL", "tasks.sqlite3"):
         assert secret not in found
@@ -138,20 +138,22 @@ async def test_no_command_sees_a_secret(guarded: Place, sandbox: str) -> None:
         assert f"/proc/{codex_pid}/" not in found, "a sandbox has processes of its own"
 
 
-async def test_an_unreadable_codex_file_means_unreadable_process_memory(guarded: Place, unreadable_codex: Path) -> None:
-    place = replace(
+async def test_an_unreadable_codex_file_means_unreadable_process_memory(
+    guarded: AgentSetup, unreadable_codex: Path
+) -> None:
+    setup = replace(
         guarded, codex={"sandbox": "container"}, environment={**guarded.environment, "CODEX_BIN": str(unreadable_codex)}
     )
-    async with running_agent(place, WITHOUT_CAPABILITIES) as agent:
-        assert (await looked(place, agent, MEMORY)).strip() == "found in"
-        found = await looked(place, agent, LOOK)
+    async with running_agent(setup, WITHOUT_CAPABILITIES) as agent:
+        assert (await looked(setup, agent, MEMORY)).strip() == "found in"
+        found = await looked(setup, agent, LOOK)
         assert environ_of(agent.codex().pid, found).endswith("Permission denied")
 
 
-async def test_an_unreadable_codex_binary_still_has_a_sandbox(guarded: Place, unreadable_codex: Path) -> None:
-    place = replace(guarded, environment={**guarded.environment, "CODEX_BIN": str(unreadable_codex)})
-    async with running_agent(place, WITHOUT_CAPABILITIES) as agent:
-        found = await looked(place, agent, LOOK)
+async def test_an_unreadable_codex_binary_still_has_a_sandbox(guarded: AgentSetup, unreadable_codex: Path) -> None:
+    setup = replace(guarded, environment={**guarded.environment, "CODEX_BIN": str(unreadable_codex)})
+    async with running_agent(setup, WITHOUT_CAPABILITIES) as agent:
+        found = await looked(setup, agent, LOOK)
         assert f"/proc/{agent.codex().pid}/" not in found
 
 
@@ -177,48 +179,48 @@ SAYS = [
 ]
 
 
-async def test_secrets_in_model_output_are_redacted_everywhere(guarded: Place, tmp_path: Path) -> None:
+async def test_secrets_in_model_output_are_redacted_everywhere(guarded: AgentSetup, tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(yaml.safe_dump(SAYS))
     async with scripted_model(scenario=scenario) as model:
-        place = replace(guarded, model_url=model.base_url, codex={"approval_policy": "on-request"})
-        async with running_agent(place) as agent, peer(agent.url, TOKEN) as client:
+        setup = replace(guarded, model_url=model.base_url, codex={"approval_policy": "on-request"})
+        async with running_agent(setup) as agent, peer(agent.url, TOKEN) as client:
             heard = ""
             async for event in client.stream("tell"):
                 heard += str(event)
-            told = await client.ask("tell")
+            leaked = await client.ask("tell")
             assert "credential of this agent" in str(model.requests[-1].input)
             failed = await client.ask("fail")
             # Last, for it waits for somebody's word.
             asked = await client.ask("ask")
-            heard += str(told) + str(asked) + str(failed)
-            heard += str([await client.get(each.task_id) for each in (told, asked, failed)])
-            heard += await client.history(told.task_id)
-        kept = (place.root / "tasks.sqlite3").read_bytes()
-    assert told.answer == "The keys are ***, *** and ***"
+            heard += str(leaked) + str(asked) + str(failed)
+            heard += str([await client.get(each.task_id) for each in (leaked, asked, failed)])
+            heard += await client.history(leaked.task_id)
+        kept = (setup.root / "tasks.sqlite3").read_bytes()
+    assert leaked.answer == "The keys are ***, *** and ***"
     assert "echo ***" in str(asked.question)
     assert failed.state == TaskState.TASK_STATE_FAILED
     for secret in SECRETS:
         assert secret not in heard
         assert secret.encode() not in kept
-        assert secret not in place.log.read_text()
+        assert secret not in setup.log.read_text()
 
 
 @pytest.mark.versions
 @pytest.mark.parametrize("sandbox", ["workspace-write", "read-only"])
-async def test_commands_cannot_read_hidden_files_and_otherwise_work(place: Place, sandbox: str) -> None:
-    (place.root / "ada.token").write_text(ADA)
-    skill = place.root / "config" / "skills" / "greet"
+async def test_commands_cannot_read_hidden_files_and_otherwise_work(setup: AgentSetup, sandbox: str) -> None:
+    (setup.root / "ada.token").write_text(ADA)
+    skill = setup.root / "config" / "skills" / "greet"
     skill.mkdir(parents=True)
     (skill / "SKILL.md").write_text("---\nname: greet\ndescription: Greets\n---\nSay hello.\n")
-    (place.workspace / "below").mkdir(parents=True)
-    place = replace(
-        place,
+    (setup.workspace / "below").mkdir(parents=True)
+    setup = replace(
+        setup,
         codex={"sandbox": sandbox, "hide_secrets": True},
-        config={"principals": [{"name": "ada", "token_file": str(place.root / "ada.token")}], "skills": ["greet"]},
+        config={"principals": [{"name": "ada", "token_file": str(setup.root / "ada.token")}], "skills": ["greet"]},
         environment={"A2A_TOKEN": TOKEN},
     )
-    home = place.root / "state" / "codex"
+    home = setup.root / "state" / "codex"
     home.mkdir(parents=True)
     (home / "auth.json").write_text("{}")
     commands = [
@@ -226,18 +228,18 @@ async def test_commands_cannot_read_hidden_files_and_otherwise_work(place: Place
         f"cat {home}/config.toml",
         f"ls {home}/sessions",
         f"cat {home}/thread_history_1.sqlite",
-        f"cat {place.root}/state/workspace.sqlite3",
-        f"cat {place.root}/state/workspace.sqlite3-wal",
-        f"cat {place.root}/ada.token",
+        f"cat {setup.root}/state/workspace.sqlite3",
+        f"cat {setup.root}/state/workspace.sqlite3-wal",
+        f"cat {setup.root}/ada.token",
     ]
     closed: list[dict[str, object]] = [
         {"run": f"{command} > /dev/null 2>&1 && echo READ || echo CLOSED"} for command in commands
     ]
     write = "touch made && echo WRITTEN || echo NOT"
     async with scripted_model() as model:
-        place = replace(place, model_url=model.base_url)
+        setup = replace(setup, model_url=model.base_url)
         for _ in range(2):
-            async with running_agent(place) as agent, peer(agent.url, TOKEN) as client:
+            async with running_agent(setup) as agent, peer(agent.url, TOKEN) as client:
                 work: list[dict[str, object]] = [
                     *closed,
                     {"run": f"cat {home}/skills/codex-workspace/greet/SKILL.md"},

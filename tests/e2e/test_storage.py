@@ -18,7 +18,7 @@ from a2a.utils.errors import InternalError
 from codex_workspace.common.files import LOCK_NAME, LOCK_TIMEOUT_S
 from codex_workspace.storage.database import PROBE_INTERVAL_S
 from codex_workspace.storage.migrations import SCHEMA_VERSION
-from tests.e2e.agent_process import AgentProcess, Place, running_agent
+from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Seen, peer, script
 from tests.support.waiting import HANG_S, eventually
 
@@ -29,32 +29,32 @@ LONG_ANSWER = "x" * 400_000 + "The end."
 REPEAT = script({"repeat": True})
 
 
-def database(place: Place) -> Path:
-    return place.root / "state" / "workspace.sqlite3"
+def database(setup: AgentSetup) -> Path:
+    return setup.root / "state" / "workspace.sqlite3"
 
 
-def rows(place: Place, query: str) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(database(place))) as connection:
+def rows(setup: AgentSetup, query: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(database(setup))) as connection:
         return list(connection.execute(query))
 
 
-async def run(place: Place, *command: str) -> CompletedProcess[bytes]:
+async def run(setup: AgentSetup, *command: str) -> CompletedProcess[bytes]:
     """Run a command of the agent to its end."""
     words = [sys.executable, "-m", "codex_workspace", *command]
     with anyio.fail_after(HANG_S):
-        return await anyio.run_process(words, env=place.prepare(), check=False)
+        return await anyio.run_process(words, env=setup.prepare(), check=False)
 
 
-async def refusal(place: Place) -> str:
+async def refusal(setup: AgentSetup) -> str:
     """Start the agent, which is to refuse with exit code 2, and return its last line."""
-    done = await run(place, "serve")
+    done = await run(setup, "serve")
     assert done.returncode == 2, done.stderr.decode()
     assert b"Traceback" not in done.stderr
     return done.stderr.decode().splitlines()[-1]
 
 
-async def reports(place: Place) -> dict[str, dict[str, str]]:
-    done = await run(place, "doctor", "--json")
+async def reports(setup: AgentSetup) -> dict[str, dict[str, str]]:
+    done = await run(setup, "doctor", "--json")
     return {report["check"]: report for report in json.loads(done.stdout)}
 
 
@@ -62,27 +62,27 @@ async def reports(place: Place) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.alone
-async def test_a_second_agent_refuses_to_start_and_names_the_first(place: Place, agent: AgentProcess) -> None:
+async def test_a_second_agent_refuses_to_start_and_names_the_first(setup: AgentSetup, agent: AgentProcess) -> None:
     before = time.monotonic()
-    said = await refusal(place)
+    said = await refusal(setup)
     assert time.monotonic() - before < LOCK_TIMEOUT_S + 3
-    assert f"another agent works on {place.root / 'state'} (pid {agent.process.pid}, since 2" in said
+    assert f"another agent works on {setup.root / 'state'} (pid {agent.process.pid}, since 2" in said
     assert agent.url in said
     async with peer(agent.url) as client:
         assert (await client.ask("Hello")).state == COMPLETED
-    found = await reports(place)
+    found = await reports(setup)
     assert found["lock"]["status"] == "ok"
     assert f"pid {agent.process.pid}" in found["lock"]["finding"]
 
 
-async def test_a_killed_agent_and_its_codex_hold_no_locks(place: Place) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_a_killed_agent_and_its_codex_hold_no_locks(setup: AgentSetup) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.begin(script({"run": "sleep 30"}))
         await eventually(lambda: agent.commands("30"))
         agent.process.send_signal(signal.SIGKILL)
         await agent.ended()
-        assert str(agent.process.pid) in (place.root / "state" / LOCK_NAME).read_text()
-        async with running_agent(place) as second:
+        assert str(agent.process.pid) in (setup.root / "state" / LOCK_NAME).read_text()
+        async with running_agent(setup) as second:
             assert second.process.pid != agent.process.pid
 
 
@@ -90,50 +90,50 @@ async def test_a_killed_agent_and_its_codex_hold_no_locks(place: Place) -> None:
 
 
 @pytest.mark.parametrize("content", [b"no database at all " * 500, bytes(8192)])
-async def test_a_foreign_database_is_reported_and_replaced_on_request(place: Place, content: bytes) -> None:
-    place.prepare()
-    database(place).write_bytes(content)
-    said = await refusal(place)
-    assert said.startswith(f"configuration: DATABASE_URL: {database(place)} is no SQLite database; it is left as it is")
-    assert database(place).read_bytes() == content
-    found = await reports(place)
+async def test_a_foreign_database_is_reported_and_replaced_on_request(setup: AgentSetup, content: bytes) -> None:
+    setup.prepare()
+    database(setup).write_bytes(content)
+    said = await refusal(setup)
+    assert said.startswith(f"configuration: DATABASE_URL: {database(setup)} is no SQLite database; it is left as it is")
+    assert database(setup).read_bytes() == content
+    found = await reports(setup)
     assert found["schema"]["status"] == "failed"
     assert "doctor --set-aside" in found["schema"]["remedy"]
-    assert database(place).read_bytes() == content
+    assert database(setup).read_bytes() == content
 
-    done = await run(place, "doctor", "--set-aside")
+    done = await run(setup, "doctor", "--set-aside")
     assert done.returncode == 0, done.stderr
-    (aside,) = database(place).parent.glob("*.damaged-*")
+    (aside,) = database(setup).parent.glob("*.damaged-*")
     assert str(aside) in done.stdout.decode()
     assert aside.read_bytes() == content
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         assert (await client.ask("Hello")).state == COMPLETED
 
 
-async def test_a_valid_database_and_one_in_use_are_not_replaced(place: Place) -> None:
-    async with running_agent(place) as agent:
-        done = await run(place, "doctor", "--set-aside")
+async def test_a_valid_database_and_one_in_use_are_not_replaced(setup: AgentSetup) -> None:
+    async with running_agent(setup) as agent:
+        done = await run(setup, "doctor", "--set-aside")
         assert done.returncode == 2
         assert f"pid {agent.process.pid}" in done.stderr.decode()
         assert await agent.stop() == 0
-    done = await run(place, "doctor", "--set-aside")
+    done = await run(setup, "doctor", "--set-aside")
     assert done.returncode == 2
     assert "nothing is wrong with" in done.stderr.decode()
-    assert database(place).exists()
+    assert database(setup).exists()
 
 
 # --- Versions ---
 
 
-async def test_the_doctor_shows_the_schema_version_and_a_newer_one_is_rejected(place: Place) -> None:
-    async with running_agent(place) as agent:
+async def test_the_doctor_shows_the_schema_version_and_a_newer_one_is_rejected(setup: AgentSetup) -> None:
+    async with running_agent(setup) as agent:
         assert await agent.stop() == 0
-    assert (await reports(place))["schema"]["finding"] == f"version {SCHEMA_VERSION}"
-    with closing(sqlite3.connect(database(place))) as connection, connection:
+    assert (await reports(setup))["schema"]["finding"] == f"version {SCHEMA_VERSION}"
+    with closing(sqlite3.connect(database(setup))) as connection, connection:
         connection.execute("insert into schema_version values (99, 0)")
-    said = await refusal(place)
+    said = await refusal(setup)
     assert "has schema version 99, and this agent supports only version 1" in said
-    assert (await reports(place))["schema"]["status"] == "failed"
+    assert (await reports(setup))["schema"]["status"] == "failed"
 
 
 # --- A full disk ---
@@ -145,9 +145,9 @@ async def readiness(agent: AgentProcess) -> tuple[int, str]:
     return answer.status_code, str(answer.json().get("reason"))
 
 
-async def test_a_full_disk_rejects_messages_loses_nothing_and_recovers(place: Place, tmp_path: Path) -> None:
+async def test_a_full_disk_rejects_messages_loses_nothing_and_recovers(setup: AgentSetup, tmp_path: Path) -> None:
     full = tmp_path / "full"
-    async with running_agent(place, ("tests.e2e.small_disk", str(full))) as agent, peer(agent.url) as client:
+    async with running_agent(setup, ("tests.e2e.small_disk", str(full))) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         running = await client.begin(script({"run": "sleep 1.5"}, {"say": LONG_ANSWER}), "ctx")
         await eventually(lambda: agent.commands("1.5"))
@@ -167,82 +167,82 @@ async def test_a_full_disk_rejects_messages_loses_nothing_and_recovers(place: Pl
         assert (await client.ask(big, "other")).state == COMPLETED
         assert await agent.stop() == 0
         assert "Traceback" not in agent.log.read_text()
-    assert rows(place, "pragma integrity_check") == [("ok",)]
-    assert rows(place, "select count(*) from tasks where last_updated is null") == [(0,)]
+    assert rows(setup, "pragma integrity_check") == [("ok",)]
+    assert rows(setup, "select count(*) from tasks where last_updated is null") == [(0,)]
 
 
 async def test_an_agent_with_a_full_disk_stops_in_time_and_answers_after_a_restart(
-    place: Place, tmp_path: Path
+    setup: AgentSetup, tmp_path: Path
 ) -> None:
     full = tmp_path / "full"
-    async with running_agent(place, ("tests.e2e.small_disk", str(full))) as agent, peer(agent.url) as client:
+    async with running_agent(setup, ("tests.e2e.small_disk", str(full))) as agent, peer(agent.url) as client:
         running = await client.begin(script({"run": "sleep 0.5"}, {"say": LONG_ANSWER}), "ctx")
         await eventually(lambda: agent.commands("0.5"))
         full.touch()
         await anyio.sleep(1.5)
         assert await agent.stop() == 0
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         ended = await client.finished(running.task_id)
     assert (ended.state, ended.answer) == (COMPLETED, LONG_ANSWER)
 
 
-async def test_an_agent_started_on_a_full_disk_stops_on_sigterm(place: Place, tmp_path: Path) -> None:
+async def test_an_agent_started_on_a_full_disk_stops_on_sigterm(setup: AgentSetup, tmp_path: Path) -> None:
     """It waits for room to settle what an earlier process left, and hears SIGTERM all the same."""
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("Hello")
         assert await agent.stop() == 0
-    left_at_work(place, 300)
+    killed_during_turns(setup, 300)
     full = tmp_path / "full"
     full.touch()
     words = [sys.executable, "-m", "tests.e2e.small_disk", str(full)]
     log = tmp_path / "agent.log"
     with log.open("wb") as output, anyio.fail_after(HANG_S):
-        process = await anyio.open_process(words, env=place.prepare(), cwd=tmp_path, stdout=output, stderr=output)
+        process = await anyio.open_process(words, env=setup.prepare(), cwd=tmp_path, stdout=output, stderr=output)
         while "the disk is full" not in log.read_text():
             await anyio.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0, log.read_text()
     assert "ready" not in log.read_text()
-    async with running_agent(place):
-        assert rows(place, "select count(*) from tasks where status like '%WORKING%'") == [(0,)]
+    async with running_agent(setup):
+        assert rows(setup, "select count(*) from tasks where status like '%WORKING%'") == [(0,)]
 
 
-def left_at_work(place: Place, count: int) -> None:
+def killed_during_turns(setup: AgentSetup, count: int) -> None:
     """Leave so many tasks behind whose messages nobody knows any more."""
-    with closing(sqlite3.connect(database(place))) as connection, connection:
+    with closing(sqlite3.connect(database(setup))) as connection, connection:
         connection.execute("create temp table one as select * from tasks limit 1")
         for number in range(count):
-            at_work = '{"state": "TASK_STATE_WORKING"}'
-            connection.execute("update one set id = ?, status = ?", (f"left-{number}", at_work))
+            wait_for_running_turn = '{"state": "TASK_STATE_WORKING"}'
+            connection.execute("update one set id = ?, status = ?", (f"left-{number}", wait_for_running_turn))
             connection.execute("insert into tasks select * from one")
 
 
 # --- Old tasks ---
 
 
-async def test_a_repeated_message_gets_its_answer_until_retention_removes_it(place: Place) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_a_repeated_message_gets_its_answer_until_retention_removes_it(setup: AgentSetup) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         old = await client.ask("the word is apple", "ctx")
         new = await client.ask("the word is pear", "ctx")
         assert await agent.stop() == 0
-    with closing(sqlite3.connect(database(place))) as connection, connection:
+    with closing(sqlite3.connect(database(setup))) as connection, connection:
         connection.execute("update tasks set last_updated = '2020-01-01 00:00:00.000000' where id = ?", (old.task_id,))
         connection.execute("update deliveries set state = 'acknowledged'")
-    async with running_agent(place) as agent, peer(agent.url) as client:
-        await eventually(lambda: rows(place, "select id from tasks") == [(new.task_id,)])
-        assert rows(place, "select task_id from deliveries") == [(new.task_id,)]
+    async with running_agent(setup) as agent, peer(agent.url) as client:
+        await eventually(lambda: rows(setup, "select id from tasks") == [(new.task_id,)])
+        assert rows(setup, "select task_id from deliveries") == [(new.task_id,)]
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
 
-async def test_an_emptied_database_is_not_treated_as_new(place: Place) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_an_emptied_database_is_not_treated_as_new(setup: AgentSetup) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask_blocking("hello")
     for name in ("workspace.sqlite3-wal", "workspace.sqlite3-shm"):
-        (place.root / "state" / name).unlink(missing_ok=True)
-    database(place).write_bytes(b"")
-    sentence = await refusal(place)
-    assert f"{database(place)} is empty, although" in sentence
+        (setup.root / "state" / name).unlink(missing_ok=True)
+    database(setup).write_bytes(b"")
+    sentence = await refusal(setup)
+    assert f"{database(setup)} is empty, although" in sentence
     assert "remove the empty file to begin anew" in sentence
-    database(place).unlink()
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    database(setup).unlink()
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         assert (await client.ask_blocking("hello")).state == COMPLETED

@@ -16,7 +16,7 @@ import pytest
 from a2a.types import TaskState
 
 from codex_workspace.config.loading import load_settings
-from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent
+from tests.e2e.agent_process import REPOSITORY, AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
 from tests.support.waiting import HANG_S, eventually
 
@@ -40,12 +40,12 @@ os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 class MortalCodex:
     """A program in codex's place, and how often it dies at once from now on."""
 
-    def __init__(self, place: Place) -> None:
-        real = load_settings(place.prepare()).codex_bin
+    def __init__(self, setup: AgentSetup) -> None:
+        real = load_settings(setup.prepare()).codex_bin
         assert real is not None
-        self._left = place.root / "deaths"
+        self._left = setup.root / "deaths"
         self.dies(0)
-        self.program = place.root / "mortal-codex"
+        self.program = setup.root / "mortal-codex"
         self.program.write_text(f"#!{sys.executable}\n{MORTAL.format(left=str(self._left), real=str(real))}")
         self.program.chmod(self.program.stat().st_mode | stat.S_IXUSR)
 
@@ -53,9 +53,9 @@ class MortalCodex:
         self._left.write_text(str(times))
 
 
-def mortal(place: Place, **codex: object) -> tuple[MortalCodex, Place]:
-    program = MortalCodex(place)
-    return program, replace(place, codex=codex, environment={"CODEX_BIN": str(program.program)})
+def mortal(setup: AgentSetup, **codex: object) -> tuple[MortalCodex, AgentSetup]:
+    program = MortalCodex(setup)
+    return program, replace(setup, codex=codex, environment={"CODEX_BIN": str(program.program)})
 
 
 async def kill(codex: psutil.Process) -> None:
@@ -67,8 +67,8 @@ async def kill(codex: psutil.Process) -> None:
 
 
 @pytest.mark.alone
-async def test_a_message_waits_through_crashes_and_is_answered_by_the_next_codex(place: Place) -> None:
-    program, other = mortal(place)
+async def test_a_message_waits_through_crashes_and_is_answered_by_the_next_codex(setup: AgentSetup) -> None:
+    program, other = mortal(setup)
     async with running_agent(other) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         program.dies(3)
@@ -82,8 +82,8 @@ async def test_a_message_waits_through_crashes_and_is_answered_by_the_next_codex
 
 
 @pytest.mark.alone
-async def test_readiness_the_log_and_the_doctor_say_why_codex_is_broken(place: Place) -> None:
-    program, other = mortal(place, max_restarts=3)
+async def test_readiness_the_log_and_the_doctor_say_why_codex_is_broken(setup: AgentSetup) -> None:
+    program, other = mortal(setup, max_restarts=3)
     async with running_agent(other) as agent, httpx.AsyncClient(base_url=agent.url) as http, peer(agent.url) as client:
         program.dies(10**6)
         await kill(agent.codex())
@@ -104,15 +104,15 @@ async def test_readiness_the_log_and_the_doctor_say_why_codex_is_broken(place: P
         assert (await client.get(waiting.task_id)).state not in (COMPLETED, FAILED)
 
 
-def doctor(place: Place, url: str) -> str:
+def doctor(setup: AgentSetup, url: str) -> str:
     port = url.rstrip("/").rsplit(":", 1)[1]
     command = [sys.executable, "-m", "codex_workspace", "doctor"]
-    env = place.prepare() | {"A2A_PORT": port}
+    env = setup.prepare() | {"A2A_PORT": port}
     return run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, stdin=DEVNULL, check=False).stdout
 
 
-async def test_a_message_stops_waiting_for_codex_with_a_reason(place: Place) -> None:
-    program, other = mortal(place, restart_wait_s=2)
+async def test_a_message_stops_waiting_for_codex_with_a_reason(setup: AgentSetup) -> None:
+    program, other = mortal(setup, restart_wait_s=2)
     async with running_agent(other) as agent, peer(agent.url) as client:
         program.dies(10**6)
         await kill(agent.codex())
@@ -123,8 +123,8 @@ async def test_a_message_stops_waiting_for_codex_with_a_reason(place: Place) -> 
 
 
 @pytest.mark.alone
-async def test_a_message_waiting_for_codex_can_be_canceled_and_delays_no_stop(place: Place) -> None:
-    program, other = mortal(place)
+async def test_a_message_waiting_for_codex_can_be_canceled_and_delays_no_stop(setup: AgentSetup) -> None:
+    program, other = mortal(setup)
     async with running_agent(other) as agent, peer(agent.url) as client:
         program.dies(10**6)
         await kill(agent.codex())
@@ -140,8 +140,8 @@ async def test_a_message_waiting_for_codex_can_be_canceled_and_delays_no_stop(pl
 # --- Standing still ---
 
 
-async def test_a_codex_frozen_between_turns_is_replaced_and_the_message_answered(place: Place) -> None:
-    quick = replace(place, codex={"request_timeout_s": 1})
+async def test_a_codex_frozen_between_turns_is_replaced_and_the_message_answered(setup: AgentSetup) -> None:
+    quick = replace(setup, codex={"request_timeout_s": 1})
     async with running_agent(quick) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         stopped = agent.codex()
@@ -153,8 +153,8 @@ async def test_a_codex_frozen_between_turns_is_replaced_and_the_message_answered
         await anyio.to_thread.run_sync(stopped.wait, 3)
 
 
-async def test_a_codex_frozen_in_a_turn_is_replaced_and_the_context_continues(place: Place) -> None:
-    quick = replace(place, codex={"turn_inactivity_timeout_s": 2})
+async def test_a_codex_frozen_in_a_turn_is_replaced_and_the_context_continues(setup: AgentSetup) -> None:
+    quick = replace(setup, codex={"turn_inactivity_timeout_s": 2})
     async with running_agent(quick) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         stopped = agent.codex()
@@ -180,14 +180,14 @@ async def test_a_frozen_codex_is_not_ready(agent: AgentProcess) -> None:
         assert (await http.get("/readyz")).status_code == 200
 
 
-async def test_a_frozen_codex_of_a_killed_agent_blocks_no_thread(place: Place) -> None:
-    async with running_agent(place) as agent, peer(agent.url) as client:
+async def test_a_frozen_codex_of_a_killed_agent_blocks_no_thread(setup: AgentSetup) -> None:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
         left = agent.codex()
         left.send_signal(signal.SIGSTOP)
         agent.process.kill()
         await agent.ended()
-    async with running_agent(place) as agent, peer(agent.url) as client:
+    async with running_agent(setup) as agent, peer(agent.url) as client:
         assert not psutil.pid_exists(left.pid) or left.status() == psutil.STATUS_ZOMBIE
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
@@ -202,8 +202,8 @@ async def test_a_frozen_codex_does_not_delay_the_stop(agent: AgentProcess, clien
 
 
 @pytest.mark.alone
-async def test_codex_is_replaced_when_it_holds_many_threads_and_memory_stays_level(place: Place) -> None:
-    low = replace(place, limits={"codex_threads": 20})
+async def test_codex_is_replaced_when_it_holds_many_threads_and_memory_stays_level(setup: AgentSetup) -> None:
+    low = replace(setup, limits={"codex_threads": 20})
     async with running_agent(low) as agent, peer(agent.url) as client:
         seen = await in_contexts(client, 60, at_a_time=10)
         before = weight(agent)

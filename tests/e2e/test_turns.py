@@ -8,7 +8,7 @@ import pytest
 from a2a.types import TaskState
 
 from codex_workspace.devkit.script import numbered_text
-from tests.e2e.agent_process import AgentProcess, Backend, Place, running_agent
+from tests.e2e.agent_process import AgentProcess, AgentSetup, Backend, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
 from tests.support.waiting import HANG_S
 
@@ -117,8 +117,8 @@ async def test_eight_contexts_run_concurrently(agent: AgentProcess, client: Peer
 
 
 @pytest.mark.versions
-async def test_a_silent_turn_is_stopped_and_the_next_one_works(place: Place) -> None:
-    impatient = replace(place, codex={"turn_inactivity_timeout_s": 1})
+async def test_a_silent_turn_is_stopped_and_the_next_one_works(setup: AgentSetup) -> None:
+    impatient = replace(setup, codex={"turn_inactivity_timeout_s": 1})
     async with running_agent(impatient) as agent, peer(agent.url) as client:
         for silence in (True, "headers"):
             seen = await client.ask(script({"say": "so far", "stall": silence}), "ctx")
@@ -128,16 +128,16 @@ async def test_a_silent_turn_is_stopped_and_the_next_one_works(place: Place) -> 
 
 
 @pytest.mark.app_server_only(reason="codex exec tells an output when its command has ended")
-async def test_a_command_that_keeps_printing_keeps_its_turn_alive(place: Place) -> None:
-    impatient = replace(place, codex={"turn_inactivity_timeout_s": 1})
+async def test_a_command_that_keeps_printing_keeps_its_turn_alive(setup: AgentSetup) -> None:
+    impatient = replace(setup, codex={"turn_inactivity_timeout_s": 1})
     async with running_agent(impatient) as agent, peer(agent.url) as client:
         ticks = "for i in 1 2 3 4 5 6; do echo tick $i; sleep 0.4; done"
         seen = await client.ask(script({"run": ticks, "yield_ms": 10_000}, {"say": "through"}))
     assert (seen.state, seen.answer) == (COMPLETED, "through")
 
 
-async def test_a_turn_over_its_time_budget_is_stopped(place: Place) -> None:
-    hurried = replace(place, codex={"turn_timeout_s": 1})
+async def test_a_turn_over_its_time_budget_is_stopped(setup: AgentSetup) -> None:
+    hurried = replace(setup, codex={"turn_timeout_s": 1})
     async with running_agent(hurried) as agent, peer(agent.url) as client:
         seen = await client.ask(script({"chunks": 1000, "delay_ms": 20}), "ctx")
         assert seen.state == TaskState.TASK_STATE_FAILED

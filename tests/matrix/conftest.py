@@ -8,14 +8,14 @@ import pytest_asyncio
 import yaml
 
 from codex_workspace.devkit.model import ScriptedModel, scripted_model
-from tests.e2e.agent_process import Place, running_agent
+from tests.e2e.agent_process import AgentSetup, running_agent
 from tests.matrix.clients import KINDS, Client, Kind
 
 TOKEN = "open-sesame"
 
 
 @dataclass(frozen=True)
-class OpenPlace(Place):
+class OpenAgentSetup(AgentSetup):
     """A place whose agent may tell webhooks on this machine."""
 
     def prepare(self) -> dict[str, str]:
@@ -32,7 +32,7 @@ class Scene:
     kind: Kind
     client: Client
     url: str
-    place: Place
+    setup: AgentSetup
     model: ScriptedModel
 
 
@@ -42,11 +42,11 @@ async def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     kind = request.param
     assert isinstance(kind, Kind)
     async with scripted_model() as model:
-        place = OpenPlace(
+        setup = OpenAgentSetup(
             tmp_path_factory.mktemp("matrix"),
             model.base_url,
             codex={"approval_policy": "on-request"},
             environment={"A2A_GRPC_PORT": "0", "A2A_TOKEN": TOKEN},
         )
-        async with running_agent(place) as agent, kind.opened(agent.url, TOKEN) as client:
-            yield Scene(kind, client, agent.url, place, model)
+        async with running_agent(setup) as agent, kind.opened(agent.url, TOKEN) as client:
+            yield Scene(kind, client, agent.url, setup, model)

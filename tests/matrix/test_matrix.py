@@ -108,7 +108,7 @@ def signal(pipe: Path) -> Iterator[Callable[[], None]]:
 
 
 async def test_subscribe(scene: Scene) -> None:
-    with signal(scene.place.workspace / "go") as go:
+    with signal(scene.setup.workspace / "go") as go:
         sent = message(script({"run": "read line < go"}, {"say": "Done."}))
         sent.configuration.return_immediately = True
         begun = await seen_of(scene.client.send(sent))
@@ -123,7 +123,7 @@ async def test_subscribe(scene: Scene) -> None:
 
 def outside(scene: Scene) -> Path:
     """Return a new file that no sandboxed command may write."""
-    return scene.place.root / f"{uuid.uuid4()}.txt"
+    return scene.setup.root / f"{uuid.uuid4()}.txt"
 
 
 def is_there(file: Path) -> bool:
@@ -186,7 +186,7 @@ async def test_image_in(scene: Scene, streaming: bool) -> None:
 
 @WAYS
 async def test_file_out(scene: Scene, streaming: bool) -> None:
-    (scene.place.workspace / "dot.png").write_bytes(png())
+    (scene.setup.workspace / "dot.png").write_bytes(png())
     hand = {"name": "hand_over_file", "arguments": {"path": "dot.png", "name": "Dot.png"}}
     wish = script({"tool": hand}, {"say": "Here it is."})
     parts = []

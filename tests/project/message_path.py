@@ -20,7 +20,7 @@ import httpx
 from codex_workspace.cli.serve import serve
 from codex_workspace.config.loading import load_settings
 from codex_workspace.devkit.model import scripted_model
-from tests.e2e.agent_process import Place
+from tests.e2e.agent_process import AgentSetup
 from tests.support.paths import ROOT
 
 PACKAGE: Final = str(ROOT / "codex_workspace") + os.sep
@@ -56,7 +56,7 @@ async def modules_of_second_message(root: Path) -> list[str]:
     """Return the modules that run for a plain second message."""
     recorder, port = Recorder(), _free_port()
     async with scripted_model() as model, anyio.create_task_group() as tasks:
-        env = Place(root, model.base_url, port=port).prepare()
+        env = AgentSetup(root, model.base_url, port=port).prepare()
         tasks.start_soon(serve, load_settings(env), env)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             with anyio.fail_after(60):

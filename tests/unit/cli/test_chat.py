@@ -31,7 +31,7 @@ from codex_workspace.cli.terminal import Style, TurnView
 from codex_workspace.devkit.model import ScriptedModel, scripted_model
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT
 from codex_workspace.server.app import bind, serving
-from tests.e2e.agent_process import REPOSITORY, AgentProcess, Place, running_agent
+from tests.e2e.agent_process import REPOSITORY, AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import script
 
 TOKEN = "a-token-for-the-tests"
@@ -68,7 +68,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 @pytest.fixture
 async def agent(model: ScriptedModel, tmp_path: Path) -> AsyncIterator[AgentProcess]:
-    async with running_agent(Place(tmp_path, model.base_url, environment={"A2A_TOKEN": TOKEN})) as agent:
+    async with running_agent(AgentSetup(tmp_path, model.base_url, environment={"A2A_TOKEN": TOKEN})) as agent:
         yield agent
 
 
@@ -276,8 +276,8 @@ async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model:
     url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/"
     proxy = Proxy(free_port())
     behind = {"A2A_PUBLIC_URL": url, "A2A_PORT": str(proxy.target)}
-    place = Place(tmp_path, model.base_url, environment=behind)
-    async with running_agent(place), listener, anyio.create_task_group() as tasks:
+    setup = AgentSetup(tmp_path, model.base_url, environment=behind)
+    async with running_agent(setup), listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, proxy.serve)
         view, cuts, text = TurnView(Style(), 0.0), 0, ""
 
@@ -300,8 +300,8 @@ async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model:
 async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_went_on(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
-    place = Place(tmp_path, model.base_url, environment={"A2A_PORT": str(free_port()), "A2A_TOKEN": TOKEN})
-    async with running_agent(place) as agent:
+    setup = AgentSetup(tmp_path, model.base_url, environment={"A2A_PORT": str(free_port()), "A2A_TOKEN": TOKEN})
+    async with running_agent(setup) as agent:
         process = await anyio.open_process(
             [*COMMAND, agent.url, "-m", script({"chunks": 2000, "delay_ms": 10})],
             stdin=DEVNULL,
@@ -314,7 +314,7 @@ async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_went_on(
             assert process.stdout is not None
             await process.stdout.receive()
             agent.process.kill()
-            async with running_agent(place):
+            async with running_agent(setup):
                 with anyio.fail_after(10):
                     out = "".join([data.decode() async for data in process.stdout])
                     assert await process.wait() == 0
@@ -325,8 +325,8 @@ async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_went_on(
 class Echo(AgentExecutor):
     """Somebody else's agent: works until its task is canceled, or echoes, once `may_end` is set where there is one."""
 
-    def __init__(self, at_work: anyio.Event, may_end: anyio.Event | None) -> None:
-        self._at_work = at_work
+    def __init__(self, running: anyio.Event, may_end: anyio.Event | None) -> None:
+        self._at_work = running
         self._may_end = may_end
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
@@ -363,7 +363,11 @@ async def serving_at(routes: Sequence[BaseRoute]) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def other_agent(
-    *, streaming: bool, version: str = "1.0", at_work: anyio.Event | None = None, may_end: anyio.Event | None = None
+    *,
+    streaming: bool,
+    version: str = "1.0",
+    running: anyio.Event | None = None,
+    may_end: anyio.Event | None = None,
 ) -> AsyncIterator[str]:
     """Serve somebody else's agent, built with the SDK's own parts."""
     with bind("127.0.0.1", 0) as listener:
@@ -377,7 +381,7 @@ async def other_agent(
             default_input_modes=["text/plain"],
             default_output_modes=["text/plain"],
         )
-        handler = DefaultRequestHandler(Echo(at_work or anyio.Event(), may_end), InMemoryTaskStore(), card)
+        handler = DefaultRequestHandler(Echo(running or anyio.Event(), may_end), InMemoryTaskStore(), card)
         routes = [*create_agent_card_routes(card), *create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True)]
         async with serving(Starlette(routes=routes), listener):
             try:
@@ -421,14 +425,14 @@ async def test_an_answer_to_an_agents_question_belongs_to_its_task() -> None:
 
 
 async def test_a_task_of_an_agent_that_does_not_stream_can_be_canceled_too() -> None:
-    at_work = anyio.Event()
-    async with other_agent(streaming=False, at_work=at_work) as url:
+    running = anyio.Event()
+    async with other_agent(streaming=False, running=running) as url:
         process = await anyio.open_process(
             [*COMMAND, url, "-m", "for ever"], stdin=DEVNULL, stdout=PIPE, env=environment(), cwd=REPOSITORY
         )
         async with process:
             with anyio.fail_after(10):
-                await at_work.wait()
+                await running.wait()
             process.send_signal(signal.SIGINT)
             assert process.stdout is not None
             with anyio.fail_after(8):

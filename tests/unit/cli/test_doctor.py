@@ -26,7 +26,7 @@ from codex_workspace.cli.codex_checks import TESTED_VERSIONS, check_codex
 from codex_workspace.cli.doctor import CHECKS
 from codex_workspace.devkit.model import scripted_model
 from codex_workspace.server.app import bind
-from tests.e2e.agent_process import REPOSITORY, SECRET, Place, running_agent
+from tests.e2e.agent_process import REPOSITORY, SECRET, AgentSetup, running_agent
 
 COMMAND = (sys.executable, "-m", "codex_workspace", "doctor")
 WITHOUT_CAPABILITIES = (sys.executable, "-m", "tests.e2e.without_capabilities", "codex_workspace", "doctor")
@@ -35,7 +35,7 @@ WITHOUT_CAPABILITIES = (sys.executable, "-m", "tests.e2e.without_capabilities", 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
     """The environment of an agent that nothing is wrong with; its model is not asked."""
-    return Place(tmp_path, "http://127.0.0.1:1/v1").prepare()
+    return AgentSetup(tmp_path, "http://127.0.0.1:1/v1").prepare()
 
 
 def doctor(env: dict[str, str], *arguments: str, command: tuple[str, ...] = COMMAND) -> CompletedProcess[str]:
@@ -86,8 +86,8 @@ def test_where_codex_exec_is_used_no_app_server_is_started(tmp_path: Path) -> No
         {"name": "some", "command": "some-server"},
         {"name": "other", "url": "http://x/", "headers": {"A": "${B}"}},
     ]
-    place = Place(tmp_path, "http://127.0.0.1:1/v1", backend="exec", config={"mcp_servers": servers})
-    env = place.prepare()
+    setup = AgentSetup(tmp_path, "http://127.0.0.1:1/v1", backend="exec", config={"mcp_servers": servers})
+    env = setup.prepare()
     code, found = reports(env)
     assert code == 0
     assert "read its configuration in " in found["handshake"]["finding"]
@@ -196,10 +196,10 @@ def test_a_port_that_another_program_has_leaves_with_1(env: dict[str, str]) -> N
 
 
 async def test_an_agent_that_serves_there_already_is_no_fault(tmp_path: Path) -> None:
-    place = Place(tmp_path, "http://127.0.0.1:1/v1")
-    async with running_agent(place) as agent:
+    setup = AgentSetup(tmp_path, "http://127.0.0.1:1/v1")
+    async with running_agent(setup) as agent:
         port = agent.url.rstrip("/").rsplit(":", 1)[1]
-        code, found = reports(place.prepare() | {"A2A_PORT": port})
+        code, found = reports(setup.prepare() | {"A2A_PORT": port})
     assert code == 0
     assert found["port"]["finding"] == f"an agent already listens at http://127.0.0.1:{port} and is ready"
     assert "tables" in found["database"]["finding"]
@@ -272,8 +272,8 @@ def test_a_workspace_that_cannot_be_written_is_a_warning(env: dict[str, str]) ->
 )
 def test_who_may_send_messages(tmp_path: Path, tokens: dict[str, str], status: str, finding: str) -> None:
     principals = [{"name": "ada", "token_env": "ADA_TOKEN"}] if "ADA_TOKEN" in tokens else []
-    place = Place(tmp_path, "http://127.0.0.1:1/v1", config={"principals": principals}, environment=tokens)
-    found = check_access(facts(place.prepare()))
+    setup = AgentSetup(tmp_path, "http://127.0.0.1:1/v1", config={"principals": principals}, environment=tokens)
+    found = check_access(facts(setup.prepare()))
     assert found.status == status
     assert finding in found.finding
 
@@ -293,7 +293,7 @@ def test_who_may_send_messages(tmp_path: Path, tokens: dict[str, str], status: s
     ],
 )
 def test_what_a_command_may_do_is_tried(tmp_path: Path, sandbox: str, said: tuple[str, str]) -> None:
-    env = Place(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": sandbox}).prepare()
+    env = AgentSetup(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": sandbox}).prepare()
     # Of this machine's other agents, root would see the key that all tests use.
     code, found = reports(env | {"SCRIPTED_KEY": uuid.uuid4().hex}, WITHOUT_CAPABILITIES)
     assert (code, found["sandbox"]["status"]) == (0, "ok")
@@ -302,7 +302,7 @@ def test_what_a_command_may_do_is_tried(tmp_path: Path, sandbox: str, said: tupl
 
 
 def test_a_credential_that_a_command_could_read_is_a_warning(tmp_path: Path) -> None:
-    env = Place(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": "container"}).prepare()
+    env = AgentSetup(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": "container"}).prepare()
     secret = uuid.uuid4().hex
     # As the shell is that has set the variables.
     command = [sys.executable, "-m", "tests.e2e.without_capabilities", "code"]
@@ -317,7 +317,7 @@ def test_a_credential_that_a_command_could_read_is_a_warning(tmp_path: Path) -> 
 
 
 def test_a_sandbox_that_cannot_work_leaves_with_3(env: dict[str, str]) -> None:
-    code, found = reports(env, (sys.executable, "-m", "tests.e2e.as_in_docker", "codex_workspace", "doctor"))
+    code, found = reports(env, (sys.executable, "-m", "tests.e2e.docker_seccomp", "codex_workspace", "doctor"))
     assert code == 3
     assert found["handshake"]["status"] == "ok"
     assert found["sandbox"]["status"] == "failed"
@@ -336,7 +336,7 @@ def test_a_platform_that_does_not_answer_leaves_with_1(env: dict[str, str]) -> N
 
 async def test_the_model_is_asked_only_online(tmp_path: Path) -> None:
     async with scripted_model(model="gpt-5.5") as model:
-        env = Place(tmp_path, model.base_url).prepare()
+        env = AgentSetup(tmp_path, model.base_url).prepare()
 
         def asked(**more: str) -> Finding:
             known = facts(env | more)
@@ -362,7 +362,7 @@ async def test_what_a_provider_says_is_judged(tmp_path: Path, status: int, judge
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, answer)
         port = listener.extra(SocketAttribute.local_port)
-        known = facts(Place(tmp_path, f"http://127.0.0.1:{port}/v1/").prepare())
+        known = facts(AgentSetup(tmp_path, f"http://127.0.0.1:{port}/v1/").prepare())
         known.choose_provider()
         found = await anyio.to_thread.run_sync(check_model, known)
         tasks.cancel_scope.cancel()

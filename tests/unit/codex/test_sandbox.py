@@ -14,7 +14,7 @@ from codex_workspace.common.values import JsonValue
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
-from tests.e2e.agent_process import Place
+from tests.e2e.agent_process import AgentSetup
 from tests.support.memory_codex import memory_codex, params_of
 
 
@@ -90,21 +90,21 @@ def test_a_secret_is_found_by_its_digest() -> None:
 
 async def seen_with(tmp_path: Path, **codex: object) -> SandboxReport:
     """Let the real codex run the command that looks around, with these settings."""
-    place = Place(tmp_path, "http://127.0.0.1:1/v1", codex=codex)
-    env = place.prepare()
+    setup = AgentSetup(tmp_path, "http://127.0.0.1:1/v1", codex=codex)
+    env = setup.prepare()
     settings = load_settings(env)
     provider = choose_provider(settings, env)
     prepare_codex_home(settings, provider)
-    folders = [place.workspace, tmp_path / "config", tmp_path / "state"]
+    folders = [setup.workspace, tmp_path / "config", tmp_path / "state"]
     async with open_app_server(launch_of(settings, provider, env)) as connection:
         await check_sandbox(connection, settings.config.codex.sandbox, settings.workspace_dir)
-        return await _look(connection, place, folders)
+        return await _look(connection, setup, folders)
 
 
-async def _look(connection: Connection, place: Place, folders: list[Path]) -> SandboxReport:
-    before = {path: path.stat().st_mtime_ns for path in place.workspace.rglob("*")}
-    sight = await inspect_sandbox(connection, place.workspace, folders)
-    assert {path: path.stat().st_mtime_ns for path in place.workspace.rglob("*")} == before
+async def _look(connection: Connection, setup: AgentSetup, folders: list[Path]) -> SandboxReport:
+    before = {path: path.stat().st_mtime_ns for path in setup.workspace.rglob("*")}
+    sight = await inspect_sandbox(connection, setup.workspace, folders)
+    assert {path: path.stat().st_mtime_ns for path in setup.workspace.rglob("*")} == before
     return sight
 
 

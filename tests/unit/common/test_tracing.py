@@ -70,7 +70,7 @@ async def test_attributes_are_scrubbed_before_they_are_cut(monkeypatch: pytest.M
         span.set({"late": "passed over"})
 
     (asked,) = (await exported(monkeypatch, work)).spans
-    assert asked.about == {"text": "x" * (MAX_ATTRIBUTE_CHARS - 2) + "**", "number": 3}
+    assert asked.attributes == {"text": "x" * (MAX_ATTRIBUTE_CHARS - 2) + "**", "number": 3}
     assert asked.error == "failed with ***"
 
 

@@ -15,7 +15,7 @@ from codex_workspace.platform.client_types import ActivityRow
 from codex_workspace.platform.dispatcher import message_from_row
 from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.storage.outbox import Route
-from tests.support.platform_place import ME, PEER
+from tests.support.platform_agent import ME, PEER
 
 ROWS: list[tuple[str, NewRow, str | None]] = [
     ("echo", NewRow(ME, method="notify", summary="Agent message: hi", request={"message": "hi"}), None),

@@ -11,7 +11,7 @@ from codex_workspace.devkit.platform.delivery import DeliveryOutcome, result_row
 from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.platform.deadline_reply import RECEIVED, SENT_SEPARATELY, STILL_WORKING
 from codex_workspace.platform.registration import ErrorRate
-from tests.support.platform_place import ME, PEER, Place, placed
+from tests.support.platform_agent import ME, PEER, PlatformAgentSetup, running_platform_agent
 from tests.unit.platform.test_registration import pushing_world
 
 
@@ -30,8 +30,8 @@ async def registered(platform: StandInPlatform) -> None:
 async def test_the_heartbeat_counts_turns_and_not_waiting_messages(tmp_path: Path) -> None:
     turns = 0
     async with pushing_world(tmp_path) as platform:
-        place = Place(tmp_path, platform, "push", answer_within_s=0.1, running=lambda: turns)
-        async with placed(place):
+        setup = PlatformAgentSetup(tmp_path, platform, "push", answer_within_s=0.1, running=lambda: turns)
+        async with running_platform_agent(setup):
             await registered(platform)
             await platform.canvas_message(ME, "long")
             await platform.until(lambda: platform.workspace(ME).heartbeat["current_task"] == "long")
@@ -51,43 +51,43 @@ def test_the_error_rate_covers_the_last_minutes() -> None:
 
 async def test_the_next_message_answers_a_question(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as platform:
-        place = Place(tmp_path, platform, "push")
-        place.echo.gate.set()
-        async with placed(place):
+        setup = PlatformAgentSetup(tmp_path, platform, "push")
+        setup.echo.gate.set()
+        async with running_platform_agent(setup):
             await registered(platform)
             assert text_of(await platform.canvas_message(ME, "please ask")) == "which one?"
             for _ in range(2):
                 # The second comes again, and is the same answer to the same question.
                 assert text_of(await platform.canvas_message(ME, "the blue one", "m-2")) == "echo: the blue one"
             assert text_of(await platform.canvas_message(ME, "something else")) == "echo: something else"
-        assert place.echo.heard == ["please ask", "the blue one", "something else"]
-        assert len(set(place.echo.tasks)) == 2
+        assert setup.echo.heard == ["please ask", "the blue one", "something else"]
+        assert len(set(setup.echo.tasks)) == 2
         assert platform.notifications(ME) == []
 
 
 async def test_a_question_after_the_deadline_is_sent_once_and_answered_by_the_next_message(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as platform:
-        place = Place(tmp_path, platform, "push", answer_within_s=0.3)
-        async with placed(place):
+        setup = PlatformAgentSetup(tmp_path, platform, "push", answer_within_s=0.3)
+        async with running_platform_agent(setup):
             await registered(platform)
             assert text_of(await platform.canvas_message(ME, "please ask")) == STILL_WORKING
-            place.echo.gate.set()
+            setup.echo.gate.set()
             await platform.until(lambda: platform.notifications(ME) == ["which one?"])
             for _ in range(2):
                 assert text_of(await platform.canvas_message(ME, "blue", "m-2")) in (STILL_WORKING, SENT_SEPARATELY)
             await platform.until(lambda: len(platform.notifications(ME)) == 2)
             assert text_of(await platform.canvas_message(ME, "blue", "m-2")) == SENT_SEPARATELY
         assert platform.notifications(ME) == ["which one?", "echo: blue"]
-        assert len(set(place.echo.tasks)) == 1
+        assert len(set(setup.echo.tasks)) == 1
 
 
 async def test_a_question_to_a_peer_is_sent_to_the_peer(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as platform:
-        place = Place(tmp_path, platform, "push", answer_within_s=0.3)
-        async with placed(place):
+        setup = PlatformAgentSetup(tmp_path, platform, "push", answer_within_s=0.3)
+        async with running_platform_agent(setup):
             await registered(platform)
             assert text_of(await platform.peer_message(PEER, ME, "please ask", "m-1")) == STILL_WORKING
-            place.echo.gate.set()
+            setup.echo.gate.set()
             await platform.until(lambda: bool(platform.activity(PEER)))
             assert "which one?" in str(platform.activity(PEER)[0])
             assert platform.notifications(ME) == []
@@ -95,30 +95,30 @@ async def test_a_question_to_a_peer_is_sent_to_the_peer(tmp_path: Path) -> None:
 
 async def test_a_message_repeated_after_its_late_reply_gets_a_promise(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as platform:
-        place = Place(tmp_path, platform, "push", answer_within_s=0.3)
-        async with placed(place):
+        setup = PlatformAgentSetup(tmp_path, platform, "push", answer_within_s=0.3)
+        async with running_platform_agent(setup):
             await registered(platform)
             for _ in range(2):
                 assert text_of(await platform.canvas_message(ME, "long", "m-9")) == STILL_WORKING
-            place.echo.gate.set()
+            setup.echo.gate.set()
             await platform.until(lambda: platform.notifications(ME) == ["echo: long"])
             assert text_of(await platform.canvas_message(ME, "long", "m-9")) == SENT_SEPARATELY
         assert platform.shown(ME).count("echo: long") == 1
-        assert place.echo.heard == ["long"]
+        assert setup.echo.heard == ["long"]
 
 
 @pytest.mark.parametrize("about", [{"in_reply_to": "m-0"}, {"delegation_id": "work-1"}])
 async def test_a_peers_answer_is_reported_to_the_user_and_not_answered(tmp_path: Path, about: dict[str, str]) -> None:
     async with pushing_world(tmp_path) as platform:
-        place = Place(tmp_path, platform, "push", answer_within_s=0.3)
-        async with placed(place):
+        setup = PlatformAgentSetup(tmp_path, platform, "push", answer_within_s=0.3)
+        async with running_platform_agent(setup):
             await registered(platform)
             for _ in range(2):
                 assert text_of(await platform.peer_message(PEER, ME, "it is done", "m-1", {**about})) == RECEIVED
-            place.echo.gate.set()
+            setup.echo.gate.set()
             await platform.until(lambda: bool(platform.notifications(ME)))
             await anyio.sleep(0.1)
-        (heard,) = place.echo.heard
+        (heard,) = setup.echo.heard
         assert heard.startswith("The agent that was asked answers the task")
         assert heard.endswith("it is done")
         assert len(platform.notifications(ME)) == 1
@@ -127,24 +127,24 @@ async def test_a_peers_answer_is_reported_to_the_user_and_not_answered(tmp_path:
 
 async def test_in_push_mode_only_delegation_results_are_read_from_the_inbox(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as platform:
-        place = Place(tmp_path, platform, "push")
-        place.echo.gate.set()
+        setup = PlatformAgentSetup(tmp_path, platform, "push")
+        setup.echo.gate.set()
         pushed = '{"params": {"message": {"parts": [{"kind": "text", "text": "on its way by push"}]}}}'
         for _ in range(2):
-            async with placed(place):
+            async with running_platform_agent(setup):
                 await registered(platform)
                 platform.write(NewRow(ME, method="message/send", request=pushed))
-                platform.write(result_row(ME, PEER, f"work-{len(place.echo.heard)}", "forty-two"))
-                told = len(place.echo.heard) + 1
+                platform.write(result_row(ME, PEER, f"work-{len(setup.echo.heard)}", "forty-two"))
+                told = len(setup.echo.heard) + 1
                 await platform.until(lambda: len(platform.notifications(ME)) == told)  # noqa: B023
-        assert [text.rpartition(chr(10))[2] for text in place.echo.heard] == ["forty-two"] * 2
+        assert [text.rpartition(chr(10))[2] for text in setup.echo.heard] == ["forty-two"] * 2
 
 
 async def test_a_delegated_task_is_answered(tmp_path: Path) -> None:
     async with pushing_world(tmp_path) as platform:
-        place = Place(tmp_path, platform, "push")
-        place.echo.gate.set()
-        async with placed(place):
+        setup = PlatformAgentSetup(tmp_path, platform, "push")
+        setup.echo.gate.set()
+        async with running_platform_agent(setup):
             await registered(platform)
             outcome = await platform.peer_message(PEER, ME, "do it", "work-1", {"delegation_id": "work-1"})
             assert text_of(outcome) == "echo: do it"

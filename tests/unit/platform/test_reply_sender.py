@@ -59,23 +59,23 @@ async def test_replies_to_a_silent_peer_are_dropped_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reply_sender, "FIRST_PAUSE_S", 0.02)
-    async with sending_to_silent_peer(tmp_path) as place:
+    async with sending_to_silent_peer(tmp_path) as setup:
         for name in ("a", "b"):
-            await place.enqueue(name, PEER)
-        await place.platform.until(lambda: place.tries() >= 3)
-        assert len(await place.mail.unfinished()) == 2
+            await setup.enqueue(name, PEER)
+        await setup.platform.until(lambda: setup.tries() >= 3)
+        assert len(await setup.mail.unfinished()) == 2
         monkeypatch.setattr(reply_sender, "PEER_TIMEOUT_S", 0.0)
-        while await place.mail.unfinished():
+        while await setup.mail.unfinished():
             await anyio.sleep(0.01)
 
 
 async def test_look_back_ends_at_the_given_time_or_with_the_first_match(tmp_path: Path) -> None:
-    async with sending_to_silent_peer(tmp_path) as place:
+    async with sending_to_silent_peer(tmp_path) as setup:
         for number in range(230):
-            place.platform.write(NewRow(ME, method="message/send", summary=str(number), request={"x": number}))
+            setup.platform.write(NewRow(ME, method="message/send", summary=str(number), request={"x": number}))
 
         async def summaries(since: float, *, only_newest: bool = False) -> list[str]:
-            rows = await look_back(place.api, lambda row: row.summary < "2", since, only_newest=only_newest)
+            rows = await look_back(setup.api, lambda row: row.summary < "2", since, only_newest=only_newest)
             return [row.summary for row in rows]
 
         expected = [str(number) for number in range(229, -1, -1) if str(number) < "2"]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from codex_workspace.server.app import ServerOptions, bind, build_app, serving
 from codex_workspace.server.limits import BURST_S, ConcurrencyLimiter, LimitExceeded, RateLimiter
 from codex_workspace.storage.store import open_store
-from tests.e2e.crowd import call
+from tests.e2e.load_generator import call
 
 PATIENCE_S = 0.3
 PIECES = 40
@@ -137,24 +137,24 @@ async def test_a_stalled_reader_is_cut_off_and_nobody_else_notices(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with scene(tmp_path) as talk:
-        heard: list[str] = []
+        result: list[str] = []
 
         async def read() -> None:
             stream = talk.stream("SendStreamingMessage", MESSAGE)
             # One by one: the others look on.
             while event := await anext(stream, None):
-                heard.append(json.dumps(event))
+                result.append(json.dumps(event))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(read)
-            while not heard:
+            while not result:
                 await anyio.sleep(0.005)
-            task_id = json.loads(heard[0])["task"]["id"]
+            task_id = json.loads(result[0])["task"]["id"]
             with talk.stalled("SubscribeToTask", task_id) as stalled:
                 await anyio.sleep(0.05)
                 talk.talker.talk.set()
                 with anyio.fail_after(3):
-                    while "".join(heard).count(PIECE) < PIECES:
+                    while "".join(result).count(PIECE) < PIECES:
                         await anyio.sleep(0.005)
                 while "closing the connection of client" not in caplog.text:
                     await anyio.sleep(0.005)
@@ -163,7 +163,7 @@ async def test_a_stalled_reader_is_cut_off_and_nobody_else_notices(
             assert json.dumps(await anext(again)).count(PIECE) == PIECES, "the task so far"
             talk.talker.end.set()
             assert "TASK_STATE_COMPLETED" in [json.dumps(event) async for event in again][-1]
-        assert "TASK_STATE_COMPLETED" in heard[-1]
+        assert "TASK_STATE_COMPLETED" in result[-1]
         assert (await talk.call("GetTask", {"id": task_id})).count(PIECE) == PIECES
 
 

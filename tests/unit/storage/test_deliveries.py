@@ -382,8 +382,8 @@ async def test_a_tasks_end_in_the_store_acknowledges_all_its_messages_and_no_oth
         await accept(store.deliveries, other, "task-2")
         await bring_to(store.deliveries, state)
         await accept(store.deliveries, second)
-        for at_work in (SUBMITTED, WORKING, TaskState.TASK_STATE_INPUT_REQUIRED, WORKING):
-            await store.tasks.save(task_of(at_work), ME)
+        for task_state in (SUBMITTED, WORKING, TaskState.TASK_STATE_INPUT_REQUIRED, WORKING):
+            await store.tasks.save(task_of(task_state), ME)
             assert await state_of(store.deliveries) == state
         await store.tasks.save(task_of(end), ME)
         assert await state_of(store.deliveries) == ACKNOWLEDGED

@@ -21,7 +21,7 @@ from codex_workspace.tasks.outgoing_files import (
     take,
     tool_spec,
 )
-from tests.e2e.agent_process import Place
+from tests.e2e.agent_process import AgentSetup
 from tests.e2e.client import script
 from tests.unit.tasks.test_parts import png, real_codex
 
@@ -205,17 +205,17 @@ class Answering:
 
 async def test_codex_offers_the_tool_and_asks_for_it_also_in_a_resumed_thread(tmp_path: Path) -> None:
     async with scripted_model() as model:
-        place = Place(tmp_path, model.base_url)
-        answering = Answering(place.workspace)
-        async with real_codex(place) as codex:
-            (place.workspace / "report.md").write_text("# Report\n")
+        setup = AgentSetup(tmp_path, model.base_url)
+        answering = Answering(setup.workspace)
+        async with real_codex(setup) as codex:
+            (setup.workspace / "report.md").write_text("# Report\n")
             thread_id = await codex.start(dynamicTools=[tool_spec()])
             await codex.turn(thread_id, call_of("report.md"), answering)
             assert offers(model) == [None]
             assert outputs(model) == ["Handed over as report.md (text/markdown, 9 bytes)."]
             await codex.turn(thread_id, call_of("gone.md"), answering)
             assert outputs(model)[-1] == "gone.md cannot be handed over: there is no such file."
-        async with real_codex(place) as codex:
+        async with real_codex(setup) as codex:
             await codex.resume(thread_id)
             await codex.turn(thread_id, call_of("report.md"), answering)
             assert offers(model) == [None]
@@ -229,17 +229,17 @@ async def test_codex_offers_the_tool_and_asks_for_it_also_in_a_resumed_thread(tm
 
 async def test_a_thread_that_was_started_without_the_tool_never_offers_it(tmp_path: Path) -> None:
     async with scripted_model() as model:
-        place = Place(tmp_path, model.base_url)
-        async with real_codex(place) as codex:
+        setup = AgentSetup(tmp_path, model.base_url)
+        async with real_codex(setup) as codex:
             thread_id = await codex.start()
             await codex.turn(thread_id, call_of("report.md"))
-        async with real_codex(place) as codex:
+        async with real_codex(setup) as codex:
             await codex.resume(thread_id, dynamicTools=[tool_spec()])
             await codex.turn(thread_id, call_of("report.md"))
             assert offers(model) == []
 
 
 async def test_codex_checks_the_tool_when_a_thread_starts(tmp_path: Path) -> None:
-    async with scripted_model() as model, real_codex(Place(tmp_path, model.base_url)) as codex:
+    async with scripted_model() as model, real_codex(AgentSetup(tmp_path, model.base_url)) as codex:
         with pytest.raises(CodexRefused):
             await codex.start(dynamicTools=[tool_spec(), tool_spec()])

@@ -41,7 +41,7 @@ from codex_workspace.tasks.parts import (
     media_type_of,
     read_parts,
 )
-from tests.e2e.agent_process import Place
+from tests.e2e.agent_process import AgentSetup
 from tests.e2e.client import script
 
 GIF = base64.b64decode("R0lGODlhAQABAIAAAP///wAAACwAAAAAAQABAAACAkQBADs=")
@@ -524,8 +524,8 @@ class Threads:
 
 
 @asynccontextmanager
-async def real_codex(place: Place) -> AsyncIterator[Threads]:
-    environment = place.prepare()
+async def real_codex(setup: AgentSetup) -> AsyncIterator[Threads]:
+    environment = setup.prepare()
     settings = load_settings(environment)
     provider = choose_provider(settings, environment)
     prepare_codex_home(settings, provider)
@@ -536,7 +536,7 @@ async def real_codex(place: Place) -> AsyncIterator[Threads]:
 
 async def test_the_model_sees_words_and_images_in_their_order(tmp_path: Path) -> None:
     said = read_parts([Part(text="Look:"), raw(png(), filename="a.png"), Part(text=script({"say": "seen"}))])
-    async with scripted_model() as model, real_codex(Place(tmp_path, model.base_url)) as codex:
+    async with scripted_model() as model, real_codex(AgentSetup(tmp_path, model.base_url)) as codex:
         await codex.turn(await codex.start(), said.items())
         seen = model.requests[-1].last_user_message
     assert seen is not None
@@ -545,7 +545,7 @@ async def test_the_model_sees_words_and_images_in_their_order(tmp_path: Path) ->
 
 
 async def test_codex_refuses_an_image_by_url(tmp_path: Path) -> None:
-    async with scripted_model() as model, real_codex(Place(tmp_path, model.base_url)) as codex:
+    async with scripted_model() as model, real_codex(AgentSetup(tmp_path, model.base_url)) as codex:
         thread_id = await codex.start()
         with pytest.raises(CodexRefused, match="remote image URLs are not supported"):
             await codex.turn(thread_id, [{"type": "image", "url": "https://example.org/a.png"}])

@@ -63,7 +63,7 @@ class Echo(AgentExecutor):
 
 
 @dataclass
-class Place:
+class PlatformAgentSetup:
     """What outlives an agent's processes, and how it is set up."""
 
     folder: Path
@@ -78,7 +78,7 @@ class Place:
 
 
 @dataclass
-class Placed:
+class PlatformAgent:
     """A running agent."""
 
     store: Store
@@ -90,25 +90,25 @@ class Placed:
 
 
 @asynccontextmanager
-async def placed(place: Place) -> AsyncIterator[Placed]:
+async def running_platform_agent(setup: PlatformAgentSetup) -> AsyncIterator[PlatformAgent]:
     """Run an agent at its place until the block ends, which is as sudden as a death."""
-    tracked = TrackedExecutor(place.echo)
+    tracked = TrackedExecutor(setup.echo)
     stop, secrets = anyio.Event(), list[Secret]()
-    token = WorkspaceToken(place.folder / "token", [place.folder / ".auth_token"])
+    token = WorkspaceToken(setup.folder / "token", [setup.folder / ".auth_token"])
     with bind("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        options = ServerOptions("echo", "echoes", "1", url, tokens=place.tokens)
+        options = ServerOptions("echo", "echoes", "1", url, tokens=setup.tokens)
 
         async def ready() -> None:
             return None
 
         async with (
-            open_store(f"sqlite+aiosqlite:///{place.folder / 'store.sqlite3'}") as store,
+            open_store(f"sqlite+aiosqlite:///{setup.folder / 'store.sqlite3'}") as store,
             build_app(options, tracked, store, ready, handler_class=DeadlineReplyHandler) as app,
-            open_platform_client(place.platform.url, place.workspace_id, token) as api,
+            open_platform_client(setup.platform.url, setup.workspace_id, token) as api,
         ):
             await app.resume()
-            pushing = PushDelivery(place.answer_within_s, frozenset({OWNER, "operator"}))
+            pushing = PushDelivery(setup.answer_within_s, frozenset({OWNER, "operator"}))
             assert isinstance(app.handler, DeadlineReplyHandler)
             app.handler.serve_platform(pushing)
 
@@ -116,10 +116,10 @@ async def placed(place: Place) -> AsyncIterator[Placed]:
                 secrets.append(secret)
                 app.add_principal(OWNER, secret.reveal())
 
-            host = RegistrationOptions(url, MessageToDict(app.card), place.delivery, 1.0, place.at_once)
-            health = HealthSource(tracked.tasks, lambda: dict.fromkeys(TaskOutcome, 0), ready, place.running)
+            host = RegistrationOptions(url, MessageToDict(app.card), setup.delivery, 1.0, setup.at_once)
+            health = HealthSource(tracked.tasks, lambda: dict.fromkeys(TaskOutcome, 0), ready, setup.running)
             async with (
                 serving(app.asgi, listener),
                 join_platform(host, api, store.outbox, app.front, health, pushing, let_in, stop),
             ):
-                yield Placed(store, api, url, stop, pushing, secrets)
+                yield PlatformAgent(store, api, url, stop, pushing, secrets)

@@ -31,7 +31,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Hearing:
+class TaskReader:
     """What has been heard so far on one connection."""
 
     task_id: str = ""

@@ -3,29 +3,29 @@
 import aiosqlite
 
 from codex_workspace.devkit.model import ScriptedModel
-from tests.e2e.agent_process import Place
+from tests.e2e.agent_process import AgentSetup
 from tests.support.waiting import eventually
 
 
-def turns(model: ScriptedModel) -> int:
+def model_calls(model: ScriptedModel) -> int:
     """How often the model was asked."""
     return sum(request.path.endswith("/responses") for request in model.requests)
 
 
-async def asked(model: ScriptedModel, times: int = 1) -> None:
+async def wait_for_model_calls(model: ScriptedModel, times: int = 1) -> None:
     """Wait until the model was asked so many times."""
-    await eventually(lambda: turns(model) >= times)
+    await eventually(lambda: model_calls(model) >= times)
 
 
-async def at_work(place: Place, model: ScriptedModel) -> None:
+async def wait_for_running_turn(setup: AgentSetup, model: ScriptedModel) -> None:
     """Wait until the model was asked, and the agent has written the first of its turns down."""
-    await asked(model)
-    await eventually(lambda: _started(place))
+    await wait_for_model_calls(model)
+    await eventually(lambda: _started(setup))
 
 
-async def _started(place: Place) -> int:
+async def _started(setup: AgentSetup) -> int:
     async with (
-        aiosqlite.connect(place.root / "state" / "workspace.sqlite3") as database,
+        aiosqlite.connect(setup.root / "state" / "workspace.sqlite3") as database,
         database.execute("select count(*) from deliveries where state = 'started'") as rows,
     ):
         row = await rows.fetchone()

@@ -1,10 +1,10 @@
 """Many light A2A clients, in a process of their own: they must not wait for the model that runs in the test's.
 
-    python -m tests.e2e.crowd URL PID CLIENTS EVERY_S TEXT
+    python -m tests.e2e.load_generator URL PID CLIENTS EVERY_S TEXT
 
 A client sends one message, every `EVERY_S` seconds one more; every fifth is in the same context, each of the others in
 one of its own; the four ways of sending (1.0 and 0.3, blocking and streaming) take turns. One line of JSON comes out
-for each, a `Heard`. `PID` is the agent's.
+for each, a `CallResult`. `PID` is the agent's.
 """
 
 import json
@@ -23,10 +23,10 @@ TICK_S: Final = 0.005
 
 
 @dataclass(frozen=True)
-class Heard:
+class CallResult:
     """What a client was answered, after how many seconds, and how many of them the machine took away.
 
-    `lost_s`: in which this process, or the agent's main thread, could have gone on and was not let.
+    `stolen_s`: in which this process, or the agent's main thread, could have gone on and was not let.
     """
 
     method: str
@@ -35,7 +35,7 @@ class Heard:
     retry_after: str | None
     body: str
     seconds: float
-    lost_s: float
+    stolen_s: float
 
     @property
     def completed(self) -> bool:
@@ -43,7 +43,7 @@ class Heard:
         return "TASK_STATE_COMPLETED" in self.body or '"state":"completed"' in self.body
 
 
-class Lost:
+class StolenTime:
     """The time that a busy machine takes away: from this process's loop, and from the agent's main thread.
 
     The latter is the kernel's own count of the time that a thread has stood in line for a processor, in ns; a kernel
@@ -54,10 +54,10 @@ class Lost:
         self._agents = Path(f"/proc/{pid}/schedstat")
         self._own_s = 0.0
 
-    def so_far_s(self) -> float:
+    def total_s(self) -> float:
         """Return the sum, in seconds."""
-        stood_in_line = int(self._agents.read_text().split()[1]) / 1e9 if self._agents.exists() else 0.0
-        return self._own_s + stood_in_line
+        waited_for_cpu_s = int(self._agents.read_text().split()[1]) / 1e9 if self._agents.exists() else 0.0
+        return self._own_s + waited_for_cpu_s
 
     async def watch(self) -> None:
         """Take note of this process's share, until cancelled."""
@@ -77,42 +77,42 @@ def call(method: str, text: str, context_id: str, message_id: str = "") -> dict[
     return {"jsonrpc": "2.0", "id": message["messageId"], "method": method, "params": {"message": message}}
 
 
-async def ask(http: httpx.AsyncClient, body: dict[str, object], lost: Lost | None = None) -> Heard:
+async def ask(http: httpx.AsyncClient, body: dict[str, object], stolen: StolenTime | None = None) -> CallResult:
     """Send a call and return what was heard, to its end."""
-    lost = lost or Lost()
+    stolen = stolen or StolenTime()
     method = str(body["method"])
-    start, lost_s = time.monotonic(), lost.so_far_s()
+    start, stolen_s = time.monotonic(), stolen.total_s()
     answer = await http.post("/", json=body, headers={} if "/" in method else {"A2A-Version": "1.0"})
     seconds = time.monotonic() - start
     # A delay that is not over yet is seen at the next tick.
     await anyio.sleep(2 * TICK_S)
     retry_after = answer.headers.get("retry-after")
-    lost_s = lost.so_far_s() - lost_s
-    return Heard(method, str(body["id"]), answer.status_code, retry_after, answer.text, seconds, lost_s)
+    stolen_s = stolen.total_s() - stolen_s
+    return CallResult(method, str(body["id"]), answer.status_code, retry_after, answer.text, seconds, stolen_s)
 
 
-def light_client(url: str) -> httpx.AsyncClient:
+def unlimited_client(url: str) -> httpx.AsyncClient:
     """Return a client with as many connections as are asked of it."""
     return httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None))
 
 
-async def crowd(url: str, pid: int, clients: int, every_s: float, text: str) -> None:
+async def generate_load(url: str, pid: int, clients: int, every_s: float, text: str) -> None:
     """Let the clients send, and print what they hear."""
-    lost = Lost(pid)
+    stolen = StolenTime(pid)
 
     async def client(number: int) -> None:
         context_id = "crowded" if number % 5 == 0 else f"context-{number}"
-        heard = await ask(http, call(METHODS[number % 4], text, context_id), lost)
-        sys.stdout.write(json.dumps(asdict(heard)) + "\n")
+        result = await ask(http, call(METHODS[number % 4], text, context_id), stolen)
+        sys.stdout.write(json.dumps(asdict(result)) + "\n")
 
-    async with light_client(url) as http, anyio.create_task_group() as watching:
-        watching.start_soon(lost.watch)
+    async with unlimited_client(url) as http, anyio.create_task_group() as monitor:
+        monitor.start_soon(stolen.watch)
         async with anyio.create_task_group() as tasks:
             for number in range(clients):
                 tasks.start_soon(client, number)
                 await anyio.sleep(every_s)
-        watching.cancel_scope.cancel()
+        monitor.cancel_scope.cancel()
 
 
 if __name__ == "__main__":
-    anyio.run(crowd, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])
+    anyio.run(generate_load, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 ECHO = {"name": "echo", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}}
 
 
-def result_of(asked: Mapping[str, object]) -> dict[str, object]:
+def result_of(request: Mapping[str, object]) -> dict[str, object]:
     """Return what a request is answered with."""
-    match asked:
+    match request:
         case {"method": "initialize", "params": {"protocolVersion": version}}:
-            about = {"name": "light", "version": "1"}
-            return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
+            server_info = {"name": "light", "version": "1"}
+            return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server_info}
         case {"method": "tools/list"}:
             return {"tools": [ECHO]}
         case {"method": "tools/call", "params": {"arguments": {"text": text}}}:
@@ -28,9 +28,9 @@ def result_of(asked: Mapping[str, object]) -> dict[str, object]:
 def main() -> None:
     time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
     for line in sys.stdin:
-        asked = json.loads(line)
-        if "id" in asked:
-            answer = {"jsonrpc": "2.0", "id": asked["id"], "result": result_of(asked)}
+        request = json.loads(line)
+        if "id" in request:
+            answer = {"jsonrpc": "2.0", "id": request["id"], "result": result_of(request)}
             sys.stdout.write(json.dumps(answer) + "\n")
             sys.stdout.flush()
 

@@ -1,8 +1,8 @@
-"""The platform's runtime as an adapter meets it: what its main does with one, in its order. `molecule_runtime` is
-whichever stand-in is first on the path; none: `CONTRACT=codex_workspace.platform.runtime_contract`.
+"""A simulated main of the platform's runtime: it loads the adapter and calls it in the same order.
 
-`python -m tests.e2e.foreign_host` says where it listens, and stops at SIGTERM as the runtime does: `close` is not known
-to it. It serves what a host of the SDK serves by default, with tasks that it keeps in memory.
+The stand-in that is first on PYTHONPATH provides `molecule_runtime`. Without one, set
+`CONTRACT=codex_workspace.platform.runtime_contract`. `python -m tests.e2e.simulated_runtime` prints its address, and stops
+at SIGTERM as the runtime does, without calling `close`. It serves the SDK's default routes and keeps tasks in memory.
 """
 
 import asyncio
@@ -47,21 +47,21 @@ async def main() -> int:
         heartbeat=heartbeat,
     )
     # What the runtime asks before it begins, where its generation knows of it.
-    for asked in ("capabilities", "idle_timeout_override", "memory_filename"):
-        if hasattr(adapter, asked):
-            print(f"{asked}: {getattr(adapter, asked)()}", flush=True)
+    for name in ("capabilities", "idle_timeout_override", "memory_filename"):
+        if hasattr(adapter, name):
+            print(f"{name}: {getattr(adapter, name)()}", flush=True)
     await adapter.setup(config)
     executor: AgentExecutor = await adapter.create_executor(config)
     if os.environ.get("MOLECULE_SMOKE_MODE") == "1":
         return await _smoke(executor)
-    kept = configs / ".agent_snapshot.json"
-    if kept.exists() and hasattr(adapter, "restore_state"):
-        adapter.restore_state(json.loads(kept.read_text()))
+    snapshot = configs / ".agent_snapshot.json"
+    if snapshot.exists() and hasattr(adapter, "restore_state"):
+        adapter.restore_state(json.loads(snapshot.read_text()))
     try:
         await _serve(executor, adapter)
     finally:
         if hasattr(adapter, "pre_stop_state"):
-            kept.write_text(json.dumps({"version": 1, "adapter": adapter.pre_stop_state()}))
+            snapshot.write_text(json.dumps({"version": 1, "adapter": adapter.pre_stop_state()}))
     return 0
 
 
@@ -78,7 +78,7 @@ async def _smoke(executor: AgentExecutor) -> int:
     context = RequestContext(ServerCallContext(), SendMessageRequest(message=message))
     try:
         async with asyncio.timeout(float(os.environ["MOLECULE_SMOKE_TIMEOUT_SECS"])):
-            await executor.execute(context, _Unread())
+            await executor.execute(context, _DiscardingQueue())
     except ImportError as error:
         print(f"smoke failed: {error}")
         return SMOKE_FAILED
@@ -90,7 +90,7 @@ async def _smoke(executor: AgentExecutor) -> int:
     return SMOKE_FAILED if wedge.is_wedged() else SMOKE_PASSED
 
 
-class _Unread(EventQueue):
+class _DiscardingQueue(EventQueue):
     """Where nobody looks at what the executor says."""
 
     async def enqueue_event(self, event: Event) -> None:
@@ -102,8 +102,8 @@ async def _serve(executor: AgentExecutor, adapter: Any) -> None:
     handler = DefaultRequestHandler(agent_executor=executor, task_store=InMemoryTaskStore(), agent_card=card)
 
     async def transcript(request: Request) -> JSONResponse:
-        asked = {name: int(value) for name, value in request.query_params.items()}
-        return JSONResponse(await adapter.transcript_lines(**asked))
+        query = {name: int(value) for name, value in request.query_params.items()}
+        return JSONResponse(await adapter.transcript_lines(**query))
 
     async def wedge(request: Request) -> JSONResponse:
         del request

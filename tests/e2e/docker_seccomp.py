@@ -1,7 +1,7 @@
-"""Run a Python module with the system calls that Docker's default seccomp profile allows to a container's programs.
+"""Run a Python module with the system calls that Docker's default seccomp profile allows.
 
-`python -m tests.e2e.as_in_docker codex_workspace serve`: no engine is needed, the kernel's filter is the same. What is
-refused here is what stands between codex and a sandbox of its own: namespaces and mounts.
+`python -m tests.e2e.docker_seccomp codex_workspace serve` needs no engine, because the kernel's filter is the same. It
+denies the calls that codex needs for its own sandbox: namespaces and mounts.
 """
 
 import ctypes
@@ -21,9 +21,9 @@ JUMP_IF_ANY_BIT: Final = 0x45
 RETURN: Final = 0x06
 
 ALLOW: Final = 0x7FFF0000
-REFUSE: Final = 0x00050000 | 1
+DENY: Final = 0x00050000 | 1
 """EPERM."""
-NOT_THERE: Final = 0x00050000 | 38
+NOT_IMPLEMENTED: Final = 0x00050000 | 38
 """ENOSYS, as Docker answers clone3: its flags are in memory, where no filter can look."""
 
 NEW_NAMESPACES: Final = 0x7E020000
@@ -37,23 +37,23 @@ CALLS: Final = {
 """Numbers of system calls. Source: the kernel's tables of each machine."""
 
 
-def refuse_namespaces() -> None:
+def deny_namespaces() -> None:
     """Put the filter on this process and all that it starts, for good."""
-    clone, clone3, refused = CALLS[platform.machine()]
+    clone, clone3, denied = CALLS[platform.machine()]
     program = [_step(LOAD_WORD, 0)]
-    for number in refused:
-        program += [_step(JUMP_IF_EQUAL, number, 0, 1), _step(RETURN, REFUSE)]
-    program += [_step(JUMP_IF_EQUAL, clone3, 0, 1), _step(RETURN, NOT_THERE)]
+    for number in denied:
+        program += [_step(JUMP_IF_EQUAL, number, 0, 1), _step(RETURN, DENY)]
+    program += [_step(JUMP_IF_EQUAL, clone3, 0, 1), _step(RETURN, NOT_IMPLEMENTED)]
     program += [_step(JUMP_IF_EQUAL, clone, 0, 3)]
     # The lower half of the first argument, on machines that store it first.
-    program += [_step(LOAD_WORD, 16), _step(JUMP_IF_ANY_BIT, NEW_NAMESPACES, 0, 1), _step(RETURN, REFUSE)]
+    program += [_step(LOAD_WORD, 16), _step(JUMP_IF_ANY_BIT, NEW_NAMESPACES, 0, 1), _step(RETURN, DENY)]
     program += [_step(RETURN, ALLOW)]
     steps = ctypes.create_string_buffer(b"".join(program))
     # struct sock_fprog: a 16 bit count, padding, a pointer.
     filter_ = struct.pack("HxxxxxxP", len(program), ctypes.addressof(steps))
     libc = ctypes.CDLL(None, use_errno=True)
-    for what, value, pointer in ((PR_SET_NO_NEW_PRIVS, 1, None), (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter_)):
-        if libc.prctl(what, value, pointer, 0, 0) != 0:
+    for option, value, pointer in ((PR_SET_NO_NEW_PRIVS, 1, None), (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter_)):
+        if libc.prctl(option, value, pointer, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
@@ -63,5 +63,5 @@ def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes
 
 
 if __name__ == "__main__":
-    refuse_namespaces()
+    deny_namespaces()
     os.execv(sys.executable, [sys.executable, "-m", *sys.argv[1:]])
