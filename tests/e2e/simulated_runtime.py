@@ -1,8 +1,8 @@
 """A simulated main of the platform's runtime: it loads the adapter and calls it in the same order.
 
 The stand-in that is first on PYTHONPATH provides `molecule_runtime`. Without one, set
-`CONTRACT=codex_workspace.platform.runtime_contract`. `python -m tests.e2e.simulated_runtime` prints its address, and stops
-at SIGTERM as the runtime does, without calling `close`. It serves the SDK's default routes and keeps tasks in memory.
+`CONTRACT=codex_workspace.platform.runtime_contract`. `python -m tests.e2e.simulated_runtime` prints its address, and
+stops at SIGTERM as the runtime does, without calling `close`. It serves the SDK's default routes and keeps tasks in memory.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ from codex_workspace.platform.reply_sender import ReplySender, look_back
 from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.storage.outbox import Outbox, OutboxMessage, Route
 from codex_workspace.storage.store import open_store
-from tests.support.platform_place import ME, PEER
+from tests.support.platform_agent import ME, PEER
 
 
 @dataclass
