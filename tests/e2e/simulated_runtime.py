@@ -2,7 +2,7 @@
 
 The stand-in that is first on PYTHONPATH provides `molecule_runtime`. Without one, set
 `CONTRACT=codex_workspace.platform.runtime_contract`. `python -m tests.e2e.simulated_runtime` prints its address, and
-stops at SIGTERM as the runtime does, without calling `close`. It serves the SDK's default routes and keeps tasks in memory.
+stops at SIGTERM as the runtime does, without calling `close`. It serves the SDK's routes and keeps tasks in memory.
 """
 
 import asyncio
