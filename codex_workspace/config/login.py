@@ -53,18 +53,6 @@ class Login:
     refreshed_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class LoginOnDisk:
-    """A login as it lies in CODEX_HOME.
-
-    mark: SHA-256 of the file, which changes with each refresh. due_at: Unix time from which on codex refreshes it
-    before it asks the model; minus infinity while the file is being written.
-    """
-
-    mark: str
-    due_at: float
-
-
 def read_login(content: str) -> Login:
     """Read the content of an auth.json.
 
@@ -117,21 +105,20 @@ def stored_login(codex_home: Path) -> Secret | None:
     return Secret(content)
 
 
-def login_on_disk(codex_home: Path) -> LoginOnDisk | None:
-    """Return what tells whether codex is about to refresh CODEX_HOME's login; None where there is none, or no hint."""
+def refresh_due_at(codex_home: Path) -> float | None:
+    """Return the Unix time from which on codex refreshes CODEX_HOME's login before it calls the model.
+
+    None: there is no login, or it does not say; minus infinity while the file is being written.
+    """
     try:
         with (codex_home / AUTH_NAME).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            held = json.loads(file.read(MAX_BYTES + 1))
     except OSError:
         return None
-    mark = hashlib.sha256(content).hexdigest()
-    try:
-        held = json.loads(content)
     except (ValueError, RecursionError):
         # Codex empties the file before it writes it.
-        return LoginOnDisk(mark, -math.inf)
-    due_at = _due_at(held)
-    return LoginOnDisk(mark, due_at) if due_at is not None else None
+        return -math.inf
+    return _due_at(held)
 
 
 def _due_at(held: object) -> float | None:

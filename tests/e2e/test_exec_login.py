@@ -10,8 +10,7 @@ from functools import partial
 import anyio
 import pytest
 
-from codex_workspace.backends.codex_exec.login_lock import PATIENCE_S
-from codex_workspace.backends.codex_exec.runtime import CodexExec, run_codex
+from codex_workspace.backends.codex_exec.runtime import PATIENCE_S, CodexExec, run_codex
 from codex_workspace.config.login import AUTH_NAME
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.runtimes.launch import Launch

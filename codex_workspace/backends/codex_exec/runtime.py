@@ -1,9 +1,17 @@
-"""`codex exec` as a runtime: one process for each prompt."""
+"""`codex exec` as a runtime: one process for each prompt, and the protection of a ChatGPT login.
 
+Codex refreshes the login's access token in its last five minutes, before it calls the model; each refresh token is
+valid once. If two processes refresh at the same time, the provider rejects the second one. If a process is ended
+between the request and the response, the token on disk is already used, and the login is lost. So runs start one at a
+time while a refresh is due, and no process is ended during one.
+"""
+
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
@@ -19,9 +27,9 @@ from codex_workspace.backends.codex_exec.command import (
     overrides,
 )
 from codex_workspace.backends.codex_exec.history import session_tokens
-from codex_workspace.backends.codex_exec.login_lock import LoginLock
 from codex_workspace.common.errors import CONFIG_REJECTED, MAX_REASON_CHARS, CodexCannotStart, is_config_error
 from codex_workspace.common.values import Version, find_version
+from codex_workspace.config.login import refresh_due_at
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
 from codex_workspace.protocol.failures import LOST_THREAD, NO_SESSION, PROCESS_EXITED
@@ -41,6 +49,17 @@ from codex_workspace.runtimes.process import CompletedCommand, Process, new_mark
 from codex_workspace.runtimes.registry import NO_SERVERS
 
 VERSION_TIMEOUT_S: Final = 20.0
+
+MARGIN_S: Final = 2.0
+"""How long codex takes to start: it may refresh a login that becomes due within this time."""
+
+PATIENCE_S: Final = 10.0
+"""How long other runs wait for a refresh, which usually takes a second and may fail."""
+
+SPARE_S: Final = 3.0
+"""How long to delay the end of a process that may be refreshing the login."""
+
+LOOK_AGAIN_S: Final = 0.02
 
 CREDENTIALS_STORE: Final = "cli_auth_credentials_store"
 
@@ -160,7 +179,7 @@ class CodexExec:
         hooks = RunHooks(
             on_session=register,
             explain_exit=partial(_explain_exit, is_resumed=options.resume is not None),
-            delay=self._login.spared if self._login is not None else None,
+            delay=partial(wait_for_refresh, launch.codex_home) if self._login is not None else None,
         )
         used_before: TokenUsage | None = NONE_USED
         if options.resume is not None:
@@ -168,6 +187,55 @@ class CodexExec:
         lines = read(used_before)
         async with open_run(launch, command, mark, prompt, lines, self._limits, hooks, options.resume) as run:
             yield run
+
+
+class LoginLock:
+    """Delays the start of runs while another run may be refreshing the login of `codex_home`."""
+
+    def __init__(self, codex_home: Path) -> None:
+        self._home = codex_home
+        self._refreshing = 0
+
+    @asynccontextmanager
+    async def passed(self) -> AsyncIterator[None]:
+        """Wait until no other run is about to refresh the login, at most `PATIENCE_S`; the block is a run."""
+        is_due = False
+        with anyio.move_on_after(PATIENCE_S):
+            is_due = await _is_refresh_due(self._home)
+            while is_due and self._refreshing:
+                # Another process writes the file, so it is polled.
+                await anyio.sleep(LOOK_AGAIN_S)
+                is_due = await _is_refresh_due(self._home)
+        self._refreshing += is_due
+        try:
+            yield
+        finally:
+            self._refreshing -= is_due
+
+
+async def wait_for_refresh(codex_home: Path, is_over: Callable[[], bool]) -> None:
+    """Wait while codex may be refreshing the login: until it is fresh, `is_over` returns True, or time is up.
+
+    A cancellation is raised after the wait.
+    """
+    cancelled: BaseException | None = None
+    ends = anyio.current_time() + SPARE_S
+    with anyio.CancelScope(shield=True):
+        while not is_over() and anyio.current_time() < ends:
+            try:
+                if not await _is_refresh_due(codex_home):
+                    break
+                await anyio.sleep(LOOK_AGAIN_S)
+            except anyio.get_cancelled_exc_class() as error:
+                # asyncio's own cancellation passes the shield.
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _is_refresh_due(codex_home: Path) -> bool:
+    due_at = await anyio.to_thread.run_sync(refresh_due_at, codex_home)
+    return due_at is not None and due_at - MARGIN_S < time.time()
 
 
 def _explain_exit(process: Process, *, is_resumed: bool) -> TurnError | None:
@@ -193,7 +261,7 @@ def _last_error(stderr: str) -> str:
 async def run_codex(launch: Launch, *arguments: str, within_s: float, late: str) -> CompletedCommand:
     """Run a codex command that may refresh the login; see `run_command`."""
     return await run_command(
-        launch, *arguments, within_s=within_s, late=late, delay=LoginLock(launch.codex_home).spared
+        launch, *arguments, within_s=within_s, late=late, delay=partial(wait_for_refresh, launch.codex_home)
     )
 
 

@@ -17,8 +17,8 @@ from codex_workspace.config.login import (
     MAX_BYTES,
     REFRESHED_AHEAD_S,
     configured_login,
-    login_on_disk,
     read_login,
+    refresh_due_at,
     stored_login,
     update_login,
 )
@@ -74,10 +74,9 @@ def test_whose_a_login_is_and_of_when() -> None:
 def test_when_codex_refreshes_the_login_on_disk(tmp_path: Path) -> None:
     def due_at(content: str) -> float | None:
         (tmp_path / AUTH_NAME).write_text(content)
-        login = login_on_disk(tmp_path)
-        return login.due_at if login is not None else None
+        return refresh_due_at(tmp_path)
 
-    assert login_on_disk(tmp_path) is None
+    assert refresh_due_at(tmp_path) is None
     told = due_at(login())
     assert told is not None
     assert 86_000 < told + REFRESHED_AHEAD_S - time.time() <= 86_400
@@ -94,17 +93,6 @@ def test_when_codex_refreshes_the_login_on_disk(tmp_path: Path) -> None:
         assert due_at(without) is None
     for being_written in ("", '{"tokens": {', "[" * 60_000):
         assert due_at(being_written) == -math.inf
-
-
-def test_a_refresh_makes_another_login_of_it(tmp_path: Path) -> None:
-    (tmp_path / AUTH_NAME).write_text(login(mark="first"))
-    before = login_on_disk(tmp_path)
-    assert before == login_on_disk(tmp_path)
-    (tmp_path / AUTH_NAME).write_text(login(mark="second"))
-    after = login_on_disk(tmp_path)
-    assert before is not None
-    assert after is not None
-    assert before.mark != after.mark
 
 
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00.123456789Z"
