@@ -1,13 +1,15 @@
 """Codex's requests to its client as values: questions to people, the decisions on them, and their results.
 
 Codex waits for a result without a time limit. Shapes: `codex app-server generate-json-schema`, recordings 0.163 and
-0.169.
+0.169. An MCP server's form is a flat object of primitive fields (`McpElicitationSchema`, MCP 2025-11-25).
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, assert_never
+
+from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from codex_workspace.common.values import (
     InvalidField,
@@ -15,20 +17,23 @@ from codex_workspace.common.values import (
     JsonValue,
     nested,
     nested_or_empty,
+    number_or_none,
     objects,
     text,
     text_or_none,
     texts,
 )
 from codex_workspace.protocol.codex_events import FilePatch
-from codex_workspace.protocol.forms import Field, read_fields
 from codex_workspace.protocol.jsonrpc import Request
 
 MAX_QUESTION_CHARS: Final = 200_000
 """A request with more JSON is declined: a person cannot judge a command of that length."""
 
-MAX_ASKED: Final = 20
-"""A request with more questions is declined; codex's own tool accepts three."""
+_MAX_SHOWN: Final = 20
+"""How many choices or fields a sentence names."""
+
+_MAX_WORD_CHARS: Final = 200
+_MAX_PROBLEM_CHARS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,61 @@ class UserQuestion:
     """One or more questions of the model, with unique ids."""
 
     asked: tuple[QuestionField, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the values that a field permits, and its title for people."""
+
+    value: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextField:
+    """A text, or one of `choices` if there are any; lengths are in characters."""
+
+    choices: tuple[Choice, ...] = ()
+    min_length: int | None = None
+    max_length: int | None = None
+    format: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NumberField:
+    """A number, or an integer if `whole` is set; the bounds are inclusive."""
+
+    whole: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BooleanField:
+    """True or false."""
+
+
+@dataclass(frozen=True, slots=True)
+class MultiChoice:
+    """A list of values from `choices`."""
+
+    choices: tuple[Choice, ...]
+    min_items: int | None = None
+    max_items: int | None = None
+
+
+FieldType: TypeAlias = TextField | NumberField | BooleanField | MultiChoice
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a form; `title` is its name if the server gave none."""
+
+    name: str
+    title: str
+    description: str | None
+    required: bool
+    type: FieldType
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,45 +259,38 @@ def read_question(request: Request, changes: tuple[FilePatch, ...] = ()) -> Ques
 
     `changes` are those of the request's item; codex sends them in the item's start only.
     """
-    reader = _READERS.get(request.method)
-    if reader is None:
-        return None
     try:
-        if len(json.dumps(request.params)) > MAX_QUESTION_CHARS:
-            return None
-        return reader(request.params, changes)
+        is_oversized = len(json.dumps(request.params)) > MAX_QUESTION_CHARS
+        return None if is_oversized else _read_question(request.method, request.params, changes)
     except (InvalidField, RecursionError):
         return None
 
 
-def _read_command(params: JsonObject, _: tuple[FilePatch, ...]) -> CommandQuestion:
-    return CommandQuestion(
-        text_or_none(params, "command"),
-        text_or_none(params, "cwd"),
-        text_or_none(params, "reason"),
-        params.get("kind") == "writeStdin",
-        nested_or_empty(params, "additionalPermissions") or None,
-        text_or_none(nested_or_empty(params, "networkApprovalContext"), "host"),
-    )
-
-
-def _read_patch(params: JsonObject, changes: tuple[FilePatch, ...]) -> PatchQuestion:
-    return PatchQuestion(changes, text_or_none(params, "reason"), text_or_none(params, "grantRoot"))
-
-
-def _read_permission(params: JsonObject, _: tuple[FilePatch, ...]) -> PermissionQuestion:
-    permissions = nested(params, "permissions")
-    requested: JsonObject = {name: value for name, value in permissions.items() if value is not None}
-    if not requested:
-        raise InvalidField("permissions")
-    return PermissionQuestion(requested, text_or_none(params, "cwd"), text_or_none(params, "reason"))
-
-
-def _read_user_question(params: JsonObject, _: tuple[FilePatch, ...]) -> UserQuestion:
-    asked = tuple(_read_asked(each) for each in objects(params, "questions"))
-    if not 0 < len(asked) <= MAX_ASKED or len({each.id for each in asked}) < len(asked):
-        raise InvalidField("questions")
-    return UserQuestion(asked)
+def _read_question(method: str, params: JsonObject, changes: tuple[FilePatch, ...]) -> Question | None:
+    cwd, reason = text_or_none(params, "cwd"), text_or_none(params, "reason")
+    match method:
+        case "item/commandExecution/requestApproval":
+            return CommandQuestion(
+                text_or_none(params, "command"),
+                cwd,
+                reason,
+                params.get("kind") == "writeStdin",
+                nested_or_empty(params, "additionalPermissions") or None,
+                text_or_none(nested_or_empty(params, "networkApprovalContext"), "host"),
+            )
+        case "item/fileChange/requestApproval":
+            return PatchQuestion(changes, reason, text_or_none(params, "grantRoot"))
+        case "item/permissions/requestApproval":
+            permissions = nested(params, "permissions")
+            requested: JsonObject = {name: value for name, value in permissions.items() if value is not None}
+            return PermissionQuestion(requested, cwd, reason) if requested else None
+        case "item/tool/requestUserInput":
+            asked = tuple(_read_asked(each) for each in objects(params, "questions"))
+            return UserQuestion(asked) if asked and len({each.id for each in asked}) == len(asked) else None
+        case "mcpServer/elicitation/request":
+            return FormQuestion(text(params, "serverName"), text(params, "message"), _read_subject(params))
+        case _:
+            return None
 
 
 def _read_asked(asked: JsonObject) -> QuestionField:
@@ -254,10 +307,6 @@ def _read_asked(asked: JsonObject) -> QuestionField:
     )
 
 
-def _read_form_question(params: JsonObject, _: tuple[FilePatch, ...]) -> FormQuestion:
-    return FormQuestion(text(params, "serverName"), text(params, "message"), _read_subject(params))
-
-
 def _read_subject(params: JsonObject) -> Form | ToolApproval | UrlRequest:
     meta = nested_or_empty(params, "_meta")
     match text(params, "mode"):
@@ -272,18 +321,54 @@ def _read_subject(params: JsonObject) -> Form | ToolApproval | UrlRequest:
             )
         case "form":
             schema = nested(params, "requestedSchema")
-            return Form(read_fields(schema), schema)
+            properties, required = nested(schema, "properties"), texts(schema, "required")
+            if not properties.keys() >= set(required):
+                raise InvalidField("required")
+            fields = (_read_field(name, nested(properties, name), name in required) for name in properties)
+            return Form(tuple(fields), schema)
         case mode:
             raise InvalidField(mode)
 
 
-_READERS: Final[dict[str, Callable[[JsonObject, tuple[FilePatch, ...]], Question]]] = {
-    "item/commandExecution/requestApproval": _read_command,
-    "item/fileChange/requestApproval": _read_patch,
-    "item/permissions/requestApproval": _read_permission,
-    "item/tool/requestUserInput": _read_user_question,
-    "mcpServer/elicitation/request": _read_form_question,
-}
+def _read_field(name: str, schema: JsonObject, required: bool) -> Field:
+    return Field(
+        name, text_or_none(schema, "title") or name, text_or_none(schema, "description"), required, _type(schema)
+    )
+
+
+def _type(schema: JsonObject) -> FieldType:
+    match text(schema, "type"):
+        case "string":
+            return TextField(
+                _choices(schema, "oneOf"),
+                number_or_none(schema, "minLength"),
+                number_or_none(schema, "maxLength"),
+                text_or_none(schema, "format"),
+            )
+        case "number" | "integer" as kind:
+            return NumberField(kind == "integer", _bound(schema, "minimum"), _bound(schema, "maximum"))
+        case "boolean":
+            return BooleanField()
+        case "array":
+            choices = _choices(nested(schema, "items"), "anyOf")
+            if not choices:
+                raise InvalidField("items")
+            return MultiChoice(choices, number_or_none(schema, "minItems"), number_or_none(schema, "maxItems"))
+        case other:
+            raise InvalidField(other)
+
+
+def _choices(schema: JsonObject, titled: str) -> tuple[Choice, ...]:
+    """Return the choices in one of MCP's three forms: constants with titles, an enum with names, or an enum."""
+    if titled in schema:
+        return tuple(Choice(text(each, "const"), text(each, "title")) for each in objects(schema, titled))
+    values, names = texts(schema, "enum"), texts(schema, "enumNames")
+    return tuple(map(Choice, values, names if len(names) == len(values) else values))
+
+
+def _bound(schema: JsonObject, key: str) -> float | None:
+    value = schema.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def response_to(question: Question, decision: Decision) -> JsonObject:
@@ -337,3 +422,64 @@ def default_response(request: Request) -> JsonObject | None:
     There is no valid result that declines a token refresh; an error ends the turn at once, silence after 10 s.
     """
     return _DEFAULT_RESPONSES.get(request.method)
+
+
+class InvalidContent(ValueError):
+    """Content that does not match its form; the message is for a person and names the field."""
+
+
+def validate(fields: tuple[Field, ...], content: JsonObject) -> JsonObject:
+    """Return `content` as the form requires it, with integers as such (A2A sends all numbers as floats).
+
+    A field that is not required may be missing or null.
+
+    Raises:
+        InvalidContent: a field is missing, is unknown, or has a value that it does not permit.
+    """
+    types = {field.name: core_schema.typed_dict_field(_schema(field.type), required=field.required) for field in fields}
+    validator = SchemaValidator(core_schema.typed_dict_schema(types, extra_behavior="forbid"))
+    try:
+        valid: JsonObject = validator.validate_python({k: v for k, v in content.items() if v is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name, problem = format_value(str(first["loc"][0])), first["msg"][:_MAX_PROBLEM_CHARS]
+        raise InvalidContent(f"{name}: {problem}. The form's fields are: {field_names(fields)}.") from None
+    except UnicodeEncodeError:
+        raise InvalidContent("The content is not valid Unicode.") from None
+    return valid
+
+
+def _schema(type_: FieldType) -> CoreSchema:
+    match type_:
+        case TextField((), shortest, longest):
+            return core_schema.str_schema(strict=True, min_length=shortest, max_length=longest)
+        case TextField(choices):
+            return core_schema.literal_schema([choice.value for choice in choices])
+        case NumberField(whole, lowest, highest):
+            number = core_schema.float_schema(strict=True, ge=lowest, le=highest, allow_inf_nan=False)
+            return core_schema.chain_schema([number, core_schema.int_schema()]) if whole else number
+        case BooleanField():
+            return core_schema.bool_schema(strict=True)
+        case MultiChoice(choices, fewest, most):
+            values = core_schema.literal_schema([choice.value for choice in choices])
+            return core_schema.list_schema(values, strict=True, min_length=fewest, max_length=most)
+        case _:
+            assert_never(type_)
+
+
+def field_names(fields: tuple[Field, ...]) -> str:
+    """Return the names of at most twenty of the fields."""
+    names = ", ".join(format_value(field.name) for field in fields[:_MAX_SHOWN])
+    return names if len(fields) <= _MAX_SHOWN else f"{names} and {len(fields) - _MAX_SHOWN} more"
+
+
+def list_choices(choices: tuple[Choice, ...]) -> str:
+    """Return at most twenty of the choices, in the form: one of: "a", "b"."""
+    more = len(choices) - _MAX_SHOWN
+    values = ", ".join(format_value(choice.value) for choice in choices[:_MAX_SHOWN])
+    return f"one of: {values}" + (f" and {more} more" if more > 0 else "")
+
+
+def format_value(word: str) -> str:
+    """Return an untrusted name for a sentence: quoted, escaped, and cut at 200 characters."""
+    return json.dumps(word if len(word) <= _MAX_WORD_CHARS else f"{word[:_MAX_WORD_CHARS]}…", ensure_ascii=False)

@@ -10,32 +10,30 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.forms import (
-    BooleanField,
-    Choice,
-    Field,
-    InvalidContent,
-    MultiChoice,
-    NumberField,
-    TextField,
-    field_names,
-    format_value,
-    list_choices,
-    validate,
-)
 from codex_workspace.protocol.server_requests import (
     Answers,
     Approved,
+    BooleanField,
+    Choice,
     CompletedForm,
     Decision,
     Declined,
+    Field,
     Form,
     FormQuestion,
+    InvalidContent,
+    MultiChoice,
+    NumberField,
     Question,
     QuestionField,
+    TextField,
     UserQuestion,
     can_last,
+    field_names,
+    format_value,
     is_yes_or_no,
+    list_choices,
+    validate,
 )
 
 

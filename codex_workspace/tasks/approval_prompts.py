@@ -10,20 +10,25 @@ from collections.abc import Iterator
 from typing import Final, assert_never
 
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.forms import BooleanField, Field, MultiChoice, NumberField, TextField, list_choices
 from codex_workspace.protocol.server_requests import (
+    BooleanField,
     CommandQuestion,
+    Field,
     Form,
     FormQuestion,
+    MultiChoice,
+    NumberField,
     PatchQuestion,
     PermissionQuestion,
     Question,
     QuestionField,
+    TextField,
     ToolApproval,
     UrlRequest,
     UserQuestion,
     can_last,
     is_yes_or_no,
+    list_choices,
 )
 from codex_workspace.runtimes.markdown import one_line, unified_diff, visible
 

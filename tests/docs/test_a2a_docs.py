@@ -17,11 +17,12 @@ from a2a.utils.errors import A2A_ERROR_MAPPING, JSON_RPC_ERROR_CODE_MAP
 
 from codex_workspace.common import errors
 from codex_workspace.devkit.model import scripted_model
-from codex_workspace.protocol.forms import BooleanField, Field
 from codex_workspace.protocol.server_requests import (
     Approved,
+    BooleanField,
     CommandQuestion,
     Declined,
+    Field,
     Form,
     FormQuestion,
     PatchQuestion,

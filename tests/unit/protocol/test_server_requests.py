@@ -11,23 +11,29 @@ from hypothesis import strategies as st
 
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.codex_events import FilePatch
-from codex_workspace.protocol.forms import BooleanField, Choice, Field, FieldType, MultiChoice, NumberField, TextField
 from codex_workspace.protocol.jsonrpc import Request, decode
 from codex_workspace.protocol.server_requests import (
     MAX_QUESTION_CHARS,
     Answers,
     Approved,
+    BooleanField,
+    Choice,
     CommandQuestion,
     CompletedForm,
     Decision,
     Declined,
+    Field,
+    FieldType,
     Form,
     FormQuestion,
+    MultiChoice,
+    NumberField,
     Option,
     PatchQuestion,
     PermissionQuestion,
     Question,
     QuestionField,
+    TextField,
     ToolApproval,
     UrlRequest,
     UserQuestion,
@@ -214,9 +220,8 @@ def test_user_questions() -> None:
         )
     )
     twice: JsonValue = [bare, bare]
-    many: JsonValue = [{"id": str(number), "question": "?"} for number in range(21)]
     idle: JsonValue = [{"id": "q"}]
-    for odd in ([], twice, many, None, idle):
+    for odd in ([], twice, None, idle):
         assert asks("item/tool/requestUserInput", questions=odd) is None
 
 
@@ -312,3 +317,12 @@ KEYS: Final = (
 @given(st.sampled_from([*ASKS_PEOPLE, "item/tool/call", ""]), st.dictionaries(st.sampled_from(KEYS) | st.text(), JSON))
 def test_reading_never_raises(method: str, params: JsonObject) -> None:
     read_question(Request(0, method, params))
+
+
+def test_each_recorded_request_has_a_declining_response() -> None:
+    assert [request.method for request, _ in exchanges() if default_response(request) is None] == []
+
+
+@pytest.mark.parametrize("method", ["account/chatgptAuthTokens/refresh", "new/kind", ""])
+def test_unknown_requests_have_no_declining_response(method: str) -> None:
+    assert default_response(Request(0, method, {})) is None

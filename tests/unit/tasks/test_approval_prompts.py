@@ -9,16 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.protocol.codex_events import FilePatch
-from codex_workspace.protocol.forms import BooleanField, Choice, Field, MultiChoice, NumberField, TextField
 from codex_workspace.protocol.server_requests import (
+    BooleanField,
+    Choice,
     CommandQuestion,
+    Field,
     Form,
     FormQuestion,
+    MultiChoice,
+    NumberField,
     Option,
     PatchQuestion,
     PermissionQuestion,
     Question,
     QuestionField,
+    TextField,
     ToolApproval,
     UrlRequest,
     UserQuestion,
