@@ -84,9 +84,10 @@ def _run(chosen: argparse.Namespace, env: Mapping[str, str]) -> int:
             prepare_codex_home(settings, choose_provider(settings, env))
             return 0
         case "doctor" if chosen.schema:
-            from codex_workspace.config.json_schema import as_text
+            from codex_workspace.config.settings import Config
+            from codex_workspace.config.validation import schema_text
 
-            print(as_text(), end="")
+            print(schema_text(Config, "config.yaml of codex-workspace"), end="")
             return 0
         case "doctor":
             from codex_workspace.cli.doctor import doctor, set_database_aside

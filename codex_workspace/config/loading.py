@@ -26,14 +26,11 @@ from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import (
     CONFIG_NAME,
     MISPLACED,
-    OPERATOR,
     OWN_TOOLS,
     PLATFORM_DEFAULT_MODEL,
     PLATFORM_TOKEN,
     PROVISIONED_TOKEN,
     TEMPLATE_DIR,
-    A2AConfig,
-    CodexConfig,
     Config,
     ListenSettings,
     LogSettings,
@@ -103,10 +100,8 @@ def load_settings(
         unused=_credentials_in(env, config),
         peers=resolve_peers(config.peers, env, location.at("peers")),
     )
-    _check_a2a(config.a2a, location.at("a2a"))
     _check_allowed(config.push, location.at("push.allow"))
     _check_names(settings, location.at("mcp_servers"))
-    _check_codex(config.codex, location.at("codex"))
     _check_writable_folders(settings, location.at("codex.writable_folders"))
     return settings
 
@@ -115,15 +110,6 @@ def _credentials_in(env: Mapping[str, str], config: Config) -> tuple[Secret, ...
     """Return every credential in the environment, used or not."""
     names = dict.fromkeys((*CREDENTIALS, *(name for entry in config.providers for name in entry.auth_env)))
     return tuple(Secret(env[name]) for name in names if env.get(name))
-
-
-def _check_a2a(a2a: A2AConfig, location: ConfigLocation) -> None:
-    if not a2a.protocol_versions or len(set(a2a.protocol_versions)) < len(a2a.protocol_versions):
-        raise location.at("protocol_versions").error("must name each version once, and at least one")
-    if a2a.signing_key_file is not None and a2a.protocol_versions != ("1.0",):
-        raise location.at("signing_key_file").error(
-            'needs protocol_versions: ["1.0"]; the signature does not cover what a card adds for 0.3 clients'
-        )
 
 
 def _check_allowed(push: PushConfig, location: ConfigLocation) -> None:
@@ -144,36 +130,15 @@ def _check_names(settings: Settings, location: ConfigLocation) -> None:
             )
 
 
-def _check_codex(codex: CodexConfig, location: ConfigLocation) -> None:
-    """Reject keys that contradict the sandbox or the backend."""
-    if codex.hide_secrets and codex.sandbox not in ("read-only", "workspace-write"):
-        raise location.at("hide_secrets").error(
-            f"needs codex's own sandbox, but the sandbox is {codex.sandbox}; leave it out"
-        )
-    if codex.backend != "exec":
-        return
-    unsupported = {
-        "approval_policy": (codex.approval_policy, codex.approval_policy != "never", "codex exec asks for no approval"),
-        "mid_turn": (codex.mid_turn, codex.mid_turn == "steer", "codex exec accepts no input during a turn"),
-        "hide_secrets": ("true", codex.hide_secrets, "codex exec does not support it"),
-    }
-    for key, (value, is_set, why) in unsupported.items():
-        if is_set:
-            raise location.at(key).error(f"cannot be {value} with codex.backend: exec, as {why}; change one of the two")
-
-
 def _check_writable_folders(settings: Settings, location: ConfigLocation) -> None:
     """Reject writable folders that do not exist, or that contain files of the agent's."""
-    folders, sandbox = settings.writable_folders, settings.config.codex.sandbox
-    if folders and sandbox != "workspace-write":
-        raise location.error(f"needs sandbox workspace-write, but the sandbox is {sandbox}; leave one of them out")
     own = {
         "the state folder": settings.state_dir,
         "CODEX_HOME": settings.codex_home,
         "config.yaml": settings.config_file,
         "the skills": settings.config_file.parent / "skills",
     }
-    for index, folder in enumerate(folders):
+    for index, folder in enumerate(settings.writable_folders):
         # Codex accepts any name, and its sandbox then fails at the first command.
         if not folder.is_dir():
             raise location.item(index).error(f"must be a folder that exists, but {folder} is not")
@@ -319,10 +284,6 @@ def _principals(variables: Variables, config: Config, location: ConfigLocation, 
     found: dict[str, Secret] = {}
     for index, entry in enumerate(config.principals):
         here = location.item(index)
-        if entry.name == OPERATOR:
-            raise here.at("name").error(f"must not be {OPERATOR}, which is the owner of A2A_TOKEN")
-        if entry.name in found:
-            raise here.at("name").error(f"is a duplicate: {quoted(entry.name)}")
         token = _token_of(entry, variables, here, folder)
         if token in found.values():
             raise here.error("has the token of another principal; every principal needs a token of its own")
@@ -331,16 +292,12 @@ def _principals(variables: Variables, config: Config, location: ConfigLocation, 
 
 
 def _token_of(entry: PrincipalEntry, variables: Variables, location: ConfigLocation, folder: Path) -> Secret:
-    match entry.token_env, entry.token_file:
-        case str(name), None:
-            token = read_header_secret(variables.env, name)
-            if token is None:
-                raise location.at("token_env").error(f"names the variable {name}, which is not set")
-            return token
-        case None, str(name):
-            return read_header_secret_file(folder / name, location.at("token_file"))
-        case _:
-            raise location.error("must have one of token_env and token_file")
+    if entry.token_env is None:
+        return read_header_secret_file(folder / (entry.token_file or ""), location.at("token_file"))
+    token = read_header_secret(variables.env, entry.token_env)
+    if token is None:
+        raise location.at("token_env").error(f"names the variable {entry.token_env}, which is not set")
+    return token
 
 
 def is_loopback(host: str) -> bool:

@@ -7,14 +7,14 @@ environment, and codex gets the result over its pipe: commands without a sandbox
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.common.values import KeyPath, TomlValue
 from codex_workspace.config.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret, read_secret
-from codex_workspace.config.validation import EnvName, Items, Seconds, Section, Slug, Text, matching
+from codex_workspace.config.validation import EnvName, Items, Seconds, Section, Slug, Text, matching, problem
 
 McpUrl = Annotated[
     str,
@@ -69,6 +69,18 @@ class McpServerEntry(Section):
     disabled_tools: Items[Text] = ()
     required: bool = False
     trusted: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise problem("must have one of command and url")
+        is_program = self.url is None
+        for key in ("bearer_token_env", "headers") if is_program else ("args", "env", "cwd"):
+            if getattr(self, key):
+                raise problem(f"is for a server with {'url' if is_program else 'command'}", key)
+        if self.bearer_token_env is not None and any(name.lower() == "authorization" for name in self.headers):
+            raise problem("must not hold Authorization beside bearer_token_env", "headers")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +173,12 @@ def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], location:
     A server that is not required is left out if one of its variables is not set.
 
     Raises:
-        ConfigError: an entry contradicts itself, two have the same name, or a variable of a required one is not set.
+        ConfigError: a reference is malformed, or a variable of a required server is not set.
     """
     found: dict[str, McpServer] = {}
     left_out: dict[str, str] = {}
     for index, entry in enumerate(entries):
         here = location.item(index)
-        if entry.name in (*found, *left_out):
-            raise here.at("name").error(f"must differ from the other servers', but is {entry.name} again")
-        _check(entry, here)
         try:
             found[entry.name] = _Reader(entry, env, here).server()
         except _Missing as missing:
@@ -177,20 +186,6 @@ def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], location:
                 raise missing.location.error(missing.problem) from None
             left_out[entry.name] = f"{missing.location.key} {missing.problem}"
     return McpServers(tuple(found.values()), left_out)
-
-
-def _check(entry: McpServerEntry, here: ConfigLocation) -> None:
-    if (entry.command is None) == (entry.url is None):
-        raise here.error("must have one of command and url")
-    of_program = {"args": bool(entry.args), "env": bool(entry.env), "cwd": entry.cwd is not None}
-    of_address = {"bearer_token_env": entry.bearer_token_env is not None, "headers": bool(entry.headers)}
-    wrong, other = (of_address, "url") if entry.url is None else (of_program, "command")
-    for key, given in wrong.items():
-        if given:
-            raise here.at(key).error(f"is for a server with {other}")
-    for header in entry.headers:
-        if header.lower() == "authorization" and entry.bearer_token_env is not None:
-            raise here.at("headers").error("must not hold Authorization beside bearer_token_env")
 
 
 class _Reader:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from codex_workspace.common.errors import ConfigLocation
-from codex_workspace.common.values import quoted
 from codex_workspace.config.environment import Secret, read_header_secret
 from codex_workspace.config.validation import EnvName, HttpUrl, Section, Slug
 
@@ -49,8 +48,6 @@ def resolve_peers(entries: Iterable[PeerEntry], env: Mapping[str, str], location
     found: dict[str, Peer] = {}
     for index, entry in enumerate(entries):
         here = location.item(index)
-        if entry.name in found:
-            raise here.at("name").error(f"is a duplicate: {quoted(entry.name)}")
         found[entry.name] = Peer(
             entry.name, entry.url, entry.description, _token(entry.token_env, env, here), entry.allow_private
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
-from codex_workspace.config.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret
+from codex_workspace.config.environment import IN_ENVIRONMENT, Secret, read_header_secret
 from codex_workspace.config.login import AUTH_NAME, configured_login, stored_login
 from codex_workspace.config.settings import ProviderEntry, Settings
 from codex_workspace.config.validation import HttpUrl, check_text
@@ -26,25 +26,6 @@ OPENAI_BASE_URL = "https://api.openai.com/v1"
 
 CHATGPT_BASE_URL = "https://chatgpt.com/backend-api/codex"
 """The endpoint of `chatgpt_subscription`."""
-
-RESERVED_SLUGS = frozenset({"openai", "ollama", "ollama-chat", "lmstudio", "amazon-bedrock"})
-"""Codex's built-in providers; codex rejects a config.toml that defines one of them (0.163)."""
-
-_NOT_CREDENTIALS = frozenset(variable.name for variable in ENVIRONMENT)
-
-
-@dataclass(frozen=True, slots=True)
-class Provider:
-    """One entry of the registry. `auth_env` empty = needs no credential; `base_url` None = the one of its mode."""
-
-    name: str
-    auth_mode: AuthMode
-    slug: str
-    base_url: str | None = None
-    auth_env: tuple[str, ...] = ()
-    model_prefixes: tuple[str, ...] = ()
-    model_aliases: tuple[str, ...] = ()
-    model_id_override: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +46,16 @@ class ChosenProvider:
     reason: str
 
 
-BUILT_IN: tuple[Provider, ...] = (
-    Provider(
+BUILT_IN: tuple[ProviderEntry, ...] = (
+    ProviderEntry(
         name="openai",
         auth_mode="openai_api",
-        slug="openai_api",
         auth_env=("OPENAI_API_KEY", "CODEX_API_KEY"),
         model_prefixes=("gpt-", "o", "codex-"),
     ),
-    Provider(
+    ProviderEntry(
         name="chatgpt",
         auth_mode="chatgpt_subscription",
-        slug="chatgpt",
         auth_env=("CODEX_AUTH_JSON", "CODEX_CHATGPT_AUTH_JSON"),
     ),
 )
@@ -90,23 +69,15 @@ class _Found:
     credential: Secret | None
 
 
-def registry(settings: Settings) -> tuple[Provider, ...]:
-    """Return the operator's entries in their order, then the built-in ones that no entry replaces by name.
-
-    Raises:
-        ConfigError: an entry contradicts itself, or two share a name or slug.
-    """
-    place = ConfigLocation(str(settings.config_file)).at("providers")
-    own = tuple(_provider(entry, place.item(index)) for index, entry in enumerate(settings.config.providers))
-    for attribute, words in (("name", "name"), ("slug", "model_provider_slug")):
-        seen: set[str] = set()
-        for index, provider in enumerate(own):
-            value = getattr(provider, attribute)
-            if value in seen:
-                raise place.item(index).at(words).error(f"must differ from the other providers', but is {value} again")
-            seen.add(value)
-    taken = {provider.name for provider in own}
-    return own + tuple(provider for provider in BUILT_IN if provider.name not in taken)
+def registry(settings: Settings) -> tuple[ProviderEntry, ...]:
+    """Return the operator's entries in their order, then the built-in ones that no entry replaces by name."""
+    variables = {provider.auth_mode: provider.auth_env for provider in BUILT_IN}
+    own = [
+        entry if entry.auth_env else entry.model_copy(update={"auth_env": variables.get(entry.auth_mode, ())})
+        for entry in settings.config.providers
+    ]
+    names = {entry.name for entry in own}
+    return (*own, *(provider for provider in BUILT_IN if provider.name not in names))
 
 
 def choose_provider(settings: Settings, env: Mapping[str, str]) -> ChosenProvider:
@@ -150,42 +121,7 @@ def choose_provider(settings: Settings, env: Mapping[str, str]) -> ChosenProvide
     raise IN_ENVIRONMENT.error(f"no provider has a credential; set {_one_of(names)} (each also as …_FILE)")
 
 
-def _provider(entry: ProviderEntry, place: ConfigLocation) -> Provider:
-    compat = entry.auth_mode == "openai_compat_responses"
-    if compat and entry.base_url is None:
-        raise place.at("base_url").error("is missing; auth_mode openai_compat_responses needs an http(s) URL")
-    if entry.auth_mode == "openai_api" and entry.base_url is not None:
-        raise place.at("base_url").error("is not for auth_mode openai_api; OPENAI_BASE_URL moves it")
-    for index, name in enumerate(entry.auth_env):
-        if name in _NOT_CREDENTIALS:
-            raise (
-                place.at("auth_env")
-                .item(index)
-                .error(f"must be a variable of the provider's own, but {name} is the agent's")
-            )
-    built_in = {provider.auth_mode: provider for provider in BUILT_IN}.get(entry.auth_mode)
-    return Provider(
-        name=entry.name,
-        auth_mode=entry.auth_mode,
-        slug=_slug(entry, place),
-        base_url=entry.base_url,
-        auth_env=entry.auth_env or (built_in.auth_env if built_in else ()),
-        model_prefixes=entry.model_prefixes,
-        model_aliases=entry.model_aliases,
-        model_id_override=entry.model_id_override,
-    )
-
-
-def _slug(entry: ProviderEntry, place: ConfigLocation) -> str:
-    if entry.model_provider_slug in RESERVED_SLUGS:
-        raise place.at("model_provider_slug").error(
-            f"must not be one of codex's own ({', '.join(sorted(RESERVED_SLUGS))}), but is {entry.model_provider_slug}"
-        )
-    made = re.sub(r"[^A-Za-z0-9_-]", "_", entry.name)[:60]
-    return entry.model_provider_slug or (f"{made}_api" if made in RESERVED_SLUGS else made)
-
-
-def _refuse_provider_as_model(settings: Settings, providers: Sequence[Provider]) -> None:
+def _refuse_provider_as_model(settings: Settings, providers: Sequence[ProviderEntry]) -> None:
     model = settings.model
     named = [provider.name for provider in providers if re.match(rf"{re.escape(provider.name)}[:/]", model)]
     aliased = any(model in provider.model_aliases for provider in providers)
@@ -201,7 +137,7 @@ def _refuse_provider_as_model(settings: Settings, providers: Sequence[Provider])
         )
 
 
-def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider]) -> None:
+def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Sequence[ProviderEntry]) -> None:
     """Reject variables of `required_env` that are not set, except the providers' own."""
     credentials = {name for provider in providers for name in provider.auth_env}
     place = ConfigLocation(str(settings.config_file)).at("runtime_config.required_env")
@@ -210,13 +146,15 @@ def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Seque
             raise place.item(index).error(f"names the variable {name}, which is not set; set it (or {name}_FILE)")
 
 
-def _begins(model: str, provider: Provider) -> bool:
+def _begins(model: str, provider: ProviderEntry) -> bool:
     """Return whether a prefix with a provider's name in it, such as `openai/`, selects this model."""
     long = [prefix for prefix in provider.model_prefixes if re.search("[:/]", prefix)]
     return any(model.startswith(prefix) for prefix in long)
 
 
-def _explicit(settings: Settings, env: Mapping[str, str], providers: Sequence[Provider], name: str) -> ChosenProvider:
+def _explicit(
+    settings: Settings, env: Mapping[str, str], providers: Sequence[ProviderEntry], name: str
+) -> ChosenProvider:
     place = ConfigLocation(str(settings.config_file)).at("runtime_config.provider")
     provider = next((each for each in providers if each.name == name), None)
     if provider is None:
@@ -232,9 +170,9 @@ def _explicit(settings: Settings, env: Mapping[str, str], providers: Sequence[Pr
     return _chosen(settings, env, provider, found, "runtime_config.provider names it")
 
 
-def _matching(model: str, providers: Iterable[Provider]) -> list[tuple[Provider, str]]:
+def _matching(model: str, providers: Iterable[ProviderEntry]) -> list[tuple[ProviderEntry, str]]:
     """Return the providers that the model's name selects, and how; best first: aliases, then longer prefixes."""
-    ranked: list[tuple[int, Provider, str]] = []
+    ranked: list[tuple[int, ProviderEntry, str]] = []
     for provider in providers:
         prefixes = [prefix for prefix in provider.model_prefixes if model.startswith(prefix)]
         if model in provider.model_aliases:
@@ -245,7 +183,7 @@ def _matching(model: str, providers: Iterable[Provider]) -> list[tuple[Provider,
     return [(provider, match) for _, provider, match in sorted(ranked, key=lambda each: -each[0])]
 
 
-def _find_credential(provider: Provider, env: Mapping[str, str]) -> _Found | None:
+def _find_credential(provider: ProviderEntry, env: Mapping[str, str]) -> _Found | None:
     """Return the first of the provider's variables that is set; None if it needs one and none is set."""
     if provider.auth_mode == SUBSCRIPTION:
         login = configured_login(env, provider.auth_env)
@@ -264,7 +202,9 @@ def _left_login(settings: Settings) -> _Found | None:
     return None if login is None else _Found(f"{AUTH_NAME} in CODEX_HOME", login)
 
 
-def _chosen(settings: Settings, env: Mapping[str, str], provider: Provider, found: _Found, why: str) -> ChosenProvider:
+def _chosen(
+    settings: Settings, env: Mapping[str, str], provider: ProviderEntry, found: _Found, why: str
+) -> ChosenProvider:
     return ChosenProvider(
         name=provider.name,
         auth_mode=provider.auth_mode,

@@ -3,22 +3,21 @@
 A new key is a new field here. `loading` makes the settings.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Self
 from urllib.parse import unquote
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, model_validator
 
-from codex_workspace.common.values import MAX_INPUT_CHARS
-from codex_workspace.config.environment import Secret
+from codex_workspace.common.values import MAX_INPUT_CHARS, quoted
+from codex_workspace.config.environment import ENVIRONMENT, Secret
 from codex_workspace.config.mcp_servers import McpServerEntry, McpServers
 from codex_workspace.config.peers import Peer, PeerEntry
 from codex_workspace.config.prompts import Instructions, Skill, SkillFolder
 from codex_workspace.config.validation import (
-    SENTENCE,
     EnvName,
     HttpUrl,
     Items,
@@ -27,6 +26,7 @@ from codex_workspace.config.validation import (
     Slug,
     Text,
     matching,
+    problem,
 )
 
 CONFIG_NAME = "config.yaml"
@@ -86,8 +86,12 @@ class RuntimeConfig(Section):
 
 def _not_chat(value: object) -> object:
     if value == "chat":
-        raise PydanticCustomError(SENTENCE, "chat is not supported by codex any more; use responses")
+        raise problem("chat is not supported by codex any more; use responses")
     return value
+
+
+RESERVED_SLUGS: Final = frozenset({"openai", "ollama", "ollama-chat", "lmstudio", "amazon-bedrock"})
+"""Codex's built-in providers; codex rejects a config.toml that defines one of them (0.163)."""
 
 
 class ProviderEntry(Section):
@@ -114,6 +118,30 @@ class ProviderEntry(Section):
     model_provider_slug: Slug | None = None
     model_id_override: Text | None = None
 
+    @property
+    def slug(self) -> str:
+        """The provider's name in codex's config.toml."""
+        derived = re.sub(r"[^A-Za-z0-9_-]", "_", self.name)[:60]
+        return self.model_provider_slug or (f"{derived}_api" if derived in RESERVED_SLUGS else derived)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.auth_mode == "openai_compat_responses" and self.base_url is None:
+            raise problem("is missing; auth_mode openai_compat_responses needs an http(s) URL", "base_url")
+        if self.auth_mode == "openai_api" and self.base_url is not None:
+            raise problem("is not for auth_mode openai_api; set OPENAI_BASE_URL instead", "base_url")
+        if self.model_provider_slug in RESERVED_SLUGS:
+            raise problem(
+                f"must not be one of codex's own ({', '.join(sorted(RESERVED_SLUGS))})", "model_provider_slug"
+            )
+        own = {variable.name for variable in ENVIRONMENT}
+        for index, name in enumerate(self.auth_env):
+            if name in own:
+                raise problem(
+                    f"must be a variable of the provider's own, but {name} is the agent's", f"auth_env[{index}]"
+                )
+        return self
+
 
 class A2AConfig(Section):
     """The A2A server.
@@ -133,6 +161,17 @@ class A2AConfig(Section):
     signing_key_file: Text | None = None
     grpc_url: Annotated[str, matching(r"[^\s/]+:[0-9]{1,5}", "host:port")] | None = None
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.protocol_versions or len(set(self.protocol_versions)) < len(self.protocol_versions):
+            raise problem("must name each version once, and at least one", "protocol_versions")
+        if self.signing_key_file is not None and self.protocol_versions != ("1.0",):
+            raise problem(
+                'needs protocol_versions: ["1.0"]; the signature does not cover what a card adds for 0.3 clients',
+                "signing_key_file",
+            )
+        return self
+
 
 class PrincipalEntry(Section):
     """A caller with a token of its own, from a variable or a file.
@@ -145,6 +184,14 @@ class PrincipalEntry(Section):
     name: Slug
     token_env: EnvName | None = None
     token_file: Text | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.name == OPERATOR:
+            raise problem(f"must not be {OPERATOR}, which is the owner of A2A_TOKEN", "name")
+        if (self.token_env is None) == (self.token_file is None):
+            raise problem("must have one of token_env and token_file")
+        return self
 
 
 class CodexConfig(Section):
@@ -192,6 +239,28 @@ class CodexConfig(Section):
     request_timeout_s: Seconds = 30.0
     restart_wait_s: Seconds = 120.0
     max_restarts: Annotated[int, Field(ge=1, le=1000)] = 5
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.writable_folders and self.sandbox != "workspace-write":
+            raise problem(
+                f"needs sandbox workspace-write, but the sandbox is {self.sandbox}; leave one of them out",
+                "writable_folders",
+            )
+        if self.hide_secrets and self.sandbox not in ("read-only", "workspace-write"):
+            raise problem(f"needs codex's own sandbox, but the sandbox is {self.sandbox}; leave it out", "hide_secrets")
+        unsupported = {
+            "approval_policy": (self.approval_policy != "never", "asks for no approval"),
+            "mid_turn": (self.mid_turn == "steer", "accepts no input during a turn"),
+            "hide_secrets": (self.hide_secrets, "does not support it"),
+        }
+        for key, (is_set, why) in unsupported.items():
+            if is_set and self.backend == "exec":
+                value = str(getattr(self, key)).lower()
+                raise problem(
+                    f"cannot be {value} with codex.backend: exec, as codex exec {why}; change one of the two", key
+                )
+        return self
 
 
 class LimitsConfig(Section):
@@ -327,6 +396,20 @@ class Config(Section):
     storage: StorageConfig = Field(default_factory=StorageConfig)
     push: PushConfig = Field(default_factory=PushConfig)
     platform: PlatformConfig = Field(default_factory=PlatformConfig)
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for section, key, names in (
+            ("principals", "name", [entry.name for entry in self.principals]),
+            ("providers", "name", [entry.name for entry in self.providers]),
+            ("providers", "model_provider_slug", [entry.slug for entry in self.providers]),
+            ("mcp_servers", "name", [entry.name for entry in self.mcp_servers]),
+            ("peers", "name", [entry.name for entry in self.peers]),
+        ):
+            for index, name in enumerate(names):
+                if name in names[:index]:
+                    raise problem(f"is a duplicate: {quoted(name)}", f"{section}[{index}].{key}")
+        return self
 
 
 @dataclass(frozen=True, slots=True)

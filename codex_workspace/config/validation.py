@@ -4,6 +4,7 @@ A sentence names the file, the dotted key, the problem and the allowed values; t
 """
 
 import difflib
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import ErrorDetails, core_schema
+from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.values import JsonObject, JsonValue, quoted
@@ -20,8 +21,10 @@ from codex_workspace.common.values import JsonObject, JsonValue, quoted
 _T = TypeVar("_T")
 _Section = TypeVar("_Section", bound="Section")
 
-SENTENCE: Final = "sentence"
-"""The type of a `PydanticCustomError` whose message is the problem as it is to be reported."""
+
+def problem(sentence: str, key: str = "") -> PydanticCustomError:
+    """Return the error that a validator raises for a problem of a section or of its `key`, as it is reported."""
+    return PydanticCustomError("problem", "{sentence}", {"sentence": sentence, "key": key})
 
 
 def matching(pattern: str, allowed: str) -> Any:  # pydantic types its `Field` so
@@ -91,6 +94,12 @@ def check_text(kind: object, value: str, location: ConfigLocation) -> str:
 # --- JSON Schema
 
 
+def schema_text(section: type[Section], title: str) -> str:
+    """Return the JSON Schema (2020-12) of a section as a JSON document, for editors."""
+    head: JsonObject = {"$schema": GenerateJsonSchema.schema_dialect, "title": title}
+    return json.dumps(head | schema_of(section), indent=2, ensure_ascii=False) + "\n"
+
+
 def schema_of(kind: object) -> JsonObject:
     """Return the JSON Schema of a section or a type, without references."""
     schema: JsonObject = TypeAdapter(cast("type[object]", kind)).json_schema(schema_generator=_SchemaGenerator)
@@ -158,6 +167,9 @@ def _config_error(error: ValidationError, schema: JsonObject, location: ConfigLo
         case (key, _):
             allowed = _allowed(cast("JsonObject", schema["propertyNames"]))
             return location.error(f"holds the key {quoted(str(key))}, but a key must be {allowed}")
+        case _ if details["type"] == "problem":
+            key = details["ctx"]["key"]
+            return (location.at(key) if key else location).error(details["msg"])
         case _:
             return location.error(_problem(details, schema))
 
@@ -179,8 +191,6 @@ def _problem(details: ErrorDetails, schema: JsonObject) -> str:
     match details["type"]:
         case "missing":
             return f"is missing; it must be {_allowed(schema)}"
-        case "sentence":
-            return details["msg"]
         case "string_pattern_mismatch" | "string_too_long":
             return f"must be {_allowed(schema)}"
         case _:

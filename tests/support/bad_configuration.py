@@ -219,11 +219,17 @@ BAD: Final[Mapping[str, Bad]] = {
         "codex: {writable_folders: [.], sandbox: container}\n",
         "codex.writable_folders",
         "needs sandbox workspace-write, but the sandbox is container; leave one of them out",
+        schema=False,
     ),
     # --- A2A and who may ask
-    "no protocol": _key("a2a: {protocol_versions: []}\n", "a2a.protocol_versions", "must name each version once"),
+    "no protocol": _key(
+        "a2a: {protocol_versions: []}\n", "a2a.protocol_versions", "must name each version once", schema=False
+    ),
     "a protocol twice": _key(
-        'a2a: {protocol_versions: ["1.0", "1.0"]}\n', "a2a.protocol_versions", "must name each version once"
+        'a2a: {protocol_versions: ["1.0", "1.0"]}\n',
+        "a2a.protocol_versions",
+        "must name each version once",
+        schema=False,
     ),
     "a protocol of the past": _key(
         'a2a: {protocol_versions: ["0.2"]}\n', "a2a.protocol_versions[0]", "must be one of 1.0, 0.3, but is '0.2'"
@@ -232,16 +238,17 @@ BAD: Final[Mapping[str, Bad]] = {
         "a2a: {protocol_versions: [1.0]}\n", "a2a.protocol_versions[0]", "must be one of 1.0, 0.3, but is a number"
     ),
     "a signature for the older protocol": _key(
-        "a2a: {signing_key_file: key.pem}\n", "a2a.signing_key_file", 'needs protocol_versions: ["1.0"]'
+        "a2a: {signing_key_file: key.pem}\n", "a2a.signing_key_file", 'needs protocol_versions: ["1.0"]', schema=False
     ),
     "a URL where a host is meant": _key("a2a: {grpc_url: 'http://x:1'}\n", "a2a.grpc_url", "must be host:port"),
     "a principal without a token": _key(
-        "principals: [{name: ada}]\n", "principals[0]", "must have one of token_env and token_file"
+        "principals: [{name: ada}]\n", "principals[0]", "must have one of token_env and token_file", schema=False
     ),
     "a principal with two tokens": _key(
         "principals: [{name: ada, token_env: ADA, token_file: x}]\n",
         "principals[0]",
         "must have one of token_env and token_file",
+        schema=False,
     ),
     "a principal's variable that is not set": _key(
         "principals: [{name: ada, token_env: ADA}]\n",
@@ -254,6 +261,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "principals[0].name",
         "must not be operator, which is the owner of A2A_TOKEN",
         ADA="a",
+        schema=False,
     ),
     "two principals of one name": _key(
         "principals: [{name: ada, token_env: ADA}, {name: ada, token_env: BOB}]\n",
@@ -323,6 +331,7 @@ BAD: Final[Mapping[str, Bad]] = {
         f"providers: [{{name: a, {COMPAT}, auth_env: [A2A_TOKEN]}}]\n",
         "providers[0].auth_env[0]",
         "must be a variable of the provider's own, but A2A_TOKEN is the agent's",
+        schema=False,
     ),
     "a slug with a point": _key(
         f"providers: [{{name: a, {COMPAT}, model_provider_slug: a.b}}]\n",
@@ -333,16 +342,19 @@ BAD: Final[Mapping[str, Bad]] = {
         f"providers: [{{name: a, {COMPAT}, model_provider_slug: ollama}}]\n",
         "providers[0].model_provider_slug",
         "must not be one of codex's own",
+        schema=False,
     ),
     "an endpoint without an address": _key(
         "providers: [{name: a, auth_mode: openai_compat_responses}]\n",
         "providers[0].base_url",
         "is missing; auth_mode openai_compat_responses needs an http(s) URL",
+        schema=False,
     ),
     "an address where OpenAI's is known": _key(
         "providers: [{name: a, auth_mode: openai_api, base_url: 'http://h'}]\n",
         "providers[0].base_url",
-        "is not for auth_mode openai_api; OPENAI_BASE_URL moves it",
+        "is not for auth_mode openai_api; set OPENAI_BASE_URL instead",
+        schema=False,
     ),
     **{
         f"the address {url}": _key(
@@ -361,7 +373,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "two providers of one name": _key(
         f"providers: [{{name: a, {COMPAT}}}, {{name: a, {COMPAT}}}]\n",
         "providers[1].name",
-        "must differ from the other providers'",
+        "is a duplicate: 'a'",
         schema=False,
     ),
     "a provider that is not there": _key(
@@ -397,26 +409,32 @@ BAD: Final[Mapping[str, Bad]] = {
     ),
     # --- MCP servers
     "a server without a program": _key(
-        "mcp_servers: [{name: a}]\n", "mcp_servers[0]", "must have one of command and url"
+        "mcp_servers: [{name: a}]\n", "mcp_servers[0]", "must have one of command and url", schema=False
     ),
     "a server with an address and a program": _key(
-        "mcp_servers: [{name: a, command: x, url: 'http://h'}]\n", "mcp_servers[0]", "must have one of command and url"
+        "mcp_servers: [{name: a, command: x, url: 'http://h'}]\n",
+        "mcp_servers[0]",
+        "must have one of command and url",
+        schema=False,
     ),
     "arguments for an address": _key(
         "mcp_servers: [{name: a, url: 'http://h', args: [x]}]\n",
         "mcp_servers[0].args",
         "is for a server with command",
+        schema=False,
     ),
     "headers for a program": _key(
         "mcp_servers: [{name: a, command: x, headers: {X: y}}]\n",
         "mcp_servers[0].headers",
         "is for a server with url",
+        schema=False,
     ),
     "two tokens for a server": _key(
         "mcp_servers: [{name: a, url: 'http://h', bearer_token_env: T, headers: {Authorization: x}}]\n",
         "mcp_servers[0].headers",
         "must not hold Authorization beside bearer_token_env",
         T="t",
+        schema=False,
     ),
     "a variable's name that is none": _key(
         "mcp_servers: [{name: a, command: x, env: {a-b: y}}]\n",
@@ -432,6 +450,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "mcp_servers: [{name: a, command: x, env: {X: '${A'}}]\n",
         "mcp_servers[0].env.X",
         "holds ${ without the name of a variable and }; a plain ${ is written $${",
+        schema=False,
     ),
     "a required server whose variable is not set": _key(
         "mcp_servers: [{name: a, command: x, env: {X: '${A}'}, required: true}]\n",
@@ -442,7 +461,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "two servers of one name": _key(
         "mcp_servers: [{name: a, command: x}, {name: a, command: y}]\n",
         "mcp_servers[1].name",
-        "must differ from the other servers', but is a again",
+        "is a duplicate: 'a'",
         schema=False,
     ),
     # --- prompt files and skills

@@ -156,7 +156,7 @@ def test_what_the_documents_show_is_taken(tmp_path: Path, servers: list[object])
     [
         ([{"name": "srv"}], "mcp_servers[0]: must have one of command and url"),
         ([PROGRAM | ADDRESS], "mcp_servers[0]: must have one of command and url"),
-        ([PROGRAM, ADDRESS], "mcp_servers[1].name: must differ from the other servers', but is srv again"),
+        ([PROGRAM, ADDRESS], "mcp_servers[1].name: is a duplicate: 'srv'"),
         ([PROGRAM | {"name": "a b"}], "mcp_servers[0].name: must be 1 to 64 letters, digits, _ or -"),
         ([PROGRAM | {"url_": 1}], "mcp_servers[0].url_: is not a known key (did you mean url?)"),
         ([PROGRAM | {"headers": {"X": "y"}}], "mcp_servers[0].headers: is for a server with url"),

@@ -1,5 +1,6 @@
 """The JSON Schema of config.yaml says what the agent does: it takes what is taken, and refuses what it can see."""
 
+import json
 import re
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from pydantic import create_model
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.config.json_schema import as_text, config_schema
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.mcp_servers import McpServerEntry
 from codex_workspace.config.providers import choose_provider
@@ -37,7 +37,7 @@ from codex_workspace.config.settings import (
     RuntimeConfig,
     StorageConfig,
 )
-from codex_workspace.config.validation import Section, read_section
+from codex_workspace.config.validation import Section, read_section, schema_text
 from tests.support.bad_configuration import BAD, GOOD
 
 COMMITTED: Final = TEMPLATE_DIR / "config.schema.json"
@@ -53,7 +53,9 @@ EditorsValidator = cast(
     "Callable[[JsonObject], Validator]",
     extend(Draft202012Validator, {"pattern": _ecma_pattern}),  # type: ignore[no-untyped-call]
 )
-SCHEMA: Final = EditorsValidator(config_schema())
+TEXT: Final = schema_text(Config, "config.yaml of codex-workspace")
+CONFIG_SCHEMA: Final[JsonObject] = json.loads(TEXT)
+SCHEMA: Final = EditorsValidator(CONFIG_SCHEMA)
 
 
 def is_taken_by_schema(config: JsonValue) -> bool:
@@ -61,11 +63,11 @@ def is_taken_by_schema(config: JsonValue) -> bool:
 
 
 def test_it_is_a_schema() -> None:
-    Draft202012Validator.check_schema(config_schema())
+    Draft202012Validator.check_schema(CONFIG_SCHEMA)
 
 
 def test_the_committed_file_is_it_and_config_yaml_points_to_it() -> None:
-    assert COMMITTED.read_text() == as_text(), (
+    assert COMMITTED.read_text() == TEXT, (
         "run: .venv/bin/python -m codex_workspace doctor --schema > config.schema.json"
     )
     first = (TEMPLATE_DIR / "config.yaml").read_text().splitlines()[0]
@@ -78,7 +80,7 @@ def test_the_doctor_prints_it_whatever_is_wrong_with_the_agent(tmp_path: Path) -
         [sys.executable, "-m", "codex_workspace", "doctor", "--schema"], env=env, cwd=tmp_path, capture_output=True
     )
     assert (asked.returncode, asked.stderr) == (0, b"")
-    assert asked.stdout.decode() == as_text()
+    assert asked.stdout.decode() == TEXT
 
 
 def properties_of(schema: JsonObject, path: str = "") -> Iterator[tuple[str, JsonObject]]:
@@ -89,7 +91,7 @@ def properties_of(schema: JsonObject, path: str = "") -> Iterator[tuple[str, Jso
         yield from properties_of(cast("JsonObject", each.get("items", {})), f"{path}{name}[].")
 
 
-PROPERTIES: Final = dict(properties_of(config_schema()))
+PROPERTIES: Final = dict(properties_of(CONFIG_SCHEMA))
 
 
 def test_every_key_is_explained_and_has_a_default_that_it_takes() -> None:
