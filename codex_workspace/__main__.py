@@ -52,7 +52,7 @@ def _stop_on_signals() -> None:
 def _report(chosen: argparse.Namespace, env: Mapping[str, str], reason: str) -> None:
     """Print why the program ends, in the format of its log."""
     if chosen.command == "serve" and env.get("LOG_FORMAT", "").lower() == "json":
-        from codex_workspace.common.logs import json_line
+        from codex_workspace.common.telemetry import json_line
 
         print(json_line("error", __name__, reason), file=sys.stderr)
     else:

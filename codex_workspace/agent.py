@@ -28,7 +28,7 @@ from codex_workspace.common.errors import CodexCannotStart, CodexGone, ConfigErr
 from codex_workspace.common.files import lock_folder
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.safe_http import AddressGuard, AllowList, SafeHttpClient
-from codex_workspace.common.tracing import NO_TRACER, Tracer, open_tracing
+from codex_workspace.common.telemetry import NO_TRACER, Tracer, open_tracing
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.environment import Secret, without_proxy_for
 from codex_workspace.config.loading import SHORTEST_SECRET, check_secrets, require_codex

@@ -8,7 +8,7 @@ from typing import ClassVar
 import anyio
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.common.metrics import TaskOutcome
+from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.settings import OPERATOR, PlatformSettings, Settings
 from codex_workspace.platform.active_tasks import TrackedExecutor

@@ -25,8 +25,8 @@ from codex_workspace.codex.transcript import TranscriptReader
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.files import lock_folder
-from codex_workspace.common.logs import set_up_logging
 from codex_workspace.common.redact import Redactor
+from codex_workspace.common.telemetry import set_up_logging
 from codex_workspace.common.values import format_version
 from codex_workspace.config.prompts import Skill
 from codex_workspace.config.providers import ChosenProvider, choose_provider
@@ -276,7 +276,7 @@ def _platform_member(settings: Settings, hosted: ServedExecutor) -> "PlatformMem
         hosted.store.outbox,
         hosted.admission,
         TrackedExecutor(hosted.executor),
-        hosted.telemetry.metrics.task_counts,
+        hosted.telemetry.metrics.task_counts.copy,
         hosted.wedged or hosted.store.write_problem,
     )
 
@@ -292,7 +292,7 @@ def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None,
     )
 
     async def scrape() -> bytes:
-        return hosted.telemetry.metrics.scrape(await reader.read())
+        return hosted.telemetry.metrics.scrape(*await reader.read())
 
     metrics_token, platform = settings.observing.metrics_token, settings.platform
     views = [metrics_view(scrape, None if metrics_token is None else metrics_token.reveal())]

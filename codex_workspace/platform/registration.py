@@ -16,7 +16,7 @@ import anyio
 from a2a.server.request_handlers import RequestHandler
 
 from codex_workspace.common.concurrency import backoff, task_group
-from codex_workspace.common.metrics import TaskOutcome
+from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.environment import Secret
 from codex_workspace.platform.active_tasks import ActiveTasks

@@ -30,7 +30,7 @@ from starlette.routing import BaseRoute, Route
 from codex_workspace.common.a2a_terms import serves_major
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import ConfigError
-from codex_workspace.common.tracing import NO_TRACER, Tracer
+from codex_workspace.common.telemetry import NO_TRACER, Tracer
 from codex_workspace.config.prompts import Skill
 from codex_workspace.server.card import Version, agent_card, extended_card
 from codex_workspace.server.grpc_server import GrpcContextBuilder, GrpcListener, serving_grpc

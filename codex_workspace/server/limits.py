@@ -35,7 +35,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from codex_workspace.common.a2a_terms import HEADERS
 from codex_workspace.common.errors import StoreUnavailable
-from codex_workspace.common.tracing import NO_TRACER, REQUEST_SPAN, Span, SpanKind, Tracer
+from codex_workspace.common.telemetry import NO_TRACER, REQUEST_SPAN, Span, SpanKind, Tracer
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.tasks.parts import is_text_type, media_type_of
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from codex_workspace.codex.transcript import LINES
-from codex_workspace.common.metrics import CONTENT_TYPE, CodexGauges, Gauges
+from codex_workspace.common.telemetry import CONTENT_TYPE
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.settings import OPERATOR
 from codex_workspace.runtimes.backend import BackendStats
@@ -36,19 +36,27 @@ class GaugeCollector:
     _counted: Mapping[str, int] | None = None
     _counted_at: float = -COUNTED_S
 
-    async def read(self) -> Gauges:
-        """Return the gauges; the message counts are at most `COUNTED_S` old."""
-        counted = await self._count()
-        admission, codex = self.admission, self.codex
-        return Gauges(
-            waiting=0 if admission is None else admission.waiting,
-            running=0 if admission is None else admission.running,
-            asking=0 if admission is None else admission.asking,
-            streams=self.streams(),
-            codex=None if codex is None else _codex_gauges(codex()),
-            deliveries=counted,
-            push_waiting=None if self.push_waiting is None else self.push_waiting(),
-        )
+    async def read(self) -> tuple[dict[str, float], Mapping[str, int] | None]:
+        """Return the gauges by name, and the stored messages by state, which are at most `COUNTED_S` old."""
+        deliveries, admission = await self._count(), self.admission
+        values: dict[str, float] = {
+            "messages_waiting": 0 if admission is None else admission.waiting,
+            "turns_running": 0 if admission is None else admission.running,
+            "questions_open": 0 if admission is None else admission.asking,
+            "streams_open": self.streams(),
+        }
+        if self.push_waiting is not None:
+            values["push_notifications_waiting"] = self.push_waiting()
+        if self.codex is not None:
+            codex = self.codex()
+            values |= {
+                "codex_up": codex.is_up,
+                "codex_threads": codex.threads,
+                "codex_resident_memory_bytes": codex.resident_bytes,
+                "codex_restarts": max(0, codex.starts - 1),
+                "codex_deaths": codex.deaths,
+            }
+        return values, deliveries
 
     async def _count(self) -> Mapping[str, int] | None:
         async with self._count_lock:
@@ -56,16 +64,6 @@ class GaugeCollector:
             if now - self._counted_at >= COUNTED_S:
                 self._counted, self._counted_at = await self.deliveries.count_by_state(), now
             return self._counted
-
-
-def _codex_gauges(figures: BackendStats) -> CodexGauges:
-    return CodexGauges(
-        is_up=figures.is_up,
-        threads=figures.threads,
-        resident_bytes=figures.resident_bytes,
-        starts=figures.starts,
-        deaths=figures.deaths,
-    )
 
 
 METRICS_READER: Final = "(metrics)"

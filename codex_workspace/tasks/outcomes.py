@@ -6,8 +6,8 @@ from typing import Final
 
 from a2a.types import TaskState
 
-from codex_workspace.common.metrics import TaskOutcome
 from codex_workspace.common.redact import Redactor
+from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.common.values import JsonObject
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnError
 from codex_workspace.protocol.failures import describe_failure, error_metadata

@@ -8,9 +8,20 @@ from typing import Final
 import anyio
 
 from codex_workspace.common.a2a_terms import HEADERS
-from codex_workspace.common.logs import IdName, log_context
-from codex_workspace.common.metrics import Metrics, TaskOutcome, TokenTotals, TurnOutcome
-from codex_workspace.common.tracing import NO_TRACER, REQUEST_SPAN, Attributes, Span, SpanKind, Tracer
+from codex_workspace.common.telemetry import (
+    NO_TRACER,
+    REQUEST_SPAN,
+    Attributes,
+    IdName,
+    Metrics,
+    Span,
+    SpanKind,
+    TaskOutcome,
+    TokenTotals,
+    Tracer,
+    TurnOutcome,
+    log_context,
+)
 from codex_workspace.protocol.codex_events import (
     CommandCompleted,
     CommandStarted,

@@ -14,7 +14,7 @@ from a2a.server.tasks import TaskUpdater
 from a2a.types import Part
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.common.metrics import TaskOutcome
+from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.config.environment import Secret
 from codex_workspace.devkit.platform.app import StandInPlatform
 from codex_workspace.platform.active_tasks import TrackedExecutor

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from codex_workspace.common.metrics import TaskOutcome
+from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.devkit.platform.app import StandInPlatform
 from codex_workspace.devkit.platform.delivery import DeliveryOutcome, result_row
 from codex_workspace.devkit.platform.records import NewRow
