@@ -19,8 +19,8 @@ from bench.sides import BareSide, OurSide, RuntimeSide, plain_blocking, plain_st
 from codex_workspace.app_server import UNWANTED_NOTIFICATIONS, command_line
 from codex_workspace.codex.thread import ThreadOptions
 from codex_workspace.config.loading import load_settings
+from codex_workspace.runtimes import create_runtime
 from codex_workspace.runtimes.launch import Launch, child_environment
-from codex_workspace.runtimes.registry import create_runtime
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentSetup, running_agent
 from tests.e2e.client import peer
 

@@ -15,9 +15,9 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from google.protobuf.json_format import ParseDict
 
 from codex_workspace.common.values import JsonObject
+from codex_workspace.runtimes import Runtime
 from codex_workspace.runtimes.events import Done, Text
-from codex_workspace.runtimes.options import RunOptions
-from codex_workspace.runtimes.registry import Runtime
+from codex_workspace.runtimes.launch import RunOptions
 from tests.e2e.client import Peer, Seen
 
 MAX_LINE_BYTES: Final = 1 << 26

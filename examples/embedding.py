@@ -13,10 +13,9 @@ from pathlib import Path
 
 import anyio
 
+from codex_workspace.runtimes import create_runtime
 from codex_workspace.runtimes.events import Done, Text, ToolResult, ToolUse
-from codex_workspace.runtimes.launch import Launch
-from codex_workspace.runtimes.options import RunOptions
-from codex_workspace.runtimes.registry import create_runtime
+from codex_workspace.runtimes.launch import Launch, RunOptions
 
 
 async def main(prompt: str, runtime_name: str, codex_home: Path) -> int:

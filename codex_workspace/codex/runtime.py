@@ -23,8 +23,7 @@ from codex_workspace.protocol.server_requests import Declined, response_to
 from codex_workspace.runtimes.backend import DynamicToolCall, text_input
 from codex_workspace.runtimes.convert import NONE_USED, EventConverter
 from codex_workspace.runtimes.events import AgentEvent
-from codex_workspace.runtimes.launch import Launch
-from codex_workspace.runtimes.options import DEFAULT_OPTIONS, FULL_AUTO, RunOptions, check_run
+from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, FULL_AUTO, Launch, RunOptions, check_run
 
 UNKNOWN_TOOL: Final[JsonObject] = {
     "success": False,
@@ -198,7 +197,7 @@ class AppServerRuntime:
 
 
 def create(launch: Launch, servers: McpServers, inactivity_s: float) -> AbstractAsyncContextManager["AppServerRuntime"]:
-    """Return the runtime `codex`; see `runtimes.registry.Factory`."""
+    """Return the runtime `codex`; see `runtimes.Factory`."""
     return open_app_server_runtime(with_key_variables(launch), servers, TurnLimits(inactivity_s=inactivity_s))
 
 

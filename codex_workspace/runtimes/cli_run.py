@@ -15,9 +15,8 @@ from codex_workspace.common.concurrency import task_group
 from codex_workspace.protocol.codex_events import TurnError
 from codex_workspace.protocol.failures import NO_SESSION, PROCESS_EXITED, inactivity_error
 from codex_workspace.protocol.jsonrpc import LineSplitter, Skipped
-from codex_workspace.runtimes.launch import Launch
+from codex_workspace.runtimes.launch import INACTIVITY_S, Launch
 from codex_workspace.runtimes.process import DRAIN_S, KEPT_BYTES, TERM_GRACE_S, Delay, Process, spawn
-from codex_workspace.runtimes.registry import INACTIVITY_S
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.codex.runtime import open_app_server_runtime
 from codex_workspace.codex.turn import TurnLimits
 from codex_workspace.runtimes.events import AgentEvent, FileChange, Plan, ToolResult, ToolUse
-from codex_workspace.runtimes.launch import Launch
-from codex_workspace.runtimes.registry import NO_SERVERS
+from codex_workspace.runtimes.launch import NO_SERVERS, Launch
 from tests.e2e.test_exec_process import FREE, launch, model, script
 from tests.unit.runtimes.test_convert import check_balance, done, texts_of
 

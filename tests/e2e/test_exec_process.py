@@ -29,8 +29,7 @@ from codex_workspace.devkit.model import ScriptedModel, scripted_model
 from codex_workspace.devkit.model_requests import MARKER, Output
 from codex_workspace.runtimes.cli_run import RunLimits
 from codex_workspace.runtimes.events import AgentEvent, Done, Error, FileChange, RunWarning, Text, ToolResult, ToolUse
-from codex_workspace.runtimes.launch import MARK, Launch
-from codex_workspace.runtimes.options import RunOptions
+from codex_workspace.runtimes.launch import MARK, Launch, RunOptions
 from codex_workspace.runtimes.process import end_leftovers
 from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_content import png

@@ -1,4 +1,4 @@
-"""Tests `runtimes/registry.py`, and that both runtimes report the same run alike, with the real codex."""
+"""Tests `runtimes/__init__.py`, and that both runtimes report the same run alike, with the real codex."""
 
 import ast
 import sys
@@ -14,11 +14,10 @@ from codex_workspace.codex.runtime import AppServerRun
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.devkit.model import ScriptedModel
+from codex_workspace.runtimes import GROUP, Run, Runtime, create_runtime
 from codex_workspace.runtimes.cli_run import CliRun
 from codex_workspace.runtimes.events import AgentEvent, Done, FileChange, ToolResult, ToolUse
-from codex_workspace.runtimes.launch import Launch
-from codex_workspace.runtimes.options import RunOptions
-from codex_workspace.runtimes.registry import GROUP, Run, Runtime, create_runtime
+from codex_workspace.runtimes.launch import Launch, RunOptions
 from tests.docs.test_docs import the_snippet
 from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_exec_process import (

@@ -20,8 +20,7 @@ from codex_workspace.config.settings import Settings
 from codex_workspace.protocol.mcp_status import ExpectedServers
 from codex_workspace.runtimes.backend import Backend, BackendStats, Thread, ThreadIdStore, ThreadRegistry, ToolCaller
 from codex_workspace.runtimes.cli_run import RunLimits
-from codex_workspace.runtimes.launch import Launch
-from codex_workspace.runtimes.options import RunOptions, Sandbox
+from codex_workspace.runtimes.launch import Launch, RunOptions, Sandbox
 from codex_workspace.runtimes.process import CompletedCommand
 
 NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {

@@ -17,8 +17,7 @@ import tomlkit
 from codex_workspace.common.errors import ConfigError, InputRefused
 from codex_workspace.common.values import MAX_INPUT_CHARS, KeyPath, TomlValue
 from codex_workspace.config.mcp_servers import McpServers
-from codex_workspace.runtimes.launch import PASSED_ENVIRONMENT
-from codex_workspace.runtimes.options import RunOptions, check_run
+from codex_workspace.runtimes.launch import PASSED_ENVIRONMENT, RunOptions, check_run
 
 _SESSION: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")

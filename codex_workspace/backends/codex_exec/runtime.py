@@ -43,10 +43,8 @@ from codex_workspace.runtimes.cli_run import (
 )
 from codex_workspace.runtimes.convert import NONE_USED, ExecConverter
 from codex_workspace.runtimes.events import AgentEvent
-from codex_workspace.runtimes.launch import MARK, Launch
-from codex_workspace.runtimes.options import DEFAULT_OPTIONS, RunOptions
+from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, MARK, NO_SERVERS, Launch, RunOptions
 from codex_workspace.runtimes.process import CompletedCommand, Process, new_mark, run_command
-from codex_workspace.runtimes.registry import NO_SERVERS
 
 VERSION_TIMEOUT_S: Final = 20.0
 
@@ -70,7 +68,7 @@ E = TypeVar("E")
 
 
 def create(launch: Launch, servers: McpServers, inactivity_s: float) -> AbstractAsyncContextManager["CodexExec"]:
-    """Return the runtime `codex-exec`; see `runtimes.registry.Factory`."""
+    """Return the runtime `codex-exec`; see `runtimes.Factory`."""
     return nullcontext(CodexExec(launch, RunLimits(inactivity_s), servers))
 
 

@@ -39,7 +39,7 @@ from codex_workspace.runtimes.backend import (
     input_texts,
 )
 from codex_workspace.runtimes.cli_run import CliRun
-from codex_workspace.runtimes.options import RunOptions
+from codex_workspace.runtimes.launch import RunOptions
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import pytest
 
 from codex_workspace.backends.codex_exec.command import RunFiles, arguments, check, opened_files
 from codex_workspace.common.errors import InputRefused
-from codex_workspace.runtimes.options import RunOptions
+from codex_workspace.runtimes.launch import RunOptions
 
 SESSION = "01a1fdff-8a53-70f0-a558-4221fd0ad429"
 NO_FILES = RunFiles()

@@ -1,9 +1,9 @@
-"""Tests `runtimes/options.py`: what every runtime rejects."""
+"""Tests `runtimes/launch.py`: what every runtime rejects."""
 
 import pytest
 
 from codex_workspace.common.errors import InputRefused
-from codex_workspace.runtimes.options import RunOptions, check_run
+from codex_workspace.runtimes.launch import RunOptions, check_run
 
 
 @pytest.mark.parametrize(
