@@ -3,12 +3,11 @@
 import logging
 import random
 import signal
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Final, assert_never
+from typing import Final
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
@@ -36,7 +35,7 @@ from codex_workspace.common.values import (
 from codex_workspace.protocol.jsonrpc import (
     MAX_LINE_BYTES,
     Failure,
-    InvalidLine,
+    InvalidMessage,
     LineSplitter,
     Mailbox,
     Notification,
@@ -45,15 +44,12 @@ from codex_workspace.protocol.jsonrpc import (
     ServerRequest,
     Skipped,
     decode,
-    encode_error,
-    encode_notification,
-    encode_request,
-    encode_result,
+    encode,
 )
 from codex_workspace.protocol.mcp_status import STARTUP, McpStatusTracker
 from codex_workspace.protocol.server_requests import default_response
 from codex_workspace.runtimes.launch import MARK, Launch
-from codex_workspace.runtimes.process import DRAIN_S, KILL_GRACE_S, Process, spawn
+from codex_workspace.runtimes.process import DRAIN_S, KILL_GRACE_S, Process, new_mark, spawn
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +102,9 @@ OVERLOADED: Final = -32001
 METHOD_NOT_FOUND: Final = -32601
 MAX_OVERLOAD_RETRIES: Final = 8
 
+EXCERPT_BYTES: Final = 200
+"""How much of an invalid line is logged."""
+
 EOF_GRACE_S: Final = 3.0
 TERM_GRACE_S: Final = 2.0
 
@@ -130,7 +129,6 @@ class Connection:
         self.pid = pid
         self.version: Version = (0, 0, 0)
         self.has_completed_turn = False
-        self.skipped_lines = 0
         self.mcp_status: Final = McpStatusTracker()
         self._splitter = LineSplitter(max_line_bytes)
         self._ids = count(1)
@@ -187,8 +185,6 @@ class Connection:
 
         Requests of other threads get the default response.
         """
-        if thread_id in self._mailboxes:
-            raise RuntimeError(f"thread {thread_id} has a subscriber already")
         mailbox = self._mailboxes[thread_id] = Mailbox()
         self._thread_ids.add(thread_id)
         if self.error is not None:
@@ -238,7 +234,7 @@ class Connection:
 
     async def notify(self, method: str) -> None:
         """Send a notification without parameters."""
-        await self._send(encode_notification(method, {}))
+        await self._send({"method": method, "params": {}})
 
     async def _call_once(self, method: str, params: JsonObject, timeout_s: float) -> JsonValue:
         async with self._in_flight:
@@ -246,7 +242,7 @@ class Connection:
             call = self._calls[id_] = _Call()
             try:
                 with anyio.fail_after(timeout_s):
-                    await self._send(encode_request(id_, method, params))
+                    await self._send({"id": id_, "method": method, "params": params})
                     await call.answered.wait()
             except TimeoutError as error:
                 raise CodexTimeout(f"codex did not answer {method} within {timeout_s:g} s") from error
@@ -259,12 +255,10 @@ class Connection:
                 raise CodexRefused(method, code, message)
             case None:
                 raise self._gone()
-            case _:
-                assert_never(call.response)
 
-    async def _send(self, line: bytes) -> None:
+    async def _send(self, message: JsonObject) -> None:
         try:
-            await self._send_stream.send(line)
+            await self._send_stream.send(encode(message))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
             raise self._gone() from error
 
@@ -288,18 +282,16 @@ class Connection:
 
     def _dispatch(self, line: bytes | Skipped, tasks: anyio.abc.TaskGroup) -> None:
         if isinstance(line, Skipped):
-            self.skipped_lines += 1
             logger.error("skipped a line of %d bytes from codex: it exceeds the limit", line.bytes)
             return
-        message = decode(line)
+        try:
+            message = decode(line)
+        except InvalidMessage as error:
+            logger.warning("codex wrote an invalid line (%s): %r", error, line[:EXCERPT_BYTES])
+            return
         match message:
             case Notification():
                 self._deliver(message, len(line))
-            case Result() | Failure():
-                call = self._calls.get(message.id)
-                if call is not None and not call.answered.is_set():
-                    call.response = message
-                    call.answered.set()
             case Request():
                 # After `thread/resume`, codex sends open requests again, with the same id.
                 if message.id not in self._open_requests:
@@ -307,10 +299,11 @@ class Connection:
                     mailbox = self._mailbox_of(message)
                     request = mailbox.put_request(message, len(line)) if mailbox else None
                     tasks.start_soon(self._respond, message, request)
-            case InvalidLine():
-                logger.warning("codex wrote an invalid line (%s): %r", message.reason, message.excerpt)
             case _:
-                assert_never(message)
+                call = self._calls.get(message.id)
+                if call is not None and not call.answered.is_set():
+                    call.response = message
+                    call.answered.set()
 
     def _mailbox_of(self, message: Notification | Request) -> Mailbox | None:
         thread_id = message.params.get("threadId")
@@ -333,15 +326,14 @@ class Connection:
             if request is not None:
                 await request.answered.wait()
             result = request.result if request is not None else None
-            if result is None:
-                result = default_response(message)
+            result = default_response(message) if result is None else result
+            response: JsonObject = {"id": message.id, "result": result}
             if result is None:
                 logger.warning("rejected an unknown request of codex: %s", message.method)
-                line = encode_error(message.id, METHOD_NOT_FOUND, f"{message.method} is not supported")
-            else:
-                line = encode_result(message.id, result)
+                error: JsonObject = {"code": METHOD_NOT_FOUND, "message": f"{message.method} is not supported"}
+                response = {"id": message.id, "error": error}
             with suppress(CodexGone):
-                await self._send(line)
+                await self._send(response)
         finally:
             self._open_requests.discard(message.id)
 
@@ -361,8 +353,8 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
     Raises:
         CodexCannotStart: the program does not exist, is too old, exits, or does not respond in time.
     """
-    run_id = f"{launch.family}.{uuid.uuid4().hex}"
-    process, stdin, stdout, stderr = spawn(launch, command_line(launch, run_id), run_id)
+    mark = new_mark(launch)
+    process, stdin, stdout, stderr = spawn(launch, command_line(launch, mark), mark)
     connection = Connection(
         max_line_bytes=launch.max_line_bytes,
         kill=lambda: process.signal_group(signal.SIGKILL),
@@ -372,7 +364,7 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
         async with task_group() as tasks:
             tasks.start_soon(process.watch)
             tasks.start_soon(process.stderr.read, stderr)
-            tasks.start_soon(_run, connection, process, stdin, stdout, run_id)
+            tasks.start_soon(_run, connection, process, stdin, stdout)
             try:
                 await _initialize(connection, process, launch)
                 yield connection
@@ -382,14 +374,14 @@ async def open_app_server(launch: Launch) -> AsyncIterator[Connection]:
                 tasks.cancel_scope.cancel()
     finally:
         connection.fail(CodexGone("codex was stopped"))
-        for stream in (stdin, stdout, stderr):
-            with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True):
+            for stream in (stdin, stdout, stderr):
                 await stream.aclose()
         process.close()
-        await kill_marked(MARK, run_id)
+        await kill_marked(MARK, mark)
 
 
-async def _run(connection: Connection, process: Process, stdin: PipeWriter, stdout: PipeReader, run_id: str) -> None:
+async def _run(connection: Connection, process: Process, stdin: PipeWriter, stdout: PipeReader) -> None:
     """Run the connection until codex closes its pipe or exits, then fail it."""
     async with anyio.create_task_group() as tasks:
 
@@ -403,12 +395,10 @@ async def _run(connection: Connection, process: Process, stdin: PipeWriter, stdo
         # The pipe is closed: the process is about to exit, or is useless without it.
         with anyio.move_on_after(DRAIN_S):
             await process.over.wait()
-        if not process.over.is_set():
-            process.signal_group(signal.SIGKILL)
-            await process.ended_within(KILL_GRACE_S)
+        process.signal_group(signal.SIGKILL)
+        await process.ended_within(KILL_GRACE_S)
         tasks.cancel_scope.cancel()
     connection.fail(CodexGone(f"codex {process.how_it_ended()}", process.last_lines()))
-    await kill_marked(MARK, run_id)
 
 
 async def _initialize(connection: Connection, process: Process, launch: Launch) -> None:
@@ -463,13 +453,11 @@ async def _check_config(connection: Connection, launch: Launch) -> None:
 async def _end(process: Process, stdin: PipeWriter) -> None:
     """End codex by closing its stdin, then by SIGTERM, then by SIGKILL."""
     await stdin.aclose()
-    if await process.ended_within(EOF_GRACE_S):
-        return
-    process.signal_group(signal.SIGTERM)
-    if await process.ended_within(TERM_GRACE_S):
-        return
-    process.signal_group(signal.SIGKILL)
-    await process.ended_within(KILL_GRACE_S)
+    if not await process.ended_within(EOF_GRACE_S):
+        process.signal_group(signal.SIGTERM)
+        if not await process.ended_within(TERM_GRACE_S):
+            process.signal_group(signal.SIGKILL)
+            await process.ended_within(KILL_GRACE_S)
 
 
 def _reject_oversized(params: JsonObject) -> None:

@@ -16,9 +16,6 @@ MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """Longer lines are skipped. Codex sends 3 MB for a thread that is read back; control characters take six times their
 size in JSON."""
 
-EXCERPT_CHARS: Final = 200
-"""How much of an invalid line is logged."""
-
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
@@ -42,7 +39,6 @@ class Failure:
     id: int | str
     code: int
     message: str
-    data: JsonValue = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +58,11 @@ class Request:
     params: JsonObject
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidLine:
-    """A line that is not a message: the reason, and the start of the line."""
-
-    reason: str
-    excerpt: str
+Message: TypeAlias = Result | Failure | Notification | Request
 
 
-Message: TypeAlias = Result | Failure | Notification | Request | InvalidLine
+class InvalidMessage(ValueError):
+    """A line is not a message."""
 
 
 class LineSplitter:
@@ -86,16 +78,8 @@ class LineSplitter:
 
     def feed(self, data: bytes) -> list[bytes | Skipped]:
         """Return the lines that `data` completes, without their newlines; a line that is too long as `Skipped`."""
-        first, *finished = data.split(b"\n")
-        if not finished:
-            self._keep(first)
-            return []
-        rest = finished.pop()
-        lines: list[bytes | Skipped] = [self._end_line(first)]
-        if len(data) > self._max_line_bytes:
-            lines += [self._checked(line) for line in finished]
-        else:
-            lines += finished
+        *finished, rest = data.split(b"\n")
+        lines = [self._end_line(piece) for piece in finished]
         self._keep(rest)
         return lines
 
@@ -113,103 +97,52 @@ class LineSplitter:
             self._unfinished += piece
 
     def _end_line(self, piece: bytes) -> bytes | Skipped:
-        if not self._unfinished and not self._dropped_bytes:
-            return self._checked(piece)
         self._keep(piece)
         dropped, self._dropped_bytes = self._dropped_bytes, 0
-        if dropped:
-            return Skipped(dropped)
-        line, self._unfinished = bytes(self._unfinished), bytearray()
-        return line
-
-    def _checked(self, line: bytes) -> bytes | Skipped:
-        return line if len(line) <= self._max_line_bytes else Skipped(len(line))
+        line, self._unfinished = self._unfinished, bytearray()
+        return Skipped(dropped) if dropped else bytes(line)
 
 
-_parse = json.JSONDecoder().decode
 _write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def decode(line: bytes) -> Message:
-    """Return the message in a line; never raises.
+    """Return the message in a line.
 
     A message with a method comes from codex, even if it repeats an id of this side: both sides number their requests.
+
+    Raises:
+        InvalidMessage: the line is not a message.
     """
     try:
-        message = _parse(line.decode())
+        message: JsonValue = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        return _invalid(f"not JSON: {error}", line)
-    if type(message) is not dict:
-        return _invalid("not an object", line)
-    method = message.get("method")
-    if method is None:
-        return _decode_answer(message, line)
-    params = message.get("params")
-    if params is None:
-        params = {}
-    if type(method) is not str or type(params) is not dict:
-        return _invalid("the method is not a string, or the params are not an object", line)
-    if "id" not in message:
-        return Notification(method, params)
-    id_ = message["id"]
-    if type(id_) is not int and type(id_) is not str:
-        return _invalid("the id is neither a whole number nor a string", line)
-    return Request(id_, method, params)
+        raise InvalidMessage(f"not JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise InvalidMessage("not an object")
+    given, method, params = message.get("id"), message.get("method"), message.get("params")
+    id_ = given if isinstance(given, int | str) and not isinstance(given, bool) else None
+    if isinstance(method, str) and (params is None or isinstance(params, dict)):
+        if "id" not in message:
+            return Notification(method, params or {})
+        if id_ is not None:
+            return Request(id_, method, params or {})
+    elif method is None and id_ is not None:
+        match message:
+            case {"error": {"code": int(code), "message": str(text)}}:
+                return Failure(id_, code, text)
+            case {"result": value}:
+                return Result(id_, value)
+    raise InvalidMessage("neither a notification, nor a request, nor a response")
 
 
-def _decode_answer(message: JsonObject, line: bytes) -> Message:
-    id_ = message.get("id")
-    if isinstance(id_, bool) or not isinstance(id_, int | str):
-        return _invalid("neither a method nor the id of a request", line)
-    error = message.get("error")
-    if error is not None:
-        return _decode_error(id_, error)
-    if "result" in message:
-        return Result(id_, message["result"])
-    return _invalid("neither a method nor a result nor an error", line)
-
-
-def _decode_error(id_: int | str, error: JsonValue) -> Failure:
-    """Return the error; an invalid one also ends the request, with the whole error as its data."""
-    if isinstance(error, dict):
-        code, message = error.get("code"), error.get("message")
-        if isinstance(code, int) and isinstance(message, str):
-            return Failure(id_, code, message, error.get("data"))
-    return Failure(id_, 0, "codex responded with an error of an unknown shape", error)
-
-
-def _invalid(reason: str, line: bytes) -> InvalidLine:
-    # A character has at most four bytes.
-    return InvalidLine(reason, line[: 4 * EXCERPT_CHARS].decode("utf-8", "replace")[:EXCERPT_CHARS])
-
-
-def encode_request(id: int | str, method: str, params: JsonObject) -> bytes:
-    """Return the line of a request, with `params` even if they are empty: codex rejects a request without.
-
-    All encoders return valid UTF-8: codex ignores a line with an escaped lone surrogate, and exits on invalid UTF-8.
+def encode(message: JsonObject) -> bytes:
+    """Return the line of a message, in valid UTF-8: codex ignores a line with an escaped lone surrogate, and exits on
+    invalid UTF-8.
 
     Raises:
         ValueError: a number is not finite.
     """
-    return _line({"id": id, "method": method, "params": params})
-
-
-def encode_notification(method: str, params: JsonObject | None = None) -> bytes:
-    """Return the line of a notification."""
-    return _line({"method": method} if params is None else {"method": method, "params": params})
-
-
-def encode_result(id: int | str, value: JsonValue) -> bytes:
-    """Return the line with the result of codex's request `id`."""
-    return _line({"id": id, "result": value})
-
-
-def encode_error(id: int | str, code: int, message: str) -> bytes:
-    """Return the line with the error of codex's request `id`."""
-    return _line({"id": id, "error": {"code": code, "message": message}})
-
-
-def _line(message: JsonObject) -> bytes:
     text = _write(message)
     try:
         return text.encode() + b"\n"
