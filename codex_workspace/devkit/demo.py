@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-from a2a.types import StreamResponse
 
-from codex_workspace.cli.chat import Outgoing, open_peer
-from codex_workspace.cli.terminal import TurnView, state_word
+from codex_workspace.cli.chat import Conversation, open_client
+from codex_workspace.cli.terminal import TurnView
 from codex_workspace.devkit.model import scripted_model
 from codex_workspace.devkit.staging import (
     DemoAgent,
@@ -81,7 +80,7 @@ async def _play(steps: DemoSteps, stage: DemoEnvironment, token: str) -> str:
     async with running(stage) as agent:
         steps.done(agent.ready)
         steps.step("Send an A2A message that makes codex change a file and run a command")
-        worked = await _turn(steps, agent, token, WRITE, None)
+        worked = await _turn(steps, agent, token, WRITE)
         _check_work(worked, stage)
         steps.step("Send a second message in the same context; codex remembers the first")
         recalled = await _turn(steps, agent, token, RECALL, worked.context_id)
@@ -100,38 +99,32 @@ async def _play(steps: DemoSteps, stage: DemoEnvironment, token: str) -> str:
     )
 
 
-async def _turn(steps: DemoSteps, agent: DemoAgent, token: str, text: str, context_id: str | None) -> TurnView:
+async def _turn(steps: DemoSteps, agent: DemoAgent, token: str, text: str, context_id: str = "") -> TurnView:
     """Send a message and print its events.
 
     Raises:
         AgentError: the agent was lost, or the task did not complete.
     """
-    steps.console.line(f"> {text}\n")
-    view = TurnView(steps.console.style, anyio.current_time())
-
-    def on_event(event: StreamResponse) -> None:
-        steps.console.write(view.apply(event, anyio.current_time()))
-
+    steps.console.out(f"> {text}\n")
+    view = TurnView(steps.console)
     with anyio.move_on_after(TURN_TIMEOUT_S) as scope:
-        async with open_peer(agent.url, token) as peer:
-            await peer.send(Outgoing(text, context_id), on_event)
+        async with open_client(agent.url, token) as client:
+            await Conversation(client, steps.console, context_id).send(text, view)
     if scope.cancelled_caught:
         raise DemoFailed(f"the task did not end within {TURN_TIMEOUT_S:g} s")
     if not view.completed:
-        raise DemoFailed(f"the task ended as {state_word(view.state) if view.state else 'nothing'}")
-    if context_id is not None and view.context_id != context_id:
+        raise DemoFailed(f"the task ended as {view.outcome}")
+    if context_id and view.context_id != context_id:
         raise DemoFailed("the answer belongs to another context")
     return view
 
 
 def _check_work(view: TurnView, stage: DemoEnvironment) -> None:
-    if not view.commands:
-        raise DemoFailed("no command was run")
-    command = view.commands[-1]
-    if command.exit_code != 0:
-        raise DemoFailed(f"the command ended with exit code {command.exit_code}; does codex's sandbox work here?")
-    if GREETING not in command.output:
-        raise DemoFailed("the command's output differs from the file's content")
+    match [note for note in view.notes if "exitCode" in note]:
+        case [{"exitCode": 0, "output": str(output)}] if GREETING in output:
+            pass
+        case notes:
+            raise DemoFailed(f"the command did not print the file: {notes}; does codex's sandbox work here?")
     if not (stage.workspace / "greeting.txt").is_file():
         raise DemoFailed("the patch's file is not in the workspace")
     if view.answer != ANSWER:

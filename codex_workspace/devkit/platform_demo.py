@@ -13,7 +13,6 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.cli.terminal import clean
 from codex_workspace.devkit.model import scripted_model
 from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.devkit.staging import (
@@ -25,6 +24,7 @@ from codex_workspace.devkit.staging import (
     shown,
     write_scenario,
 )
+from codex_workspace.runtimes.markdown import clean
 
 ANSWER_TIMEOUT_S: Final = 60.0
 
@@ -102,15 +102,15 @@ async def _ask(steps: DemoSteps, platform: StandInPlatform, stages: Mapping[str,
         )
         steps.done(", ".join(f"{each.name} by {each.delivery}" for each in platform.store.workspaces()))
         steps.step("Send the planner a message on the canvas")
-        steps.console.line(f"> {WISH}\n")
+        steps.console.out(f"> {WISH}\n")
         await platform.canvas_message(PLANNER, WISH)
         await _until(platform, "the planner did not delegate work", lambda: bool(platform.delegations))
         given = platform.delegations[0]
-        steps.console.line(f"  planner → reviewer: {clean(given.task)}")
+        steps.console.out(f"  planner → reviewer: {clean(given.task)}")
         await _until(platform, "no answer appeared on the canvas", lambda: bool(platform.notifications(PLANNER)))
-        steps.console.line(f"  reviewer → planner: {clean(platform.delegations[0].result)}\n")
+        steps.console.out(f"  reviewer → planner: {clean(platform.delegations[0].result)}\n")
         (answer,) = platform.notifications(PLANNER)
-        steps.console.line(f"planner answers on the canvas:\n\n{clean(answer)}\n")
+        steps.console.out(f"planner answers on the canvas:\n\n{clean(answer)}\n")
         _check(platform, answer)
         steps.done("on the canvas")
 

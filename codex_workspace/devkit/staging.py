@@ -21,11 +21,13 @@ import anyio
 import yaml
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
+from rich.console import Console
 
-from codex_workspace.cli.terminal import Console, clean
+from codex_workspace.cli.terminal import open_console
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import AgentError
 from codex_workspace.config.settings import CONFIG_NAME, PACKAGE_DIR
+from codex_workspace.runtimes.markdown import clean
 
 PROGRAM_DIR: Final = PACKAGE_DIR.parent
 """The folder from which `python -m codex_workspace` finds the package, whether it is installed or not."""
@@ -95,11 +97,11 @@ class DemoSteps:
         self._number += 1
         self._began = anyio.current_time()
         gap = "\n" if self._number > 1 else ""
-        self.console.line(self.console.style.bold(f"{gap}{self._number}. {what}"))
+        self.console.out(f"{gap}{self._number}. {what}", style="bold")
 
     def done(self, what: str) -> None:
         """Print the result of the step."""
-        self.console.line(f"[{clean(what)}, {anyio.current_time() - self._began:.1f} s]")
+        self.console.out(f"[{clean(what)}, {anyio.current_time() - self._began:.1f} s]")
 
 
 Play = Callable[[DemoSteps, Path], Awaitable[str]]
@@ -112,7 +114,7 @@ async def shown(play: Play, env: Mapping[str, str]) -> int:
     Returns:
         The exit code: 0 if every result was as expected, 1 if not, 130 after an interrupt.
     """
-    console = Console(sys.stdout, env)
+    console = open_console()
     # The demo prints its own messages; the SDK's log would repeat them.
     logging.basicConfig(handlers=[logging.NullHandler()])
     code = 130
@@ -127,7 +129,7 @@ async def shown(play: Play, env: Mapping[str, str]) -> int:
             code = await _shown(play, console)
             tasks.cancel_scope.cancel()
     if code == 130:
-        console.line("\nInterrupted; all processes of the demo have been stopped.")
+        console.out("\nInterrupted; all processes of the demo have been stopped.")
     return code
 
 
@@ -137,9 +139,9 @@ async def _shown(play: Play, console: Console) -> int:
         with tempfile.TemporaryDirectory(prefix="codex-workspace-demo-") as folder:
             seen = await play(DemoSteps(console), Path(folder))
     except AgentError as error:
-        console.line(console.style.bad(f"\nNot as expected: {clean(str(error))}"))
+        console.out(f"\nNot as expected: {clean(str(error))}", style="red")
         return 1
-    console.line(console.style.good(f"\nCompleted in {anyio.current_time() - started:.1f} s: {seen}."))
+    console.out(f"\nCompleted in {anyio.current_time() - started:.1f} s: {seen}.", style="green")
     return 0
 
 

@@ -92,7 +92,7 @@ NOTE: Final = "Note"
 """Labels of failures, of interrupted work, and of remarks."""
 
 _SHELLS: Final = frozenset({"bash", "zsh", "sh"})
-CONTROLS: Final = re.compile(
+_CONTROLS: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, DEL, C1
     "\u2028\u2029\u202a-\u202e\u2066-\u2069]"  # line separators, and what makes text run backwards
 )
@@ -108,7 +108,7 @@ def markdown(event: AgentEvent) -> str:
     """Return an event as Markdown; "" if it has nothing to show."""
     match event:
         case Text(text=text):
-            return CONTROLS.sub(lambda found: visible(found[0]), text)
+            return clean(text)
         case Reasoning(text=text):
             return "\n".join(f"> {line}" for line in visible(text).split("\n"))
         case ToolUse():
@@ -258,6 +258,11 @@ def one_line(text: str) -> str:
 def visible(text: str) -> str:
     r"""Return the text with invisible characters as escapes, such as \x1b; newlines and tabs stay."""
     return text if text.isascii() and text.isprintable() else "".join(map(_visible, text))
+
+
+def clean(text: str) -> str:
+    r"""Return the text with characters that control a terminal as escapes, such as \x1b; newlines and tabs stay."""
+    return _CONTROLS.sub(lambda found: visible(found[0]), text)
 
 
 def _visible(character: str) -> str:

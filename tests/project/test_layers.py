@@ -57,6 +57,7 @@ KNOWN_BY: Final = {
     "molecule_runtime": {"platform"},
     "opentelemetry": {"common"},
     "prometheus_client": {"common"},
+    "rich": {"cli", "devkit"},
     "sqlalchemy": {"agent", "cli", "storage"},
     "starlette": {"devkit", "server", "tools"},
     "tomlkit": {"backends", "codex", "config"},

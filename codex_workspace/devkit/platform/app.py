@@ -37,7 +37,6 @@ import httpx
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
-from codex_workspace.cli.terminal import clean
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.values import JsonObject
 from codex_workspace.devkit.platform.api import Api, routes_of
@@ -46,6 +45,7 @@ from codex_workspace.devkit.platform.faults import Faults, read_faults
 from codex_workspace.devkit.platform.records import Era, Mode, NewRow, StoredDelegation, Workspace
 from codex_workspace.devkit.platform.request_log import LoggedRequest, RequestLog
 from codex_workspace.devkit.platform.store import PlatformStore
+from codex_workspace.runtimes.markdown import clean
 from codex_workspace.server.app import bind, serving
 
 KEPT_REQUESTS: Final = 10_000

