@@ -11,7 +11,7 @@ required server's failure is therefore trusted only if no optional server runs.
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from codex_workspace.common.errors import CodexCannotStart
@@ -20,9 +20,6 @@ from codex_workspace.protocol.mcp_status import (
     REQUIRED_FAILED,
     RETRY_S,
     ExpectedServers,
-    McpServerState,
-    McpServerStatus,
-    describe_problems,
     failure_reason,
 )
 
@@ -40,21 +37,17 @@ class ExecMcpServers:
     Args:
         expected: their names, and the reasons of those that are never started.
         required: the names of those without which no message is answered.
-        clock: seconds.
     """
 
-    def __init__(
-        self, expected: ExpectedServers, required: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, expected: ExpectedServers, required: Iterable[str] = ()) -> None:
         self._expected = expected
         self.required: Final = frozenset(required)
         self.optional: Final = frozenset(expected.names) - self.required
-        self._clock = clock
         self._failed: dict[str, tuple[str, float]] = {}
 
     def unavailable(self) -> frozenset[str]:
         """Return the servers that failed less than `RETRY_S` seconds ago."""
-        return frozenset(name for name, (_, at) in self._failed.items() if self._clock() < at + RETRY_S)
+        return frozenset(name for name, (_, at) in self._failed.items() if time.monotonic() < at + RETRY_S)
 
     def settings(self, left_out: Collection[str]) -> dict[KeyPath, TomlValue]:
         """Return the settings of a run that waits for all servers but those left out."""
@@ -69,10 +62,13 @@ class ExecMcpServers:
         Raises:
             CodexCannotStart: a server failed that cannot be left out: it is required, or configured by others.
         """
-        failures = find_failures(stderr, [name for name in self._expected.names if name not in left_out])
+        listed = _CODE.sub("", stderr.rpartition(REQUIRED_FAILED)[2].removeprefix(" to initialize: "))
+        failures = find_failures(listed, [name for name in self._expected.names if name not in left_out])
         optional = self.optional - left_out
         if not optional:
-            raise _startup_error(stderr, failures, self.required)
+            where = "config.yaml" if failures else "codex's config.toml"
+            why = "; ".join(f"{name}: {reason}" for name, reason in failures.items()) or failure_reason(listed)
+            raise CodexCannotStart(f"a required MCP server does not start (mcp_servers of {where}): {why}")
         named = {name: reason for name, reason in failures.items() if name in optional}
         self._record(named)
         return left_out | (named.keys() or optional)
@@ -84,26 +80,13 @@ class ExecMcpServers:
 
     def problems(self) -> dict[str, str]:
         """Return a sentence for each server that is missing, by its name."""
-        known = {name: McpServerStatus(McpServerState.READY) for name in self._expected.names}
-        known |= {name: McpServerStatus(McpServerState.FAILED, reason) for name, (reason, _) in self._failed.items()}
-        return describe_problems(self._expected, known)
+        reasons = {**self._expected.left_out, **{name: reason for name, (reason, _) in self._failed.items()}}
+        return {name: f"The MCP server {name} is not available: {reason}." for name, reason in reasons.items()}
 
     def _record(self, failures: Mapping[str, str]) -> None:
         for name, reason in failures.items():
             logger.warning("the MCP server %s has not started: %s", name, reason)
-            self._failed[name] = (reason, self._clock())
-
-
-def _startup_error(stderr: str, failures: Mapping[str, str], required: Collection[str]) -> CodexCannotStart:
-    reasons = [f"{name}: {failures[name]}" for name in sorted(failures) if name in required]
-    if reasons:
-        where = "mcp_servers of config.yaml"
-    elif required:
-        where = "mcp_servers of config.yaml, or of codex's config.toml"
-    else:
-        where = "mcp_servers of codex's config.toml"
-    why = "; ".join(reasons) or failure_reason(_last_failure(stderr))
-    return CodexCannotStart(f"a required MCP server does not start ({where}): {why}")
+            self._failed[name] = (reason, time.monotonic())
 
 
 def is_server_failure(stderr: str) -> bool:
@@ -111,19 +94,8 @@ def is_server_failure(stderr: str) -> bool:
     return REQUIRED_FAILED in stderr
 
 
-def find_failures(stderr: str, names: Collection[str]) -> Mapping[str, str]:
-    """Return why servers among `names` failed, by their names.
-
-    The message has the form `required MCP servers failed to initialize: one: why; two: why (code -32603)`. If its
-    beginning was cut off, the names in it are lost.
-    """
-    if not names:
-        return {}
-    listed = _last_failure(stderr)
-    heads = list(re.finditer(rf"(?:^|; )({'|'.join(map(re.escape, names))}): ", listed))
+def find_failures(listed: str, names: Collection[str]) -> Mapping[str, str]:
+    """Return why servers among `names` failed, by their names; `listed` has the form `one: why; two: why`."""
+    heads = list(re.finditer(rf"(?:^|; )({'|'.join(map(re.escape, names))}): ", listed)) if names else []
     ends = [*(head.start() for head in heads[1:]), len(listed)]
     return {head[1]: failure_reason(listed[head.end() : end]) for head, end in zip(heads, ends, strict=False)}
-
-
-def _last_failure(stderr: str) -> str:
-    return _CODE.sub("", stderr.rpartition(REQUIRED_FAILED)[2].removeprefix(" to initialize: "))
