@@ -1,4 +1,4 @@
-"""The agent as a person starts it: a child process on a free port, with the scripted model as its provider."""
+"""Start the agent as a child process on a free port, with the scripted model as its provider."""
 
 import os
 import re
@@ -25,9 +25,9 @@ READY: Final = re.compile(r"A2A at ([^\s\"]+)")
 
 @dataclass(frozen=True)
 class AgentSetup:
-    """The folders of one agent; they outlive its processes.
+    """The folders and settings of one agent; they outlive its processes.
 
-    backend: by which codex runs. config: further sections of config.yaml. port: 0 takes a free one at each start.
+    config: further sections of config.yaml. port: 0 picks a free port at each start.
     """
 
     root: Path
@@ -46,7 +46,7 @@ class AgentSetup:
 
     @property
     def log(self) -> Path:
-        """What all of its processes have said."""
+        """The log file of all its processes."""
         return self.root / "agent.log"
 
     def prepare(self) -> dict[str, str]:
@@ -80,7 +80,7 @@ class AgentSetup:
             "WORKSPACE_DIR": str(self.workspace),
             "A2A_PORT": str(self.port),
             "SCRIPTED_KEY": SECRET,
-            # Commands run in a login shell, and not every person's profile ends soon.
+            # Commands run in a login shell, and the profile of a developer's own home can be slow.
             "HOME": str(self.root / "home"),
             "PYTHONPATH": str(REPOSITORY),
         }
@@ -102,17 +102,17 @@ class AgentProcess:
         return codex
 
     def codexes(self) -> list[psutil.Process]:
-        """The codex processes that live: none or two where one takes another's place at this moment."""
+        """The running codex processes: zero or two while codex is being replaced."""
         found = []
         for child in self.process.children():
-            # One that has ended, and was not waited for yet, has no command line any more.
+            # A process that has ended but was not reaped has no command line.
             with suppress(psutil.NoSuchProcess):
                 if not {"app-server", "exec"}.isdisjoint(child.cmdline()):
                     found.append(child)
         return found
 
     def commands(self, word: str) -> list[psutil.Process]:
-        """The processes under this agent whose program is called with `word` (not the shells and sandboxes around)."""
+        """The descendant processes whose first argument is `word`, without the shells and sandboxes around them."""
         found = []
         for child in self.process.children(recursive=True):
             with suppress(psutil.Error):
@@ -132,7 +132,7 @@ class AgentProcess:
 
 
 def spawn(setup: AgentSetup, module: Sequence[str] = ("codex_workspace", "serve")) -> psutil.Popen:
-    """Start the agent and return its process, ready or not; whoever calls has to end it."""
+    """Start the agent and return its process without waiting until it is ready; the caller must end it."""
     environment = setup.prepare()
     environment["PYTHONPATH"] += os.pathsep + str(_without_trio(setup.root))
     with setup.log.open("ab") as output:
@@ -142,7 +142,7 @@ def spawn(setup: AgentSetup, module: Sequence[str] = ("codex_workspace", "serve"
 
 
 def _without_trio(root: Path) -> Path:
-    """Return a folder for PYTHONPATH: a library loads trio where it is, by a program of its own; only tests have it."""
+    """Return a folder for PYTHONPATH that hides trio, which only the tests have and a library loads if it exists."""
     folder = root / "without-trio"
     folder.mkdir(exist_ok=True)
     (folder / "trio.py").write_text("raise ImportError('for tests only')\n")
@@ -153,7 +153,7 @@ def _without_trio(root: Path) -> Path:
 async def running_agent(
     setup: AgentSetup, module: Sequence[str] = ("codex_workspace", "serve")
 ) -> AsyncIterator[AgentProcess]:
-    """Start the agent, wait until it is ready, and end it with the block if it still runs then."""
+    """Start the agent, wait until it is ready, and stop it at the end of the block."""
     start = setup.log.stat().st_size if setup.log.exists() else 0
     process = spawn(setup, module)
     try:

@@ -1,4 +1,4 @@
-"""An A2A peer: the real client of a2a-sdk 1.3, and what it has seen of a task."""
+"""An A2A peer: the client of a2a-sdk 1.3, and the state of a task as this client received it."""
 
 import json
 import time
@@ -39,7 +39,7 @@ def script(*steps: dict[str, object], text: str = "") -> str:
 
 @dataclass
 class Seen:
-    """What a client has received of one task, by the rules of A2A: artifacts are replaced or appended to."""
+    """The received state of one task, by A2A's rules: artifacts are replaced or appended to."""
 
     task_id: str = ""
     context_id: str = ""
@@ -59,7 +59,7 @@ class Seen:
         return self.artifacts.get("answer", "")
 
     def kinds(self) -> list[str]:
-        """The kinds of the notes that came on the way."""
+        """The kinds of the received progress notes."""
         return [str(note.status.message.metadata["kind"]) for note in self.notes]
 
     def take(self, event: StreamResponse) -> "Seen":
@@ -99,7 +99,7 @@ class Seen:
             self.question = MessageToDict(data)
 
     def _status(self, update: TaskStatusUpdateEvent) -> None:
-        assert self.state not in TERMINAL, "something came after the terminal status"
+        assert self.state not in TERMINAL, "an event followed the terminal status"
         self.state = update.status.state
         self.sentence = "".join(part.text for part in update.status.message.parts)
         self._asked(update.status)
@@ -112,32 +112,32 @@ class Seen:
 
 @dataclass(frozen=True)
 class Peer:
-    """Talks to one agent, over one streaming and one blocking client."""
+    """One streaming and one blocking client of an agent."""
 
     streaming: Client
     blocking: Client
 
     async def stream(self, text: str, context_id: str = "") -> AsyncIterator[StreamResponse]:
-        """Send a message and yield the events as they come."""
+        """Send a message and yield its events."""
         async for event in self.streaming.send_message(request(text, context_id)):
             yield event
 
     async def ask(self, text: str, context_id: str = "") -> Seen:
-        """Send a message, streaming, and return what came in all."""
+        """Send a message with the streaming client and return the final state."""
         seen = Seen()
         async for event in self.streaming.send_message(request(text, context_id)):
             seen.take(event)
         return seen
 
     async def ask_blocking(self, text: str, context_id: str = "") -> Seen:
-        """Send a message, blocking, and return the task."""
+        """Send a message with the blocking client and return the task."""
         seen = Seen()
         async for event in self.blocking.send_message(request(text, context_id)):
             seen.take(event)
         return seen
 
     async def begin(self, text: str, context_id: str = "") -> Seen:
-        """Send a message and return at once with the task's beginning."""
+        """Send a message without waiting and return the new task."""
         sent = request(text, context_id)
         sent.configuration.CopyFrom(SendMessageConfiguration(return_immediately=True))
         seen = Seen()
@@ -146,7 +146,7 @@ class Peer:
         return seen
 
     async def answer(self, asked: Seen, *parts: Part, streaming: bool = False) -> Seen:
-        """Answer what a task has asked, and return what comes of it: the task's end, or its next question."""
+        """Answer a task's question and return the task's end or its next question."""
         said = Message(role=Role.ROLE_USER, message_id=str(uuid.uuid4()), task_id=asked.task_id, parts=parts)
         seen = Seen(asked.task_id, asked.context_id, asked.state, artifacts=dict(asked.artifacts))
         async for event in (self.streaming if streaming else self.blocking).send_message(
@@ -161,11 +161,11 @@ class Peer:
         return "\n".join(part.text for message in [*task.history, task.status.message] for part in message.parts)
 
     async def get(self, task_id: str) -> Seen:
-        """Return the task as the agent keeps it."""
+        """Return the task as the agent stores it."""
         return Seen().take_task(await self.blocking.get_task(GetTaskRequest(id=task_id)))
 
     async def finished(self, task_id: str, within_s: float = HANG_S) -> Seen:
-        """Poll a task until it ends, as a client without streams does."""
+        """Poll a task until it ends, without a stream."""
         with anyio.fail_after(within_s):
             while (seen := await self.get(task_id)).state not in TERMINAL:
                 await anyio.sleep(0.02)
@@ -177,7 +177,7 @@ class Peer:
 
 
 def plain(metadata: object) -> dict[str, str]:
-    """Return a metadata value's words, those of inner objects under dotted names."""
+    """Return a metadata value as strings; keys of inner objects are joined by dots."""
     assert isinstance(metadata, Struct)
     found: dict[str, str] = {}
     for name, value in MessageToDict(metadata).items():
@@ -187,19 +187,19 @@ def plain(metadata: object) -> dict[str, str]:
 
 
 def tokens(seen: Seen) -> dict[str, float]:
-    """Return the token counts of a task; the thread's under `thread.…`."""
+    """Return a task's token counts; those of the thread have the prefix `thread.`."""
     return {name: float(number) for name, number in plain(seen.metadata[USAGE]).items()}
 
 
 def request(text: str, context_id: str = "") -> SendMessageRequest:
-    """Return a request to send `text`, in a context or in none."""
+    """Return a request that sends `text`, in the given context or without one."""
     message = Message(role=Role.ROLE_USER, message_id=str(uuid.uuid4()), context_id=context_id, parts=[Part(text=text)])
     return SendMessageRequest(message=message)
 
 
 @asynccontextmanager
 async def peer(url: str, token: str | None = None) -> AsyncIterator[Peer]:
-    """Find the agent by its card and connect to it."""
+    """Connect to the agent described by the card at `url`."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(timeout=120, headers=headers) as http:
         clients = [

@@ -1,4 +1,4 @@
-"""The real agent with the real codex, and a model that does as it is told."""
+"""Fixtures: the real agent with the real codex and the scripted model."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.e2e.client import Peer, peer
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests marked `both_backends` with either, but for those that one of them cannot pass."""
+    """Run tests marked `both_backends` with each backend, except those marked `app_server_only`."""
     if "backend" not in metafunc.fixturenames or metafunc.definition.get_closest_marker("both_backends") is None:
         return
     backends = [pytest.param("app-server"), pytest.param("exec", marks=pytest.mark.with_exec)]
@@ -28,13 +28,13 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 @pytest.fixture
 def backend() -> Backend:
-    """By which backend the agent runs codex; tests marked `both_backends` get either."""
+    """The backend that runs codex; tests marked `both_backends` run with each."""
     return "app-server"
 
 
 @pytest.fixture
 def setup(tmp_path: Path, model: ScriptedModel, backend: Backend) -> AgentSetup:
-    """The folders of an agent that uses the scripted model."""
+    """The setup of an agent that uses the scripted model."""
     return AgentSetup(tmp_path, model.base_url, backend)
 
 

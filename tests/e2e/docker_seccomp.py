@@ -24,28 +24,28 @@ ALLOW: Final = 0x7FFF0000
 DENY: Final = 0x00050000 | 1
 """EPERM."""
 NOT_IMPLEMENTED: Final = 0x00050000 | 38
-"""ENOSYS, as Docker answers clone3: its flags are in memory, where no filter can look."""
+"""ENOSYS, Docker's result for clone3: its flags are in memory, which a filter cannot read."""
 
 NEW_NAMESPACES: Final = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 
-# clone, clone3, and what is refused whole: unshare, setns, mount, umount2, pivot_root, the mount calls of Linux 5.2.
+# clone, clone3, and the calls that are denied: unshare, setns, mount, umount2, pivot_root, mount calls of Linux 5.2.
 CALLS: Final = {
     "x86_64": (56, 435, (272, 308, 165, 166, 155, 428, 429, 430, 431, 432, 442)),
     "aarch64": (220, 435, (97, 268, 40, 39, 41, 428, 429, 430, 431, 432, 442)),
 }
-"""Numbers of system calls. Source: the kernel's tables of each machine."""
+"""Numbers of system calls. Source: the kernel's tables of each architecture."""
 
 
 def deny_namespaces() -> None:
-    """Put the filter on this process and all that it starts, for good."""
+    """Install the filter permanently for this process and its children."""
     clone, clone3, denied = CALLS[platform.machine()]
     program = [_step(LOAD_WORD, 0)]
     for number in denied:
         program += [_step(JUMP_IF_EQUAL, number, 0, 1), _step(RETURN, DENY)]
     program += [_step(JUMP_IF_EQUAL, clone3, 0, 1), _step(RETURN, NOT_IMPLEMENTED)]
     program += [_step(JUMP_IF_EQUAL, clone, 0, 3)]
-    # The lower half of the first argument, on machines that store it first.
+    # The lower half of the first argument, on little-endian machines.
     program += [_step(LOAD_WORD, 16), _step(JUMP_IF_ANY_BIT, NEW_NAMESPACES, 0, 1), _step(RETURN, DENY)]
     program += [_step(RETURN, ALLOW)]
     steps = ctypes.create_string_buffer(b"".join(program))

@@ -1,6 +1,6 @@
-"""The agent with a trap in it: it kills itself at one step of a delivery. Usage: python -m tests.e2e.faulty_agent STEP.
+"""The agent with a fault: it kills itself at one step of a delivery. Usage: python -m tests.e2e.faulty_agent STEP.
 
-The traps are laid here, around the real methods; the agent itself knows nothing of them.
+The faults are patched into the real methods here; the agent has no code for them.
 """
 
 import os
@@ -21,12 +21,12 @@ from codex_workspace.storage.store import DebouncedTaskStore
 
 
 def kill_self() -> None:
-    """End this process as a power cut would."""
+    """End this process like a power failure."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_before(owner: type, name: str) -> None:
-    """Make a method kill the process instead of doing its work."""
+    """Make a method kill the process instead of running."""
     assert hasattr(owner, name)
 
     async def trap(*_arguments: object, **_named: object) -> None:
@@ -36,7 +36,7 @@ def kill_before(owner: type, name: str) -> None:
 
 
 def kill_after(owner: type, name: str) -> None:
-    """Make a method kill the process once its work is done."""
+    """Make a method kill the process after it has run."""
     real: Callable[..., Awaitable[object]] = getattr(owner, name)
 
     async def trap(*arguments: object, **named: object) -> None:
@@ -47,13 +47,13 @@ def kill_after(owner: type, name: str) -> None:
 
 
 def kill_before_turn() -> None:
-    """Make either backend kill the process instead of asking codex for a turn."""
+    """Make both backends kill the process instead of starting a turn."""
     kill_before(CodexThread, "_try_start_turn")
     kill_before(ExecThread, "_start_with_servers")
 
 
 def kill_when_task_ends(*, after: bool) -> None:
-    """Make the saving of a task's terminal state kill the process, before or after it."""
+    """Kill the process before or after it saves a task's terminal state."""
     real = DebouncedTaskStore.save
 
     async def save(self: DebouncedTaskStore, task: Task, context: ServerCallContext) -> None:
@@ -67,15 +67,15 @@ def kill_when_task_ends(*, after: bool) -> None:
 
 
 STEPS: Final[dict[str, Callable[[], None]]] = {
-    "before it is accepted": lambda: kill_before(Deliveries, "accept"),
-    "after it is accepted": lambda: kill_after(Deliveries, "accept"),
-    "before the turn is asked for": kill_before_turn,
-    "after the turn has begun": lambda: kill_before(Deliveries, "mark_started"),
-    "after the turn is written down": lambda: kill_after(Deliveries, "mark_started"),
-    "before the answer is written down": lambda: kill_before(Deliveries, "mark_answered"),
-    "after the answer is written down": lambda: kill_after(Deliveries, "mark_answered"),
-    "before the task's end is saved": lambda: kill_when_task_ends(after=False),
-    "after the task's end is saved": lambda: kill_when_task_ends(after=True),
+    "before accepting": lambda: kill_before(Deliveries, "accept"),
+    "after accepting": lambda: kill_after(Deliveries, "accept"),
+    "before the turn request": kill_before_turn,
+    "after the turn start": lambda: kill_before(Deliveries, "mark_started"),
+    "after storing the turn": lambda: kill_after(Deliveries, "mark_started"),
+    "before storing the answer": lambda: kill_before(Deliveries, "mark_answered"),
+    "after storing the answer": lambda: kill_after(Deliveries, "mark_answered"),
+    "before saving the final state": lambda: kill_when_task_ends(after=False),
+    "after saving the final state": lambda: kill_when_task_ends(after=True),
 }
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Many light A2A clients, in a process of their own: they must not wait for the model that runs in the test's.
+"""Many A2A clients in a separate process, so that they do not wait for the scripted model in the test's process.
 
     python -m tests.e2e.load_generator URL PID CLIENTS EVERY_S TEXT
 
-A client sends one message, every `EVERY_S` seconds one more; every fifth is in the same context, each of the others in
-one of its own; the four ways of sending (1.0 and 0.3, blocking and streaming) take turns. One line of JSON comes out
-for each, a `CallResult`. `PID` is the agent's.
+Each client sends one message; a new client starts every `EVERY_S` seconds. Every fifth message uses a shared context,
+each of the others its own. The messages alternate between the four `METHODS`. The program prints one `CallResult` in
+JSON for each message. `PID` is the agent's process ID.
 """
 
 import json
@@ -24,9 +24,9 @@ TICK_S: Final = 0.005
 
 @dataclass(frozen=True)
 class CallResult:
-    """What a client was answered, after how many seconds, and how many of them the machine took away.
+    """The response to one call, and its duration.
 
-    `stolen_s`: in which this process, or the agent's main thread, could have gone on and was not let.
+    stolen_s: seconds in which this process or the agent's main thread was ready to run but had no CPU.
     """
 
     method: str
@@ -39,15 +39,15 @@ class CallResult:
 
     @property
     def completed(self) -> bool:
-        """Whether it holds a task's end, in the words of 1.0 or of 0.3."""
+        """Whether the body contains a completed task, in A2A 1.0 or 0.3."""
         return "TASK_STATE_COMPLETED" in self.body or '"state":"completed"' in self.body
 
 
 class StolenTime:
-    """The time that a busy machine takes away: from this process's loop, and from the agent's main thread.
+    """The time in which a busy machine gave no CPU to this process's event loop and to the agent's main thread.
 
-    The latter is the kernel's own count of the time that a thread has stood in line for a processor, in ns; a kernel
-    without it takes nothing away.
+    The latter is the time the thread waited for a CPU, as counted by the kernel in ns; a kernel without this count
+    contributes nothing.
     """
 
     def __init__(self, pid: int | None = None) -> None:
@@ -60,7 +60,7 @@ class StolenTime:
         return self._own_s + waited_for_cpu_s
 
     async def watch(self) -> None:
-        """Take note of this process's share, until cancelled."""
+        """Measure the delays of this process's event loop until cancelled."""
         while True:
             before = time.monotonic()
             await anyio.sleep(TICK_S)
@@ -68,7 +68,7 @@ class StolenTime:
 
 
 def call(method: str, text: str, context_id: str, message_id: str = "") -> dict[str, object]:
-    """Return a JSON-RPC call of A2A 1.0 or 0.3, by its method's name."""
+    """Return a JSON-RPC call of A2A 1.0 or 0.3, depending on the method."""
     message: dict[str, object] = {"messageId": message_id or str(uuid.uuid4()), "contextId": context_id}
     if "/" in method:
         message |= {"kind": "message", "role": "user", "parts": [{"kind": "text", "text": text}]}
@@ -78,13 +78,13 @@ def call(method: str, text: str, context_id: str, message_id: str = "") -> dict[
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, object], stolen: StolenTime | None = None) -> CallResult:
-    """Send a call and return what was heard, to its end."""
+    """Send a call and return its complete response."""
     stolen = stolen or StolenTime()
     method = str(body["method"])
     start, stolen_s = time.monotonic(), stolen.total_s()
     answer = await http.post("/", json=body, headers={} if "/" in method else {"A2A-Version": "1.0"})
     seconds = time.monotonic() - start
-    # A delay that is not over yet is seen at the next tick.
+    # A delay that is still in progress is counted at the next tick.
     await anyio.sleep(2 * TICK_S)
     retry_after = answer.headers.get("retry-after")
     stolen_s = stolen.total_s() - stolen_s
@@ -92,12 +92,12 @@ async def ask(http: httpx.AsyncClient, body: dict[str, object], stolen: StolenTi
 
 
 def unlimited_client(url: str) -> httpx.AsyncClient:
-    """Return a client with as many connections as are asked of it."""
+    """Return a client without a connection limit."""
     return httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None))
 
 
 async def generate_load(url: str, pid: int, clients: int, every_s: float, text: str) -> None:
-    """Let the clients send, and print what they hear."""
+    """Run the clients and print their results."""
     stolen = StolenTime(pid)
 
     async def client(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Who refreshes a subscription's login: a refresh token is good for once, and gives the next one."""
+"""A server that refreshes a subscription's login: each refresh token works once and is replaced."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ ACCOUNT = "account-1"
 
 
 def token(account: str, token_id: str, valid_for: timedelta = timedelta(days=1)) -> str:
-    """Return a token of codex's form that holds for so long; nobody has signed it."""
+    """Return an unsigned token in codex's format that is valid for `valid_for`."""
 
     def part(content: dict[str, object]) -> str:
         return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
@@ -32,9 +32,9 @@ def token(account: str, token_id: str, valid_for: timedelta = timedelta(days=1))
 
 @dataclass(slots=True)
 class LoginServer:
-    """The server; `refresh_token` is the one that is good, `requests` are those that it was asked with.
+    """The server. refresh_token: the valid one. requests: the refresh tokens it received.
 
-    takes_s: how long a good answer takes; one that refuses comes at once.
+    takes_s: duration of a successful response; errors are returned at once.
     """
 
     url: str
@@ -44,7 +44,7 @@ class LoginServer:
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
     async def wait_for_requests(self, times: int = 1) -> None:
-        """Wait until it was asked so many times."""
+        """Wait until it has received `times` requests."""
         while len(self.requests) < times:
             await self._changed.wait()
 
@@ -70,7 +70,7 @@ class LoginServer:
 
 @asynccontextmanager
 async def running_login_server(takes_s: float) -> AsyncIterator[LoginServer]:
-    """Run one on a free port."""
+    """Run the server on a free port."""
     with bind("127.0.0.1", 0) as listener:
         server = LoginServer(f"http://127.0.0.1:{listener.getsockname()[1]}/oauth/token", takes_s)
         app = Starlette(routes=[Route("/oauth/token", server.refresh, methods=["POST"])])

@@ -1,6 +1,6 @@
-"""A real MCP server of the official package, over stdio or HTTP: `python mcp_server.py [--http PORT] …`.
+"""An MCP server built with the official package, over stdio or HTTP: `python mcp_server.py [--http PORT] …`.
 
-It does what its arguments tell: starts late, not at all, or writes down the headers that it is sent.
+Its arguments make it start late or fail, or record the headers it receives.
 """
 
 import argparse
@@ -24,20 +24,20 @@ arguments = argparse.Namespace(headers=None)
 
 @server.tool()
 def echo(text: str) -> str:
-    """Say `text` again, and who says it; not marked as reading only."""
+    """Return `text` and this process's ID; not marked as read-only."""
     return f"echo {text} from process {os.getpid()}"
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
 def digest_of(variable: str) -> str:
-    """Return what stands for a variable of this server's environment, `none` where it has no such."""
+    """Return the SHA-256 digest of an environment variable of this server, or `none`."""
     value = os.environ.get(variable)
     return "none" if value is None else hashlib.sha256(value.encode()).hexdigest()
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
 def remember_headers(context: mcp.Context) -> str:
-    """Write down the headers of this call's request, where `--headers` says."""
+    """Write the headers of this call's request to the file named by `--headers`."""
     request = context.request_context.request
     assert isinstance(request, Request)
     Path(arguments.headers).write_text("\n".join(f"{name}: {value}" for name, value in request.headers.items()))
@@ -45,13 +45,13 @@ def remember_headers(context: mcp.Context) -> str:
 
 
 def without_title_and_description(schema: JsonDict) -> None:
-    """Take away what codex 0.163 answers with `cancel`, and asks nobody: a form's own title and description."""
+    """Remove a form's own title and description: codex 0.163 answers forms that have them with `cancel`."""
     schema.pop("title")
     schema.pop("description")
 
 
 class Colour(BaseModel):
-    """What `paint` asks for."""
+    """The form of `paint`."""
 
     model_config = ConfigDict(json_schema_extra=without_title_and_description)
 
@@ -61,7 +61,7 @@ class Colour(BaseModel):
 
 @server.tool()
 async def paint(context: mcp.Context) -> str:
-    """Ask the person for a colour and for how many coats of it, and say what came of it."""
+    """Ask the user for a colour and the number of coats, and report the answer."""
     match await context.elicit("Which colour shall the wall have?", Colour):
         case AcceptedElicitation(data=Colour(colour=colour, coats=coats)):
             return f"painted {colour}, {coats} coats"
@@ -71,7 +71,7 @@ async def paint(context: mcp.Context) -> str:
 
 @server.tool()
 async def sign_in(context: mcp.Context) -> str:
-    """Send the person to a page, and say whether they went."""
+    """Send the user to a URL, and report whether they accepted."""
     return (await context.elicit_url("Sign in, please.", "https://login.example/start", "sign-in-1")).action
 
 

@@ -1,6 +1,6 @@
-"""An MCP server of the standard library alone, over stdio, which starts in some milliseconds: its one tool is `echo`.
+"""An MCP server over stdio that uses only the standard library, so that it starts in milliseconds. Its tool is `echo`.
 
-`python light_mcp_server.py [SECONDS]` starts so late.
+`python minimal_mcp_server.py [SECONDS]` starts after a delay.
 """
 
 import json
@@ -12,7 +12,7 @@ ECHO = {"name": "echo", "inputSchema": {"type": "object", "properties": {"text":
 
 
 def result_of(request: Mapping[str, object]) -> dict[str, object]:
-    """Return what a request is answered with."""
+    """Return the result of a request."""
     match request:
         case {"method": "initialize", "params": {"protocolVersion": version}}:
             server_info = {"name": "light", "version": "1"}

@@ -1,4 +1,4 @@
-"""A peer of yesterday: the client of a2a-sdk 0.3.26. Runs in an environment of its own, prints one JSON object.
+"""The client of a2a-sdk 0.3.26. It runs in its own environment and prints one JSON object.
 
 Usage: python old_client.py URL TEXT [TOKEN]
 """
@@ -15,7 +15,7 @@ from a2a.types import Message, Part, Role, TaskQueryParams, TextPart
 
 
 async def main(url: str, text: str) -> None:
-    """Send a message blocking, then the same text streaming in the same context, and read both tasks back."""
+    """Send a message with the blocking client, then with the streaming one in the same context, and read both tasks."""
     seen: dict[str, Any] = {}
     async with httpx.AsyncClient(timeout=60) as http:
         card = await A2ACardResolver(http, url).get_agent_card()

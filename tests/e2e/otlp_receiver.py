@@ -1,4 +1,4 @@
-"""What an OpenTelemetry collector is to its senders: takes spans by OTLP over HTTP, and keeps them."""
+"""An OpenTelemetry collector that receives spans by OTLP over HTTP and stores them."""
 
 import http.server
 import threading
@@ -18,7 +18,7 @@ PATH: Final = "/v1/traces"
 
 @dataclass(frozen=True)
 class ExportedSpan:
-    """A span as it arrived; ids in hexadecimal digits, `parent` empty for none."""
+    """A received span; IDs are hexadecimal, `parent` is empty for a root span."""
 
     name: str
     trace: str
@@ -43,14 +43,14 @@ class Receiver:
         return [span for span in self.spans if span.name == name]
 
     async def wait_for(self, name: str, number: int = 1) -> list[ExportedSpan]:
-        """Wait until so many spans of a name have arrived, and return them."""
+        """Wait for `number` spans of this name and return them."""
         await eventually(lambda: len(self.named(name)) >= number)
         return self.named(name)
 
 
 @contextmanager
 def otlp_receiver(*, unresponsive: bool = False) -> Iterator[Receiver]:
-    """Receive while the block is open; one that stands still takes connections and answers nothing."""
+    """Receive spans while the block is open; an unresponsive receiver accepts connections but never answers."""
     receiver, released = Receiver(), threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -46,7 +46,7 @@ async def main() -> int:
         workspace_id=os.environ["WORKSPACE_ID"],
         heartbeat=heartbeat,
     )
-    # What the runtime asks before it begins, where its generation knows of it.
+    # The runtime calls these hooks first, if its generation has them.
     for name in ("capabilities", "idle_timeout_override", "memory_filename"):
         if hasattr(adapter, name):
             print(f"{name}: {getattr(adapter, name)()}", flush=True)
@@ -73,7 +73,7 @@ def _heartbeat() -> Any:
 
 
 async def _smoke(executor: AgentExecutor) -> int:
-    """Call the executor once; only what cannot be imported, and a wedge, are failures."""
+    """Call the executor once; only a failed import and a wedge are failures."""
     message = Message(role=Role.ROLE_USER, message_id="smoke", parts=[Part(text="smoke test")])
     context = RequestContext(ServerCallContext(), SendMessageRequest(message=message))
     try:
@@ -91,7 +91,7 @@ async def _smoke(executor: AgentExecutor) -> int:
 
 
 class _DiscardingQueue(EventQueue):
-    """Where nobody looks at what the executor says."""
+    """An event queue whose events are never read."""
 
     async def enqueue_event(self, event: Event) -> None:
         del event

@@ -1,6 +1,6 @@
-"""A disk that is full whenever a certain file is there. Usage: python -m tests.e2e.small_disk FILE.
+"""The agent with a disk that is full while FILE exists. Usage: python -m tests.e2e.small_disk FILE.
 
-SQLite is told not to grow its file any more, which ends in the same error as a disk without room.
+SQLite's page limit is set, which causes the same error as a full disk.
 """
 
 import sys
@@ -17,7 +17,7 @@ from codex_workspace.__main__ import main
 
 @contextmanager
 def small_disk(full: Path) -> Iterator[None]:
-    """Let no database of this process grow while the file `full` is there."""
+    """Prevent this process's databases from growing while the file `full` exists."""
 
     def limit(_connection: object, cursor: DBAPICursor, *_rest: object) -> None:
         cursor.execute(f"PRAGMA max_page_count = {1 if full.exists() else 1 << 30}")

@@ -1,4 +1,4 @@
-"""The agent's own tools: real codexes, one agent that gives another work, and a memory that outlives conversations."""
+"""The agent's own tools: one agent delegates work to another, and a memory outlives conversations."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -25,25 +25,25 @@ def call(tool: str, **arguments: object) -> dict[str, object]:
     return {"tool": {"name": tool, "namespace": "mcp__agent", "arguments": arguments}}
 
 
-def with_work(*steps: dict[str, object]) -> str:
-    """Return a message whose script may hold another one, for a peer: only the outer one is to be found in it."""
+def delegation_script(*steps: dict[str, object]) -> str:
+    """Return a message with a script that contains a script for a peer; only the outer one must be found in it."""
     marker, _, scripted = script(*steps).partition(" ")
     return f"{marker} {scripted.replace(marker, marker.replace('@', chr(92) + 'u0040'))}"
 
 
 def tool_outputs(model: ScriptedModel) -> list[str]:
-    """What the models heard of their calls, the newest last."""
+    """Return the outputs of all tool calls of the models, the newest last."""
     return [item.text for item in model.requests[-1].input if isinstance(item, Output)]
 
 
 def files_containing(folder: Path, secret: str) -> list[Path]:
-    """Return the files of all agents, their logs and codexes' among them, that hold a secret."""
+    """Return the files of all agents, including logs and codex's files, that contain a secret."""
     return [file for file in folder.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
 
 
 @asynccontextmanager
 async def two_agents(tmp_path: Path, model: ScriptedModel, **codex: object) -> AsyncIterator[Peer]:
-    """A peer of an agent that has another one, `reviewer`, to give work to."""
+    """Run an agent that can delegate to the peer `reviewer`, and connect to it."""
     for name in ("asking", "reviewer"):
         (tmp_path / name).mkdir()
     reviewer = AgentSetup(tmp_path / "reviewer", model.base_url, environment={"A2A_TOKEN": PEER_TOKEN})
@@ -54,14 +54,14 @@ async def two_agents(tmp_path: Path, model: ScriptedModel, **codex: object) -> A
             "token_env": "REVIEWER_TOKEN",
             "allow_private": True,
         }
-        asking = AgentSetup(
+        delegating = AgentSetup(
             tmp_path / "asking",
             model.base_url,
             codex=codex,
             config={"peers": [entry]},
             environment={"REVIEWER_TOKEN": PEER_TOKEN},
         )
-        async with running_agent(asking) as agent, peer(agent.url) as client:
+        async with running_agent(delegating) as agent, peer(agent.url) as client:
             yield client
 
 
@@ -76,7 +76,7 @@ async def test_codex_delegates_to_a_peer_and_recalls_its_memory(tmp_path: Path, 
         {"run": "env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'"},
     ]
     async with two_agents(tmp_path, model) as client:
-        seen = await client.ask(with_work(*steps, {"say": "Done."}))
+        seen = await client.ask(delegation_script(*steps, {"say": "Done."}))
         assert (seen.state, seen.answer) == (TaskState.TASK_STATE_COMPLETED, "Done.")
         peers, answer, _, recalled, shown = tool_outputs(model)
         assert "reviewer" in peers

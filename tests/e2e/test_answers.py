@@ -1,4 +1,4 @@
-"""A message gets its answer, over every way of sending, and the task keeps it."""
+"""A message is answered with every send method, and the task stores the answer."""
 
 import json
 import subprocess
@@ -37,9 +37,9 @@ async def test_blocking_and_streaming_sends_complete_and_the_task_keeps_the_answ
 
 
 async def test_a_non_blocking_send_can_be_polled_to_its_end(client: Peer) -> None:
-    begun = await client.begin(script({"chunks": 5, "delay_ms": 50}))
-    assert begun.state not in TERMINAL
-    seen = await client.finished(begun.task_id)
+    started = await client.begin(script({"chunks": 5, "delay_ms": 50}))
+    assert started.state not in TERMINAL
+    seen = await client.finished(started.task_id)
     assert (seen.state, seen.answer) == (COMPLETED, numbered_text(50))
 
 
@@ -57,7 +57,7 @@ async def test_the_answer_grows_at_the_configured_rate(client: Peer) -> None:
     assert seen.answer == numbered_text(2000)
     steps = [later - earlier for earlier, later in pairwise(seen.answer_updates[:-2])]
     assert len(steps) >= 5, "the answer did not stream"
-    # The client sees them a little unevenly; over the whole stream the rate holds.
+    # The client receives the updates unevenly; the rate holds for the whole stream.
     assert sum(steps) / len(steps) >= UPDATE_INTERVAL_S * 0.95
 
 
@@ -87,7 +87,7 @@ async def test_commands_files_reasoning_and_usage_are_shown(client: Peer, setup:
     finished = seen.notes[-1].status.message
     assert "from the 42" in str(finished.metadata["output"])
     assert (finished.metadata["exitCode"], finished.metadata["status"]) == (0, "completed")
-    # codex exec names a file that it has changed, and does not say what it changed in it.
+    # codex exec names a changed file without its changes.
     assert ("+made" if backend == "app-server" else "made.txt") in seen.artifacts["patch-1"]
     assert await anyio.Path(setup.workspace, "made.txt").read_text() == "made\n"
     usage = tokens(seen)
@@ -190,7 +190,7 @@ async def test_secrets_reach_neither_commands_nor_log_nor_tasks(setup: AgentSetu
         await wait_for_model_calls(model, 3)
         codex_environment = " ".join(agent.codex().environ().values())
         await client.cancel(stalled.task_id)
-    assert "PATH=" in shown, "the command showed nothing"
+    assert "PATH=" in shown, "the command printed no environment"
     for secret in [*canaries.values(), "canary-a2a"]:
         assert secret not in shown
         assert secret not in codex_environment

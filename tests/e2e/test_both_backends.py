@@ -1,4 +1,4 @@
-"""Tests that both backends report the same work by the same events, with the real codex."""
+"""Both backends report the same work by the same events, with the real codex."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from codex_workspace.codex.runtime import open_app_server_runtime
 from codex_workspace.codex.turn import TurnLimits
 from codex_workspace.runtimes.events import AgentEvent, FileChange, Plan, ToolResult, ToolUse
 from codex_workspace.runtimes.launch import NO_SERVERS, Launch
-from tests.e2e.test_exec_process import FREE, launch, model, script
+from tests.e2e.test_exec_process import UNSANDBOXED, launch, model, script
 from tests.unit.runtimes.test_convert import check_balance, done, texts_of
 
 __all__ = ["launch", "model"]
@@ -25,26 +25,26 @@ SEARCH = {"search": "basalt", "say": "It is 3 g/cm3."}
 REFUSED = {"fail": 401}
 
 
-async def of_exec(launch: Launch, prompt: str) -> list[AgentEvent]:
-    async with CodexExec(launch).run(prompt, FREE) as run:
+async def run_exec(launch: Launch, prompt: str) -> list[AgentEvent]:
+    async with CodexExec(launch).run(prompt, UNSANDBOXED) as run:
         return [event async for event in run]
 
 
-async def of_app_server(launch: Launch, prompt: str) -> list[AgentEvent]:
-    async with open_app_server_runtime(launch, NO_SERVERS, TurnLimits()) as runs, runs.run(prompt, FREE) as run:
+async def run_app_server(launch: Launch, prompt: str) -> list[AgentEvent]:
+    async with open_app_server_runtime(launch, NO_SERVERS, TurnLimits()) as runs, runs.run(prompt, UNSANDBOXED) as run:
         return [event async for event in run]
 
 
 def summary(events: Sequence[AgentEvent], cwd: Path) -> str:
-    """Return what both have to say alike: all but ids, times, tokens, and what only an app-server tells."""
+    """Return what both backends must report alike: all but IDs, times, tokens, and events of the app-server only."""
     report: list[object] = []
     results = {event.id: event for event in events if isinstance(event, ToolResult)}
     for event in events:
         match event:
-            case ToolUse(id=id_, name=name, tool=tool, input=given):
+            case ToolUse(id=id_, name=name, tool=tool, input=arguments):
                 result = results[id_]
-                given = {key: value for key, value in given.items() if key != "cwd"}
-                report.append((name, tool, given, result.output, result.is_error, result.exit_code))
+                arguments = {key: value for key, value in arguments.items() if key != "cwd"}
+                report.append((name, tool, arguments, result.output, result.is_error, result.exit_code))
             case FileChange(changes=changes):
                 report.append([(each.path, each.kind) for each in changes])
             case Plan(steps=steps):
@@ -64,7 +64,7 @@ def summary(events: Sequence[AgentEvent], cwd: Path) -> str:
 )
 async def test_both_backends_report_the_same_work_alike(launch: Launch, steps: Sequence[Mapping[str, object]]) -> None:
     report = []
-    for backend, name in ((of_exec, "one"), (of_app_server, "two")):
+    for backend, name in ((run_exec, "one"), (run_app_server, "two")):
         setup = replace(launch, cwd=launch.cwd / name)
         setup.cwd.mkdir()
         events = await backend(setup, script(*steps))

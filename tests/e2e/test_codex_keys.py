@@ -1,4 +1,4 @@
-"""Keys of config.yaml that are codex's own: each is seen at work, in the real codex."""
+"""Each of codex's own keys in config.yaml takes effect in the real codex."""
 
 from dataclasses import replace
 
@@ -12,12 +12,12 @@ from tests.e2e.client import peer, script
 
 pytestmark = pytest.mark.slow
 
-# The folders of a test are below /tmp, where commands may write unless the operator forbids it.
-NOT_IN_TMP = "[sandbox_workspace_write] # mine\nexclude_slash_tmp = true\nexclude_tmpdir_env_var = true\n"
+# The folders of a test are below /tmp, where commands may write by default.
+WITHOUT_TMP = "[sandbox_workspace_write] # mine\nexclude_slash_tmp = true\nexclude_tmpdir_env_var = true\n"
 
 
 def with_runtime(setup: AgentSetup, **keys: object) -> AgentSetup:
-    """Return the place with further keys in `runtime_config`."""
+    """Return the setup with further keys in `runtime_config`."""
     return replace(setup, config={"runtime_config": {"model": "gpt-5.5", "provider": "scripted", **keys}})
 
 
@@ -27,14 +27,14 @@ async def test_commands_write_to_writable_folders_only(setup: AgentSetup) -> Non
         (setup.root / name).mkdir()
     home = setup.root / "state" / "codex"
     home.mkdir()
-    (home / "config.toml").write_text(NOT_IN_TMP)
+    (home / "config.toml").write_text(WITHOUT_TMP)
     setup = replace(setup, codex={"writable_folders": ["../cache"]})
     tries = f"for at in . ../cache {setup.root}/other; do echo hello > $at/file; done"
     async with running_agent(setup) as agent, peer(agent.url) as client:
         assert (await client.ask(script({"run": tries}, {"say": "Tried."}))).answer == "Tried."
     written = [name for name in ("workspace", "cache", "other") if (setup.root / name / "file").exists()]
     assert written == ["workspace", "cache"]
-    assert NOT_IN_TMP.splitlines()[0] in (home / "config.toml").read_text()
+    assert WITHOUT_TMP.splitlines()[0] in (home / "config.toml").read_text()
 
 
 @pytest.mark.parametrize(

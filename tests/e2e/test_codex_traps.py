@@ -1,4 +1,4 @@
-"""Codex's traps, each met on purpose: the connection and the conversation against the real binary."""
+"""Known pitfalls of codex, provoked against the real binary through the connection and the thread."""
 
 import json
 from collections.abc import AsyncIterator
@@ -28,8 +28,8 @@ from tests.support.waiting import HANG_S
 pytestmark = pytest.mark.slow
 
 
-class Remembered:
-    """A context's memory, in memory."""
+class MemoryStub:
+    """A thread memory without storage."""
 
     def __init__(self) -> None:
         self.thread_id: str | None = None
@@ -46,7 +46,7 @@ class Remembered:
 
 @pytest.fixture
 def launch(setup: AgentSetup) -> Launch:
-    """How the agent would start codex."""
+    """How the agent starts codex."""
     environment = setup.prepare()
     settings = load_settings(environment)
     provider = choose_provider(settings, environment)
@@ -56,46 +56,46 @@ def launch(setup: AgentSetup) -> Launch:
 
 @pytest.fixture
 def options(setup: AgentSetup, launch: Launch) -> ThreadOptions:
-    """What the agent would run threads with."""
+    """The agent's thread options."""
     environment = setup.prepare()
     settings = load_settings(environment)
     return thread_options(settings, choose_provider(settings, environment))
 
 
-def talk(codex: Connection, options: ThreadOptions, memory: Remembered | None = None) -> CodexThread:
-    """Return a conversation on an open codex."""
+def open_thread(codex: Connection, options: ThreadOptions, memory: MemoryStub | None = None) -> CodexThread:
+    """Return a thread on a running codex."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[Connection]:
         yield codex
 
-    return CodexThread(connect, memory or Remembered(), options, TurnLimits(inactivity_s=10, total_s=20))
+    return CodexThread(connect, memory or MemoryStub(), options, TurnLimits(inactivity_s=10, total_s=20))
 
 
-async def run(conversation: CodexThread, text: str) -> tuple[TurnCompleted, str]:
-    """Run a turn to its end; return how it ended and what was said."""
-    said = TurnText()
-    async with conversation.turn(text_input(text)) as begun:
-        while begun.turn.ended is None:
-            for event in await begun.turn.receive():
-                said.apply(event)
-    assert begun.turn.ended is not None
-    return begun.turn.ended, said.answer
+async def run(conversation: CodexThread, prompt: str) -> tuple[TurnCompleted, str]:
+    """Run a turn and return its end and its answer."""
+    received = TurnText()
+    async with conversation.turn(text_input(prompt)) as started:
+        while started.turn.ended is None:
+            for event in await started.turn.receive():
+                received.apply(event)
+    assert started.turn.ended is not None
+    return started.turn.ended, received.answer
 
 
 async def test_one_codex_starts_stops_and_leaves_nothing(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
-        ended, answer = await run(talk(codex, options), "hello")
+        ended, answer = await run(open_thread(codex, options), "hello")
         assert (ended.status, answer) == ("completed", "You said: hello")
-        family = psutil.Process().children(recursive=True)
-    assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        children = psutil.Process().children(recursive=True)
+    assert not [process for process in children if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.versions
 async def test_turns_on_one_thread_never_overlap(launch: Launch, options: ThreadOptions) -> None:
-    """A second `turn/start` would never complete on its own."""
+    """Codex does not complete a second `turn/start` by itself."""
     async with open_app_server(launch) as codex:
-        conversation = talk(codex, options)
+        conversation = open_thread(codex, options)
         ended: list[tuple[TurnCompleted, str]] = []
 
         async def one(number: int) -> None:
@@ -109,31 +109,31 @@ async def test_turns_on_one_thread_never_overlap(launch: Launch, options: Thread
 
 @pytest.mark.alone
 async def test_an_interrupt_right_after_the_start_stops_the_turn(launch: Launch, options: ThreadOptions) -> None:
-    """Codex refuses it until it has said `turn/started`, and would run on."""
+    """Codex rejects an interrupt before `turn/started` and continues the turn."""
     async with open_app_server(launch) as codex:
-        conversation = talk(codex, options)
+        conversation = open_thread(codex, options)
         for _ in range(10):
-            async with conversation.turn(text_input(script({"say": "At work.", "stall": True}))) as begun:
-                begun.turn.interrupt()
+            async with conversation.turn(text_input(script({"say": "At work.", "stall": True}))) as started:
+                started.turn.interrupt()
                 with anyio.fail_after(3):
-                    while begun.turn.ended is None:
-                        await begun.turn.receive()
-            assert begun.turn.ended == TurnCompleted("interrupted", None, begun.turn.ended.last_message)
+                    while started.turn.ended is None:
+                        await started.turn.receive()
+            assert started.turn.ended == TurnCompleted("interrupted", None, started.turn.ended.last_message)
 
 
 @pytest.mark.versions
 async def test_an_interrupted_command_is_killed_and_closed(launch: Launch, options: ThreadOptions) -> None:
-    """Codex leaves it running, and its item open."""
+    """Codex leaves the command running and its item open."""
     async with open_app_server(launch) as codex:
-        conversation = talk(codex, options)
-        async with conversation.turn(text_input(script({"run": "sleep 86424"}))) as begun:
+        conversation = open_thread(codex, options)
+        async with conversation.turn(text_input(script({"run": "sleep 86424"}))) as started:
             seen: list[object] = []
             with anyio.fail_after(HANG_S):
-                while not (sleeping := _called("86424")):
+                while not (sleeping := _processes_running("86424")):
                     await anyio.sleep(0.02)
-                begun.turn.interrupt()
-                while begun.turn.ended is None:
-                    seen += await begun.turn.receive()
+                started.turn.interrupt()
+                while started.turn.ended is None:
+                    seen += await started.turn.receive()
         _, alive = psutil.wait_procs(sleeping, timeout=2)
         assert not alive
         closings = [event for event in seen if isinstance(event, CommandCompleted)]
@@ -146,7 +146,7 @@ def _codex() -> psutil.Process:
     return codex
 
 
-def _called(word: str) -> list[psutil.Process]:
+def _processes_running(word: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -160,7 +160,7 @@ def _called(word: str) -> list[psutil.Process]:
 @pytest.mark.versions
 async def test_leaving_a_turn_early_frees_the_thread(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
-        conversation = talk(codex, options)
+        conversation = open_thread(codex, options)
         async with conversation.turn(text_input(script({"say": "At work.", "stall": True}))):
             pass
         assert (await run(conversation, "next"))[1] == "You said: next"
@@ -171,13 +171,13 @@ async def test_self_started_turns_and_sub_agents_are_off(
     launch: Launch, options: ThreadOptions, model: ScriptedModel
 ) -> None:
     async with open_app_server(launch) as codex:
-        await run(talk(codex, options), "hello")
+        await run(open_thread(codex, options), "hello")
     offered = {tool.name for tool in model.requests[-1].tools}
     assert not offered & {"create_goal", "update_goal", "get_goal", "spawn_agent", "web_search"}
 
 
 async def test_a_burst_of_requests_loses_no_request(launch: Launch, options: ThreadOptions) -> None:
-    """Beyond about 128 at once, codex drops requests without a word."""
+    """Codex silently drops requests beyond about 128 at once."""
     answered = 0
     async with open_app_server(launch) as codex:
 
@@ -194,9 +194,9 @@ async def test_a_burst_of_requests_loses_no_request(launch: Launch, options: Thr
 
 @pytest.mark.versions
 async def test_a_lone_surrogate_is_accepted(launch: Launch, options: ThreadOptions) -> None:
-    """Written as it is, codex would drop the whole request."""
+    """Codex drops a request that contains an unescaped lone surrogate."""
     async with open_app_server(launch) as codex:
-        ended, answer = await run(talk(codex, options), "half a pair: \ud83d.")
+        ended, answer = await run(open_thread(codex, options), "half a pair: \ud83d.")
     assert ended.status == "completed"
     assert answer.startswith("You said: half a pair: ")
 
@@ -204,8 +204,8 @@ async def test_a_lone_surrogate_is_accepted(launch: Launch, options: ThreadOptio
 async def test_input_over_the_limit_never_reaches_codex(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
         with pytest.raises(InputRefused, match="1048577 characters"):
-            await run(talk(codex, options), "x" * 1_048_577)
-        assert (await run(talk(codex, options), "x" * 1_000_000))[0].status == "completed"
+            await run(open_thread(codex, options), "x" * 1_048_577)
+        assert (await run(open_thread(codex, options), "x" * 1_000_000))[0].status == "completed"
 
 
 async def test_a_rejected_request_says_why(launch: Launch) -> None:
@@ -220,11 +220,11 @@ async def test_abandoning_a_turn_that_asks_declines_and_frees_the_thread(
 ) -> None:
     asking = replace(options, approval_policy=policy)
     async with open_app_server(launch) as codex:
-        conversation = talk(codex, asking)
+        conversation = open_thread(codex, asking)
         with anyio.fail_after(HANG_S):
-            async with conversation.turn(text_input(script({"run": "touch outside", "escalate": True}))) as begun:
-                while begun.turn.pending is None:
-                    await begun.turn.receive()
+            async with conversation.turn(text_input(script({"run": "touch outside", "escalate": True}))) as started:
+                while started.turn.pending is None:
+                    await started.turn.receive()
             assert (await run(conversation, "next"))[1] == "You said: next"
     assert not await anyio.Path(options.cwd, "outside").exists()
 
@@ -232,13 +232,13 @@ async def test_abandoning_a_turn_that_asks_declines_and_frees_the_thread(
 @pytest.mark.alone
 async def test_the_death_of_codex_fails_all_pending_calls_at_once(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
-        async with talk(codex, options).turn(text_input(script({"say": "At work.", "stall": True}))) as begun:
-            while not any(isinstance(event, MessageDelta) for event in await begun.turn.receive()):
+        async with open_thread(codex, options).turn(text_input(script({"say": "At work.", "stall": True}))) as started:
+            while not any(isinstance(event, MessageDelta) for event in await started.turn.receive()):
                 pass
             begin = anyio.current_time()
             _codex().kill()
             with pytest.raises(CodexGone, match="SIGKILL"):
-                await _to_its_end(begun.turn)
+                await _to_its_end(started.turn)
             assert anyio.current_time() - begin < 0.5
         with pytest.raises(CodexGone, match="SIGKILL"):
             await codex.call("thread/loaded/list", {})
@@ -250,22 +250,22 @@ async def _to_its_end(turn: Turn) -> None:
 
 
 async def test_a_thread_resumes_in_another_codex(launch: Launch, options: ThreadOptions) -> None:
-    memory = Remembered()
+    memory = MemoryStub()
     for text in ("the word is apple", "the word is pear"):
         async with open_app_server(launch) as codex:
-            await run(talk(codex, options, memory), text)
+            await run(open_thread(codex, options, memory), text)
     async with open_app_server(launch) as codex:
-        _, answer = await run(talk(codex, options, memory), script({"repeat": True}))
+        _, answer = await run(open_thread(codex, options, memory), script({"repeat": True}))
     assert "apple" in answer
     assert "pear" in answer
 
 
 @pytest.mark.versions
 async def test_another_writer_is_awaited(launch: Launch, options: ThreadOptions) -> None:
-    """The codex of an agent that was killed may hold its threads for some seconds."""
-    memory = Remembered()
+    """The codex of a killed agent can hold its threads for some seconds."""
+    memory = MemoryStub()
     async with open_app_server(launch) as second, open_app_server(launch) as first:
-        await run(talk(first, options, memory), "the word is apple")
+        await run(open_thread(first, options, memory), "the word is apple")
 
         async with anyio.create_task_group() as tasks:
 
@@ -274,14 +274,14 @@ async def test_another_writer_is_awaited(launch: Launch, options: ThreadOptions)
                 first.kill()
 
             tasks.start_soon(leave_soon)
-            _, answer = await run(talk(second, options, memory), script({"repeat": True}))
+            _, answer = await run(open_thread(second, options, memory), script({"repeat": True}))
     assert "apple" in answer
 
 
 @pytest.mark.versions
 async def test_an_api_key_stays_off_the_disk(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
-        await run(talk(codex, options), "hello")
+        await run(open_thread(codex, options), "hello")
     assert launch.api_key is not None
     secret = launch.api_key.encode()
     for file in [file for file in launch.codex_home.rglob("*") if file.is_file()]:

@@ -1,4 +1,4 @@
-"""What comes with a message and what is handed over: images, files, data, in and out."""
+"""Content of messages and handed-over files: images, files and data, incoming and outgoing."""
 
 import os
 import zlib
@@ -27,7 +27,7 @@ COMPLETED, REJECTED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_REJEC
 
 
 def png() -> bytes:
-    """Return a red image of one pixel."""
+    """Return a red PNG image of one pixel."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
@@ -47,8 +47,8 @@ async def send(client: Peer, *parts: Part, context_id: str = "ctx") -> Seen:
     return seen
 
 
-def heard(model: ScriptedModel) -> Said:
-    """What the user said last, as the model was told it."""
+def last_user_message(model: ScriptedModel) -> Said:
+    """Return the last user message of the model's last call."""
     said = model.requests[-1].last_user_message
     assert said is not None
     return said
@@ -63,16 +63,16 @@ async def task(client: Peer, seen: Seen) -> Task:
 async def test_an_image_reaches_the_model(client: Peer, model: ScriptedModel, declared: str) -> None:
     seen = await send(client, Part(text="What is this?"), Part(raw=png(), media_type=declared, filename="dot.png"))
     assert seen.state == COMPLETED
-    (url,) = heard(model).images
+    (url,) = last_user_message(model).images
     assert url.startswith("data:image/png;base64,")
-    assert "What is this?" in heard(model).text
+    assert "What is this?" in last_user_message(model).text
 
 
 async def test_small_files_and_data_become_turn_input(client: Peer, model: ScriptedModel) -> None:
     data = ParseDict({"port": 8080, "ratio": 0.5}, Value())
     table = Part(raw=b"a,b\n1,2\n", media_type="text/csv", filename="table.csv")
     assert (await send(client, Part(text="Look:"), table, Part(data=data))).state == COMPLETED
-    received = heard(model).text
+    received = last_user_message(model).text
     assert "table.csv (text/csv)" in received
     assert "a,b\n1,2\n" in received
     assert '"port": 8080' in received
@@ -87,7 +87,7 @@ async def test_a_large_file_is_stored_where_commands_can_read_it(
     assert (seen.state, seen.answer) == (COMPLETED, "Counted.")
     (laid,) = (setup.workspace / ".a2a").glob("*/big.log")
     assert laid.read_bytes() == content
-    assert f".a2a/{laid.parent.name}/big.log (text/plain, 100000 bytes)" in heard(model).text
+    assert f".a2a/{laid.parent.name}/big.log (text/plain, 100000 bytes)" in last_user_message(model).text
     assert any("20000 .a2a/" in item.text for item in model.requests[-1].input if isinstance(item, Output))
 
 
@@ -151,12 +151,12 @@ async def test_an_image_url_is_fetched_if_the_operator_allows_it(
 ) -> None:
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / name.partition("?")[0]).write_bytes(png())
-    with served(tmp_path / "web") as url:
+    with file_server(tmp_path / "web") as url:
         allowing = replace(setup, push={"allow": ["127.0.0.1"]})
         async with running_agent(allowing) as agent, peer(agent.url) as client:
             seen = await send(client, Part(text="Look:"), Part(url=f"{url}/{name}", media_type="image/png"))
             assert seen.state == COMPLETED
-            (image,) = heard(model).images
+            (image,) = last_user_message(model).images
             assert image.startswith("data:image/png;base64,")
             missing = await send(client, Part(url=f"{url}/none.png"))
             assert (missing.state, "cannot be fetched: HTTP 404" in missing.sentence) == (REJECTED, True)
@@ -166,8 +166,8 @@ async def test_an_image_url_is_fetched_if_the_operator_allows_it(
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder over HTTP; gives its address."""
+def file_server(folder: Path) -> Iterator[str]:
+    """Serve a folder over HTTP and return its URL."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever)

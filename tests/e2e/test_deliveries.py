@@ -1,4 +1,4 @@
-"""Every accepted message gets exactly one answer: when it comes again, and wherever the process dies."""
+"""Every accepted message gets exactly one answer, even if it is sent again and wherever the process dies."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,7 +29,7 @@ REPEAT = script({"repeat": True})
 
 
 async def send(client: Peer, sent: SendMessageRequest, *, streaming: bool = True) -> Seen:
-    """Send a request as it is, so that it can be sent again."""
+    """Send a request unchanged, so that it can be sent again."""
     copy = SendMessageRequest()
     copy.CopyFrom(sent)
     seen = Seen()
@@ -51,19 +51,19 @@ async def test_a_repeated_message_joins_the_running_turn(client: Peer, model: Sc
     sent = request(script({"chunks": 10, "delay_ms": 50}), "ctx")
     seen: list[Seen] = []
 
-    async def one(streaming: bool) -> None:
+    async def post(streaming: bool) -> None:
         seen.append(await send(client, sent, streaming=streaming))
 
     async with anyio.create_task_group() as tasks:
         for streaming in (True, False, True, False, True):
-            tasks.start_soon(one, streaming)
+            tasks.start_soon(post, streaming)
     assert {(each.answer, each.state) for each in seen} == {(numbered_text(100), COMPLETED)}
     assert len({each.task_id for each in seen}) == 1
     assert model_calls(model) == 1
 
 
 async def test_a_repeated_message_joins_over_a2a_0_3(agent: AgentProcess, client: Peer, model: ScriptedModel) -> None:
-    """The same message over 1.0 and 0.3 is the same message."""
+    """The same message over 1.0 and 0.3 is one delivery."""
     sent = request("hello")
     first = await send(client, sent)
     body = {
@@ -92,22 +92,22 @@ async def test_a_reused_message_id_is_rejected(client: Peer) -> None:
         await send(client, sent)
 
 
-UNHEARD = ("before it is accepted", "after it is accepted", "before the turn is asked for")
-"""The steps at which codex has not heard of the message: it is run as if nothing had been."""
+BEFORE_CODEX = ("before accepting", "after accepting", "before the turn request")
+"""At these steps codex has not received the message, so it is started normally."""
 
-UNKNOWN = ("exec", "after the turn has begun")
-"""Where the agent cannot tell by codex's record that it has heard: `codex exec` keeps no id of the message."""
+AMBIGUOUS = ("exec", "after the turn start")
+"""Here codex's record does not show whether it received the message: `codex exec` stores no message ID."""
 
 
-OF_THE_BACKEND = ("before the turn is asked for", "after the turn has begun", "after the turn is written down")
-"""The steps at which it makes a difference by what codex is run."""
+BACKEND_STEPS = ("before the turn request", "after the turn start", "after storing the turn")
+"""At these steps the backends differ."""
 
 
 @pytest.mark.parametrize(
     ("backend", "step"),
     [
         *(("app-server", step) for step in STEPS),
-        *(pytest.param("exec", step, marks=pytest.mark.with_exec) for step in OF_THE_BACKEND),
+        *(pytest.param("exec", step, marks=pytest.mark.with_exec) for step in BACKEND_STEPS),
     ],
 )
 async def test_a_message_is_answered_once_wherever_the_agent_dies(
@@ -117,31 +117,31 @@ async def test_a_message_is_answered_once_wherever_the_agent_dies(
     async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("before", "ctx")
     async with running_agent(setup, module=("tests.e2e.faulty_agent", step)) as agent, peer(agent.url) as client:
-        # The connection breaks, or the answer is out before the trap snaps.
+        # The connection breaks, or the answer arrives before the process is killed.
         with suppress(A2AClientError, httpx.HTTPError):
             await send(client, sent)
         assert await agent.ended() == -9
     async with running_agent(setup) as agent, peer(agent.url) as client:
         again = await send(client, sent)
-        # What was cut off goes on: then the answer is to that.
+        # If the turn was cut off, the answer is the one to the continuation.
         assert again.state == COMPLETED
         answers = ["You said: the word is apple", f"You said: {CONTINUE_PROMPT}"]
-        assert again.answer in (answers[:1] if step in UNHEARD else answers)
+        assert again.answer in (answers[:1] if step in BEFORE_CODEX else answers)
         history = (await client.ask(REPEAT, "ctx")).answer
-        once_more = await send(client, sent)
-        assert (once_more.task_id, once_more.answer) == (again.task_id, again.answer)
+        repeated = await send(client, sent)
+        assert (repeated.task_id, repeated.answer) == (again.task_id, again.answer)
     # One for each of the three messages.
     assert await count(setup, "artifacts like '%\"answer\"%'") == await count(setup, "true") == 3
-    at_most = 2 if (backend, step) == UNKNOWN else 1
+    at_most = 2 if (backend, step) == AMBIGUOUS else 1
     assert 1 <= history.count("user: the word is apple") <= at_most, history
     assert await count(setup, "status like '%WORKING%' or status like '%SUBMITTED%'") == 0
 
 
-async def count(setup: AgentSetup, such: str) -> int:
-    """How many tasks in the store there are of which that holds."""
+async def count(setup: AgentSetup, condition: str) -> int:
+    """Return how many stored tasks match an SQL condition."""
     async with (
         aiosqlite.connect(setup.root / "state" / "workspace.sqlite3") as database,
-        database.execute(f"select count(*) from tasks where {such}") as rows,
+        database.execute(f"select count(*) from tasks where {condition}") as rows,
     ):
         row = await rows.fetchone()
     assert row is not None
@@ -163,17 +163,17 @@ async def count(setup: AgentSetup, such: str) -> int:
 async def test_an_interrupted_turn_resumes_as_configured(
     setup: AgentSetup, model: ScriptedModel, victims: str, policy: str, state: int, words: Sequence[str]
 ) -> None:
-    wanted = replace(setup, codex={"recovery": policy})
-    # The scripted model stalls in the first turn only; what comes after it, it answers.
+    configured = replace(setup, codex={"recovery": policy})
+    # The scripted model stalls in the first turn only.
     sent = request(script({"say": "At work.", "stall": True, "times": 1}, text="went on "), "ctx")
-    async with running_agent(wanted) as agent, peer(agent.url) as client:
-        begun = Seen()
+    async with running_agent(configured) as agent, peer(agent.url) as client:
+        first = Seen()
         async with anyio.create_task_group() as tasks:
 
             async def follow() -> None:
                 with suppress(A2AClientError, httpx.HTTPError):
                     async for event in client.streaming.send_message(sent):
-                        begun.take(event)
+                        first.take(event)
 
             tasks.start_soon(follow)
             await wait_for_running_turn(setup, model)
@@ -182,25 +182,25 @@ async def test_an_interrupted_turn_resumes_as_configured(
                 codex.kill()
             if victims in ("agent", "both"):
                 agent.process.kill()
-    async with running_agent(wanted) as agent, peer(agent.url) as client:
-        ended = await client.finished(begun.task_id)
+    async with running_agent(configured) as agent, peer(agent.url) as client:
+        ended = await client.finished(first.task_id)
         assert ended.state == state, ended.sentence
         assert all(word in ended.answer + ended.sentence for word in words) or policy != "fail"
         assert (await client.ask("and on", "ctx")).state == COMPLETED
         _, alive = psutil.wait_procs([codex], timeout=2)
-        assert not alive, "the codex of before lives on"
+        assert not alive, "the earlier codex is still running"
 
 
 @pytest.mark.both_backends
 async def test_a_message_that_crashes_codex_twice_fails(setup: AgentSetup, model: ScriptedModel) -> None:
-    # Sent again, the same message kills again.
+    # When the message is sent again, it kills codex again.
     again = replace(setup, codex={"recovery": "rerun"})
     async with running_agent(again) as agent, peer(agent.url) as client:
-        begun = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
+        first = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
         for times in (1, 2):
             await wait_for_model_calls(model, times)
             agent.codex().kill()
-        seen = await client.finished(begun.task_id)
+        seen = await client.finished(first.task_id)
         assert (seen.state, model_calls(model)) == (FAILED, 2)
         assert "2 times" in seen.sentence
         assert (await client.ask("next", "ctx")).state == COMPLETED
@@ -218,25 +218,25 @@ async def test_waiting_messages_keep_their_order_across_a_restart(setup: AgentSe
         for each in waiting:
             assert (await client.finished(each.task_id)).state == COMPLETED
         history = (await client.ask(REPEAT, "ctx")).answer
-    places = [history.index(f"user: number {number}") for number in range(5)]
-    assert places == sorted(places)
+    positions = [history.index(f"user: number {number}") for number in range(5)]
+    assert positions == sorted(positions)
     assert [history.count(f"user: number {number}") for number in range(5)] == [1] * 5
 
 
 @pytest.mark.both_backends
 async def test_a_subscriber_across_a_restart_receives_the_end(setup: AgentSetup, model: ScriptedModel) -> None:
     async with running_agent(setup) as agent, peer(agent.url) as client:
-        begun = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
+        first = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
         await wait_for_running_turn(setup, model)
         agent.process.kill()
         await agent.ended()
     async with running_agent(setup) as agent, peer(agent.url) as client:
         seen = Seen()
-        # If it has ended before, a subscription is refused, and the task tells.
+        # If the task has ended already, a subscription is rejected, and its state is in the task.
         with suppress(UnsupportedOperationError):
-            async for event in client.streaming.subscribe(SubscribeToTaskRequest(id=begun.task_id)):
+            async for event in client.streaming.subscribe(SubscribeToTaskRequest(id=first.task_id)):
                 seen.take(event)
-        seen = await client.get(begun.task_id)
+        seen = await client.get(first.task_id)
     assert seen.state == COMPLETED
 
 
@@ -245,7 +245,7 @@ async def test_a_subscriber_across_a_restart_receives_the_end(setup: AgentSetup,
 async def test_an_undelivered_message_is_sent_although_the_one_before_had_the_same_text(setup: AgentSetup) -> None:
     async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("go on", "ctx")
-    step = "after it is accepted"
+    step = "after accepting"
     async with running_agent(setup, module=("tests.e2e.faulty_agent", step)) as agent, peer(agent.url) as client:
         sent = request("go on", "ctx")
         with suppress(A2AClientError, httpx.HTTPError):
@@ -260,12 +260,12 @@ async def test_an_undelivered_message_is_sent_although_the_one_before_had_the_sa
 @pytest.mark.versions
 async def test_a_resumed_task_keeps_its_earlier_artifacts(setup: AgentSetup, model: ScriptedModel) -> None:
     patch = "*** Begin Patch\n*** Add File: {}.txt\n+made\n*** End Patch"
-    first: dict[str, object] = {"patch": patch.format("one.txt")}
-    begun = script(first, {"say": "At work.", "stall": True, "times": 1})
+    change: dict[str, object] = {"patch": patch.format("one.txt")}
+    message = script(change, {"say": "At work.", "stall": True, "times": 1})
     async with running_agent(setup) as agent, peer(agent.url) as client:
-        seen = await client.begin(begun, "ctx")
+        seen = await client.begin(message, "ctx")
         await wait_for_model_calls(model, 2)
-        # The database has it while readers are still being shown it.
+        # The database has the artifact before the readers have all of its events.
         await eventually(lambda: count(setup, "artifacts like '%one.txt%'"))
         agent.process.kill()
         await agent.ended()

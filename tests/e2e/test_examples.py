@@ -1,4 +1,4 @@
-"""The programs in `examples/` work with the real agent and the real codex, by the commands of its README."""
+"""The programs in `examples/` work with the real agent and the real codex, started by the commands of its README."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from codex_workspace.runtimes.launch import Launch
 from tests.docs.test_docs import snippets_of
 from tests.e2e.agent_process import REPOSITORY, AgentSetup, running_agent
 from tests.e2e.client import peer, script
-from tests.e2e.test_agent_tools import call, tool_outputs, with_work
+from tests.e2e.test_agent_tools import call, delegation_script, tool_outputs
 from tests.e2e.test_exec_process import KEY, launch
 from tests.matrix.clients import NODE_MODULES, there_is_node
 from tests.support.waiting import HANG_S
@@ -39,7 +39,7 @@ def command_with(word: str) -> str:
 
 
 async def run(command: str, folder: Path, environment: dict[str, str]) -> str:
-    """Run a shell command and return what it prints; it must end with exit code 0."""
+    """Run a shell command and return its output; it must exit with code 0."""
     passed = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
     with anyio.fail_after(HANG_S):
         ran = await anyio.run_process(["sh", "-ec", command], cwd=folder, env=passed | environment, check=False)
@@ -86,9 +86,9 @@ async def test_the_embedding_program(launch: Launch, name: str) -> None:
 
 @dataclass(frozen=True)
 class Composed(AgentSetup):
-    """The folders of one agent of `two_agents`, with its own config.yaml.
+    """The setup of one agent of `two_agents`, with its own config.yaml.
 
-    name: of the service, and of its configuration. reviewer: where the reviewer is, instead of its container.
+    name: the service and its configuration. reviewer: the URL of the reviewer, instead of its container's.
     """
 
     name: str = "coordinator"
@@ -110,7 +110,7 @@ async def test_the_two_agents(tmp_path: Path, model: ScriptedModel) -> None:
         coordinator = Composed(tmp_path / "coordinator", model.base_url, environment=tokens, reviewer=other.url)
         async with running_agent(coordinator) as agent, peer(agent.url) as client:
             work = call("delegate_task", peer="reviewer", task=script({"say": "The change is good."}))
-            assert (await client.ask(with_work(work, {"say": "Reviewed."}))).answer == "Reviewed."
+            assert (await client.ask(delegation_script(work, {"say": "Reviewed."}))).answer == "Reviewed."
             assert "The change is good." in tool_outputs(model)[0]
 
 

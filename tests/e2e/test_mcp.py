@@ -35,7 +35,7 @@ PARTNER: Final = "partner-0123456789"
 
 
 def stdio(name: str, *arguments: str, **keys: object) -> Mapping[str, object]:
-    """Return an entry of `mcp_servers` for the server over stdio."""
+    """Return an entry of `mcp_servers` for the test server over stdio."""
     return {"name": name, "command": sys.executable, "args": [str(SERVER), *arguments], **keys}
 
 
@@ -49,7 +49,7 @@ def call(server: str, tool: str, **arguments: object) -> dict[str, object]:
 
 
 def tool_outputs(model: ScriptedModel) -> list[str]:
-    """What the model heard of its last calls, the newest last."""
+    """Return the tool outputs in the model's last request, the newest last."""
     return [item.text for item in model.requests[-1].input if isinstance(item, Output)]
 
 
@@ -58,12 +58,12 @@ def notices(seen: Seen) -> list[str]:
 
 
 def files_containing(setup: AgentSetup, secret: str) -> list[Path]:
-    """Return the files of an agent, its log and codex's among them, that hold a secret."""
+    """Return the files of an agent, including its log and codex's files, that contain a secret."""
     return [file for file in setup.root.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
 
 
 @asynccontextmanager
-async def agent_with(setup: AgentSetup) -> AsyncIterator[Peer]:
+async def running_client(setup: AgentSetup) -> AsyncIterator[Peer]:
     async with running_agent(setup) as agent, peer(agent.url) as client:
         yield client
 
@@ -106,7 +106,7 @@ async def test_a_trusted_server_works_and_keeps_its_secret(setup: AgentSetup, mo
 
 async def test_an_untrusted_server_asks_for_approval(setup: AgentSetup, model: ScriptedModel) -> None:
     setup = replace(with_servers(setup, stdio("other")), codex={"approval_policy": "on-request"})
-    async with agent_with(setup) as client:
+    async with running_client(setup) as client:
         asked = await client.ask(script(call("other", "echo", text="hello"), {"say": "Done."}))
         assert 'Allow the other MCP server to run tool "echo"?' in asked.sentence
         assert (await client.answer(asked, Part(text="yes"))).answer == "Done."
@@ -128,7 +128,7 @@ async def test_a_servers_form_reaches_the_user(
     setup: AgentSetup, model: ScriptedModel, answer: Part, result: str
 ) -> None:
     setup = replace(with_servers(setup, stdio("wall", trusted=True)), codex={"approval_policy": "on-request"})
-    async with agent_with(setup) as client:
+    async with running_client(setup) as client:
         asked = await client.ask(script(call("wall", "paint"), {"say": "Done."}))
         assert "Which colour shall the wall have?" in asked.sentence
         unclear = await client.answer(asked, Part(text="green, I think"))
@@ -139,7 +139,7 @@ async def test_a_servers_form_reaches_the_user(
 
 async def test_a_server_can_send_the_user_to_a_url(setup: AgentSetup, model: ScriptedModel) -> None:
     setup = replace(with_servers(setup, stdio("wall", trusted=True)), codex={"approval_policy": "on-request"})
-    async with agent_with(setup) as client:
+    async with running_client(setup) as client:
         asked = await client.ask(script(call("wall", "sign_in"), {"say": "Done."}))
         assert "https://login.example/start" in asked.sentence
         assert (await client.answer(asked, Part(text="yes"))).answer == "Done."
@@ -150,7 +150,7 @@ async def test_an_http_servers_token_is_sent_to_that_server_only(
     setup: AgentSetup, model: ScriptedModel, tmp_path: Path
 ) -> None:
     seen = tmp_path / "headers.txt"
-    async with over_http(seen) as url:
+    async with http_server(seen) as url:
         server = {
             "name": "web",
             "url": url,
@@ -160,7 +160,7 @@ async def test_an_http_servers_token_is_sent_to_that_server_only(
         }
         setup = with_servers(setup, server, MY_TOKEN=TOKEN, PARTNER=PARTNER)
         look: dict[str, object] = {"run": "env; cat /proc/*/environ | tr '\\0' '\\n'"}
-        async with agent_with(setup) as client:
+        async with running_client(setup) as client:
             answer = await client.ask(script(call("web", "remember_headers"), look, {"say": "Done."}))
         assert answer.answer == "Done."
     headers = seen.read_text().splitlines()
@@ -172,7 +172,7 @@ async def test_an_http_servers_token_is_sent_to_that_server_only(
 
 async def test_a_slow_server_is_ready_before_the_first_model_call(setup: AgentSetup, model: ScriptedModel) -> None:
     setup = with_servers(setup, stdio("slow", "--delay-s", "2", trusted=True))
-    async with agent_with(setup) as client:
+    async with running_client(setup) as client:
         seen = await client.ask(script(call("slow", "echo", text="late"), {"say": "Done."}))
     assert (seen.answer, notices(seen)) == ("Done.", [])
     assert "echo late" in tool_outputs(model)[-1]
@@ -184,7 +184,7 @@ async def test_a_server_that_exits_is_restarted(setup: AgentSetup, model: Script
     setup = with_servers(setup, frail, stdio("steady", trusted=True), MY_TOKEN=TOKEN)
     steady = call("steady", "echo", text="one")
     crash = script(steady, call("frail", "crash"), {"say": "Oh."})
-    async with agent_with(setup) as client:
+    async with running_client(setup) as client:
         assert (await client.ask(crash, "ctx")).answer == "Oh."
         first, ended = tool_outputs(model)
         assert "Transport closed" in ended
@@ -197,11 +197,11 @@ async def test_a_server_that_exits_is_restarted(setup: AgentSetup, model: Script
 
 
 async def test_a_missing_server_is_reported_once_and_the_turn_continues(setup: AgentSetup) -> None:
-    left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
+    keyless_server = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
     setup = with_servers(
-        setup, stdio("broken", "--fail"), left_out, stdio("late", "--delay-s", "30", startup_timeout_s=1)
+        setup, stdio("broken", "--fail"), keyless_server, stdio("late", "--delay-s", "30", startup_timeout_s=1)
     )
-    async with agent_with(setup) as client:
+    async with running_client(setup) as client:
         seen = await client.ask("hello", "ctx")
         assert seen.state == COMPLETED
         keyless, *others = notices(seen)[0].splitlines()
@@ -224,20 +224,20 @@ async def test_without_a_required_server_the_agent_does_not_start(setup: AgentSe
 
 
 def test_the_doctor_reports_each_servers_state(setup: AgentSetup) -> None:
-    left_out = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
+    keyless_server = {"name": "keyless", "url": "http://127.0.0.1:9/mcp", "bearer_token_env": "NOBODY_SET_THIS"}
     fine = stdio("fine", required=True, disabled_tools=["crash"])
-    finding = diagnosis(with_servers(setup, fine, stdio("broken", "--fail"), left_out))
+    finding = mcp_finding(with_servers(setup, fine, stdio("broken", "--fail"), keyless_server))
     assert (finding.status, "mcp_servers in config.yaml" in finding.remedy) == ("warning", True)
     keyless, broken, tools = finding.finding.splitlines()
     assert "NOBODY_SET_THIS, which is not set" in keyless
     assert broken.startswith("The MCP server broken is not available: ")
     assert tools == "fine: 5 tools (digest_of, echo, paint, remember_headers, sign_in)"
-    finding = diagnosis(with_servers(setup, stdio("needed", "--fail", required=True)))
+    finding = mcp_finding(with_servers(setup, stdio("needed", "--fail", required=True)))
     assert (finding.status, "needed is not available" in finding.finding) == ("failed", True)
 
 
-def diagnosis(setup: AgentSetup) -> Finding:
-    """Return what the doctor says of the MCP servers."""
+def mcp_finding(setup: AgentSetup) -> Finding:
+    """Return the doctor's finding about the MCP servers."""
     facts = Facts(setup.prepare())
     facts.load_settings()
     facts.choose_provider()
@@ -248,20 +248,20 @@ async def test_a_restarted_http_server_is_reconnected(setup: AgentSetup, model: 
     port = free_port()
     setup = with_servers(setup, {"name": "web", "url": f"http://127.0.0.1:{port}/mcp", "trusted": True})
     echo = script(call("web", "echo", text="hello"), {"say": "Done."})
-    async with over_http(tmp_path / "headers.txt", port), AsyncExitStack() as held:
-        client = await held.enter_async_context(agent_with(setup))
+    async with http_server(tmp_path / "headers.txt", port), AsyncExitStack() as held:
+        client = await held.enter_async_context(running_client(setup))
         assert (await client.ask(echo, "ctx")).answer == "Done."
         ran = held.pop_all()
     async with ran:
         assert (await client.ask(echo, "ctx")).answer == "Done."
-        async with over_http(tmp_path / "headers.txt", port):
+        async with http_server(tmp_path / "headers.txt", port):
             assert (await client.ask(echo, "ctx")).answer == "Done."
     first, down, again = tool_outputs(model)
     assert ["echo hello" in each for each in (first, down, again)] == [True, False, True]
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on at this moment."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     assert isinstance(port, int)
@@ -269,8 +269,8 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def over_http(headers: Path, port: int | None = None) -> AsyncIterator[str]:
-    """Run the server over HTTP; gives its address."""
+async def http_server(headers: Path, port: int | None = None) -> AsyncIterator[str]:
+    """Run the server over HTTP and return its URL."""
     port = port or free_port()
     command = [sys.executable, str(SERVER), "--http", str(port), "--headers", str(headers)]
     process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=REPOSITORY)

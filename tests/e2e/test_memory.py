@@ -1,4 +1,4 @@
-"""A context is one conversation, whatever dies in between."""
+"""A context is one conversation, across crashes and restarts."""
 
 import signal
 from contextlib import suppress
@@ -60,7 +60,7 @@ async def test_per_context_gives_each_message_without_context_its_own(setup: Age
 async def test_codex_killed_during_a_turn_fails_or_resumes_it_and_the_context_remembers(
     setup: AgentSetup, recovery: str
 ) -> None:
-    """Without recovery the task fails within a second and says why; with it, its watcher is told and it goes on."""
+    """Without recovery the task fails within a second with a reason; with it, the turn continues after a notice."""
     wanted = replace(setup, codex={"recovery": recovery})
     async with running_agent(wanted) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
@@ -84,7 +84,7 @@ async def test_codex_killed_during_a_turn_fails_or_resumes_it_and_the_context_re
         if recovery == "resume":
             assert (seen.state, seen.answer) == (COMPLETED, f"You said: {CONTINUE_PROMPT}")
         _, alive = psutil.wait_procs(commands, timeout=2)
-        assert not alive, "the command of the dead codex lives on"
+        assert not alive, "the command of the killed codex is still running"
         assert "the word is apple" in (await client.ask(REPEAT, "ctx")).answer
 
 
@@ -102,7 +102,7 @@ async def test_codex_killed_between_turns_is_replaced_silently(agent: AgentProce
 async def test_sigterm_waits_the_grace_period_then_fails_or_keeps_the_turn(
     setup: AgentSetup, model: ScriptedModel, recovery: str
 ) -> None:
-    """What is left goes on with the next agent; without recovery the task fails, and says that the agent stopped."""
+    """The next agent resumes unfinished tasks; without recovery they fail, and the reason is that the agent stopped."""
     quick = replace(setup, codex={"shutdown_grace_s": 1, "recovery": recovery})
     async with running_agent(quick) as agent, peer(agent.url) as client:
         ends_in_time, never_ends = Seen(), Seen()

@@ -1,4 +1,4 @@
-"""A second message while a turn of its context is at work: it waits, joins, or takes its place."""
+"""A message during a running turn of its context: it is queued, joins the turn, or replaces it."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ COMPLETED, CANCELED, REJECTED = (
     TaskState.TASK_STATE_REJECTED,
 )
 SAY_FINE = script({"say": "Fine."})
-"""The last script counts where a message tells of an earlier one."""
+"""The model runs the last script if a message quotes an earlier one."""
 REPEAT = script({"repeat": True})
 
 
@@ -38,7 +38,7 @@ async def send(client: Peer, sent: SendMessageRequest) -> Seen:
 
 
 async def start_turn(client: Peer, text: str) -> Seen:
-    """Send a message and return its task once its turn has said something."""
+    """Send a message and return its task as soon as its turn has produced text."""
     seen = await client.begin(text, "ctx")
     with anyio.fail_after(HANG_S):
         while not (await client.get(seen.task_id)).answer:

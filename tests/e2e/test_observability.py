@@ -1,4 +1,4 @@
-"""What an operator sees of a real agent at work: numbers, traces, codex's record, and the ids in the log."""
+"""What operators can observe of a running agent: metrics, traces, codex's transcript, and IDs in the log."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -31,12 +31,14 @@ SCRAPER: Final = "scraper-0123456789"
 CALLER: Final = "00-11111111111111111111111111111111-2222222222222222-01"
 
 Numbers = Mapping[tuple[str, str], float]
-"""The values of a scrape by the names of their series, and of their one label's value."""
+"""The values of a scrape by metric name and label value."""
 
 
 @asynccontextmanager
-async def watched(setup: AgentSetup, **environment: str) -> AsyncIterator[tuple[AgentProcess, Peer, httpx.AsyncClient]]:
-    """Run an agent that has all tokens; gives it, a peer with the operator's, and a client with none."""
+async def observed_agent(
+    setup: AgentSetup, **environment: str
+) -> AsyncIterator[tuple[AgentProcess, Peer, httpx.AsyncClient]]:
+    """Run an agent with all tokens; yield it, a peer with the operator's token, and an HTTP client without a token."""
     principals = {"principals": [{"name": "partner", "token_env": "PARTNER_TOKEN"}]}
     tokens = {"A2A_TOKEN": OPERATOR, "PARTNER_TOKEN": PARTNER, "METRICS_TOKEN": SCRAPER}
     setup = replace(setup, config=principals, environment={**tokens, **environment})
@@ -48,32 +50,32 @@ async def watched(setup: AgentSetup, **environment: str) -> AsyncIterator[tuple[
         yield agent, client, http
 
 
-def shows(token: str) -> dict[str, str]:
+def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
 async def scrape(http: httpx.AsyncClient) -> str:
-    answer = await http.get("/metrics", headers=shows(SCRAPER))
+    answer = await http.get("/metrics", headers=bearer(SCRAPER))
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")
     return answer.text
 
 
-def numbers_in(scraped: str) -> Numbers:
+def metrics_of(scraped: str) -> Numbers:
     samples = [sample for family in text_string_to_metric_families(scraped) for sample in family.samples]
     return {(each.name, next(iter(each.labels.values()), "")): each.value for each in samples}
 
 
-# --- Numbers ---
+# --- Metrics ---
 
 
-def told_in_the_document() -> dict[str, tuple[str, frozenset[str]]]:
-    """Return the type of each number, and the values of its label."""
+def documented_metrics() -> dict[str, tuple[str, frozenset[str]]]:
+    """Return the type and the label values of each documented metric."""
     rows = table(DOCUMENT, "metrics")
     return {names_in(name)[0]: (kind, frozenset(names_in(labels)[1:])) for name, kind, labels, _ in rows}
 
 
-def shown_in(scraped: str) -> dict[str, tuple[str, frozenset[str]]]:
+def exported_metrics(scraped: str) -> dict[str, tuple[str, frozenset[str]]]:
     shown: dict[str, tuple[str, frozenset[str]]] = {}
     for family in text_string_to_metric_families(scraped):
         name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -84,23 +86,23 @@ def shown_in(scraped: str) -> dict[str, tuple[str, frozenset[str]]]:
 
 async def test_every_documented_metric_exists_and_counts(setup: AgentSetup) -> None:
     usage = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 30, "reasoning_tokens": 10}
-    async with watched(setup) as (agent, client, http):
+    async with observed_agent(setup) as (agent, client, http):
         await client.ask(script({"say": "Well.", "usage": usage}), "one")
         await client.ask(script({"fail": 401}), "two")
         await client.ask("", "one")
-        begun = await client.begin(script({"say": "At work.", "stall": True}), "three")
+        started = await client.begin(script({"say": "At work.", "stall": True}), "three")
         await client.begin("next", "three")
-        during = await until(http, turns_running=1, messages_waiting=1)
+        during = await wait_for_metrics(http, turns_running=1, messages_waiting=1)
         assert during["codex_workspace_deliveries", "acknowledged"] == 3
-        await said(client, begun, "At work.")
-        await client.cancel(begun.task_id)
+        await wait_for_text(client, started, "At work.")
+        await client.cancel(started.task_id)
         killed = await client.begin(script({"say": "Before.", "stall": True, "times": 1}, {"say": "After."}), "four")
-        await said(client, killed, "Before.")
+        await wait_for_text(client, killed, "Before.")
         agent.codex().kill()
         await client.finished(killed.task_id)
         scraped = await scrape(http)
-    assert shown_in(scraped) == told_in_the_document()
-    numbers = numbers_in(scraped)
+    assert exported_metrics(scraped) == documented_metrics()
+    numbers = metrics_of(scraped)
     turns = {
         outcome: numbers["codex_workspace_turns_total", outcome] for outcome in documented_label_values("turns_total")
     }
@@ -120,27 +122,27 @@ async def test_every_documented_metric_exists_and_counts(setup: AgentSetup) -> N
 
 
 def documented_label_values(name: str) -> frozenset[str]:
-    return told_in_the_document()[f"codex_workspace_{name}"][1]
+    return documented_metrics()[f"codex_workspace_{name}"][1]
 
 
-async def until(http: httpx.AsyncClient, **wanted: float) -> Numbers:
-    """Scrape until the numbers are as wanted."""
+async def wait_for_metrics(http: httpx.AsyncClient, **expected: float) -> Numbers:
+    """Scrape until the metrics have these values."""
     with anyio.fail_after(HANG_S):
         while True:
-            numbers = numbers_in(await scrape(http))
-            if all(numbers[f"codex_workspace_{name}", ""] == value for name, value in wanted.items()):
+            numbers = metrics_of(await scrape(http))
+            if all(numbers[f"codex_workspace_{name}", ""] == value for name, value in expected.items()):
                 return numbers
             await anyio.sleep(0.05)
 
 
-async def said(client: Peer, begun: Seen, text: str) -> None:
+async def wait_for_text(client: Peer, started: Seen, text: str) -> None:
     with anyio.fail_after(HANG_S):
-        while text not in (await client.get(begun.task_id)).answer:
+        while text not in (await client.get(started.task_id)).answer:
             await anyio.sleep(0.02)
 
 
 async def test_operator_endpoints_require_the_operator_token(setup: AgentSetup) -> None:
-    async with watched(
+    async with observed_agent(
         setup, PLATFORM_URL="http://127.0.0.1:9", WORKSPACE_ID="w", MOLECULE_WORKSPACE_TOKEN="p-0123"
     ) as (
         _,
@@ -148,13 +150,13 @@ async def test_operator_endpoints_require_the_operator_token(setup: AgentSetup) 
         http,
     ):
         answered = {
-            (path, token): (await http.get(path, headers=shows(token))).status_code
+            (path, token): (await http.get(path, headers=bearer(token))).status_code
             for path in ("/metrics", "/transcript", "/tasks?A2A-Version=1.0")
             for token in (OPERATOR, PARTNER, SCRAPER, "p-0123", "nobody's")
         }
         assert (await http.get("/metrics")).status_code == 401
         assert (await http.get("/transcript")).status_code == 401
-        refused = await http.get("/transcript", headers=shows(PARTNER))
+        refused = await http.get("/transcript", headers=bearer(PARTNER))
         assert refused.json()["error"]["message"] == "this endpoint needs the operator's token"
     let_in = {(path, token) for (path, token), status in answered.items() if status not in (401, 403)}
     assert let_in == {
@@ -185,26 +187,26 @@ async def test_a_trace_leads_from_the_callers_span_to_codexs_command(setup: Agen
     with otlp_receiver() as collector:
         headers = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20collector-0123"}
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100", **headers}
-        async with watched(setup, A2A_GRPC_PORT="0", LOG_FORMAT="json", **environment) as (agent, _, http):
+        async with observed_agent(setup, A2A_GRPC_PORT="0", LOG_FORMAT="json", **environment) as (agent, _, http):
             sent = request(script({"run": f"echo {SECRET}; exit 3"}, {"patch": patch}, {"fail": 401}), "ctx")
             body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": MessageToDict(sent)}
-            documented_label_values = {**shows(OPERATOR), "A2A-Version": "1.0", "traceparent": CALLER}
-            answer = await http.post("/", json=body, headers=documented_label_values, timeout=30)
+            headers = {**bearer(OPERATOR), "A2A-Version": "1.0", "traceparent": CALLER}
+            answer = await http.post("/", json=body, headers=headers, timeout=30)
             assert answer.json()["result"]["task"]["status"]["state"] == "TASK_STATE_FAILED"
-            await say_by_grpc(agent, "hello")
+            await send_by_grpc(agent, "hello")
             await collector.wait_for("message", 2)
-        (of_http, of_grpc) = await collector.wait_for("SendMessage", 2)
+        (http_span, grpc_span) = await collector.wait_for("SendMessage", 2)
     task = answer.json()["result"]["task"]["id"]
-    for asked in (of_http, of_grpc):
+    for asked in (http_span, grpc_span):
         assert (asked.trace, asked.parent, asked.is_server) == (CALLER[3:35], CALLER[36:52], True)
         assert asked.attributes == {"rpc.system": "a2a", "rpc.method": "SendMessage", "a2a.principal": "operator"}
-    message = below(collector.spans, of_http)
+    message = children_of(collector.spans, http_span)
     assert message["message"].attributes == {"a2a.task.id": task, "a2a.context.id": "ctx", "a2a.task.state": "failed"}
-    of_message = below(collector.spans, message["message"])
+    of_message = children_of(collector.spans, message["message"])
     assert set(of_message) == {"wait", "turn"}
     turn = of_message["turn"]
     assert (turn.error, turn.attributes["codex.turn.outcome"]) == ("failed", "failed")
-    items = below(collector.spans, turn)
+    items = children_of(collector.spans, turn)
     assert set(items) == {"command", "file change"}
     assert (items["command"].attributes["process.exit.code"], items["command"].error) == (3, "failed")
     assert "echo ***" in str(items["command"].attributes["codex.command"])
@@ -218,44 +220,44 @@ async def test_a_trace_leads_from_the_callers_span_to_codexs_command(setup: Agen
         "thread": turn.attributes["gen_ai.conversation.id"],
         "turn": turn.attributes["codex.turn.id"],
     }
-    (failed,) = [line for line in logged(setup) if "turn failed" in line["message"]]
+    (failed,) = [line for line in log_entries(setup) if "turn failed" in line["message"]]
     assert ids.items() <= failed.items()
     assert set(failed) <= {names_in(row[0])[0] for row in table(DOCUMENT, "log")}
-    assert spans_told() >= {span.name for span in collector.spans}
+    assert documented_spans() >= {span.name for span in collector.spans}
 
 
-def below(spans: list[ExportedSpan], parent: ExportedSpan) -> dict[str, ExportedSpan]:
-    """Return the parts of a span by their names, which are different ones."""
+def children_of(spans: list[ExportedSpan], parent: ExportedSpan) -> dict[str, ExportedSpan]:
+    """Return a span's children by name; the names are unique."""
     parts = [span for span in spans if (span.trace, span.parent) == (parent.trace, parent.id)]
     found = {span.name: span for span in parts}
     assert len(found) == len(parts)
     return found
 
 
-def spans_told() -> set[str]:
+def documented_spans() -> set[str]:
     return {name for row in table(DOCUMENT, "spans") for name in names_in(row[0])}
 
 
-def logged(setup: AgentSetup) -> list[dict[str, str]]:
+def log_entries(setup: AgentSetup) -> list[dict[str, str]]:
     return [json.loads(line) for line in setup.log.read_text().splitlines() if line.startswith("{")]
 
 
-async def say_by_grpc(agent: AgentProcess, text: str) -> None:
+async def send_by_grpc(agent: AgentProcess, text: str) -> None:
     (address,) = [
         line.split("gRPC at ")[1].split(",")[0] for line in agent.log.read_text().splitlines() if "gRPC" in line
     ]
-    documented_label_values = (("authorization", f"Bearer {OPERATOR}"), ("a2a-version", "1.0"), ("traceparent", CALLER))
-    said = Message(role=Role.ROLE_USER, message_id="by-grpc", parts=[Part(text=text)])
+    metadata = (("authorization", f"Bearer {OPERATOR}"), ("a2a-version", "1.0"), ("traceparent", CALLER))
+    wait_for_text = Message(role=Role.ROLE_USER, message_id="by-grpc", parts=[Part(text=text)])
     async with grpc.aio.insecure_channel(address) as channel:
         stub = a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]
-        answer = await stub.SendMessage(SendMessageRequest(message=said), metadata=documented_label_values)
+        answer = await stub.SendMessage(SendMessageRequest(message=wait_for_text), metadata=metadata)
     assert answer.task.status.state == TaskState.TASK_STATE_COMPLETED
 
 
 async def test_a_stalled_collector_blocks_nothing(setup: AgentSetup) -> None:
     with otlp_receiver(unresponsive=True) as collector:
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "10"}
-        async with watched(setup, **environment) as (agent, client, _):
+        async with observed_agent(setup, **environment) as (agent, client, _):
             assert (await client.ask("hello")).answer == "You said: hello"
             before = anyio.current_time()
             assert await agent.stop() == 0
@@ -263,18 +265,18 @@ async def test_a_stalled_collector_blocks_nothing(setup: AgentSetup) -> None:
     assert "the last spans were not exported within 2 s" in setup.log.read_text()
 
 
-# --- Codex's record ---
+# --- Transcript ---
 
 
 async def test_the_event_log_continues_from_its_cursor_without_secrets(setup: AgentSetup) -> None:
-    async with watched(setup) as (_, client, http):
+    async with observed_agent(setup) as (_, client, http):
 
         async def look(**query: str | int) -> dict[str, object]:
-            answer = await http.get("/transcript", params=query, headers=shows(OPERATOR))
+            answer = await http.get("/transcript", params=query, headers=bearer(OPERATOR))
             assert answer.status_code == 200, answer.text
-            documented_label_values: dict[str, object] = answer.json()
-            assert set(documented_label_values) == {names_in(row[0])[0] for row in table(DOCUMENT, "transcript")}
-            return documented_label_values
+            page: dict[str, object] = answer.json()
+            assert set(page) == {names_in(row[0])[0] for row in table(DOCUMENT, "transcript")}
+            return page
 
         nothing = await look()
         assert (nothing["lines"], nothing["cursor"], nothing["more"], nothing["source"]) == ([], 0, False, None)
@@ -300,4 +302,4 @@ async def test_the_event_log_continues_from_its_cursor_without_secrets(setup: Ag
         assert "somewhere else" in json.dumps(other["lines"])
         assert (named["source"], named["cursor"]) == (first["source"], cursor)
         for bad in ("since=-1", "since=x", "limit=0", "limit=1.5", "since=9999999999999"):
-            assert (await http.get(f"/transcript?{bad}", headers=shows(OPERATOR))).status_code == 400
+            assert (await http.get(f"/transcript?{bad}", headers=bearer(OPERATOR))).status_code == 400

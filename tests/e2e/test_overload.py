@@ -1,4 +1,4 @@
-"""More clients than there are places: who is let in is answered, who is not hears it at once, memory stays level."""
+"""More clients than slots: accepted messages are answered, the others are rejected at once, memory stays level."""
 
 import json
 import sys
@@ -22,16 +22,16 @@ LIMITS = {"max_waiting_per_context": 5, "max_waiting": 30, "max_running_turns": 
 
 REFUSED_WITHIN_S = 0.1
 GROWTH_BYTES = 40_000_000
-"""What the agent may take for 200 clients; a message and its task are a few kilobytes, 38 wait or run at a time."""
+"""The agent's memory limit for 200 clients; a message and its task take a few kilobytes, 38 wait or run at a time."""
 
-SLOWLY = script({"say": "one two three four", "delay_ms": 100})
+SLOW_SCRIPT = script({"say": "one two three four", "delay_ms": 100})
 
 
-SENTENCE = "The agent is busy: the queue of this context is full (1 messages). Try again in 10 s."
-OLD_STYLE = {"code": -32000, "message": SENTENCE, "data": {"retryAfterSeconds": 10}}
-NEW_STYLE = {
+BUSY_MESSAGE = "The agent is busy: the queue of this context is full (1 messages). Try again in 10 s."
+BUSY_ERROR_0_3 = {"code": -32000, "message": BUSY_MESSAGE, "data": {"retryAfterSeconds": 10}}
+BUSY_ERROR_1_0 = {
     "code": -32000,
-    "message": SENTENCE,
+    "message": BUSY_MESSAGE,
     "data": [
         {
             "@type": "type.googleapis.com/google.rpc.ErrorInfo",
@@ -43,8 +43,8 @@ NEW_STYLE = {
 }
 
 
-async def refusal(http: httpx.AsyncClient, method: str) -> object:
-    """Send a message for which there is no place and return the JSON-RPC error."""
+async def busy_error(http: httpx.AsyncClient, method: str) -> object:
+    """Send a message that exceeds the limit, and return the JSON-RPC error."""
     result = await ask(http, call(method, "no place", "ctx"))
     assert (result.status, result.retry_after) == (429, "10")
     return json.loads(result.body)["error"]
@@ -57,7 +57,7 @@ async def agent(setup: AgentSetup) -> AsyncIterator[AgentProcess]:
 
 
 async def run_load(agent: AgentProcess) -> list[CallResult]:
-    """Let 200 clients send, from a process of their own."""
+    """Let 200 clients send messages, from a separate process."""
     command = [
         sys.executable,
         "-m",
@@ -66,7 +66,7 @@ async def run_load(agent: AgentProcess) -> list[CallResult]:
         str(agent.process.pid),
         str(CLIENTS),
         str(EVERY_S),
-        SLOWLY,
+        SLOW_SCRIPT,
     ]
     with anyio.fail_after(HANG_S):
         ended = await anyio.run_process(command, cwd=REPOSITORY, stderr=None)
@@ -78,21 +78,21 @@ async def test_accepted_messages_are_answered_and_the_rest_is_rejected_at_once(a
     async with unlimited_client(agent.url) as http:
         assert (await ask(http, call("SendMessage", "hello", "warm"))).completed
         before = agent.process.memory_info().rss
-        result = await run_load(agent)
-        grown = agent.process.memory_info().rss - before
-        accepted = [each for each in result if each.status == 200]
-        refused = [each for each in result if each.status == 429]
-        assert len(accepted) + len(refused) == len(result) == CLIENTS
+        results = await run_load(agent)
+        growth = agent.process.memory_info().rss - before
+        accepted = [each for each in results if each.status == 200]
+        rejected = [each for each in results if each.status == 429]
+        assert len(accepted) + len(rejected) == len(results) == CLIENTS
         assert not [each for each in accepted if not each.completed]
-        assert {each.method for each in accepted} == {each.method for each in refused} == set(METHODS)
-        assert not [each for each in refused if not 1 <= int(each.retry_after or "0") <= 60]
-        assert {json.loads(each.body)["id"] == each.message_id for each in refused} == {True}
-        too_late = [each for each in refused if each.seconds - each.stolen_s >= REFUSED_WITHIN_S]
+        assert {each.method for each in accepted} == {each.method for each in rejected} == set(METHODS)
+        assert not [each for each in rejected if not 1 <= int(each.retry_after or "0") <= 60]
+        assert {json.loads(each.body)["id"] == each.message_id for each in rejected} == {True}
+        too_late = [each for each in rejected if each.seconds - each.stolen_s >= REFUSED_WITHIN_S]
         assert not too_late
-        assert grown < GROWTH_BYTES
-        # Nothing of a refusal is left: the message is new when it comes again, and so it is answered.
-        again = refused[-1]
-        assert (await ask(http, call(again.method, "later", "crowded", again.message_id))).completed
+        assert growth < GROWTH_BYTES
+        # A last_rejected message is not stored, so sending it again starts it.
+        last_rejected = rejected[-1]
+        assert (await ask(http, call(last_rejected.method, "later", "crowded", last_rejected.message_id))).completed
 
 
 async def test_a_known_message_joins_even_when_the_queue_is_full(setup: AgentSetup) -> None:
@@ -107,7 +107,12 @@ async def test_a_known_message_joins_even_when_the_queue_is_full(setup: AgentSet
             for message_id in ("runs", "waits"):
                 tasks.start_soon(send, message_id)
                 await anyio.sleep(0.3)
-            assert [await refusal(http, method) for method in METHODS] == [NEW_STYLE, NEW_STYLE, OLD_STYLE, OLD_STYLE]
+            assert [await busy_error(http, method) for method in METHODS] == [
+                BUSY_ERROR_1_0,
+                BUSY_ERROR_1_0,
+                BUSY_ERROR_0_3,
+                BUSY_ERROR_0_3,
+            ]
             for message_id in ("runs", "waits"):
                 tasks.start_soon(send, message_id)
         assert [each.completed for each in answers] == [True] * 4

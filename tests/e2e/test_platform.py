@@ -1,4 +1,4 @@
-"""The real agent with the real codex on the stand-in of the platform: pushed to, polling, and removed."""
+"""The real agent with the real codex on the platform's stand-in: with push delivery, polling, and removed."""
 
 import time
 from dataclasses import replace
@@ -19,7 +19,7 @@ ME = "11111111-1111-4111-8111-111111111111"
 
 
 def on_platform(setup: AgentSetup, url: str, **platform: object) -> AgentSetup:
-    """Return the place of an agent that is on a platform."""
+    """Return the setup of an agent that is registered with a platform."""
     config = {"agent_tools": "never", "platform": {"heartbeat_s": 1, **platform}}
     return replace(setup, config=config, environment={"PLATFORM_URL": url, "WORKSPACE_ID": ME})
 
@@ -48,7 +48,7 @@ async def test_an_idle_polling_agent_starts_within_a_second(setup: AgentSetup, m
         async with running_agent(on_platform(setup, platform.url)):
             await platform.canvas_message(ME, "warm up")
             await platform.until(lambda: len(platform.notifications(ME)) == 1)
-            # As idle as it becomes.
+            # Wait until the polling interval has reached its maximum.
             await anyio.sleep(6.0)
             calls_before, start = len(model.requests), time.monotonic()
             await platform.canvas_message(ME, "hello")

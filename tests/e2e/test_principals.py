@@ -1,4 +1,4 @@
-"""Several people with a token each in one agent: what is one's does not exist for the others, on every transport."""
+"""Several principals in one agent: the data of one does not exist for the others, on every transport."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -34,14 +34,14 @@ async def agent(setup: AgentSetup) -> AsyncIterator[AgentProcess]:
         yield agent
 
 
-async def answered(client: OwnClient, sent: SendMessageRequest) -> Task:
-    """Send a message, blocking, and return its task."""
+async def send(client: OwnClient, sent: SendMessageRequest) -> Task:
+    """Send a message with the blocking client and return its task."""
     (event,) = [each async for each in client.send(sent)]
     return event.task
 
 
-def said_by_users(model: ScriptedModel) -> str:
-    """What the model's last call held of people's words."""
+def user_texts(model: ScriptedModel) -> str:
+    """Return the texts of the users in the model's last call."""
     return "\n".join(each.text for each in model.requests[-1].input if isinstance(each, Message))
 
 
@@ -50,23 +50,23 @@ async def test_principals_cannot_see_or_cancel_foreign_tasks(
     agent: AgentProcess, model: ScriptedModel, transport: str
 ) -> None:
     async with own_client(transport, agent.url, ALICE) as alice, own_client(transport, agent.url, BOB) as bob:
-        hers = await answered(alice, request("the word is violet", CONTEXT))
-        for others in (bob.get, bob.cancel):
+        alices_task = await send(alice, request("the word is violet", CONTEXT))
+        for forbidden in (bob.get, bob.cancel):
             with pytest.raises(TaskNotFoundError):
-                await others(hers.id)
+                await forbidden(alices_task.id)
         with pytest.raises(TaskNotFoundError):
-            _ = [event async for event in bob.subscribe(hers.id)]
+            _ = [event async for event in bob.subscribe(alices_task.id)]
         assert await bob.list(CONTEXT) == []
-        # A context's name is everybody's own: it leads to a conversation that knows nothing of hers.
-        his = await answered(bob, request("which word?", CONTEXT))
-        assert "violet" not in said_by_users(model)
-        assert [each.id for each in await bob.list(CONTEXT)] == [his.id]
-        await answered(alice, request("and now?", CONTEXT))
-        assert "violet" in said_by_users(model)
-        assert "which word?" not in said_by_users(model)
+        # Context IDs are per principal: the same ID is another conversation, without her messages.
+        bobs_task = await send(bob, request("which word?", CONTEXT))
+        assert "violet" not in user_texts(model)
+        assert [each.id for each in await bob.list(CONTEXT)] == [bobs_task.id]
+        await send(alice, request("and now?", CONTEXT))
+        assert "violet" in user_texts(model)
+        assert "which word?" not in user_texts(model)
     async with own_client(transport, agent.url, OPERATOR) as operator:
         with pytest.raises(TaskNotFoundError):
-            await operator.get(hers.id)
+            await operator.get(alices_task.id)
 
 
 async def test_a_request_without_a_known_token_is_unauthorized(agent: AgentProcess) -> None:

@@ -1,6 +1,6 @@
-"""Each kind of provider, with the scripted model in its place, on a clean state and on the one of the start before.
+"""Each kind of provider, simulated by the scripted model, with new state and with the state of an earlier start.
 
-A custom endpoint is what all other tests use.
+All other tests use a custom endpoint.
 """
 
 import json
@@ -29,19 +29,19 @@ COMPLETED: Final = TaskState.TASK_STATE_COMPLETED
 
 def login(
     account: str = ACCOUNT,
-    mark: str = "first",
-    at: datetime | None = None,
-    holds: timedelta = timedelta(days=1),
+    token_id: str = "first",
+    refreshed_at: datetime | None = None,
+    valid_for: timedelta = timedelta(days=1),
     refresh_token: str = "",
 ) -> str:
-    """Return the content of an auth.json, whose access token holds for so long."""
+    """Return the content of an auth.json whose access token is valid for `valid_for`."""
     tokens = {
-        "id_token": token(account, f"id-{mark}"),
-        "access_token": token(account, f"access-{mark}", holds),
-        "refresh_token": refresh_token or f"refresh-{account}-{mark}-0123456789",
+        "id_token": token(account, f"id-{token_id}"),
+        "access_token": token(account, f"access-{token_id}", valid_for),
+        "refresh_token": refresh_token or f"refresh-{account}-{token_id}-0123456789",
         "account_id": account,
     }
-    refreshed = (at or datetime.now(UTC)).isoformat()
+    refreshed = (refreshed_at or datetime.now(UTC)).isoformat()
     return json.dumps({"auth_mode": "chatgpt", "OPENAI_API_KEY": None, "tokens": tokens, "last_refresh": refreshed})
 
 
@@ -49,8 +49,8 @@ def access_token(content: str) -> str:
     return str(json.loads(content)["tokens"]["access_token"])
 
 
-def subscribed(setup: AgentSetup, content: str) -> AgentSetup:
-    """Return the place of an agent whose subscription is answered by the scripted model."""
+def with_subscription(setup: AgentSetup, content: str) -> AgentSetup:
+    """Return the setup of an agent with a subscription, whose endpoint is the scripted model."""
     entry = {"name": "chatgpt", "auth_mode": "chatgpt_subscription", "base_url": setup.model_url}
     config = {"runtime_config": {"model": "gpt-5.5"}, "providers": [entry]}
     return replace(setup, config=config, environment={"CODEX_AUTH_JSON": content, "SCRIPTED_KEY": ""})
@@ -60,20 +60,24 @@ def auth_file(setup: AgentSetup) -> Path:
     return setup.root / "state" / "codex" / "auth.json"
 
 
-async def asked(setup: AgentSetup, text: str = "hello") -> Seen:
+async def ask(setup: AgentSetup, text: str = "hello") -> Seen:
     async with running_agent(setup) as agent, peer(agent.url) as client:
         return await client.ask_blocking(text, "ctx")
 
 
-def keyed(setup: AgentSetup) -> AgentSetup:
-    """Return the place of an agent with nothing but OpenAI's key and address."""
-    own = {"OPENAI_API_KEY": "sk-of-openai-0123456789", "OPENAI_BASE_URL": setup.model_url, "SCRIPTED_KEY": ""}
-    return replace(setup, config={"runtime_config": {"model": "gpt-5.5"}, "providers": []}, environment=own)
+def with_api_key(setup: AgentSetup) -> AgentSetup:
+    """Return the setup of an agent with only OpenAI's key and base URL."""
+    environment = {
+        "OPENAI_API_KEY": "sk-of-openai-0123456789",
+        "OPENAI_BASE_URL": setup.model_url,
+        "SCRIPTED_KEY": "",
+    }
+    return replace(setup, config={"runtime_config": {"model": "gpt-5.5"}, "providers": []}, environment=environment)
 
 
 async def test_an_api_key_works_on_new_and_existing_state(setup: AgentSetup, model: ScriptedModel) -> None:
     for _ in range(2):
-        seen = await asked(keyed(setup))
+        seen = await ask(with_api_key(setup))
         assert (seen.state, seen.answer) == (COMPLETED, "You said: hello")
         assert model.requests[-1].authorization == "Bearer sk-of-openai-0123456789"
     assert (
@@ -86,13 +90,13 @@ async def test_a_conversation_continues_with_another_provider(setup: AgentSetup,
     content = login()
     for each, authorization in [
         (setup, f"Bearer {SECRET}"),
-        (subscribed(setup, content), f"Bearer {access_token(content)}"),
-        (keyed(setup), "Bearer sk-of-openai-0123456789"),
+        (with_subscription(setup, content), f"Bearer {access_token(content)}"),
+        (with_api_key(setup), "Bearer sk-of-openai-0123456789"),
     ]:
-        assert (await asked(each)).state == COMPLETED
+        assert (await ask(each)).state == COMPLETED
         assert model.requests[-1].authorization == authorization
-    said = [each.text for each in model.requests[-1].input if isinstance(each, Message) and each.role == "user"]
-    assert sum("hello" in text for text in said) == 3
+    texts = [each.text for each in model.requests[-1].input if isinstance(each, Message) and each.role == "user"]
+    assert sum("hello" in text for text in texts) == 3
 
 
 async def test_a_subscription_works_on_new_state_and_on_another_backends(
@@ -100,7 +104,7 @@ async def test_a_subscription_works_on_new_state_and_on_another_backends(
 ) -> None:
     content = login()
     for backend in ("app-server", "exec"):
-        seen = await asked(subscribed(replace(setup, codex={"backend": backend}), content))
+        seen = await ask(with_subscription(replace(setup, codex={"backend": backend}), content))
         assert (seen.state, seen.answer) == (COMPLETED, "You said: hello")
         sent = model.requests[-1]
         assert (sent.authorization, sent.account) == (f"Bearer {access_token(content)}", "account-1")
@@ -110,37 +114,37 @@ async def test_a_subscription_works_on_new_state_and_on_another_backends(
     assert access_token(content) not in log
 
 
-def refreshed_by(setup: AgentSetup, server: LoginServer) -> AgentSetup:
-    """Return the place of an agent whose codex has its login refreshed there; only its environment can tell it so."""
+def with_login_server(setup: AgentSetup, server: LoginServer) -> AgentSetup:
+    """Return the setup of an agent whose codex refreshes its login at `server`, which needs an environment variable."""
     codex = setup.root / "codex"
     codex.write_text(f'#!/bin/sh\nexport CODEX_REFRESH_TOKEN_URL_OVERRIDE={server.url}\nexec {binary()} "$@"\n')
     codex.chmod(0o700)
     return replace(setup, environment={**setup.environment, "CODEX_BIN": str(codex)})
 
 
-async def refreshing(setup: AgentSetup, server: LoginServer, client: Peer) -> Seen:
-    """Begin a turn with a login that is over, and return it once codex asks for a new one."""
-    auth_file(setup).write_text(login(holds=timedelta(minutes=-1), refresh_token=server.refresh_token))
+async def start_refreshing(setup: AgentSetup, server: LoginServer, client: Peer) -> Seen:
+    """Start a turn with an expired login, and return it when codex requests a new one."""
+    auth_file(setup).write_text(login(valid_for=timedelta(minutes=-1), refresh_token=server.refresh_token))
     known = len(server.requests)
-    begun = await client.begin("hello", "ctx")
+    started = await client.begin("hello", "ctx")
     with anyio.fail_after(HANG_S):
         await server.wait_for_requests(known + 1)
-    return begun
+    return started
 
 
 async def test_stopping_a_turn_during_a_login_refresh_keeps_the_login(setup: AgentSetup, model: ScriptedModel) -> None:
     async with running_login_server(0.5) as server:
         at_once = replace(setup, backend="exec", codex={"shutdown_grace_s": 0})
-        own = refreshed_by(subscribed(at_once, login()), server)
-        async with running_agent(own) as agent, peer(agent.url) as client:
-            begun = await refreshing(own, server, client)
-            assert (await client.cancel(begun.task_id)).state == TaskState.TASK_STATE_CANCELED
-            held = auth_file(own).read_text()
+        refreshing_setup = with_login_server(with_subscription(at_once, login()), server)
+        async with running_agent(refreshing_setup) as agent, peer(agent.url) as client:
+            started = await start_refreshing(refreshing_setup, server, client)
+            assert (await client.cancel(started.task_id)).state == TaskState.TASK_STATE_CANCELED
+            held = auth_file(refreshing_setup).read_text()
             assert json.loads(held)["tokens"]["refresh_token"] == server.refresh_token
             assert (await client.ask("hello", "ctx")).state == COMPLETED
             assert model.requests[-1].authorization == f"Bearer {access_token(held)}"
-            await refreshing(own, server, client)
-        assert json.loads(auth_file(own).read_text())["tokens"]["refresh_token"] == server.refresh_token
+            await start_refreshing(refreshing_setup, server, client)
+        assert json.loads(auth_file(refreshing_setup).read_text())["tokens"]["refresh_token"] == server.refresh_token
         assert len(server.requests) == 2
 
 
@@ -148,15 +152,15 @@ async def test_codexs_refreshed_login_is_kept_until_a_newer_one_or_another_accou
     setup: AgentSetup, model: ScriptedModel
 ) -> None:
     now = datetime.now(UTC)
-    first = login(at=now - timedelta(hours=2))
-    refreshed = login(mark="refreshed", at=now - timedelta(hours=1))
-    await asked(subscribed(setup, first))
+    first = login(refreshed_at=now - timedelta(hours=2))
+    refreshed = login(token_id="refreshed", refreshed_at=now - timedelta(hours=1))
+    await ask(with_subscription(setup, first))
     auth_file(setup).write_text(refreshed)
     for handed, used in {
         first: refreshed,
-        login(mark="older", at=now - timedelta(hours=3)): refreshed,
-        (newer := login(mark="newer", at=now)): newer,
-        (other := login("account-2", at=now - timedelta(hours=4))): other,
+        login(token_id="older", refreshed_at=now - timedelta(hours=3)): refreshed,
+        (newer := login(token_id="newer", refreshed_at=now)): newer,
+        (other := login("account-2", refreshed_at=now - timedelta(hours=4))): other,
     }.items():
-        assert (await asked(subscribed(setup, handed))).state == COMPLETED
+        assert (await ask(with_subscription(setup, handed))).state == COMPLETED
         assert model.requests[-1].authorization == f"Bearer {access_token(used)}"

@@ -1,4 +1,4 @@
-"""A human in the loop, by plain A2A: what codex asks becomes `input-required`, and the next message answers it."""
+"""Questions to a person over plain A2A: a task becomes `input-required`, and the next message answers it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -34,22 +34,22 @@ def data(**content: object) -> Part:
 
 
 def with_approvals(setup: AgentSetup, **codex: object) -> AgentSetup:
-    """Return the place of an agent whose codex asks before it leaves its sandbox."""
+    """Return the setup of an agent whose codex asks for approval before it leaves its sandbox."""
     return replace(setup, codex={"approval_policy": "on-request", **codex})
 
 
 def outside_file(setup: AgentSetup) -> Path:
-    """Return a file that no sandboxed command may write."""
+    """Return a file that sandboxed commands cannot write."""
     return setup.root / "outside.txt"
 
 
 def escalation_script(setup: AgentSetup, *, after: str = "It is done.") -> str:
-    """Return a message on which the model wants to leave its sandbox, once."""
+    """Return a message with one command outside the sandbox."""
     return script({"run": f"echo made > {outside_file(setup)}", "escalate": True}, {"say": after})
 
 
 def model_received(model: ScriptedModel, words: str) -> bool:
-    """Whether the model's last call held these words of a user's."""
+    """Whether a user message with these words reached the model."""
     said = [each for request in model.requests for each in request.input if isinstance(each, Message)]
     return any(each.role == "user" and words in each.text for each in said)
 
@@ -58,7 +58,7 @@ def model_received(model: ScriptedModel, words: str) -> bool:
 async def open_question(
     setup: AgentSetup, message: str, *, streaming: bool
 ) -> AsyncIterator[tuple[AgentProcess, Peer, Seen]]:
-    """Run an agent that has been sent a message and asks."""
+    """Run an agent and send it a message that causes a question."""
     async with running_agent(setup) as agent, peer(agent.url) as client:
         send = client.ask if streaming else client.ask_blocking
         with anyio.fail_after(HANG_S):
@@ -165,7 +165,7 @@ async def test_several_questions_are_asked_one_at_a_time(setup: AgentSetup) -> N
     strict = with_approvals(setup, approval_policy="untrusted")
     several = script({"run": ["touch one", "touch two"]}, {"say": "Both."})
     async with open_question(strict, several, streaming=False) as (_, client, seen):
-        # Codex asks in an order of its own.
+        # The order of the questions is codex's.
         first, other = ("one", "two") if "touch one" in seen.sentence else ("two", "one")
         second = await client.answer(seen, text("yes"))
         assert (second.state, f"touch {other}" in second.sentence) == (ASKING, True)
@@ -185,7 +185,7 @@ async def test_an_open_question_does_not_block_other_contexts(setup: AgentSetup)
 @pytest.mark.parametrize("victim", ["codex", "agent", "stopped"])
 async def test_a_question_lost_with_its_process_is_asked_again(setup: AgentSetup, victim: str) -> None:
     strict = with_approvals(setup)
-    # The script begins anew with the message that tells the agent to go on; the model is a scripted one.
+    # The scripted model runs the script again for the message that continues the turn.
     async with open_question(strict, escalation_script(setup), streaming=False) as (agent, client, seen):
         if victim == "codex":
             agent.codex().kill()
@@ -260,8 +260,8 @@ async def test_the_model_s_own_question_is_answered(setup: AgentSetup, model: Sc
         assert "nder-development" not in await client.history(seen.task_id)
         done = await client.answer(seen, answer)
         assert (done.state, done.answer) == (COMPLETED, "So be it.")
-        tool_outputs = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
-        assert any("Blue" in each and "Red" not in each for each in tool_outputs), tool_outputs
+        outputs = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
+        assert any("Blue" in each and "Red" not in each for each in outputs), outputs
 
 
 @pytest.mark.versions
@@ -278,8 +278,8 @@ async def test_permissions_are_granted_as_far_as_they_are_approved(
         assert "to look it up" in seen.sentence
         done = await client.answer(seen, text(word))
         assert (done.state, done.answer) == (COMPLETED, "Well.")
-        (tool_outputs,) = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
-        assert ('"enabled":true' in tool_outputs.replace(" ", "")) == (word == "yes"), tool_outputs
+        (output,) = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
+        assert ('"enabled":true' in output.replace(" ", "")) == (word == "yes"), output
 
 
 @pytest.mark.versions
@@ -290,18 +290,18 @@ async def test_the_policy_never_asks_no_question(setup: AgentSetup, model: Scrip
         assert (seen.state, seen.answer) == (COMPLETED, "Alone.")
 
 
-# --- Two voices ---
+# --- Concurrent answers ---
 
 
 def two_escalations_script(setup: AgentSetup) -> str:
-    """Return a message on which the model wants to leave its sandbox two times, the second time after a second."""
+    """Return a message with two commands outside the sandbox, the second after a second."""
     first, second = (setup.root / name for name in ("first", "second"))
     touch = [{"run": f"touch {file}; sleep 1", "escalate": True} for file in (first, second)]
     return script(*touch, {"say": "Both are there."})
 
 
 def note_texts(seen: Seen) -> list[str]:
-    """Return what the notes of a task say."""
+    """Return the texts of a task's notes."""
     return ["".join(part.text for part in note.status.message.parts) for note in seen.notes]
 
 

@@ -1,4 +1,4 @@
-"""Tests `runtimes/__init__.py`, and that both runtimes report the same run alike, with the real codex."""
+"""Tests of `runtimes/__init__.py`: both runtimes report the same run alike, with the real codex."""
 
 import ast
 import sys
@@ -22,15 +22,15 @@ from tests.docs.test_docs import the_snippet
 from tests.e2e.agent_process import REPOSITORY
 from tests.e2e.test_exec_process import (
     ADD,
-    FREE,
     KEY,
     TOKEN,
-    done_of,
+    UNSANDBOXED,
+    events_of_type,
+    last_event,
     launch,
-    left_of,
     model,
-    only,
     probe,
+    remaining_processes,
     script,
 )
 from tests.support.waiting import HANG_S
@@ -42,8 +42,8 @@ pytestmark = [pytest.mark.versions, pytest.mark.slow]
 NAMES = ("codex", "codex-exec")
 
 
-async def events_of(runtime: Runtime, prompt: str, options: RunOptions = FREE) -> list[AgentEvent]:
-    """Return all events of a run."""
+async def events_of(runtime: Runtime, prompt: str, options: RunOptions = UNSANDBOXED) -> list[AgentEvent]:
+    """Run a prompt and return all its events."""
     with anyio.fail_after(HANG_S):
         async with runtime.run(prompt, options) as run:
             return [event async for event in run]
@@ -52,14 +52,16 @@ async def events_of(runtime: Runtime, prompt: str, options: RunOptions = FREE) -
 @pytest.mark.parametrize("name", [*NAMES, "Codex", "CODEX-Exec"])
 async def test_a_runtime_created_by_name_remembers_a_session(launch: Launch, name: str) -> None:
     async with create_runtime(name, launch) as runtime:
-        first = done_of(await events_of(runtime, script({"say": "The word is basalt."})))
-        second = done_of(await events_of(runtime, script({"repeat": True}), replace(FREE, resume=first.session_id)))
+        first = last_event(await events_of(runtime, script({"say": "The word is basalt."})))
+        second = last_event(
+            await events_of(runtime, script({"repeat": True}), replace(UNSANDBOXED, resume=first.session_id))
+        )
     assert (first.text, first.stop_reason) == ("The word is basalt.", "completed")
     assert "The word is basalt." in second.text
     assert first.session_id == second.session_id
     assert first.usage is not None
     assert second.usage is not None
-    assert left_of(launch) == []
+    assert remaining_processes(launch) == []
 
 
 async def test_both_runtimes_emit_the_same_events(launch: Launch) -> None:
@@ -70,43 +72,46 @@ async def test_both_runtimes_emit_the_same_events(launch: Launch) -> None:
             runs.append(await events_of(runtime, prompt))
         (launch.cwd / "a.txt").unlink()
     app_server, exec_ = runs
-    assert outline(app_server) == outline(exec_)
-    assert [use.name for use in only(ToolUse, exec_)] == ["Bash", "Bash", "Write"]
-    assert done_of(app_server).usage is not None
+    assert comparable(app_server) == comparable(exec_)
+    assert [use.name for use in events_of_type(ToolUse, exec_)] == ["Bash", "Bash", "Write"]
+    assert last_event(app_server).usage is not None
 
 
 def session_of(run: Run) -> str:
-    """Return the id of a run's session."""
+    """Return the ID of a run's session."""
     assert isinstance(run, AppServerRun | CliRun)
     assert run.session_id is not None
     return run.session_id
 
 
-def outline(events: Sequence[AgentEvent]) -> list[object]:
-    """Return what does not differ from run to run."""
+def comparable(events: Sequence[AgentEvent]) -> list[object]:
+    """Return the parts of the events that are equal in every run."""
     return [
-        [use.name for use in only(ToolUse, events)],
-        [(result.exit_code, result.is_error) for result in only(ToolResult, events)],
-        [[(Path(each.path).name, each.kind) for each in change.changes] for change in only(FileChange, events)],
-        done_of(events).text,
-        done_of(events).stop_reason,
+        [use.name for use in events_of_type(ToolUse, events)],
+        [(result.exit_code, result.is_error) for result in events_of_type(ToolResult, events)],
+        [
+            [(Path(each.path).name, each.kind) for each in change.changes]
+            for change in events_of_type(FileChange, events)
+        ],
+        last_event(events).text,
+        last_event(events).stop_reason,
     ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_run_is_aborted(launch: Launch, name: str) -> None:
     async with create_runtime(name, launch) as runtime:
-        async with runtime.run(script({"run": "sleep 600"}), FREE) as run:
+        async with runtime.run(script({"run": "sleep 600"}), UNSANDBOXED) as run:
             events = []
             async for event in run:
                 events.append(event)
                 if isinstance(event, ToolUse):
                     run.abort()
-        assert done_of(events).stop_reason == "interrupted"
-        unkept = replace(FREE, ephemeral=True)
-        assert done_of(await events_of(runtime, script({"say": "Again."}), unkept)).text == "Again."
-    assert left_of(launch) == []
-    # Of the first run, as the second one is kept nowhere.
+        assert last_event(events).stop_reason == "interrupted"
+        ephemeral = replace(UNSANDBOXED, ephemeral=True)
+        assert last_event(await events_of(runtime, script({"say": "Again."}), ephemeral)).text == "Again."
+    assert remaining_processes(launch) == []
+    # The file of the first run; the second one was ephemeral.
     assert len(list(launch.codex_home.rglob("rollout-*"))) == 1
 
 
@@ -117,10 +122,12 @@ async def test_a_new_session_is_serialized_too(launch: Launch, name: str) -> Non
 
         async def resume(session: str) -> None:
             ends.append(
-                done_of(await events_of(runtime, script({"say": "second"}), replace(FREE, resume=session))).text
+                last_event(
+                    await events_of(runtime, script({"say": "second"}), replace(UNSANDBOXED, resume=session))
+                ).text
             )
 
-        async with runtime.run(script({"run": "sleep 1"}, {"say": "first"}), FREE) as run:
+        async with runtime.run(script({"run": "sleep 1"}, {"say": "first"}), UNSANDBOXED) as run:
             async for event in run:
                 if isinstance(event, ToolUse):
                     tasks.start_soon(resume, session_of(run))
@@ -132,7 +139,7 @@ async def test_a_new_session_is_serialized_too(launch: Launch, name: str) -> Non
 @pytest.mark.parametrize("name", NAMES)
 async def test_silence_times_out_a_run(launch: Launch, name: str) -> None:
     async with create_runtime(name, launch, inactivity_s=1.0) as runtime:
-        done = done_of(await events_of(runtime, script({"run": "sleep 600"})))
+        done = last_event(await events_of(runtime, script({"run": "sleep 600"})))
     assert done.error is not None
     assert done.error.code == "WATCHDOG_TIMEOUT"
 
@@ -140,7 +147,7 @@ async def test_silence_times_out_a_run(launch: Launch, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_failure_is_the_last_event(launch: Launch, name: str) -> None:
     async with create_runtime(name, launch) as runtime:
-        done = done_of(await events_of(runtime, script({"fail": 401})))
+        done = last_event(await events_of(runtime, script({"fail": 401})))
     assert done.stop_reason == "failed"
     assert done.error is not None
     assert "401" in done.error.message
@@ -148,9 +155,9 @@ async def test_a_failure_is_the_last_event(launch: Launch, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_missing_session_has_its_own_error_code(launch: Launch, name: str) -> None:
-    missing = replace(FREE, resume="01a1fdff-8a53-70f0-a558-000000000000")
+    missing = replace(UNSANDBOXED, resume="01a1fdff-8a53-70f0-a558-000000000000")
     async with create_runtime(name, launch) as runtime:
-        done = done_of(await events_of(runtime, "go on", missing))
+        done = last_event(await events_of(runtime, "go on", missing))
     assert (done.stop_reason, done.session_id) == ("failed", None)
     assert done.error is not None
     assert done.error.code == "SESSION_NOT_FOUND"
@@ -165,7 +172,7 @@ async def test_a_providers_key_variable_reaches_codex_but_no_command(
     config.write_text(config.read_text().replace("requires_openai_auth = true", 'env_key = "OPENAI_API_KEY"'))
     async with create_runtime(name, launch) as runtime:
         events = await events_of(runtime, script({"run": "env"}, {"say": "Done."}))
-    assert done_of(events).text == "Done.", done_of(events).error
+    assert last_event(events).text == "Done.", last_event(events).error
     assert {request.authorization for request in model.requests} == {f"Bearer {KEY}"}
     assert KEY not in str(events)
 
@@ -176,7 +183,7 @@ async def test_mcp_servers_work(launch: Launch, name: str) -> None:
     call = {"tool": {"name": "digest_of", "namespace": "mcp__probe", "arguments": {"variable": "TOKEN"}}}
     async with create_runtime(name, launch, probe({"TOKEN": "${PROBE_TOKEN}"})) as runtime:
         events = await events_of(runtime, script(call, {"say": "Called."}))
-    [result] = only(ToolResult, events)
+    [result] = events_of_type(ToolResult, events)
     assert (len(result.output), result.is_error) == (64, False), result
     assert TOKEN not in str(events)
     assert (launch.codex_home / "config.toml").read_bytes() == config
@@ -197,11 +204,11 @@ def test_an_unknown_name_lists_the_known_ones(launch: Launch, name: str) -> None
         create_runtime(name, launch)
 
 
-class Nothing:
-    """A runtime of somebody else's."""
+class NullRuntime:
+    """A third-party runtime."""
 
     @asynccontextmanager
-    async def run(self, prompt: str, options: RunOptions = FREE) -> AsyncIterator["Nothing"]:
+    async def run(self, prompt: str, options: RunOptions = UNSANDBOXED) -> AsyncIterator["NullRuntime"]:
         yield self
 
     def abort(self) -> None:
@@ -212,13 +219,13 @@ class Nothing:
 
 
 @asynccontextmanager
-async def nothing(launch: Launch, servers: McpServers, inactivity_s: float) -> AsyncIterator[Nothing]:
-    yield Nothing()
+async def open_null_runtime(launch: Launch, servers: McpServers, inactivity_s: float) -> AsyncIterator[NullRuntime]:
+    yield NullRuntime()
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a package that brings runtimes."""
+def third_party_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package with runtimes."""
     info = tmp_path / "site" / "of_others-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: of-others\nVersion: 1.0\n")
@@ -233,13 +240,15 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_documented_program_runs(launch: Launch) -> None:
     program = the_snippet(REPOSITORY / "docs" / "runtimes.md", "runs with CODEX_BIN")
-    ours = {"CODEX_BIN": str(launch.binary), "CODEX_HOME": str(launch.codex_home), "CODEX_API_KEY": KEY}
-    runs = await anyio.run_process(
+    environment = {"CODEX_BIN": str(launch.binary), "CODEX_HOME": str(launch.codex_home), "CODEX_API_KEY": KEY}
+    output = await anyio.run_process(
         [sys.executable, "-c", program],
         cwd=launch.cwd,
-        env={**launch.environment, **ours, "PYTHONPATH": str(REPOSITORY)},
+        env={**launch.environment, **environment, "PYTHONPATH": str(REPOSITORY)},
     )
-    ends = [event for line in runs.stdout.decode().splitlines() if (event := ast.literal_eval(line))["type"] == "done"]
+    ends = [
+        event for line in output.stdout.decode().splitlines() if (event := ast.literal_eval(line))["type"] == "done"
+    ]
     assert [end["text"] for end in ends] == ["You said: Hello", "You said: And again"]
     assert len({end["session_id"] for end in ends}) == 1
 
@@ -247,7 +256,7 @@ async def test_the_documented_program_runs(launch: Launch) -> None:
 @pytest.mark.usefixtures("installed")
 async def test_third_party_runtimes_can_be_registered(launch: Launch) -> None:
     async with create_runtime("NOTHING", launch) as runtime:
-        assert done_of(await events_of(runtime, "hi")).text == "nothing"
+        assert last_event(await events_of(runtime, "hi")).text == "nothing"
 
 
 @pytest.mark.usefixtures("installed")

@@ -1,4 +1,4 @@
-"""A machine on which codex can make no sandbox, as under Docker's default seccomp profile."""
+"""A machine on which codex cannot create a sandbox, as under Docker's default seccomp profile."""
 
 from dataclasses import replace
 

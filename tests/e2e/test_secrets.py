@@ -1,4 +1,4 @@
-"""What the model could find out: its commands look everywhere, and it says what it has found in every way it can."""
+"""Secrets that the model could find: its commands search everywhere, and its output repeats what they found."""
 
 import importlib.util
 import os
@@ -25,7 +25,7 @@ ADA = "token-of-ada-0123456789"
 PLATFORM = "token-for-the-platform-0123"
 SECRETS = (SECRET, TOKEN, ADA, PLATFORM)
 
-LOOK = r"""
+READ_ENVIRONMENTS = r"""
 import glob, os
 for file in sorted(glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/task/*/environ")):
     try:
@@ -40,7 +40,7 @@ for file in glob.glob("/proc/[0-9]*/cmdline"):
 print(dict(os.environ))
 """
 
-MEMORY = r"""
+SEARCH_MEMORY = r"""
 import os, re
 found = set()
 for process in filter(str.isdigit, os.listdir("/proc")):
@@ -63,12 +63,12 @@ for process in filter(str.isdigit, os.listdir("/proc")):
                 found.add(process)
 print("found in", *sorted(found))
 """
-"""Looks for the provider's key in the memory of every process that it may look into."""
+"""Searches the memory of every readable process for the provider's key."""
 
 
 @pytest.fixture
-def guarded(setup: AgentSetup) -> AgentSetup:
-    """An agent with every kind of secret that there is."""
+def setup_with_secrets(setup: AgentSetup) -> AgentSetup:
+    """An agent with every kind of secret."""
     (setup.root / "platform.token").write_text(f"{PLATFORM}\n")
     return replace(
         setup,
@@ -87,27 +87,27 @@ def guarded(setup: AgentSetup) -> AgentSetup:
 
 @pytest.fixture
 def unreadable_codex(tmp_path: Path) -> Path:
-    """A codex whose file may be run and not be read, as in the image; its helpers are where it looks for them."""
+    """A codex binary that can be executed but not read, as in the image, with its helper files beside it."""
     spec = importlib.util.find_spec("codex_cli_bin")
     assert spec is not None
     assert spec.origin is not None
     original = Path(os.environ.get("CODEX_BIN") or Path(spec.origin).parent / "bin" / "codex")
 
-    def put(source: str, target: str) -> None:
+    def copy_binary_only(source: str, target: str) -> None:
         if Path(source) == original:
             shutil.copyfile(source, target)
         else:
             Path(target).symlink_to(source)
 
     copied = tmp_path / "codex-package"
-    shutil.copytree(original.parent.parent, copied, copy_function=put)
+    shutil.copytree(original.parent.parent, copied, copy_function=copy_binary_only)
     binary = copied / "bin" / "codex"
     binary.chmod(0o111)
     return binary
 
 
-async def looked(setup: AgentSetup, agent: AgentProcess, program: str) -> str:
-    """Let the model run a Python program in its workspace, and return what that printed."""
+async def run_in_sandbox(setup: AgentSetup, agent: AgentProcess, program: str) -> str:
+    """Let the model run a Python program in its workspace, and return the program's output."""
     (setup.workspace / "look.py").write_text(program)
     async with peer(agent.url, TOKEN) as client:
         seen = await client.ask(script({"run": f"{sys.executable} look.py > found 2>&1"}, {"say": "Looked."}))
@@ -116,50 +116,56 @@ async def looked(setup: AgentSetup, agent: AgentProcess, program: str) -> str:
 
 
 def environ_of(pid: int, found: str) -> str:
-    """Return the line that says what the program saw of a process's environment."""
+    """Return the program's output line about a process's environment."""
     (line,) = [line for line in found.splitlines() if line.startswith(f"/proc/{pid}/environ ")]
     return line
 
 
 @pytest.mark.parametrize("sandbox", ["workspace-write", "container"])
-async def test_no_command_sees_a_secret(guarded: AgentSetup, sandbox: str) -> None:
-    setup = replace(guarded, codex={"sandbox": sandbox})
+async def test_no_command_sees_a_secret(setup_with_secrets: AgentSetup, sandbox: str) -> None:
+    setup = replace(setup_with_secrets, codex={"sandbox": sandbox})
     async with running_agent(setup, WITHOUT_CAPABILITIES) as agent:
-        found = await looked(setup, agent, LOOK)
-        in_memory = (await looked(setup, agent, MEMORY)).strip()
+        found = await run_in_sandbox(setup, agent, READ_ENVIRONMENTS)
+        in_memory = (await run_in_sandbox(setup, agent, SEARCH_MEMORY)).strip()
         agent_pid, codex_pid = agent.process.pid, agent.codex().pid
     for secret in (*SECRETS, "DATABASE_URL", "tasks.sqlite3"):
         assert secret not in found
     if sandbox == "container":
         assert environ_of(agent_pid, found).endswith("Permission denied")
-        assert "CODEX_HOME=" in environ_of(codex_pid, found), "nothing was seen at all"
-        assert in_memory == f"found in {codex_pid}", "the README says so"
+        assert "CODEX_HOME=" in environ_of(codex_pid, found), "the program read no environment"
+        assert in_memory == f"found in {codex_pid}", "see the README"
     else:
-        assert f"/proc/{codex_pid}/" not in found, "a sandbox has processes of its own"
+        assert f"/proc/{codex_pid}/" not in found, "a sandbox has its own process namespace"
 
 
 async def test_an_unreadable_codex_file_means_unreadable_process_memory(
-    guarded: AgentSetup, unreadable_codex: Path
+    setup_with_secrets: AgentSetup, unreadable_codex: Path
 ) -> None:
     setup = replace(
-        guarded, codex={"sandbox": "container"}, environment={**guarded.environment, "CODEX_BIN": str(unreadable_codex)}
+        setup_with_secrets,
+        codex={"sandbox": "container"},
+        environment={**setup_with_secrets.environment, "CODEX_BIN": str(unreadable_codex)},
     )
     async with running_agent(setup, WITHOUT_CAPABILITIES) as agent:
-        assert (await looked(setup, agent, MEMORY)).strip() == "found in"
-        found = await looked(setup, agent, LOOK)
+        assert (await run_in_sandbox(setup, agent, SEARCH_MEMORY)).strip() == "found in"
+        found = await run_in_sandbox(setup, agent, READ_ENVIRONMENTS)
         assert environ_of(agent.codex().pid, found).endswith("Permission denied")
 
 
-async def test_an_unreadable_codex_binary_still_has_a_sandbox(guarded: AgentSetup, unreadable_codex: Path) -> None:
-    setup = replace(guarded, environment={**guarded.environment, "CODEX_BIN": str(unreadable_codex)})
+async def test_an_unreadable_codex_binary_still_has_a_sandbox(
+    setup_with_secrets: AgentSetup, unreadable_codex: Path
+) -> None:
+    setup = replace(
+        setup_with_secrets, environment={**setup_with_secrets.environment, "CODEX_BIN": str(unreadable_codex)}
+    )
     async with running_agent(setup, WITHOUT_CAPABILITIES) as agent:
-        found = await looked(setup, agent, LOOK)
+        found = await run_in_sandbox(setup, agent, READ_ENVIRONMENTS)
         assert f"/proc/{agent.codex().pid}/" not in found
 
 
 PATCH = f"*** Begin Patch\n*** Add File: keys\n+key={SECRET}\n*** End Patch"
 
-SAYS = [
+SCENARIO = [
     {
         "match": "tell",
         "steps": [
@@ -179,30 +185,30 @@ SAYS = [
 ]
 
 
-async def test_secrets_in_model_output_are_redacted_everywhere(guarded: AgentSetup, tmp_path: Path) -> None:
+async def test_secrets_in_model_output_are_redacted_everywhere(setup_with_secrets: AgentSetup, tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
-    scenario.write_text(yaml.safe_dump(SAYS))
+    scenario.write_text(yaml.safe_dump(SCENARIO))
     async with scripted_model(scenario=scenario) as model:
-        setup = replace(guarded, model_url=model.base_url, codex={"approval_policy": "on-request"})
+        setup = replace(setup_with_secrets, model_url=model.base_url, codex={"approval_policy": "on-request"})
         async with running_agent(setup) as agent, peer(agent.url, TOKEN) as client:
-            heard = ""
+            received = ""
             async for event in client.stream("tell"):
-                heard += str(event)
+                received += str(event)
             leaked = await client.ask("tell")
             assert "credential of this agent" in str(model.requests[-1].input)
             failed = await client.ask("fail")
-            # Last, for it waits for somebody's word.
+            # Last, because it waits for an answer.
             asked = await client.ask("ask")
-            heard += str(leaked) + str(asked) + str(failed)
-            heard += str([await client.get(each.task_id) for each in (leaked, asked, failed)])
-            heard += await client.history(leaked.task_id)
-        kept = (setup.root / "tasks.sqlite3").read_bytes()
+            received += str(leaked) + str(asked) + str(failed)
+            received += str([await client.get(each.task_id) for each in (leaked, asked, failed)])
+            received += await client.history(leaked.task_id)
+        stored = (setup.root / "tasks.sqlite3").read_bytes()
     assert leaked.answer == "The keys are ***, *** and ***"
     assert "echo ***" in str(asked.question)
     assert failed.state == TaskState.TASK_STATE_FAILED
     for secret in SECRETS:
-        assert secret not in heard
-        assert secret.encode() not in kept
+        assert secret not in received
+        assert secret.encode() not in stored
         assert secret not in setup.log.read_text()
 
 
@@ -232,7 +238,7 @@ async def test_commands_cannot_read_hidden_files_and_otherwise_work(setup: Agent
         f"cat {setup.root}/state/workspace.sqlite3-wal",
         f"cat {setup.root}/ada.token",
     ]
-    closed: list[dict[str, object]] = [
+    reads: list[dict[str, object]] = [
         {"run": f"{command} > /dev/null 2>&1 && echo READ || echo CLOSED"} for command in commands
     ]
     write = "touch made && echo WRITTEN || echo NOT"
@@ -241,15 +247,15 @@ async def test_commands_cannot_read_hidden_files_and_otherwise_work(setup: Agent
         for _ in range(2):
             async with running_agent(setup) as agent, peer(agent.url, TOKEN) as client:
                 work: list[dict[str, object]] = [
-                    *closed,
+                    *reads,
                     {"run": f"cat {home}/skills/codex-workspace/greet/SKILL.md"},
                     {"run": write},
                 ]
                 answered = await client.ask(script(*work, {"say": "Tried."}))
                 assert answered.answer == "Tried."
                 said = [item.text for item in model.requests[-1].input if isinstance(item, Output)][-len(work) :]
-                assert all("CLOSED" in each for each in said[: len(closed)]), said
-                assert "Say hello." in said[len(closed)]
+                assert all("CLOSED" in each for each in said[: len(reads)]), said
+                assert "Say hello." in said[len(reads)]
                 assert ("WRITTEN" in said[-1]) == (sandbox == "workspace-write")
-    kept = (home / "sessions").rglob("*.jsonl")
-    assert any(file.stat().st_size for file in kept), "codex itself keeps its record"
+    stored = (home / "sessions").rglob("*.jsonl")
+    assert any(file.stat().st_size for file in stored), "codex itself must be able to write its record"

@@ -1,4 +1,4 @@
-"""The state folder in an operator's hands: taken twice, damaged, of another version, full."""
+"""The state folder: used by two agents, damaged, of another version, on a full disk."""
 
 import json
 import signal
@@ -39,21 +39,21 @@ def rows(setup: AgentSetup, query: str) -> list[tuple[object, ...]]:
 
 
 async def run(setup: AgentSetup, *command: str) -> CompletedProcess[bytes]:
-    """Run a command of the agent to its end."""
+    """Run a command of the agent until it exits."""
     words = [sys.executable, "-m", "codex_workspace", *command]
     with anyio.fail_after(HANG_S):
         return await anyio.run_process(words, env=setup.prepare(), check=False)
 
 
-async def refusal(setup: AgentSetup) -> str:
-    """Start the agent, which is to refuse with exit code 2, and return its last line."""
+async def startup_error(setup: AgentSetup) -> str:
+    """Start the agent, which must exit with code 2, and return its last line of output."""
     done = await run(setup, "serve")
     assert done.returncode == 2, done.stderr.decode()
     assert b"Traceback" not in done.stderr
     return done.stderr.decode().splitlines()[-1]
 
 
-async def reports(setup: AgentSetup) -> dict[str, dict[str, str]]:
+async def doctor_reports(setup: AgentSetup) -> dict[str, dict[str, str]]:
     done = await run(setup, "doctor", "--json")
     return {report["check"]: report for report in json.loads(done.stdout)}
 
@@ -64,13 +64,13 @@ async def reports(setup: AgentSetup) -> dict[str, dict[str, str]]:
 @pytest.mark.alone
 async def test_a_second_agent_refuses_to_start_and_names_the_first(setup: AgentSetup, agent: AgentProcess) -> None:
     before = time.monotonic()
-    said = await refusal(setup)
+    said = await startup_error(setup)
     assert time.monotonic() - before < LOCK_TIMEOUT_S + 3
     assert f"another agent works on {setup.root / 'state'} (pid {agent.process.pid}, since 2" in said
     assert agent.url in said
     async with peer(agent.url) as client:
         assert (await client.ask("Hello")).state == COMPLETED
-    found = await reports(setup)
+    found = await doctor_reports(setup)
     assert found["lock"]["status"] == "ok"
     assert f"pid {agent.process.pid}" in found["lock"]["finding"]
 
@@ -93,10 +93,10 @@ async def test_a_killed_agent_and_its_codex_hold_no_locks(setup: AgentSetup) -> 
 async def test_a_foreign_database_is_reported_and_replaced_on_request(setup: AgentSetup, content: bytes) -> None:
     setup.prepare()
     database(setup).write_bytes(content)
-    said = await refusal(setup)
+    said = await startup_error(setup)
     assert said.startswith(f"configuration: DATABASE_URL: {database(setup)} is no SQLite database; it is left as it is")
     assert database(setup).read_bytes() == content
-    found = await reports(setup)
+    found = await doctor_reports(setup)
     assert found["schema"]["status"] == "failed"
     assert "doctor --set-aside" in found["schema"]["remedy"]
     assert database(setup).read_bytes() == content
@@ -128,12 +128,12 @@ async def test_a_valid_database_and_one_in_use_are_not_replaced(setup: AgentSetu
 async def test_the_doctor_shows_the_schema_version_and_a_newer_one_is_rejected(setup: AgentSetup) -> None:
     async with running_agent(setup) as agent:
         assert await agent.stop() == 0
-    assert (await reports(setup))["schema"]["finding"] == f"version {SCHEMA_VERSION}"
+    assert (await doctor_reports(setup))["schema"]["finding"] == f"version {SCHEMA_VERSION}"
     with closing(sqlite3.connect(database(setup))) as connection, connection:
         connection.execute("insert into schema_version values (99, 0)")
-    said = await refusal(setup)
+    said = await startup_error(setup)
     assert "has schema version 99, and this agent supports only version 1" in said
-    assert (await reports(setup))["schema"]["status"] == "failed"
+    assert (await doctor_reports(setup))["schema"]["status"] == "failed"
 
 
 # --- A full disk ---
@@ -187,11 +187,11 @@ async def test_an_agent_with_a_full_disk_stops_in_time_and_answers_after_a_resta
 
 
 async def test_an_agent_started_on_a_full_disk_stops_on_sigterm(setup: AgentSetup, tmp_path: Path) -> None:
-    """It waits for room to settle what an earlier process left, and hears SIGTERM all the same."""
+    """It waits for disk space to complete the earlier process's tasks, and still stops on SIGTERM."""
     async with running_agent(setup) as agent, peer(agent.url) as client:
         await client.ask("Hello")
         assert await agent.stop() == 0
-    killed_during_turns(setup, 300)
+    insert_working_tasks(setup, 300)
     full = tmp_path / "full"
     full.touch()
     words = [sys.executable, "-m", "tests.e2e.small_disk", str(full)]
@@ -207,13 +207,13 @@ async def test_an_agent_started_on_a_full_disk_stops_on_sigterm(setup: AgentSetu
         assert rows(setup, "select count(*) from tasks where status like '%WORKING%'") == [(0,)]
 
 
-def killed_during_turns(setup: AgentSetup, count: int) -> None:
-    """Leave so many tasks behind whose messages nobody knows any more."""
+def insert_working_tasks(setup: AgentSetup, count: int) -> None:
+    """Insert working tasks that have no delivery."""
     with closing(sqlite3.connect(database(setup))) as connection, connection:
         connection.execute("create temp table one as select * from tasks limit 1")
         for number in range(count):
-            wait_for_running_turn = '{"state": "TASK_STATE_WORKING"}'
-            connection.execute("update one set id = ?, status = ?", (f"left-{number}", wait_for_running_turn))
+            status = '{"state": "TASK_STATE_WORKING"}'
+            connection.execute("update one set id = ?, status = ?", (f"left-{number}", status))
             connection.execute("insert into tasks select * from one")
 
 
@@ -240,7 +240,7 @@ async def test_an_emptied_database_is_not_treated_as_new(setup: AgentSetup) -> N
     for name in ("workspace.sqlite3-wal", "workspace.sqlite3-shm"):
         (setup.root / "state" / name).unlink(missing_ok=True)
     database(setup).write_bytes(b"")
-    sentence = await refusal(setup)
+    sentence = await startup_error(setup)
     assert f"{database(setup)} is empty, although" in sentence
     assert "remove the empty file to begin anew" in sentence
     database(setup).unlink()

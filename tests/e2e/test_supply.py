@@ -1,4 +1,4 @@
-"""Codex that keeps dying, that stands still, and that grows: what clients, probes and the operator see of it."""
+"""A codex that keeps dying, hangs, or grows: what clients, probes and the operator observe."""
 
 import signal
 import stat
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 COMPLETED, FAILED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED
 REPEAT = script({"repeat": True})
 
-MORTAL = """
+CRASHING_CODEX = """
 import os, pathlib, sys
 left = pathlib.Path({left!r})
 number = int(left.read_text())
@@ -34,27 +34,29 @@ if number:
     sys.exit("no more room in the attic")
 os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 """
-"""Codex, except that it dies at once as often as a file says."""
+"""A wrapper of codex that exits at once as often as the number in a file says."""
 
 
-class MortalCodex:
-    """A program in codex's place, and how often it dies at once from now on."""
+class CrashingCodex:
+    """A wrapper of codex that exits at once a given number of times."""
 
     def __init__(self, setup: AgentSetup) -> None:
         real = load_settings(setup.prepare()).codex_bin
         assert real is not None
-        self._left = setup.root / "deaths"
-        self.dies(0)
+        self._crashes_left = setup.root / "deaths"
+        self.set_crashes(0)
         self.program = setup.root / "mortal-codex"
-        self.program.write_text(f"#!{sys.executable}\n{MORTAL.format(left=str(self._left), real=str(real))}")
+        self.program.write_text(
+            f"#!{sys.executable}\n{CRASHING_CODEX.format(left=str(self._crashes_left), real=str(real))}"
+        )
         self.program.chmod(self.program.stat().st_mode | stat.S_IXUSR)
 
-    def dies(self, times: int) -> None:
-        self._left.write_text(str(times))
+    def set_crashes(self, times: int) -> None:
+        self._crashes_left.write_text(str(times))
 
 
-def mortal(setup: AgentSetup, **codex: object) -> tuple[MortalCodex, AgentSetup]:
-    program = MortalCodex(setup)
+def with_crashing_codex(setup: AgentSetup, **codex: object) -> tuple[CrashingCodex, AgentSetup]:
+    program = CrashingCodex(setup)
     return program, replace(setup, codex=codex, environment={"CODEX_BIN": str(program.program)})
 
 
@@ -63,29 +65,29 @@ async def kill(codex: psutil.Process) -> None:
     await anyio.to_thread.run_sync(codex.wait, 5)
 
 
-# --- Dying ---
+# --- Crashes ---
 
 
 @pytest.mark.alone
 async def test_a_message_waits_through_crashes_and_is_answered_by_the_next_codex(setup: AgentSetup) -> None:
-    program, other = mortal(setup)
+    program, other = with_crashing_codex(setup)
     async with running_agent(other) as agent, peer(agent.url) as client:
         await client.ask("the word is apple", "ctx")
-        program.dies(3)
+        program.set_crashes(3)
         await kill(agent.codex())
         started = time.monotonic()
         seen = await client.ask(REPEAT, "ctx")
         assert seen.state == COMPLETED
         assert "the word is apple" in seen.answer
-        # Pauses of 0, 0.5, 1 and 2 s at most: the killed one counts as a failure, as it had just started.
+        # Delays of at most 0, 0.5, 1 and 2 s: the killed codex counts as a failure, because it had just started.
         assert 0.75 * 3.5 <= time.monotonic() - started < 8
 
 
 @pytest.mark.alone
 async def test_readiness_the_log_and_the_doctor_say_why_codex_is_broken(setup: AgentSetup) -> None:
-    program, other = mortal(setup, max_restarts=3)
+    program, other = with_crashing_codex(setup, max_restarts=3)
     async with running_agent(other) as agent, httpx.AsyncClient(base_url=agent.url) as http, peer(agent.url) as client:
-        program.dies(10**6)
+        program.set_crashes(10**6)
         await kill(agent.codex())
         waiting = await client.begin("hello", "ctx")
         await eventually(lambda: "counts as broken" in agent.log.read_text())
@@ -112,9 +114,9 @@ def doctor(setup: AgentSetup, url: str) -> str:
 
 
 async def test_a_message_stops_waiting_for_codex_with_a_reason(setup: AgentSetup) -> None:
-    program, other = mortal(setup, restart_wait_s=2)
+    program, other = with_crashing_codex(setup, restart_wait_s=2)
     async with running_agent(other) as agent, peer(agent.url) as client:
-        program.dies(10**6)
+        program.set_crashes(10**6)
         await kill(agent.codex())
         with anyio.fail_after(8):
             seen = await client.ask("hello", "ctx")
@@ -124,9 +126,9 @@ async def test_a_message_stops_waiting_for_codex_with_a_reason(setup: AgentSetup
 
 @pytest.mark.alone
 async def test_a_message_waiting_for_codex_can_be_canceled_and_delays_no_stop(setup: AgentSetup) -> None:
-    program, other = mortal(setup)
+    program, other = with_crashing_codex(setup)
     async with running_agent(other) as agent, peer(agent.url) as client:
-        program.dies(10**6)
+        program.set_crashes(10**6)
         await kill(agent.codex())
         first, second = await client.begin("hello", "one"), await client.begin("hello", "two")
         await anyio.sleep(1)
@@ -137,7 +139,7 @@ async def test_a_message_waiting_for_codex_can_be_canceled_and_delays_no_stop(se
         assert await agent.stop() == 0
 
 
-# --- Standing still ---
+# --- Hangs ---
 
 
 async def test_a_codex_frozen_between_turns_is_replaced_and_the_message_answered(setup: AgentSetup) -> None:
@@ -198,17 +200,17 @@ async def test_a_frozen_codex_does_not_delay_the_stop(agent: AgentProcess, clien
     assert await agent.stop() == 0
 
 
-# --- Growing ---
+# --- Growth ---
 
 
 @pytest.mark.alone
 async def test_codex_is_replaced_when_it_holds_many_threads_and_memory_stays_level(setup: AgentSetup) -> None:
     low = replace(setup, limits={"codex_threads": 20})
     async with running_agent(low) as agent, peer(agent.url) as client:
-        seen = await in_contexts(client, 60, at_a_time=10)
-        before = weight(agent)
-        seen += await in_contexts(client, 60, at_a_time=10, first=60)
-        after = weight(agent)
+        seen = await ask_in_contexts(client, 60, at_a_time=10)
+        before = resource_usage(agent)
+        seen += await ask_in_contexts(client, 60, at_a_time=10, first=60)
+        after = resource_usage(agent)
         assert [each.answer for each in seen] == [f"You said: my number is {number}" for number in range(120)]
         assert {each.state for each in seen} == {COMPLETED}
         assert agent.log.read_text().count("replacing it between turns") >= 4
@@ -216,32 +218,32 @@ async def test_codex_is_replaced_when_it_holds_many_threads_and_memory_stays_lev
             assert f"my number is {number}" in (await client.ask(REPEAT, f"ctx-{number}")).answer
     assert after["our files"] <= before["our files"] + 10
     assert after["our MiB"] <= before["our MiB"] + 15
-    # A codex on its way to twenty threads, and the ten more that were let in before.
+    # A codex that approaches twenty threads, and the ten further ones that had been accepted.
     assert after["codex files"] < 150
     assert after["codex MiB"] < 350
 
 
-async def in_contexts(client: Peer, count: int, *, at_a_time: int, first: int = 0) -> list[Seen]:
-    """Say something in `count` contexts, each named by its number."""
+async def ask_in_contexts(client: Peer, count: int, *, at_a_time: int, first: int = 0) -> list[Seen]:
+    """Send a message in each of `count` contexts."""
     seen: dict[int, Seen] = {}
     numbers = iter(range(first, first + count))
 
-    async def say_some() -> None:
+    async def worker() -> None:
         for number in numbers:
             seen[number] = await client.ask(f"my number is {number}", f"ctx-{number}")
 
     async with anyio.create_task_group() as tasks:
         for _ in range(at_a_time):
-            tasks.start_soon(say_some)
+            tasks.start_soon(worker)
     return [seen[number] for number in sorted(seen)]
 
 
-def weight(agent: AgentProcess) -> Mapping[str, int]:
-    """What the agent and its codex hold; nothing where codex is being replaced at this moment."""
-    held = {"our MiB": agent.process.memory_info().rss >> 20, "our files": agent.process.num_fds()}
+def resource_usage(agent: AgentProcess) -> Mapping[str, int]:
+    """Return the memory and open files of the agent and its codex; zero for a codex that is being replaced."""
+    usage = {"our MiB": agent.process.memory_info().rss >> 20, "our files": agent.process.num_fds()}
     codex_mib = codex_files = 0
     for codex in agent.codexes():
         with suppress(psutil.NoSuchProcess):
             codex_mib += codex.memory_info().rss >> 20
             codex_files += codex.num_fds()
-    return held | {"codex MiB": codex_mib, "codex files": codex_files}
+    return usage | {"codex MiB": codex_mib, "codex files": codex_files}

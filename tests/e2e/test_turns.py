@@ -1,4 +1,4 @@
-"""Big answers, canceling, waiting in line, and many contexts at once."""
+"""Large answers, cancellation, queued messages, and many contexts at once."""
 
 from dataclasses import replace
 
@@ -52,10 +52,10 @@ async def test_cancel_stops_the_command_and_keeps_the_thread(agent: AgentProcess
 
         tasks.start_soon(follow)
         with anyio.fail_after(HANG_S):
-            # Codex starts the process a moment before it says so.
+            # Codex starts the process shortly before it reports it.
             while not ((commands := agent.commands("86423")) and "command" in seen.kinds()):
                 await anyio.sleep(0.01)
-        # The stream ends with it, or the task group would not.
+        # The stream must end too, or the task group would not.
         with anyio.fail_after(1):
             canceled = await client.cancel(seen.task_id)
     assert canceled.state == seen.state == CANCELED
@@ -68,13 +68,13 @@ async def test_cancel_stops_the_command_and_keeps_the_thread(agent: AgentProcess
 
 @pytest.mark.alone
 async def test_cancel_at_any_point_of_a_turns_start(agent: AgentProcess, client: Peer) -> None:
-    # One app-server, or none: nothing of `codex exec` outlives its turn.
+    # One app-server, or none: no process of `codex exec` outlives its turn.
     before = agent.codexes()
     for wait_ms in (0, 2, 5, 10, 20, 40, 80):
-        begun = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
+        started = await client.begin(script({"say": "At work.", "stall": True}), "ctx")
         await anyio.sleep(wait_ms / 1000)
         with anyio.fail_after(2):
-            assert (await client.cancel(begun.task_id)).state == CANCELED
+            assert (await client.cancel(started.task_id)).state == CANCELED
         assert agent.codexes() == before
         assert (await client.ask("still there?", "ctx")).answer == "You said: still there?"
 
@@ -98,7 +98,7 @@ async def test_canceling_a_queued_message_leaves_the_running_one_alone(client: P
 
 @pytest.mark.alone
 async def test_eight_contexts_run_concurrently(agent: AgentProcess, client: Peer, backend: Backend) -> None:
-    """In one app-server, or in a process each that ends with its turn."""
+    """In one app-server, or in one process per turn."""
     before = agent.codexes()
     assert len(before) == (1 if backend == "app-server" else 0)
     seen: dict[int, Seen] = {}
@@ -111,7 +111,7 @@ async def test_eight_contexts_run_concurrently(agent: AgentProcess, client: Peer
     async with anyio.create_task_group() as tasks:
         for number in range(8):
             tasks.start_soon(ask, number)
-    assert anyio.current_time() - begin < 6, "one after the other they would take 8 s"
+    assert anyio.current_time() - begin < 6, "sequentially they would take 8 s"
     assert {each.answer for each in seen.values()} == {numbered_text(100)}
     assert agent.codexes() == before
 

@@ -1,4 +1,4 @@
-"""The codexes at both ends of the supported range: the one that is asked for runs, and the other can take over."""
+"""The oldest and the pinned codex: the agent works with both, and each can resume the other's threads."""
 
 import json
 import sys
@@ -17,17 +17,17 @@ from tests.e2e.client import peer, script
 pytestmark = pytest.mark.slow
 
 OLDEST = REPOSITORY / ".venv-codex-oldest" / "codex_cli_bin" / "bin" / "codex"
-"""Put there by `make .venv-codex-oldest/ready`."""
+"""Installed by `make .venv-codex-oldest/ready`."""
 
 PINNED = Path(bundled_codex_path())
-BOTH_WAYS = pytest.mark.parametrize(
+BOTH_ORDERS = pytest.mark.parametrize(
     ("first", "then"), [(OLDEST, PINNED), (PINNED, OLDEST)], ids=["upgrade", "rollback"]
 )
 REPEAT = script({"repeat": True})
 
 
 def with_codex(setup: AgentSetup, codex: Path) -> AgentSetup:
-    """Return the same folders with another codex."""
+    """Return the setup with another codex."""
     return replace(setup, environment={**setup.environment, "CODEX_BIN": str(codex)})
 
 
@@ -47,7 +47,7 @@ async def test_the_configured_codex_is_the_one_that_runs(setup: AgentSetup, code
     )
 
 
-@BOTH_WAYS
+@BOTH_ORDERS
 async def test_a_conversation_continues_with_another_version(setup: AgentSetup, first: Path, then: Path) -> None:
     async with running_agent(with_codex(setup, first)) as agent, peer(agent.url) as client:
         await client.ask(script({"run": "echo pear > fruit.txt"}, {"say": "the word is apple"}), "ctx")
@@ -61,14 +61,14 @@ async def test_a_conversation_continues_with_another_version(setup: AgentSetup, 
         assert ("the word is apple" in answer, "assistant: read" in answer) == (True, True)
 
 
-@BOTH_WAYS
+@BOTH_ORDERS
 async def test_an_interrupted_turn_is_resumed_by_another_version(setup: AgentSetup, first: Path, then: Path) -> None:
     async with running_agent(with_codex(setup, first)) as agent, peer(agent.url) as client:
-        begun = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
-        while not (await client.get(begun.task_id)).answer:
+        started = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
+        while not (await client.get(started.task_id)).answer:
             await anyio.sleep(0.02)
         agent.process.kill()
         await agent.ended()
     async with running_agent(with_codex(setup, then)) as agent, peer(agent.url) as client:
-        ended = await client.finished(begun.task_id)
+        ended = await client.finished(started.task_id)
         assert (ended.state, ended.answer) == (TaskState.TASK_STATE_COMPLETED, f"You said: {CONTINUE_PROMPT}")

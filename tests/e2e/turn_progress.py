@@ -1,4 +1,4 @@
-"""Wait until a turn is at work, by whichever backend: `codex exec` tells no words before they are all there."""
+"""Wait for a running turn with either backend: `codex exec` reports no text before the answer is complete."""
 
 import aiosqlite
 
@@ -8,17 +8,17 @@ from tests.support.waiting import eventually
 
 
 def model_calls(model: ScriptedModel) -> int:
-    """How often the model was asked."""
+    """Return the number of model calls."""
     return sum(request.path.endswith("/responses") for request in model.requests)
 
 
 async def wait_for_model_calls(model: ScriptedModel, times: int = 1) -> None:
-    """Wait until the model was asked so many times."""
+    """Wait for `times` model calls."""
     await eventually(lambda: model_calls(model) >= times)
 
 
 async def wait_for_running_turn(setup: AgentSetup, model: ScriptedModel) -> None:
-    """Wait until the model was asked, and the agent has written the first of its turns down."""
+    """Wait until the model was called and the agent has stored a started turn."""
     await wait_for_model_calls(model)
     await eventually(lambda: _started(setup))
 

@@ -1,7 +1,7 @@
-"""Run a Python module without capabilities, whoever runs it: `python -m tests.e2e.without_capabilities module …`.
+"""Run a Python module without capabilities: `python -m tests.e2e.without_capabilities module …`.
 
-What a process may see of another one is then what the kernel shows to the same user, as in a container that is started
-as it should be. Root alone sees everything.
+The kernel then restricts access to other processes as for any user, as in a container that is started as documented.
+Only root with capabilities can read them all.
 """
 
 import ctypes
@@ -13,11 +13,11 @@ from typing import Final
 PR_CAPBSET_DROP: Final = 24
 
 CAP_SETFCAP: Final = 31
-"""Kept: without it, root can be nobody in a user namespace, and so has no sandbox. It shows nothing of others."""
+"""Kept: without it, root cannot create a user namespace and has no sandbox. It gives no access to other processes."""
 
 
 def drop_all() -> None:
-    """Take the capabilities out of what a program that is started from here can have."""
+    """Drop the capabilities from this process and its children."""
     libc = ctypes.CDLL(None, use_errno=True)
     for number in set(range(64)) - {CAP_SETFCAP}:
         if libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
