@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from codex_workspace.backends.codex_exec.command import mcp_overrides
+from codex_workspace.backends.codex_exec.command import mcp_overrides, pass_secrets
 from codex_workspace.backends.codex_exec.file_requests import FileRequests
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_server_failure
 from codex_workspace.backends.codex_exec.runtime import CodexExec, run_codex
@@ -213,15 +213,13 @@ def exec_backend(
 
 def _tool_settings(expected: ExpectedServers) -> tuple[dict[KeyPath, TomlValue], dict[str, str]]:
     """Return the settings of our own MCP servers, and the environment variables that contain their headers."""
-    config: dict[KeyPath, TomlValue] = {}
     variables: dict[str, str] = {}
-    for name, table in expected.told.items():
-        for key, value in table.items():
-            if isinstance(value, str | int | float | bool):
-                config["mcp_servers", name, key] = value
+    config: dict[KeyPath, TomlValue] = {
+        ("mcp_servers", name, key): value
+        for name, table in expected.told.items()
+        for key, value in table.items()
+        if isinstance(value, str | int | float | bool)
+    }
     for name, private in expected.private.items():
-        for number, ((_, header), secret) in enumerate(private.items()):
-            variable = f"MCP_OWN_{number}_{name.upper()}"
-            config["mcp_servers", name, "env_http_headers", header] = variable
-            variables[variable] = secret.reveal()
+        config |= pass_secrets(name, private, variables)
     return config, variables

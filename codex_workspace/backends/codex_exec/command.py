@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
@@ -16,6 +15,7 @@ import tomlkit
 
 from codex_workspace.common.errors import ConfigError, InputRefused
 from codex_workspace.common.values import MAX_INPUT_CHARS, KeyPath, TomlValue
+from codex_workspace.config.environment import Secret
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.runtimes.launch import PASSED_ENVIRONMENT, RunOptions, check_run
 
@@ -25,26 +25,22 @@ _RESERVED: Final = re.compile(r"CODEX_.*|OPENAI_.*|LC_.*|LD_.*")
 """Variables that no secret of an MCP server may have, beside `PASSED_ENVIRONMENT`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunFiles:
-    """The files of a run: `schema` contains the output schema."""
-
-    schema: Path | None = None
-    images: tuple[Path, ...] = ()
-
-
 @contextmanager
-def opened_files(options: RunOptions) -> Iterator[RunFiles]:
-    """Open the files of a run. They are passed by descriptor, because codex splits the paths of images at commas.
+def file_arguments(options: RunOptions) -> Iterator[list[str]]:
+    """Open the files of a run; yield the arguments that pass them, which are valid within the block.
+
+    Codex splits the paths of images at commas, so each file is passed by its descriptor.
 
     Raises:
         InputRefused: an image cannot be read.
     """
     with ExitStack() as opened:
-        schema = None
+        found: list[str] = []
         if options.output_schema is not None:
             schema = opened.enter_context(file_in_memory(json.dumps(options.output_schema).encode()))
-        yield RunFiles(schema, tuple(_opened_image(image, opened) for image in options.images))
+            found.append(f"--output-schema={schema}")
+        # With `=`, because codex takes all arguments that follow `--image` as images.
+        yield [*found, *(f"--image={_opened_image(image, opened)}" for image in options.images)]
 
 
 @contextmanager
@@ -86,8 +82,8 @@ def check(prompt: str, options: RunOptions) -> None:
         raise InputRefused("A model or a path with a NUL cannot be given on codex's command line.")
 
 
-def arguments(options: RunOptions, files: RunFiles) -> list[str]:
-    """Return the arguments after `codex exec`; `options` have passed `check`."""
+def arguments(options: RunOptions, files: Sequence[str]) -> list[str]:
+    """Return the arguments after `codex exec`, with those of `file_arguments`; `options` have passed `check`."""
     sandbox = options.effective_sandbox
     flags = [
         "--json",
@@ -99,9 +95,7 @@ def arguments(options: RunOptions, files: RunFiles) -> list[str]:
         *([f"--cd={options.cwd}"] if options.cwd is not None else []),
         *(f"--add-dir={folder}" for folder in options.writable),
         *([f"--model={options.model}"] if options.model is not None else []),
-        *([f"--output-schema={files.schema}"] if files.schema is not None else []),
-        # With `=`, because codex takes all arguments that follow `--image` as images.
-        *(f"--image={image}" for image in files.images),
+        *files,
     ]
     # Before `resume`, which does not accept all of them.
     return [*flags, *(["resume", options.resume] if options.resume is not None else []), "-"]
@@ -130,19 +124,29 @@ def mcp_overrides(servers: McpServers) -> tuple[dict[KeyPath, TomlValue], dict[s
     settings = dict(servers.managed)
     environment: dict[str, str] = {}
     for server in servers.servers:
-        forwarded: list[str] = []
-        for (table, key), secret in server.private.items():
-            path = ("mcp_servers", server.name)
-            if table == "env":
-                _add_variable(environment, key, secret.reveal(), server.name)
-                forwarded.append(key)
-            else:
-                name = f"MCP_HEADER_{len(environment)}_{re.sub(r'[^A-Za-z0-9]', '_', server.name).upper()}"
-                _add_variable(environment, name, secret.reveal(), server.name)
-                settings[(*path, "env_http_headers", key)] = name
-        if forwarded:
-            settings["mcp_servers", server.name, "env_vars"] = forwarded
+        settings |= pass_secrets(server.name, server.private, environment)
     return settings, environment
+
+
+def pass_secrets(
+    server: str, secrets: Mapping[tuple[str, str], Secret], environment: dict[str, str]
+) -> dict[KeyPath, TomlValue]:
+    """Add a server's secrets to `environment`; return the settings that name their variables.
+
+    Raises:
+        ConfigError: see `mcp_overrides`.
+    """
+    settings: dict[KeyPath, TomlValue] = {}
+    forwarded: list[str] = []
+    for (table, key), secret in secrets.items():
+        if table == "env":
+            _add_variable(environment, key, secret.reveal(), server)
+            forwarded.append(key)
+        else:
+            name = f"MCP_HEADER_{len(environment)}_{re.sub(r'[^A-Za-z0-9]', '_', server).upper()}"
+            _add_variable(environment, name, secret.reveal(), server)
+            settings["mcp_servers", server, "env_http_headers", key] = name
+    return settings | ({("mcp_servers", server, "env_vars"): forwarded} if forwarded else {})
 
 
 def _add_variable(environment: dict[str, str], name: str, value: str, server: str) -> None:

@@ -19,11 +19,10 @@ import anyio
 
 from codex_workspace.app_server import LAUNCH_OVERRIDES, require_supported, with_key_variables
 from codex_workspace.backends.codex_exec.command import (
-    RunFiles,
     arguments,
     check,
+    file_arguments,
     mcp_overrides,
-    opened_files,
     overrides,
 )
 from codex_workspace.backends.codex_exec.history import session_tokens
@@ -125,7 +124,7 @@ class CodexExec:
         options = replace(options, config={**self._servers, **options.config})
         check(prompt, options)
         await self.version()
-        with opened_files(options) as files:
+        with file_arguments(options) as files:
             async with (
                 self._session(options.resume) as register,
                 self._login.passed() if self._login is not None else nullcontext(),
@@ -161,7 +160,7 @@ class CodexExec:
         self,
         prompt: str,
         options: RunOptions,
-        files: RunFiles,
+        files: list[str],
         read: Callable[[TokenUsage | None], LineReader[E]],
         variables: Mapping[str, str],
         register: Callable[[str], object],

@@ -6,57 +6,56 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.backends.codex_exec.command import RunFiles, arguments, check, opened_files
+from codex_workspace.backends.codex_exec.command import arguments, check, file_arguments
 from codex_workspace.common.errors import InputRefused
 from codex_workspace.runtimes.launch import RunOptions
 
 SESSION = "01a1fdff-8a53-70f0-a558-4221fd0ad429"
-NO_FILES = RunFiles()
 
 
 def test_a_new_session_reads_its_prompt_from_stdin() -> None:
-    assert arguments(RunOptions(), NO_FILES) == ["--json", "--color=never", "--skip-git-repo-check", "-"]
+    assert arguments(RunOptions(), []) == ["--json", "--color=never", "--skip-git-repo-check", "-"]
 
 
 def test_the_git_check_is_skipped_only_where_wanted() -> None:
-    assert arguments(RunOptions(skip_git_check=False), NO_FILES) == ["--json", "--color=never", "-"]
+    assert arguments(RunOptions(skip_git_check=False), []) == ["--json", "--color=never", "-"]
 
 
 def test_a_session_goes_on_behind_all_options() -> None:
     options = RunOptions(resume=SESSION, model="gpt-5.5", sandbox="read-only", cwd=Path("/w"))
-    told = arguments(options, RunFiles(Path("/s.json"), (Path("/a.png"), Path("/b.png"))))
+    told = arguments(options, ["--output-schema=/s.json", "--image=/a.png"])
     assert told[3:] == [
-        *("--sandbox=read-only", "--cd=/w", "--model=gpt-5.5", "--output-schema=/s.json"),
-        *("--image=/a.png", "--image=/b.png", "resume", SESSION, "-"),
+        *("--sandbox=read-only", "--cd=/w", "--model=gpt-5.5"),
+        *("--output-schema=/s.json", "--image=/a.png", "resume", SESSION, "-"),
     ]
 
 
 @pytest.mark.parametrize("options", [RunOptions(full_auto=True), RunOptions(full_auto=True, sandbox="workspace-write")])
 def test_full_auto_is_a_sandbox(options: RunOptions) -> None:
     check("hi", options)
-    assert arguments(options, NO_FILES)[3:-1] == ["--sandbox=workspace-write"]
+    assert arguments(options, [])[3:-1] == ["--sandbox=workspace-write"]
 
 
 def test_values_that_begin_as_options_stay_values() -> None:
-    told = arguments(RunOptions(model="--full-auto", cwd=Path("-x"), writable=(Path("--y"),)), NO_FILES)
+    told = arguments(RunOptions(model="--full-auto", cwd=Path("-x"), writable=(Path("--y"),)), [])
     assert told[3:-1] == ["--cd=-x", "--add-dir=--y", "--model=--full-auto"]
 
 
 def test_settings_are_toml_whatever_is_in_them() -> None:
     options = RunOptions(config={("a",): 'x"\n', ("b", "c-d"): ["-", "'"], ("e",): True})
-    assert arguments(options, NO_FILES)[3:-1] == [
+    assert arguments(options, [])[3:-1] == [
         *("-c", r'a="x\"\n"', "-c", """b.c-d=["-", "'"]""", "-c", "e=true"),
     ]
 
 
 @pytest.mark.parametrize(("wanted", "value"), [(True, "live"), (False, "disabled")])
 def test_web_search_is_a_setting(wanted: bool, value: str) -> None:
-    assert arguments(RunOptions(web_search=wanted), NO_FILES)[3:-1] == ["-c", f'web_search="{value}"']
+    assert arguments(RunOptions(web_search=wanted), [])[3:-1] == ["-c", f'web_search="{value}"']
 
 
 def test_a_session_is_stored_by_default() -> None:
-    assert "--ephemeral" not in arguments(RunOptions(), NO_FILES)
-    assert "--ephemeral" in arguments(RunOptions(ephemeral=True), NO_FILES)
+    assert "--ephemeral" not in arguments(RunOptions(), [])
+    assert "--ephemeral" in arguments(RunOptions(ephemeral=True), [])
 
 
 @pytest.mark.parametrize("session", ["", "--last", "a name", f"{SESSION} ", f"{SESSION}\n", "../x"])
@@ -92,16 +91,17 @@ def test_files_are_readable_by_other_processes_and_their_paths_have_no_commas(tm
     image.write_bytes(b"png")
     options = RunOptions(output_schema={"type": "object"}, images=(image,))
     before = os.listdir("/proc/self/fd")
-    with opened_files(options) as files:
-        assert files.schema is not None
-        assert json.loads(files.schema.read_text()) == {"type": "object"}
-        assert [each.read_bytes() for each in files.images] == [b"png"]
-        assert "," not in str(files.images[0])
+    with file_arguments(options) as files:
+        schema, passed = (each.partition("=") for each in files)
+        assert (schema[0], passed[0]) == ("--output-schema", "--image")
+        assert json.loads(Path(schema[2]).read_text()) == {"type": "object"}
+        assert Path(passed[2]).read_bytes() == b"png"
+        assert "," not in passed[2]
     assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("missing", ["nothing.png", "."])
 def test_an_image_that_cannot_be_read_is_rejected(tmp_path: Path, missing: str) -> None:
     options = RunOptions(output_schema={}, images=(tmp_path / missing,))
-    with pytest.raises(InputRefused, match="cannot be read"), opened_files(options):
+    with pytest.raises(InputRefused, match="cannot be read"), file_arguments(options):
         pass
