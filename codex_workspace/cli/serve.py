@@ -36,7 +36,7 @@ from codex_workspace.server.app import Application, Readiness, ServerOptions, bi
 from codex_workspace.server.grpc_server import GrpcListener, bind_grpc
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, StreamLimits
-from codex_workspace.server.push import PushOptions, PushService, open_push
+from codex_workspace.server.push import PushService, open_push
 from codex_workspace.server.views import GaugeCollector, View, metrics_view, transcript_view
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.tasks.live_output import ITEMS
@@ -288,7 +288,7 @@ def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None,
         lambda: front.open_streams,
         hosted.admission,
         hosted.codex,
-        None if push is None else lambda: push.sender.waiting,
+        None if push is None else lambda: push.waiting,
     )
 
     async def scrape() -> bytes:
@@ -305,7 +305,7 @@ def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None,
 def _push(settings: Settings, store: Store) -> AbstractAsyncContextManager[PushService | None]:
     if not settings.config.a2a.push_notifications:
         return nullcontext()
-    return open_push(PushOptions(**settings.config.push.model_dump()), store.push_configs)
+    return open_push(settings.config.push, store.push_configs)
 
 
 def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListener | None]:

@@ -135,7 +135,7 @@ class IdempotentHandler(DefaultRequestHandler):
             card,
             request_context_builder=chooser,
             push_config_store=push.configs if push else None,
-            push_sender=push.sender if push else None,
+            push_sender=push,
             push_url_validator=push.validate_url if push else None,
         )
         self._store = store

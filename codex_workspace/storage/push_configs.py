@@ -7,9 +7,8 @@ is given up. This is stored before the registration is answered, so that a new p
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 import anyio
@@ -42,8 +41,6 @@ MAX_CONFIG_ID_CHARS: Final = MAX_ID_CHARS
 MAX_SECRET_CHARS: Final = 8192
 """The length of a token or credential; servers accept headers of about this size."""
 
-_NO_CONFIGS: Final[Mapping[str, TaskPushNotificationConfig]] = MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True)
 class UndeliveredEnd:
@@ -59,7 +56,9 @@ _END: Final = (TaskModel.context_id, TaskModel.status, TaskModel.task_metadata.l
 
 
 class PushConfigs(DatabasePushNotificationConfigStore):
-    """The push configurations of all tasks. Rows belong to a principal; `for_task` returns those of all principals.
+    """The push configurations of all tasks. Rows belong to a principal.
+
+    `watched` are the due configurations of all principals by task and ID.
 
     Tokens and credentials are stored unencrypted, beside the conversations.
     """
@@ -67,7 +66,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
     def __init__(self, engine: AsyncEngine, tasks: TaskStore) -> None:
         super().__init__(engine, create_table=False)
         self._tasks = tasks
-        self._watching: dict[str, dict[str, TaskPushNotificationConfig]] = {}
+        self.watched: Final[dict[str, dict[str, TaskPushNotificationConfig]]] = {}
         self._0_3_owners: dict[tuple[str, str], str] = {}
         self._on_end_due: Callable[[UndeliveredEnd], None] | None = None
 
@@ -80,14 +79,10 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         model = PushNotificationConfigModel
         is_due = and_(push_due.c.task_id == model.task_id, push_due.c.config_id == model.config_id)
         for config in await self._select_configs(select(push_due.c.task_id).where(is_due).exists()):
-            self._watching.setdefault(config.task_id, {})[config.id] = config
+            self.watched.setdefault(config.task_id, {})[config.id] = config
         async with self.engine.connect() as connection:
             rows = await connection.execute(select(_0_3_configs))
             self._0_3_owners = {(row.task_id, row.config_id): row.owner for row in rows}
-
-    def for_task(self, task_id: str) -> Mapping[str, TaskPushNotificationConfig]:
-        """Return the due configurations of a task by their IDs, from memory."""
-        return self._watching.get(task_id, _NO_CONFIGS)
 
     def expects_whole_task(self, task_id: str, config_id: str) -> bool:
         """Whether a webhook was registered over A2A 0.3, which notifies with the whole task."""
@@ -119,7 +114,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         others = [each for each in await self.get_info(task_id, context) if each.id != config.id]
         if len(others) >= MAX_CONFIGS_PER_TASK:
             raise InvalidParamsError(message=f"a task takes at most {MAX_CONFIGS_PER_TASK} push configurations")
-        before = self.for_task(task_id).get(config.id)
+        before = self.watched.get(task_id, {}).get(config.id)
         # First, so that the end of the task is delivered if it comes while this is stored.
         self._watch(task_id, config.id, config)
         stays = False
@@ -181,18 +176,18 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         return [
             UndeliveredEnd(row.task_id, row.config_id, _end(row))
             for row in rows
-            if row.config_id in self.for_task(row.task_id)
+            if row.config_id in self.watched.get(row.task_id, {})
         ]
 
     def _watch(self, task_id: str, config_id: str, config: TaskPushNotificationConfig | None) -> None:
         """Add or replace a configuration in memory; None removes it."""
         if config is not None:
-            self._watching.setdefault(task_id, {})[config_id] = config
+            self.watched.setdefault(task_id, {})[config_id] = config
             return
-        configs = self._watching.get(task_id, {})
+        configs = self.watched.get(task_id, {})
         configs.pop(config_id, None)
         if not configs:
-            self._watching.pop(task_id, None)
+            self.watched.pop(task_id, None)
 
     async def _store_due(self, config: TaskPushNotificationConfig) -> UndeliveredEnd | None:
         """Store that the end of the task is due; return the end if the task has ended already."""
