@@ -103,7 +103,7 @@ class ThreadOptions:
 
 
 class CodexThread:
-    """One context: its thread, and the queue for it; implements `Thread`.
+    """One context: its thread, and the queue for it. It is its own `ThreadLease`.
 
     Args:
         connect: holds the current codex while its block is open, and restarts it if it died.
@@ -132,30 +132,27 @@ class CodexThread:
         """Whether a turn runs or waits."""
         return self._lock.locked()
 
-    @asynccontextmanager
-    async def turn(self, turn_input: TurnInput) -> AsyncIterator[StartedTurn[Turn]]:
-        """Wait for exclusive access and start a turn; leaving the block stops it if it still runs.
-
-        Raises:
-            InputRefused: the input is empty or too long.
-            CodexCannotStart, CodexGone, CodexRefused: codex could not start the turn.
-        """
-        self.check(turn_input)
-        async with self.lease() as lease, lease.turn(turn_input) as started:
-            yield started
-
     def check(self, turn_input: TurnInput) -> None:
         """Raise InputRefused for input that codex would reject."""
         check_input(turn_input, self._limits.max_text_chars)
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator["CodexThreadLease"]:
+    async def lease(self) -> AsyncIterator["CodexThread"]:
         """Wait for exclusive access to the thread, and hold it while the block is open."""
         async with self._lock:
-            yield CodexThreadLease(self)
+            yield self
 
     @asynccontextmanager
-    async def _turn(self, params: JsonObject) -> AsyncIterator[StartedTurn[Turn]]:
+    async def turn(
+        self, turn_input: TurnInput, client_message_id: str | None = None, options: TurnOptions | None = None
+    ) -> AsyncIterator[StartedTurn[Turn]]:
+        """Start a turn; leaving the block stops it if it still runs. The caller must hold the lease.
+
+        Raises:
+            CodexCannotStart, CodexGone, CodexRefused: codex could not start the turn.
+        """
+        own = {} if options is None else options.params()
+        params: JsonObject = {"input": list(turn_input), "clientUserMessageId": client_message_id, **own}
         async with AsyncExitStack() as stack:
             started = await self._start_turn(params, stack)
             try:
@@ -166,7 +163,10 @@ class CodexThread:
                 if self._loaded is not None:
                     self._loaded.usage = started.turn.thread_usage
 
-    async def _recorded_end(self, client_message_id: str, turn_input: TurnInput) -> TurnCompleted | TurnRecord:
+    async def recorded_end(
+        self, client_message_id: str, turn_input: TurnInput, turn_id: str | None = None
+    ) -> TurnCompleted | TurnRecord:
+        """Return from codex's record how an earlier turn of this message ended; `turn_id` is not needed."""
         for _ in range(MAX_ATTEMPTS - 1):
             with suppress(CodexGone):
                 return await self._read_record(client_message_id, turn_input)
@@ -188,37 +188,36 @@ class CodexThread:
 
     async def _start_turn(self, params: JsonObject, stack: AsyncExitStack) -> StartedTurn[Turn]:
         """Start a turn; try again if codex died, or lost the thread, before it received the turn."""
-        for _ in range(MAX_ATTEMPTS - 1):
-            attempt = _Attempt()
+        for attempts_left in reversed(range(MAX_ATTEMPTS)):
+            mailbox: Mailbox | None = None
             try:
-                return await self._try_start_turn(params, stack, attempt)
+                codex = await stack.enter_async_context(self._connect())
+                # A cancelled request would leave an unknown thread behind, or below an unknown turn.
+                with anyio.CancelScope(shield=True):
+                    loaded, note = await self._load_thread(codex)
+                problems = await self._new_server_problems(codex, loaded)
+                # Subscribe before sending: the turn's first notification can precede the response.
+                mailbox = stack.enter_context(codex.subscribe(loaded.thread_id))
+                with anyio.CancelScope(shield=True):
+                    turn = await self._send_turn(codex, loaded, mailbox, params)
             except (CodexGone, CodexRefused) as error:
                 is_lost = isinstance(error, CodexGone) or "thread not found" in error.message
-                if attempt.was_received() or not is_lost:
+                was_received = mailbox is not None and mailbox.has_received
+                if was_received or not is_lost or not attempts_left:
                     raise
                 self._loaded = None
                 await stack.aclose()
-        return await self._try_start_turn(params, stack, _Attempt())
+            else:
+                break
+        return StartedTurn(turn, "\n".join([*([note] if note else []), *problems]) or None)
 
-    async def _try_start_turn(
-        self, params: JsonObject, stack: AsyncExitStack, attempt: "_Attempt"
-    ) -> StartedTurn[Turn]:
-        codex = await stack.enter_async_context(self._connect())
-        # A cancelled request would leave an unknown thread behind, or below an unknown turn.
-        with anyio.CancelScope(shield=True):
-            loaded, note = await self._load_thread(codex)
-        problems = await self._new_server_problems(codex, loaded)
-        note = "\n".join(sentence for sentence in (note, *problems) if sentence is not None) or None
-        with anyio.CancelScope(shield=True):
-            # Subscribe before sending: the turn's first notification can precede the response.
-            mailbox = attempt.mailbox = stack.enter_context(codex.subscribe(loaded.thread_id))
-            sent: JsonObject = {**loaded.restored_options, "threadId": loaded.thread_id, **params}
-            result = await codex.request("turn/start", sent, self._limits.request_s)
-            await self._restore_options(codex, loaded, params)
-            reader = TurnReader(loaded.thread_id, id_in(result, "turn"))
-            turn = Turn(codex, mailbox, reader, self._limits, loaded.usage)
-            self._unused_thread_id = None
-        return StartedTurn(turn, note)
+    async def _send_turn(self, codex: Connection, loaded: "_Loaded", mailbox: Mailbox, params: JsonObject) -> Turn:
+        sent: JsonObject = {**loaded.restored_options, "threadId": loaded.thread_id, **params}
+        result = await codex.request("turn/start", sent, self._limits.request_s)
+        await self._restore_options(codex, loaded, params)
+        self._unused_thread_id = None
+        reader = TurnReader(loaded.thread_id, id_in(result, "turn"))
+        return Turn(codex, mailbox, reader, self._limits, loaded.usage)
 
     async def _new_server_problems(self, codex: Connection, loaded: "_Loaded") -> list[str]:
         """Wait for the thread's MCP servers, and return the problems that were not reported yet."""
@@ -329,26 +328,6 @@ class CodexThread:
         return self._limits.request_s + self._options.servers.within_s
 
 
-class CodexThreadLease:
-    """Exclusive access to one thread; implements `ThreadLease`."""
-
-    def __init__(self, thread: CodexThread) -> None:
-        self._thread = thread
-
-    def turn(
-        self, turn_input: TurnInput, client_message_id: str | None = None, options: TurnOptions | None = None
-    ) -> AbstractAsyncContextManager[StartedTurn[Turn]]:
-        """Start a turn; leaving the block stops it if it still runs. Raises as `CodexThread.turn`."""
-        own = {} if options is None else options.params()
-        return self._thread._turn({"input": list(turn_input), "clientUserMessageId": client_message_id, **own})
-
-    async def recorded_end(
-        self, client_message_id: str, turn_input: TurnInput, turn_id: str | None = None
-    ) -> TurnCompleted | TurnRecord:
-        """Return from codex's record how an earlier turn of this message ended; `turn_id` is not needed."""
-        return await self._thread._recorded_end(client_message_id, turn_input)
-
-
 @dataclass(slots=True)
 class _Loaded:
     """A thread that a codex has loaded.
@@ -367,17 +346,6 @@ class _Loaded:
     restored_options: dict[str, JsonValue] = field(default_factory=dict)
     servers_tried_at: float | None = None
     server_problems: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """An attempt to start a turn."""
-
-    mailbox: Mailbox | None = None
-
-    def was_received(self) -> bool:
-        """Return whether codex has sent anything about the thread; the turn may have started then."""
-        return self.mailbox is not None and self.mailbox.has_received
 
 
 def _record_in_rollout(rollout: Path, text: str) -> TurnRecord:

@@ -23,6 +23,7 @@ from codex_workspace.runtimes.backend import text_input
 from codex_workspace.runtimes.launch import Launch
 from tests.e2e.agent_process import AgentSetup
 from tests.e2e.client import script
+from tests.support.memory_codex import turn_of
 from tests.support.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
@@ -75,7 +76,7 @@ def open_thread(codex: Connection, options: ThreadOptions, memory: MemoryStub | 
 async def run(conversation: CodexThread, prompt: str) -> tuple[TurnCompleted, str]:
     """Run a turn and return its end and its answer."""
     received = TurnText()
-    async with conversation.turn(text_input(prompt)) as started:
+    async with turn_of(conversation, text_input(prompt)) as started:
         while started.turn.ended is None:
             for event in await started.turn.receive():
                 received.apply(event)
@@ -113,7 +114,7 @@ async def test_an_interrupt_right_after_the_start_stops_the_turn(launch: Launch,
     async with open_app_server(launch) as codex:
         conversation = open_thread(codex, options)
         for _ in range(10):
-            async with conversation.turn(text_input(script({"say": "At work.", "stall": True}))) as started:
+            async with turn_of(conversation, text_input(script({"say": "At work.", "stall": True}))) as started:
                 started.turn.interrupt()
                 with anyio.fail_after(3):
                     while started.turn.ended is None:
@@ -126,7 +127,7 @@ async def test_an_interrupted_command_is_killed_and_closed(launch: Launch, optio
     """Codex leaves the command running and its item open."""
     async with open_app_server(launch) as codex:
         conversation = open_thread(codex, options)
-        async with conversation.turn(text_input(script({"run": "sleep 86424"}))) as started:
+        async with turn_of(conversation, text_input(script({"run": "sleep 86424"}))) as started:
             seen: list[object] = []
             with anyio.fail_after(HANG_S):
                 while not (sleeping := _processes_running("86424")):
@@ -161,7 +162,7 @@ def _processes_running(word: str) -> list[psutil.Process]:
 async def test_leaving_a_turn_early_frees_the_thread(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
         conversation = open_thread(codex, options)
-        async with conversation.turn(text_input(script({"say": "At work.", "stall": True}))):
+        async with turn_of(conversation, text_input(script({"say": "At work.", "stall": True}))):
             pass
         assert (await run(conversation, "next"))[1] == "You said: next"
 
@@ -222,7 +223,7 @@ async def test_abandoning_a_turn_that_asks_declines_and_frees_the_thread(
     async with open_app_server(launch) as codex:
         conversation = open_thread(codex, asking)
         with anyio.fail_after(HANG_S):
-            async with conversation.turn(text_input(script({"run": "touch outside", "escalate": True}))) as started:
+            async with turn_of(conversation, text_input(script({"run": "touch outside", "escalate": True}))) as started:
                 while started.turn.pending is None:
                     await started.turn.receive()
             assert (await run(conversation, "next"))[1] == "You said: next"
@@ -232,7 +233,9 @@ async def test_abandoning_a_turn_that_asks_declines_and_frees_the_thread(
 @pytest.mark.alone
 async def test_the_death_of_codex_fails_all_pending_calls_at_once(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
-        async with open_thread(codex, options).turn(text_input(script({"say": "At work.", "stall": True}))) as started:
+        async with turn_of(
+            open_thread(codex, options), text_input(script({"say": "At work.", "stall": True}))
+        ) as started:
             while not any(isinstance(event, MessageDelta) for event in await started.turn.receive()):
                 pass
             begin = anyio.current_time()

@@ -39,7 +39,7 @@ from codex_workspace.runtimes.backend import (
     TurnRecord,
     text_input,
 )
-from tests.support.memory_codex import MemoryCodex, in_virtual_time, memory_codex, params_of
+from tests.support.memory_codex import MemoryCodex, in_virtual_time, memory_codex, params_of, turn_of
 
 OPTIONS = ThreadOptions(Path("/w"), "gpt", "gateway", "workspace-write", "never")
 LIMITS = TurnLimits(inactivity_s=300.0, total_s=3600.0, request_s=30.0)
@@ -163,7 +163,7 @@ async def started_turn(
                 await far(now.end)
 
         tasks.start_soon(codex)
-        async with now.conversation.turn(text_input("hello")) as begun:
+        async with turn_of(now.conversation, text_input("hello")) as begun:
             yield now, begun
 
 
@@ -184,7 +184,7 @@ class Talk:
     begun: StartedTurn[Turn] | None = None
 
     async def __call__(self, conversation: CodexThread) -> None:
-        async with conversation.turn(text_input(self.text)) as begun:
+        async with turn_of(conversation, text_input(self.text)) as begun:
             self.begun = begun
             self.events = await follow(begun)
 
@@ -289,7 +289,7 @@ def test_an_empty_message_is_rejected_before_a_turn(text: str) -> None:
     async def test() -> None:
         async with scene() as now:
             with pytest.raises(InputRefused, match="no text"):
-                async with now.conversation.turn(text_input(text)):
+                async with turn_of(now.conversation, text_input(text)):
                     pytest.fail("it has begun")
             assert not now.conversation.busy
 
@@ -304,7 +304,7 @@ async def test_receive_returns_nothing_at_its_time_out() -> None:
             await now.end.start()
 
         tasks.start_soon(far)
-        async with now.conversation.turn(text_input("hello")) as begun:
+        async with turn_of(now.conversation, text_input("hello")) as begun:
             assert await begun.turn.receive() == [TurnStarted()]
             by = anyio.current_time() + 7
             assert await begun.turn.receive(by=by) == []
@@ -373,7 +373,7 @@ async def test_an_interrupt_stops_the_turn_and_closes_open_items() -> None:
             await now.end.complete(status="interrupted")
 
         tasks.start_soon(far)
-        async with now.conversation.turn(text_input("hello")) as begun:
+        async with turn_of(now.conversation, text_input("hello")) as begun:
             events: list[TurnEvent] = []
             while not any(isinstance(event, CommandStarted) for event in events):
                 events += await begun.turn.receive()
@@ -401,7 +401,7 @@ async def test_an_interrupt_waits_for_the_turns_start() -> None:
             await now.end.obey()
 
         tasks.start_soon(far)
-        async with now.conversation.turn(text_input("hello")) as begun:
+        async with turn_of(now.conversation, text_input("hello")) as begun:
             begun.turn.interrupt()
             await follow(begun)
             assert begun.turn.ended == TurnCompleted("interrupted", None, None)
@@ -446,7 +446,7 @@ async def test_a_codex_that_ignores_the_interrupt_is_killed() -> None:
             await now.end.codex.answer("thread/backgroundTerminals/clean", {})
 
         tasks.start_soon(far)
-        async with now.conversation.turn(text_input("hello")) as begun:
+        async with turn_of(now.conversation, text_input("hello")) as begun:
             began = anyio.current_time()
             begun.turn.interrupt()
             with pytest.raises(CodexGone, match="did not stop its turn"):
@@ -469,7 +469,7 @@ async def test_leaving_the_block_early_stops_the_turn() -> None:
 
         tasks.start_soon(far)
         with pytest.raises(KeyError):
-            async with now.conversation.turn(text_input("hello")):
+            async with turn_of(now.conversation, text_input("hello")):
                 raise KeyError
         await Talk()(now.conversation)
 
@@ -483,7 +483,7 @@ async def test_leaving_the_block_early_kills_an_unresponsive_codex() -> None:
             await now.end.start_turn("turn-1")
 
         tasks.start_soon(far)
-        async with now.conversation.turn(text_input("hello")):
+        async with turn_of(now.conversation, text_input("hello")):
             pass
         await anyio.sleep(1)
         assert now.end.codex.connection.error is not None
@@ -1142,7 +1142,7 @@ async def test_a_crash_during_a_turn_ends_it_after_its_last_event() -> None:
 
         tasks.start_soon(far)
         began = anyio.current_time()
-        async with now.conversation.turn(text_input("hello")) as begun:
+        async with turn_of(now.conversation, text_input("hello")) as begun:
             events: list[TurnEvent] = []
 
             async def listen() -> None:
@@ -1280,7 +1280,7 @@ async def test_a_turns_deadlines_pause_during_a_question() -> None:
             await now.end.complete()
 
         tasks.start_soon(far)
-        async with now.conversation.turn(text_input("hello")) as begun:
+        async with turn_of(now.conversation, text_input("hello")) as begun:
             while begun.turn.pending is None:
                 await begun.turn.receive()
             pending = begun.turn.pending

@@ -9,10 +9,13 @@ import anyio
 from trio.testing import MockClock
 
 from codex_workspace.app_server import Connection
+from codex_workspace.codex.thread import CodexThread
+from codex_workspace.codex.turn import Turn
 from codex_workspace.common.errors import CodexGone
 from codex_workspace.common.processes import PipeReader, PipeWriter
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import MAX_LINE_BYTES, LineSplitter
+from codex_workspace.runtimes.backend import StartedTurn, TurnInput
 
 ENDED = "codex ended with exit code 0"
 """What the connection says once codex in memory has left."""
@@ -116,3 +119,11 @@ def in_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
     run.__name__, run.__doc__ = getattr(test, "__name__", "run"), test.__doc__
     return run
+
+
+@asynccontextmanager
+async def turn_of(thread: CodexThread, turn_input: TurnInput) -> AsyncIterator[StartedTurn[Turn]]:
+    """Wait for the thread, and run a turn while the block is open."""
+    thread.check(turn_input)
+    async with thread.lease() as lease, lease.turn(turn_input) as started:
+        yield started
