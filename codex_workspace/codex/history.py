@@ -7,7 +7,8 @@ from typing import Final
 
 from codex_workspace.app_server import Connection
 from codex_workspace.common.values import JsonObject, JsonValue, nested_or_empty, objects, text_or_none
-from codex_workspace.protocol.codex_events import MessageCompleted, TurnCompleted, TurnError
+from codex_workspace.protocol.app_server_reader import turn_completed
+from codex_workspace.protocol.codex_events import TurnCompleted, TurnError
 from codex_workspace.protocol.failures import UNKNOWN_END
 from codex_workspace.runtimes.backend import TurnRecord
 
@@ -30,28 +31,11 @@ async def read_last_turns(codex: Connection, thread_id: str, timeout_s: float) -
 
 
 def turn_end(turns: list[JsonObject], turn_id: str) -> TurnCompleted | None:
-    """Return how a turn ended, or None while it is in progress. A turn that is not recorded counts as failed.
-
-    Shape: recordings 0.163 and 0.169.
-    """
+    """Return how a turn ended, or None while it is in progress. A turn that is not recorded counts as failed."""
     turn = next((turn for turn in turns if turn.get("id") == turn_id), None)
     if turn is None:
         return TurnCompleted("failed", TurnError("Codex has no record of the turn.", UNKNOWN_END, None, None), None)
-    return _end_of(turn)
-
-
-def _end_of(turn: JsonObject) -> TurnCompleted | None:
-    match turn.get("status"):
-        case "inProgress":
-            return None
-        case "completed":
-            return TurnCompleted("completed", None, _last_message(turn))
-        case "interrupted":
-            return TurnCompleted("interrupted", None, _last_message(turn))
-        case _:
-            message = text_or_none(nested_or_empty(turn, "error"), "message")
-            failure = TurnError(message or "Codex reported a failed turn without a reason.", UNKNOWN_END, None, None)
-            return TurnCompleted("failed", failure, _last_message(turn))
+    return None if turn.get("status") == "inProgress" else turn_completed(turn)
 
 
 def turn_record(turns: list[JsonObject], client_message_id: str) -> TurnCompleted | TurnRecord:
@@ -63,8 +47,8 @@ def turn_record(turns: list[JsonObject], client_message_id: str) -> TurnComplete
     sent = [turn for turn in turns if any(_is_sent_as(item, client_message_id) for item in objects(turn, "items"))]
     if not sent:
         return TurnRecord.MISSING
-    ended = _end_of(sent[-1])
-    return TurnRecord.INTERRUPTED if ended is None or ended.status == "interrupted" else ended
+    is_open = sent[-1].get("status") in ("inProgress", "interrupted")
+    return TurnRecord.INTERRUPTED if is_open else turn_completed(sent[-1])
 
 
 def rollout_path(result: JsonValue) -> Path | None:
@@ -106,10 +90,3 @@ def _decoded(line: str) -> JsonValue:
 
 def _is_sent_as(item: JsonObject, client_message_id: str) -> bool:
     return item.get("type") == "userMessage" and (text_or_none(item, "clientId") or "").startswith(client_message_id)
-
-
-def _last_message(turn: JsonObject) -> MessageCompleted | None:
-    for item in reversed(objects(turn, "items")):
-        if item.get("type") == "agentMessage" and isinstance(text := item.get("text"), str):
-            return MessageCompleted(str(item.get("id")), text, None)
-    return None

@@ -5,6 +5,7 @@ This module contains codex's names of notifications and items. Shapes: recording
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 from codex_workspace.common.values import (
@@ -145,9 +146,13 @@ def _thread_status(params: JsonObject) -> TurnEvent:
             raise InvalidField("status.type")
 
 
-def _turn_completed(turn: JsonObject) -> TurnEvent:
-    """Return the turn's end; an unknown status counts as failed, because the turn is over all the same."""
-    last_message = _last_message(turn)
+def turn_completed(turn: JsonObject) -> TurnCompleted:
+    """Return a turn's end; an unknown status counts as failed, because the turn is over all the same."""
+    last_message: MessageCompleted | None = None
+    for item in objects(turn, "items"):
+        if item.get("type") == "agentMessage":
+            with suppress(InvalidField):
+                last_message = _message(item)
     match turn.get("status"):
         case "completed":
             return TurnCompleted("completed", None, last_message)
@@ -155,15 +160,6 @@ def _turn_completed(turn: JsonObject) -> TurnEvent:
             return TurnCompleted("interrupted", None, last_message)
         case _:
             return TurnCompleted("failed", _failure(nested_or_empty(turn, "error")), last_message)
-
-
-def _last_message(turn: JsonObject) -> MessageCompleted | None:
-    """Return the agent's last message in a turn; ignore an invalid one, because the turn is over all the same."""
-    messages = [item for item in objects(turn, "items") if item.get("type") == "agentMessage"]
-    try:
-        return _message(messages[-1]) if messages else None
-    except InvalidField:
-        return None
 
 
 def _item_started(params: JsonObject) -> TurnEvent:
@@ -300,7 +296,7 @@ _OF_TURN: Final[dict[str, _Reader]] = {
 
 _OF_WHOLE_TURN: Final[dict[str, _Reader]] = {
     "turn/started": lambda _: TurnStarted(),
-    "turn/completed": _turn_completed,
+    "turn/completed": turn_completed,
 }
 """Notifications that carry the turn itself, and with it its id."""
 
