@@ -1,14 +1,18 @@
 """Processes of coding CLIs: start one in its own process group, keep the end of its output, and end its descendants."""
 
+import glob
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import anyio
@@ -264,8 +268,19 @@ async def run_command(
     return CompletedCommand(process.popen.returncode, output.text(), process.stderr.text())
 
 
+@contextmanager
+def run_folder(launch: Launch) -> Iterator[Path]:
+    """Create a temporary folder; `end_leftovers` removes it if this process is killed."""
+    with tempfile.TemporaryDirectory(prefix=_folder_prefix(launch.family), ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _folder_prefix(family: str) -> str:
+    return f"codex-workspace-{family}-"
+
+
 async def end_leftovers(family: str) -> None:
-    """Kill the processes that a killed agent of the same family left behind.
+    """Kill the processes that a killed agent of the same family left behind, and remove its temporary folders.
 
     A CLI usually exits when its stdin closes; one that hangs, or a command of it, does not, and keeps its locks. No
     other process of the family may be running.
@@ -273,3 +288,9 @@ async def end_leftovers(family: str) -> None:
     ended = await kill_marked(MARK, f"{family}.", or_longer=True)
     if ended:
         logger.warning("killed %d processes that an earlier agent left behind", ended)
+    await anyio.to_thread.run_sync(_remove_folders, family)
+
+
+def _remove_folders(family: str) -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{glob.escape(_folder_prefix(family))}*"):
+        shutil.rmtree(folder, ignore_errors=True)

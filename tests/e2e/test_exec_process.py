@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -224,7 +225,9 @@ async def test_the_options_reach_the_model(launch: Launch, model: ScriptedModel,
     assert len(request.last_user_message.images) == 1
 
 
-async def test_a_run_that_is_killed_leaves_no_file_behind(launch: Launch, tmp_path: Path) -> None:
+async def test_the_folder_of_a_killed_run_is_removed_at_the_next_start(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     code = (
@@ -240,6 +243,10 @@ async def test_a_run_that_is_killed_leaves_no_file_behind(launch: Launch, tmp_pa
     words = [str(launch.binary), str(launch.codex_home), launch.family]
     environment = {**os.environ, "TMPDIR": str(temporary)}
     await anyio.run_process([sys.executable, "-c", code, *words], check=False, cwd=REPOSITORY, env=environment)
+    assert len(list(temporary.iterdir())) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    await end_leftovers("another")
+    assert len(list(temporary.iterdir())) == 1
     await end_leftovers(launch.family)
     assert list(temporary.iterdir()) == []
 

@@ -4,12 +4,10 @@ The prompt is passed on stdin, where neither its length nor its first character 
 """
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import IO, Final
+from contextlib import contextmanager
+from typing import Final
 
 import tomlkit
 
@@ -17,7 +15,8 @@ from codex_workspace.common.errors import ConfigError, InputRefused
 from codex_workspace.common.values import MAX_INPUT_CHARS, KeyPath, TomlValue
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.mcp_servers import McpServers
-from codex_workspace.runtimes.launch import PASSED_ENVIRONMENT, RunOptions, check_run
+from codex_workspace.runtimes.launch import PASSED_ENVIRONMENT, Launch, RunOptions, check_run
+from codex_workspace.runtimes.process import run_folder
 
 _SESSION: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -26,41 +25,30 @@ _RESERVED: Final = re.compile(r"CODEX_.*|OPENAI_.*|LC_.*|LD_.*")
 
 
 @contextmanager
-def file_arguments(options: RunOptions) -> Iterator[list[str]]:
-    """Open the files of a run; yield the arguments that pass them, which are valid within the block.
-
-    Codex splits the paths of images at commas, so each file is passed by its descriptor.
+def file_arguments(options: RunOptions, launch: Launch) -> Iterator[list[str]]:
+    """Create the files of a run; yield the arguments that pass them, which are valid within the block.
 
     Raises:
-        InputRefused: an image cannot be read.
+        InputRefused: an image does not exist.
     """
-    with ExitStack() as opened:
+    missing = [image.name for image in options.images if not image.is_file()]
+    if missing:
+        raise InputRefused(f"The image {missing[0]} is no file.")
+    if options.output_schema is None and not options.images:
+        yield []
+        return
+    with run_folder(launch) as folder:
         found: list[str] = []
         if options.output_schema is not None:
-            schema = opened.enter_context(file_in_memory(json.dumps(options.output_schema).encode()))
+            schema = folder / "schema.json"
+            schema.write_text(json.dumps(options.output_schema))
             found.append(f"--output-schema={schema}")
-        # With `=`, because codex takes all arguments that follow `--image` as images.
-        yield [*found, *(f"--image={_opened_image(image, opened)}" for image in options.images)]
-
-
-@contextmanager
-def file_in_memory(content: bytes) -> Iterator[Path]:
-    """Yield the path of a file that exists until the end of the block or of this process, and on no disk."""
-    with os.fdopen(os.memfd_create("codex-workspace"), "wb") as file:
-        file.write(content)
-        file.flush()
-        yield _path_of(file)
-
-
-def _opened_image(image: Path, opened: ExitStack) -> Path:
-    try:
-        return _path_of(opened.enter_context(image.open("rb")))
-    except OSError as error:
-        raise InputRefused(f"The image {image.name} cannot be read.") from error
-
-
-def _path_of(file: IO[bytes]) -> Path:
-    return Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+        for number, image in enumerate(options.images):
+            # Codex splits paths at commas. With `=`, because it takes all arguments that follow `--image` as images.
+            link = folder / str(number)
+            link.symlink_to(image.absolute())
+            found.append(f"--image={link}")
+        yield found
 
 
 def check(prompt: str, options: RunOptions) -> None:

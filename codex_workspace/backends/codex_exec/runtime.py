@@ -85,7 +85,7 @@ class CodexExec:
     def __init__(self, launch: Launch, limits: RunLimits = DEFAULT_LIMITS, servers: McpServers = NO_SERVERS) -> None:
         settings, variables = mcp_overrides(servers)
         secrets = [*launch.secrets, *(secret.reveal() for secret in servers.secrets), *variables.values()]
-        self._launch = with_key_variables(replace(launch, handed={**launch.handed, **variables}, secrets=secrets))
+        self.launch: Final = with_key_variables(replace(launch, handed={**launch.handed, **variables}, secrets=secrets))
         self._limits = limits
         self._servers = settings
         self._version: Version | None = None
@@ -124,7 +124,7 @@ class CodexExec:
         options = replace(options, config={**self._servers, **options.config})
         check(prompt, options)
         await self.version()
-        with file_arguments(options) as files:
+        with file_arguments(options, self.launch) as files:
             async with (
                 self._session(options.resume) as register,
                 self._login.passed() if self._login is not None else nullcontext(),
@@ -140,7 +140,7 @@ class CodexExec:
         """
         async with self._starting:
             if self._version is None:
-                self._version = await _read_version(self._launch)
+                self._version = await _read_version(self.launch)
             return self._version
 
     @asynccontextmanager
@@ -166,9 +166,9 @@ class CodexExec:
         register: Callable[[str], object],
     ) -> AsyncIterator[CliRun[E]]:
         launch = replace(
-            self._launch,
-            handed={**self._launch.handed, **variables},
-            secrets=[*self._launch.secrets, *variables.values()],
+            self.launch,
+            handed={**self.launch.handed, **variables},
+            secrets=[*self.launch.secrets, *variables.values()],
         )
         mark = new_mark(launch)
         settings = {**LAUNCH_OVERRIDES, f"shell_environment_policy.set.{MARK}": f'"{mark}"', **launch.overrides}

@@ -10,7 +10,6 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.backends.codex_exec.command import file_in_memory
 from codex_workspace.backends.codex_exec.file_requests import FileRequests
 from codex_workspace.backends.codex_exec.history import (
     new_turn_id,
@@ -39,7 +38,8 @@ from codex_workspace.runtimes.backend import (
     input_texts,
 )
 from codex_workspace.runtimes.cli_run import CliRun
-from codex_workspace.runtimes.launch import RunOptions
+from codex_workspace.runtimes.launch import Launch, RunOptions
+from codex_workspace.runtimes.process import run_folder
 
 logger = logging.getLogger(__name__)
 
@@ -149,14 +149,14 @@ class ExecThread:
             CodexGone: codex was killed before its session started.
         """
         own = options or TurnOptions()
-        with _image_files(turn_input) as images:
+        with ExitStack() as files:
             effort: dict[KeyPath, TomlValue] = {} if own.effort is None else {("model_reasoning_effort",): own.effort}
             run = replace(
                 self._options.run,
                 model=own.model or self._options.run.model,
                 cwd=own.cwd or self._options.run.cwd,
                 output_schema=own.output_schema,
-                images=images,
+                images=_write_images(turn_input, self._codex.launch, files),
                 config={**self._options.config, **effort},
             )
             with self._file_requests.expecting(self._caller) as expected:
@@ -285,10 +285,13 @@ def _prompt(turn_input: TurnInput) -> str:
     return "\n\n".join(input_texts(turn_input)) or IMAGES_ONLY
 
 
-@contextmanager
-def _image_files(turn_input: TurnInput) -> Iterator[tuple[Path, ...]]:
-    """Yield the images of a message, which are data URLs, as files: `codex exec` accepts no other form."""
-    with ExitStack() as files:
-        urls = [url for item in turn_input if isinstance(url := item.get("url"), str)]
-        contents = (base64.b64decode(url.partition(",")[2]) for url in urls)
-        yield tuple(files.enter_context(file_in_memory(content)) for content in contents)
+def _write_images(turn_input: TurnInput, launch: Launch, files: ExitStack) -> tuple[Path, ...]:
+    """Write the images of a message, which are data URLs, to files: `codex exec` accepts no other form."""
+    urls = [url for item in turn_input if isinstance(url := item.get("url"), str)]
+    if not urls:
+        return ()
+    folder = files.enter_context(run_folder(launch))
+    images = tuple(folder / str(number) for number in range(len(urls)))
+    for image, url in zip(images, urls, strict=True):
+        image.write_bytes(base64.b64decode(url.partition(",")[2]))
+    return images

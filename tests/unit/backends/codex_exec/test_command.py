@@ -1,14 +1,14 @@
 """What `codex exec` is called with; that the real one takes it is tested in e2e."""
 
 import json
-import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from codex_workspace.backends.codex_exec.command import arguments, check, file_arguments
 from codex_workspace.common.errors import InputRefused
-from codex_workspace.runtimes.launch import RunOptions
+from codex_workspace.runtimes.launch import Launch, RunOptions
 
 SESSION = "01a1fdff-8a53-70f0-a558-4221fd0ad429"
 
@@ -86,22 +86,31 @@ def test_what_no_command_line_can_hold_is_refused(odd: RunOptions) -> None:
         check("hi", odd)
 
 
-def test_files_are_readable_by_other_processes_and_their_paths_have_no_commas(tmp_path: Path) -> None:
+LAUNCH = Launch(Path("/codex"), Path("/home"), Path("/work"), family="a-family")
+
+
+def test_files_are_in_a_folder_that_is_removed_and_have_no_commas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     image = tmp_path / "a,b.png"
     image.write_bytes(b"png")
     options = RunOptions(output_schema={"type": "object"}, images=(image,))
-    before = os.listdir("/proc/self/fd")
-    with file_arguments(options) as files:
+    with file_arguments(options, LAUNCH) as files:
         schema, passed = (each.partition("=") for each in files)
         assert (schema[0], passed[0]) == ("--output-schema", "--image")
         assert json.loads(Path(schema[2]).read_text()) == {"type": "object"}
         assert Path(passed[2]).read_bytes() == b"png"
         assert "," not in passed[2]
-    assert os.listdir("/proc/self/fd") == before
+    assert list(temporary.iterdir()) == []
+    with file_arguments(RunOptions(), LAUNCH) as files:
+        assert (files, list(temporary.iterdir())) == ([], [])
 
 
 @pytest.mark.parametrize("missing", ["nothing.png", "."])
-def test_an_image_that_cannot_be_read_is_rejected(tmp_path: Path, missing: str) -> None:
+def test_an_image_that_is_no_file_is_rejected(tmp_path: Path, missing: str) -> None:
     options = RunOptions(output_schema={}, images=(tmp_path / missing,))
-    with pytest.raises(InputRefused, match="cannot be read"), file_arguments(options):
+    with pytest.raises(InputRefused, match="is no file"), file_arguments(options, LAUNCH):
         pass
