@@ -30,8 +30,16 @@ from codex_workspace.common.redact import Redactor
 from codex_workspace.runtimes.backend import Thread, ThreadRegistry
 from codex_workspace.storage.deliveries import ANSWERED_PROMPT, HANDLED, RESUMED, Deliveries, Delivery, DeliveryKey
 from codex_workspace.tasks.answering import Job
-from codex_workspace.tasks.outcomes import NOT_BEGUN, STOPPED, STOPPING, Outcome, canceled_outcome, code
-from codex_workspace.tasks.replies import Reply, closing_events
+from codex_workspace.tasks.replies import (
+    NOT_BEGUN,
+    STOPPED,
+    STOPPING,
+    Outcome,
+    Reply,
+    canceled_outcome,
+    closing_events,
+    code,
+)
 from codex_workspace.tasks.request import RequestReader, task_and_context_ids
 from codex_workspace.tasks.scheduling import AdmissionControl
 from codex_workspace.tasks.telemetry import Telemetry

@@ -40,8 +40,8 @@ from codex_workspace.server.push import PushService, open_push
 from codex_workspace.server.views import GaugeCollector, View, metrics_view, transcript_view
 from codex_workspace.storage.store import Store, open_store
 from codex_workspace.tasks.live_output import ITEMS
-from codex_workspace.tasks.outcomes import USAGE
 from codex_workspace.tasks.parts import INPUT_MODES
+from codex_workspace.tasks.replies import USAGE
 from codex_workspace.tasks.request import TURN
 from codex_workspace.tasks.scheduling import AdmissionControl
 from codex_workspace.tasks.telemetry import Telemetry

@@ -20,7 +20,7 @@ from codex_workspace.common.a2a_terms import ANSWER, AWAITING_INPUT, TERMINAL
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.runtimes.events import Reasoning
 from codex_workspace.runtimes.markdown import NOTE, clean, data, fenced, markdown, marked
-from codex_workspace.tasks.outcomes import USAGE
+from codex_workspace.tasks.replies import USAGE
 
 ANSWERED: Final = "answered"
 """The outcome if the agent answers with a message instead of a task."""

@@ -17,12 +17,13 @@ from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, TomlValue
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.app_server_reader import TurnReader
-from codex_workspace.protocol.codex_events import TokenUsage, TurnError
+from codex_workspace.protocol.codex_events import TurnError
 from codex_workspace.protocol.failures import LOST_THREAD, NO_SESSION, PROCESS_EXITED
 from codex_workspace.protocol.server_requests import Declined, response_to
+from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.runtimes.backend import DynamicToolCall, text_input
 from codex_workspace.runtimes.convert import NONE_USED, EventConverter
-from codex_workspace.runtimes.events import AgentEvent
+from codex_workspace.runtimes.events import AgentEvent, Approval
 from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, FULL_AUTO, Launch, RunOptions, check_run
 
 UNKNOWN_TOOL: Final[JsonObject] = {
@@ -35,13 +36,12 @@ UNKNOWN_TOOL: Final[JsonObject] = {
 class AppServerRun:
     """The events of one turn as they arrive; the last one is its `Done`."""
 
-    def __init__(self, turn: Turn, used_before: TokenUsage | None) -> None:
+    def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._converter = EventConverter(used_before)
-        self._converter.session_id = turn.thread_id
+        turn.converter.session_id = turn.thread_id
         self._events: deque[AgentEvent] = deque()
         self._aborted = False
-        self._is_over = False
+        self._is_gone = False
 
     @property
     def session_id(self) -> str:
@@ -59,21 +59,19 @@ class AppServerRun:
     async def __anext__(self) -> AgentEvent:
         """Return the next event; only one task may read at a time."""
         while not self._events:
-            if self._is_over:
+            if self._is_gone or self._turn.ended is not None:
                 raise StopAsyncIteration
             await self._read_more()
         return self._events.popleft()
 
     async def _read_more(self) -> None:
         try:
-            for event in await self._turn.receive():
-                self._events += self._converter.convert(event)
+            self._events += await self._turn.receive()
             self._decline_requests()
         except CodexGone as gone:
-            self._finish(TurnError(gone.sentence, PROCESS_EXITED, None, gone.tail or None))
-        else:
-            if self._turn.ended is not None:
-                self._finish(self._turn.ended.failure)
+            self._is_gone = True
+            failure = TurnError(gone.sentence, PROCESS_EXITED, None, None)
+            self._events += self._turn.converter.finish(failure, stopped=self._aborted)
 
     def _decline_requests(self) -> None:
         while (pending := self._turn.pending) is not None:
@@ -81,12 +79,8 @@ class AppServerRun:
                 case DynamicToolCall():
                     self._turn.answer(pending, UNKNOWN_TOOL)
                 case question:
-                    self._events += self._converter.approval(pending.id, question)
+                    self._events.append(Approval(pending.id, approval_data(question)))
                     self._turn.answer(pending, response_to(question, Declined()))
-
-    def _finish(self, failure: TurnError | None) -> None:
-        self._is_over = True
-        self._events += self._converter.finish(failure, stopped=self._aborted)
 
 
 class MissingSessionRun:
@@ -165,7 +159,7 @@ class AppServerRuntime:
                 reader = TurnReader(thread_id, id_in(result, "turn"))
                 turn = Turn(codex, mailbox, reader, self._limits, used_before)
                 try:
-                    yield AppServerRun(turn, used_before)
+                    yield AppServerRun(turn)
                 finally:
                     with anyio.CancelScope(shield=True):
                         await turn.stop()

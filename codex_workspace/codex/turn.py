@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
@@ -16,9 +16,7 @@ from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import (
     ErrorReported,
-    OpenItems,
     ThreadIdle,
-    TokensUpdated,
     TokenUsage,
     ToolCallCompleted,
     TurnCompleted,
@@ -31,6 +29,8 @@ from codex_workspace.protocol.failures import UNKNOWN_END, duration_error, inact
 from codex_workspace.protocol.jsonrpc import Mailbox, Notification, Request, ServerRequest
 from codex_workspace.protocol.server_requests import read_question
 from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
+from codex_workspace.runtimes.convert import EventConverter
+from codex_workspace.runtimes.events import AgentEvent
 
 logger = logging.getLogger(__name__)
 
@@ -91,23 +91,30 @@ class Turn:
         self.thread_id: Final = reader.thread_id
         self.turn_id: Final = reader.turn_id
         self.ended: TurnCompleted | None = None
-        self.usage: TokenUsage | None = None
-        self.thread_usage: TokenUsage | None = used_before
+        self.converter: Final = EventConverter(used_before)
         self._codex = codex
         self._mailbox = mailbox
         self._reader = reader
         self._limits = limits
         self._deadlines = _Deadlines(limits)
-        self._used_before = used_before
-        self._open_items = OpenItems()
         self._pending: list[PendingRequest] = []
         self._woken = False
         self._started = False
         self._interrupt = _Interrupt.NONE
-        self._error: TurnError | None = None
+        self._timed_out: TurnError | None = None
         self._codex_gone = False
         self._server_restarts = 0
         self._server_exited = False
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        """The turn's tokens so far; None while they are unknown."""
+        return self.converter.run_usage
+
+    @property
+    def thread_usage(self) -> TokenUsage | None:
+        """The tokens of the whole thread."""
+        return self.converter.session_usage
 
     @property
     def pending(self) -> PendingRequest | None:
@@ -150,10 +157,8 @@ class Turn:
             self._deadlines.stopping()
             self._mailbox.wake()
 
-    async def receive(self, by: float = math.inf) -> list[TurnEvent]:
+    async def receive(self, by: float = math.inf) -> list[AgentEvent]:
         """Wait for events and return them; return none once `ended` is set, at the time `by`, or if `pending` changed.
-
-        Items that are still open at the end of the turn are closed before it.
 
         Raises:
             CodexGone: codex died; the turn will not end.
@@ -192,17 +197,17 @@ class Turn:
         if self.ended is None:
             self._codex.kill()
 
-    async def _next(self, by: float) -> list[TurnEvent]:
+    async def _next(self, by: float) -> list[AgentEvent]:
         messages: list[Notification | ServerRequest] | None = None
         due = self._deadlines.next(by)
         with anyio.CancelScope(deadline=due):
             messages = await self._mailbox.receive()
         if messages is None:
-            return self._apply_all(await self._on_deadline(due))
+            return await self._on_deadline(due)
         # In order: a request may refer to an item that the message before it has started.
         return [event for message in messages for event in self._read(message)]
 
-    def _read(self, message: Notification | ServerRequest) -> list[TurnEvent]:
+    def _read(self, message: Notification | ServerRequest) -> list[AgentEvent]:
         if isinstance(message, ServerRequest):
             self._add(message)
         elif message.method == RESOLVED:
@@ -213,7 +218,7 @@ class Turn:
 
     def _add(self, message: ServerRequest) -> None:
         request = message.request
-        changes = self._open_items.changes(str(request.params.get("itemId")))
+        changes = self.converter.open_changes(str(request.params.get("itemId")))
         subject = _tool_call(request) or read_question(request, changes)
         if subject is None or request.params.get("turnId") not in (self.turn_id, None):
             message.answer(None)
@@ -235,10 +240,10 @@ class Turn:
         if not self._pending:
             self._deadlines.resume()
 
-    async def _on_deadline(self, due: float) -> list[TurnEvent]:
+    async def _on_deadline(self, due: float) -> list[AgentEvent]:
         match self._deadlines.expired(due):
             case _Expired.IDLE:
-                return await self._find_end()
+                return self._apply_all(await self._find_end())
             case _Expired.STOP:
                 self._codex.kill()
                 raise CodexGone("codex did not stop its turn and was killed")
@@ -249,41 +254,42 @@ class Turn:
             case _Expired.NONE:
                 return []
 
-    def _apply_all(self, events: Sequence[TurnEvent]) -> list[TurnEvent]:
+    def _apply_all(self, events: Sequence[TurnEvent]) -> list[AgentEvent]:
         return [applied for event in events for applied in self._apply(event)]
 
-    def _apply(self, event: TurnEvent) -> list[TurnEvent]:
+    def _apply(self, event: TurnEvent) -> list[AgentEvent]:
         """Update the state of the turn by an event; return the events for the caller."""
         if isinstance(event, ToolCallCompleted) and event.is_error and TRANSPORT_CLOSED in event.result:
             self._server_exited = True
         match event:
             case TurnCompleted():
-                self.ended = event
                 self._codex.has_completed_turn = True
-                for pending in list(self._pending):
-                    pending.request.answer(None)
-                    self._remove(pending)
-                return [*self._open_items.close(), event]
+                return self._end(event)
             case ThreadIdle():
-                if self._started or self._error is not None:
+                if self._started or self.converter.failure is not None:
                     self._deadlines.idle()
                 return []
             case WarningReported(will_retry=True):
-                return [event]
-            case ErrorReported(failure=failure):
-                self._error = failure
+                return self.converter.convert(event)
+            case ErrorReported():
                 self._deadlines.idle()
             case TurnStarted():
                 self._started = True
-            case TokensUpdated(thread=total, last=last):
-                # Of a resumed thread: all tokens before the first model call of this turn.
-                before = self._used_before = self._used_before or total.minus(last)
-                self.thread_usage, self.usage = total, total.minus(before)
             case _:
-                if not self._open_items.apply(event):
-                    return []
+                pass
         self._deadlines.activity()
-        return [event]
+        return self.converter.convert(event)
+
+    def _end(self, ended: TurnCompleted) -> list[AgentEvent]:
+        timed_out = self._timed_out
+        if timed_out is not None:
+            ended = replace(ended, status="failed", failure=timed_out)
+        self.ended = ended
+        for pending in list(self._pending):
+            pending.request.answer(None)
+            self._remove(pending)
+        stopped = self._interrupt is not _Interrupt.NONE and timed_out is None
+        return [*self.converter.convert(ended), *self.converter.finish(ended.failure, stopped=stopped)]
 
     async def _send_interrupt(self) -> None:
         if not self._deadlines.may_interrupt:
@@ -314,22 +320,23 @@ class Turn:
             if self.ended is None:
                 raise
 
-    async def _time_out(self, failure: TurnError) -> list[TurnEvent]:
+    async def _time_out(self, failure: TurnError) -> list[AgentEvent]:
         """Stop the turn, and end it as failed."""
+        self._timed_out = failure
         self.interrupt()
-        events: list[TurnEvent] = []
+        events: list[AgentEvent] = []
         try:
             while self.ended is None:
                 events += await self.receive()
         except CodexGone as gone:
             logger.warning("codex died while turn %s was stopped: %s", self.turn_id, gone)
-        self.ended = TurnCompleted("failed", failure, None)
-        return [*(event for event in events if not isinstance(event, TurnCompleted)), self.ended]
+            events += self._end(TurnCompleted("failed", failure, None))
+        return events
 
     async def _find_end(self) -> list[TurnEvent]:
         """Return how the turn ended if codex is idle and has not reported it."""
-        if self._error is not None:
-            return [TurnCompleted("failed", self._error, None)]
+        if self.converter.failure is not None:
+            return [TurnCompleted("failed", self.converter.failure, None)]
         try:
             record = await read_last_turns(self._codex, self.thread_id, self._limits.request_s)
         except CodexRefused as refusal:

@@ -1,9 +1,12 @@
-"""Redacts known secrets in text, and in text that is streamed in pieces."""
+"""Redacts known secrets in text, in text that is streamed in pieces, and in values."""
 
 import json
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Final, TypeVar, cast
+
+T = TypeVar("T")
 
 MASK: Final = "***"
 
@@ -97,3 +100,31 @@ def _forms(secret: str) -> set[str]:
     lines = [line.strip() for line in secret.splitlines()]
     whole = {secret, *(line for line in lines if len(lines) > 1 and len(line) >= MIN_LINE_CHARS)}
     return {form for each in whole for form in (each, json.dumps(each)[1:-1], repr(each)[1:-1])}
+
+
+def redact_value(value: T, redactor: Redactor) -> T:
+    """Return a value (text, JSON, dataclasses, and tuples of them) with all text redacted.
+
+    A value without a secret is returned itself, not a copy.
+    """
+    return cast("T", _redacted(value, redactor))
+
+
+def _redacted(value: Any, redactor: Redactor) -> object:
+    match value:
+        case str():
+            return redactor(value)
+        case tuple() | list():
+            parts = [_redacted(each, redactor) for each in value]
+            is_same = all(part is before for part, before in zip(parts, value, strict=True))
+            return value if is_same else type(value)(parts)
+        case Mapping():
+            redacted = {redactor(str(key)): _redacted(each, redactor) for key, each in value.items()}
+            return value if redacted == value else redacted
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            before = {field.name: getattr(value, field.name) for field in fields(value)}
+            after = {name: _redacted(each, redactor) for name, each in before.items()}
+            changed = {name: each for name, each in after.items() if each is not before[name]}
+            return replace(value, **changed) if changed else value
+        case _:
+            return value

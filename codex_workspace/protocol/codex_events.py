@@ -1,4 +1,4 @@
-"""The typed events of one codex turn, and the text of its messages.
+"""The typed events of one codex turn.
 
 `app_server_reader` and `exec_reader` read them from codex's lines.
 """
@@ -308,54 +308,6 @@ TurnEvent: TypeAlias = (
 )
 
 
-@dataclass(slots=True)
-class _Message:
-    parts: list[str]
-    phase: Phase
-    complete: bool
-
-
-class TurnText:
-    """Assembles the agent's messages of one turn from its events."""
-
-    def __init__(self) -> None:
-        self._messages: dict[str, _Message] = {}
-
-    def apply(self, event: TurnEvent) -> None:
-        """Update the messages by an event; events about other things change nothing."""
-        match event:
-            case MessageDelta(item_id, part):
-                message = self._messages.get(item_id)
-                if message is None:
-                    self._messages[item_id] = _Message([part], None, complete=False)
-                elif not message.complete:
-                    message.parts.append(part)
-            case MessageStarted(item_id, phase):
-                self._messages.setdefault(item_id, _Message([], phase, complete=False))
-            case WarningReported(will_retry=True):
-                # Codex repeats the model call; its text starts again under another id.
-                self._messages = {id_: each for id_, each in self._messages.items() if each.complete}
-            case (
-                MessageCompleted(item_id, message_text, phase)
-                | TurnCompleted(last_message=MessageCompleted(item_id, message_text, phase))
-            ):
-                self._messages[item_id] = _Message([message_text], phase, complete=True)
-            case _:
-                pass
-
-    @property
-    def answer(self) -> str:
-        """The final answer so far: the last message with that phase, else the last one; "" before any text."""
-        messages = [message for message in self.messages if message.text]
-        final = [message for message in messages if message.phase == "final_answer"]
-        return (final or messages)[-1].text if messages else ""
-
-    @property
-    def messages(self) -> tuple[MessageCompleted, ...]:
-        """The messages in the order they started; an incomplete one has the text so far."""
-        return tuple(MessageCompleted(id_, "".join(each.parts), each.phase) for id_, each in self._messages.items())
-
-
 def content_text(parts: list[JsonObject]) -> str:
     """Return the text of a tool's content, one part per line; a part without text is named by its type."""
     return "\n".join(_part_text(part) for part in parts)
@@ -364,51 +316,3 @@ def content_text(parts: list[JsonObject]) -> str:
 def _part_text(part: JsonObject) -> str:
     shown = text_or_none(part, "text")
     return shown if shown is not None else f"[{text_or_none(part, 'type') or 'unknown'}]"
-
-
-StartEvent = CommandStarted | PatchStarted | ToolCallStarted
-
-
-class OpenItems:
-    """Tracks the items of a turn; `close` completes those that codex has not."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, StartEvent] = {}
-        self._ended: set[str] = set()
-
-    def apply(self, event: TurnEvent) -> bool:
-        """Track the start or end of an item; return False for a second end.
-
-        An interrupted command may end twice: as a tool call, and as a process that is cleaned up.
-        """
-        match event:
-            case CommandStarted() | PatchStarted() | ToolCallStarted():
-                self._open[event.item_id] = event
-            case CommandCompleted() | PatchCompleted() | ToolCallCompleted():
-                if event.item_id in self._ended:
-                    return False
-                self._ended.add(event.item_id)
-                self._open.pop(event.item_id, None)
-            case _:
-                pass
-        return True
-
-    def changes(self, item_id: str) -> tuple[FilePatch, ...]:
-        """Return the changes of an open patch; nothing for any other item."""
-        started = self._open.get(item_id)
-        return started.changes if isinstance(started, PatchStarted) else ()
-
-    def close(self) -> list[TurnEvent]:
-        """Return an end for each open item, in the order of their starts."""
-        opened, self._open = self._open, {}
-        return [_end_of(started) for started in opened.values()]
-
-
-def _end_of(started: StartEvent) -> TurnEvent:
-    match started:
-        case CommandStarted(item_id=item, command=command, cwd=cwd):
-            return CommandCompleted(item, command, cwd, "", None, ItemStatus.FAILED, None)
-        case PatchStarted(item_id=item, changes=changes):
-            return PatchCompleted(item, changes, ItemStatus.FAILED)
-        case ToolCallStarted(item_id=item, server=server, tool=tool, arguments=arguments):
-            return ToolCallCompleted(item, server, tool, arguments, "stopped", True, ItemStatus.FAILED, None)

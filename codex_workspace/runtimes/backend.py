@@ -15,9 +15,10 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from codex_workspace.common.errors import InputRefused
 from codex_workspace.common.values import JsonObject, JsonValue, Version
-from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnEvent
+from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
 from codex_workspace.protocol.jsonrpc import ServerRequest
 from codex_workspace.protocol.server_requests import Question
+from codex_workspace.runtimes.events import AgentEvent
 
 CONTINUE_PROMPT: Final = (
     "Your work on the last message was cut off: the process you run in ended. Look at what is done already, then go on "
@@ -156,7 +157,7 @@ class RunningTurn(TurnInfo, Protocol):
     def interrupt(self) -> None:
         """Request that the turn stops; `receive` continues until it has ended."""
 
-    async def receive(self, by: float = math.inf) -> list[TurnEvent]:
+    async def receive(self, by: float = math.inf) -> list[AgentEvent]:
         """Wait for events and return them; return none once `ended` is set, or at the time `by`.
 
         Raises:

@@ -6,15 +6,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Self
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.protocol.codex_events import TurnError
-from codex_workspace.protocol.failures import NO_SESSION, PROCESS_EXITED, inactivity_error
+from codex_workspace.protocol.failures import NO_SESSION, PROCESS_EXITED, inactivity_error, process_exit_error
 from codex_workspace.protocol.jsonrpc import LineSplitter, Skipped
+from codex_workspace.runtimes.convert import ExecConverter
+from codex_workspace.runtimes.events import AgentEvent
 from codex_workspace.runtimes.launch import INACTIVITY_S, Launch
 from codex_workspace.runtimes.process import DRAIN_S, KEPT_BYTES, TERM_GRACE_S, Delay, Process, spawn
 
@@ -43,43 +45,13 @@ class RunLimits:
 
 DEFAULT_LIMITS: Final = RunLimits()
 
-E = TypeVar("E")
-E_co = TypeVar("E_co", covariant=True)
-
-
-class LineReader(Protocol[E_co]):
-    """Converts the lines of one run to events. No method raises."""
-
-    @property
-    def session_id(self) -> str | None:
-        """The session's id; None until the CLI reports it."""
-
-    @property
-    def ended(self) -> object:
-        """How the turn ended; None until the CLI reports it."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether the CLI reported an error that ends the turn."""
-
-    def feed(self, line: bytes | str) -> Sequence[E_co]:
-        """Return the events of a line."""
-
-    def skipped(self, size: int) -> Sequence[E_co]:
-        """Return the events of a line of `size` bytes that was too long to be read."""
-
-    def finish(
-        self, exit_code: int | None = None, failure: TurnError | None = None, *, stopped: bool = False
-    ) -> Sequence[E_co]:
-        """Return the last events of the run."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHooks:
     """What is particular to a CLI.
 
     on_session: receives the session's id with each line after the CLI has reported it.
-    explain_exit: returns why a process failed that exited before its turn ended; None if `LineReader` knows it.
+    explain_exit: returns why a process failed that exited before its turn ended; None if only its exit code is known.
     delay: waits before the process is ended.
     """
 
@@ -90,14 +62,14 @@ class RunHooks:
     delay: Delay | None = None
 
 
-class CliRun(Generic[E]):
+class CliRun:
     """The events of one run in order; after the last one no process is left. One task at a time may read it."""
 
     def __init__(
         self,
         process: Process,
         stdout: ByteReceiveStream,
-        lines: LineReader[E],
+        lines: ExecConverter,
         limits: RunLimits,
         hooks: RunHooks,
         resume: str | None,
@@ -105,12 +77,12 @@ class CliRun(Generic[E]):
     ) -> None:
         self._process = process
         self._stdout = stdout
-        self._lines = lines
+        self.lines: Final = lines
         self._limits = limits
         self._hooks = hooks
         self._resume = resume
         self._splitter = LineSplitter(max_line_bytes)
-        self._events: deque[E] = deque()
+        self._events: deque[AgentEvent] = deque()
         self._silent_since = anyio.current_time()
         self._receiving: anyio.CancelScope | None = None
         self._aborted = False
@@ -120,7 +92,7 @@ class CliRun(Generic[E]):
     @property
     def session_id(self) -> str | None:
         """The session's id, by which it is resumed; None until the CLI reports it."""
-        return self._lines.session_id
+        return self.lines.session_id
 
     @property
     def diagnostics(self) -> str:
@@ -137,11 +109,6 @@ class CliRun(Generic[E]):
         """The exit code, negative for a signal; None while the process runs."""
         return self._process.exit_code
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the process has ended; unread events may be left."""
-        return self._is_over
-
     def abort(self) -> None:
         """Stop the run; may be called from any task. The remaining events can still be read."""
         self._aborted = True
@@ -155,14 +122,20 @@ class CliRun(Generic[E]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> E:
+    async def __anext__(self) -> AgentEvent:
         """Return the next event."""
         await self._wait_for_events()
         if not self._events:
             raise StopAsyncIteration
         return self._events.popleft()
 
-    async def take(self) -> list[E]:
+    async def wait_for_session(self) -> str | None:
+        """Wait until the session's id is known, and return it; None if the process ended before."""
+        while self.session_id is None and not self._is_over:
+            await self._read_more()
+        return self.session_id
+
+    async def take(self) -> list[AgentEvent]:
         """Wait for an event and return all events that have arrived; return none after the last one."""
         await self._wait_for_events()
         events = list(self._events)
@@ -197,7 +170,7 @@ class CliRun(Generic[E]):
             return
         for line in self._splitter.feed(data):
             self._take_line(line)
-        started = self._lines.session_id
+        started = self.lines.session_id
         if self._resume is not None and started is not None and started != self._resume.lower():
             why = f"session {self._resume} does not exist; codex started another one"
             await self._finish(TurnError(why, NO_SESSION, None, None))
@@ -215,7 +188,7 @@ class CliRun(Generic[E]):
                 self._receiving = None
                 return data
             self._receiving = None
-            if self._aborted or over or (self._lines.ended and not self._process.over.is_set()):
+            if self._aborted or over or (self.lines.ended and not self._process.over.is_set()):
                 # A descendant may hold the pipe open indefinitely.
                 raise anyio.EndOfStream
             if not self._process.over.is_set():
@@ -224,8 +197,8 @@ class CliRun(Generic[E]):
     def _deadline(self, *, over: bool) -> float:
         if over:
             return anyio.current_time() + DRAIN_S
-        allowed_s = self._limits.exit_grace_s if self._lines.ended else self._limits.inactivity_s
-        if self._lines.session_id is None:
+        allowed_s = self._limits.exit_grace_s if self.lines.ended else self._limits.inactivity_s
+        if self.lines.session_id is None:
             allowed_s += self._limits.startup_s
         return max(self._silent_since + allowed_s, anyio.current_time() + PEEK_S)
 
@@ -233,11 +206,11 @@ class CliRun(Generic[E]):
         self._silent_since = anyio.current_time()
         if isinstance(line, Skipped):
             logger.error("skipped a line of %d bytes, which exceeds the limit", line.bytes)
-            self._events += self._lines.skipped(line.bytes)
+            self._events += self.lines.skipped(line.bytes)
             return
-        self._events += self._lines.feed(line)
-        if self._lines.session_id is not None:
-            self._hooks.on_session(self._lines.session_id)
+        self._events += self.lines.feed(line)
+        if self.lines.session_id is not None:
+            self._hooks.on_session(self.lines.session_id)
 
     async def _finish_output(self) -> None:
         """Finish the run after the end of its output."""
@@ -255,9 +228,10 @@ class CliRun(Generic[E]):
         if stopped:
             await self._read_rest()
         self._is_over = True
-        if failure is None and has_exited and not (stopped or self._lines.ended or self._lines.failed):
-            failure = self._hooks.explain_exit(self._process)
-        self._events += self._lines.finish(self._process.exit_code, failure, stopped=stopped)
+        if failure is None and not (stopped or self.lines.ended or self.lines.failure):
+            explained = self._hooks.explain_exit(self._process) if has_exited else None
+            failure = explained or process_exit_error(self._process.exit_code)
+        self._events += self.lines.finish(failure, stopped=stopped)
 
     async def _read_rest(self) -> None:
         """Read what the process wrote before its end."""
@@ -273,11 +247,11 @@ async def open_run(
     command: Sequence[str],
     mark: str,
     prompt: str,
-    lines: LineReader[E],
+    lines: ExecConverter,
     limits: RunLimits,
     hooks: RunHooks,
     resume: str | None = None,
-) -> AsyncIterator[CliRun[E]]:
+) -> AsyncIterator[CliRun]:
     """Start a CLI with `prompt` on stdin; leaving the block ends it.
 
     Raises:
@@ -302,7 +276,7 @@ async def open_run(
         process.close()
 
 
-async def _watch(process: Process, run: CliRun[E]) -> None:
+async def _watch(process: Process, run: CliRun) -> None:
     await process.watch()
     run.wake()
 

@@ -1,4 +1,4 @@
-"""Translates codex's events into the public events of one run.
+"""Translates codex's events into the public events of one run, and redacts them.
 
 The result is balanced for any input: each `ToolUse` has one `ToolResult`, and the last event is the only `Done`.
 """
@@ -6,16 +6,15 @@ The result is balanced for any input: each `ToolUse` has one `ToolResult`, and t
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Final, assert_never
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias, assert_never
 
+from codex_workspace.common.redact import RedactedStream, Redactor, redact_value
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol import codex_events as events
-from codex_workspace.protocol.codex_events import ItemStatus, TokenUsage, TurnCompleted, TurnError, TurnEvent, TurnText
+from codex_workspace.protocol.codex_events import FilePatch, ItemStatus, TokenUsage, TurnCompleted, TurnError, TurnEvent
 from codex_workspace.protocol.exec_reader import ExecReader
-from codex_workspace.protocol.failures import NO_SESSION, error_metadata, process_exit_error
-from codex_workspace.protocol.server_requests import Question
-from codex_workspace.runtimes.approvals import approval_data
+from codex_workspace.protocol.failures import NO_SESSION, error_metadata
 from codex_workspace.runtimes.events import (
     BASH,
     COMMAND,
@@ -24,7 +23,6 @@ from codex_workspace.runtimes.events import (
     WEB_SEARCH,
     AgentEvent,
     AgentMessage,
-    Approval,
     Done,
     Error,
     FileChange,
@@ -58,32 +56,6 @@ NONE_USED: Final = TokenUsage()
 _CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-def tool_use(event: ToolCallBegin | ToolCallEnd) -> ToolUse:
-    """Return the start of a tool call."""
-    match event:
-        case events.CommandStarted(item, command, cwd) | events.CommandCompleted(item, command, cwd):
-            given: JsonObject = {"command": command, **({"cwd": cwd} if cwd else {})}
-            return ToolUse(item, BASH, COMMAND, given)
-        case events.PatchStarted(item, changes) | events.PatchCompleted(item, changes):
-            listed: list[JsonValue] = [{"path": each.path, "kind": each.kind} for each in changes]
-            name = name_of_change(each.kind for each in changes)
-            return ToolUse(item, name, FILES, {"changes": listed})
-        case events.ToolCallStarted(item, server, tool, arguments) | events.ToolCallCompleted(
-            item, server, tool, arguments
-        ):
-            return ToolUse(item, tool, tool, _input(arguments), server)
-        case events.WebSearchCompleted(item, query):
-            return ToolUse(item, WEB_SEARCH, SEARCH, {"query": query})
-        case _:
-            assert_never(event)
-
-
-def plan_event(event: events.PlanUpdated) -> Plan:
-    """Return the agent's plan."""
-    steps = ((each.text, "in_progress" if each.status == "inProgress" else each.status) for each in event.steps)
-    return Plan(tuple(PlanStep(text, status) for text, status in steps), event.explanation)
-
-
 def error_code(failure: TurnError) -> str:
     """Return the public code of a failure, for example WATCHDOG_TIMEOUT for watchdogTimeout."""
     return _CAPITAL.sub("_", str(error_metadata(failure)["code"])).upper()
@@ -99,7 +71,8 @@ class EventConverter:
 
     def __init__(self, used_before: TokenUsage | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
         self.session_id: str | None = None
-        self.session_usage: TokenUsage | None = None
+        self.session_usage = used_before
+        """The tokens of the whole session; before codex reports them, those before this run."""
         self.ended: TurnCompleted | None = None
         """How the turn ended according to codex; None until codex reports it."""
         self.failure: TurnError | None = None
@@ -107,31 +80,32 @@ class EventConverter:
         self._used_before = used_before
         self._clock = clock
         self._started = clock()
-        self._messages = TurnText()
-        self._phases: dict[str, events.Phase] = {}
-        self._text = _Pieces("")
-        self._reasoning = _Pieces("\n\n")
-        self._open_tools: dict[str, None] = {}
+        self._messages: dict[str, _GrowingText] = {}
+        self._reasoning: dict[str, _GrowingText] = {}
+        self._open_tools: dict[str, tuple[FilePatch, ...]] = {}
         self._seen_tools: set[str] = set()
         self._is_done = False
 
     @property
     def run_usage(self) -> TokenUsage | None:
         """The tokens of this run so far; None if they are unknown."""
-        if self.session_usage is None or self._used_before is None:
-            return None
-        return self.session_usage.minus(self._used_before)
+        before, now = self._used_before, self.session_usage
+        return None if before is None or now is None or now is before else now.minus(before)
+
+    @property
+    def answer(self) -> str:
+        """The final answer so far: the last message with that phase, else the last one; "" before any text."""
+        messages = [each for each in self._messages.values() if each.pieces]
+        final = [each for each in messages if each.phase == "final_answer"]
+        return (final or messages)[-1].text if messages else ""
+
+    def open_changes(self, item_id: str) -> tuple[FilePatch, ...]:
+        """Return the changes of a patch that has started and not ended; nothing for any other item."""
+        return self._open_tools.get(item_id, ())
 
     def convert(self, event: TurnEvent) -> list[AgentEvent]:
         """Return the public events of an event."""
-        if self._is_done:
-            return []
-        self._messages.apply(event)
-        return self._convert(event)
-
-    def approval(self, id_: str, question: Question) -> list[AgentEvent]:
-        """Return the public events of a question to a person."""
-        return [] if self._is_done else [Approval(id_, approval_data(question))]
+        return [] if self._is_done else self._convert(event)
 
     def finish(self, failure: TurnError | None = None, *, stopped: bool = False) -> list[AgentEvent]:
         """Return the run's last events; none if the run was finished before.
@@ -145,19 +119,20 @@ class EventConverter:
         if self._is_done:
             return []
         self._is_done = True
+        if failure is not None and failure.kind == NO_SESSION:
+            # Codex may have started a new session instead.
+            self.session_id = None
         out: list[AgentEvent] = [ToolResult(id_, NO_RESULT, is_error=True, status="failed") for id_ in self._open_tools]
         status, why = self._outcome(failure, stopped=stopped)
         error = None
         if why is not None:
-            out += self._failed(why)
-            error = Error(why.message, error_code(why), fatal=True)
+            message = why.message if why is not failure or why.details is None else f"{why.message}: {why.details}"
+            out += self._failed(replace(why, message=message))
+            error = Error(message, error_code(why), fatal=True)
         duration_ms = round((self._clock() - self._started) * 1000)
         usage = _tokens(self.run_usage) if self.run_usage is not None else None
         self.ended = TurnCompleted(status, why, None)
-        return [
-            *out,
-            Done(self._messages.answer, self.session_id, duration_ms, usage, status, error),
-        ]
+        return [*out, Done(self.answer, self.session_id, duration_ms, usage, status, error)]
 
     def _outcome(self, failure: TurnError | None, *, stopped: bool) -> tuple[events.TurnStatus, TurnError | None]:
         ended = self.ended
@@ -171,20 +146,21 @@ class EventConverter:
     def _convert(self, event: TurnEvent) -> list[AgentEvent]:
         match event:
             case events.MessageStarted(item, phase):
-                self._phases[item] = phase
+                self._messages.setdefault(item, _GrowingText(phase))
                 return []
             case events.MessageDelta(item, text):
-                more = self._text.add(item, 0, text)
-                return [Text(item, more, phase=self._phases.get(item))] if more else []
+                message = self._messages.setdefault(item, _GrowingText())
+                more = message.add(text)
+                return [Text(item, more, phase=message.phase)] if more else []
             case events.MessageCompleted():
                 return self._message(event)
             case events.ReasoningDelta(item, section, text):
-                more = self._reasoning.add(item, section, text)
+                more = self._reasoning.setdefault(item, _GrowingText()).add(text, section)
                 return [Reasoning(item, more)] if more else []
             case events.ReasoningCompleted(item, sections):
                 return self._reasoning_summary(item, sections)
             case events.CommandStarted() | events.PatchStarted() | events.ToolCallStarted():
-                return [tool_use(event)] if self._open_tool(event.item_id) else []
+                return self._tool_started(event)
             case events.CommandOutput(item, text):
                 return [ToolOutput(item, text)] if text else []
             case (
@@ -196,12 +172,15 @@ class EventConverter:
                 return self._tool_completed(event)
             case events.DiffUpdated(diff):
                 return [RunDiff(diff)]
-            case events.PlanUpdated():
-                return [plan_event(event)]
+            case events.PlanUpdated(steps, explanation):
+                return [Plan(tuple(map(_plan_step, steps)), explanation)]
             case events.TokensUpdated():
                 return [self._usage(event)]
-            case events.WarningReported(message, will_retry):
-                return [RunWarning(message, will_retry)]
+            case events.WarningReported(message=warning, will_retry=will_retry):
+                if will_retry:
+                    # Codex repeats the model call; its text starts again under another id.
+                    self._messages = {id_: each for id_, each in self._messages.items() if each.is_complete}
+                return [RunWarning(warning, will_retry)]
             case events.ErrorReported(failure):
                 return self._failed(failure)
             case events.TurnCompleted(last_message=last):
@@ -222,75 +201,98 @@ class EventConverter:
         before, self.failure = self.failure, why
         return [] if why == before else [Error(why.message, error_code(why), fatal=before is None)]
 
-    def _message(self, message: events.MessageCompleted) -> list[AgentEvent]:
-        item, text = message.item_id, message.text
-        phase = message.phase or self._phases.get(item)
-        if self._text.whole(item) == text:
+    def _message(self, event: events.MessageCompleted) -> list[AgentEvent]:
+        item, text = event.item_id, event.text
+        message = self._messages.setdefault(item, _GrowingText())
+        if message.is_complete and message.text == text:
             return []
-        more, replaces = self._text.complete(item, text)
+        message.phase = event.phase or message.phase
+        more, replaces = message.complete(text)
         out: list[AgentEvent] = []
         if replaces or more:
-            out.append(Text(item, text if replaces else more, replaces, phase))
-        return [*out, AgentMessage(item, text, phase)]
+            out.append(Text(item, more, replaces, message.phase))
+        return [*out, AgentMessage(item, text, message.phase)]
 
     def _reasoning_summary(self, item: str, sections: tuple[str, ...]) -> list[AgentEvent]:
         # If both summary and raw text came, the text that was shown is not repeated in other words.
-        more, _ = self._reasoning.complete(item, "\n\n".join(sections))
-        out: list[AgentEvent] = [Reasoning(item, more)] if more else []
+        more, replaces = self._reasoning.setdefault(item, _GrowingText()).complete("\n\n".join(sections))
+        out: list[AgentEvent] = [Reasoning(item, more)] if more and not replaces else []
         return [*out, ReasoningSummary(item, sections)]
 
-    def _open_tool(self, id_: str) -> bool:
-        """Record the start of a tool call; return False if it was seen before."""
-        if id_ in self._seen_tools:
-            return False
-        self._seen_tools.add(id_)
-        self._open_tools[id_] = None
-        return True
+    def _tool_started(self, event: ToolCallBegin | ToolCallEnd) -> list[AgentEvent]:
+        """Return the start of a tool call, unless it was seen before."""
+        if event.item_id in self._seen_tools:
+            return []
+        self._seen_tools.add(event.item_id)
+        self._open_tools[event.item_id] = event.changes if isinstance(event, events.PatchStarted) else ()
+        return [_tool_use(event)]
 
     def _tool_completed(self, event: ToolCallEnd) -> list[AgentEvent]:
-        out: list[AgentEvent] = [tool_use(event)] if self._open_tool(event.item_id) else []
-        if event.item_id not in self._open_tools:
+        out = self._tool_started(event)
+        if self._open_tools.pop(event.item_id, None) is None:
+            # An interrupted command may end twice: as a tool call, and as a process that is cleaned up.
             return []
-        del self._open_tools[event.item_id]
         return [*out, *_results(event)]
 
     def _usage(self, event: events.TokensUpdated) -> Usage:
         if self._used_before is None and event.last.total:
+            # Of a resumed thread: all tokens before the first model call of this turn.
             self._used_before = event.thread.minus(event.last)
         self.session_usage = event.thread
         run = self.run_usage
         return Usage(_tokens(run) if run is not None else None, _tokens(event.thread))
 
 
-class _Pieces:
-    """What was sent of several growing texts, whose sections are separated by `separator`."""
+@dataclass(slots=True)
+class _GrowingText:
+    """A message or a reasoning: its purpose, and the pieces that were sent."""
 
-    def __init__(self, separator: str) -> None:
-        self._separator = separator
-        self._pieces: dict[str, list[str]] = {}
-        self._sections: dict[str, int] = {}
-        self._whole: dict[str, str] = {}
+    phase: events.Phase = None
+    pieces: list[str] = field(default_factory=list)
+    section: int = 0
+    is_complete: bool = False
 
-    def whole(self, item: str) -> str | None:
-        """Return the complete text; None while it is incomplete."""
-        return self._whole.get(item)
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
-    def add(self, item: str, section: int, text: str) -> str:
+    def add(self, text: str, section: int = 0) -> str:
         """Return what to send for a further piece; nothing if the text is complete."""
-        if item in self._whole or not text:
+        if self.is_complete or not text:
             return ""
-        more = text
-        if self._pieces.get(item) and self._sections.get(item) != section:
-            more = f"{self._separator}{text}"
-        self._sections[item] = section
-        self._pieces.setdefault(item, []).append(more)
+        more = f"\n\n{text}" if self.pieces and section != self.section else text
+        self.section = section
+        self.pieces.append(more)
         return more
 
-    def complete(self, item: str, text: str) -> tuple[str, bool]:
+    def complete(self, text: str) -> tuple[str, bool]:
         """Return what to send for the complete text, and whether it replaces what was sent before."""
-        sent = self._whole.get(item, "".join(self._pieces.pop(item, ())))
-        self._whole[item] = text
-        return (text[len(sent) :], False) if text.startswith(sent) else ("", True)
+        sent = self.text
+        self.pieces, self.is_complete = [text] if text else [], True
+        return (text[len(sent) :], False) if text.startswith(sent) else (text, True)
+
+
+def _tool_use(event: ToolCallBegin | ToolCallEnd) -> ToolUse:
+    match event:
+        case events.CommandStarted(item, command, cwd) | events.CommandCompleted(item, command, cwd):
+            given: JsonObject = {"command": command, **({"cwd": cwd} if cwd else {})}
+            return ToolUse(item, BASH, COMMAND, given)
+        case events.PatchStarted(item, changes) | events.PatchCompleted(item, changes):
+            listed: list[JsonValue] = [{"path": each.path, "kind": each.kind} for each in changes]
+            name = name_of_change(each.kind for each in changes)
+            return ToolUse(item, name, FILES, {"changes": listed})
+        case events.ToolCallStarted(item, server, tool, arguments) | events.ToolCallCompleted(
+            item, server, tool, arguments
+        ):
+            return ToolUse(item, tool, tool, _input(arguments), server)
+        case events.WebSearchCompleted(item, query):
+            return ToolUse(item, WEB_SEARCH, SEARCH, {"query": query})
+        case _:
+            assert_never(event)
+
+
+def _plan_step(step: events.PlanItem) -> PlanStep:
+    return PlanStep(step.text, "in_progress" if step.status == "inProgress" else step.status)
 
 
 def _input(arguments: JsonValue) -> JsonObject:
@@ -323,69 +325,66 @@ def _tokens(count: TokenUsage) -> TokenCounts:
     return TokenCounts(count.input, count.cached_input, count.output, count.reasoning_output)
 
 
-class ExecConverter:
-    """Converts the lines of one run of `codex exec --json`. No method raises.
-
-    Args:
-        used_before: the tokens of the session before this run; None if they are unknown. Codex reports the tokens of
-            the whole session.
-        clock: seconds; the run's duration is measured from now.
-    """
+class ExecConverter(EventConverter):
+    """Converts the lines of one run of `codex exec --json`. Codex reports the tokens of the whole session."""
 
     def __init__(self, used_before: TokenUsage | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(used_before, clock)
         self._reader: Final = ExecReader()
-        self._events: Final = EventConverter(used_before, clock)
-
-    @property
-    def session_id(self) -> str | None:
-        """The session's id, by which it is resumed; None until codex reports it."""
-        return self._reader.thread_id
-
-    @property
-    def session_usage(self) -> TokenUsage | None:
-        """The tokens of the whole session, this run included; None until codex reports them."""
-        return self._events.session_usage
-
-    @property
-    def run_usage(self) -> TokenUsage | None:
-        """The tokens of this run; None if they are unknown."""
-        return self._events.run_usage
-
-    @property
-    def ended(self) -> TurnCompleted | None:
-        """How the turn ended; None before. The process may need seconds more to exit."""
-        return self._events.ended
-
-    @property
-    def failed(self) -> bool:
-        """Whether codex reported an error that ends the turn."""
-        return self._events.failure is not None
 
     def feed(self, line: bytes | str) -> list[AgentEvent]:
         """Return the events of a line without its newline; none if it is no event."""
         parsed = self._reader.read(line)
-        self._events.session_id = self._reader.thread_id
-        return [event for each in parsed for event in self._events.convert(each)]
+        self.session_id = self._reader.thread_id
+        return [event for each in parsed for event in self.convert(each)]
 
     def skipped(self, size: int) -> list[AgentEvent]:
         """Return the warning about a line of `size` bytes that was too long to be read."""
-        return self._events.convert(self._reader.skipped(size))
+        return self.convert(self._reader.skipped(size))
 
-    def finish(
-        self, exit_code: int | None = None, failure: TurnError | None = None, *, stopped: bool = False
-    ) -> list[AgentEvent]:
-        """Return the run's last events; none if the run was finished before.
 
-        Args:
-            exit_code: the process's, None if it is unknown.
-            failure: why the run was given up.
-            stopped: whether the caller stopped the run.
-        """
-        if failure is not None and failure.kind == NO_SESSION:
-            # Codex may have started a new session instead.
-            self._events.session_id = None
-        if failure is not None and failure.details is not None:
-            failure = replace(failure, message=f"{failure.message}: {failure.details}")
-        if failure is None and not (stopped or self.ended or self.failed):
-            failure = process_exit_error(exit_code)
-        return self._events.finish(failure, stopped=stopped)
+_Stream: TypeAlias = Text | Reasoning | ToolOutput
+
+
+class EventRedactor:
+    """Removes secrets from the events of one turn, in their order.
+
+    The pieces of a text pass through one stream, because a secret may be split between two of them.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor: Final = redactor
+        self._streams: dict[tuple[type[_Stream], str], RedactedStream] = {}
+
+    def redact(self, event: AgentEvent) -> list[AgentEvent]:
+        """Return the redacted event, preceded by text that was held back; nothing if the event itself is held back."""
+        if not self._redactor:
+            return [event]
+        out: list[AgentEvent] = []
+        match event:
+            case Text(item_id=item, replaces=True):
+                self._streams.pop((Text, item), None)
+            case Text(item_id=item) | Reasoning(item_id=item) | ToolOutput(id=item):
+                return self._piece(event, item)
+            case AgentMessage(item_id=item, phase=phase):
+                out = self._held_back(item, phase)
+            case RunWarning(will_retry=True):
+                # The model call is repeated, with its text.
+                self._streams.clear()
+            case Done():
+                out = [text for kind, item in list(self._streams) if kind is Text for text in self._held_back(item)]
+            case _:
+                pass
+        return [*out, redact_value(event, self._redactor)]
+
+    def _piece(self, event: _Stream, item: str) -> list[AgentEvent]:
+        stream = self._streams.setdefault((type(event), item), self._redactor.stream())
+        shown = stream.feed(event.text)
+        if shown == event.text:
+            return [event]
+        return [replace(event, text=shown)] if shown else []
+
+    def _held_back(self, item: str, phase: events.Phase = None) -> list[AgentEvent]:
+        stream = self._streams.pop((Text, item), None)
+        rest = stream.finish() if stream is not None else ""
+        return [Text(item, rest, phase=phase)] if rest else []

@@ -1,6 +1,6 @@
 """The public events of one run, the same for every backend, and their JSON. docs/events.md explains them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
@@ -25,6 +25,8 @@ def name_of_change(kinds: Iterable[str]) -> str:
 
 StopReason: TypeAlias = Literal["completed", "failed", "interrupted"]
 MessagePhase: TypeAlias = Literal["commentary", "final_answer"]
+ToolKind: TypeAlias = Literal["command", "patch", "search", "tool"]
+_TOOL_KINDS: Final[Mapping[str, ToolKind]] = {COMMAND: "command", FILES: "patch", SEARCH: "search"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,11 @@ class ToolUse:
     tool: str
     input: JsonObject
     server: str | None = None
+
+    @property
+    def kind(self) -> ToolKind:
+        """What kind of tool is called."""
+        return _TOOL_KINDS.get(self.tool, "tool") if self.server is None else "tool"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ from codex_workspace.common.a2a_terms import AWAITING_INPUT
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import AgentError, CodexError, CodexGone, InputRefused
 from codex_workspace.common.redact import Redactor
-from codex_workspace.protocol.codex_events import TurnText
-from codex_workspace.protocol.redaction import EventRedactor
 from codex_workspace.protocol.server_requests import Declined, response_to
 from codex_workspace.runtimes.backend import (
     DynamicToolCall,
@@ -34,6 +32,7 @@ from codex_workspace.runtimes.backend import (
     TurnOptions,
     text_input,
 )
+from codex_workspace.runtimes.convert import EventRedactor
 from codex_workspace.storage.deliveries import (
     RECORDED,
     RESUMED,
@@ -47,23 +46,21 @@ from codex_workspace.storage.deliveries import (
 from codex_workspace.tasks.approval_answers import UnclearAnswer
 from codex_workspace.tasks.asking import HELD_UP, NO_ANSWER, TIMED_OUT, TOO_LATE, VOID, OpenQuestion, ReceivedAnswer
 from codex_workspace.tasks.live_output import ITEMS, LiveOutput
-from codex_workspace.tasks.outcomes import (
+from codex_workspace.tasks.replies import (
     INTERNAL_ERROR,
     SUPERSEDED,
     TASK_OUTCOMES,
-    Outcome,
-    canceled_outcome,
-    code,
-    failed_outcome,
-    turn_outcome,
-    usage_metadata,
-)
-from codex_workspace.tasks.replies import (
     A2AEvent,
+    Outcome,
     Reply,
     answer_text,
+    canceled_outcome,
     closing_events,
+    code,
+    failed_outcome,
     replay_events,
+    turn_outcome,
+    usage_metadata,
 )
 from codex_workspace.tasks.request import RequestReader, TurnRequest, task_and_context_ids
 from codex_workspace.tasks.scheduling import AdmissionControl, EarlierMessage, MidTurn, superseding_prompt
@@ -338,13 +335,13 @@ class Job:
                 watch.began(turn)
                 async with self._recording_start(turn):
                     await self._send([self._reply.working(), *notes])
-                    text = await self._follow(turn, watch)
+                    await self._follow(turn, watch)
         except CodexGone as gone:
             self.turn = None
             if self._stopped_as is not None:
                 raise
             raise TurnInterrupted(gone.public) from gone
-        return self._reply.ended(self._outcome(turn), text.answer)
+        return self._reply.ended(self._outcome(turn))
 
     @asynccontextmanager
     async def _recording_start(self, turn: RunningTurn) -> AsyncIterator[None]:
@@ -367,16 +364,15 @@ class Job:
                 await stored.wait()
                 raise
 
-    async def _follow(self, turn: RunningTurn, watch: TurnTelemetry) -> TurnText:
+    async def _follow(self, turn: RunningTurn, watch: TurnTelemetry) -> None:
         """Send the turn's events until it has ended, text at most ten times per second."""
-        text, reply, redactor = TurnText(), self._reply, EventRedactor(self._services.redactor)
+        reply, redactor = self._reply, EventRedactor(self._services.redactor)
         while turn.ended is None:
             out: list[A2AEvent] = []
             due = self._question.deadline if self._question is not None else reply.due
             for event in await turn.receive(by=math.inf if due is None else due):
                 watch.see(event)
                 for redacted in redactor.redact(event):
-                    text.apply(redacted)
                     out += reply.apply(redacted, anyio.current_time())
             if self._question is not None:
                 self._question.held += out
@@ -384,7 +380,6 @@ class Job:
                 now, due = anyio.current_time(), reply.due
                 await self._send([*out, *(reply.flush(now) if due is not None and now >= due else [])])
             await self._serve_requests(turn)
-        return text
 
     # --- Requests of codex: tool calls and questions ---
 

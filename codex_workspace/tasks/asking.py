@@ -7,9 +7,8 @@ from typing import Final
 from a2a.types import Message
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.common.redact import Redactor
+from codex_workspace.common.redact import Redactor, redact_value
 from codex_workspace.common.values import JsonObject
-from codex_workspace.protocol.redaction import redact_event
 from codex_workspace.protocol.server_requests import Decision, Declined, Question, response_to
 from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.runtimes.backend import PendingRequest, RunningTurn, text_input
@@ -54,7 +53,7 @@ class OpenQuestion:
     def prompt(self, redactor: Redactor, unclear: UnclearAnswer | None = None) -> tuple[str, JsonObject]:
         """Return the question for people and for programs; after an unclear answer it says why it is asked again."""
         prompt = approval_prompt(self.question)
-        data = redact_event(approval_data(self.question), redactor)
+        data = redact_value(approval_data(self.question), redactor)
         told = prompt if unclear is None else f"{unclear.sentence}\n\n{prompt}"
         return redactor(told), {"questionId": self.pending.id, **data}
 

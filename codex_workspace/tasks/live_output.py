@@ -13,14 +13,8 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Struct
 
 from codex_workspace.common.values import JsonObject
-from codex_workspace.protocol.codex_events import (
-    CommandCompleted,
-    CommandOutput,
-    CommandStarted,
-    DiffUpdated,
-    TurnEvent,
-)
 from codex_workspace.protocol.jsonrpc import safe_text
+from codex_workspace.runtimes.events import AgentEvent, RunDiff, ToolOutput, ToolResult, ToolUse
 
 ITEMS: Final = "urn:codex-workspace:items"
 """The extension's name, and the key of the artifacts' metadata."""
@@ -64,20 +58,20 @@ class LiveOutput:
         waits = self._diff is not None or any(output.waiting for output in self._outputs.values())
         return self._last + INTERVAL_S if waits else None
 
-    def see(self, event: TurnEvent) -> list[TaskArtifactUpdateEvent]:
+    def see(self, event: AgentEvent) -> list[TaskArtifactUpdateEvent]:
         """Apply an event; return what to send at once."""
         match event:
-            case CommandStarted(item_id=item, command=command):
+            case ToolUse(id=item, kind="command", input=given):
+                about: JsonObject = {"kind": "commandOutput", "itemId": item, "command": given.get("command")}
                 self._count += 1
-                about: JsonObject = {"kind": "commandOutput", "itemId": item, "command": command}
                 self._outputs[item] = _Output(f"output-{self._count}", about)
-            case CommandOutput(item_id=item, text=text) if item in self._outputs:
+            case ToolOutput(id=item, text=text) if item in self._outputs:
                 output = self._outputs[item]
                 room = MAX_OUTPUT_CHARS - output.sent_chars - len(output.waiting)
                 output.waiting += text[: max(0, room)]
-            case CommandCompleted(item_id=item, output=whole) if item in self._outputs:
-                return [self._closed(self._outputs.pop(item), whole or "")]
-            case DiffUpdated(diff=diff):
+            case ToolResult(id=item, output=whole) if item in self._outputs:
+                return [self._closed(self._outputs.pop(item), whole)]
+            case RunDiff(diff=diff):
                 self._diff = diff
             case _:
                 pass

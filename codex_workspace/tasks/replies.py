@@ -10,6 +10,7 @@ Pure: the time is an argument, and the caller sends the returned events. A clien
 """
 
 import json
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,30 +31,51 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Struct, Value
 
 from codex_workspace.common.a2a_terms import ANSWER, OFFSET
+from codex_workspace.common.redact import Redactor
+from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.codex_events import (
-    CommandCompleted,
-    CommandStarted,
-    ItemStatus,
-    MessageCompleted,
-    MessageDelta,
-    MessageStarted,
-    PatchCompleted,
-    PatchStarted,
-    PlanUpdated,
-    ReasoningCompleted,
-    ToolCallCompleted,
-    ToolCallStarted,
-    TurnEvent,
-    WarningReported,
-    WebSearchCompleted,
-)
+from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnError
+from codex_workspace.protocol.failures import describe_failure, error_metadata
 from codex_workspace.protocol.jsonrpc import safe_text
 from codex_workspace.runtimes import markdown
-from codex_workspace.runtimes.convert import plan_event, tool_use
-from codex_workspace.runtimes.events import FILES
+from codex_workspace.runtimes.events import (
+    AgentEvent,
+    AgentMessage,
+    Done,
+    FileChange,
+    Plan,
+    ReasoningSummary,
+    RunWarning,
+    Text,
+    ToolResult,
+    ToolUse,
+)
 from codex_workspace.tasks.live_output import LiveOutput
-from codex_workspace.tasks.outcomes import Outcome
+
+logger = logging.getLogger(__name__)
+
+STOPPED: Final = "The agent stopped before the turn was done. The text so far is kept; send the message again to go on."
+NOT_BEGUN: Final = "The agent stopped before it started on this message; send it again."
+STOPPING: Final = "The agent is stopping and accepts no new messages."
+SUPERSEDED: Final = "A newer message in this context replaced this one."
+INTERNAL_ERROR: Final = "Internal error; see the agent's log."
+
+USAGE: Final = "urn:codex-workspace:usage"
+"""Metadata key of the terminal status: the tokens of the turn and of the thread."""
+
+FAILURE: Final = "urn:codex-workspace:failure"
+"""Metadata key of a failed task's terminal status: `code`, and `httpStatus` if a model endpoint returned one."""
+
+MAX_LOGGED_CHARS: Final = 2000
+"""At most this much of a model endpoint's failure is logged; some send whole pages."""
+
+TASK_OUTCOMES: Final = {
+    TaskState.TASK_STATE_COMPLETED: TaskOutcome.COMPLETED,
+    TaskState.TASK_STATE_FAILED: TaskOutcome.FAILED,
+    TaskState.TASK_STATE_CANCELED: TaskOutcome.CANCELED,
+    TaskState.TASK_STATE_REJECTED: TaskOutcome.REJECTED,
+}
+"""The metrics' outcome of each terminal state."""
 
 UPDATE_INTERVAL_S: Final = 0.1
 """At most ten updates of the answer per second; each one costs every client and the store some work."""
@@ -63,6 +85,15 @@ COPIED_CHARS_PER_S: Final = 1_000_000
 more than 100,000 characters are updated less often."""
 
 A2AEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a task ends: its state, a sentence for people, and metadata for programs."""
+
+    state: TaskState
+    sentence: str = ""
+    metadata: JsonObject = field(default_factory=dict)
 
 
 class Reply:
@@ -85,7 +116,9 @@ class Reply:
         self._artifacts: dict[str, Artifact] = {}
         self._files: list[Artifact] = []
         self._answer_shown = False
+        self._final: str | None = None
         self._patches = 0
+        self._open_tools: dict[str, ToolUse] = {}
         # The item whose start is the last thing that was shown.
         self._started: str | None = None
         for artifact in before:
@@ -145,46 +178,41 @@ class Reply:
             task_id=self._task_id, context_id=self._context_id, artifact=artifact, last_chunk=True
         )
 
-    def apply(self, event: TurnEvent, now: float) -> list[A2AEvent]:
+    def apply(self, event: AgentEvent, now: float) -> list[A2AEvent]:
         """Return what to send for an event. Text waits for `flush` if the last update is too recent."""
         out = self._apply(event, now)
         return out if self._live is None else [*out, *self._live.see(event)]
 
-    def _apply(self, event: TurnEvent, now: float) -> list[A2AEvent]:
+    def _apply(self, event: AgentEvent, now: float) -> list[A2AEvent]:
         match event:
-            case MessageDelta(item, text):
-                return [*self._switch_to(item, None), *self._grown(text, now)]
-            case MessageStarted(item, phase):
-                return self._switch_to(item, phase)
-            case MessageCompleted(item, text, phase):
+            case Text(item, text, replaces, phase):
+                return [*self._switch_to(item, phase), *self._grown(text, now, replaces=replaces)]
+            case AgentMessage(item, phase=phase):
                 out = self._switch_to(item, phase)
-                missing = self._answer.complete(text)
-                return out + (self._remark(self._answer) if phase == "commentary" else self._grown(missing, now))
-            case ReasoningCompleted(sections=sections):
+                self._answer.is_complete = True
+                return out + (self._remark(self._answer) if phase == "commentary" else [])
+            case ReasoningSummary(sections=sections):
                 return [self._note("reasoning", markdown.shortened(each)) for each in sections if each.strip()]
-            case PatchStarted():
-                return self._remark_if_complete()
-            case CommandStarted() | ToolCallStarted():
-                return [*self._remark_if_complete(), self._tool_started(event)]
-            case PatchCompleted(changes=changes, status=ItemStatus.COMPLETED):
+            case ToolUse():
+                return self._tool_started(event)
+            case FileChange(item_id=item, changes=changes):
                 self._patches += 1
                 part = Part(text=safe_text(markdown.unified_diff(changes)), media_type="text/x-diff")
-                shown = markdown.markdown(tool_use(event))
+                shown = markdown.markdown(self._open_tools[item])
                 return [self._artifact(f"patch-{self._patches}", [part], last=True, description=shown)]
-            case CommandCompleted() | PatchCompleted() | ToolCallCompleted():
-                return [self._tool_finished(event)]
-            case WebSearchCompleted(item_id=item, query=query):
-                shown = markdown.markdown(tool_use(event))
-                return [self._note("search", shown, {"itemId": item, "query": markdown.shortened(query)})]
-            case PlanUpdated(steps=steps, explanation=explanation):
+            case ToolResult():
+                return self._tool_finished(self._open_tools.pop(event.id), event)
+            case Plan(steps=steps, explanation=explanation):
                 listed: list[JsonValue] = [{"step": step.text, "status": step.status} for step in steps]
                 part = Part(data=ParseDict(_safe({"explanation": explanation, "steps": listed}), Value()))
-                shown = markdown.markdown(plan_event(event))
-                return [self._artifact("plan", [part], last=True, description=shown)]
-            case WarningReported(message=message, will_retry=will_retry):
-                if will_retry:
+                return [self._artifact("plan", [part], last=True, description=markdown.markdown(event))]
+            case RunWarning(message=message, will_retry=will_retry):
+                if will_retry and not self._answer.is_complete:
                     self._answer.start_over()
                 return [self.notice(message)]
+            case Done(text=text):
+                self._final = text
+                return []
             case _:
                 return []
 
@@ -210,9 +238,10 @@ class Reply:
 
         Args:
             outcome: how the task ends.
-            final: the answer, if it is known better than from the stream.
+            final: the answer, if the turn's end was found in codex's history.
         """
-        text = self._answer.text if final is None else final
+        known = self._final if final is None else final
+        text = self._answer.text if known is None else known
         # A retracted answer is replaced with an empty one.
         shown = bool(text) or self._answer_shown
         answer = [Artifact(artifact_id=ANSWER, name=ANSWER, parts=[_text_part(text)])]
@@ -231,10 +260,6 @@ class Reply:
             task.status.message.task_id = self._task_id
         return task
 
-    def close(self, outcome: Outcome, final: str | None = None) -> list[A2AEvent]:
-        """Return the answer's closing update and the terminal status."""
-        return closing_events(self.ended(outcome, final))
-
     def _switch_to(self, item: str, phase: str | None) -> list[A2AEvent]:
         """Start another message; the previous one was not the answer and becomes a remark."""
         before = self._answer
@@ -246,45 +271,54 @@ class Reply:
 
     def _remark_if_complete(self) -> list[A2AEvent]:
         """Return a complete message as a remark: a message before a tool call is usually not the answer."""
-        return self._remark(self._answer) if self._answer.is_whole and not self._answer.remarked else []
+        return self._remark(self._answer) if self._answer.is_complete and not self._answer.remarked else []
 
     def _remark(self, message: "_Answer") -> list[A2AEvent]:
         message.remarked = True
-        message.hold_back()
         return [self._note("commentary", markdown.shortened(message.text))] if message.text.strip() else []
 
-    def _grown(self, text: str, now: float) -> list[A2AEvent]:
-        self._answer.grow(text)
+    def _grown(self, text: str, now: float, *, replaces: bool) -> list[A2AEvent]:
+        if replaces:
+            self._answer.start_over()
+        self._answer.pieces.append(text)
         due = self._answer.due
         return self.flush(now) if due is not None and now >= due else []
 
-    def _tool_started(self, event: CommandStarted | ToolCallStarted) -> TaskStatusUpdateEvent:
-        about: JsonObject = {**_tool(event), "status": "inProgress"}
-        if isinstance(event, ToolCallStarted):
-            about["input"] = _bounded(event.arguments)
-        note = self._note(_kind(event), markdown.markdown(tool_use(event)), about)
-        self._started = event.item_id
-        return note
+    def _tool_started(self, use: ToolUse) -> list[A2AEvent]:
+        self._open_tools[use.id] = use
+        out, about = self._remark_if_complete(), _tool(use)
+        match use.kind:
+            case "patch":
+                return out
+            case "search":
+                about = {"itemId": use.id, "query": markdown.shortened(str(use.input.get("query")))}
+            case "tool":
+                about |= {"status": "inProgress", "input": _bounded(use.input)}
+            case "command":
+                about["status"] = "inProgress"
+        out.append(self._note(use.kind, markdown.markdown(use), about))
+        self._started = use.id
+        return out
 
-    def _tool_finished(self, event: CommandCompleted | ToolCallCompleted | PatchCompleted) -> TaskStatusUpdateEvent:
-        about: JsonObject = {**_tool(event), "status": str(event.status), "durationMs": None}
-        use = tool_use(event)
-        match event:
-            case CommandCompleted(exit_code=code, duration_ms=duration):
-                output, is_error = event.output or "", code != 0
-                about |= {"exitCode": code, "durationMs": duration}
-                word = markdown.STOPPED if code is None else markdown.FAILED
-                result = markdown.result(output, is_error=is_error, exit_code=code, failed=word)
-            case ToolCallCompleted(result=output, is_error=is_error, duration_ms=duration):
-                about |= {"isError": is_error, "durationMs": duration}
-                result, use = markdown.result(output, is_error=is_error), replace(use, input={})
-            case PatchCompleted(status=status):
-                output = f"No file was changed ({status})."
-                about["isError"] = True
-                result = markdown.result(output, is_error=True)
+    def _tool_finished(self, use: ToolUse, result: ToolResult) -> list[A2AEvent]:
+        output, is_error, exit_code = result.output, result.is_error, result.exit_code
+        about = {**_tool(use), "status": result.status, "durationMs": result.duration_ms}
+        failed = markdown.FAILED
+        match use.kind:
+            case "search":
+                return []
+            case "patch" if not is_error:
+                return []
+            case "command":
+                about["exitCode"] = exit_code
+                failed = markdown.STOPPED if exit_code is None else failed
+            case _:
+                about["isError"] = is_error
         # The note names its tool unless the note of the tool's start is right above it.
-        head = "" if self._started == use.id else f"{markdown.markdown(use)}\n\n"
-        return self._note(_kind(event), f"{head}{result}", {**about, "output": markdown.shortened(output)})
+        head = "" if self._started == use.id else f"{markdown.markdown(_without_arguments(use))}\n\n"
+        shown = markdown.result(output, is_error=is_error, exit_code=exit_code, failed=failed)
+        kind = "command" if use.kind == "command" else "tool"
+        return [self._note(kind, f"{head}{shown}", {**about, "output": markdown.shortened(output)})]
 
     def _note(self, kind: str, text: str, about: JsonObject | None = None) -> TaskStatusUpdateEvent:
         """Return a step of the turn as Markdown, with metadata for programs."""
@@ -322,61 +356,37 @@ class _Answer:
     item: str | None = None
     phase: str | None = None
     last_update: float | None = None
-    was_sent: bool = False
+    is_complete: bool = False
     remarked: bool = False
-    _whole: str | None = None
-    _sent: list[str] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    _sent_pieces: int = 0
     _sent_chars: int = 0
-    _waiting: list[str] = field(default_factory=list)
-
-    @property
-    def is_whole(self) -> bool:
-        return self._whole is not None
 
     @property
     def text(self) -> str:
-        return self._whole if self._whole is not None else "".join([*self._sent, *self._waiting])
+        return "".join(self.pieces)
 
     @property
     def due(self) -> float | None:
-        if not self._waiting or self.phase == "commentary":
+        if self._sent_pieces == len(self.pieces) or self.remarked or self.phase == "commentary":
             return None
         if self.last_update is None:
             return 0.0
         return self.last_update + max(UPDATE_INTERVAL_S, self._sent_chars / COPIED_CHARS_PER_S)
 
     def start_over(self) -> None:
-        """Drop an incomplete text: codex repeats the model request."""
-        if self._whole is None:
-            self._sent.clear()
-            self._waiting.clear()
-            self._sent_chars = 0
-            self.was_sent = False
-
-    def hold_back(self) -> None:
-        """Send nothing more: the whole text is shown as a remark."""
-        self._sent += self._waiting
-        self._waiting.clear()
-
-    def grow(self, text: str) -> None:
-        if text:
-            self._waiting.append(text)
-
-    def complete(self, text: str) -> str:
-        """Set the whole text; return the part that was never streamed."""
-        streamed = "".join([*self._sent, *self._waiting])
-        self._whole = text
-        return text[len(streamed) :] if text.startswith(streamed) else ""
+        """Drop the text; the next piece replaces what was sent."""
+        self.pieces.clear()
+        self._sent_pieces = self._sent_chars = 0
 
     def take(self, now: float) -> tuple[str, int | None]:
         """Return the waiting text and its offset (None for the first piece), and count it as sent."""
         if self.due is None:
             return "", None
-        waiting, offset = "".join(self._waiting), self._sent_chars if self.was_sent else None
-        self._sent.append(waiting)
+        waiting, offset = "".join(self.pieces[self._sent_pieces :]), self._sent_chars if self._sent_pieces else None
+        self._sent_pieces = len(self.pieces)
         self._sent_chars += len(waiting)
-        self._waiting.clear()
-        self.was_sent, self.last_update = True, now
+        self.last_update = now
         return waiting, offset
 
 
@@ -405,20 +415,14 @@ def answer_text(ended: Task) -> str:
     return "".join(part.text for each in ended.artifacts if each.artifact_id == ANSWER for part in each.parts)
 
 
-def _kind(event: CommandStarted | CommandCompleted | ToolCallStarted | ToolCallCompleted | PatchCompleted) -> str:
-    return "command" if isinstance(event, CommandStarted | CommandCompleted) else "tool"
+def _tool(use: ToolUse) -> JsonObject:
+    if use.kind == "command":
+        return {"itemId": use.id, "command": use.input.get("command"), "cwd": use.input.get("cwd", "")}
+    return {"itemId": use.id, "tool": use.tool, "server": use.server}
 
 
-def _tool(
-    event: CommandStarted | CommandCompleted | ToolCallStarted | ToolCallCompleted | PatchCompleted,
-) -> JsonObject:
-    match event:
-        case CommandStarted(item, command, cwd) | CommandCompleted(item, command, cwd):
-            return {"itemId": item, "command": command, "cwd": cwd}
-        case ToolCallStarted(item, server, tool) | ToolCallCompleted(item, server, tool):
-            return {"itemId": item, "tool": tool, "server": server}
-        case PatchCompleted(item):
-            return {"itemId": item, "tool": FILES, "server": None}
+def _without_arguments(use: ToolUse) -> ToolUse:
+    return replace(use, input={}) if use.kind == "tool" else use
 
 
 def _struct(content: JsonObject) -> Struct:
@@ -439,3 +443,51 @@ def _bounded(value: JsonValue) -> JsonValue:
 
 def _text_part(text: str) -> Part:
     return Part(text=safe_text(text))
+
+
+def turn_outcome(ended: TurnCompleted | None, redactor: Redactor) -> Outcome:
+    """Return the outcome of a turn that ended."""
+    match ended:
+        case TurnCompleted(status="completed"):
+            return Outcome(TaskState.TASK_STATE_COMPLETED)
+        case TurnCompleted(status="interrupted"):
+            return failed_outcome("The turn was interrupted from outside.", "interrupted")
+        case TurnCompleted(failure=TurnError() as failure):
+            logger.warning("turn failed (%s): %s", failure.kind, redactor(failure.message)[:MAX_LOGGED_CHARS])
+            metadata: JsonObject = {FAILURE: error_metadata(failure)}
+            return Outcome(TaskState.TASK_STATE_FAILED, redactor(describe_failure(failure)), metadata)
+        case _:
+            return failed_outcome("Codex reported a failed turn without a reason.", "unknown")
+
+
+def failed_outcome(sentence: str, reason: str) -> Outcome:
+    """Return the outcome of a failed task; `reason` is the code for programs."""
+    return Outcome(TaskState.TASK_STATE_FAILED, sentence, code(reason))
+
+
+def canceled_outcome() -> Outcome:
+    """Return the outcome of a canceled task."""
+    return Outcome(TaskState.TASK_STATE_CANCELED, "Canceled.")
+
+
+def code(reason: str) -> JsonObject:
+    """Return the metadata that tells programs why a task did not complete."""
+    return {FAILURE: {"code": reason}}
+
+
+def usage_metadata(turn: TokenUsage | None, thread: TokenUsage | None) -> JsonObject:
+    """Return the token counts for the terminal status's metadata, as far as codex reported them."""
+    counts: JsonObject = _counts(turn) if turn is not None else {}
+    if thread is not None:
+        counts["thread"] = _counts(thread)
+    return {USAGE: counts} if counts else {}
+
+
+def _counts(count: TokenUsage) -> JsonObject:
+    return {
+        "totalTokens": count.total,
+        "inputTokens": count.input,
+        "cachedInputTokens": count.cached_input,
+        "outputTokens": count.output,
+        "reasoningOutputTokens": count.reasoning_output,
+    }

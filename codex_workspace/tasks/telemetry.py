@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 import anyio
 
@@ -22,22 +21,8 @@ from codex_workspace.common.telemetry import (
     TurnOutcome,
     log_context,
 )
-from codex_workspace.protocol.codex_events import (
-    CommandCompleted,
-    CommandStarted,
-    ItemStatus,
-    MessageCompleted,
-    MessageDelta,
-    PatchCompleted,
-    PatchStarted,
-    ToolCallCompleted,
-    ToolCallStarted,
-    TurnEvent,
-    WebSearchCompleted,
-)
 from codex_workspace.runtimes.backend import TurnInfo
-
-FAILED: Final = frozenset({ItemStatus.FAILED, ItemStatus.DECLINED})
+from codex_workspace.runtimes.events import AgentEvent, AgentMessage, Text, ToolResult, ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,29 +102,20 @@ class TurnTelemetry:
         self._span.set({"gen_ai.conversation.id": turn.thread_id, "codex.turn.id": turn.turn_id})
         self._ids.enter_context(log_context({"thread": turn.thread_id, "turn": turn.turn_id}))
 
-    def see(self, event: TurnEvent) -> None:
+    def see(self, event: AgentEvent) -> None:
         """Record an event; called for every delta, so the most frequent case comes first."""
         match event:
-            case MessageDelta() | MessageCompleted():
+            case Text() | AgentMessage():
                 if not self._has_text:
                     self._has_text = True
                     self._telemetry.metrics.observe_first_text(self._telemetry.clock() - self._since)
-            case CommandStarted(item_id, command, cwd):
-                self._begin(item_id, "command", {"codex.command": command, "codex.cwd": cwd})
-            case CommandCompleted(item_id, exit_code=exit_code, status=status):
-                self._end(item_id, status, {} if exit_code is None else {"process.exit.code": exit_code})
-            case ToolCallStarted(item_id, server, tool):
-                about: Attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
-                self._begin(item_id, "tool", about if server is None else {**about, "codex.mcp.server": server})
-            case ToolCallCompleted(item_id, is_error=is_error, status=status):
-                self._end(item_id, ItemStatus.FAILED if is_error else status, {})
-            case PatchStarted(item_id, changes):
-                self._begin(item_id, "file change", {"codex.files": len(changes)})
-            case PatchCompleted(item_id, status=status):
-                self._end(item_id, status, {})
-            case WebSearchCompleted(item_id):
-                self._begin(item_id, "web search", {})
-                self._end(item_id, ItemStatus.COMPLETED, {})
+            case ToolUse():
+                name, about = _tool_span(event)
+                self._items[event.id] = self._span.start_child(name, {"codex.item.id": event.id, **about})
+            case ToolResult(id=id_, is_error=is_error, exit_code=exit_code) if id_ in self._items:
+                span = self._items.pop(id_)
+                span.set({} if exit_code is None else {"process.exit.code": exit_code})
+                span.end(None if not is_error else "declined" if event.status == "declined" else "failed")
             case _:
                 pass
 
@@ -158,16 +134,18 @@ class TurnTelemetry:
         )
         self._span.end(None if outcome in (TurnOutcome.COMPLETED, TurnOutcome.INTERRUPTED) else outcome)
 
-    def _begin(self, item_id: str, name: str, about: Attributes) -> None:
-        # An item may begin twice: when codex asks whether it may, and when it does.
-        if item_id not in self._items:
-            self._items[item_id] = self._span.start_child(name, {"codex.item.id": item_id, **about})
 
-    def _end(self, item_id: str, status: ItemStatus, about: Attributes) -> None:
-        span = self._items.pop(item_id, None)
-        if span is not None:
-            span.set(about)
-            span.end(status if status in FAILED else None)
+def _tool_span(use: ToolUse) -> tuple[str, Attributes]:
+    match use.kind, use.input:
+        case "command", given:
+            return "command", {"codex.command": str(given.get("command")), "codex.cwd": str(given.get("cwd", ""))}
+        case "patch", {"changes": list(changes)}:
+            return "file change", {"codex.files": len(changes)}
+        case "search", _:
+            return "web search", {}
+        case _:
+            server: Attributes = {} if use.server is None else {"codex.mcp.server": use.server}
+            return "tool", {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": use.tool, **server}
 
 
 def _outcome(turn: TurnInfo | None) -> TurnOutcome:

@@ -6,7 +6,7 @@ from typing import Final
 
 from codex_workspace.common.a2a_terms import ANSWER
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.tasks.outcomes import FAILURE
+from codex_workspace.tasks.replies import FAILURE
 
 TERMINAL: Final = frozenset({"completed", "failed", "canceled", "rejected"})
 

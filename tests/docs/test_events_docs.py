@@ -12,10 +12,12 @@ from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.jsonrpc import Notification, Request
 from codex_workspace.protocol.server_requests import read_question
 from codex_workspace.runtimes import events as agent_events
+from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.runtimes.convert import EventConverter, ExecConverter
 from codex_workspace.runtimes.events import (
     EVENT_TYPES,
     AgentEvent,
+    Approval,
     FileChange,
     FileDiff,
     Plan,
@@ -107,7 +109,7 @@ def of_server(name: str) -> list[AgentEvent]:
     if method in REQUESTS:
         question = read_question(Request(0, method, {"threadId": "t", "turnId": "u", **REQUESTS[method]}))
         assert question is not None
-        return stream.approval("0", question)
+        return [Approval("0", approval_data(question))]
     params = {"item": {"id": "i", "type": kind, **SERVER_ITEMS[kind]}} if kind else SERVER_PARAMS[method]
     ids: JsonObject = {"threadId": "t"} if method in WITHOUT_TURN else {"threadId": "t", "turnId": "u"}
     turn_events = TurnReader("t", "u").read(Notification(method, {**ids, **params}))

@@ -28,7 +28,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from codex_workspace.common.a2a_terms import TERMINAL
-from codex_workspace.tasks.outcomes import USAGE
+from codex_workspace.tasks.replies import USAGE
 from tests.support.waiting import HANG_S
 
 

@@ -18,8 +18,9 @@ from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.devkit.model import ScriptedModel
-from codex_workspace.protocol.codex_events import CommandCompleted, MessageDelta, TurnCompleted, TurnText
+from codex_workspace.protocol.codex_events import TurnCompleted
 from codex_workspace.runtimes.backend import text_input
+from codex_workspace.runtimes.events import Done, Text, ToolResult
 from codex_workspace.runtimes.launch import Launch
 from tests.e2e.agent_process import AgentSetup
 from tests.e2e.client import script
@@ -75,13 +76,13 @@ def open_thread(codex: Connection, options: ThreadOptions, memory: MemoryStub | 
 
 async def run(conversation: CodexThread, prompt: str) -> tuple[TurnCompleted, str]:
     """Run a turn and return its end and its answer."""
-    received = TurnText()
+    answer = ""
     async with turn_of(conversation, text_input(prompt)) as started:
         while started.turn.ended is None:
             for event in await started.turn.receive():
-                received.apply(event)
+                answer = event.text if isinstance(event, Done) else answer
     assert started.turn.ended is not None
-    return started.turn.ended, received.answer
+    return started.turn.ended, answer
 
 
 async def test_one_codex_starts_stops_and_leaves_nothing(launch: Launch, options: ThreadOptions) -> None:
@@ -137,9 +138,9 @@ async def test_an_interrupted_command_is_killed_and_closed(launch: Launch, optio
                     seen += await started.turn.receive()
         _, alive = psutil.wait_procs(sleeping, timeout=2)
         assert not alive
-        closings = [event for event in seen if isinstance(event, CommandCompleted)]
+        closings = [event for event in seen if isinstance(event, ToolResult)]
         assert len(closings) <= 1
-        assert isinstance(seen[-1], TurnCompleted)
+        assert isinstance(seen[-1], Done)
 
 
 def _codex() -> psutil.Process:
@@ -236,7 +237,7 @@ async def test_the_death_of_codex_fails_all_pending_calls_at_once(launch: Launch
         async with turn_of(
             open_thread(codex, options), text_input(script({"say": "At work.", "stall": True}))
         ) as started:
-            while not any(isinstance(event, MessageDelta) for event in await started.turn.receive()):
+            while not any(isinstance(event, Text) for event in await started.turn.receive()):
                 pass
             begin = anyio.current_time()
             _codex().kill()

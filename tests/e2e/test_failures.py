@@ -16,7 +16,7 @@ from a2a.types import TaskState
 
 from codex_workspace.common.errors import CONFIG_REJECTED
 from codex_workspace.devkit.model import ScriptedModel
-from codex_workspace.tasks.outcomes import FAILURE
+from codex_workspace.tasks.replies import FAILURE
 from tests.e2e.agent_process import SECRET, AgentSetup, running_agent
 from tests.e2e.client import Peer, peer, plain, script
 from tests.support.waiting import HANG_S

@@ -13,7 +13,7 @@ from a2a.types import TaskState
 
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT
-from codex_workspace.tasks.outcomes import STOPPED
+from codex_workspace.tasks.replies import STOPPED
 from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
 from tests.e2e.turn_progress import wait_for_model_calls

@@ -8,7 +8,7 @@ from a2a.types import SendMessageRequest, TaskState
 from google.protobuf.json_format import ParseDict
 
 from codex_workspace.devkit.model import ScriptedModel
-from codex_workspace.tasks.outcomes import SUPERSEDED
+from codex_workspace.tasks.replies import SUPERSEDED
 from codex_workspace.tasks.request import TURN
 from tests.e2e.agent_process import AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script

@@ -1,6 +1,6 @@
 """A message's way through the executor, to a codex in memory and back, on a clock that jumps.
 
-Covers `executor`, `tasks.answering`, `tasks.asking` and `tasks.outcomes`.
+Covers `executor`, `tasks.answering`, `tasks.asking` and `tasks.replies`.
 """
 
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import JsonObject
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.runtimes.backend import ThreadRegistry
-from codex_workspace.tasks.outcomes import FAILURE, USAGE
+from codex_workspace.tasks.replies import FAILURE, USAGE
 from codex_workspace.tasks.request import RequestReader
 from tests.support.memory_codex import MemoryCodex, in_virtual_time, memory_codex
 from tests.support.memory_deliveries import MemoryDeliveries

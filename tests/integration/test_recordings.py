@@ -35,7 +35,6 @@ from codex_workspace.protocol.codex_events import (
     TurnCompleted,
     TurnEvent,
     TurnStarted,
-    TurnText,
     WarningReported,
 )
 from codex_workspace.protocol.jsonrpc import (
@@ -47,6 +46,7 @@ from codex_workspace.protocol.jsonrpc import (
     Skipped,
     decode,
 )
+from codex_workspace.runtimes.convert import EventConverter
 from tests.support.paths import ROOT
 
 FOLDER: Final = ROOT / "tests" / "recordings"
@@ -84,11 +84,15 @@ class Replay:
     unknown: Counter[str]
 
     @property
-    def text(self) -> TurnText:
-        text = TurnText()
+    def answer(self) -> str:
+        converter = EventConverter()
         for event in self.events:
-            text.apply(event)
-        return text
+            converter.convert(event)
+        return converter.answer
+
+    @property
+    def messages(self) -> list[MessageCompleted]:
+        return [event for event in self.events if isinstance(event, MessageCompleted)]
 
     @property
     def ends(self) -> list[TurnCompleted]:
@@ -265,9 +269,9 @@ def test_a_message_occurs_once_and_equals_its_deltas(recording: str) -> None:
 def test_items_repeated_at_the_end_occurred_before(recording: str) -> None:
     for turn in replays_of(recording):
         for end in turn.ends:
-            assert end.last_message is None or end.last_message in turn.text.messages
+            assert end.last_message is None or end.last_message in turn.messages
             if end.status == "completed" and end.last_message is not None:
-                assert turn.text.answer == end.last_message.text
+                assert turn.answer == end.last_message.text
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -324,13 +328,11 @@ ANSWERS: Final = {
 @pytest.mark.parametrize(("recording", "turns"), ANSWERS.items(), ids=ANSWERS)
 def test_the_answers_are_the_recorded_ones(recording: str, turns: list[tuple[str, tuple[str, ...]]]) -> None:
     read = [
-        (end.status, tuple(said.text for said in turn.text.messages))
-        for turn in replays_of(recording)
-        for end in turn.ends
+        (end.status, tuple(said.text for said in turn.messages)) for turn in replays_of(recording) for end in turn.ends
     ]
     assert read == turns
     for turn in replays_of(recording):
-        assert not turn.text.messages or turn.text.answer == turn.text.messages[-1].text
+        assert not turn.messages or turn.answer == turn.messages[-1].text
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -17,18 +17,9 @@ from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused,
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.prompts import Instructions
 from codex_workspace.protocol.codex_events import (
-    CommandCompleted,
-    CommandOutput,
-    CommandStarted,
-    ItemStatus,
     MessageCompleted,
-    MessageDelta,
-    TokensUpdated,
     TokenUsage,
     TurnCompleted,
-    TurnEvent,
-    TurnStarted,
-    WarningReported,
 )
 from codex_workspace.protocol.server_requests import PatchQuestion
 from codex_workspace.runtimes.backend import (
@@ -38,6 +29,18 @@ from codex_workspace.runtimes.backend import (
     TurnOptions,
     TurnRecord,
     text_input,
+)
+from codex_workspace.runtimes.convert import NO_RESULT
+from codex_workspace.runtimes.events import (
+    AgentEvent,
+    Done,
+    Error,
+    RunWarning,
+    Text,
+    ToolOutput,
+    ToolResult,
+    ToolUse,
+    Usage,
 )
 from tests.support.memory_codex import MemoryCodex, in_virtual_time, memory_codex, params_of, turn_of
 
@@ -167,9 +170,9 @@ async def started_turn(
             yield now, begun
 
 
-async def follow(begun: StartedTurn[Turn]) -> list[TurnEvent]:
+async def follow(begun: StartedTurn[Turn]) -> list[AgentEvent]:
     """Return all events of a turn."""
-    events: list[TurnEvent] = []
+    events: list[AgentEvent] = []
     while begun.turn.ended is None:
         events += await begun.turn.receive()
     return events
@@ -180,7 +183,7 @@ class Talk:
     """What a caller of a turn got."""
 
     text: str = "hello"
-    events: list[TurnEvent] = field(default_factory=list)
+    events: list[AgentEvent] = field(default_factory=list)
     begun: StartedTurn[Turn] | None = None
 
     async def __call__(self, conversation: CodexThread) -> None:
@@ -190,10 +193,10 @@ class Talk:
 
     @property
     def ended(self) -> TurnCompleted:
-        last = self.events[-1]
-        assert isinstance(last, TurnCompleted)
-        assert [event for event in self.events if isinstance(event, TurnCompleted)] == [last]
-        return last
+        assert [event for event in self.events if isinstance(event, Done)] == [self.events[-1]]
+        assert self.begun is not None
+        assert self.begun.turn.ended is not None
+        return self.begun.turn.ended
 
 
 async def talk(now: Scene, far: Callable[[FarEnd], Awaitable[None]], *, text: str = "hello") -> Talk:
@@ -246,7 +249,8 @@ async def test_a_context_is_a_thread_and_a_message_a_turn() -> None:
 
     async with scene() as now:
         said = await talk(now, far)
-        assert said.events == [TurnStarted(), MessageDelta("m", "Hi"), TurnCompleted("completed", None, None)]
+        assert said.events[:-1] == [Text("m", "Hi")]
+        assert said.ended == TurnCompleted("completed", None, None)
         assert said.begun is not None
         assert said.begun.note is None
 
@@ -267,7 +271,7 @@ async def test_events_before_the_start_response_are_received() -> None:
         await end.codex.reply(request, {"turn": {"id": "turn-1"}})
         await end.complete()
 
-    assert (await talk_once(far)).events[:2] == [TurnStarted(), MessageDelta("m", "first")]
+    assert (await talk_once(far)).events[0] == Text("m", "first")
 
 
 @in_virtual_time
@@ -280,7 +284,8 @@ async def test_events_of_other_turns_are_ignored() -> None:
         await end.complete()
 
     said = await talk_once(far)
-    assert said.events == [TurnStarted(), MessageDelta("m", "mine"), TurnCompleted("completed", None, None)]
+    assert said.events[:-1] == [Text("m", "mine")]
+    assert said.ended == TurnCompleted("completed", None, None)
 
 
 @pytest.mark.parametrize("text", ["", "  \n\t"])
@@ -305,13 +310,12 @@ async def test_receive_returns_nothing_at_its_time_out() -> None:
 
         tasks.start_soon(far)
         async with turn_of(now.conversation, text_input("hello")) as begun:
-            assert await begun.turn.receive() == [TurnStarted()]
             by = anyio.current_time() + 7
             assert await begun.turn.receive(by=by) == []
             assert anyio.current_time() == pytest.approx(by)
             assert await begun.turn.receive(by=by - 1) == []
             tasks.start_soon(now.end.complete)
-            assert await begun.turn.receive(by=math.inf) == [TurnCompleted("completed", None, None)]
+            assert [type(event) for event in await begun.turn.receive(by=math.inf)] == [Done]
             assert await begun.turn.receive() == []
 
 
@@ -374,16 +378,14 @@ async def test_an_interrupt_stops_the_turn_and_closes_open_items() -> None:
 
         tasks.start_soon(far)
         async with turn_of(now.conversation, text_input("hello")) as begun:
-            events: list[TurnEvent] = []
-            while not any(isinstance(event, CommandStarted) for event in events):
+            events: list[AgentEvent] = []
+            while not any(isinstance(event, ToolUse) for event in events):
                 events += await begun.turn.receive()
             begun.turn.interrupt()
             begun.turn.interrupt()
             events += await follow(begun)
-        assert events[-2:] == [
-            CommandCompleted("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None),
-            TurnCompleted("interrupted", None, None),
-        ]
+        assert events[-2] == ToolResult("c", NO_RESULT, is_error=True, status="failed")
+        assert begun.turn.ended == TurnCompleted("interrupted", None, None)
         assert not now.end.codex.unread
 
 
@@ -603,7 +605,7 @@ async def test_an_idle_thread_with_a_turn_in_progress_continues() -> None:
         await end.complete()
 
     async with scene() as now:
-        assert [type(event) for event in (await talk(now, far)).events] == [TurnStarted, MessageDelta, TurnCompleted]
+        assert [type(event) for event in (await talk(now, far)).events] == [Text, Done]
 
 
 @in_virtual_time
@@ -671,8 +673,8 @@ async def test_events_after_the_end_of_a_turn_are_ignored() -> None:
         )
 
     said = await talk_once(far)
-    assert [type(event) for event in said.events[-2:]] == [CommandCompleted, TurnCompleted]
-    assert [event for event in said.events if isinstance(event, CommandCompleted)] == [said.events[-2]]
+    assert [type(event) for event in said.events[-2:]] == [ToolResult, Done]
+    assert [event for event in said.events if isinstance(event, ToolResult)] == [said.events[-2]]
 
 
 @in_virtual_time
@@ -689,7 +691,7 @@ async def test_a_silent_turn_is_stopped_and_fails() -> None:
         assert said.ended.failure is not None
         assert "silent for 300 s" in said.ended.failure.message
         assert anyio.current_time() - began == pytest.approx(LIMITS.inactivity_s, abs=1)
-        assert isinstance(said.events[-2], CommandCompleted), "what was open is closed"
+        assert [type(event) for event in said.events[-3:]] == [ToolResult, Error, Done], "open tool calls are closed"
 
         async def next_one(end: FarEnd) -> None:
             await end.start_turn("turn-2")
@@ -727,7 +729,7 @@ async def test_a_printing_command_is_not_silence() -> None:
 
     said = await talk_once(far)
     assert said.ended.status == "completed"
-    assert sum(isinstance(event, CommandOutput) for event in said.events) == 10
+    assert sum(isinstance(event, ToolOutput) for event in said.events) == 10
 
 
 @in_virtual_time
@@ -750,7 +752,7 @@ async def test_endless_reconnecting_counts_as_silence() -> None:
         assert said.ended.failure is not None
         assert "silent" in said.ended.failure.message
         assert anyio.current_time() - began == pytest.approx(LIMITS.inactivity_s, abs=1)
-        assert WarningReported("Reconnecting... waiting for network", will_retry=True) in said.events
+        assert RunWarning("Reconnecting... waiting for network", will_retry=True) in said.events
 
 
 @in_virtual_time
@@ -1143,7 +1145,7 @@ async def test_a_crash_during_a_turn_ends_it_after_its_last_event() -> None:
         tasks.start_soon(far)
         began = anyio.current_time()
         async with turn_of(now.conversation, text_input("hello")) as begun:
-            events: list[TurnEvent] = []
+            events: list[AgentEvent] = []
 
             async def listen() -> None:
                 while True:
@@ -1151,7 +1153,7 @@ async def test_a_crash_during_a_turn_ends_it_after_its_last_event() -> None:
 
             with pytest.raises(CodexGone, match="exit code 0"):
                 await listen()
-        assert events == [TurnStarted(), MessageDelta("m", "half")]
+        assert events == [Text("m", "half")]
         assert anyio.current_time() - began < 1
 
 
@@ -1193,7 +1195,7 @@ async def test_usage_is_counted_by_turn_and_by_thread() -> None:
             assert said.begun is not None
             assert said.begun.turn.usage == TokenUsage(150, 150)
             assert said.begun.turn.thread_usage == TokenUsage(before + 150, before + 150)
-            assert isinstance(said.events[1], TokensUpdated)
+            assert isinstance(said.events[0], Usage)
 
 
 @in_virtual_time
@@ -1287,8 +1289,8 @@ async def test_a_turns_deadlines_pause_during_a_question() -> None:
             assert await begun.turn.receive(by=anyio.current_time() + 10 * LIMITS.total_s) == []
             begun.turn.answer(pending, {"decision": "accept"})
             events = await follow(begun)
-        assert isinstance(events[-1], TurnCompleted)
-        assert events[-1].status == "completed"
+        assert isinstance(events[-1], Done)
+        assert events[-1].stop_reason == "completed"
 
 
 @in_virtual_time

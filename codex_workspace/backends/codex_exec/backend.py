@@ -10,7 +10,6 @@ from codex_workspace.backends.codex_exec.file_requests import FileRequests
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_server_failure
 from codex_workspace.backends.codex_exec.runtime import CodexExec, run_codex
 from codex_workspace.backends.codex_exec.thread import ExecThread, ExecThreadOptions, ProcessCounts
-from codex_workspace.backends.codex_exec.turn import TurnLines
 from codex_workspace.codex.sandbox import PROBE_TIMEOUT_S, WITHOUT, sandbox_error
 from codex_workspace.common.errors import MAX_REASON_CHARS, CodexCannotStart
 from codex_workspace.common.values import KeyPath, TomlValue, Version
@@ -132,10 +131,8 @@ async def require_mcp_servers(codex: CodexExec, servers: ExecMcpServers) -> None
     if not servers.required:
         return
     options = RunOptions(ephemeral=True, config={**NO_MODEL, **servers.settings(servers.optional)})
-    async with codex.follow("This prompt is not sent to a model.", options, TurnLines) as run:
-        while run.session_id is None and not run.is_over:
-            await run.take()
-        if run.session_id is not None:
+    async with codex.run("This prompt is not sent to a model.", options) as run:
+        if await run.wait_for_session() is not None:
             return
         if is_server_failure(run.full_diagnostics):
             servers.leave_out_failed(run.full_diagnostics, servers.optional)

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 from weakref import WeakValueDictionary
 
 import anyio
@@ -35,13 +35,11 @@ from codex_workspace.protocol.failures import LOST_THREAD, NO_SESSION, PROCESS_E
 from codex_workspace.runtimes.cli_run import (
     DEFAULT_LIMITS,
     CliRun,
-    LineReader,
     RunHooks,
     RunLimits,
     open_run,
 )
 from codex_workspace.runtimes.convert import NONE_USED, ExecConverter
-from codex_workspace.runtimes.events import AgentEvent
 from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, MARK, NO_SERVERS, Launch, RunOptions
 from codex_workspace.runtimes.process import CompletedCommand, Process, new_mark, run_command
 
@@ -61,9 +59,6 @@ LOOK_AGAIN_S: Final = 0.02
 CREDENTIALS_STORE: Final = "cli_auth_credentials_store"
 
 NO_VARIABLES: Final[Mapping[str, str]] = {}
-
-
-E = TypeVar("E")
 
 
 def create(launch: Launch, servers: McpServers, inactivity_s: float) -> AbstractAsyncContextManager["CodexExec"]:
@@ -95,31 +90,22 @@ class CodexExec:
         self._busy: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def run(self, prompt: str, options: RunOptions = DEFAULT_OPTIONS) -> AsyncIterator[CliRun[AgentEvent]]:
-        """Run a prompt; leaving the block ends the process.
-
-        Raises:
-            InputRefused: codex would reject or misread the prompt or an option.
-            CodexCannotStart: codex cannot be started, or is too old.
-        """
-        async with self.follow(prompt, options, ExecConverter) as run:
-            yield run
-
-    @asynccontextmanager
-    async def follow(
+    async def run(
         self,
         prompt: str,
-        options: RunOptions,
-        read: Callable[[TokenUsage | None], LineReader[E]],
+        options: RunOptions = DEFAULT_OPTIONS,
         variables: Mapping[str, str] = NO_VARIABLES,
-    ) -> AsyncIterator[CliRun[E]]:
-        """Run a prompt like `run`, with events of another kind.
+    ) -> AsyncIterator[CliRun]:
+        """Run a prompt; leaving the block ends the process.
 
         Args:
             prompt: the prompt.
             options: the run's options.
-            read: returns the reader of the run's lines; its argument is the session's tokens before the run.
             variables: further variables of codex's environment; their values are secrets.
+
+        Raises:
+            InputRefused: codex would reject or misread the prompt or an option.
+            CodexCannotStart: codex cannot be started, or is too old.
         """
         options = replace(options, config={**self._servers, **options.config})
         check(prompt, options)
@@ -128,7 +114,7 @@ class CodexExec:
             async with (
                 self._session(options.resume) as register,
                 self._login.passed() if self._login is not None else nullcontext(),
-                self._opened(prompt, options, files, read, variables, register) as run,
+                self._opened(prompt, options, files, variables, register) as run,
             ):
                 yield run
 
@@ -161,10 +147,9 @@ class CodexExec:
         prompt: str,
         options: RunOptions,
         files: list[str],
-        read: Callable[[TokenUsage | None], LineReader[E]],
         variables: Mapping[str, str],
         register: Callable[[str], object],
-    ) -> AsyncIterator[CliRun[E]]:
+    ) -> AsyncIterator[CliRun]:
         launch = replace(
             self.launch,
             handed={**self.launch.handed, **variables},
@@ -181,7 +166,7 @@ class CodexExec:
         used_before: TokenUsage | None = NONE_USED
         if options.resume is not None:
             used_before = await anyio.to_thread.run_sync(session_tokens, launch.codex_home, options.resume)
-        lines = read(used_before)
+        lines = ExecConverter(used_before)
         async with open_run(launch, command, mark, prompt, lines, self._limits, hooks, options.resume) as run:
             yield run
 

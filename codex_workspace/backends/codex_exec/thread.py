@@ -3,7 +3,7 @@
 import base64
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -20,11 +20,11 @@ from codex_workspace.backends.codex_exec.history import (
 )
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_server_failure
 from codex_workspace.backends.codex_exec.runtime import CodexExec
-from codex_workspace.backends.codex_exec.turn import ExecTurn, TurnLines
+from codex_workspace.backends.codex_exec.turn import ExecTurn
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, is_config_error
 from codex_workspace.common.values import KeyPath, TomlValue
 from codex_workspace.config.prompts import Instructions
-from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnEvent
+from codex_workspace.protocol.codex_events import TurnCompleted
 from codex_workspace.protocol.failures import LOST_THREAD
 from codex_workspace.runtimes.backend import (
     CONTINUE_PROMPT,
@@ -241,34 +241,22 @@ class ExecThread:
         offset = 0
         if options.resume is not None:
             offset = await anyio.to_thread.run_sync(session_size, self._home, options.resume)
-        readers: list[TurnLines] = []
-
-        def read(used_before: TokenUsage | None) -> TurnLines:
-            readers.append(TurnLines(used_before))
-            return readers[0]
-
         self._counts.started += 1
-        followed: AbstractAsyncContextManager[CliRun[TurnEvent]] = self._codex.follow(
-            prompt, options, read, self._options.variables
-        )
-        run = await stack.enter_async_context(followed)
-        events: list[TurnEvent] = []
-        while run.session_id is None and not run.is_over:
-            events += await run.take()
-        if run.session_id is None:
-            raise self._start_error(run, events, is_resumed=options.resume is not None)
+        run = await stack.enter_async_context(self._codex.run(prompt, options, self._options.variables))
+        session_id = await run.wait_for_session()
+        if session_id is None:
+            raise self._start_error(run, is_resumed=options.resume is not None)
         # Without its id, the session would be lost.
         with anyio.CancelScope(shield=True):
-            await self._memory.save(run.session_id, self._options.instructions.digest)
-        turn_id = new_turn_id(offset)
-        return ExecTurn(run, readers[0], run.session_id, turn_id, self._options.total_s, events)
+            await self._memory.save(session_id, self._options.instructions.digest)
+        return ExecTurn(run, session_id, new_turn_id(offset), self._options.total_s)
 
     def _start_error(
-        self, run: CliRun[TurnEvent], events: list[TurnEvent], *, is_resumed: bool
+        self, run: CliRun, *, is_resumed: bool
     ) -> CodexCannotStart | CodexGone | _SessionLost | _ServersFailed:
         if is_server_failure(run.full_diagnostics):
             return _ServersFailed(run.full_diagnostics)
-        failure = next((event.failure for event in events if isinstance(event, TurnCompleted)), None)
+        failure = run.lines.ended.failure if run.lines.ended is not None else None
         sentence = failure.message if failure is not None else "codex ended before its session started"
         diagnostics = run.diagnostics
         lost = [line for line in (sentence, *diagnostics.splitlines()) if LOST_THREAD.search(line)]

@@ -13,19 +13,12 @@ import anyio
 
 from codex_workspace.common.errors import CodexGone
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.codex_events import (
-    ErrorReported,
-    OpenItems,
-    TokensUpdated,
-    TokenUsage,
-    TurnCompleted,
-    TurnError,
-    TurnEvent,
-)
-from codex_workspace.protocol.exec_reader import ExecReader
-from codex_workspace.protocol.failures import PROCESS_EXITED, duration_error, process_exit_error
+from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
+from codex_workspace.protocol.failures import PROCESS_EXITED, duration_error
 from codex_workspace.protocol.jsonrpc import Request, ServerRequest
 from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
+from codex_workspace.runtimes.convert import ExecConverter
+from codex_workspace.runtimes.events import AgentEvent, Done
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +27,14 @@ class TurnProcess(Protocol):
     """The part of `CliRun` that a turn needs."""
 
     @property
-    def is_over(self) -> bool:
-        """Whether the process has ended."""
+    def lines(self) -> ExecConverter:
+        """The reader of its lines."""
 
     @property
     def diagnostics(self) -> str:
         """The last lines of stderr."""
 
-    async def take(self) -> list[TurnEvent]:
+    async def take(self) -> list[AgentEvent]:
         """Wait for an event and return all events that have arrived; return none after the last one."""
 
     def abort(self) -> None:
@@ -51,95 +44,23 @@ class TurnProcess(Protocol):
         """Kill the process."""
 
 
-class TurnLines:
-    """Converts the lines of one run to the events of its turn; the last one is a `TurnCompleted`. No method raises.
-
-    Args:
-        used_before: the session's tokens before the turn; None if they are unknown.
-    """
-
-    def __init__(self, used_before: TokenUsage | None) -> None:
-        self.used_before: Final = used_before
-        self.session_usage: TokenUsage | None = used_before
-        self._reader: Final = ExecReader()
-        self._ended: TurnCompleted | None = None
-        self._failure: TurnError | None = None
-
-    @property
-    def session_id(self) -> str | None:
-        """The session's id; None until codex reports it."""
-        return self._reader.thread_id
-
-    @property
-    def ended(self) -> TurnCompleted | None:
-        """How the turn ended; None until codex reports it."""
-        return self._ended
-
-    @property
-    def failed(self) -> bool:
-        """Whether codex reported an error that ends the turn."""
-        return self._failure is not None
-
-    def feed(self, line: bytes | str) -> list[TurnEvent]:
-        """Return the events of a line without its newline; none if it is no event."""
-        events = [] if self.ended else list(self._reader.read(line))
-        for event in events:
-            self._see(event)
-        return events
-
-    def skipped(self, size: int) -> list[TurnEvent]:
-        """Return the warning about a line of `size` bytes that was too long to be read."""
-        return [] if self.ended else [self._reader.skipped(size)]
-
-    def finish(
-        self, exit_code: int | None = None, failure: TurnError | None = None, *, stopped: bool = False
-    ) -> list[TurnEvent]:
-        """Return the turn's end, unless codex has reported it."""
-        if self._ended is not None:
-            return []
-        if stopped:
-            self._ended = TurnCompleted("interrupted", None, None)
-        else:
-            self._ended = TurnCompleted("failed", failure or self._failure or process_exit_error(exit_code), None)
-        return [self._ended]
-
-    def _see(self, event: TurnEvent) -> None:
-        match event:
-            case TurnCompleted():
-                self._ended = event
-            case ErrorReported(failure):
-                self._failure = failure
-            case TokensUpdated():
-                self.session_usage = event.thread
-            case _:
-                pass
-
-
 class ExecTurn:
     """A running turn; see `RunningTurn`.
 
     Args:
         run: its process.
-        lines: the reader of the process's lines.
         thread_id: the session's id.
         turn_id: the turn's id.
         total_s: how long the turn may take.
-        begun: the events that have arrived already.
     """
 
-    def __init__(
-        self, run: TurnProcess, lines: TurnLines, thread_id: str, turn_id: str, total_s: float, begun: list[TurnEvent]
-    ) -> None:
+    def __init__(self, run: TurnProcess, thread_id: str, turn_id: str, total_s: float) -> None:
         self.thread_id: Final = thread_id
         self.turn_id: Final = turn_id
         self.ended: TurnCompleted | None = None
         self._run = run
-        self._lines = lines
         self._total_s = total_s
         self._budget_ends = anyio.current_time() + total_s
-        self._unread = begun
-        self._open_items = OpenItems()
-        self._end: TurnCompleted | None = None
         self._calls: list[PendingRequest] = []
         self._is_left = False
         self._waiting: anyio.CancelScope | None = None
@@ -150,13 +71,12 @@ class ExecTurn:
     @property
     def usage(self) -> TokenUsage | None:
         """The turn's tokens; None until codex reports them, and if those before the turn are unknown."""
-        before, now = self._lines.used_before, self._lines.session_usage
-        return None if before is None or now is None or now == before else now.minus(before)
+        return self._run.lines.run_usage
 
     @property
     def thread_usage(self) -> TokenUsage | None:
         """The tokens of the whole session."""
-        return self._lines.session_usage
+        return self._run.lines.session_usage
 
     @property
     def pending(self) -> PendingRequest | None:
@@ -210,7 +130,7 @@ class ExecTurn:
         """Kill the process."""
         self._run.kill()
 
-    async def receive(self, by: float = math.inf) -> list[TurnEvent]:
+    async def receive(self, by: float = math.inf) -> list[AgentEvent]:
         """Wait for events and return them; return none once `ended` is set, or at the time `by`.
 
         `ended` is set after the process has exited, so that the session's file is complete.
@@ -225,32 +145,25 @@ class ExecTurn:
                 return events
         return []
 
-    async def _next(self, by: float) -> list[TurnEvent]:
+    async def _next(self, by: float) -> list[AgentEvent]:
         deadline = by if self._too_long else min(by, self._budget_ends)
-        if not self._unread:
-            with anyio.CancelScope(deadline=deadline) as self._waiting:
-                self._unread = await self._run.take()
-            self._waiting = None
-        came, self._unread = self._unread, []
-        events = [followed for event in came for followed in self._follow(event)]
-        if self._end is not None and self._run.is_over:
-            return [*events, *self._close(self._end)]
-        if not self._too_long and anyio.current_time() >= self._budget_ends:
+        events: list[AgentEvent] = []
+        with anyio.CancelScope(deadline=deadline) as self._waiting:
+            events = await self._run.take()
+        self._waiting = None
+        if events and isinstance(events[-1], Done):
+            self.ended = self._outcome()
+        elif not self._too_long and anyio.current_time() >= self._budget_ends:
             self._too_long = True
             self._run.abort()
         return events
 
-    def _follow(self, event: TurnEvent) -> list[TurnEvent]:
-        if isinstance(event, TurnCompleted):
-            self._end = event
-            return []
-        return [event] if self._open_items.apply(event) else []
-
-    def _close(self, end: TurnCompleted) -> list[TurnEvent]:
-        failure = end.failure
+    def _outcome(self) -> TurnCompleted:
+        ended = self._run.lines.ended
+        assert ended is not None
+        failure = ended.failure
         if failure is not None and failure.kind == PROCESS_EXITED and not (self._stopped or self._too_long):
             raise CodexGone(failure.message, self._run.diagnostics)
-        if self._too_long and end.status != "completed":
-            end = TurnCompleted("failed", duration_error(self._total_s), None)
-        self.ended = end
-        return [*self._open_items.close(), end]
+        if self._too_long and ended.status != "completed":
+            return TurnCompleted("failed", duration_error(self._total_s), None)
+        return ended

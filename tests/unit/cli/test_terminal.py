@@ -32,7 +32,6 @@ from codex_workspace.protocol.codex_events import (
     MessageCompleted,
     MessageDelta,
     PatchCompleted,
-    PatchStarted,
     PlanItem,
     PlanUpdated,
     ReasoningCompleted,
@@ -43,8 +42,8 @@ from codex_workspace.protocol.codex_events import (
     WebSearchCompleted,
 )
 from codex_workspace.runtimes.markdown import clean
-from codex_workspace.tasks.outcomes import USAGE, Outcome
-from codex_workspace.tasks.replies import Reply
+from codex_workspace.tasks.replies import USAGE, Outcome
+from tests.support.codex_replies import CodexReply
 
 COMPLETED, FAILED, CANCELED, WORKING = (
     TaskState.TASK_STATE_COMPLETED,
@@ -198,9 +197,9 @@ def test_a_view_knows_what_it_has_shown() -> None:
 
 def turn(*events: TurnEvent) -> list[StreamResponse]:
     """Return what an agent of ours sends for what codex says, a second apart."""
-    reply, responses = Reply("t", "c"), list[StreamResponse]()
+    reply, responses = CodexReply(), list[StreamResponse]()
     outcome = Outcome(COMPLETED)
-    sent = [*(each for at, event in enumerate(events) for each in reply.apply(event, float(at))), *reply.close(outcome)]
+    sent = [*(each for at, event in enumerate(events) for each in reply.see(event, float(at))), *reply.close(outcome)]
     for event in sent:
         match event:
             case TaskArtifactUpdateEvent():
@@ -286,7 +285,6 @@ TURNS: dict[str, tuple[list[TurnEvent], str]] = {
     ),
     "files": (
         [
-            PatchStarted("f", (FilePatch("/w/a", "add", "x\n"),)),
             PatchCompleted(
                 "f", (FilePatch("/w/a", "add", "x\n"), FilePatch("/w/b", "delete", "y\n")), ItemStatus.COMPLETED
             ),

@@ -28,18 +28,8 @@ from codex_workspace.common.telemetry import (
     TurnOutcome,
     open_tracing,
 )
-from codex_workspace.protocol.codex_events import (
-    CommandCompleted,
-    CommandStarted,
-    ItemStatus,
-    MessageCompleted,
-    MessageDelta,
-    TokenUsage,
-    ToolCallCompleted,
-    ToolCallStarted,
-    TurnCompleted,
-    WebSearchCompleted,
-)
+from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
+from codex_workspace.runtimes.events import BASH, COMMAND, SEARCH, WEB_SEARCH, AgentMessage, Text, ToolResult, ToolUse
 from codex_workspace.server.views import COUNTED_S, GaugeCollector
 from codex_workspace.storage.deliveries import Deliveries, DeliveryKey, message_digest
 from codex_workspace.storage.store import Store, open_store
@@ -236,11 +226,11 @@ def test_a_turn_is_counted_with_its_times_and_tokens() -> None:
         with message.turn() as turn:
             now[0] += 1
             turn.began(Ended(TurnCompleted("completed", None, None), TokenUsage(10, 6, 4, 4, 1)))
-            turn.see(CommandStarted("c", "ls", "/"))
+            turn.see(ToolUse("c", BASH, COMMAND, {"command": "ls"}))
             now[0] += 1
-            turn.see(MessageDelta("m", "He"))
-            turn.see(MessageDelta("m", "llo"))
-            turn.see(MessageCompleted("m", "Hello", None))
+            turn.see(Text("m", "He"))
+            turn.see(Text("m", "llo"))
+            turn.see(AgentMessage("m", "Hello"))
             now[0] += 1
         message.ended(TaskOutcome.COMPLETED)
     shown = numbers(telemetry.metrics)
@@ -313,14 +303,13 @@ def test_items_are_parts_of_their_turn_and_none_outlives_it() -> None:
     telemetry = Telemetry(tracer=Notes(notes), clock=lambda: 0.0)
     with telemetry.message("task", "c", {}) as message, message.turn() as turn:
         turn.began(Ended(TurnCompleted("completed", None, None)))
-        turn.see(CommandStarted("1", "ls", "/"))
-        turn.see(CommandStarted("1", "ls", "/"))
-        turn.see(ToolCallStarted("2", "srv", "find", {}))
-        turn.see(CommandCompleted("1", "ls", "/", "", 0, ItemStatus.COMPLETED, 1))
-        turn.see(CommandCompleted("1", "ls", "/", "", 0, ItemStatus.COMPLETED, 1))
-        turn.see(ToolCallCompleted("2", "srv", "find", {}, "no", True, ItemStatus.COMPLETED, 1))
-        turn.see(WebSearchCompleted("3", "what"))
-        turn.see(CommandStarted("4", "sleep 9", "/"))
+        turn.see(ToolUse("1", BASH, COMMAND, {"command": "ls"}))
+        turn.see(ToolUse("2", "find", "find", {}, "srv"))
+        turn.see(ToolResult("1", "", is_error=False, exit_code=0))
+        turn.see(ToolResult("2", "no", is_error=True))
+        turn.see(ToolUse("3", WEB_SEARCH, SEARCH, {"query": "what"}))
+        turn.see(ToolResult("3", "", is_error=False))
+        turn.see(ToolUse("4", BASH, COMMAND, {"command": "sleep 9"}))
     assert notes == [
         "turn in message",
         "command in turn",

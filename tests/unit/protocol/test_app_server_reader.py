@@ -34,12 +34,12 @@ from codex_workspace.protocol.codex_events import (
     TurnError,
     TurnEvent,
     TurnStarted,
-    TurnText,
     UnknownEvent,
     WarningReported,
     WebSearchCompleted,
 )
 from codex_workspace.protocol.jsonrpc import Notification
+from codex_workspace.runtimes.convert import EventConverter
 
 THREAD, TURN = "thread-1", "0"
 IDS: JsonObject = {"threadId": THREAD, "turnId": TURN}
@@ -325,7 +325,7 @@ fields: st.SearchStrategy[JsonObject] = st.dictionaries(KEYS, values, max_size=4
 def test_reading_never_raises(method: str, params: JsonObject, with_turn: bool) -> None:
     ids: JsonObject = IDS if with_turn else {"threadId": THREAD}
     for event in TurnReader(THREAD, TURN).read(Notification(method, {**params, **ids})):
-        TurnText().apply(event)
+        EventConverter().convert(event)
 
 
 @given(st.sampled_from(["item/started", "item/completed"]), fields, st.sampled_from([None, *KINDS, 7, []]))

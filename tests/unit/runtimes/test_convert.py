@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
-from codex_workspace.protocol.failures import NO_SESSION
+from codex_workspace.protocol.failures import NO_SESSION, process_exit_error
 from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED, ExecConverter
 from codex_workspace.runtimes.events import (
     AgentEvent,
@@ -65,10 +65,16 @@ def runs_of(recording: str) -> tuple[Run, ...]:
     return tuple(runs)
 
 
+def finish(lines: ExecConverter, exit_code: int | None, *, stopped: bool = False) -> list[AgentEvent]:
+    """Finish as `CliRun` does when the process has ended."""
+    failure = None if stopped or lines.ended or lines.failure else process_exit_error(exit_code)
+    return lines.finish(failure, stopped=stopped)
+
+
 def replayed(run: Run, used_before: TokenUsage | None = NONE_USED) -> list[AgentEvent]:
     lines = ExecConverter(used_before)
     events = [event for line in run.lines for event in lines.feed(line)]
-    return events + lines.finish(run.exit_code, stopped=run.exit_code < 0)
+    return events + finish(lines, run.exit_code, stopped=run.exit_code < 0)
 
 
 def told(recording: str) -> list[AgentEvent]:
@@ -292,7 +298,7 @@ def item(stage: str, **fields: object) -> str:
 
 def events_of(*lines: str | bytes, exit_code: int | None = 0) -> list[AgentEvent]:
     run = ExecConverter(clock=lambda: 0.0)
-    return [event for each in lines for event in run.feed(each)] + run.finish(exit_code)
+    return [event for each in lines for event in run.feed(each)] + finish(run, exit_code)
 
 
 ENDED: Final = line("turn.completed")
@@ -328,7 +334,7 @@ def test_a_line_that_was_left_out_is_said() -> None:
     assert lines.skipped(5_000) == [
         RunWarning("codex wrote a line of 5000 bytes, which exceeds the limit; it was skipped.")
     ]
-    assert done(lines.finish(0)).stop_reason == "failed"
+    assert done(lines.finish(process_exit_error(0))).stop_reason == "failed"
     assert lines.skipped(5_000) == []
 
 
@@ -417,7 +423,7 @@ def test_a_session_that_codex_began_instead_is_not_the_run_s() -> None:
 
 
 def test_a_turn_that_is_over_stays_completed_whatever_becomes_of_the_process() -> None:
-    for outcome in ({"failure": WATCHDOG}, {"stopped": True}, {"exit_code": 1}):
+    for outcome in ({"failure": WATCHDOG}, {"stopped": True}):
         run = ExecConverter()
         run.feed(ENDED)
         assert run.ended
@@ -490,7 +496,7 @@ def test_any_lines_give_balanced_pairs_and_one_end(lines: list[str | bytes], cod
     run = ExecConverter()
     events = [event for each in lines for event in run.feed(each)]
     assert not [event for event in events if isinstance(event, Done)]
-    events += run.finish(code, stopped=stopped)
+    events += finish(run, code, stopped=stopped)
     check_balance(events)
     assert (done(events).error is not None) == (done(events).stop_reason == "failed")
     errors = [event for event in events if isinstance(event, Error)]

@@ -1,6 +1,7 @@
 """Tests `EventConverter` (`runtimes/convert.py`) with recordings of the app-server and with single events."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -28,11 +29,9 @@ from codex_workspace.protocol.codex_events import (
 from codex_workspace.protocol.codex_events import ItemStatus as Status
 from codex_workspace.protocol.codex_events import PlanItem as CodexStep
 from codex_workspace.protocol.codex_events import TokensUpdated as CodexUsage
-from codex_workspace.protocol.server_requests import CommandQuestion
 from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED, EventConverter
 from codex_workspace.runtimes.events import (
     AgentMessage,
-    Approval,
     Done,
     Error,
     Plan,
@@ -64,7 +63,7 @@ def test_recordings_of_the_app_server_become_balanced_streams(recording: str) ->
         check_balance(events)
         assert not [event for event in events if isinstance(event, UnmappedEvent)]
         end = done(events)
-        assert end.text == turn.text.answer
+        assert end.text == turn.answer
         if turn.ends:
             assert end.stop_reason == turn.ends[-1].status
         whole = {said.item_id: said.text for said in turn.events if isinstance(said, MessageCompleted)}
@@ -173,16 +172,43 @@ def test_a_resumed_session_s_tokens_are_told_apart_by_its_newest_call() -> None:
     session = TokenCounts(100, 10, 20, 5)
     assert said_of(used)[0] == Usage(session, session)
     assert said_of(used, used_before=None)[0] == Usage(TokenCounts(10, 1, 2, 0), session)
-    assert said_of(used, used_before=count)[0] == Usage(TokenCounts(0, 0, 0, 0), session)
+    assert said_of(used, used_before=replace(count))[0] == Usage(TokenCounts(0, 0, 0, 0), session)
     untold = CodexUsage(count)
     assert said_of(untold, used_before=None)[0] == Usage(None, session)
 
 
-def test_a_question_is_an_approval_until_the_end() -> None:
+@pytest.mark.parametrize(
+    ("events", "answer"),
+    [
+        ([], ""),
+        ([MessageDelta("a", "he"), MessageDelta("a", "llo")], "hello"),
+        ([MessageStarted("a", None), MessageDelta("a", "hel"), MessageCompleted("a", "hello", None)], "hello"),
+        ([MessageCompleted("a", "hello", None), MessageDelta("a", "late")], "hello"),
+        ([MessageCompleted("a", "first", None), MessageCompleted("b", "second", None)], "second"),
+        (
+            [MessageCompleted("a", "answer", "final_answer"), MessageCompleted("b", "by the way", "commentary")],
+            "answer",
+        ),
+        ([MessageCompleted("a", "looking", "commentary"), MessageStarted("b", None)], "looking"),
+        ([MessageCompleted("a", "looking", None), MessageStarted("b", None), MessageDelta("b", "do")], "do"),
+        ([MessageCompleted("a", "hello", None), MessageCompleted("b", "", None)], "hello"),
+        ([MessageDelta("a", "hal"), WarningReported("again", will_retry=True)], ""),
+        (
+            [MessageCompleted("a", "one", None), MessageDelta("b", "hal"), WarningReported("again", will_retry=True)],
+            "one",
+        ),
+        ([TurnCompleted("completed", None, MessageCompleted("a", "hello", None))], "hello"),
+        (
+            [
+                MessageCompleted("a", "hello", None),
+                TurnCompleted("completed", None, MessageCompleted("a", "hello", None)),
+            ],
+            "hello",
+        ),
+    ],
+)
+def test_the_answer_so_far(events: list[TurnEvent], answer: str) -> None:
     stream = EventConverter()
-    (asked,) = stream.approval("7", CommandQuestion("ls", "/", None))
-    assert isinstance(asked, Approval)
-    assert (asked.id, asked.about["kind"], asked.about["command"]) == ("7", "command", "ls")
-    stream.finish()
-    assert stream.approval("8", CommandQuestion("ls", "/", None)) == []
-    assert stream.finish() == []
+    for event in events:
+        stream.convert(event)
+    assert stream.answer == answer

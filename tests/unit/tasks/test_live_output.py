@@ -4,13 +4,7 @@ import pytest
 from a2a.types import TaskArtifactUpdateEvent
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.protocol.codex_events import (
-    CommandCompleted,
-    CommandOutput,
-    CommandStarted,
-    DiffUpdated,
-    ItemStatus,
-)
+from codex_workspace.runtimes.events import BASH, COMMAND, RunDiff, ToolOutput, ToolResult, ToolUse
 from codex_workspace.tasks.live_output import (
     INTERVAL_S,
     ITEMS,
@@ -21,8 +15,12 @@ from codex_workspace.tasks.live_output import (
 )
 
 
-def finished(item: str, output: str) -> CommandCompleted:
-    return CommandCompleted(item, "make", "/w", output, 0, ItemStatus.COMPLETED, 5)
+def started(item: str, command: str = "make") -> ToolUse:
+    return ToolUse(item, BASH, COMMAND, {"command": command})
+
+
+def finished(item: str, output: str) -> ToolResult:
+    return ToolResult(item, output, is_error=False)
 
 
 def shape(update: TaskArtifactUpdateEvent) -> tuple[str, str, bool, bool]:
@@ -31,11 +29,11 @@ def shape(update: TaskArtifactUpdateEvent) -> tuple[str, str, bool, bool]:
 
 def test_a_command_s_output_grows_and_is_closed_with_the_whole() -> None:
     live = LiveOutput("t", "c")
-    assert live.see(CommandStarted("i", "make", "/w")) == live.flush(0.0) == []
-    live.see(CommandOutput("i", "one\n"))
-    live.see(CommandOutput("i", "two\n"))
+    assert live.see(started("i")) == live.flush(0.0) == []
+    live.see(ToolOutput("i", "one\n"))
+    live.see(ToolOutput("i", "two\n"))
     assert [shape(each) for each in live.flush(5.0)] == [("output-1", "one\ntwo\n", False, False)]
-    live.see(CommandOutput("i", "three\n"))
+    live.see(ToolOutput("i", "three\n"))
     assert live.due == 5.0 + INTERVAL_S
     assert [shape(each) for each in live.flush(6.0)] == [("output-1", "three\n", True, False)]
     assert [shape(each) for each in live.see(finished("i", "one\ntwo\nthree\n"))] == [
@@ -47,8 +45,8 @@ def test_a_command_s_output_grows_and_is_closed_with_the_whole() -> None:
 def test_every_command_has_an_artifact_that_says_what_it_is_about() -> None:
     live = LiveOutput("t", "c")
     for item in ("a", "b"):
-        live.see(CommandStarted(item, f"run {item}", "/w"))
-        live.see(CommandOutput(item, item))
+        live.see(started(item, f"run {item}"))
+        live.see(ToolOutput(item, item))
     about = {each.artifact.artifact_id: MessageToDict(each.artifact.metadata)[ITEMS] for each in live.flush(0.0)}
     assert about == {
         "output-1": {"kind": "commandOutput", "itemId": "a", "command": "run a"},
@@ -58,8 +56,8 @@ def test_every_command_has_an_artifact_that_says_what_it_is_about() -> None:
 
 def test_the_diff_is_the_newest_one() -> None:
     live = LiveOutput("t", "c")
-    live.see(DiffUpdated("old"))
-    live.see(DiffUpdated("new"))
+    live.see(RunDiff("old"))
+    live.see(RunDiff("new"))
     (update,) = live.flush(0.0)
     assert shape(update) == ("diff", "new", False, False)
     assert update.artifact.parts[0].media_type == "text/x-diff"
@@ -68,15 +66,15 @@ def test_the_diff_is_the_newest_one() -> None:
 @pytest.mark.parametrize("pieces", [1, 7])
 def test_what_is_too_long_is_cut(pieces: int) -> None:
     live = LiveOutput("t", "c")
-    live.see(CommandStarted("i", "make", "/w"))
+    live.see(started("i"))
     shown = 0
     for _ in range(pieces):
-        live.see(CommandOutput("i", "x" * MAX_OUTPUT_CHARS))
+        live.see(ToolOutput("i", "x" * MAX_OUTPUT_CHARS))
         shown += sum(len(each.artifact.parts[0].text) for each in live.flush(0.0))
     assert shown == MAX_OUTPUT_CHARS
     (closed,) = live.see(finished("i", "y" * (MAX_KEPT_CHARS + 10)))
     assert "[… 10 characters left out …]" in closed.artifact.parts[0].text
-    live.see(DiffUpdated("d" * (MAX_DIFF_CHARS + 1)))
+    live.see(RunDiff("d" * (MAX_DIFF_CHARS + 1)))
     (diff,) = live.flush(0.0)
     assert len(diff.artifact.parts[0].text) == MAX_DIFF_CHARS
     assert MessageToDict(diff.artifact.metadata)[ITEMS] == {"kind": "diff", "isCut": True}
@@ -84,5 +82,5 @@ def test_what_is_too_long_is_cut(pieces: int) -> None:
 
 def test_output_of_a_command_that_nobody_has_started_is_passed_over() -> None:
     live = LiveOutput("t", "c")
-    assert live.see(CommandOutput("i", "x")) == live.see(finished("i", "x")) == []
+    assert live.see(ToolOutput("i", "x")) == live.see(finished("i", "x")) == []
     assert live.due is None

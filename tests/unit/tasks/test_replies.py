@@ -39,21 +39,29 @@ from codex_workspace.protocol.codex_events import (
     TurnError,
     TurnEvent,
     TurnStarted,
-    TurnText,
     UnknownEvent,
     WarningReported,
     WebSearchCompleted,
 )
 from codex_workspace.protocol.jsonrpc import safe_text
+from codex_workspace.runtimes.events import FILES, WRITE, FileChange, FileDiff, ToolUse
 from codex_workspace.runtimes.markdown import MAX_SHOWN_CHARS
-from codex_workspace.tasks.outcomes import USAGE, Outcome, usage_metadata
-from codex_workspace.tasks.replies import COPIED_CHARS_PER_S, UPDATE_INTERVAL_S, A2AEvent, Reply
+from codex_workspace.tasks.replies import (
+    COPIED_CHARS_PER_S,
+    UPDATE_INTERVAL_S,
+    USAGE,
+    A2AEvent,
+    Outcome,
+    Reply,
+    usage_metadata,
+)
+from tests.support.codex_replies import CodexReply
 
 DONE = Outcome(TaskState.TASK_STATE_COMPLETED)
 
 
-def reply() -> Reply:
-    return Reply("task-1", "context-1")
+def reply() -> CodexReply:
+    return CodexReply()
 
 
 @dataclass(slots=True)
@@ -101,7 +109,7 @@ def seen_of(*events: TurnEvent) -> Seen:
     """Return what a client sees of events that come a second apart."""
     seen, speaker = Seen(), reply()
     for second, event in enumerate(events):
-        seen.take(speaker.apply(event, 100.0 + second))
+        seen.take(speaker.see(event, 100.0 + second))
     return seen
 
 
@@ -130,8 +138,8 @@ def test_working_says_nothing_and_a_notice_says_what_it_is() -> None:
 
 def test_the_end_is_the_whole_answer_and_then_one_terminal_status() -> None:
     speaker = reply()
-    speaker.apply(MessageDelta("m", "Hel"), 1.0)
-    speaker.apply(MessageDelta("m", "lo"), 1.01)
+    speaker.see(MessageDelta("m", "Hel"), 1.0)
+    speaker.see(MessageDelta("m", "lo"), 1.01)
     closing, status = speaker.close(Outcome(TaskState.TASK_STATE_FAILED, "It failed.", {"code": "x", "n": {"a": [1]}}))
     assert isinstance(closing, TaskArtifactUpdateEvent)
     assert (closing.artifact.parts[0].text, closing.append, closing.last_chunk) == ("Hello", False, True)
@@ -154,11 +162,11 @@ def test_a_turn_that_said_nothing_has_no_answer() -> None:
 def test_the_first_piece_goes_out_at_once_and_the_rest_in_turn() -> None:
     speaker, seen = reply(), Seen()
     assert speaker.due is None
-    seen.take(speaker.apply(MessageDelta("m", "a"), 50.0))
+    seen.take(speaker.see(MessageDelta("m", "a"), 50.0))
     assert seen.artifacts == {"answer": "a"}
     assert speaker.due is None
-    seen.take(speaker.apply(MessageDelta("m", "b"), 50.01))
-    seen.take(speaker.apply(MessageDelta("m", "c"), 50.02))
+    seen.take(speaker.see(MessageDelta("m", "b"), 50.01))
+    seen.take(speaker.see(MessageDelta("m", "c"), 50.02))
     assert seen.artifacts == {"answer": "a"}
     assert speaker.due == pytest.approx(50.0 + UPDATE_INTERVAL_S)
     seen.take(speaker.flush(50.1))
@@ -166,14 +174,14 @@ def test_the_first_piece_goes_out_at_once_and_the_rest_in_turn() -> None:
     assert seen.updates == 2
     assert speaker.due is None
     assert speaker.flush(60.0) == []
-    seen.take(speaker.apply(MessageDelta("m", "d"), 60.0))
+    seen.take(speaker.see(MessageDelta("m", "d"), 60.0))
     assert seen.artifacts == {"answer": "abcd"}
 
 
 def test_a_long_answer_is_updated_less_often() -> None:
     speaker = reply()
-    speaker.apply(MessageDelta("m", "x" * COPIED_CHARS_PER_S * 3), 50.0)
-    speaker.apply(MessageDelta("m", "y"), 50.01)
+    speaker.see(MessageDelta("m", "x" * COPIED_CHARS_PER_S * 3), 50.0)
+    speaker.see(MessageDelta("m", "y"), 50.01)
     assert speaker.due == pytest.approx(53.0)
 
 
@@ -214,8 +222,8 @@ def test_a_whole_message_adds_what_was_not_streamed() -> None:
 
 def test_a_whole_message_that_differs_wins_at_the_end() -> None:
     speaker, seen = reply(), Seen()
-    seen.take(speaker.apply(MessageDelta("m", "wrong"), 1.0))
-    seen.take(speaker.apply(MessageCompleted("m", "right", None), 2.0))
+    seen.take(speaker.see(MessageDelta("m", "wrong"), 1.0))
+    seen.take(speaker.see(MessageCompleted("m", "right", None), 2.0))
     seen.take(speaker.close(DONE))
     assert seen.artifacts == {"answer": "right"}
 
@@ -233,9 +241,9 @@ def test_lone_surrogates_can_be_sent() -> None:
         WebSearchCompleted("w", "\ud800"),
         WarningReported("\ud800", will_retry=False),
         PatchCompleted("f", (FilePatch("/\ud800", "add", "\ud800"),), ItemStatus.COMPLETED),
-        PatchCompleted("f", (FilePatch("/\ud800", "add", "\ud800"),), ItemStatus.FAILED),
+        PatchCompleted("g", (FilePatch("/\ud800", "add", "\ud800"),), ItemStatus.FAILED),
     ):
-        seen.take(speaker.apply(event, 1.0))
+        seen.take(speaker.see(event, 1.0))
     seen.take(speaker.close(Outcome(TaskState.TASK_STATE_FAILED, "\ud800"), "b\udfff"))
     assert seen.artifacts["answer"] == "b\ufffd"
     for status in seen.statuses:
@@ -260,7 +268,7 @@ steps = st.sampled_from([0.0, 0.001, 0.03, 0.0999, 0.1, 0.5, 30.0])
 
 @given(st.lists(st.tuples(turn_events, steps), max_size=40))
 def test_any_turn_ends_with_exactly_its_answer(turn: list[tuple[TurnEvent, float]]) -> None:
-    speaker, seen, said = reply(), Seen(), TurnText()
+    speaker, seen = reply(), Seen()
     now, sent_at = 1000.0, []
     for event, step in turn:
         # As the executor does: what is due goes out at its time, events as they come.
@@ -271,17 +279,17 @@ def test_any_turn_ends_with_exactly_its_answer(turn: list[tuple[TurnEvent, float
             seen.take(speaker.flush(now))
             sent_at += [now] * (seen.updates - before)
         now = until
-        said.apply(event)
-        out = speaker.apply(event, now)
+        out = speaker.see(event, now)
         sent_at += [now] * sum(isinstance(each, TaskArtifactUpdateEvent) and not each.last_chunk for each in out)
         seen.take(out)
     states = [status.status.state for status in seen.statuses]
     assert set(states) <= {TaskState.TASK_STATE_WORKING}
     assert "answer" not in seen.closed
     assert all(later - earlier >= UPDATE_INTERVAL_S - 1e-9 for earlier, later in pairwise(sent_at))
-    closing = speaker.close(DONE, said.answer)
+    answer = speaker.converter.answer
+    closing = speaker.close(DONE, answer)
     seen.take(closing)
-    assert seen.artifacts.get("answer", "") == safe_text(said.answer)
+    assert seen.artifacts.get("answer", "") == safe_text(answer)
     assert isinstance(closing[-1], TaskStatusUpdateEvent)
     assert closing[-1].status.state == TaskState.TASK_STATE_COMPLETED
     assert ("answer" in seen.closed) == ("answer" in seen.artifacts)
@@ -293,7 +301,7 @@ def test_what_is_streamed_of_one_message_is_always_a_beginning_of_it(deltas: lis
     for text, step in deltas:
         now += step
         whole += text
-        seen.take(speaker.apply(MessageDelta("m", text), now))
+        seen.take(speaker.see(MessageDelta("m", text), now))
         shown = seen.artifacts.get("answer", "")
         assert len(shown) <= len(whole)
         waits = speaker.due is not None
@@ -342,8 +350,8 @@ def test_a_command_is_shown_twice_and_its_output_cut_in_the_middle() -> None:
 
 def test_a_command_that_was_stopped_has_no_exit_code() -> None:
     seen = seen_of(CommandCompleted("c", "sleep 9", "/w", "", None, ItemStatus.FAILED, None))
-    assert seen.texts == ["**Bash**\n\n```bash\nsleep 9\n```\n\n**Stopped**"]
-    assert seen.notes[0]["exitCode"] is None
+    assert seen.texts == ["**Bash**\n\n```bash\nsleep 9\n```", "**Stopped**"]
+    assert seen.notes[1]["exitCode"] is None
 
 
 def test_every_change_of_files_is_a_patch_of_its_own() -> None:
@@ -374,7 +382,7 @@ def test_every_change_of_files_is_a_patch_of_its_own() -> None:
 
 def test_a_patch_lists_its_files() -> None:
     changes = (FilePatch("/w/a", "add", "x"), FilePatch("/w/b", "update", "@@ -1 +1 @@\n-x\n+y\n"))
-    (event,) = reply().apply(PatchCompleted("f", changes, ItemStatus.COMPLETED), 1.0)
+    (event,) = reply().see(PatchCompleted("f", changes, ItemStatus.COMPLETED), 1.0)
     assert isinstance(event, TaskArtifactUpdateEvent)
     assert event.artifact.description == "**Edit**\n\n- add `/w/a`\n- update `/w/b`"
 
@@ -382,7 +390,7 @@ def test_a_patch_lists_its_files() -> None:
 def test_a_plan_replaces_the_one_before() -> None:
     speaker = reply()
     for status in ("pending", "completed"):
-        (event,) = speaker.apply(PlanUpdated((PlanItem("test", status),), "why"), 1.0)
+        (event,) = speaker.see(PlanUpdated((PlanItem("test", status),), "why"), 1.0)
         assert isinstance(event, TaskArtifactUpdateEvent)
         assert (event.artifact.artifact_id, event.append) == ("plan", False)
         assert event.artifact.description.startswith("**TodoWrite**\n\nwhy\n\n- [")
@@ -484,7 +492,7 @@ def test_every_section_of_reasoning_is_a_note_of_its_own() -> None:
     ],
 )
 def test_the_rest_is_not_shown(event: TurnEvent) -> None:
-    assert reply().apply(event, 1.0) == []
+    assert reply().see(event, 1.0) == []
 
 
 def test_usage_is_told_for_the_turn_and_the_thread() -> None:
@@ -507,8 +515,8 @@ def test_an_answer_that_is_taken_up_goes_on_counting_where_the_earlier_process_s
         Artifact(artifact_id=name, name=name, parts=[Part(text=name)]) for name in ("answer", "patch-1", "file-1")
     ]
     reply = Reply("task", "context", before=before)
-    changed = PatchCompleted("item", (FilePatch("/w/new.txt", "add", "one\n"),), ItemStatus.COMPLETED)
-    (update,) = reply.apply(changed, 0.0)
+    reply.apply(ToolUse("item", WRITE, FILES, {}), 0.0)
+    (update,) = reply.apply(FileChange("item", (FileDiff("/w/new.txt", "add", "one\n"),)), 0.0)
     assert isinstance(update, TaskArtifactUpdateEvent)
     assert update.artifact.artifact_id == "patch-2"
     assert len(reply.files) == 1

@@ -9,21 +9,13 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 
-from codex_workspace.backends.codex_exec.turn import ExecTurn, TurnLines
+from codex_workspace.backends.codex_exec.turn import ExecTurn
 from codex_workspace.common.errors import CodexGone
-from codex_workspace.protocol.codex_events import (
-    CommandCompleted,
-    CommandStarted,
-    MessageCompleted,
-    TokenUsage,
-    TurnCompleted,
-    TurnError,
-    TurnEvent,
-    TurnStarted,
-    WarningReported,
-)
+from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnError
 from codex_workspace.protocol.failures import PROCESS_EXITED
 from codex_workspace.runtimes.backend import DynamicToolCall, text_input
+from codex_workspace.runtimes.convert import ExecConverter
+from codex_workspace.runtimes.events import AgentEvent, Done, ToolResult, ToolUse, Usage
 
 BEGUN = {"type": "turn.started"}
 DONE = {"type": "turn.completed", "usage": {"input_tokens": 30, "output_tokens": 5}}
@@ -39,7 +31,7 @@ def line(event: object) -> str:
 class FakeRun:
     """A run that says what it is given, and is over then unless it `stays`."""
 
-    lines: TurnLines
+    lines: ExecConverter
     said: deque[Sequence[object]] = field(default_factory=deque)
     failure: TurnError | None = None
     stays: bool = False
@@ -48,7 +40,7 @@ class FakeRun:
     aborted: anyio.Event = field(default_factory=anyio.Event)
     killed: bool = False
 
-    async def take(self) -> list[TurnEvent]:
+    async def take(self) -> list[AgentEvent]:
         if self.said:
             return [event for each in self.said.popleft() for event in self.lines.feed(line(each))]
         if self.is_over:
@@ -56,7 +48,7 @@ class FakeRun:
         if self.stays:
             await self.aborted.wait()
         self.is_over = True
-        return self.lines.finish(0, self.failure, stopped=self.aborted.is_set())
+        return self.lines.finish(self.failure, stopped=self.aborted.is_set())
 
     def abort(self) -> None:
         self.aborted.set()
@@ -68,13 +60,12 @@ class FakeRun:
 def made(
     *said: Sequence[object], before: TokenUsage | None = None, total_s: float = 60.0, stays: bool = False
 ) -> tuple[ExecTurn, FakeRun]:
-    lines = TurnLines(before)
-    run = FakeRun(lines, deque(said), stays=stays)
-    return ExecTurn(run, lines, "thread", "0-turn", total_s, []), run
+    run = FakeRun(ExecConverter(before), deque(said), stays=stays)
+    return ExecTurn(run, "thread", "0-turn", total_s), run
 
 
-async def all_of(turn: ExecTurn) -> list[TurnEvent]:
-    events: list[TurnEvent] = []
+async def all_of(turn: ExecTurn) -> list[AgentEvent]:
+    events: list[AgentEvent] = []
     while turn.ended is None:
         events += await turn.receive()
     return events
@@ -92,11 +83,12 @@ def test_the_end_is_told_when_the_process_is_gone_and_open_items_are_closed_befo
     async def test() -> None:
         turn, run = made([BEGUN, COMMAND, DONE], before=TokenUsage(10, 10))
         first = await turn.receive()
-        assert [type(event) for event in first[:2]] == [TurnStarted, CommandStarted]
+        assert [type(event) for event in first] == [ToolUse, Usage]
         assert (turn.ended, run.is_over) == (None, False)
-        *_, closed, end = await all_of(turn)
-        assert isinstance(closed, CommandCompleted)
-        assert end == turn.ended == TurnCompleted("completed", None, None)
+        closed, end = await all_of(turn)
+        assert isinstance(closed, ToolResult)
+        assert isinstance(end, Done)
+        assert turn.ended == TurnCompleted("completed", None, None)
         assert run.is_over
         assert turn.thread_usage == TokenUsage(35, 30, 0, 5)
         assert turn.usage == TokenUsage(25, 20, 0, 5)
@@ -138,7 +130,7 @@ def test_a_failure_that_codex_has_told_of_is_the_turns() -> None:
 
 def test_an_interrupt_and_the_budget_stop_the_run() -> None:
     async def test() -> None:
-        turn, run = made([BEGUN], stays=True)
+        turn, run = made([BEGUN, COMMAND], stays=True)
         await turn.receive()
         turn.interrupt()
         await all_of(turn)
@@ -156,7 +148,7 @@ def test_an_interrupt_and_the_budget_stop_the_run() -> None:
 
 def test_nothing_is_said_into_it_and_whoever_waits_can_be_woken() -> None:
     async def test() -> None:
-        turn, run = made([BEGUN], stays=True)
+        turn, run = made([BEGUN, COMMAND], stays=True)
         assert not await turn.steer(text_input("hello"))
         assert turn.pending is None
         await turn.receive()
@@ -169,29 +161,6 @@ def test_nothing_is_said_into_it_and_whoever_waits_can_be_woken() -> None:
         assert run.killed
 
     run_in_time(test)
-
-
-def test_lines_after_the_end_say_nothing_more() -> None:
-    lines = TurnLines(None)
-    assert [type(event) for event in lines.feed(line(DONE))][-1] is TurnCompleted
-    late = {"type": "item.completed", "item": {"id": "9", "type": "agent_message", "text": "late"}}
-    assert lines.feed(line(late)) == []
-    assert lines.finish(0) == []
-    before = TurnLines(None)
-    assert [event for event in before.feed(line(late)) if isinstance(event, MessageCompleted)]
-    (end,) = before.finish(7)
-    assert isinstance(end, TurnCompleted)
-    assert end.failure is not None
-    assert (end.failure.kind, "exit code 7" in end.failure.message) == (PROCESS_EXITED, True)
-
-
-def test_a_line_that_was_left_out_is_said_while_the_turn_runs() -> None:
-    lines = TurnLines(None)
-    (said,) = lines.skipped(5_000)
-    assert isinstance(said, WarningReported)
-    assert "5000 bytes" in said.message
-    lines.feed(line(DONE))
-    assert lines.skipped(5_000) == []
 
 
 HAND_OVER = DynamicToolCall("hand_over_file", {"path": "a"})
