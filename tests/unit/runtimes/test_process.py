@@ -16,21 +16,21 @@ from codex_workspace.runtimes.process import KEPT_BYTES, run_command
 
 
 def launch(folder: Path, script: str) -> Launch:
-    """How to start a program that stands for codex."""
+    """Return how to start a script in place of codex."""
     program = folder / "codex"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
     return Launch(program, folder, folder, {"PATH": "/usr/bin:/bin"}, family=f"once-{uuid.uuid4().hex}")
 
 
-async def test_what_it_has_said_comes_back(tmp_path: Path) -> None:
+async def test_output_and_exit_code_are_returned(tmp_path: Path) -> None:
     ran = await run_command(
         launch(tmp_path, 'echo "$1 $2"; cat; echo no >&2; exit 4'), "a", "b", within_s=20, late="late"
     )
     assert (ran.stdout, ran.stderr, ran.exit_code) == ("a b\n", "no\n", 4)
 
 
-async def test_what_takes_too_long_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
+async def test_a_command_that_takes_too_long_is_ended_with_its_descendants(tmp_path: Path) -> None:
     asleep = launch(tmp_path, "sleep 600 & sleep 600 & wait")
     with anyio.fail_after(20), pytest.raises(CodexCannotStart, match=r"^it takes too long$"):
         await run_command(asleep, within_s=1, late="it takes too long")
@@ -38,7 +38,7 @@ async def test_what_takes_too_long_is_ended_with_all_that_it_has_started(tmp_pat
 
 
 @pytest.mark.parametrize("times", [1, 5])
-async def test_asyncio_s_own_cancelling_waits_for_no_pipe_and_leaves_nothing(tmp_path: Path, times: int) -> None:
+async def test_cancellation_by_asyncio_waits_for_no_pipe_and_leaves_no_process(tmp_path: Path, times: int) -> None:
     asleep = launch(tmp_path, "setsid sleep 30 & echo > begun; sleep 30 & wait")
     running = asyncio.create_task(run_command(asleep, within_s=100, late="late"))
     with anyio.fail_after(20):
@@ -52,19 +52,19 @@ async def test_asyncio_s_own_cancelling_waits_for_no_pipe_and_leaves_nothing(tmp
         await running
     assert anyio.current_time() - began < 10
     with anyio.fail_after(5):
-        # Killed, a process takes its moment to be gone.
+        # A killed process does not disappear at once.
         while find_marked(MARK, f"{asleep.family}.", or_longer=True):
             await anyio.sleep(0.02)
 
 
-async def test_what_holds_the_pipes_beyond_its_end_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_descendant_that_holds_the_pipes_delays_nothing(tmp_path: Path) -> None:
     began = anyio.current_time()
     ran = await run_command(launch(tmp_path, "echo said; sleep 30 &"), within_s=20, late="late")
     assert ran.stdout == "said\n"
     assert anyio.current_time() - began < 10
 
 
-async def test_what_it_says_without_end_is_kept_by_its_end_and_without_secrets(tmp_path: Path) -> None:
+async def test_only_the_end_of_long_output_is_kept_without_secrets(tmp_path: Path) -> None:
     loud = launch(
         tmp_path, "for _ in 1 2 3; do head -c 50000 /dev/zero | tr '\\0' .; echo a-secret; done | tee /dev/stderr"
     )
@@ -76,7 +76,7 @@ async def test_what_it_says_without_end_is_kept_by_its_end_and_without_secrets(t
 
 
 @pytest.mark.parametrize("missing", ["codex", "work"])
-async def test_what_is_not_there_is_named(tmp_path: Path, missing: str) -> None:
+async def test_a_missing_program_or_folder_is_named(tmp_path: Path, missing: str) -> None:
     (tmp_path / "bin").mkdir()
     there = launch(tmp_path / "bin", "true")
     gone = Launch(

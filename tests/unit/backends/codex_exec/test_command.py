@@ -1,4 +1,4 @@
-"""What `codex exec` is called with; that the real one takes it is tested in e2e."""
+"""Tests the command line of `codex exec`; the end-to-end tests pass it to codex."""
 
 import json
 import tempfile
@@ -17,11 +17,11 @@ def test_a_new_session_reads_its_prompt_from_stdin() -> None:
     assert arguments(RunOptions(), []) == ["--json", "--color=never", "--skip-git-repo-check", "-"]
 
 
-def test_the_git_check_is_skipped_only_where_wanted() -> None:
+def test_the_git_check_can_be_enabled() -> None:
     assert arguments(RunOptions(skip_git_check=False), []) == ["--json", "--color=never", "-"]
 
 
-def test_a_session_goes_on_behind_all_options() -> None:
+def test_the_session_to_resume_follows_all_options() -> None:
     options = RunOptions(resume=SESSION, model="gpt-5.5", sandbox="read-only", cwd=Path("/w"))
     told = arguments(options, ["--output-schema=/s.json", "--image=/a.png"])
     assert told[3:] == [
@@ -31,17 +31,17 @@ def test_a_session_goes_on_behind_all_options() -> None:
 
 
 @pytest.mark.parametrize("options", [RunOptions(full_auto=True), RunOptions(full_auto=True, sandbox="workspace-write")])
-def test_full_auto_is_a_sandbox(options: RunOptions) -> None:
+def test_full_auto_selects_a_sandbox(options: RunOptions) -> None:
     check("hi", options)
     assert arguments(options, [])[3:-1] == ["--sandbox=workspace-write"]
 
 
-def test_values_that_begin_as_options_stay_values() -> None:
+def test_values_that_look_like_options_stay_values() -> None:
     told = arguments(RunOptions(model="--full-auto", cwd=Path("-x"), writable=(Path("--y"),)), [])
     assert told[3:-1] == ["--cd=-x", "--add-dir=--y", "--model=--full-auto"]
 
 
-def test_settings_are_toml_whatever_is_in_them() -> None:
+def test_settings_are_passed_as_toml() -> None:
     options = RunOptions(config={("a",): 'x"\n', ("b", "c-d"): ["-", "'"], ("e",): True})
     assert arguments(options, [])[3:-1] == [
         *("-c", r'a="x\"\n"', "-c", """b.c-d=["-", "'"]""", "-c", "e=true"),
@@ -49,7 +49,7 @@ def test_settings_are_toml_whatever_is_in_them() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "value"), [(True, "live"), (False, "disabled")])
-def test_web_search_is_a_setting(wanted: bool, value: str) -> None:
+def test_web_search_is_passed_as_a_setting(wanted: bool, value: str) -> None:
     assert arguments(RunOptions(web_search=wanted), [])[3:-1] == ["-c", f'web_search="{value}"']
 
 
@@ -59,7 +59,7 @@ def test_a_session_is_stored_by_default() -> None:
 
 
 @pytest.mark.parametrize("session", ["", "--last", "a name", f"{SESSION} ", f"{SESSION}\n", "../x"])
-def test_only_an_id_is_resumed(session: str) -> None:
+def test_only_a_uuid_can_be_resumed(session: str) -> None:
     with pytest.raises(InputRefused, match="no UUID"):
         check("hi", RunOptions(resume=session))
 
@@ -73,7 +73,7 @@ def test_only_an_id_is_resumed(session: str) -> None:
         (RunOptions(config={(): 1}), "cannot be given"),
     ],
 )
-def test_what_codex_would_misread_is_refused(options: RunOptions, problem: str) -> None:
+def test_options_that_codex_would_misread_are_rejected(options: RunOptions, problem: str) -> None:
     with pytest.raises(InputRefused, match=problem):
         check("hi", options)
 
@@ -81,7 +81,7 @@ def test_what_codex_would_misread_is_refused(options: RunOptions, problem: str) 
 @pytest.mark.parametrize(
     "odd", [RunOptions(model="a\0b"), RunOptions(cwd=Path("a\0b")), RunOptions(images=(Path("\0"),))]
 )
-def test_what_no_command_line_can_hold_is_refused(odd: RunOptions) -> None:
+def test_a_nul_is_rejected(odd: RunOptions) -> None:
     with pytest.raises(InputRefused, match="NUL"):
         check("hi", odd)
 

@@ -1,4 +1,4 @@
-"""What a session's file tells of a turn whose process is gone."""
+"""Tests what is read from the file of a session whose process has ended."""
 
 import json
 from collections.abc import Sequence
@@ -64,14 +64,14 @@ COMPLETED = TurnCompleted("completed", None, MessageCompleted("recorded", "hi", 
         (["nonsense", "[1]", '"user"', "9" * 5000, begun(), said("something else"), ended("hi")], TurnRecord.MISSING),
     ],
 )
-def test_only_what_stands_behind_the_place_counts(tmp_path: Path, lines: Sequence[object], found: object) -> None:
+def test_only_lines_after_the_offset_count(tmp_path: Path, lines: Sequence[object], found: object) -> None:
     written(tmp_path, BEFORE)
     place = session_size(tmp_path, SESSION)
     file = written(tmp_path, [*BEFORE, *lines])
     assert turn_outcome(file, place, ("hello", "go on")) == found
 
 
-def test_tokens_are_the_last_ones_told(tmp_path: Path) -> None:
+def test_the_last_token_count_is_returned(tmp_path: Path) -> None:
     def told(given: int) -> dict[str, object]:
         info = {"total_token_usage": {"input_tokens": given, "cached_input_tokens": 1, "output_tokens": 2}}
         return {"type": "event_msg", "payload": {"type": "token_count", "info": info}}
@@ -84,7 +84,7 @@ def test_tokens_are_the_last_ones_told(tmp_path: Path) -> None:
     assert session_tokens(tmp_path, SESSION) == TokenUsage(32, 30, 1, 2, 0)
 
 
-def test_a_place_is_the_beginning_of_a_turns_id(tmp_path: Path) -> None:
+def test_a_turn_id_contains_its_offset(tmp_path: Path) -> None:
     assert offset_in(new_turn_id(1234)) == 1234
     assert len(new_turn_id(10**17)) <= 64
     assert offset_in("01945678-9a98-7c30-b39a-166cc5c53530") is None

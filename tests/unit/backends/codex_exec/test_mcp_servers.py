@@ -63,7 +63,7 @@ def test_a_required_server_that_fails_is_an_error_with_codex_message() -> None:
 
 
 @pytest.mark.parametrize("stderr", [SAID, f"{SAID}: required MCP servers failed to initialize: c: no; x"])
-def test_a_server_cannot_make_a_required_one_fail_by_its_words(stderr: str) -> None:
+def test_a_server_cannot_make_a_required_one_fail_by_its_message(stderr: str) -> None:
     servers = ExecMcpServers(ExpectedServers(("a", "b", "c")), ["c"])
     left_out = servers.leave_out_failed(stderr, frozenset())
     assert "b" in left_out
