@@ -38,8 +38,7 @@ from codex_workspace.config.providers import SUBSCRIPTION, ChosenProvider
 from codex_workspace.config.secrets import secrets_in_url, tokens_in
 from codex_workspace.config.settings import PlatformSettings, Settings
 from codex_workspace.executor import CodexAppServerExecutor
-from codex_workspace.platform.client import PlatformClient, open_platform_client
-from codex_workspace.platform.token import WorkspaceToken, read_secret
+from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client, read_secret
 from codex_workspace.protocol.mcp_status import ExpectedServers
 from codex_workspace.runtimes.backend import Backend, BackendLifecycle, ThreadRegistry, ToolCaller
 from codex_workspace.runtimes.launch import Launch

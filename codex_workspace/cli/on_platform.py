@@ -12,12 +12,11 @@ from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.settings import OPERATOR, PlatformSettings, Settings
 from codex_workspace.platform.active_tasks import TrackedExecutor
-from codex_workspace.platform.client import PlatformClient
+from codex_workspace.platform.client import PlatformClient, read_secret, write_secret
 from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery
 from codex_workspace.platform.dispatcher import OWNER
 from codex_workspace.platform.inbox import inbox_slots
 from codex_workspace.platform.registration import HealthSource, RegistrationOptions, join_platform
-from codex_workspace.platform.token import read_secret, write_secret
 from codex_workspace.server.app import Application
 from codex_workspace.storage.outbox import Outbox
 from codex_workspace.tasks.scheduling import AdmissionControl

@@ -14,8 +14,8 @@ from a2a.types import Message, Part, Role, SendMessageRequest
 from google.protobuf.json_format import ParseDict, ParseError
 
 from codex_workspace.common.values import JsonObject, JsonValue, nested_or_empty
-from codex_workspace.platform.client_types import ActivityRow
-from codex_workspace.platform.payloads import (
+from codex_workspace.platform.client_types import (
+    ActivityRow,
     as_object,
     as_objects,
     is_queued,

@@ -6,46 +6,41 @@ The client retries only a call whose token was rejected, once with each other to
 
 import logging
 import math
+import os
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 import anyio
 import httpx
 
-from codex_workspace.common.values import JsonObject, JsonValue, nested_or_empty
+from codex_workspace.common.values import JsonObject, JsonValue, objects
 from codex_workspace.config.environment import Secret
 from codex_workspace.platform.client_types import (
     ActivityRow,
     CursorLost,
     Delegation,
     DeliveryMode,
-    HeartbeatReport,
     PlatformBusy,
     PlatformError,
-    PlatformMemory,
     PlatformPeer,
     PlatformRejected,
     PlatformUnauthorized,
     PlatformUnreachable,
-    ProxyReply,
-    Registration,
     ResponseTooLarge,
     WorkspaceRemoved,
-)
-from codex_workspace.platform.payloads import (
     as_object,
     as_objects,
     parse_json,
+    parse_time,
     read_activity_row,
-    read_peer,
     text_field,
-    text_of_result,
 )
-from codex_workspace.platform.token import WorkspaceToken, as_secret
+from codex_workspace.storage.memories import Memory
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +60,81 @@ LONGEST_RETRY_AFTER_S: Final = 300.0
 USUAL_RETRY_AFTER_S: Final = 5.0
 MAX_ERROR_CHARS: Final = 200
 REMEMBERED_DELEGATIONS: Final = 1000
+MAX_TOKEN_BYTES: Final = 4096
+
+
+class WorkspaceToken:
+    """The token that authenticates the workspace's calls.
+
+    Args:
+        file: where tokens that the platform issues are stored.
+        other_files: files that a provisioner writes.
+        from_environment: the last resort.
+        on_secret: called with each token in use and with the platform's inbound secret, so that both are redacted.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        other_files: Sequence[Path] = (),
+        from_environment: Secret | None = None,
+        on_secret: Callable[[Secret], None] | None = None,
+    ) -> None:
+        self._files = (file, *other_files)
+        self._from_environment = from_environment
+        self._on_secret = on_secret
+        self.current: Secret | None = next(self.candidates(), None)
+
+    def candidates(self) -> Iterator[Secret]:
+        """Read all tokens that exist at this moment, in the order in which they are tried."""
+        for file in self._files:
+            found = read_secret(file)
+            if found is not None:
+                yield found
+        if self._from_environment is not None:
+            yield self._from_environment
+
+    def store(self, token: Secret) -> None:
+        """Store a new token durably and use it."""
+        write_secret(self._files[0], token)
+        self.use(token)
+
+    def use(self, token: Secret) -> None:
+        """Use this token from now on."""
+        self.current = token
+        self.report(token)
+
+    def report(self, secret: Secret) -> None:
+        """Have a secret redacted."""
+        if self._on_secret is not None:
+            self._on_secret(secret)
+
+
+def write_secret(file: Path, secret: Secret) -> None:
+    """Store a secret durably in a file with mode 0600."""
+    new = file.with_name(f"{file.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "w") as out:
+        out.write(secret.reveal())
+        out.flush()
+        os.fsync(out.fileno())
+    new.replace(file)
+
+
+def read_secret(file: Path) -> Secret | None:
+    """Return the secret in a file; None if there is no file or its content cannot be an HTTP header's value."""
+    try:
+        with file.open("rb") as source:
+            text = source.read(MAX_TOKEN_BYTES + 1).decode("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return as_secret(text)
+
+
+def as_secret(text: str) -> Secret | None:
+    """Return a text as a secret; None if it cannot be an HTTP header's value."""
+    return Secret(text) if text and text.isascii() and text.isprintable() and len(text) <= MAX_TOKEN_BYTES else None
 
 
 class PlatformClient:
@@ -84,8 +154,10 @@ class PlatformClient:
 
     # --- Registration ---
 
-    async def register(self, card: JsonObject, url: str, delivery: DeliveryMode | None) -> Registration:
-        """Register the agent; a token that the platform issues is stored.
+    async def register(
+        self, card: JsonObject, url: str, delivery: DeliveryMode | None
+    ) -> tuple[DeliveryMode, Secret | None]:
+        """Register the agent; return the delivery mode and the platform's inbound secret, and store an issued token.
 
         `delivery` None: the platform's own setting applies.
 
@@ -104,21 +176,11 @@ class PlatformClient:
         if issued:
             self._token.store(Secret(issued))
         mode: DeliveryMode = "poll" if fields.get("delivery_mode") == "poll" else "push"
-        return Registration(mode, self._inbound_secret(fields))
+        return mode, self._inbound_secret(fields)
 
-    async def heartbeat(self, report: HeartbeatReport) -> Secret | None:
+    async def heartbeat(self, report: JsonObject) -> Secret | None:
         """Send a heartbeat; return the platform's inbound secret if the response has one."""
-        body: JsonObject = {
-            "workspace_id": self.workspace_id,
-            "error_rate": report.error_rate,
-            "sample_error": report.sample_error,
-            "active_tasks": report.active_tasks,
-            "uptime_seconds": report.uptime_s,
-            "current_task": report.current_task,
-            "runtime_metadata": {"capabilities": dict(report.capabilities)},
-        }
-        if report.wedged:
-            body["runtime_state"] = "wedged"
+        body = {"workspace_id": self.workspace_id, **report}
         return self._inbound_secret(as_object(await self._call("POST", "/registry/heartbeat", body)))
 
     def _inbound_secret(self, fields: JsonObject) -> Secret | None:
@@ -194,8 +256,8 @@ class PlatformClient:
 
     async def send(
         self, target_id: str, text: str, message_id: str, metadata: JsonObject | None = None, timeout_s: float = PROXY_S
-    ) -> ProxyReply:
-        """Send another agent a message through the platform; return its reply, if there is one at once."""
+    ) -> None:
+        """Send another agent a message through the platform; what it replies at once is dropped."""
         message: JsonObject = {
             "kind": "message",
             "role": "user",
@@ -212,17 +274,14 @@ class PlatformClient:
         }
         path = f"/workspaces/{quote(target_id, safe='')}/a2a"
         fields = as_object(await self._call_proxy(path, body, timeout_s))
-        if fields.get("status") == "queued" or fields.get("queued") is True:
-            return ProxyReply(queued=True)
         error = fields.get("error")
         if error is not None:
             raise PlatformRejected(f"The other agent rejected the message: {_error_text(error)}", 200)
-        return ProxyReply(queued=False, text=text_of_result(nested_or_empty(fields, "result")))
 
     async def peers(self) -> list[PlatformPeer]:
         """Return the agents that this workspace may send messages to."""
         found = await self._call("GET", f"/registry/{quote(self.workspace_id, safe='')}/peers")
-        return [peer for each in as_objects(found) if (peer := read_peer(each)).id]
+        return [_read_peer(each) for each in as_objects(found)]
 
     async def delegate(self, target_id: str, task: str, idempotency_key: str | None = None) -> str:
         """Give another agent a task to do in the background; return the delegation's id."""
@@ -250,15 +309,11 @@ class PlatformClient:
         """Store a text for this workspace."""
         await self._call("POST", f"{self._self}/memories", {"content": content, "scope": "LOCAL"})
 
-    async def recall_memories(self, query: str = "") -> list[PlatformMemory]:
+    async def recall_memories(self, query: str = "") -> list[Memory]:
         """Return the stored texts that match `query`; all of them if it is empty."""
         params = {"scope": "LOCAL", **({"q": query} if query else {})}
         rows = as_objects(await self._call("GET", f"{self._self}/memories", params=params))
-        return [PlatformMemory(text_field(row, "content"), text_field(row, "created_at")) for row in rows]
-
-    async def chat_history(self, limit: int = 50) -> list[ActivityRow]:
-        """Return the latest messages, oldest first."""
-        return await self.activity(limit=limit)
+        return [Memory(text_field(row, "content"), parse_time(text_field(row, "created_at"))) for row in rows]
 
     # --- HTTP ---
 
@@ -337,6 +392,17 @@ async def open_platform_client(
         base_url=url, headers={"Origin": url}, follow_redirects=False, transport=transport
     ) as http:
         yield PlatformClient(http, workspace_id, token)
+
+
+def _read_peer(row: JsonObject) -> PlatformPeer:
+    card = as_object(row.get("agent_card"))
+    name, role, status = (text_field(row, key) for key in ("name", "role", "status"))
+    lines = [
+        f"name: {name}, role: {role}, status: {status}",
+        text_field(card, "description"),
+        *(f"- {text_field(each, 'name')}: {text_field(each, 'description')}" for each in objects(card, "skills")),
+    ]
+    return PlatformPeer(text_field(row, "id"), name, "\n".join(line for line in lines if line))
 
 
 async def _read_body(response: httpx.Response) -> bytes:

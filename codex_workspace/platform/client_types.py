@@ -1,14 +1,20 @@
-"""Values and errors of the platform's HTTP API."""
+"""Values and errors of the platform's HTTP API, and how its JSON bodies are read. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+import json
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
 
 from codex_workspace.common.errors import AgentError
-from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.config.environment import Secret
+from codex_workspace.common.values import JsonObject, JsonValue, nested_or_empty, objects
 
 DeliveryMode = Literal["push", "poll"]
+
+MAX_DIGITS: Final = 300
+MAX_DEPTH: Final = 100
+_BRACKETS: Final = re.compile(rb'"(?:\\.|[^"\\])*+"|[][{}]', re.DOTALL)
+"""The brackets of JSON, and its strings, so that brackets in strings are skipped."""
 
 
 class PlatformError(AgentError):
@@ -61,27 +67,6 @@ class ResponseTooLarge(PlatformUnreachable):
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
-    """The platform's response to a registration. `inbound_secret`: authenticates the platform's calls to the agent."""
-
-    delivery: DeliveryMode
-    inbound_secret: Secret | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatReport:
-    """The content of a heartbeat. `error_rate`: between 0 and 1."""
-
-    active_tasks: int
-    current_task: str = ""
-    error_rate: float = 0.0
-    sample_error: str = ""
-    uptime_s: int = 0
-    wedged: bool = False
-    capabilities: Mapping[str, bool] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class ActivityRow:
     """A row of a workspace's activity.
 
@@ -104,21 +89,11 @@ class ActivityRow:
 
 @dataclass(frozen=True, slots=True)
 class PlatformPeer:
-    """An agent that this workspace may send messages to."""
+    """An agent that this workspace may send messages to; `card_text` describes it (untrusted)."""
 
     id: str
-    name: str = ""
-    role: str = ""
-    status: str = ""
-    card: JsonObject | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProxyReply:
-    """The response to a message to another agent. `queued`: the platform delivers it later, without a reply here."""
-
-    queued: bool
-    text: str = ""
+    name: str
+    card_text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +107,98 @@ class Delegation:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PlatformMemory:
-    """A text that the platform stores for the workspace."""
+def parse_json(content: bytes) -> JsonValue:
+    """Parse JSON; None if it is invalid.
 
-    content: str
-    created_at: str = ""
+    Bodies contain what other agents wrote, and one row must not make a page unreadable: values below `MAX_DEPTH` levels
+    become null, and integers lose the digits after `MAX_DIGITS`.
+    """
+    try:
+        parsed: JsonValue = json.loads(content, parse_int=lambda digits: int(digits[:MAX_DIGITS]))
+    except RecursionError:
+        return parse_json(_without_deep_values(content))
+    except ValueError:
+        return None
+    return parsed
+
+
+def _without_deep_values(content: bytes) -> bytes:
+    kept, depth, start, end = bytearray(), 0, 0, 0
+    for found in _BRACKETS.finditer(content):
+        match found[0]:
+            case b"[" | b"{":
+                depth += 1
+                if depth == MAX_DEPTH + 1:
+                    start = found.start()
+            case b"]" | b"}":
+                depth -= 1
+                if depth == MAX_DEPTH:
+                    kept += content[end:start] + b"null"
+                    end = found.end()
+    return bytes(kept + content[end:] if depth <= MAX_DEPTH else b"")
+
+
+def as_object(value: JsonValue) -> JsonObject:
+    """Return a value that is an object; else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_objects(value: JsonValue) -> list[JsonObject]:
+    """Return the objects of a list; an item that is not an object becomes an empty one."""
+    return [as_object(each) for each in value] if isinstance(value, list) else []
+
+
+def text_field(fields: JsonObject, key: str) -> str:
+    """Return a field that is a string; else an empty one."""
+    value = fields.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def read_activity_row(value: JsonValue) -> ActivityRow | None:
+    """Read one row of the activity; None if it has no id."""
+    row = as_object(value)
+    request, seq = row.get("request_body"), row.get("seq")
+    if isinstance(request, str):
+        request = parse_json(request.encode())
+    if not text_field(row, "id"):
+        return None
+    return ActivityRow(
+        id=text_field(row, "id"),
+        created_at=text_field(row, "created_at"),
+        method=text_field(row, "method"),
+        source_id=text_field(row, "source_id") or None,
+        summary=text_field(row, "summary"),
+        request=request if isinstance(request, dict) else None,
+        response=row.get("response_body"),
+        has_response=row.get("response_body") is not None or row.get("duration_ms") is not None,
+        seq=seq if isinstance(seq, int) else None,
+        target_id=text_field(row, "target_id") or None,
+    )
+
+
+def text_of_parts(parts: JsonValue) -> str:
+    """Return the text of A2A 0.3 parts, whose kind is named `kind` or `type`."""
+    return "".join(
+        text_field(part, "text") for part in as_objects(parts) if "text" in (part.get("kind"), part.get("type"))
+    )
+
+
+def text_of_result(result: JsonObject) -> str:
+    """Return the text of a JSON-RPC result: a message's parts, a task's artifacts, or else its status message."""
+    held = [result.get("parts"), *(each.get("parts") for each in objects(result, "artifacts"))]
+    texts = [text for parts in held if (text := text_of_parts(parts))]
+    return "\n".join(texts) or text_of_parts(nested_or_empty(nested_or_empty(result, "status"), "message").get("parts"))
+
+
+def is_queued(result: str) -> bool:
+    """Tell whether a delegation's result only says that the message is in a polling peer's inbox."""
+    fields = as_object(parse_json(result.encode(errors="replace")))
+    return fields.get("status") == "queued" and fields.get("delivery_mode") == "poll"
+
+
+def parse_time(created_at: str) -> float:
+    """Return the platform's timestamp in seconds since 1970; 0 if it is invalid."""
+    try:
+        return datetime.fromisoformat(created_at).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from codex_workspace.common.values import JsonObject, quote_untrusted
-from codex_workspace.platform.payloads import text_field
+from codex_workspace.platform.client_types import text_field
 
 logger = logging.getLogger(__name__)
 

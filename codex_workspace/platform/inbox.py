@@ -18,9 +18,15 @@ from codex_workspace.common.concurrency import backoff
 from codex_workspace.config.settings import Settings
 from codex_workspace.platform.activity_rows import RESULT, SkippedRow, read_row
 from codex_workspace.platform.client import PlatformClient
-from codex_workspace.platform.client_types import ActivityRow, CursorLost, PlatformError, WorkspaceRemoved
+from codex_workspace.platform.client_types import (
+    ActivityRow,
+    CursorLost,
+    PlatformError,
+    WorkspaceRemoved,
+    parse_time,
+)
 from codex_workspace.platform.dispatcher import OWNER, Dispatcher, message_from_row, open_dispatcher
-from codex_workspace.platform.reply_sender import look_back, parse_time
+from codex_workspace.platform.reply_sender import look_back
 from codex_workspace.storage.outbox import Cursor, Outbox, OutboxMessage, OutboxState
 
 logger = logging.getLogger(__name__)

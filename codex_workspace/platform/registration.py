@@ -23,11 +23,9 @@ from codex_workspace.platform.active_tasks import ActiveTasks
 from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.client_types import (
     DeliveryMode,
-    HeartbeatReport,
     PlatformBusy,
     PlatformError,
     PlatformRejected,
-    Registration,
     WorkspaceRemoved,
 )
 from codex_workspace.platform.deadline_reply import DeferredReplies, PushDelivery
@@ -46,8 +44,8 @@ SHORTEST_HEARTBEAT_S: Final = 1.0
 ERROR_WINDOW_S: Final = 300.0
 """The error rate is that of the tasks that ended within this time."""
 
-CAPABILITIES: Final[Mapping[str, bool]] = dict.fromkeys(
-    ["heartbeat", "scheduler", "session", "status_mgmt", "retry", "activity_decoration", "channel_dispatch"], False
+CAPABILITIES: Final = (
+    *("heartbeat", "scheduler", "session", "status_mgmt", "retry", "activity_decoration", "channel_dispatch"),
 )
 """None of the platform's services is replaced. With `session` the platform would reject messages during a turn."""
 
@@ -145,7 +143,7 @@ class PlatformHost:
         tries = 0
         while True:
             try:
-                self._accept(await self._request_registration())
+                await self._register_once()
                 return
             except WorkspaceRemoved:
                 raise
@@ -161,26 +159,24 @@ class PlatformHost:
         if await self._client.is_removed():
             raise WorkspaceRemoved("The workspace was removed from the platform.") from error
 
-    async def _request_registration(self) -> Registration:
+    async def _register_once(self) -> None:
         options = self._options
+        wanted: DeliveryMode | None = None if options.delivery == "auto" else options.delivery
         try:
-            wanted: DeliveryMode | None = None if options.delivery == "auto" else options.delivery
-            return await self._client.register(options.card, options.url, wanted)
+            mode, inbound_secret = await self._client.register(options.card, options.url, wanted)
         except PlatformRejected as rejected:
             if options.delivery != "auto" or rejected.status != 400:
                 raise
             logger.info("the platform cannot push to %s (%s); polling the inbox instead", options.url, rejected)
-            return await self._client.register(options.card, options.url, "poll")
-
-    def _accept(self, registration: Registration) -> None:
-        if registration.inbound_secret is not None:
-            self._on_inbound_secret(registration.inbound_secret)
-        if registration.delivery != self._mode:
-            logger.info("registered with the platform, delivery mode %s", registration.delivery)
-            self._mode = registration.delivery
+            mode, inbound_secret = await self._client.register(options.card, options.url, "poll")
+        if inbound_secret is not None:
+            self._on_inbound_secret(inbound_secret)
+        if mode != self._mode:
+            logger.info("registered with the platform, delivery mode %s", mode)
+            self._mode = mode
             self._switched.set()
             self._switched = anyio.Event()
-        self._push.is_on = registration.delivery == "push"
+        self._push.is_on = mode == "push"
 
     async def _poll(self) -> None:
         """Read the inbox; if the platform pushes, only the results of delegations, which are not pushed."""
@@ -195,7 +191,7 @@ class PlatformHost:
             changed, active, pause_s = self._health.active_tasks.changed, self._health.active, SHORTEST_HEARTBEAT_S
             try:
                 if was_away:
-                    self._accept(await self._request_registration())
+                    await self._register_once()
                     was_away = False
                 inbound_secret = await self._client.heartbeat(await self._report())
                 if inbound_secret is not None:
@@ -221,18 +217,18 @@ class PlatformHost:
             with anyio.move_on_after(SHORTEST_HEARTBEAT_S):
                 await changed.wait()
 
-    async def _report(self) -> HeartbeatReport:
+    async def _report(self) -> JsonObject:
         failed, ended = self._errors.update(self._health.task_counts(), time.monotonic())
         problem = await self._health.problem()
-        return HeartbeatReport(
-            active_tasks=self._health.active,
-            current_task=next(iter(self._health.active_tasks.texts), ""),
-            error_rate=round(failed / ended, 3) if ended else 0.0,
-            sample_error=problem or ("A task failed; see the agent's log." if failed else ""),
-            uptime_s=int(time.monotonic() - self._started_at),
-            wedged=problem is not None,
-            capabilities=CAPABILITIES,
-        )
+        return {
+            "active_tasks": self._health.active,
+            "current_task": next(iter(self._health.active_tasks.texts), ""),
+            "error_rate": round(failed / ended, 3) if ended else 0.0,
+            "sample_error": problem or ("A task failed; see the agent's log." if failed else ""),
+            "uptime_seconds": int(time.monotonic() - self._started_at),
+            "runtime_metadata": {"capabilities": dict.fromkeys(CAPABILITIES, False)},
+            **({} if problem is None else {"runtime_state": "wedged"}),
+        }
 
 
 def on_removed(stop: anyio.Event) -> None:

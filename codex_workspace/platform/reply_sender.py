@@ -27,6 +27,7 @@ from codex_workspace.platform.client_types import (
     PlatformRejected,
     PlatformUnreachable,
     WorkspaceRemoved,
+    parse_time,
 )
 from codex_workspace.storage.outbox import Outbox, OutboxMessage, Route
 
@@ -208,14 +209,6 @@ def _strings(value: JsonValue) -> Iterator[str]:
         case list():
             for each in value:
                 yield from _strings(each)
-
-
-def parse_time(created_at: str) -> float:
-    """Return the platform's timestamp in seconds since 1970; 0 if it is invalid."""
-    try:
-        return datetime.fromisoformat(created_at).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
 
 
 def just_after(created_at: str) -> str | None:

@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from codex_workspace.common.errors import AgentError, ToolRefused
-from codex_workspace.common.values import nested_or_empty, objects
+from codex_workspace.common.values import nested_or_empty
 from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.client_types import (
     ActivityRow,
@@ -22,9 +22,12 @@ from codex_workspace.platform.client_types import (
     PlatformPeer,
     PlatformRejected,
     PlatformUnreachable,
+    as_object,
+    is_queued,
+    text_field,
+    text_of_parts,
+    text_of_result,
 )
-from codex_workspace.platform.payloads import as_object, is_queued, text_field, text_of_parts, text_of_result
-from codex_workspace.platform.reply_sender import parse_time
 from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.storage.memories import Exchange, Memory
 from codex_workspace.tools.interface import (
@@ -86,7 +89,7 @@ class PlatformPeers:
 
     async def peers(self) -> list[PeerInfo]:
         """Return the agents that this workspace may send messages to, by their ids."""
-        return [_peer_info(peer) for peer in await self._known()]
+        return [PeerInfo(peer.id, card_text=peer.card_text[:MAX_CARD_CHARS]) for peer in await self._known()]
 
     async def delegate(self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None) -> PeerTaskReport:
         """See `PeerTasks`."""
@@ -186,13 +189,12 @@ class PlatformMemoryTool:
     async def recall(self, caller: ToolCaller, query: str, limit: int) -> Sequence[Memory]:
         """See `MemoryTool`; in the platform's order."""
         del caller
-        found = await self._client.recall_memories(query)
-        return [Memory(each.content, parse_time(each.created_at)) for each in found[:limit]]
+        return (await self._client.recall_memories(query))[:limit]
 
     async def history(self, caller: ToolCaller, limit: int) -> Sequence[Exchange]:
         """See `MemoryTool`; with the user's notifications."""
         del caller
-        rows = [_exchange(row) for row in await self._client.chat_history(limit)]
+        rows = [_exchange(row) for row in await self._client.activity(limit=limit)]
         return [row for row in rows if row.request or row.reply]
 
 
@@ -272,16 +274,6 @@ def _find_peer(peers: Sequence[PlatformPeer], name: str) -> PlatformPeer:
     if len(found) != 1:
         raise ToolRefused("There is no one peer of that name; list_peers returns the peers with their ids.")
     return found[0]
-
-
-def _peer_info(peer: PlatformPeer) -> PeerInfo:
-    card = peer.card or {}
-    lines = [
-        f"name: {peer.name}, role: {peer.role}, status: {peer.status}",
-        text_field(card, "description"),
-        *(f"- {text_field(each, 'name')}: {text_field(each, 'description')}" for each in objects(card, "skills")),
-    ]
-    return PeerInfo(peer.id, card_text="\n".join(line for line in lines if line)[:MAX_CARD_CHARS])
 
 
 def _report(handle: PeerTaskHandle, ended: Delegation) -> PeerTaskReport:

@@ -18,11 +18,10 @@ from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.config.environment import Secret
 from codex_workspace.devkit.platform.app import StandInPlatform
 from codex_workspace.platform.active_tasks import TrackedExecutor
-from codex_workspace.platform.client import PlatformClient, open_platform_client
+from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client
 from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery
 from codex_workspace.platform.dispatcher import OWNER
 from codex_workspace.platform.registration import HealthSource, RegistrationOptions, join_platform
-from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.server.app import ServerOptions, bind, build_app, serving
 from codex_workspace.storage.store import Store, open_store
 

@@ -20,7 +20,7 @@ from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.devkit.platform.faults import Fault, Faults
 from codex_workspace.devkit.platform.records import NewRow, Queued, Workspace
 from codex_workspace.devkit.platform.store import PlatformStore
-from codex_workspace.platform.payloads import text_of_parts
+from codex_workspace.platform.client_types import text_of_parts
 
 MAX_ANSWER_BYTES: Final = 10 << 20
 DIAL_S: Final = 10.0

@@ -10,10 +10,9 @@ from codex_workspace.devkit.platform.delivery import result_row
 from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.devkit.platform.store import PlatformStore
 from codex_workspace.platform.activity_rows import IncomingMessage, SkippedRow, read_row
-from codex_workspace.platform.client import open_platform_client
+from codex_workspace.platform.client import WorkspaceToken, open_platform_client
 from codex_workspace.platform.client_types import ActivityRow
 from codex_workspace.platform.dispatcher import message_from_row
-from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.storage.outbox import Route
 from tests.support.platform_agent import ME, PEER
 

@@ -15,14 +15,13 @@ from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.config.settings import OPERATOR
 from codex_workspace.devkit.platform.app import StandInPlatform, message_of, running_platform
 from codex_workspace.devkit.platform.records import NewRow
-from codex_workspace.platform.client import open_platform_client
+from codex_workspace.platform.client import WorkspaceToken, open_platform_client
 from codex_workspace.platform.deadline_reply import (
     SENT_SEPARATELY,
     STILL_WORKING,
     DeferredReplies,
 )
 from codex_workspace.platform.inbox import PlatformInbox
-from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey

@@ -12,9 +12,8 @@ import pytest
 from codex_workspace.devkit.platform.app import StandInPlatform, running_platform
 from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.platform import reply_sender
-from codex_workspace.platform.client import PlatformClient, open_platform_client
+from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client
 from codex_workspace.platform.reply_sender import ReplySender, look_back
-from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.storage.outbox import Outbox, OutboxMessage, Route
 from codex_workspace.storage.store import open_store
 from tests.support.platform_agent import ME, PEER

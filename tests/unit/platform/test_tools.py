@@ -18,9 +18,8 @@ from codex_workspace.common.errors import ToolRefused
 from codex_workspace.config.environment import Secret
 from codex_workspace.devkit.platform.app import running_platform
 from codex_workspace.devkit.platform.delivery import result_row
-from codex_workspace.platform.client import PlatformClient, open_platform_client
+from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client
 from codex_workspace.platform.client_types import PlatformRejected, PlatformUnauthorized
-from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.platform.tools import (
     CUT,
     PLATFORM_PEERS,

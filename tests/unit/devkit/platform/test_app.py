@@ -24,24 +24,22 @@ from codex_workspace.config.environment import Secret
 from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.devkit.platform.faults import Fault, Faults, read_faults
 from codex_workspace.devkit.platform.records import NewRow
-from codex_workspace.platform.client import PlatformClient, open_platform_client
+from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client
 from codex_workspace.platform.client_types import (
     CursorLost,
-    HeartbeatReport,
     PlatformBusy,
     PlatformRejected,
     PlatformUnauthorized,
     PlatformUnreachable,
+    text_of_parts,
 )
-from codex_workspace.platform.payloads import text_of_parts
-from codex_workspace.platform.token import WorkspaceToken
 from codex_workspace.server.app import bind, serving
 from tests.docs.test_docs import PLATFORM, path_with_curl, the_snippet
 from tests.support.paths import ROOT
 
 ADA = "11111111-1111-4111-8111-111111111111"
 BOB = "22222222-2222-4222-8222-222222222222"
-IDLE = HeartbeatReport(active_tasks=0)
+IDLE: JsonObject = {"active_tasks": 0, "error_rate": 0.0}
 
 
 @asynccontextmanager
@@ -140,9 +138,9 @@ async def test_the_mode_is_the_one_told_else_the_one_kept(tmp_path: Path) -> Non
     async with running_platform() as platform:
         platform.add_workspace(ADA, delivery="poll")
         async with open_platform_client(platform.url, ADA, WorkspaceToken(tmp_path / "token")) as api:
-            assert (await api.register({}, "", None)).delivery == "poll"
-            assert (await api.register({}, "http://127.0.0.1:1", "push")).delivery == "push"
-            assert (await api.register({}, "http://127.0.0.1:1", None)).delivery == "push"
+            assert (await api.register({}, "", None))[0] == "poll"
+            assert (await api.register({}, "http://127.0.0.1:1", "push"))[0] == "push"
+            assert (await api.register({}, "http://127.0.0.1:1", None))[0] == "push"
 
 
 async def test_a_workspace_that_was_removed_is_gone_though_it_seems_to_register(tmp_path: Path) -> None:
@@ -164,7 +162,7 @@ async def test_a_workspace_that_was_removed_is_gone_though_it_seems_to_register(
 
 async def test_a_heartbeat_says_how_an_agent_is() -> None:
     async with running_platform() as platform, workspace(platform) as api:
-        await api.heartbeat(HeartbeatReport(active_tasks=2, current_task="thinking", error_rate=0.6))
+        await api.heartbeat({"active_tasks": 2, "current_task": "thinking", "error_rate": 0.6})
         seen = platform.workspace(ADA)
         assert (seen.beats, seen.active_tasks, seen.status) == (1, 2, "degraded")
         await api.heartbeat(IDLE)
@@ -352,7 +350,7 @@ async def test_who_takes_too_long_gets_the_same_body_again_when_idle() -> None:
         assert _queue_id(again.body) == _queue_id(outcome.body), "a message waits once"
         agent.may_answer.set()
         async with api_of(platform, ADA, "ada's") as api:
-            await api.heartbeat(HeartbeatReport(active_tasks=1))
+            await api.heartbeat({"active_tasks": 1})
             assert len(agent.bodies) == 2
             await api.heartbeat(IDLE)
             await platform.until(lambda: platform.shown(ADA) == ["done"])
@@ -379,7 +377,7 @@ async def test_who_declares_to_queue_itself_is_not_queued_for() -> None:
         platform.add_workspace(ADA, "ada's", "push", url=agent.url)
         agent.may_answer = anyio.Event()
         async with api_of(platform, ADA, "ada's") as api:
-            await api.heartbeat(HeartbeatReport(active_tasks=0, capabilities={"session": True}))
+            await api.heartbeat({**IDLE, "runtime_metadata": {"capabilities": {"session": True}}})
         outcome = await platform.canvas_message(ADA, "hello")
     assert outcome.status == 503
     assert isinstance(outcome.body, dict)
@@ -589,7 +587,7 @@ async def test_documented_platform_commands_work(tmp_path: Path) -> None:
         canvas = the_snippet(PLATFORM, "canvas").replace("http://127.0.0.1:8080", url)
         workspace_id = canvas.partition("/workspaces/")[2].partition("/")[0]
         async with open_platform_client(url, workspace_id, WorkspaceToken(tmp_path / "token")) as api:
-            assert (await api.register({"name": "ada"}, "", None)).delivery == "poll"
+            assert (await api.register({"name": "ada"}, "", None))[0] == "poll"
             asked = await anyio.run_process(["sh", "-ec", canvas], env=env)
             assert json.loads(asked.stdout)["status"] == "queued"
             assert [text_of(row) for row in await api.activity()] == ["What is in this folder?"]
