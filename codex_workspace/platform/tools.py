@@ -74,25 +74,34 @@ def platform_toolbox(
     not know: their memory is the agent's own, and they cannot notify the platform's user.
     """
     return Toolbox(
-        CombinedPeers(own.peer_tasks, configured, PlatformPeers(client)),
-        CombinedMemory(own.memory, principals, PlatformMemoryTool(client)),
+        PlatformPeers(client, own.peer_tasks, configured),
+        PlatformMemoryTool(client, own.memory, principals),
         PlatformNotifier(client, principals),
         own.files,
     )
 
 
 class PlatformPeers:
-    """`PeerTasks` by the platform's delegations."""
+    """`PeerTasks` by the platform's delegations; the peers of config.yaml, by their `names`, are `configured`."""
 
-    def __init__(self, client: PlatformClient) -> None:
+    def __init__(self, client: PlatformClient, configured: PeerTasks, names: Collection[str]) -> None:
         self._client = client
+        self._configured = configured
+        self._names = frozenset(names)
 
     async def peers(self) -> list[PeerInfo]:
-        """Return the agents that this workspace may send messages to, by their ids."""
-        return [PeerInfo(peer.id, card_text=peer.card_text[:MAX_CARD_CHARS]) for peer in await self._known()]
+        """Return all peers, the platform's by their ids; if the platform does not respond, its entry says so."""
+        configured = await self._configured.peers()
+        try:
+            known = await self._known()
+        except AgentError as error:
+            return [*configured, PeerInfo(PLATFORM_PEERS, problem=error.public)]
+        return [*configured, *(PeerInfo(peer.id, card_text=peer.card_text[:MAX_CARD_CHARS]) for peer in known)]
 
     async def delegate(self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None) -> PeerTaskReport:
         """See `PeerTasks`."""
+        if peer in self._names:
+            return await self._configured.delegate(peer, task, wait_s, continues)
         if continues is not None:
             raise ToolRefused(
                 "On the platform a task cannot be continued; give the peer a new task with all that it needs to know."
@@ -104,6 +113,8 @@ class PlatformPeers:
 
     async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport:
         """See `PeerTasks`."""
+        if handle.peer in self._names:
+            return await self._configured.check(handle, wait_s)
         return await self._follow(handle, anyio.current_time() + wait_s, None)
 
     async def _known(self) -> list[PlatformPeer]:
@@ -176,24 +187,30 @@ class PlatformPeers:
 
 
 class PlatformMemoryTool:
-    """`MemoryTool` by the platform's memories, which belong to the workspace."""
+    """`MemoryTool` by the platform's memories, which belong to the workspace; `principals` have the agent's own."""
 
-    def __init__(self, client: PlatformClient) -> None:
+    def __init__(self, client: PlatformClient, own: MemoryTool, principals: Collection[str]) -> None:
         self._client = client
+        self._own = own
+        self._principals = frozenset(principals)
 
     async def commit(self, caller: ToolCaller, content: str) -> None:
         """See `MemoryTool`."""
-        del caller
-        await self._client.commit_memory(content)
+        if caller.owner in self._principals:
+            await self._own.commit(caller, content)
+        else:
+            await self._client.commit_memory(content)
 
     async def recall(self, caller: ToolCaller, query: str, limit: int) -> Sequence[Memory]:
         """See `MemoryTool`; in the platform's order."""
-        del caller
+        if caller.owner in self._principals:
+            return await self._own.recall(caller, query, limit)
         return (await self._client.recall_memories(query))[:limit]
 
     async def history(self, caller: ToolCaller, limit: int) -> Sequence[Exchange]:
         """See `MemoryTool`; with the user's notifications."""
-        del caller
+        if caller.owner in self._principals:
+            return await self._own.history(caller, limit)
         rows = [_exchange(row) for row in await self._client.activity(limit=limit)]
         return [row for row in rows if row.request or row.reply]
 
@@ -201,7 +218,7 @@ class PlatformMemoryTool:
 class PlatformNotifier:
     """`UserNotifier` by the platform's notifications."""
 
-    def __init__(self, client: PlatformClient, principals: Collection[str] = ()) -> None:
+    def __init__(self, client: PlatformClient, principals: Collection[str]) -> None:
         self._client = client
         self._principals = frozenset(principals)
 
@@ -215,58 +232,6 @@ class PlatformNotifier:
             if error.outcome_unknown:
                 raise ToolRefused("It is not known whether the user got it; do not send it again.") from error
             raise
-
-
-class CombinedPeers:
-    """The peers of config.yaml by their names, and all others by the platform."""
-
-    def __init__(self, configured: PeerTasks, names: Collection[str], platform: PeerTasks) -> None:
-        self._configured = configured
-        self._names = frozenset(names)
-        self._platform = platform
-
-    async def peers(self) -> list[PeerInfo]:
-        """Return both; if the platform does not respond, say so in its entry."""
-        configured = list(await self._configured.peers())
-        try:
-            return [*configured, *await self._platform.peers()]
-        except AgentError as error:
-            return [*configured, PeerInfo(PLATFORM_PEERS, problem=error.public)]
-
-    async def delegate(self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None) -> PeerTaskReport:
-        """See `PeerTasks`."""
-        return await self._for(peer).delegate(peer, task, wait_s, continues)
-
-    async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport:
-        """See `PeerTasks`."""
-        return await self._for(handle.peer).check(handle, wait_s)
-
-    def _for(self, peer: str) -> PeerTasks:
-        return self._configured if peer in self._names else self._platform
-
-
-class CombinedMemory:
-    """The agent's own memory for callers with a name of their own, the platform's for all others."""
-
-    def __init__(self, own: MemoryTool, principals: Collection[str], platform: MemoryTool) -> None:
-        self._own = own
-        self._principals = frozenset(principals)
-        self._platform = platform
-
-    async def commit(self, caller: ToolCaller, content: str) -> None:
-        """See `MemoryTool`."""
-        await self._for(caller).commit(caller, content)
-
-    async def recall(self, caller: ToolCaller, query: str, limit: int) -> Sequence[Memory]:
-        """See `MemoryTool`."""
-        return await self._for(caller).recall(caller, query, limit)
-
-    async def history(self, caller: ToolCaller, limit: int) -> Sequence[Exchange]:
-        """See `MemoryTool`."""
-        return await self._for(caller).history(caller, limit)
-
-    def _for(self, caller: ToolCaller) -> MemoryTool:
-        return self._own if caller.owner in self._principals else self._platform
 
 
 def _find_peer(peers: Sequence[PlatformPeer], name: str) -> PlatformPeer:
