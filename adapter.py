@@ -4,19 +4,18 @@ The model and the prompt come from config.yaml and the environment, as under our
 default, none: with `session` the platform would reject messages during a turn, instead of queueing them.
 """
 
-from codex_workspace.agent import open_agent
 from codex_workspace.codex.transcript import LINES
 from codex_workspace.common.values import JsonObject
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.platform.runtime_contract import AdapterConfig, BaseAdapter
-from codex_workspace.platform.runtime_host import RuntimeHost
+from codex_workspace.runtime_host import RuntimeHost
 
 
 class CodexAdapter(BaseAdapter):
     """Runs the agent under the platform's runtime, which serves HTTP itself."""
 
     def __init__(self) -> None:
-        self._host = RuntimeHost(open_agent)
+        self._host = RuntimeHost()
 
     @staticmethod
     def name() -> str:

@@ -13,10 +13,10 @@ from codex_workspace.config.environment import Secret
 from codex_workspace.config.settings import OPERATOR, PlatformSettings, Settings
 from codex_workspace.platform.active_tasks import TrackedExecutor
 from codex_workspace.platform.client import PlatformClient, read_secret, write_secret
-from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery
+from codex_workspace.platform.deadline_reply import DeadlineReplyHandler
 from codex_workspace.platform.dispatcher import OWNER
 from codex_workspace.platform.inbox import inbox_slots
-from codex_workspace.platform.registration import HealthSource, RegistrationOptions, join_platform
+from codex_workspace.platform.registration import Membership, join_platform
 from codex_workspace.server.app import Application
 from codex_workspace.storage.outbox import Outbox
 from codex_workspace.tasks.scheduling import AdmissionControl
@@ -44,12 +44,7 @@ class PlatformMember:
     @asynccontextmanager
     async def joined(self, app: Application, url: str, stop: anyio.Event) -> AsyncIterator[None]:
         """Be on the platform while the block is open; `stop` is set when the workspace is removed."""
-        config, admission = self.settings.config.platform, self.admission
-        # If callers need no token, the platform's messages cannot be told from others.
-        owners = frozenset({OWNER} if self.settings.listen.tokens else {OWNER, OPERATOR})
-        push = PushDelivery(config.answer_within_s, owners)
-        if isinstance(app.handler, DeadlineReplyHandler):
-            app.handler.serve_platform(push)
+        admission, tasks = self.admission, self.executor.tasks
 
         def accept(secret: Secret) -> None:
             if read_secret(self.platform.secret_file) != secret:
@@ -59,10 +54,19 @@ class PlatformMember:
         known = read_secret(self.platform.secret_file)
         if known is not None:
             accept(known)
-        options = RegistrationOptions(
-            url, MessageToDict(app.card), config.delivery, config.heartbeat_s, inbox_slots(self.settings)
+        member = Membership(
+            self.settings.config.platform,
+            url,
+            MessageToDict(app.card),
+            inbox_slots(self.settings),
+            # If callers need no token, the platform's messages cannot be told from others.
+            frozenset({OWNER} if self.settings.listen.tokens else {OWNER, OPERATOR}),
+            accept,
+            tasks,
+            self.task_counts,
+            self.lasting_problem,
+            (lambda: len(tasks.texts)) if admission is None else (lambda: admission.running),
         )
-        running = None if admission is None else lambda: admission.running
-        health = HealthSource(self.executor.tasks, self.task_counts, self.lasting_problem, running)
-        async with join_platform(options, self.client, self.outbox, app.front, health, push, accept, stop):
+        assert isinstance(app.handler, DeadlineReplyHandler)
+        async with join_platform(member, self.client, self.outbox, app.front, app.handler, stop):
             yield

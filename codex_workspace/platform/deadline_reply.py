@@ -9,7 +9,8 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from typing import Final
 
 import anyio
@@ -19,8 +20,9 @@ from a2a.utils.errors import InternalError, UnsupportedOperationError
 from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.common.a2a_terms import ANSWER, AWAITING_INPUT, WORKING, is_protocol_0_3
+from codex_workspace.common.values import JsonObject
 from codex_workspace.platform.activity_rows import DELEGATION, IN_REPLY_TO, UNKNOWN_PEER, answer_heading, is_answer
-from codex_workspace.platform.dispatcher import OWNER, Dispatcher, answer_of_task, message_from_push
+from codex_workspace.platform.dispatcher import Dispatcher, answer_of_task, message_from_push
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.open_questions import MAX_OPEN, OpenQuestions
 from codex_workspace.storage.deliveries import DeliveryKey
@@ -29,17 +31,17 @@ from codex_workspace.storage.store import Store
 
 STILL_WORKING: Final = "I am still working on this. I will send the answer as a separate message."
 SENT_SEPARATELY: Final = "The answer to this message is a separate message, which was sent already or is on its way."
+RESULTS: Final = "urn:codex-workspace:delegation-results"
+"""Metadata key of the part that is added to a message: the results of delegations."""
+
 RECEIVED: Final = "Received, thank you. I'll continue and report the result to my user."
 """The response to a peer's answer, which is not answered itself."""
 
 
 class DeferredReplies:
-    """Sends late answers through the outbox.
+    """Sends late answers through the outbox."""
 
-    `dispatcher` returns None if none is running: then the next process sends the answer.
-    """
-
-    def __init__(self, outbox: Outbox, deadline_s: float, dispatcher: Callable[[], Dispatcher | None]) -> None:
+    def __init__(self, outbox: Outbox, deadline_s: float, dispatcher: Dispatcher) -> None:
         self.deadline_s = deadline_s
         self._outbox = outbox
         self._dispatcher = dispatcher
@@ -54,9 +56,8 @@ class DeferredReplies:
     async def defer(self, message: Message, owner: str) -> None:
         """Send the answer to a message, as it was stored, when its task ends; durable on return, idempotent."""
         added = await self._outbox.add(message_from_push(message, owner))
-        dispatcher = self._dispatcher()
-        if added is not None and dispatcher is not None:
-            await dispatcher.follow(added)
+        if added is not None:
+            self._dispatcher.follow(added)
 
     async def absorb(self, message: Message, owner: str) -> None:
         """Record that the answer to an earlier message answers this one, too."""
@@ -65,16 +66,15 @@ class DeferredReplies:
 
     def question_task(self, context_id: str) -> str | None:
         """Return the task with a deferred answer that waits for input in a context, if there is one."""
-        dispatcher = self._dispatcher()
-        return None if dispatcher is None else dispatcher.question_task(context_id)
+        return self._dispatcher.question_task(context_id)
 
 
 class DeadlineReplies:
-    """Turns the task of an accepted message into its response, by the deadline.
+    """Turns the task of a message into its response, by the deadline.
 
     Args:
-        store: where tasks are.
-        follow: waits for the end of a request's task.
+        store: where tasks and messages are.
+        send: has a message processed, and waits for the end of its task unless it should return at once.
         attach_files: attach the task's files to the response, instead of naming them.
 
     `late` sends late answers; None: there is no deadline.
@@ -83,23 +83,47 @@ class DeadlineReplies:
     def __init__(
         self,
         store: Store,
-        follow: Callable[[SendMessageRequest, ServerCallContext], Awaitable[Message | Task]],
+        send: Callable[[SendMessageRequest, ServerCallContext], Awaitable[Message | Task]],
         *,
         attach_files: bool,
     ) -> None:
         self.late: DeferredReplies | None = None
+        self._store = store
         self._questions = OpenQuestions(store)
-        self._follow = follow
+        self._send = send
         self._attach_files = attach_files
         self._deferred: deque[str] = deque(maxlen=MAX_OPEN)
 
-    async def find_question(self, owner: str, context_id: str, call: ServerCallContext) -> str | None:
-        """Return the task in a context that waits for input: the next message answers it."""
+    async def stored(self, message: Message, owner: str) -> SendMessageRequest | None:
+        """Return the request for a repeated message as it was stored; None if the message is new.
+
+        If its id was used for another message, the request is for the message itself, and is rejected later.
+        """
+        known = await self._store.deliveries.request(DeliveryKey(owner, message.message_id))
+        if known is None:
+            return None
+        return SendMessageRequest(message=known.message if as_sent(known.message) == as_sent(message) else message)
+
+    async def address(self, request: SendMessageRequest, call: ServerCallContext) -> bool:
+        """Address a new message to the task in its context that waits for input; return whether there is one."""
+        owner, message = call.user.user_name, request.message
+        context_id = message.context_id or await self._store.main_context(owner)
         task_id = None if self.late is None else self.late.question_task(context_id)
-        if task_id is None:
-            return await self._questions.find(owner, context_id, call)
-        self._deferred.append(task_id)
-        return task_id
+        if task_id is not None:
+            self._deferred.append(task_id)
+        else:
+            task_id = await self._questions.find(owner, context_id, call)
+        if task_id is not None:
+            message.task_id, message.context_id = task_id, context_id
+        return task_id is not None
+
+    async def start(self, request: SendMessageRequest, call: ServerCallContext) -> Task:
+        """Have a message stored and its task started; return the task."""
+        request = _copy(request)
+        request.configuration.return_immediately = True
+        started = await self._send(request, call)
+        assert isinstance(started, Task)
+        return started
 
     async def respond(self, request: SendMessageRequest, started: Task, call: ServerCallContext) -> Message:
         """Return the answer to a message, or the promise that it is sent later.
@@ -116,115 +140,80 @@ class DeadlineReplies:
             return status_reply(STILL_WORKING, started)
         answer: Message | Task | None = None
         with anyio.move_on_after(math.inf if late is None else late.deadline_s):
-            answer = await self._follow(copy_request(request), call)
+            answer = await self._send(_copy(request), call)
         # Another delivery of the same message may have reached its deadline.
         promise = await self._promise(message, started, owner)
         if promise is not None:
             return promise
-        if isinstance(answer, Message):
-            return answer
         # The SDK returns a working task if the request is cancelled.
-        if late is not None and (answer is None or answer.status.state in WORKING):
+        if late is not None and (not isinstance(answer, Task) or answer.status.state in WORKING):
             await self.defer(message, started, owner)
             return status_reply(STILL_WORKING, started)
         await anyio.lowlevel.checkpoint_if_cancelled()
-        assert answer is not None
+        assert isinstance(answer, Task)
         if answer.status.state in AWAITING_INPUT:
             self._questions.record(owner, answer.context_id, answer.id)
         return reply_of(answer, attach_files=self._attach_files)
 
     async def defer(self, message: Message, started: Task, owner: str) -> None:
         """Have the answer to a message sent later."""
-        if self.late is None:
-            return
-        await self.late.defer(message, owner)
-        self._questions.record(owner, started.context_id, started.id)
-        self._deferred.append(started.id)
+        if self.late is not None:
+            await self.late.defer(message, owner)
+            self._questions.record(owner, started.context_id, started.id)
+            self._deferred.append(started.id)
 
     async def _promise(self, message: Message, started: Task, owner: str) -> Message | None:
         text = None if self.late is None else await self.late.promise(message, owner)
         return None if text is None else status_reply(text, started)
 
 
-@dataclass(slots=True)
-class PushDelivery:
-    """When and how our own host answers the platform.
+class DeadlineReplyHandler(IdempotentHandler):
+    """Answers the platform by the deadline, and other callers as `IdempotentHandler` does.
 
-    owners: the principals whose messages may come from the platform. is_on: the platform pushes at the moment.
-    late: sends late answers, while the agent is on the platform.
+    `senders`: the principals whose messages may come from the platform; empty while it does not push.
     """
 
-    deadline_s: float
-    owners: frozenset[str] = frozenset({OWNER})
-    is_on: bool = False
-    late: DeferredReplies | None = None
+    senders: frozenset[str] = frozenset()
 
-    def is_from_platform(self, params: SendMessageRequest, context: ServerCallContext) -> bool:
-        """Tell whether a message may come from the platform: its sender waits for the answer, in A2A 0.3."""
-        is_waiting = not params.configuration.return_immediately and not params.message.task_id
-        return self.is_on and is_waiting and context.user.user_name in self.owners and is_protocol_0_3(context)
-
-
-class DeadlineReplyHandler(IdempotentHandler):
-    """Answers the platform by the deadline, and other callers as `IdempotentHandler` does."""
-
-    _push: PushDelivery | None = None
-
-    def serve_platform(self, push: PushDelivery) -> None:
-        """Answer the platform from now on."""
-        self._push = push
-        self._replies = DeadlineReplies(self._store, super().on_message_send, attach_files=False)
+    @cached_property
+    def replies(self) -> DeadlineReplies:
+        """The responses to the platform's messages."""
+        return DeadlineReplies(self._store, super().on_message_send, attach_files=False)
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
         """Answer a message; the platform gets one message whose first part is the text."""
-        push = self._push
-        if push is None or not push.is_from_platform(params, context):
+        # The platform waits for the answer, and speaks A2A 0.3.
+        is_waiting = not params.configuration.return_immediately and not params.message.task_id
+        if not (is_waiting and context.user.user_name in self.senders and is_protocol_0_3(context)):
             return await super().on_message_send(params, context)
-        self._replies.late = push.late
         params.message.message_id = params.message.message_id or str(uuid.uuid4())
         metadata = MessageToDict(params.message.metadata)
         if is_answer(metadata, params.message.message_id):
-            return await self._receive_answer(params, context)
-        request = await self._read(params, context)
+            return await self._receive_answer(params, metadata, context)
+        request = await self.replies.stored(params.message, context.user.user_name)
+        if request is None:
+            request = _copy(params)
+            await self.replies.address(request, context)
         try:
-            started = await self._start(request, context)
+            started = await self.replies.start(request, context)
         except UnsupportedOperationError:
             if not request.message.task_id:
                 raise
             # The question was answered meanwhile.
-            request = copy_request(params)
-            started = await self._start(request, context)
-        return await self._replies.respond(request, started, context)
+            request = params
+            started = await self.replies.start(request, context)
+        return await self.replies.respond(request, started, context)
 
-    async def _start(self, request: SendMessageRequest, context: ServerCallContext) -> Task:
-        request = copy_request(request)
-        request.configuration.return_immediately = True
-        started = await super().on_message_send(request, context)
-        assert isinstance(started, Task)
-        return started
-
-    async def _receive_answer(self, params: SendMessageRequest, context: ServerCallContext) -> Message:
+    async def _receive_answer(
+        self, params: SendMessageRequest, metadata: JsonObject, context: ServerCallContext
+    ) -> Message:
         """Accept a peer's answer; the result of its turn goes to the user."""
-        request, metadata = copy_request(params), MessageToDict(params.message.metadata)
+        request = _copy(params)
         work = metadata.get(DELEGATION) or metadata.get(IN_REPLY_TO)
         request.message.parts.insert(0, answer_heading(UNKNOWN_PEER, work if isinstance(work, str) else ""))
-        started = await self._start(request, context)
-        await self._replies.defer(request.message, started, context.user.user_name)
+        started = await self.replies.start(request, context)
+        await self.replies.defer(request.message, started, context.user.user_name)
         return status_reply(RECEIVED, started, "received")
-
-    async def _read(self, params: SendMessageRequest, context: ServerCallContext) -> SendMessageRequest:
-        """Return the request for a message: as it was stored, or addressed to the task that waits for input."""
-        request, owner = copy_request(params), context.user.user_name
-        known = await self._store.deliveries.request(DeliveryKey(owner, params.message.message_id))
-        if known is not None:
-            if _as_sent(known.message, params.message) == params.message:
-                request.message.CopyFrom(known.message)
-            return request
-        context_id = params.message.context_id or await self._store.main_context(owner)
-        task_id = await self._replies.find_question(owner, context_id, context)
-        if task_id is not None:
-            request.message.task_id, request.message.context_id = task_id, context_id
-        return request
 
 
 def reply_of(task: Task, *, attach_files: bool) -> Message:
@@ -253,18 +242,18 @@ def status_reply(text: str, task: Task, kind: str = "at-work", files: Iterable[P
     )
 
 
-def _as_sent(known: Message, sent: Message) -> Message:
-    """Return a stored message without the task and context that its sender did not name."""
-    message = Message()
-    message.CopyFrom(known)
-    message.ClearField("task_id")
-    if not sent.context_id:
-        message.ClearField("context_id")
-    return message
+def as_sent(message: Message) -> Message:
+    """Return a message without what a host, or the agent, has added."""
+    sent = Message()
+    sent.CopyFrom(message)
+    sent.ClearField("task_id")
+    sent.ClearField("context_id")
+    if sent.parts and RESULTS in sent.parts[0].metadata:
+        del sent.parts[0]
+    return sent
 
 
-def copy_request(request: SendMessageRequest) -> SendMessageRequest:
-    """Return a copy of a request."""
+def _copy(request: SendMessageRequest) -> SendMessageRequest:
     copy = SendMessageRequest()
     copy.CopyFrom(request)
     return copy

@@ -188,7 +188,7 @@ class Dispatcher:
         else:
             self._enqueue(message, rejection)
 
-    async def follow(self, message: OutboxMessage) -> None:
+    def follow(self, message: OutboxMessage) -> None:
         """Follow the task of a message that was already submitted, and have its answer sent."""
         if not self.is_closed and message.id not in self._unanswered:
             self._unanswered.add(message.id)

@@ -12,7 +12,6 @@ import time
 from typing import Final
 
 import anyio
-from a2a.server.request_handlers import RequestHandler
 
 from codex_workspace.common.concurrency import backoff
 from codex_workspace.config.settings import Settings
@@ -25,7 +24,7 @@ from codex_workspace.platform.client_types import (
     WorkspaceRemoved,
     parse_time,
 )
-from codex_workspace.platform.dispatcher import OWNER, Dispatcher, message_from_row, open_dispatcher
+from codex_workspace.platform.dispatcher import OWNER, Dispatcher, message_from_row
 from codex_workspace.platform.reply_sender import look_back
 from codex_workspace.storage.outbox import Cursor, Outbox, OutboxMessage, OutboxState
 
@@ -210,32 +209,3 @@ class Inbox:
         await self._outbox.save_cursor(self._cursor_name, self._cursor)
         if settled.seq is not None and self._acknowledges and not self._only_results:
             self._acknowledges = await self._client.acknowledge(settled.seq)
-
-
-class PlatformInbox:
-    """The inbox as an `InboxSource` of the executor: dispatches messages, sends replies, and polls if `polls`.
-
-    Without `polls` only the replies of earlier messages, and those that missed their deadline, are sent.
-    """
-
-    def __init__(self, client: PlatformClient, outbox: Outbox, slots: int, owner: str, *, polls: bool) -> None:
-        self._client = client
-        self._outbox = outbox
-        self._slots = slots
-        self._owner = owner
-        self._polls = polls
-        self.dispatcher: Dispatcher | None = None
-
-    async def run(self, handler: RequestHandler) -> None:
-        """Resume the messages of an earlier process, then poll; until cancelled."""
-        async with open_dispatcher(self._client, self._outbox, handler) as dispatcher:
-            self.dispatcher = dispatcher
-            try:
-                await dispatcher.resume()
-                if self._polls:
-                    await Inbox(self._client, self._outbox, dispatcher, self._slots, self._owner).run(anyio.Event())
-                await anyio.sleep_forever()
-            except WorkspaceRemoved:
-                logger.warning("the workspace was removed from the platform; no more messages are read there")
-            finally:
-                self.dispatcher = None

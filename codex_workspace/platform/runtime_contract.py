@@ -7,7 +7,7 @@ This is the only module that knows `molecule_runtime`. Every generation has `ada
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -109,29 +109,13 @@ def clear_wedge() -> None:
     _call("runtime_wedge", "clear_wedge")
 
 
-def read_delegation_results() -> str:
-    """Return the new results of delegations in the runtime's own words, each cut to 200 characters."""
-    results = _call("executor_helpers", "read_delegation_results")
-    return results if isinstance(results, str) else ""
-
-
 def _call(module: str, name: str, *arguments: object) -> object:
     """Call a function of the runtime; None if it does not exist, or fails: no turn ends because of that."""
-    function = _find(module, name)
-    if function is None:
-        return None
     try:
-        return function(*arguments)
+        function = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name, None)
+        return function(*arguments) if callable(function) else None
+    except ImportError as error:
+        logger.debug("cannot import %s.%s: %s", PACKAGE, module, error)
     except Exception:
         logger.exception("%s.%s.%s failed", PACKAGE, module, name)
-        return None
-
-
-def _find(module: str, name: str) -> Callable[..., object] | None:
-    try:
-        found = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name, None)
-    except ImportError as error:
-        if not (isinstance(error, ModuleNotFoundError) and str(error.name).startswith(PACKAGE)):
-            logger.warning("cannot import %s.%s: %s", PACKAGE, module, error)
-        return None
-    return found if callable(found) else None
+    return None

@@ -26,7 +26,7 @@ from codex_workspace.devkit.script import numbered_text
 from codex_workspace.platform.deadline_reply import STILL_WORKING
 from codex_workspace.platform.host_adapter import NOTHING_NEW
 from codex_workspace.platform.runtime_contract import AdapterConfig
-from codex_workspace.platform.runtime_host import report_unhealthy
+from codex_workspace.runtime_host import report_unhealthy
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, AgentSetup, running_agent, spawn
 from tests.e2e.client import script
 from tests.support.waiting import HANG_S, eventually

@@ -19,6 +19,7 @@ LAYERS: Final = (
     ("__main__",),
     ("devkit",),
     ("cli", "adapter"),
+    ("runtime_host",),
     ("agent",),
     ("platform",),
     ("tools",),

@@ -16,12 +16,13 @@ from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.config.environment import Secret
+from codex_workspace.config.settings import PlatformConfig
 from codex_workspace.devkit.platform.app import StandInPlatform
 from codex_workspace.platform.active_tasks import TrackedExecutor
 from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client
-from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, PushDelivery
+from codex_workspace.platform.deadline_reply import DeadlineReplyHandler
 from codex_workspace.platform.dispatcher import OWNER
-from codex_workspace.platform.registration import HealthSource, RegistrationOptions, join_platform
+from codex_workspace.platform.registration import Membership, join_platform
 from codex_workspace.server.app import ServerOptions, bind, build_app, serving
 from codex_workspace.storage.store import Store, open_store
 
@@ -84,7 +85,7 @@ class PlatformAgent:
     api: PlatformClient
     url: str
     stop: anyio.Event
-    pushing: PushDelivery
+    handler: DeadlineReplyHandler
     secrets: list[Secret]
 
 
@@ -107,18 +108,26 @@ async def running_platform_agent(setup: PlatformAgentSetup) -> AsyncIterator[Pla
             open_platform_client(setup.platform.url, setup.workspace_id, token) as api,
         ):
             await app.resume()
-            pushing = PushDelivery(setup.answer_within_s, frozenset({OWNER, "operator"}))
             assert isinstance(app.handler, DeadlineReplyHandler)
-            app.handler.serve_platform(pushing)
 
             def let_in(secret: Secret) -> None:
                 secrets.append(secret)
                 app.add_principal(OWNER, secret.reveal())
 
-            host = RegistrationOptions(url, MessageToDict(app.card), setup.delivery, 1.0, setup.at_once)
-            health = HealthSource(tracked.tasks, lambda: dict.fromkeys(TaskOutcome, 0), ready, setup.running)
+            member = Membership(
+                PlatformConfig(delivery=setup.delivery, heartbeat_s=1.0, answer_within_s=setup.answer_within_s),
+                url,
+                MessageToDict(app.card),
+                setup.at_once,
+                frozenset({OWNER, "operator"}),
+                let_in,
+                tracked.tasks,
+                lambda: dict.fromkeys(TaskOutcome, 0),
+                ready,
+                setup.running or (lambda: len(tracked.tasks.texts)),
+            )
             async with (
                 serving(app.asgi, listener),
-                join_platform(host, api, store.outbox, app.front, health, pushing, let_in, stop),
+                join_platform(member, api, store.outbox, app.front, app.handler, stop),
             ):
-                yield PlatformAgent(store, api, url, stop, pushing, secrets)
+                yield PlatformAgent(store, api, url, stop, app.handler, secrets)

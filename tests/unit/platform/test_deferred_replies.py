@@ -1,4 +1,4 @@
-"""Late answers under a foreign host (`deadline_reply`, `inbox`): sent once, to the sender that the platform names."""
+"""Late answers under a foreign host: sent once, to the sender that the platform names."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ from codex_workspace.platform.deadline_reply import (
     STILL_WORKING,
     DeferredReplies,
 )
-from codex_workspace.platform.inbox import PlatformInbox
+from codex_workspace.platform.dispatcher import open_dispatcher
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey
@@ -68,13 +68,10 @@ async def place(folder: Path) -> AsyncIterator[Place]:
         handler = IdempotentHandler(worker, store, None, agent_card(OPTIONS), one_main_context=True)
         async with (
             open_platform_client(platform.url, ME, WorkspaceToken(folder / "token")) as api,
-            anyio.create_task_group() as tasks,
+            open_dispatcher(api, store.outbox, handler) as dispatcher,
         ):
-            inbox = PlatformInbox(api, store.outbox, 10, OPERATOR, polls=False)
-            tasks.start_soon(inbox.run, handler)
-            late = DeferredReplies(store.outbox, 0.1, lambda: inbox.dispatcher)
+            late = DeferredReplies(store.outbox, 0.1, dispatcher)
             yield Place(platform, handler, worker, late, store.outbox)
-            tasks.cancel_scope.cancel()
         await handler.aclose()
 
 

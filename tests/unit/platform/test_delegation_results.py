@@ -1,4 +1,4 @@
-"""Results of delegations reach the model once, also if the runtime reports them again."""
+"""`host_adapter`: results of delegations reach the model once, also if the runtime reports them again."""
 
 import json
 from collections.abc import Callable
@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from codex_workspace.platform.delegation_results import MAX_DIGESTS, MAX_REPORT_CHARS, DelegationResults
-
-
-def nothing() -> str:
-    return ""
+from codex_workspace.platform.host_adapter import MAX_DIGESTS, MAX_REPORT_CHARS, DelegationResults
 
 
 @pytest.fixture
@@ -21,7 +17,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def begin(tmp_path: Path, file: Path) -> Callable[[], DelegationResults]:
     """Begins a process."""
-    return lambda: DelegationResults(file, tmp_path / "told", nothing)
+    return lambda: DelegationResults(file, tmp_path / "told")
 
 
 def leave(file: Path, *records: object) -> None:
@@ -105,7 +101,7 @@ def test_invalid_lines_are_skipped(begin: Callable[[], DelegationResults], file:
 def test_an_invalid_digest_file_is_ignored(tmp_path: Path, file: Path) -> None:
     (tmp_path / "told").write_bytes(b"\xff\n" * 100)
     leave(file, result(1))
-    assert DelegationResults(file, tmp_path / "told", nothing).take().text
+    assert DelegationResults(file, tmp_path / "told").take().text
 
 
 def test_long_results_are_cut_with_a_note(begin: Callable[[], DelegationResults], file: Path) -> None:
@@ -121,25 +117,14 @@ def test_the_digests_are_limited_to_the_newest(
     results = begin()
     for number in range(MAX_DIGESTS + 1):
         results.record_message(f"message {number}")
-    assert len((tmp_path / "told").read_text().splitlines()) == MAX_DIGESTS // 2
+    assert len((tmp_path / "told").read_text().splitlines()) == MAX_DIGESTS
     leave(file, result(1, f"message {MAX_DIGESTS}", source_id="w-1"))
     assert begin().take().text == ""
 
 
 def test_an_unwritable_digest_file_stops_no_message(tmp_path: Path, file: Path) -> None:
-    results = DelegationResults(file, tmp_path / "missing" / "told", nothing)
+    results = DelegationResults(file, tmp_path / "missing" / "told")
     leave(file, result(1))
     results.mark_reported(results.take())
     leave(file, result(1))
     assert results.take().is_replay
-
-
-def test_without_a_known_file_the_runtime_is_asked(tmp_path: Path) -> None:
-    answers = ["- [completed] it", ""]
-    results = DelegationResults(None, tmp_path / "told", lambda: answers.pop(0))
-    assert "- [completed] it" in results.take().text
-    news = results.take()
-    assert "- [completed] it" in news.text
-    results.mark_reported(news)
-    answers.append("")
-    assert results.take().text == ""

@@ -29,9 +29,14 @@ from a2a.utils.errors import InternalError, InvalidParamsError
 from codex_workspace.common.a2a_terms import AuthenticatedUser
 from codex_workspace.config.settings import OPERATOR
 from codex_workspace.platform.deadline_reply import STILL_WORKING, DeferredReplies
-from codex_workspace.platform.delegation_results import WAKE_UP_MESSAGE, DelegationResults
 from codex_workspace.platform.dispatcher import NO_ANSWER
-from codex_workspace.platform.host_adapter import NOTHING_NEW, RuntimeHostAdapter, open_host_adapter
+from codex_workspace.platform.host_adapter import (
+    NOTHING_NEW,
+    WAKE_UP_MESSAGE,
+    DelegationResults,
+    RuntimeHostAdapter,
+    open_host_adapter,
+)
 from codex_workspace.storage.store import Store, open_store
 
 
@@ -157,7 +162,7 @@ async def host(
     folder: Path, *, one_main_context: bool = True, late: FakeLateReplies | None = None, heartbeat: object = None
 ) -> AsyncIterator[Host]:
     worker = Worker()
-    results = DelegationResults(folder / "results", folder / "told", lambda: "")
+    results = DelegationResults(folder / "results", folder / "told")
     async with (
         open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
         open_host_adapter(
@@ -166,10 +171,10 @@ async def host(
             None,
             results,
             heartbeat=heartbeat,
-            late=late,
             one_main_context=one_main_context,
         ) as executor,
     ):
+        executor.replies.late = late
         yield Host(executor, worker, store)
 
 

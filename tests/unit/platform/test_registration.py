@@ -342,7 +342,7 @@ async def test_a_switch_of_the_delivery_mode_loses_no_message(tmp_path: Path, mo
                 await agent.api.register({"name": "me"}, agent.url, mode)
                 # The next beat fails, and the host registers again.
                 platform.revoke_tokens(ME)
-                await platform.until(lambda: agent.pushing.is_on == (mode == "push"))  # noqa: B023
+                await platform.until(lambda: bool(agent.handler.senders) == (mode == "push"))  # noqa: B023
             go.set()
             await platform.canvas_message(ME, "two")
             await platform.until(lambda: platform.notifications(ME) == ["echo: one", "echo: two"])

@@ -4,14 +4,15 @@ import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 
-from codex_workspace.codex.transcript import LINES, TranscriptReader, answer
+from codex_workspace.agent import Agent, open_agent
+from codex_workspace.codex.transcript import LINES, answer
 from codex_workspace.common.concurrency import BackgroundResource, task_group
 from codex_workspace.common.processes import protect_from_inspection
 from codex_workspace.common.values import JsonObject
@@ -19,20 +20,12 @@ from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import OPERATOR, Settings
 from codex_workspace.executor import CodexAppServerExecutor
-from codex_workspace.platform.client import PlatformClient
+from codex_workspace.platform.client_types import WorkspaceRemoved
 from codex_workspace.platform.deadline_reply import DeferredReplies
-from codex_workspace.platform.delegation_results import DelegationResults
-from codex_workspace.platform.host_adapter import RuntimeHostAdapter, open_host_adapter
-from codex_workspace.platform.inbox import PlatformInbox, inbox_slots
-from codex_workspace.platform.runtime_contract import (
-    clear_wedge,
-    is_smoke_test,
-    mark_wedged,
-    read_delegation_results,
-)
-from codex_workspace.runtimes.backend import BackendLifecycle
-from codex_workspace.storage.store import Store
-from codex_workspace.tasks.scheduling import AdmissionControl
+from codex_workspace.platform.dispatcher import Dispatcher, open_dispatcher
+from codex_workspace.platform.host_adapter import DelegationResults, RuntimeHostAdapter, open_host_adapter
+from codex_workspace.platform.inbox import Inbox, inbox_slots
+from codex_workspace.platform.runtime_contract import clear_wedge, is_smoke_test, mark_wedged
 
 logger = logging.getLogger(__name__)
 
@@ -46,43 +39,16 @@ HEALTH_INTERVAL_S: Final = 5.0
 """The interval between health checks; the platform learns the result with the next heartbeat, 30 s apart."""
 
 
-class HostedAgent(Protocol):
-    """The agent as the runtime host needs it; `codex_workspace.agent.Agent`."""
-
-    @property
-    def executor(self) -> CodexAppServerExecutor: ...
-    @property
-    def store(self) -> Store: ...
-    @property
-    def codex(self) -> BackendLifecycle: ...
-    @property
-    def admission(self) -> AdmissionControl: ...
-    @property
-    def transcripts(self) -> TranscriptReader: ...
-    @property
-    def platform(self) -> PlatformClient | None: ...
-
-    async def not_ready_reason(self) -> str | None:
-        """Return why no message can be answered; asking restarts a codex that has died."""
-
-    async def wedged(self) -> str | None:
-        """Return why no message can be answered, for a lasting reason."""
-
-
-OpenAgent = Callable[[Settings, ChosenProvider, Mapping[str, str]], AbstractAsyncContextManager[HostedAgent]]
-
-
 @dataclass(frozen=True, slots=True)
 class _Running:
-    agent: HostedAgent
+    agent: Agent
     adapter: RuntimeHostAdapter
 
 
 class RuntimeHost:
     """One agent that the platform's runtime hosts."""
 
-    def __init__(self, open_agent: OpenAgent) -> None:
-        self._open_agent = open_agent
+    def __init__(self) -> None:
         self._open: Callable[[], AbstractAsyncContextManager[_Running]] | None = None
         self._resource: BackgroundResource[_Running] | None = None
 
@@ -101,7 +67,7 @@ class RuntimeHost:
         env = {**os.environ, "WORKSPACE_CONFIG_PATH": config_path}
         settings = load_settings(env)
         provider = choose_provider(settings, env)
-        self._open = lambda: _open_running(settings, self._open_agent(settings, provider, env), env, heartbeat)
+        self._open = lambda: _open_running(settings, provider, env, heartbeat)
 
     async def start(self) -> CodexAppServerExecutor:
         """Start the agent; return its executor. In a smoke test codex starts with the first message.
@@ -150,37 +116,31 @@ class RuntimeHost:
 
 @asynccontextmanager
 async def _open_running(
-    settings: Settings,
-    opening: AbstractAsyncContextManager[HostedAgent],
-    env: Mapping[str, str],
-    heartbeat: object,
+    settings: Settings, provider: ChosenProvider, env: Mapping[str, str], heartbeat: object
 ) -> AsyncIterator[_Running]:
-    is_smoke, named = is_smoke_test(env), env.get("DELEGATION_RESULTS_FILE", "")
-    reported = settings.state_dir / REPORTED_RESULTS
-    results = DelegationResults(Path(named) if named else None, reported, read_delegation_results)
-    async with opening as agent:
+    is_smoke = is_smoke_test(env)
+    file = Path(env.get("DELEGATION_RESULTS_FILE") or settings.state_dir / "delegation_results.jsonl")
+    async with open_agent(settings, provider, env) as agent:
         if not is_smoke:
             await agent.codex.start()
-        inbox = None if is_smoke or agent.platform is None else _inbox(settings, agent.store, agent.platform)
         async with (
             open_host_adapter(
                 agent.executor,
                 agent.store,
                 agent.admission,
-                results,
+                DelegationResults(file, settings.state_dir / REPORTED_RESULTS),
                 heartbeat=heartbeat,
-                late=None if inbox is None else _late_replies(settings, agent.store, inbox),
                 one_main_context=settings.config.codex.conversations == "main",
                 resumes=not is_smoke,
             ) as adapter,
             task_group() as tasks,
         ):
-            agent.executor.host_adapter, agent.executor.inbox = adapter, inbox
+            agent.executor.host_adapter = adapter
             if not is_smoke:
                 tasks.start_soon(report_unhealthy, lambda: _lasting_problem(agent))
-                tasks.start_soon(agent.executor.poll, adapter.handler)
             try:
-                yield _Running(agent, adapter)
+                async with nullcontext() if is_smoke else _on_platform(settings, agent, adapter):
+                    yield _Running(agent, adapter)
             finally:
                 tasks.cancel_scope.cancel()
                 # The next process resumes what is left.
@@ -188,17 +148,37 @@ async def _open_running(
                     await agent.executor.drain(0.0)
 
 
-def _inbox(settings: Settings, store: Store, client: PlatformClient) -> PlatformInbox:
-    # Polled messages belong to the same principal, and so to the same thread, as those that the runtime passes on.
-    polls = settings.config.platform.delivery == "poll"
-    return PlatformInbox(client, store.outbox, inbox_slots(settings), OPERATOR, polls=polls)
+@asynccontextmanager
+async def _on_platform(settings: Settings, agent: Agent, adapter: RuntimeHostAdapter) -> AsyncIterator[None]:
+    """Send late answers, and poll the inbox if so configured, while the block is open; only with a platform."""
+    client, outbox, config = agent.platform, agent.store.outbox, settings.config.platform
+    if client is None:
+        yield
+        return
+    async with open_dispatcher(client, outbox, adapter.handler) as dispatcher, task_group() as tasks:
+        adapter.replies.late = DeferredReplies(outbox, config.answer_within_s, dispatcher)
+        # Polled messages belong to the same principal, and so to the same thread, as those that the runtime passes on.
+        inbox = (
+            Inbox(client, outbox, dispatcher, inbox_slots(settings), OPERATOR) if config.delivery == "poll" else None
+        )
+        tasks.start_soon(_read_inbox, dispatcher, inbox)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
 
 
-def _late_replies(settings: Settings, store: Store, inbox: PlatformInbox) -> DeferredReplies:
-    return DeferredReplies(store.outbox, settings.config.platform.answer_within_s, lambda: inbox.dispatcher)
+async def _read_inbox(dispatcher: Dispatcher, inbox: Inbox | None) -> None:
+    """Resume the messages of an earlier process, then poll."""
+    try:
+        await dispatcher.resume()
+        if inbox is not None:
+            await inbox.run(anyio.Event())
+    except WorkspaceRemoved:
+        logger.warning("the workspace was removed from the platform; no more messages are read there")
 
 
-async def _lasting_problem(agent: HostedAgent) -> str | None:
+async def _lasting_problem(agent: Agent) -> str | None:
     await agent.not_ready_reason()
     return await agent.wedged()
 
