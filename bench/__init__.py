@@ -1,1 +1,1 @@
-"""The benchmark: what the agent costs over driving the same codex bare. `make bench` runs it."""
+"""The benchmark of the agent's overhead over a minimal driver of the same codex. `make bench` runs it."""

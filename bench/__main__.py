@@ -1,4 +1,4 @@
-"""`python -m bench`: measure, and print each table as soon as it is there."""
+"""`python -m bench`: run the measurements and print each table when it is complete."""
 
 import argparse
 import os
@@ -11,17 +11,28 @@ from pathlib import Path
 import anyio
 
 from bench.figures import Table, render, summary
-from bench.measure import SMALLEST, Memory, Sizes, backends, burst, cold_start, crowd, memory, streams, warm_turns
+from bench.measure import (
+    SMALLEST,
+    Memory,
+    Sizes,
+    backends,
+    burst,
+    cold_start,
+    memory,
+    parallel_contexts,
+    streams,
+    warm_turns,
+)
 from bench.processes import open_bench
 
 
 async def run(sizes: Sizes) -> list[Table]:
-    """Measure everything, print the tables, and return them."""
-    made: list[Table] = []
+    """Run all measurements, print the tables, and return them."""
+    tables: list[Table] = []
 
-    def show(*tables: Table) -> None:
-        for table in tables:
-            made.append(table)
+    def show(*new: Table) -> None:
+        for table in new:
+            tables.append(table)
             print(f"\n{render(table)}", flush=True)
 
     print(_machine(), flush=True)
@@ -31,13 +42,13 @@ async def run(sizes: Sizes) -> list[Table]:
             idle = Memory.now(bench)
             show(*await warm_turns(bench, sizes))
             show(await burst(bench, sizes))
-            show(await crowd(bench, sizes))
+            show(await parallel_contexts(bench, sizes))
             show(await streams(bench, sizes))
             show(memory(idle, Memory.now(bench)))
             show(await backends(bench, sizes, root))
             show(await cold_start(bench, sizes, root))
-    print(f"\n{summary(made)}\n{_machine()}")
-    return made
+    print(f"\n{summary(tables)}\n{_machine()}")
+    return tables
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--smallest", action="store_true", help="only to see that everything runs; the figures are void"
     )
-    chosen = parser.parse_args(arguments)
-    anyio.run(run, SMALLEST if chosen.smallest else Sizes())
+    options = parser.parse_args(arguments)
+    anyio.run(run, SMALLEST if options.smallest else Sizes())
     return 0
 
 
 def _machine() -> str:
-    """Say what a reader has to know of the machine: others at work on it show in its load."""
+    """Return the relevant properties of the machine; other programs show in its load."""
     load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
     return f"{os.cpu_count()} cores, load {load}, Python {platform.python_version()}"
 

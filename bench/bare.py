@@ -1,11 +1,11 @@
-"""The yardstick: the thinnest honest driver of codex, alone in its process so that its CPU and memory can be read.
+"""The baseline: a minimal driver of codex, in its own process so that its CPU time and memory can be measured.
 
     python bench/bare.py INITIALIZE_PARAMS THREAD_PARAMS CODEX app-server …
 
 Both params are JSON. Each line on stdin is a batch, `{conversation: [text, …], …}`: conversations run in parallel, the
-texts of one run in order on its thread, which lives on to the next batch. Each line on stdout is a batch's outcome,
-`{"wall_s": s, "turns": [{"first_s": s, "whole_s": s, "text": t}, …]}`; the first line, `{}`, says that codex has
-answered `initialize`. It keeps nothing, checks nothing, and knows no failure: nothing of it is meant for use.
+texts of one run in order on its thread, which later batches reuse. Each line on stdout is a batch's outcome,
+`{"wall_s": s, "turns": [{"first_s": s, "whole_s": s, "text": t}, …]}`; the first line, `{}`, means that codex has
+answered `initialize`. It stores nothing, validates nothing and handles no failures: it is for the benchmark only.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ MAX_LINE_BYTES = 1 << 26
 
 
 class Turn:
-    """A running turn: its text so far, and when its first piece came."""
+    """A running turn: its text so far, and the time of the first piece."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -30,7 +30,7 @@ class Turn:
 
 
 class Bare:
-    """A codex, and the turns that run in it."""
+    """A codex and its running turns."""
 
     def __init__(self, codex: asyncio.subprocess.Process, thread_params: "JsonObject") -> None:
         assert codex.stdin is not None
@@ -43,7 +43,7 @@ class Bare:
         self._threads: dict[str, str] = {}
 
     async def read(self) -> None:
-        """Take in what codex says, until it ends."""
+        """Process codex's messages until it exits."""
         async for line in self._stdout:
             message = json.loads(line)
             method = message.get("method")
@@ -68,16 +68,16 @@ class Bare:
         return await answer
 
     async def batch(self, conversations: dict[str, list[str]]) -> "JsonObject":
-        """Run the conversations in parallel and return what came of them."""
-        began = time.perf_counter()
-        talks = await asyncio.gather(*(self._talk(name, texts) for name, texts in conversations.items()))
-        return {"wall_s": time.perf_counter() - began, "turns": [turn for talk in talks for turn in talk]}
+        """Run the conversations in parallel and return the outcome."""
+        start = time.perf_counter()
+        results = await asyncio.gather(*(self._run_all(name, texts) for name, texts in conversations.items()))
+        return {"wall_s": time.perf_counter() - start, "turns": [turn for result in results for turn in result]}
 
-    async def _talk(self, conversation: str, texts: list[str]) -> list["JsonObject"]:
+    async def _run_all(self, conversation: str, texts: list[str]) -> list["JsonObject"]:
         return [await self._turn(conversation, text) for text in texts]
 
     async def _turn(self, conversation: str, text: str) -> "JsonObject":
-        began = time.perf_counter()
+        start = time.perf_counter()
         if conversation not in self._threads:
             thread = (await self.call("thread/start", self._thread_params))["thread"]
             assert isinstance(thread, dict)
@@ -86,13 +86,13 @@ class Bare:
         turn = self._turns[thread_id] = Turn()
         await self.call("turn/start", {"threadId": thread_id, "input": [{"type": "text", "text": text}]})
         await turn.ended
-        whole_s = time.perf_counter() - began
-        first_s = None if turn.first_at is None else turn.first_at - began
+        whole_s = time.perf_counter() - start
+        first_s = None if turn.first_at is None else turn.first_at - start
         return {"first_s": first_s, "whole_s": whole_s, "text": "".join(turn.pieces)}
 
 
 async def drive(initialize: "JsonObject", thread_params: "JsonObject", command: list[str]) -> None:
-    """Start codex and run one batch after the other until stdin ends."""
+    """Start codex and run the batches one after another until stdin ends."""
     pipe = asyncio.subprocess.PIPE
     codex = await asyncio.create_subprocess_exec(
         *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, limit=MAX_LINE_BYTES

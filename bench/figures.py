@@ -1,4 +1,4 @@
-"""Figures, aims and tables: what was measured, made readable. Pure."""
+"""Measured values, targets and tables, as plain functions."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import assert_never
 
 
 class Unit(StrEnum):
-    """What a row's numbers are; a MB is a million bytes."""
+    """The unit of a row's values; a MB is a million bytes."""
 
     MS = "ms"
     MB = "MB"
@@ -16,39 +16,39 @@ class Unit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class AtMostOver:
-    """Ours may be this much more than bare, in the row's unit."""
+class AtMostMore:
+    """Our value may exceed bare by at most this, in the row's unit."""
 
-    much: float
+    margin: float
 
 
 @dataclass(frozen=True, slots=True)
 class AtMostTimes:
-    """Ours may be this many times bare."""
+    """Our value may be at most this many times bare."""
 
     times: float
 
 
 @dataclass(frozen=True, slots=True)
-class Under:
-    """Ours has to stay below this, whatever bare does."""
+class Below:
+    """Our value must be below this, independently of bare."""
 
     bound: float
 
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """Ours has to reach this, whatever bare does."""
+    """Our value must reach this, independently of bare."""
 
     bound: float
 
 
-Aim = AtMostOver | AtMostTimes | Under | AtLeast
+Aim = AtMostMore | AtMostTimes | Below | AtLeast
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure of ours beside the bare driver's, None where it has none; without an aim it is for information."""
+    """Our value and the bare driver's, None if it has none; a row without a target is informational."""
 
     label: str
     ours: float
@@ -58,25 +58,25 @@ class Row:
 
     @property
     def difference(self) -> float | None:
-        """How much more ours is."""
+        """Our value minus bare."""
         return None if self.bare is None else self.ours - self.bare
 
     @property
     def ratio(self) -> float | None:
-        """How many times bare ours is; None where bare is nothing."""
+        """Our value divided by bare; None if bare is zero."""
         return self.ours / self.bare if self.bare else None
 
     @property
     def met(self) -> bool | None:
-        """Whether the aim is met; None where there is none, or nothing to compare with."""
+        """Whether the target is met; None if there is no target or no value to compare with."""
         match self.aim:
             case None:
                 return None
-            case AtMostOver(much=much):
-                return None if self.difference is None else self.difference <= much
+            case AtMostMore(margin=margin):
+                return None if self.difference is None else self.difference <= margin
             case AtMostTimes(times=times):
                 return None if self.ratio is None else self.ratio <= times
-            case Under(bound=bound):
+            case Below(bound=bound):
                 return self.ours < bound
             case AtLeast(bound=bound):
                 return self.ours >= bound
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows that were measured together; `note` says how."""
+    """Rows of one measurement; `note` describes it."""
 
     title: str
     note: str
@@ -107,8 +107,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)
-    setup = (len(ordered) - 1) * percent / 100
-    low, share = math.floor(setup), setup % 1
+    rank = (len(ordered) - 1) * percent / 100
+    low, share = math.floor(rank), rank % 1
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * share
 
@@ -125,7 +125,7 @@ def render(table: Table) -> str:
 
 
 def summary(tables: Sequence[Table]) -> str:
-    """Return one line that says how many aims were met, and one for each that was not."""
+    """Return the number of met targets, and one line for each missed one."""
     judged = [row for table in tables for row in table.rows if row.met is not None]
     missed = [row for row in judged if not row.met]
     lines = [f"missed: {row.label}, {_figures(row)}, aim {_aim(row)}" for row in missed]
@@ -157,11 +157,11 @@ def _aim(row: Row) -> str:
     match row.aim:
         case None:
             return ""
-        case AtMostOver(much=much):
-            return f"at most {_number(much, row.unit, sign='+')}"
+        case AtMostMore(margin=margin):
+            return f"at most {_number(margin, row.unit, sign='+')}"
         case AtMostTimes(times=times):
             return f"at most {times:g}x"
-        case Under(bound=bound):
+        case Below(bound=bound):
             return f"under {bound:g} {row.unit}".rstrip()
         case AtLeast(bound=bound):
             return f"all {bound:g} {row.unit}".rstrip()

@@ -1,4 +1,4 @@
-"""The processes of a run: the scripted model, our agent, and the bare driver, each one alone in its process."""
+"""The processes of a run: the scripted model, our agent, and the bare driver, each in its own process."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ LEAVE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Both sides, ready, on the same scripted model."""
+    """Both sides, running, with the same scripted model."""
 
     setup: AgentSetup
     agent: psutil.Process
@@ -48,7 +48,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class BareDriver:
-    """A running bare driver, and how many seconds after its start its codex had answered."""
+    """A running bare driver, and the seconds from its start to codex's first response."""
 
     side: BareSide
     process: psutil.Process
@@ -57,7 +57,7 @@ class BareDriver:
 
 @asynccontextmanager
 async def open_bench(root: Path) -> AsyncIterator[Bench]:
-    """Start the model and both sides in folders under `root`; leaving ends them."""
+    """Run the model and both sides in folders under `root` while the block is open."""
     async with AsyncExitStack() as stack:
         setup = new_setup(root / "ours", await stack.enter_async_context(open_model()))
         agent = await stack.enter_async_context(running_agent(setup))
@@ -78,9 +78,9 @@ async def open_bench(root: Path) -> AsyncIterator[Bench]:
 
 
 def new_setup(root: Path, model_url: str, port: int = 0) -> AgentSetup:
-    """Make the folder of an agent and return its place; port 0 takes any free one.
+    """Create an agent's folder and return its setup; port 0 picks a free port.
 
-    Its home folder is empty: codex runs a login shell for every new thread, and what that does is the machine's affair.
+    Its home folder is empty, because codex runs a login shell for every new thread, whose profile would be measured.
     """
     home = root / "home"
     home.mkdir(parents=True)
@@ -98,9 +98,9 @@ async def open_model() -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def open_bare(setup: AgentSetup, root: Path) -> AsyncIterator[BareDriver]:
-    """Start the bare driver with the codex, the settings and the kind of thread of the agent at `setup`.
+    """Start the bare driver with the codex, the settings and the thread options of the agent of `setup`.
 
-    It has a home and a working folder of its own. The agent must have been started before: it writes the settings.
+    It has its own home and working folder. The agent must have been started before, because it writes the settings.
     """
     settings, launch = load_settings(setup.prepare()), _launch(setup, root)
     codex = settings.config.codex
@@ -109,19 +109,19 @@ async def open_bare(setup: AgentSetup, root: Path) -> AsyncIterator[BareDriver]:
         "clientInfo": {"name": "bare", "title": "Bare driver", "version": "0"},
         "capabilities": {"experimentalApi": True, "optOutNotificationMethods": list(UNWANTED_NOTIFICATIONS)},
     }
-    told = [json.dumps(hello), json.dumps(threads.params())]
-    command = [sys.executable, str(BARE), *told, *command_line(launch, "bench")]
-    began = time.perf_counter()
+    params = [json.dumps(hello), json.dumps(threads.params())]
+    command = [sys.executable, str(BARE), *params, *command_line(launch, "bench")]
+    start = time.perf_counter()
     async with _running(command, child_environment(launch, "bench")) as process:
         assert process.stdin is not None
         side = BareSide(process.stdin, _stdout(process))
         await side.ready()
-        yield BareDriver(side, psutil.Process(process.pid), time.perf_counter() - began)
+        yield BareDriver(side, psutil.Process(process.pid), time.perf_counter() - start)
 
 
 @asynccontextmanager
 async def open_exec_agent(setup: AgentSetup, root: Path) -> AsyncIterator[OurSide]:
-    """Start a further agent, on the model of that at `setup`, that runs codex by `codex exec`."""
+    """Start another agent, with the same model and `codex exec`."""
     other = replace(new_setup(root, setup.model_url), codex={"backend": "exec"})
     async with running_agent(other) as agent, peer(agent.url) as client:
         yield OurSide(sdk_streaming(client))
@@ -129,17 +129,17 @@ async def open_exec_agent(setup: AgentSetup, root: Path) -> AsyncIterator[OurSid
 
 @asynccontextmanager
 async def open_runtime(setup: AgentSetup, root: Path, name: str) -> AsyncIterator[RuntimeSide]:
-    """Open a runtime of ours with the codex and the settings of the agent at `setup`, which must have been started."""
+    """Open a runtime with the codex and the settings of the agent of `setup`, which must have been started before."""
     async with create_runtime(name, _launch(setup, root)) as runtime:
         yield RuntimeSide(runtime)
 
 
 def _launch(setup: AgentSetup, root: Path) -> Launch:
-    """Return how to start the codex of the agent at `setup`, with a home and a working folder of its own."""
+    """Return the launch of the codex of `setup`, with its own home and working folder."""
     home, cwd = root / "codex", root / "workspace"
     for folder in (home, cwd):
         folder.mkdir(parents=True)
-    # Nobody logs in here.
+    # There is no login here, so codex gets its key from a variable.
     config = (setup.root / "state" / "codex" / "config.toml").read_text()
     (home / "config.toml").write_text(config.replace("requires_openai_auth = true", 'env_key = "SCRIPTED_KEY"'))
     environment = setup.prepare()
@@ -150,7 +150,7 @@ def _launch(setup: AgentSetup, root: Path) -> Launch:
 
 @asynccontextmanager
 async def _running(command: Sequence[str], environment: dict[str, str]) -> AsyncIterator[anyio.abc.Process]:
-    """Run a process; leaving ends its stdin and waits for it to end, `LEAVE_S` seconds at most."""
+    """Run a process while the block is open; then close its stdin and wait for at most `LEAVE_S` seconds."""
     async with await anyio.open_process(command, stdin=PIPE, stdout=PIPE, stderr=None, env=environment) as process:
         try:
             yield process

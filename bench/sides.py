@@ -1,4 +1,4 @@
-"""Who is measured: our agent as a peer sees it, and the bare driver. Both are told whole conversations, alike."""
+"""The measured sides: our agent as seen by a peer, and the bare driver. Both run the same conversations."""
 
 import json
 import time
@@ -26,9 +26,9 @@ HEADERS: Final = {"A2A-Version": "1.0"}
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A turn's answer, when its first text came and when all was there, in seconds from its sending.
+    """A turn's answer, and the seconds until its first text and its end.
 
-    `first_s` is None where the answer comes in one piece.
+    `first_s` is None if the answer arrives in one piece.
     """
 
     text: str
@@ -37,79 +37,79 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
-    """What came of conversations that ran in parallel, and how long they took together, in seconds."""
+class Outcome:
+    """The turns of concurrent conversations, and their total duration in seconds."""
 
     wall_s: float
     turns: Sequence[Timed]
 
 
 class Side(Protocol):
-    """One way to have codex answer."""
+    """One way to run turns in codex."""
 
-    async def talk(self, conversations: Mapping[str, Sequence[str]]) -> Talk:
-        """Run conversations in parallel, the texts of one in order; a name goes on with the conversation so named."""
+    async def run(self, conversations: Mapping[str, Sequence[str]]) -> Outcome:
+        """Run conversations concurrently, the texts of each in order; a known name continues its conversation."""
 
 
 Send = Callable[[str, str], Awaitable[Timed]]
-"""Sends a text in a context, and waits for the whole answer."""
+"""Sends a text in a context and waits for the complete answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class OurSide:
-    """Our agent, by one way of sending."""
+    """Our agent, with one way to send messages."""
 
     send: Send
 
-    async def talk(self, conversations: Mapping[str, Sequence[str]]) -> Talk:
-        """Run the conversations; their names are the context ids."""
-        return await _talk(self.send, conversations)
+    async def run(self, conversations: Mapping[str, Sequence[str]]) -> Outcome:
+        """Run the conversations; their names are context IDs."""
+        return await _run_all(self.send, conversations)
 
 
-async def _talk(send: Send, conversations: Mapping[str, Sequence[str]]) -> Talk:
-    """Run the conversations side by side, the texts of each one after the other; `send` is told text and name."""
+async def _run_all(send: Send, conversations: Mapping[str, Sequence[str]]) -> Outcome:
+    """Run the conversations concurrently, the texts of each in order; `send` receives text and name."""
     turns: list[Timed] = []
 
     async def one(name: str, texts: Sequence[str]) -> None:
         turns.extend([await send(text, name) for text in texts])
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     async with anyio.create_task_group() as tasks:
         for name, texts in conversations.items():
             tasks.start_soon(one, name, texts)
-    return Talk(time.perf_counter() - began, turns)
+    return Outcome(time.perf_counter() - start, turns)
 
 
 def sdk_streaming(peer: Peer) -> Send:
-    """Send with the SDK's client, streaming."""
+    """Send with the SDK's streaming client."""
 
     async def send(text: str, context_id: str) -> Timed:
-        seen, first_s, began = Seen(), None, time.perf_counter()
+        task, first_s, start = Seen(), None, time.perf_counter()
         async for event in peer.stream(text, context_id):
-            seen.take(event)
-            if first_s is None and seen.answer:
-                first_s = time.perf_counter() - began
-        return Timed(_answer(seen), first_s, time.perf_counter() - began)
+            task.take(event)
+            if first_s is None and task.answer:
+                first_s = time.perf_counter() - start
+        return Timed(_answer(task), first_s, time.perf_counter() - start)
 
     return send
 
 
 def sdk_blocking(peer: Peer) -> Send:
-    """Send with the SDK's client, and wait for the whole task."""
+    """Send with the SDK's blocking client."""
 
     async def send(text: str, context_id: str) -> Timed:
-        began = time.perf_counter()
-        seen = await peer.ask_blocking(text, context_id)
-        return Timed(_answer(seen), None, time.perf_counter() - began)
+        start = time.perf_counter()
+        task = await peer.ask_blocking(text, context_id)
+        return Timed(_answer(task), None, time.perf_counter() - start)
 
     return send
 
 
 def plain_streaming(http: httpx.AsyncClient, url: str) -> Send:
-    """Send with a plain HTTP client that reads the event stream's lines, and looks into them when all is over."""
+    """Send with a plain HTTP client that reads the event stream, and parse the events afterwards."""
 
     async def send(text: str, context_id: str) -> Timed:
-        seen, first_s, began = Seen(), None, time.perf_counter()
+        task, first_s, start = Seen(), None, time.perf_counter()
         lines: list[str] = []
         async with http.stream(
             "POST", url, json=_call("SendStreamingMessage", text, context_id), headers=HEADERS
@@ -118,22 +118,22 @@ def plain_streaming(http: httpx.AsyncClient, url: str) -> Send:
                 if line.startswith("data:"):
                     lines.append(line)
                     if first_s is None and '"artifactUpdate"' in line:
-                        first_s = time.perf_counter() - began
-        whole_s = time.perf_counter() - began
+                        first_s = time.perf_counter() - start
+        whole_s = time.perf_counter() - start
         for line in lines:
-            seen.take(_event(json.loads(line.removeprefix("data:"))["result"]))
-        return Timed(_answer(seen), first_s, whole_s)
+            task.take(_event(json.loads(line.removeprefix("data:"))["result"]))
+        return Timed(_answer(task), first_s, whole_s)
 
     return send
 
 
 def plain_blocking(http: httpx.AsyncClient, url: str) -> Send:
-    """Send with a plain HTTP client, and look into the answer when it is there."""
+    """Send with a plain HTTP client, and parse the response afterwards."""
 
     async def send(text: str, context_id: str) -> Timed:
-        began = time.perf_counter()
+        start = time.perf_counter()
         response = await http.post(url, json=_call("SendMessage", text, context_id), headers=HEADERS)
-        whole_s = time.perf_counter() - began
+        whole_s = time.perf_counter() - start
         return Timed(_answer(Seen().take(_event(response.json()["result"]))), None, whole_s)
 
     return send
@@ -141,22 +141,22 @@ def plain_blocking(http: httpx.AsyncClient, url: str) -> Send:
 
 @dataclass(frozen=True, slots=True)
 class BareSide:
-    """The bare driver in its process; the times are its own, so that telling us about them costs it nothing."""
+    """The bare driver's process; it measures the times itself, so that reporting them is not included."""
 
     batches: ByteSendStream
     outcomes: BufferedByteReceiveStream
 
     async def ready(self) -> None:
-        """Wait until its codex has answered."""
+        """Wait until codex has started."""
         await self._outcome()
 
-    async def talk(self, conversations: Mapping[str, Sequence[str]]) -> Talk:
+    async def run(self, conversations: Mapping[str, Sequence[str]]) -> Outcome:
         """Run the conversations; one batch at a time."""
         batch = {name: list(texts) for name, texts in conversations.items()}
         await self.batches.send(json.dumps(batch).encode() + b"\n")
         outcome = await self._outcome()
         turns = [Timed(turn["text"], turn["first_s"], turn["whole_s"]) for turn in outcome["turns"]]
-        return Talk(outcome["wall_s"], turns)
+        return Outcome(outcome["wall_s"], turns)
 
     async def _outcome(self) -> dict[str, Any]:
         line = await self.outcomes.receive_until(b"\n", MAX_LINE_BYTES)
@@ -166,25 +166,25 @@ class BareSide:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSide:
-    """A runtime of ours without A2A, in this process; `sessions` are those of the conversations by their names."""
+    """A runtime in this process, without A2A; `sessions` are the session IDs by conversation."""
 
     runtime: Runtime
     sessions: dict[str, str] = field(default_factory=dict)
 
-    async def talk(self, conversations: Mapping[str, Sequence[str]]) -> Talk:
-        """Run the conversations; one that has begun is resumed."""
-        return await _talk(self._turn, conversations)
+    async def run(self, conversations: Mapping[str, Sequence[str]]) -> Outcome:
+        """Run the conversations; existing ones are resumed."""
+        return await _run_all(self._turn, conversations)
 
     async def _turn(self, text: str, name: str) -> Timed:
-        began, first_s = time.perf_counter(), None
+        start, first_s = time.perf_counter(), None
         async with self.runtime.run(text, RunOptions(resume=self.sessions.get(name))) as run:
             async for event in run:
                 match event:
                     case Text() if first_s is None:
-                        first_s = time.perf_counter() - began
+                        first_s = time.perf_counter() - start
                     case Done(text=answer, session_id=str(session_id), stop_reason="completed"):
                         self.sessions[name] = session_id
-                        return Timed(answer, first_s, time.perf_counter() - began)
+                        return Timed(answer, first_s, time.perf_counter() - start)
                     case Done():
                         raise RuntimeError(f"a run ended as {event.stop_reason}: {event.error}")
         raise RuntimeError("a run had no end")
@@ -204,12 +204,12 @@ def _event(result: JsonObject) -> StreamResponse:
     return ParseDict(result, StreamResponse())
 
 
-def _answer(seen: Seen) -> str:
+def _answer(task: Seen) -> str:
     """Return the answer of a task.
 
     Raises:
-        RuntimeError: the task did not complete; its times say nothing.
+        RuntimeError: the task did not complete, so its times are not comparable.
     """
-    if seen.state != TaskState.TASK_STATE_COMPLETED:
-        raise RuntimeError(f"a task ended as {TaskState.Name(seen.state)}: {seen.sentence}")
-    return seen.answer
+    if task.state != TaskState.TASK_STATE_COMPLETED:
+        raise RuntimeError(f"a task ended as {TaskState.Name(task.state)}: {task.sentence}")
+    return task.answer

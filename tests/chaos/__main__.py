@@ -1,6 +1,6 @@
-"""`python -m tests.chaos [--seed N] [--messages N] [--strikes N] [--folder F]`: one run: seed, then figures.
+"""Run one chaos test: `python -m tests.chaos [--seed N] [--messages N] [--strikes N] [--folder F]`.
 
-The exit code is 1 where something was lost, doubled or left over.
+The exit code is 1 if something was lost, duplicated or left over.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tests.chaos.run import run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make one run and tell of it."""
+    """Run one chaos test and print its report."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="the plan's; random by default")
     parser.add_argument("--messages", type=int, default=500)

@@ -1,4 +1,4 @@
-"""Retrying clients: each sends its messages in order, the same message id at every try, until an answer has come."""
+"""Retrying clients: each sends its messages in order and retries with the same message ID until it has an answer."""
 
 import json
 import random
@@ -16,14 +16,14 @@ from tests.chaos.plan import Message, SendMode
 from tests.chaos.task_responses import Answer, ProtocolFault, TaskReader, Unavailable
 
 PATIENCE_S: Final = 0.5
-"""The longest wait before a further try; who is told to wait longer comes too early, which the agent has to bear."""
+"""The longest delay before a retry. It can be shorter than Retry-After, which the agent must tolerate."""
 
 ANSWER_WITHIN_S: Final = 30.0
-"""How long an open connection may say nothing; then it is left, and the message is sent again."""
+"""The read time-out; afterwards the connection is closed and the message is sent again."""
 
 
 class Refusal(Exception):
-    """An HTTP status that asks for a further try, after `retry_after_s` seconds."""
+    """An HTTP status that asks for a retry after `retry_after_s` seconds."""
 
     def __init__(self, status: int, retry_after_s: float) -> None:
         super().__init__(f"HTTP {status}")
@@ -33,7 +33,7 @@ class Refusal(Exception):
 
 @dataclass(slots=True)
 class Responses:
-    """All that the clients have heard: every answer to every message, why they tried again, and what is against A2A."""
+    """All answers to all messages, the reasons of retries, and violations of A2A."""
 
     answers: dict[int, list[Answer]] = field(default_factory=dict)
     retries: Counter[str] = field(default_factory=Counter)
@@ -41,32 +41,32 @@ class Responses:
     answered: anyio.Event = field(default_factory=anyio.Event)
 
     def add(self, message: Message, answer: Answer) -> None:
-        """Take note of an answer."""
+        """Record an answer."""
         self.answers.setdefault(message.number, []).append(answer)
         self.answered.set()
         self.answered = anyio.Event()
 
     async def reach(self, answers: int) -> None:
-        """Wait until so many messages have an answer."""
+        """Wait until this number of messages has an answer."""
         while len(self.answers) < answers:
             await self.answered.wait()
 
 
 @dataclass(slots=True)
 class Client:
-    """One client. `request_scope` is the request under way, to be cancelled by whoever drops its connection."""
+    """One client. `request_scope` is the request in progress; cancelling it drops the connection."""
 
     http: httpx.AsyncClient
     responses: Responses
     request_scope: anyio.CancelScope | None = None
 
     async def send_all(self, messages: list[Message]) -> None:
-        """Send the messages one after the other, each until it is answered."""
+        """Send the messages in order, each until it is answered."""
         for message in messages:
             self.responses.add(message, await self.deliver(message))
 
     async def deliver(self, message: Message, mode: SendMode | None = None) -> Answer:
-        """Send a message until it is answered, in its own way or another."""
+        """Send a message until it is answered, in its own mode or another."""
         while True:
             answer, why, pause_s = await self._try(message, mode or message.mode)
             if answer is not None:
@@ -75,7 +75,7 @@ class Client:
             await anyio.sleep(min(pause_s, PATIENCE_S))
 
     async def _try(self, message: Message, mode: SendMode) -> tuple[Answer | None, str, float]:
-        """Send a message once; return the answer, else why there is none, and how long to wait."""
+        """Send a message once; return the answer, or None, the reason and the delay before the next attempt."""
         answer: Answer | None = None
         try:
             with anyio.CancelScope() as self.request_scope:
@@ -93,12 +93,12 @@ class Client:
 
 
 async def ask(http: httpx.AsyncClient, message: Message, mode: SendMode) -> Answer | None:
-    """Send a message and return its answer; None where the stream ends before the task does.
+    """Send a message and return its answer, or None if the stream ends before the task.
 
     Raises:
         httpx.HTTPError: the connection fails.
-        Refusal, Unavailable: the agent wants to be asked again.
-        ProtocolFault: what comes is against A2A.
+        Refusal, Unavailable: the agent asks for a retry.
+        ProtocolFault: the response violates A2A.
     """
     is_old = "/" in mode
     reader = TaskReader()
@@ -135,6 +135,6 @@ def call(message: Message, mode: SendMode) -> JsonObject:
 
 @asynccontextmanager
 async def client(url: str, responses: Responses) -> AsyncIterator[Client]:
-    """A client that keeps its connection open, as HTTP clients do."""
+    """Yield a client with a persistent connection."""
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_WITHIN_S, trust_env=False) as http:
         yield Client(http, responses)

@@ -1,4 +1,4 @@
-"""What a chaos run does, made of a seed: which client sends which messages how, and what is struck when. Pure."""
+"""The plan of a chaos run, generated from a seed: which client sends which messages, and when which strike happens."""
 
 import json
 import random
@@ -10,7 +10,7 @@ from codex_workspace.devkit.script import ConnectionCut, Fault, HttpFault, Respo
 
 
 class SendMode(StrEnum):
-    """How a message is sent: the JSON-RPC method, of A2A 1.0 or of 0.3."""
+    """The JSON-RPC method that sends a message, of A2A 1.0 or 0.3."""
 
     BLOCKING = "SendMessage"
     STREAMING = "SendStreamingMessage"
@@ -19,10 +19,10 @@ class SendMode(StrEnum):
 
 
 class MessageKind(StrEnum):
-    """What the model does with a message.
+    """The model's behavior for a message.
 
-    short: one word at once. slow: word by word, for a second or so. command: runs a command first. hiccup: fails once.
-    refused: fails for good. repeat: says the whole memory of the thread, which a run is reviewed by.
+    short: one word at once. slow: word by word, for about a second. command: runs a command first. hiccup: fails once.
+    refused: fails permanently. repeat: returns the whole input of the thread, which the verdict checks.
     """
 
     SHORT = "short"
@@ -34,10 +34,10 @@ class MessageKind(StrEnum):
 
 
 class StrikeKind(StrEnum):
-    """What is struck.
+    """The target and kind of a strike.
 
     codex, agent, both: SIGKILL. pause: codex gets SIGSTOP, and SIGCONT after a while. freeze: SIGSTOP for good. model:
-    every model call fails for a while. drop: a client's connection is closed in mid-request.
+    every model call fails for a while. drop: a client's connection is closed during a request.
     """
 
     CODEX = "codex"
@@ -58,7 +58,7 @@ WEIGHTS: Final = {
     StrikeKind.MODEL: 3,
     StrikeKind.DROP: 3,
 }
-"""A freeze costs the seconds of codex's timeouts; the rest is over soon."""
+"""A freeze takes as long as codex's timeouts; the others are short."""
 
 OUTAGES: Final[tuple[Fault, ...]] = (
     HttpFault(500, None, "down", None),
@@ -68,12 +68,12 @@ OUTAGES: Final[tuple[Fault, ...]] = (
 )
 
 LONGEST_DELAY_S: Final = 1.5
-"""Longer than a start of the agent and most turns: so starts are struck too, and every moment of a turn."""
+"""Longer than an agent's start and most turns, so that every phase of both is hit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message: its number in the run, who sends it in which context ("" = the main one) and how, and its script."""
+    """A message: its number in the run, its client, its context ("" = the main one), its mode and its script."""
 
     number: int
     seed: int
@@ -87,17 +87,17 @@ class Message:
 
     @property
     def message_id(self) -> str:
-        """The sender's id, the same at every try."""
+        """The message ID, the same at every attempt."""
         return f"chaos-{self.seed}-{self.number}"
 
     @property
     def name(self) -> str:
-        """How the text begins: by this it is found in a thread's history."""
+        """The start of the text, by which the message is found in a thread's history."""
         return f"message {self.number:04d}."
 
     @property
     def answer(self) -> str | None:
-        """What the model says to it if nothing is in its way; None where that is no plain sentence."""
+        """The model's expected answer, or None if it is not a fixed text."""
         if self.kind in (MessageKind.REFUSED, MessageKind.REPEAT):
             return None
         return " ".join([f"answer {self.number:04d}.", *(f"word{number}" for number in range(self.words))])
@@ -125,9 +125,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A blow, `delay_s` seconds after the `after`-th answer.
+    """A strike, `delay_s` seconds after the `after`-th answer.
 
-    `lasts_s` is for those that end (pause, model), `outage` is the model's, and `victim` the client that is dropped.
+    lasts_s: duration of a pause or model outage. outage: the model's fault. victim: the client that is dropped.
     """
 
     kind: StrikeKind
@@ -140,7 +140,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is to happen in a run."""
+    """All messages and strikes of a run."""
 
     seed: int
     clients: int
@@ -149,12 +149,12 @@ class Plan:
 
     @property
     def contexts(self) -> list[str]:
-        """The contexts that are spoken in."""
+        """The contexts of the messages."""
         return sorted({message.context_id for message in self.messages})
 
     @property
     def reviews(self) -> list[Message]:
-        """One more message for each context, whose answer is all that its thread remembers."""
+        """One more message per context, whose answer is the whole input of its thread."""
         first = len(self.messages)
         return [
             Message(number, self.seed, 0, context_id, SendMode.BLOCKING, MessageKind.REPEAT, 0, 0, "")
@@ -162,12 +162,12 @@ class Plan:
         ]
 
     def of_client(self, client: int) -> list[Message]:
-        """Return a client's messages, in the order that it sends them."""
+        """Return a client's messages in the order in which it sends them."""
         return [message for message in self.messages if message.client == client]
 
 
 def make_plan(seed: int, messages: int, strikes: int) -> Plan:
-    """Return the plan of a seed: always the same. From seven strikes on, every blow is in it."""
+    """Return the plan of a seed, always the same. With seven strikes or more, it contains every kind."""
     rng = random.Random(seed)
     clients = 5 if messages < 100 else 8
     contexts = ["", *(f"context-{number}" for number in range(3 if messages < 100 else 11))]
@@ -175,7 +175,7 @@ def make_plan(seed: int, messages: int, strikes: int) -> Plan:
         :strikes
     ]
     rng.shuffle(kinds)
-    # The last tenth is left alone, so that the last strikes still find something at work.
+    # No strike during the last tenth of the messages, so that the last strikes still find running turns.
     moments = sorted(rng.randrange(max(1, messages * 9 // 10)) for _ in kinds)
     return Plan(
         seed=seed,
@@ -212,7 +212,7 @@ def _strike(rng: random.Random, kind: StrikeKind, after: int, clients: int) -> S
         kind=kind,
         after=after,
         delay_s=round(rng.uniform(0, LONGEST_DELAY_S), 3),
-        # While the model refuses at once, messages fail as fast as they are sent.
+        # During a model outage messages fail immediately, so it is kept short.
         lasts_s=round(rng.uniform(0.1, 0.4) if kind is StrikeKind.MODEL else rng.uniform(0.2, 1.5), 3),
         outage=rng.choice(OUTAGES),
         victim=rng.randrange(clients),

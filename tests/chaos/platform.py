@@ -1,8 +1,8 @@
-"""`python -m tests.chaos.platform [--seed N] [--messages N] [--deaths N] [--folder F]`: everything goes wrong by chance
-on the platform of an agent that polls its inbox, while both are killed and started again.
+"""Run `python -m tests.chaos.platform [--seed N] [--messages N] [--deaths N] [--folder F]`: random faults of the
+platform of a polling agent, while the agent and the platform are killed and restarted.
 
-The agent is the real one with the real codex, the platform its stand-in. The exit code is 1 where a message was lost,
-or answered or worked on twice, or where a sender's answers came in another order than its messages.
+The agent and codex are real, the platform is simulated. The exit code is 1 if a message was lost, answered or processed
+twice, or if the answers to a sender were not in the order of its messages.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from tests.e2e.agent_process import AgentSetup
 ME: Final = "11111111-1111-4111-8111-111111111111"
 PEERS: Final = tuple(f"2222222{number}-2222-4222-8222-222222222222" for number in range(1, 4))
 SHARE: Final = 0.08
-"""Of each fault: with nine of them, about every second request meets one."""
+"""The probability of each fault: with nine faults, about every second request fails."""
 
 LONGEST_PAUSE_S: Final = 0.2
 CODEX: Final = {"max_restarts": 1000, "request_timeout_s": 5}
@@ -40,27 +40,27 @@ LOG_LINES: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message: its name, and who sends it, empty for the user."""
+    """A message: its name and its sender, "" for the user."""
 
     name: str
     sender: str
 
     @property
     def text(self) -> str:
-        """Return what is said."""
+        """The text of the message."""
         return f"{self.name} @script {json.dumps([{'say': f'answer {self.name} .'}])}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is to happen; after so many messages the agent is killed, or stopped, or the platform restarts."""
+    """All messages, and the strikes on agent or platform by number of sent messages."""
 
     seed: int
     messages: tuple[Sent, ...]
     strikes: tuple[tuple[int, str], ...]
 
     def of(self, sender: str) -> list[Sent]:
-        """Return a sender's messages, in its order."""
+        """Return a sender's messages in order."""
         return [message for message in self.messages if message.sender == sender]
 
 
@@ -79,7 +79,7 @@ def make_plan(seed: int, messages: int, deaths: int) -> Plan:
 
 @dataclass(slots=True)
 class PlatformRunner:
-    """The platform of the moment, None between two."""
+    """Runs the platform and restarts it; `platform` is None during a restart."""
 
     file: Path
     port: int
@@ -89,7 +89,7 @@ class PlatformRunner:
     started: anyio.Event = field(default_factory=anyio.Event)
 
     async def run(self) -> None:
-        """Run one platform after the other on the same file and port."""
+        """Run one platform after another on the same file and port."""
         options = StandInOptions(mode="poll", rate_per_minute=1_000_000)
         while True:
             async with running_platform(self.file, port=self.port, options=options, faults=self.faults) as platform:
@@ -100,7 +100,7 @@ class PlatformRunner:
             await anyio.sleep(0.3)
 
     async def current(self) -> StandInPlatform:
-        """Return the platform, waited for where there is none at the moment."""
+        """Wait for the platform and return it."""
         while self.platform is None:
             await self.started.wait()
         return self.platform
@@ -108,7 +108,7 @@ class PlatformRunner:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a run; `wrong` is empty where all is well."""
+    """The result of a run; `wrong` is empty if it passed."""
 
     plan: Plan
     seconds: float
@@ -119,7 +119,7 @@ class Report:
 
     @property
     def figures(self) -> str:
-        """The run in numbers."""
+        """The figures of the run."""
         strikes = Counter(kind for _, kind in self.plan.strikes)
         return (
             f"seed {self.plan.seed}: {len(self.plan.messages)} messages, {dict(strikes)}, exits {list(self.exits)}, "
@@ -127,19 +127,19 @@ class Report:
         )
 
     def __str__(self) -> str:
-        """Tell all that helps to find a fault."""
+        """Return all information that helps to find a fault."""
         size = f"--messages {len(self.plan.messages)} --deaths {len(self.plan.strikes)}"
         again = f"python -m tests.chaos.platform --seed {self.plan.seed} {size}"
         return "\n".join((self.log, self.figures, *(f"WRONG: {each}" for each in self.wrong), again))
 
 
 def longest_s(plan: Plan) -> float:
-    """Return how long a run may take; then something hangs."""
+    """Return the time limit of a run."""
     return 60 + 1.5 * len(plan.messages) + 15 * len(plan.strikes)
 
 
 async def run(plan: Plan, root: Path) -> Report:
-    """Carry out a plan in an empty folder."""
+    """Run a plan in an empty folder."""
     start, faults = anyio.current_time(), Faults(seed=plan.seed)
     runner = PlatformRunner(root / "platform.sqlite3", free_port(), faults)
     wrong: list[str] = []
@@ -161,7 +161,7 @@ async def run(plan: Plan, root: Path) -> Report:
                 await _send_and_strike(plan, runner, agent)
                 await _until(runner, plan)
                 faults.stop()
-                # One more answer, which is all that the thread remembers; and time for what came twice to show.
+                # One more message, whose answer is the thread's whole input; meanwhile, duplicates can arrive.
                 platform = await runner.current()
                 count = len(platform.notifications(ME))
                 await platform.canvas_message(ME, '@script [{"repeat": true}]')
@@ -209,7 +209,7 @@ async def _strike(kind: str, runner: PlatformRunner, agent: Supervised) -> None:
 
 
 async def _until(runner: PlatformRunner, plan: Plan) -> None:
-    """Wait until there are as many answers as messages."""
+    """Wait until the number of answers equals the number of messages."""
     platform = await runner.current()
 
     def is_complete() -> bool:
@@ -233,7 +233,7 @@ def _judge_peers(plan: Plan, rows: dict[str, list[JsonObject]]) -> Iterator[str]
 
 
 def _answers(rows: Sequence[JsonObject]) -> list[tuple[str, str]]:
-    """Return which message each answer in a peer's inbox is for, and its text; the same message twice is one."""
+    """Return the message that each answer in a peer's inbox replies to, and its text, without repeated deliveries."""
     answers: dict[str, tuple[str, str]] = {}
     for row in rows:
         message = json.loads(json.dumps(row["request_body"]))["params"]["message"]
@@ -262,7 +262,7 @@ def _judge_history(plan: Plan, history: str) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make one run and tell of it."""
+    """Run one chaos test and print its report."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.platform", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="the plan's; random by default")
     parser.add_argument("--messages", type=int, default=300)

@@ -1,4 +1,4 @@
-"""One chaos run: clients and killer at work on one agent, then every message asked for again, and the verdict."""
+"""One chaos run: clients send messages during the strikes, then send all of them again, and the result is judged."""
 
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -17,19 +17,19 @@ from tests.chaos.verdict import LOG_LINES, Report, judge, judge_database, judge_
 from tests.e2e.agent_process import AgentSetup
 
 CODEX: Final = {"max_restarts": 1000, "request_timeout_s": 3, "turn_inactivity_timeout_s": 5}
-"""So many deaths are no crash loop here, and a codex that stands still is noticed within seconds."""
+"""No number of deaths counts as a crash loop, and a hanging codex is detected within seconds."""
 
 LIMITS: Final = {"max_running_turns": 3, "max_waiting_per_context": 1, "max_waiting": 3}
-"""Narrow, so that clients are refused by and by."""
+"""Low limits, so that some requests are rejected."""
 
 
 def longest_s(plan: Plan) -> float:
-    """Return how long a run may take; then something hangs."""
+    """Return the time limit of a run."""
     return 60 + 1.5 * len(plan.messages) + 8 * len(plan.strikes)
 
 
 async def run(plan: Plan, root: Path) -> Report:
-    """Carry out a plan in an empty folder and return what has come of it."""
+    """Run a plan in an empty folder and return the report."""
     responses, histories, start = Responses(), dict[str, str](), anyio.current_time()
     wrong: list[str] = []
     async with scripted_model() as model:
@@ -60,7 +60,7 @@ async def _send_and_strike(plan: Plan, clients: list[Client], killer: Killer) ->
 
 
 async def _resend_all(plan: Plan, clients: list[Client]) -> None:
-    """Send every message once more, in another way: what was answered must be answered the same."""
+    """Send every message again in another mode: the answers must be the same."""
     modes = list(SendMode)
 
     async def one(number: int) -> None:

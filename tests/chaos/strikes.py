@@ -1,4 +1,4 @@
-"""The killer: carries out a plan's strikes, and tells what it did when."""
+"""Carries out a plan's strikes and records them."""
 
 import signal
 import time
@@ -17,15 +17,15 @@ from tests.chaos.supervised import Supervised
 POLL_S: Final = 0.02
 
 STARTED_S: Final = 1.0
-"""A codex so old has answered `initialize`; one that is frozen before is waited for far longer than in a turn."""
+"""A codex of this age has answered `initialize`; for one that is frozen earlier, the agent waits much longer."""
 
 BUSY_WITHIN_S: Final = 2.0
-"""After this long without a request under way, all clients are done, and no connection can be dropped."""
+"""Without a request in progress for this long, all clients are done and no connection can be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class StrikeRecord:
-    """A strike that has happened: when, in seconds of the run, and what it hit."""
+    """A strike that happened: its time in the run, and its target."""
 
     at_s: float
     strike: Strike
@@ -47,7 +47,7 @@ class Killer:
     start: float = field(default_factory=anyio.current_time)
 
     async def strike_all(self, strikes: tuple[Strike, ...]) -> None:
-        """Carry out the strikes in their order, each at its time; those that last do so while others happen."""
+        """Carry out the strikes in order, each at its time; pauses and outages run concurrently with later strikes."""
         async with anyio.create_task_group() as lasting:
             for strike in strikes:
                 await self.responses.reach(strike.after)

@@ -1,4 +1,4 @@
-"""An agent that is started again whenever it ends, on the same port and folders, as a container engine does it."""
+"""An agent that is restarted whenever it ends, with the same port and folders, as by a container engine."""
 
 import os
 import signal
@@ -16,15 +16,15 @@ from tests.e2e.agent_process import AgentSetup, spawn
 
 RESTART_PAUSE_S: Final = 0.1
 STOP_WITHIN_S: Final = 10.0
-"""What Docker gives it."""
+"""Docker's default."""
 
 GONE_WITHIN_S: Final = 6.0
-"""A codex whose agent was killed ends by itself, within this time."""
+"""A codex whose agent was killed exits within this time."""
 
 
 @dataclass(slots=True)
 class Supervised:
-    """The agent of the moment, None between two; `exits` are the exit codes of those before it, a signal's negative."""
+    """The running agent, None during a restart; `exits` are the exit codes of earlier ones, negative for signals."""
 
     setup: AgentSetup
     process: psutil.Popen | None = None
@@ -32,7 +32,7 @@ class Supervised:
     stopping: bool = False
 
     def codex(self) -> psutil.Process | None:
-        """The agent's codex, None where it has none."""
+        """The agent's codex, or None."""
         if self.process is not None:
             with suppress(psutil.Error):
                 for child in self.process.children():
@@ -41,7 +41,7 @@ class Supervised:
         return None
 
     async def keep_running(self) -> None:
-        """Start the agent, and again whenever it has ended, until it is told to stop."""
+        """Start the agent, and restart it whenever it ends, until `stop` is called."""
         while not self.stopping:
             self.process = spawn(self.setup)
             code = await anyio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
@@ -50,7 +50,7 @@ class Supervised:
             await anyio.sleep(RESTART_PAUSE_S)
 
     def stop(self) -> None:
-        """Have the agent end for good, in good order."""
+        """Stop the agent and do not restart it."""
         self.stopping = True
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
@@ -58,7 +58,7 @@ class Supervised:
 
 @asynccontextmanager
 async def supervised(setup: AgentSetup) -> AsyncIterator[Supervised]:
-    """An agent that runs for as long as the block does; leaving stops it in good order, or kills it after all."""
+    """Run an agent while the block is open; at its end stop it, or kill it after a grace period."""
     agent = Supervised(setup)
     try:
         async with anyio.create_task_group() as tasks:
@@ -77,7 +77,7 @@ async def supervised(setup: AgentSetup) -> AsyncIterator[Supervised]:
 
 
 def processes_of(root: Path) -> list[psutil.Process]:
-    """Return every process that works for the agent in `root`: by its environment, or by the folder it works in."""
+    """Return all processes of the agent in `root`, found by their environment or working folder."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -88,7 +88,7 @@ def processes_of(root: Path) -> list[psutil.Process]:
 
 
 async def end_processes_of(root: Path) -> list[str]:
-    """Wait until all of the agent's family has ended; end what stays, and return what that was."""
+    """Wait until the agent's processes have ended; kill and describe the remaining ones."""
     with anyio.move_on_after(GONE_WITHIN_S):
         while processes_of(root):
             await anyio.sleep(0.05)
@@ -108,7 +108,7 @@ def _described(process: psutil.Process) -> str:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What a client hears of a task, in A2A 1.0 and 0.3 alike: events are folded into the answer that they amount to."""
+"""Folds a task's events, of A2A 1.0 and 0.3, into its answer."""
 
 import json
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ TERMINAL: Final = frozenset({"completed", "failed", "canceled", "rejected"})
 
 
 class ProtocolFault(Exception):
-    """The agent said what no agent may say."""
+    """The response violates A2A."""
 
 
 class Unavailable(Exception):
-    """The agent asks to be asked again, with a JSON-RPC error."""
+    """The agent returned a temporary JSON-RPC error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A task's end as a client has heard it. `failure` is the code of a failed task."""
+    """A task's final state. `failure` is the code of a failed task."""
 
     task_id: str
     state: str
@@ -32,7 +32,7 @@ class Answer:
 
 @dataclass(slots=True)
 class TaskReader:
-    """What has been heard so far on one connection."""
+    """The state of the task after the events of one connection."""
 
     task_id: str = ""
     state: str = ""
@@ -42,7 +42,7 @@ class TaskReader:
 
     @property
     def answer(self) -> Answer | None:
-        """The task's end, None before it."""
+        """The final state, or None before the end."""
         if self.state not in TERMINAL:
             return None
         return Answer(self.task_id, self.state, self.artifacts.get(ANSWER, ""), self.sentence, self.failure)
@@ -51,8 +51,8 @@ class TaskReader:
         """Apply a JSON-RPC response.
 
         Raises:
-            Unavailable: it is an error of the agent's, which passes.
-            ProtocolFault: it is an error of another kind, no response, or comes behind the task's end.
+            Unavailable: it is a temporary error.
+            ProtocolFault: it is another error, no response, or an event after the final state.
         """
         match response:
             case {"error": {"code": -32603 | -32000}}:
@@ -99,7 +99,7 @@ class TaskReader:
 
 
 def _unwrapped(result: JsonObject) -> tuple[str, JsonObject]:
-    """Return which event a result is, and the event: 1.0 names it by the key around it, 0.3 by its `kind`."""
+    """Return the type of event and the event: in 1.0 the type is the key around it, in 0.3 its `kind`."""
     match result:
         case {"task": dict(event)}:
             return "task", event

@@ -1,8 +1,8 @@
-"""Nothing is lost: whatever is struck down in between, every message is answered once, and nothing is left over.
+"""Every message is answered exactly once, whatever is killed meanwhile, and no process is left over.
 
-The short form; `make chaos` runs the long one. A run's plan is made of its seed, which a failure names: `make chaos
-SEED=…` carries out the same plan again. Its strikes then meet the same messages at the same counts of answers; at which
-instruction they meet a real process is the machine's business, so a fault may take several runs to show again.
+The short form; `make chaos` runs the long one. The plan of a run is generated from its seed, which a failure prints:
+`make chaos SEED=…` runs the same plan again. Its strikes happen at the same number of answers, but the exact moment
+depends on the machine, so it can take several runs to reproduce a fault.
 """
 
 import random

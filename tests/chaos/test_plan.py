@@ -1,4 +1,4 @@
-"""The plan of a chaos run: the same seed, the same plan."""
+"""The plan of a chaos run is reproducible and complete."""
 
 from collections import Counter
 

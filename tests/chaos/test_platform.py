@@ -1,4 +1,4 @@
-"""On a platform where everything goes wrong, each message is answered once and in order; the short form."""
+"""On a platform with random faults, each message is answered once and in order; the short form."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""The verdict of a chaos run: what it has to notice, and that it is content with a run in which nothing was lost."""
+"""The verdict of a chaos run reports each kind of fault, and passes a run without losses."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ FAILED = Answer("task", "failed", "", "The model refused.", "badRequest")
 
 
 def answers_to(plan: Plan) -> dict[int, Sequence[Answer]]:
-    """Return what clients hear where nothing is in the way, each answer twice."""
+    """Return the expected answers, each twice."""
     ends = [
         FAILED if message.answer is None else Answer(f"task-{message.number}", "completed", message.answer, "", "")
         for message in plan.messages
@@ -26,7 +26,7 @@ def answers_to(plan: Plan) -> dict[int, Sequence[Answer]]:
 
 
 def memories_of(plan: Plan) -> dict[str, str]:
-    """Return what the threads remember then."""
+    """Return the expected histories of the threads."""
     return {
         context: "\n".join(f"user: {message.text}" for message in plan.messages if message.context_id == context)
         for context in plan.contexts

@@ -1,4 +1,4 @@
-"""What a run has come to: whether something was lost, doubled or left over, and the figures."""
+"""Judges a run: whether something was lost, duplicated or left over, and its figures."""
 
 import sqlite3
 from collections import Counter
@@ -15,17 +15,17 @@ from tests.chaos.task_responses import TERMINAL, Answer
 
 LOG_LINES: Final = 60
 RESUMED_ANSWER: Final = f"You said: {CONTINUE_PROMPT}"
-"""The scripted model's answer where a turn that was cut off goes on."""
+"""The scripted model's answer if an interrupted turn is resumed."""
 
 UNJUSTIFIED_FAILURES: Final = frozenset(
     {"", "None", "internal", "unknown", "CodexGone", "CodexCannotStart", "CodexRefused"}
 )
-"""Codes of failed tasks that no strike is a reason for: one death of codex is no reason to fail a message."""
+"""Failure codes that no strike justifies: a single death of codex must not fail a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run and its findings. `wrong` is empty where nothing was lost; `log` are the agent's last lines."""
+    """A run and its findings. `wrong` is empty if nothing was lost; `log` holds the agent's last lines."""
 
     plan: Plan
     seconds: float
@@ -38,7 +38,7 @@ class Report:
 
     @property
     def figures(self) -> str:
-        """The run in numbers."""
+        """The figures of the run."""
         ends = [answers[0] for answers in self.answers.values() if answers]
         states = Counter(end.state if end.state != "failed" else f"failed {end.failure}" for end in ends)
         resumed = sum(end.text == RESUMED_ANSWER for end in ends)
@@ -54,7 +54,7 @@ class Report:
         )
 
     def __str__(self) -> str:
-        """Tell all that helps to find a fault; begins with how to run the same plan again."""
+        """Return all information that helps to find a fault; begins and ends with the command that repeats the run."""
         size = f"MESSAGES={len(self.plan.messages)} STRIKES={len(self.plan.strikes)}"
         strike_log = [f"  {each}" for each in self.strike_log]
         found = [f"- {each}" for each in self.wrong]
@@ -63,7 +63,7 @@ class Report:
 
 
 def judge(plan: Plan, answers: Mapping[int, Sequence[Answer]], histories: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is wrong with what the clients have heard, and with the threads' memory of it."""
+    """Yield the faults in the clients' answers and in the threads' histories."""
     for message in plan.messages:
         responses = answers.get(message.number, ())
         different = set(responses)
@@ -91,7 +91,7 @@ def _judge_answer(message: Message, answer: Answer) -> Iterator[str]:
 
 
 def judge_database(file: Path, plan: Plan) -> Iterator[str]:
-    """Yield what is wrong with the store of an agent that has stopped."""
+    """Yield the faults in the store of a stopped agent."""
     with closing(sqlite3.connect(file)) as database:
         deliveries = database.execute("select message_id, state, task_id from deliveries").fetchall()
         tasks = dict(database.execute("select id, json_extract(status, '$.state') from tasks").fetchall())
@@ -110,9 +110,9 @@ def judge_database(file: Path, plan: Plan) -> Iterator[str]:
 
 
 def judge_exits(exits: Sequence[int]) -> Iterator[str]:
-    """Yield what is wrong with the ends of the agent.
+    """Yield unexpected exit codes of the agent.
 
-    It is killed, or gives up because its codex was killed in the start (3), and is told to stop at last.
+    Expected are SIGKILL, 3 if its codex was killed during the start, and 0 at the final stop.
     """
     *before, last = exits
     if last != 0:
@@ -122,7 +122,7 @@ def judge_exits(exits: Sequence[int]) -> Iterator[str]:
 
 
 def judge_log(log: str) -> Iterator[str]:
-    """Yield what the agent's log must not hold."""
+    """Yield the faults in the agent's log."""
     if "Traceback" in log:
         start = log.index("Traceback")
         yield f"the agent's log holds a traceback: {log[max(0, start - 300) : start + 3000]}"

@@ -1,8 +1,8 @@
-"""A pytest plugin for the official kit: no two of its messages have the same id.
+"""A pytest plugin that gives each message of the official conformance kit its own message ID.
 
-The kit sends messages with different bodies, and messages that are to be answered anew, under one id. An id names one
-message, so this agent joins the second to the first one's task, or refuses it where its body differs. Here each gets an
-id of its own; the beginning, which names the scene, stays as it is. Everything else of the kit is as it was fetched.
+The kit reuses message IDs for different bodies, and for messages that it expects to be processed again. This agent
+treats a message with a known ID as a redelivery, or rejects it if its body differs. The prefix of the ID, which
+selects the scenario, is unchanged. Nothing else of the kit is changed.
 """
 
 import importlib
@@ -20,7 +20,7 @@ CLIENTS: Final = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the kit's clients number the ids of the messages that they send."""
+    """Number the message IDs of the kit's clients."""
     del config
     numbers = itertools.count(1)
     for module, client_name in CLIENTS.items():

@@ -1,8 +1,8 @@
-"""The scripted executor that the official kit drives: what a message's id begins with says what becomes of it.
+"""The scripted executor for the official conformance kit: the prefix of a message ID selects its behavior.
 
     python -m codex_workspace serve --executor tests.conformance.sut:executor
 
-The prefixes are those of the kit's scenarios; docs/conformance.md has the whole command line.
+The prefixes are those of the kit's scenarios; docs/conformance.md contains the whole command line.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,7 +16,7 @@ from a2a.types import Message, Part, Role, Task, TaskState, TaskStatus
 from google.protobuf.struct_pb2 import Struct, Value
 
 LONG_S: Final = 4.0
-"""Twice the kit's patience with a stream."""
+"""Twice the time that the kit waits for a stream."""
 
 DATA: Final = Struct()
 DATA.update({"key": "value", "count": 42})
@@ -25,10 +25,10 @@ Play = Callable[[TaskUpdater], Awaitable[None]]
 
 
 class Script(AgentExecutor):
-    """Plays the scene that a message's id names."""
+    """Runs the scene for a message ID."""
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """Play one scene; a task comes before everything but a bare message."""
+        """Run one scene; all but bare messages start with a task."""
         message, task = context.message, context.current_task
         assert message is not None
         assert context.task_id is not None
@@ -49,7 +49,7 @@ class Script(AgentExecutor):
         await _scene(message.message_id)(updater)
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """End the task as canceled."""
+        """Cancel the task."""
         task = context.current_task
         assert task is not None
         await TaskUpdater(event_queue, task.id, task.context_id).cancel()
@@ -135,4 +135,4 @@ SCENES: Final[Mapping[str, Play]] = {
     "tck-stream-artifact-chunked": _in_chunks,
     "test-resubscribe-message-id": _take_long,
 }
-"""The longer of two prefixes that begin alike comes first."""
+"""Of two prefixes with a common beginning, the longer one comes first."""

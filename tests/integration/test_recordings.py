@@ -1,4 +1,4 @@
-"""What the real codex said, replayed into the real reader. The format of the files: `recordings/README.md`."""
+"""Replays recordings of the real codex through the real parser. See `recordings/README.md` for the file format."""
 
 import json
 import random
@@ -50,25 +50,25 @@ from codex_workspace.runtimes.convert import EventConverter
 from tests.support.paths import ROOT
 
 FOLDER: Final = ROOT / "tests" / "recordings"
-NEEDED: Final = ("0.163.0", "0.169.0")
+REQUIRED_VERSIONS: Final = ("0.163.0", "0.169.0")
 VERSIONS: Final = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "exec")
 RECORDINGS: Final = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.ndjson"))
 
 TRIMMED: Final = " chars]..."
-"""Ends a string that the recording does not hold in full."""
+"""Marks the end of a string that was shortened in the recording."""
 
 UNKNOWN: Final[dict[str, str]] = {}
-"""Names that may be unknown in a recording, each with the reason; there is none in these versions."""
+"""Unknown names that a recording may contain, each with the reason; these versions have none."""
 
 WITHOUT_DELTAS: Final = {
     "compaction_review": "the result of a review is said once as a whole, by codex and not by the model",
 }
-"""Recordings in which a message comes without deltas, each with the reason."""
+"""Recordings with messages without deltas, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One message of a recording; `sent` where it is the client's."""
+    """One message of a recording; `sent` is true if the client sent it."""
 
     sent: bool
     message: JsonObject
@@ -76,7 +76,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One turn of a recording as its reader understood it."""
+    """One turn of a recording, as parsed."""
 
     thread_id: str
     turn_id: str
@@ -106,13 +106,13 @@ def lines_of(recording: str) -> tuple[Line, ...]:
 
 
 def stdout_of(lines: tuple[Line, ...]) -> bytes:
-    """Return what codex wrote, as bytes."""
-    said = (json.dumps(line.message, separators=(",", ":"), ensure_ascii=False) for line in lines if not line.sent)
-    return "".join(f"{line}\n" for line in said).encode()
+    """Return the bytes that codex wrote."""
+    messages = (json.dumps(line.message, separators=(",", ":"), ensure_ascii=False) for line in lines if not line.sent)
+    return "".join(f"{line}\n" for line in messages).encode()
 
 
 def messages_of(stdout: bytes, sizes: Iterator[int]) -> list[Message]:
-    """Return codex's messages, read in pieces of these sizes (again and again)."""
+    """Return codex's messages, parsed from pieces of these sizes, which repeat."""
     splitter, messages, start = LineSplitter(), list[bytes | Skipped](), 0
     while start < len(stdout):
         size = next(sizes)
@@ -122,20 +122,20 @@ def messages_of(stdout: bytes, sizes: Iterator[int]) -> list[Message]:
     return [decode(line) for line in messages if isinstance(line, bytes)]
 
 
-def any_size(seed: str) -> Iterator[int]:
-    """Return sizes from single bytes to a pipe's whole buffer."""
+def random_sizes(seed: str) -> Iterator[int]:
+    """Return sizes from single bytes to a whole pipe buffer."""
     sizes = random.Random(seed)
     while True:
         yield int(2 ** sizes.uniform(0, 16))
 
 
 @cache
-def read_in_pieces(recording: str) -> tuple[Message, ...]:
-    return tuple(messages_of(stdout_of(lines_of(recording)), any_size(recording)))
+def decoded(recording: str) -> tuple[Message, ...]:
+    return tuple(messages_of(stdout_of(lines_of(recording)), random_sizes(recording)))
 
 
-def field(message: JsonObject, *path: str) -> str:
-    """Return the string at the end of a path of keys, "" where there is none."""
+def string_at(message: JsonObject, *path: str) -> str:
+    """Return the string at a path of keys, or ""."""
     value: object = message
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
@@ -144,7 +144,7 @@ def field(message: JsonObject, *path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part of codex's messages in which a client listens for one turn."""
+    """The range of codex's messages during which a client is subscribed to one turn."""
 
     thread_id: str
     turn_id: str
@@ -155,38 +155,38 @@ class Span:
 def spans_of(recording: str) -> list[Span]:
     """Return the turns of a recording.
 
-    A client listens before it asks: from its `turn/start` on. A turn that it did not start is listened to from its
-    first sign on.
+    A client subscribes before it sends `turn/start`. A turn that it did not start begins with its
+    first message.
     """
-    asked: dict[str, int] = {}
+    requested: dict[str, int] = {}
     starts: dict[tuple[str, str], list[int]] = {}
-    over: set[tuple[str, str]] = set()
+    ended: set[tuple[str, str]] = set()
     position = 0
     for line in lines_of(recording):
-        message, thread, turn = line.message, field(line.message, "params", "threadId"), ""
-        match field(message, "method"):
+        message, thread, turn = line.message, string_at(line.message, "params", "threadId"), ""
+        match string_at(message, "method"):
             case "turn/start" if line.sent:
-                asked[thread] = position
+                requested[thread] = position
             case "turn/started":
-                turn = field(message, "params", "turn", "id")
+                turn = string_at(message, "params", "turn", "id")
             case "turn/completed":
-                over.add((thread, field(message, "params", "turn", "id")))
+                ended.add((thread, string_at(message, "params", "turn", "id")))
             case _:
                 pass
-        if turn and ((thread, turn) not in starts or (thread, turn) in over):
-            starts.setdefault((thread, turn), []).append(asked.pop(thread, position))
-            over.discard((thread, turn))
+        if turn and ((thread, turn) not in starts or (thread, turn) in ended):
+            starts.setdefault((thread, turn), []).append(requested.pop(thread, position))
+            ended.discard((thread, turn))
         position += not line.sent
     return [
         Span(*ids, start, end)
-        for ids, begun in starts.items()
-        for start, end in zip(begun, [*begun[1:], None], strict=True)
+        for ids, starts_of_turn in starts.items()
+        for start, end in zip(starts_of_turn, [*starts_of_turn[1:], None], strict=True)
     ]
 
 
 def replayed(recording: str, span: Span) -> Replay:
     reader = TurnReader(span.thread_id, span.turn_id)
-    messages = read_in_pieces(recording)[span.start : span.end]
+    messages = decoded(recording)[span.start : span.end]
     events = [event for each in messages if isinstance(each, Notification) for event in reader.read(each)]
     return Replay(span.thread_id, span.turn_id, tuple(events), reader.unknown)
 
@@ -197,27 +197,29 @@ def replays_of(recording: str) -> tuple[Replay, ...]:
 
 
 def answered_turns(recording: str) -> list[Replay]:
-    """Return the turns that codex named in its answers to `turn/start`, of which it may never speak again."""
-    asked = {
-        line.message["id"]: field(line.message, "params", "threadId")
+    """Return the turns in codex's responses to `turn/start`, even if no event of them follows."""
+    requested = {
+        line.message["id"]: string_at(line.message, "params", "threadId")
         for line in lines_of(recording)
-        if line.sent and field(line.message, "method") == "turn/start" and isinstance(line.message.get("id"), int)
+        if line.sent and string_at(line.message, "method") == "turn/start" and isinstance(line.message.get("id"), int)
     }
     return [
-        replayed(recording, Span(asked[answer.id], field({"value": answer.value}, "value", "turn", "id"), 0, None))
-        for answer in read_in_pieces(recording)
-        if isinstance(answer, Result) and answer.id in asked
+        replayed(
+            recording, Span(requested[answer.id], string_at({"value": answer.value}, "value", "turn", "id"), 0, None)
+        )
+        for answer in decoded(recording)
+        if isinstance(answer, Result) and answer.id in requested
     ]
 
 
 def test_every_version_has_recordings() -> None:
-    assert set(NEEDED) <= set(VERSIONS)
+    assert set(REQUIRED_VERSIONS) <= set(VERSIONS)
     assert all(f"{version}/basic_turn" in RECORDINGS for version in VERSIONS)
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_every_line_is_parsed(recording: str) -> None:
-    assert read_in_pieces(recording)
+    assert decoded(recording)
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
@@ -230,15 +232,18 @@ def test_no_event_is_unknown(recording: str) -> None:
 def test_a_turn_ends_once_with_codexs_status(recording: str) -> None:
     ends = Counter[tuple[str, str, str]]()
     for line in lines_of(recording):
-        if field(line.message, "method") == "turn/completed":
-            thread, turn_id = field(line.message, "params", "threadId"), field(line.message, "params", "turn", "id")
-            ends[thread, turn_id, field(line.message, "params", "turn", "status")] += 1
+        if string_at(line.message, "method") == "turn/completed":
+            thread, turn_id = (
+                string_at(line.message, "params", "threadId"),
+                string_at(line.message, "params", "turn", "id"),
+            )
+            ends[thread, turn_id, string_at(line.message, "params", "turn", "status")] += 1
     turns = replays_of(recording)
     assert all(len(turn.ends) <= 1 for turn in turns)
     read = Counter((turn.thread_id, turn.turn_id, end.status) for turn in turns for end in turn.ends)
-    # Reviews of codex 0.169 begin and end under different ids: such an end belongs to no turn that began.
-    begun = {(turn.thread_id, turn.turn_id) for turn in turns}
-    assert read == Counter({end: count for end, count in ends.items() if end[:2] in begun})
+    # Reviews of codex 0.169 start and end under different IDs: such an end belongs to no turn that started.
+    starts_of_turn = {(turn.thread_id, turn.turn_id) for turn in turns}
+    assert read == Counter({end: count for end, count in ends.items() if end[:2] in starts_of_turn})
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
@@ -252,13 +257,13 @@ def test_only_a_failed_turn_has_a_failure(recording: str) -> None:
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_a_message_occurs_once_and_equals_its_deltas(recording: str) -> None:
     for turn in replays_of(recording):
-        said = [event for event in turn.events if isinstance(event, MessageCompleted)]
-        assert len({event.item_id for event in said}) == len(said)
+        messages = [event for event in turn.events if isinstance(event, MessageCompleted)]
+        assert len({event.item_id for event in messages}) == len(messages)
         deltas: dict[str, str] = {}
         for event in turn.events:
             if isinstance(event, MessageDelta):
                 deltas[event.item_id] = deltas.get(event.item_id, "") + event.text
-        for event in said:
+        for event in messages:
             if Path(recording).name in WITHOUT_DELTAS and event.item_id not in deltas:
                 continue
             if TRIMMED not in event.text + deltas.get(event.item_id, ""):
@@ -322,13 +327,13 @@ ANSWERS: Final = {
     ],
     "0.169.0/steer": [("completed", ("final i=0 users=3 items=5", "final i=0 users=4 items=7"))],
 }
-"""Turns as a person reads them out of the recordings: how they ended and what was said in them."""
+"""The turns of the recordings, read by a person: their status and their text."""
 
 
 @pytest.mark.parametrize(("recording", "turns"), ANSWERS.items(), ids=ANSWERS)
 def test_the_answers_are_the_recorded_ones(recording: str, turns: list[tuple[str, tuple[str, ...]]]) -> None:
     read = [
-        (end.status, tuple(said.text for said in turn.messages)) for turn in replays_of(recording) for end in turn.ends
+        (end.status, tuple(message.text for message in turn.messages)) for turn in replays_of(recording) for end in turn.ends
     ]
     assert read == turns
     for turn in replays_of(recording):
@@ -340,13 +345,13 @@ def test_the_basic_turn_runs_a_command_and_changes_a_file(version: str) -> None:
     (turn,) = replays_of(f"{version}/basic_turn")
     commands = [event for event in turn.events if isinstance(event, CommandCompleted)]
     (change,) = [event for event in turn.events if isinstance(event, PatchCompleted)]
-    (reasoned,) = [event for event in turn.events if isinstance(event, ReasoningCompleted)]
+    (reasoning,) = [event for event in turn.events if isinstance(event, ReasoningCompleted)]
     usage = [event for event in turn.events if isinstance(event, TokensUpdated)]
     assert [command.output[:3] for command in commands] == ["hi\n"]
     assert all((command.exit_code, command.status) == (0, ItemStatus.COMPLETED) for command in commands)
     assert [Path(each.path).name for each in change.changes] == ["a.txt"]
     assert [(each.kind, each.diff) for each in change.changes] == [("add", "hello\n")]
-    assert reasoned.sections == ("think hard now",)
+    assert reasoning.sections == ("think hard now",)
     assert usage[-1].thread.minus(usage[0].thread).input > 0
 
 
@@ -355,8 +360,8 @@ def test_a_command_that_outlives_its_turn_is_absent_from_the_next(version: str) 
     turns = replays_of(f"{version}/background_command")
     commands = [{event.item_id for event in turn.events if isinstance(event, CommandCompleted)} for turn in turns]
     assert sum(map(len, commands)) == len(set().union(*commands)) > 0
-    late = [type(event) for turn in turns for event in turn.events[turn.events.index(turn.ends[0]) :]]
-    assert CommandCompleted in late
+    after_the_end = [type(event) for turn in turns for event in turn.events[turn.events.index(turn.ends[0]) :]]
+    assert CommandCompleted in after_the_end
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -372,15 +377,15 @@ def test_a_cut_at_any_byte_changes_nothing(version: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(RECORDINGS), st.lists(st.integers(1, 20_000), min_size=1, max_size=50))
 def test_any_chunking_gives_the_same_messages(recording: str, sizes: list[int]) -> None:
-    def again_and_again() -> Iterator[int]:
+    def repeated() -> Iterator[int]:
         while True:
             yield from sizes
 
     stdout = stdout_of(lines_of(recording))
-    assert messages_of(stdout, again_and_again()) == list(read_in_pieces(recording))
+    assert messages_of(stdout, repeated()) == list(decoded(recording))
 
 
 def test_codex_numbers_its_requests_from_0() -> None:
     for version in VERSIONS:
-        asked = [each for each in read_in_pieces(f"{version}/approvals_misc") if isinstance(each, Request)]
-        assert asked[0].id == 0
+        requested = [each for each in decoded(f"{version}/approvals_misc") if isinstance(each, Request)]
+        assert requested[0].id == 0

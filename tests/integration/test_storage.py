@@ -1,4 +1,4 @@
-"""What an operator relies on: damage is named, a full disk loses nothing, and old tasks go."""
+"""Damaged databases are reported, a full disk loses nothing, and retention removes old tasks."""
 
 import os
 import random
@@ -35,7 +35,7 @@ def url(file: Path) -> str:
 
 @pytest.fixture
 async def file(tmp_path: Path) -> Path:
-    """A sound database with a hundred rows."""
+    """A valid database with a hundred rows."""
     file = tmp_path / "workspace.sqlite3"
     async with open_store(url(file)) as store:
         for number in range(100):
@@ -51,7 +51,7 @@ def rows(file: Path, query: str) -> list[tuple[object, ...]]:
 # --- Damage ---
 
 
-def truncate(file: Path) -> None:
+def truncate_file(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
@@ -59,11 +59,11 @@ def write_noise(file: Path) -> None:
     file.write_bytes(random.Random(7).randbytes(20_000))
 
 
-def write_noise_behind_the_header(file: Path) -> None:
+def write_noise_after_the_header(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:100] + random.Random(7).randbytes(file.stat().st_size - 100))
 
 
-def spoil_a_page(file: Path) -> None:
+def overwrite_a_page(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[4096 * 8 : 4096 * 9] = random.Random(7).randbytes(4096)
     file.write_bytes(content)
@@ -95,11 +95,11 @@ def drop_a_table(file: Path) -> None:
         connection.execute("drop table deliveries")
 
 
-WRONG: list[tuple[Callable[[Path], None], str]] = [
-    (truncate, "is damaged: "),
+DAMAGES: list[tuple[Callable[[Path], None], str]] = [
+    (truncate_file, "is damaged: "),
     (write_noise, "is no SQLite database"),
-    (write_noise_behind_the_header, "is damaged: "),
-    (spoil_a_page, "is damaged: "),
+    (write_noise_after_the_header, "is damaged: "),
+    (overwrite_a_page, "is damaged: "),
     (write_zeros, "is no SQLite database"),
     (make_folder, "is a folder, not a database"),
     (make_another_programs, "is another program's database: it has the tables albums, songs"),
@@ -112,29 +112,29 @@ def content_of(file: Path) -> bytes | None:
     return None if file.is_dir() else file.read_bytes()
 
 
-@pytest.mark.parametrize(("spoil", "said"), WRONG, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("damage", "problem"), DAMAGES, ids=lambda value: getattr(value, "__name__", ""))
 async def test_a_foreign_file_is_reported_and_left_unchanged(
-    file: Path, spoil: Callable[[Path], None], said: str
+    file: Path, damage: Callable[[Path], None], problem: str
 ) -> None:
-    spoil(file)
+    damage(file)
     before = content_of(file)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as raised:
         async with open_store(url(file)):
             pytest.fail("it is open")
-    assert str(refused.value).startswith(f"DATABASE_URL: {file} {said}")
-    assert "`python -m codex_workspace doctor --set-aside`" in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert str(raised.value).startswith(f"DATABASE_URL: {file} {problem}")
+    assert "`python -m codex_workspace doctor --set-aside`" in str(raised.value)
+    assert "\n" not in str(raised.value)
     assert content_of(file) == before
 
 
-@pytest.mark.parametrize(("spoil", "said"), WRONG, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_foreign_file_is_set_aside_on_request(file: Path, spoil: Callable[[Path], None], said: str) -> None:
-    spoil(file)
+@pytest.mark.parametrize(("damage", "problem"), DAMAGES, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_foreign_file_is_set_aside_on_request(file: Path, damage: Callable[[Path], None], problem: str) -> None:
+    damage(file)
     before = content_of(file)
     for suffix in ("-wal", "-shm"):
         file.with_name(file.name + suffix).write_bytes(suffix.encode())
-    if "SQLite" not in said and "folder" not in said:
-        # What SQLite reads itself must not meet a log that is none.
+    if "SQLite" not in problem and "folder" not in problem:
+        # SQLite itself must not read an invalid write-ahead log.
         for suffix in ("-wal", "-shm"):
             file.with_name(file.name + suffix).write_bytes(b"")
     aside = set_aside(file)
@@ -149,7 +149,7 @@ async def test_a_valid_file_is_not_set_aside(file: Path) -> None:
     with pytest.raises(ConfigError, match="nothing is wrong with"):
         set_aside(file)
     async with open_store(url(file)) as store:
-        # Also while it is open, with rows that are in the log only.
+        # Also while it is open and some rows are only in the write-ahead log.
         await store.context_thread("me", "new").save("thread")
         with pytest.raises(ConfigError, match="nothing is wrong with"):
             set_aside(file)
@@ -165,13 +165,13 @@ def test_two_files_set_aside_in_one_second_get_different_names(file: Path) -> No
     assert second.read_bytes() == b"nonsense" * 100
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_missing_and_an_empty_file_start_a_new_database(tmp_path: Path, *, there: bool) -> None:
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_missing_and_an_empty_file_start_a_new_database(tmp_path: Path, *, exists: bool) -> None:
     file = tmp_path / "new.sqlite3"
-    if there:
+    if exists:
         file.touch()
     require_intact(file)
-    assert list(tmp_path.iterdir()) == ([file] if there else [])
+    assert list(tmp_path.iterdir()) == ([file] if exists else [])
 
 
 async def test_the_check_changes_nothing(file: Path) -> None:
@@ -199,7 +199,7 @@ async def accept(store: Store, message_id: str, text: str = "Hello", task_id: st
 
 @asynccontextmanager
 async def store_on_a_small_disk(folder: Path) -> AsyncIterator[tuple[Store, Path]]:
-    """Give a store, and the file that makes its disk full."""
+    """Yield a store, and the file that makes its disk full while it exists."""
     full = folder / "full"
     with small_disk(full):
         async with open_store(url(folder / "small.sqlite3")) as store:
@@ -207,7 +207,7 @@ async def store_on_a_small_disk(folder: Path) -> AsyncIterator[tuple[Store, Path
     assert rows(folder / "small.sqlite3", "pragma integrity_check") == [("ok",)]
 
 
-BIG = "x" * 500_000
+LARGE_TEXT = "x" * 500_000
 
 
 async def test_a_message_that_does_not_fit_is_rejected_and_not_stored(tmp_path: Path) -> None:
@@ -216,17 +216,17 @@ async def test_a_message_that_does_not_fit_is_rejected_and_not_stored(tmp_path: 
         assert await store.write_problem() is None
         full.touch()
         with pytest.raises(StoreUnavailable, match=r"the disk is full\); nothing was accepted, send it again later"):
-            await accept(store, "during", BIG)
+            await accept(store, "during", LARGE_TEXT)
         assert await store.write_problem() == "the disk is full"
-        request = request_of("during", BIG)
+        request = request_of("during", LARGE_TEXT)
         assert await store.deliveries.find(DeliveryKey("me", "during"), message_digest(request)) is None
         assert len(await store.deliveries.unfinished()) == 1
-        # Nobody hammers at a disk that is full.
+        # A full disk is probed at intervals only.
         full.unlink()
         assert await store.write_problem() == "the disk is full"
         await anyio.sleep(PROBE_INTERVAL_S + 0.1)
         assert await store.write_problem() is None
-        await accept(store, "during", BIG)
+        await accept(store, "during", LARGE_TEXT)
     assert rows(tmp_path / "small.sqlite3", "select message_id from deliveries order by 1") == [
         ("before",),
         ("during",),
@@ -237,7 +237,7 @@ async def test_a_full_disk_is_probed_periodically(tmp_path: Path) -> None:
     async with store_on_a_small_disk(tmp_path) as (store, full):
         full.touch()
         with pytest.raises(StoreUnavailable):
-            await accept(store, "during", BIG)
+            await accept(store, "during", LARGE_TEXT)
         await anyio.sleep(PROBE_INTERVAL_S + 0.1)
         assert await store.write_problem() == "the disk is full"
         full.unlink()
@@ -254,7 +254,7 @@ async def test_the_answer_of_an_accepted_message_waits_for_disk_space(tmp_path: 
 
         async def end() -> None:
             await store.deliveries.mark_answered(key, b"x" * 500_000)
-            await store.tasks.save(task_of(COMPLETED, BIG), ME)
+            await store.tasks.save(task_of(COMPLETED, LARGE_TEXT), ME)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(end)
@@ -284,19 +284,19 @@ async def test_a_growing_answer_is_readable_while_the_disk_is_full(tmp_path: Pat
         await store.tasks.save(task_of(WORKING), ME)
         await anyio.sleep(1.05)
         full.touch()
-        await store.tasks.save(task_of(WORKING, BIG), ME)
+        await store.tasks.save(task_of(WORKING, LARGE_TEXT), ME)
         assert await store.write_problem() == "the disk is full"
-        assert text_of(await store.tasks.get("task-1", ME)) == BIG
+        assert text_of(await store.tasks.get("task-1", ME)) == LARGE_TEXT
         full.unlink()
-    # Leaving the store writes what waits.
+    # Closing the store writes the pending changes.
     assert rows(tmp_path / "small.sqlite3", "select length(artifacts) > 500000 from tasks") == [(1,)]
 
 
 async def test_a_full_disk_does_not_delay_a_stop(tmp_path: Path) -> None:
     async with store_on_a_small_disk(tmp_path) as (store, full):
         await store.tasks.save(task_of(SUBMITTED), ME)
-        await store.tasks.save(task_of(WORKING, BIG), ME)
-        await store.tasks.save(task_of(WORKING, BIG + BIG), ME)
+        await store.tasks.save(task_of(WORKING, LARGE_TEXT), ME)
+        await store.tasks.save(task_of(WORKING, LARGE_TEXT + LARGE_TEXT), ME)
         full.touch()
     assert "SUBMITTED" in str(rows(tmp_path / "small.sqlite3", "select status from tasks"))
 
@@ -304,7 +304,7 @@ async def test_a_full_disk_does_not_delay_a_stop(tmp_path: Path) -> None:
 # --- Old tasks ---
 
 
-def put_task(
+def insert_task(
     file: Path, task_id: str, *, days_ago: float, state: str = "TASK_STATE_COMPLETED", delivery: str = ""
 ) -> None:
     when = datetime.now(UTC) - timedelta(days=days_ago)
@@ -314,10 +314,10 @@ def put_task(
             "insert into tasks (id, context_id, kind, owner, last_updated, status) values (?,?,?,?,?,?)", row
         )
         if delivery:
-            put_delivery(connection, task_id, delivery, when.timestamp())
+            insert_delivery(connection, task_id, delivery, when.timestamp())
 
 
-def put_delivery(connection: sqlite3.Connection, task_id: str, state: str, when: float) -> None:
+def insert_delivery(connection: sqlite3.Connection, task_id: str, state: str, when: float) -> None:
     connection.execute(
         "insert into deliveries (owner, message_id, digest, task_id, context_id, state, request, deaths, ending,"
         " accepted_at, changed_at) values ('me', ?, x'00', ?, 'context-1', ?, x'00', 0, x'00', ?, ?)",
@@ -325,29 +325,29 @@ def put_delivery(connection: sqlite3.Connection, task_id: str, state: str, when:
     )
 
 
-async def pruned(file: Path, keep_days: float = 30, keep_tasks: int = 1000) -> set[object]:
-    """Prune and return the ids of the tasks that are left."""
+async def prune(file: Path, keep_days: float = 30, keep_tasks: int = 1000) -> set[object]:
+    """Prune and return the IDs of the remaining tasks."""
     async with open_store(url(file)) as store:
         await store.retention(keep_days, keep_tasks).prune()
     return {task_id for (task_id,) in rows(file, "select id from tasks")}
 
 
-def messages(file: Path) -> set[object]:
+def delivery_task_ids(file: Path) -> set[object]:
     return {task_id for (task_id,) in rows(file, "select task_id from deliveries")}
 
 
 async def test_old_tasks_are_removed_with_their_deliveries(file: Path) -> None:
-    put_task(file, "old", days_ago=31, delivery="acknowledged")
-    put_task(file, "new", days_ago=29, delivery="acknowledged")
-    assert await pruned(file) == {"new"} == messages(file)
+    insert_task(file, "old", days_ago=31, delivery="acknowledged")
+    insert_task(file, "new", days_ago=29, delivery="acknowledged")
+    assert await prune(file) == {"new"} == delivery_task_ids(file)
 
 
 async def test_the_oldest_tasks_over_the_count_are_removed(file: Path) -> None:
     for number in range(5):
-        put_task(file, f"task-{number}", days_ago=number, delivery="acknowledged")
-    assert await pruned(file, keep_tasks=2) == {"task-0", "task-1"} == messages(file)
-    assert await pruned(file, keep_tasks=2) == {"task-0", "task-1"}
-    assert await pruned(file, keep_tasks=0) == set()
+        insert_task(file, f"task-{number}", days_ago=number, delivery="acknowledged")
+    assert await prune(file, keep_tasks=2) == {"task-0", "task-1"} == delivery_task_ids(file)
+    assert await prune(file, keep_tasks=2) == {"task-0", "task-1"}
+    assert await prune(file, keep_tasks=0) == set()
 
 
 UNFINISHED = ["TASK_STATE_SUBMITTED", "TASK_STATE_WORKING", "TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"]
@@ -355,42 +355,42 @@ UNFINISHED = ["TASK_STATE_SUBMITTED", "TASK_STATE_WORKING", "TASK_STATE_INPUT_RE
 
 @pytest.mark.parametrize("state", UNFINISHED)
 async def test_an_unfinished_task_is_kept_regardless_of_age(file: Path, state: str) -> None:
-    put_task(file, "old", days_ago=400, state=state, delivery="started")
-    assert await pruned(file, keep_tasks=0) == {"old"} == messages(file)
+    insert_task(file, "old", days_ago=400, state=state, delivery="started")
+    assert await prune(file, keep_tasks=0) == {"old"} == delivery_task_ids(file)
 
 
 @pytest.mark.parametrize(
-    ("state", "left"), [("accepted", {"old"}), ("started", {"old"}), ("answered", set()), ("acknowledged", set())]
+    ("state", "remaining"), [("accepted", {"old"}), ("started", {"old"}), ("answered", set()), ("acknowledged", set())]
 )
-async def test_a_task_is_kept_until_its_delivery_is_finished(file: Path, state: str, left: set[str]) -> None:
-    put_task(file, "old", days_ago=400, delivery=state)
-    assert await pruned(file, keep_tasks=0) == left == messages(file)
+async def test_a_task_is_kept_until_its_delivery_is_finished(file: Path, state: str, remaining: set[str]) -> None:
+    insert_task(file, "old", days_ago=400, delivery=state)
+    assert await prune(file, keep_tasks=0) == remaining == delivery_task_ids(file)
 
 
 @pytest.mark.parametrize("state", ["CANCELED", "FAILED", "REJECTED"])
 async def test_every_terminal_state_counts_as_finished(file: Path, state: str) -> None:
-    put_task(file, "old", days_ago=31, state=f"TASK_STATE_{state}")
-    assert await pruned(file) == set()
+    insert_task(file, "old", days_ago=31, state=f"TASK_STATE_{state}")
+    assert await prune(file) == set()
 
 
 async def test_an_old_delivery_without_a_task_is_removed(file: Path) -> None:
     with closing(sqlite3.connect(file)) as connection, connection:
         for name, state, days in [("a", "acknowledged", 31), ("b", "acknowledged", 29), ("c", "accepted", 31)]:
-            put_delivery(connection, name, state, time.time() - days * 86_400)
-    await pruned(file)
-    assert messages(file) == {"b", "c"}
+            insert_delivery(connection, name, state, time.time() - days * 86_400)
+    await prune(file)
+    assert delivery_task_ids(file) == {"b", "c"}
 
 
 async def test_removal_uses_small_transactions_and_keeps_conversations(file: Path) -> None:
     for number in range(3 * BATCH + 1):
-        put_task(file, f"task-{number}", days_ago=31)
+        insert_task(file, f"task-{number}", days_ago=31)
     async with open_store(url(file)) as store:
         assert await store.retention(30, 1000).prune() == 3 * BATCH + 1
         assert await store.context_thread("me", "context-1").load() is not None
 
 
 async def test_the_agents_own_timestamps_are_used(file: Path) -> None:
-    """The SDK writes the time, and reads it as UTC: a day's difference would prune what is new."""
+    """The SDK writes the time, and reads it as UTC: an offset of a day would remove new tasks."""
     async with open_store(url(file)) as store:
         task = task_of(COMPLETED)
         task.status.timestamp.GetCurrentTime()

@@ -1,4 +1,4 @@
-"""Every transport over real sockets, with the SDK's own client: what they have in common, and what tells them apart."""
+"""All transports over real sockets, with the SDK's own client: their common behavior and their differences."""
 
 import json
 import signal
@@ -57,12 +57,12 @@ from tests.unit.server.test_app import Echo
 TRANSPORTS = ("JSONRPC", "HTTP+JSON", "GRPC")
 OPTIONS = ServerOptions("echo", "Says it again.", "1.2.3", "", max_body_bytes=100_000)
 USAGE = AgentExtension(uri="urn:test:usage")
-NEW = {"A2A-Version": "1.0"}
+VERSION_HEADER = {"A2A-Version": "1.0"}
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A server with all transports, and clients for them."""
+class RunningServer:
+    """A server with all transports, and its clients."""
 
     options: ServerOptions
     http: httpx.AsyncClient
@@ -84,10 +84,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(
+async def running_server(
     folder: Path, options: ServerOptions = OPTIONS, other: AgentExecutor | None = None, dead_after_s: float = 15
-) -> AsyncIterator[Served]:
-    """Serve an echo, or another executor."""
+) -> AsyncIterator[RunningServer]:
+    """Serve an echo executor, or another one."""
 
     async def ready() -> str | None:
         return None
@@ -105,7 +105,7 @@ async def served(
                 httpx.AsyncClient(base_url=url, timeout=4) as http,
                 grpc.aio.insecure_channel(str(options.grpc_url)) as channel,
             ):
-                yield Served(options, http, channel, executor)
+                yield RunningServer(options, http, channel, executor)
 
 
 def request(
@@ -117,14 +117,14 @@ def request(
     return SendMessageRequest(message=message, configuration=SendMessageConfiguration(return_immediately=not wait))
 
 
-def shown(token: str) -> ClientCallContext:
+def bearer(token: str) -> ClientCallContext:
     return ClientCallContext(service_parameters={"Authorization": f"Bearer {token}"})
 
 
-async def sent(client: Client, asked: SendMessageRequest, context: ClientCallContext | None = None) -> Task:
-    """Send a message and return its task as the first event has it."""
+async def send(client: Client, message_request: SendMessageRequest, context: ClientCallContext | None = None) -> Task:
+    """Send a message and return the task of the first event."""
     task: Task | None = None
-    async for event in client.send_message(asked, context=context):
+    async for event in client.send_message(message_request, context=context):
         task = task or event.task
     assert task is not None
     return task
@@ -135,21 +135,21 @@ def states(events: Sequence[StreamResponse]) -> list[str]:
     return [TaskState.Name(state).removeprefix("TASK_STATE_") for state in found if state]
 
 
-# --- What all have in common ---
+# --- All transports ---
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_messages_are_answered_streamed_fetched_listed_and_canceled(tmp_path: Path, transport: str) -> None:
-    async with served(tmp_path) as now:
-        client = now.client(transport)
-        task = await sent(client, request("m-1", context_id="one"))
+    async with running_server(tmp_path) as server:
+        client = server.client(transport)
+        task = await send(client, request("m-1", context_id="one"))
         assert task.status.state == TaskState.TASK_STATE_COMPLETED
         assert (await client.get_task(GetTaskRequest(id=task.id))).artifacts[0].parts[0].text == "hello"
 
-        streamed = [event async for event in now.client(transport, streaming=True).send_message(request("m-2"))]
+        streamed = [event async for event in server.client(transport, streaming=True).send_message(request("m-2"))]
         assert states(streamed) == ["SUBMITTED", "WORKING", "COMPLETED"]
 
-        waiting = await sent(client, request("m-3", "wait", wait=False, context_id="two"))
+        waiting = await send(client, request("m-3", "wait", wait=False, context_id="two"))
         canceled = await client.cancel_task(CancelTaskRequest(id=waiting.id))
         assert canceled.status.state == TaskState.TASK_STATE_CANCELED
         with pytest.raises(TaskNotCancelableError):
@@ -158,9 +158,11 @@ async def test_messages_are_answered_streamed_fetched_listed_and_canceled(tmp_pa
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_tasks_are_listed_in_pages_and_by_filter(tmp_path: Path, transport: str) -> None:
-    async with served(tmp_path) as now:
-        client = now.client(transport)
-        made = [(await sent(client, request(f"m-{number}", context_id=f"c-{number % 2}"))).id for number in range(5)]
+    async with running_server(tmp_path) as server:
+        client = server.client(transport)
+        task_ids = [
+            (await send(client, request(f"m-{number}", context_id=f"c-{number % 2}"))).id for number in range(5)
+        ]
         seen: list[str] = []
         token = ""
         while True:
@@ -171,10 +173,10 @@ async def test_tasks_are_listed_in_pages_and_by_filter(tmp_path: Path, transport
             token = page.next_page_token
             if not token:
                 break
-        assert seen == made[::-1], "the newest first"
-        of_one = await client.list_tasks(ListTasksRequest(context_id="c-1", include_artifacts=True))
-        assert [task.id for task in of_one.tasks] == [made[3], made[1]]
-        assert all(task.artifacts for task in of_one.tasks)
+        assert seen == task_ids[::-1], "tasks must be sorted by age, the newest first"
+        filtered = await client.list_tasks(ListTasksRequest(context_id="c-1", include_artifacts=True))
+        assert [task.id for task in filtered.tasks] == [task_ids[3], task_ids[1]]
+        assert all(task.artifacts for task in filtered.tasks)
         failed = await client.list_tasks(ListTasksRequest(status=TaskState.TASK_STATE_FAILED))
         assert list(failed.tasks) == []
         with pytest.raises(InvalidParamsError):
@@ -185,13 +187,13 @@ async def test_tasks_are_listed_in_pages_and_by_filter(tmp_path: Path, transport
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_subscriber_gets_the_task_and_its_end(tmp_path: Path, transport: str) -> None:
-    async with served(tmp_path) as now:
-        client = now.client(transport, streaming=True)
-        task = await sent(now.client(transport), request("m-1", "wait", wait=False))
+    async with running_server(tmp_path) as server:
+        client = server.client(transport, streaming=True)
+        task = await send(server.client(transport), request("m-1", "wait", wait=False))
         events: list[StreamResponse] = []
         async for event in client.subscribe(SubscribeToTaskRequest(id=task.id)):
             events.append(event)
-            now.executor.go.set()
+            server.executor.go.set()
         assert events[0].task.id == task.id
         assert states(events)[-1] == "COMPLETED"
         with pytest.raises(UnsupportedOperationError):
@@ -203,12 +205,12 @@ async def test_a_subscriber_gets_the_task_and_its_end(tmp_path: Path, transport:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_a_media_type_missing_from_the_card_is_rejected(tmp_path: Path, transport: str, streaming: bool) -> None:
-    asked = request("m-1")
-    asked.message.parts.append(Part(raw=b"x", media_type="application/x-nothing"))
-    async with served(tmp_path) as now:
+    message_request = request("m-1")
+    message_request.message.parts.append(Part(raw=b"x", media_type="application/x-nothing"))
+    async with running_server(tmp_path) as server:
         with pytest.raises(ContentTypeNotSupportedError, match="application/x-nothing is not supported"):
-            await sent(now.client(transport, streaming=streaming), asked)
-        assert now.executor.owners == []
+            await send(server.client(transport, streaming=streaming), message_request)
+        assert server.executor.owners == []
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -216,55 +218,67 @@ async def test_a_media_type_missing_from_the_card_is_rejected(tmp_path: Path, tr
 async def test_a_media_type_matches_regardless_of_parameters_and_case(
     tmp_path: Path, transport: str, streaming: bool
 ) -> None:
-    async with served(tmp_path, replace(OPTIONS, input_modes=("text/plain", "application/json", "image/jpeg"))) as now:
-        for given in ("TEXT/PLAIN", "application/json; charset=utf-8", "image/jpg", "text/x-csrc", "text/x-log;a=b"):
-            asked = request(given)
-            asked.message.parts.append(Part(raw=b"x", media_type=given))
-            assert await sent(now.client(transport, streaming=streaming), asked)
+    async with running_server(
+        tmp_path, replace(OPTIONS, input_modes=("text/plain", "application/json", "image/jpeg"))
+    ) as server:
+        for media_type in (
+            "TEXT/PLAIN",
+            "application/json; charset=utf-8",
+            "image/jpg",
+            "text/x-csrc",
+            "text/x-log;a=b",
+        ):
+            message_request = request(media_type)
+            message_request.message.parts.append(Part(raw=b"x", media_type=media_type))
+            assert await send(server.client(transport, streaming=streaming), message_request)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_text_types_are_rejected_if_text_is_not_accepted(tmp_path: Path, transport: str) -> None:
-    async with served(tmp_path, replace(OPTIONS, input_modes=("application/json",))) as now:
-        asked = request("m-1")
-        asked.message.parts.append(Part(raw=b"x", media_type="text/x-csrc"))
+    async with running_server(tmp_path, replace(OPTIONS, input_modes=("application/json",))) as server:
+        message_request = request("m-1")
+        message_request.message.parts.append(Part(raw=b"x", media_type="text/x-csrc"))
         with pytest.raises(ContentTypeNotSupportedError, match="text/x-csrc is not supported"):
-            await sent(now.client(transport), asked)
+            await send(server.client(transport), message_request)
 
 
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 
-def holding(place: str, value: JsonValue) -> SendMessageRequest:
-    """Return a message with a value somewhere in its JSON."""
-    asked = request(str(uuid.uuid4()))
+def request_with(place: str, value: JsonValue) -> SendMessageRequest:
+    """Return a message with a value at some position of its JSON."""
+    message_request = request(str(uuid.uuid4()))
     match place:
         case "data":
-            ParseDict({"a": [value]}, asked.message.parts.add().data)
+            ParseDict({"a": [value]}, message_request.message.parts.add().data)
         case "a part's metadata":
-            ParseDict({"a": value}, asked.message.parts[0].metadata)
+            ParseDict({"a": value}, message_request.message.parts[0].metadata)
         case "metadata":
-            ParseDict({"a": {"b": value}}, asked.message.metadata)
+            ParseDict({"a": {"b": value}}, message_request.message.metadata)
         case _:
-            ParseDict({"a": value}, asked.metadata)
-    return asked
+            ParseDict({"a": value}, message_request.metadata)
+    return message_request
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("place", ["data", "a part's metadata", "metadata", "the request's metadata"])
 async def test_a_non_json_number_is_rejected_before_it_is_stored(tmp_path: Path, place: str, streaming: bool) -> None:
-    """Once written down, it could not be given out any more, and be taken up at every start."""
-    async with served(tmp_path) as now:
+    """Once stored, it could not be returned, and would be resumed at every start."""
+    async with running_server(tmp_path) as server:
         for number in NOT_FINITE:
-            asked = holding(place, number)
+            message_request = request_with(place, number)
             with pytest.raises(InvalidParamsError, match="a number that JSON does not have"):
-                await sent(now.client("GRPC", streaming=streaming), asked)
-            asked.message.parts[0].text = "another message under the id"
-            for value in (asked.message.parts[-1].data, asked.message.metadata, asked.metadata):
+                await send(server.client("GRPC", streaming=streaming), message_request)
+            message_request.message.parts[0].text = "another message under the id"
+            for value in (
+                message_request.message.parts[-1].data,
+                message_request.message.metadata,
+                message_request.metadata,
+            ):
                 value.Clear()
-            asked.message.parts[0].metadata.Clear()
-            del asked.message.parts[1:]
-            assert (await sent(now.client("GRPC"), asked)).id, "nothing was kept of it"
+            message_request.message.parts[0].metadata.Clear()
+            del message_request.message.parts[1:]
+            assert (await send(server.client("GRPC"), message_request)).id, "the rejected message must not be stored"
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -272,108 +286,112 @@ async def test_a_number_that_only_python_parses_is_rejected_over_http(tmp_path: 
     new: JsonObject = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"data": {"a": "NUMBER"}}]}
     old: JsonObject = new | {"kind": "message", "role": "user", "parts": [{"kind": "data", "data": {"a": "NUMBER"}}]}
     calls: tuple[tuple[str, JsonObject, dict[str, str]], ...] = (
-        ("/", {"jsonrpc": "2.0", "id": 7, "method": "SendMessage", "params": {"message": new}}, NEW),
+        ("/", {"jsonrpc": "2.0", "id": 7, "method": "SendMessage", "params": {"message": new}}, VERSION_HEADER),
         ("/", {"jsonrpc": "2.0", "id": 7, "method": "message/send", "params": {"message": old}}, {}),
-        ("/message:send", {"message": new}, NEW),
+        ("/message:send", {"message": new}, VERSION_HEADER),
     )
-    async with served(tmp_path) as now:
+    async with running_server(tmp_path) as server:
         for path, body, headers in calls:
             content = json.dumps(body).replace('"NUMBER"', number)
-            answer = await now.http.post(path, content=content, headers={**headers, "Content-Type": "application/json"})
+            answer = await server.http.post(
+                path, content=content, headers={**headers, "Content-Type": "application/json"}
+            )
             error = answer.json()["error"]
             assert error["code"] in (-32602, 400), (path, error)
             assert "a number that JSON does not have" in error["message"]
-        assert now.executor.owners == []
+        assert server.executor.owners == []
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS[:2])
 @pytest.mark.parametrize("place", ["data", "a part's metadata", "metadata", "the request's metadata"])
 async def test_data_nested_too_deeply_is_rejected(tmp_path: Path, transport: str, place: str) -> None:
-    """Over gRPC such a message cannot be read at all, nor a task with it in its history."""
-    async with served(tmp_path) as now:
-        task = await sent(now.client(transport), holding(place, nested(MAX_NESTING - 2)))
-        assert (await now.client("GRPC").get_task(GetTaskRequest(id=task.id))).id == task.id
-        asked = holding(place, nested(MAX_NESTING + 1))
+    """Such a message, and a task with it in its history, cannot be parsed over gRPC."""
+    async with running_server(tmp_path) as server:
+        task = await send(server.client(transport), request_with(place, nested(MAX_NESTING - 2)))
+        assert (await server.client("GRPC").get_task(GetTaskRequest(id=task.id))).id == task.id
+        message_request = request_with(place, nested(MAX_NESTING + 1))
         with pytest.raises(InvalidParamsError, match=f"at most {MAX_NESTING} levels"):
-            await sent(now.client(transport), asked)
+            await send(server.client(transport), message_request)
 
 
 def nested(depth: int) -> JsonValue:
-    """Return so many objects within one another."""
+    """Return objects nested `depth` levels deep."""
     return {"a": nested(depth - 1)} if depth else "x"
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_one_principals_tasks_do_not_exist_for_others(tmp_path: Path, transport: str) -> None:
     options = replace(OPTIONS, tokens={"operator": "o-token", "ada": "a-token"})
-    async with served(tmp_path, options) as now:
-        client = now.client(transport)
-        ours = await sent(client, request("m-1", "wait", wait=False, context_id="same"), shown("a-token"))
-        theirs = await sent(client, request("m-1", context_id="same"), shown("o-token"))
-        assert now.executor.owners == ["ada", "operator"]
-        assert ours.id != theirs.id
+    async with running_server(tmp_path, options) as server:
+        client = server.client(transport)
+        adas_task = await send(client, request("m-1", "wait", wait=False, context_id="same"), bearer("a-token"))
+        operators_task = await send(client, request("m-1", context_id="same"), bearer("o-token"))
+        assert server.executor.owners == ["ada", "operator"]
+        assert adas_task.id != operators_task.id
         with pytest.raises(TaskNotFoundError):
-            await client.get_task(GetTaskRequest(id=ours.id), context=shown("o-token"))
+            await client.get_task(GetTaskRequest(id=adas_task.id), context=bearer("o-token"))
         with pytest.raises(TaskNotFoundError):
-            await client.cancel_task(CancelTaskRequest(id=ours.id), context=shown("o-token"))
+            await client.cancel_task(CancelTaskRequest(id=adas_task.id), context=bearer("o-token"))
         with pytest.raises(TaskNotFoundError):
-            await sent(client, request("m-2", task_id=ours.id), shown("o-token"))
-        streaming = now.client(transport, streaming=True)
+            await send(client, request("m-2", task_id=adas_task.id), bearer("o-token"))
+        streaming = server.client(transport, streaming=True)
         with pytest.raises(TaskNotFoundError):
-            await anext(streaming.subscribe(SubscribeToTaskRequest(id=ours.id), context=shown("o-token")))
-        listed = await client.list_tasks(ListTasksRequest(), context=shown("o-token"))
-        assert [task.id for task in listed.tasks] == [theirs.id]
-        now.executor.go.set()
+            await anext(streaming.subscribe(SubscribeToTaskRequest(id=adas_task.id), context=bearer("o-token")))
+        visible = await client.list_tasks(ListTasksRequest(), context=bearer("o-token"))
+        assert [task.id for task in visible.tasks] == [operators_task.id]
+        server.executor.go.set()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_an_unknown_token_is_rejected(tmp_path: Path, transport: str) -> None:
-    async with served(tmp_path, replace(OPTIONS, tokens={"operator": "o-token"})) as now:
-        for context in (None, shown("wrong"), ClientCallContext(service_parameters={"X-API-Key": "wrong"})):
+    async with running_server(tmp_path, replace(OPTIONS, tokens={"operator": "o-token"})) as server:
+        for context in (None, bearer("wrong"), ClientCallContext(service_parameters={"X-API-Key": "wrong"})):
             with pytest.raises(A2AClientError, match=r"401|UNAUTHENTICATED"):
-                await sent(now.client(transport), request("m-1"), context)
+                await send(server.client(transport), request("m-1"), context)
         key = ClientCallContext(service_parameters={"X-API-Key": "o-token"})
-        assert (await sent(now.client(transport), request("m-1"), key)).status.state == TaskState.TASK_STATE_COMPLETED
-        assert now.executor.owners == ["operator"]
+        assert (
+            await send(server.client(transport), request("m-1"), key)
+        ).status.state == TaskState.TASK_STATE_COMPLETED
+        assert server.executor.owners == ["operator"]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_rate_limited_caller_gets_retry_after(tmp_path: Path, transport: str) -> None:
     options = replace(OPTIONS, tokens={"ada": "a", "bob": "b"}, requests_per_minute=12)
-    async with served(tmp_path, options) as now:
-        client = now.client(transport)
+    async with running_server(tmp_path, options) as server:
+        client = server.client(transport)
         for _ in range(2):
-            await client.list_tasks(ListTasksRequest(), context=shown("a"))
+            await client.list_tasks(ListTasksRequest(), context=bearer("a"))
         with pytest.raises(A2AClientError, match=r"429|RESOURCE_EXHAUSTED"):
-            await client.list_tasks(ListTasksRequest(), context=shown("a"))
-        await client.list_tasks(ListTasksRequest(), context=shown("b"))
+            await client.list_tasks(ListTasksRequest(), context=bearer("a"))
+        await client.list_tasks(ListTasksRequest(), context=bearer("b"))
         for _ in range(5):
-            assert (await now.http.get("/healthz")).status_code == 200
+            assert (await server.http.get("/healthz")).status_code == 200
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_streams_over_the_limit_are_rejected(tmp_path: Path, transport: str) -> None:
     options = replace(OPTIONS, streams=StreamLimits(per_principal=1))
-    async with served(tmp_path, options) as now:
-        client = now.client(transport, streaming=True)
+    async with running_server(tmp_path, options) as server:
+        client = server.client(transport, streaming=True)
         first = client.send_message(request("m-1", "wait"))
         task = (await anext(first)).task
         with pytest.raises((A2AClientError, A2AError), match=r"429|RESOURCE_EXHAUSTED"):
-            await sent(client, request("m-2"))
+            await send(client, request("m-2"))
         with pytest.raises((A2AClientError, A2AError), match=r"429|RESOURCE_EXHAUSTED"):
             await anext(client.subscribe(SubscribeToTaskRequest(id=task.id)))
-        now.executor.go.set()
+        server.executor.go.set()
         assert states([event async for event in first])[-1] == "COMPLETED"
-        assert (await sent(client, request("m-3"))).id
+        assert (await send(client, request("m-3"))).id
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_an_idle_stream_is_closed_and_its_task_continues(tmp_path: Path, transport: str) -> None:
-    async with served(tmp_path, replace(OPTIONS, streams=StreamLimits(idle_s=0.2))) as now:
-        client = now.client(transport, streaming=True)
+    async with running_server(tmp_path, replace(OPTIONS, streams=StreamLimits(idle_s=1.0))) as server:
+        client = server.client(transport, streaming=True)
         events = [event async for event in client.send_message(request("m-1", "wait"))]
         assert states(events) == ["SUBMITTED", "WORKING"]
-        now.executor.go.set()
+        server.executor.go.set()
         task = await client.get_task(GetTaskRequest(id=events[0].task.id))
         while task.status.state != TaskState.TASK_STATE_COMPLETED:
             await anyio.sleep(0.005)
@@ -382,41 +400,41 @@ async def test_an_idle_stream_is_closed_and_its_task_continues(tmp_path: Path, t
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_streaming_is_rejected_if_disabled(tmp_path: Path, transport: str) -> None:
-    async with served(tmp_path, replace(OPTIONS, streaming=False)) as now:
-        client = now.client(transport, streaming=True)
-        assert (await sent(client, request("m-1"))).status.state == TaskState.TASK_STATE_COMPLETED, "the client knows"
+    async with running_server(tmp_path, replace(OPTIONS, streaming=False)) as server:
+        client = server.client(transport, streaming=True)
+        assert (await send(client, request("m-1"))).status.state == TaskState.TASK_STATE_COMPLETED, "streamed"
         message = {"messageId": "m-2", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
-        refused = await now.http.post("/message:stream", json={"message": message}, headers=NEW)
-        assert refused.json()["error"]["details"][0]["reason"] == "UNSUPPORTED_OPERATION"
+        rejected = await server.http.post("/message:stream", json={"message": message}, headers=VERSION_HEADER)
+        assert rejected.json()["error"]["details"][0]["reason"] == "UNSUPPORTED_OPERATION"
         call = {"jsonrpc": "2.0", "id": 1, "method": "SendStreamingMessage", "params": {"message": message}}
-        assert (await now.http.post("/", json=call, headers=NEW)).json()["error"]["code"] == -32004
+        assert (await server.http.post("/", json=call, headers=VERSION_HEADER)).json()["error"]["code"] == -32004
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_the_extended_card_requires_authentication(tmp_path: Path, transport: str) -> None:
     options = replace(OPTIONS, tokens={"ada": "a"}, setup={"model": "gpt-5.5"})
-    async with served(tmp_path, options) as now:
-        public = await now.http.get("/.well-known/agent-card.json")
+    async with running_server(tmp_path, options) as server:
+        public = await server.http.get("/.well-known/agent-card.json")
         assert public.json()["capabilities"]["extendedAgentCard"]
         assert "gpt-5.5" not in public.text
-        client = now.client(transport)
-        told = await client.get_extended_agent_card(GetExtendedAgentCardRequest(), context=shown("a"))
-        assert [dict(each.params)["model"] for each in told.capabilities.extensions] == ["gpt-5.5"]
+        client = server.client(transport)
+        card = await client.get_extended_agent_card(GetExtendedAgentCardRequest(), context=bearer("a"))
+        assert [dict(each.params)["model"] for each in card.capabilities.extensions] == ["gpt-5.5"]
         with pytest.raises(A2AClientError, match=r"401|UNAUTHENTICATED"):
-            await now.client(transport).get_extended_agent_card(GetExtendedAgentCardRequest())
+            await server.client(transport).get_extended_agent_card(GetExtendedAgentCardRequest())
 
 
 # --- Extensions and versions ---
 
 
 async def test_the_response_lists_the_active_extensions(tmp_path: Path) -> None:
-    async with served(tmp_path, replace(OPTIONS, extensions=(USAGE,))) as now:
-        headers = {**NEW, "A2A-Extensions": "urn:other,urn:test:usage"}
-        assert (await now.http.get("/tasks", headers=headers)).headers["a2a-extensions"] == "urn:test:usage"
-        assert "a2a-extensions" not in (await now.http.get("/tasks", headers=NEW)).headers
-        old = await now.http.get("/v1/tasks/x", headers={"X-A2A-Extensions": "urn:test:usage"})
+    async with running_server(tmp_path, replace(OPTIONS, extensions=(USAGE,))) as server:
+        headers = {**VERSION_HEADER, "A2A-Extensions": "urn:other,urn:test:usage"}
+        assert (await server.http.get("/tasks", headers=headers)).headers["a2a-extensions"] == "urn:test:usage"
+        assert "a2a-extensions" not in (await server.http.get("/tasks", headers=VERSION_HEADER)).headers
+        old = await server.http.get("/v1/tasks/x", headers={"X-A2A-Extensions": "urn:test:usage"})
         assert old.headers["x-a2a-extensions"] == "urn:test:usage"
-        call = now.grpc.ListTasks(
+        call = server.grpc.ListTasks(
             ListTasksRequest(), metadata=(("a2a-version", "1.0"), ("a2a-extensions", "urn:other,urn:test:usage"))
         )
         await call
@@ -425,43 +443,43 @@ async def test_the_response_lists_the_active_extensions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["99.0", "0.3", "", "nonsense"])
 async def test_an_unsupported_version_is_rejected(tmp_path: Path, version: str) -> None:
-    async with served(tmp_path) as now:
+    async with running_server(tmp_path) as server:
         headers = {"A2A-Version": version}
-        answer = await now.http.get("/tasks", headers=headers)
+        answer = await server.http.get("/tasks", headers=headers)
         assert answer.json()["error"]["details"][0]["reason"] == "VERSION_NOT_SUPPORTED"
         call = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
-        assert (await now.http.post("/", json=call, headers=headers)).json()["error"]["code"] == -32009
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await now.grpc.ListTasks(ListTasksRequest(), metadata=(("a2a-version", version),))
-        assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert (await server.http.post("/", json=call, headers=headers)).json()["error"]["code"] == -32009
+        with pytest.raises(grpc.aio.AioRpcError) as rejected:
+            await server.grpc.ListTasks(ListTasksRequest(), metadata=(("a2a-version", version),))
+        assert rejected.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_the_version_may_be_a_query_parameter(tmp_path: Path) -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
-    message = {"message": said({"text": "hello"})}
-    async with served(tmp_path) as now:
-        assert (await now.http.get("/tasks?A2A-Version=1.0&pageSize=3")).json()["pageSize"] == 3
-        assert (await now.http.post("/?A2A-Version=1.0", json=call)).json()["result"]["totalSize"] == 0
-        assert (await now.http.post("/message:send?A2A-Version=1.0", json=message)).json()["task"]
+    message = {"message": message_with({"text": "hello"})}
+    async with running_server(tmp_path) as server:
+        assert (await server.http.get("/tasks?A2A-Version=1.0&pageSize=3")).json()["pageSize"] == 3
+        assert (await server.http.post("/?A2A-Version=1.0", json=call)).json()["result"]["totalSize"] == 0
+        assert (await server.http.post("/message:send?A2A-Version=1.0", json=message)).json()["task"]
         for wrong in ("99.0", "0.3", "", "1%0a.0", "%ff"):
-            answer = await now.http.get(f"/tasks?A2A-Version={wrong}")
+            answer = await server.http.get(f"/tasks?A2A-Version={wrong}")
             assert answer.json()["error"]["details"][0]["reason"] == "VERSION_NOT_SUPPORTED"
-        header_first = await now.http.get("/tasks?A2A-Version=1.0", headers={"A2A-Version": "99.0"})
+        header_first = await server.http.get("/tasks?A2A-Version=1.0", headers={"A2A-Version": "99.0"})
         assert header_first.status_code == 400
 
 
 async def test_a_newer_minor_version_is_accepted(tmp_path: Path) -> None:
-    async with served(tmp_path) as now:
-        assert (await now.http.get("/tasks", headers={"A2A-Version": "1.7"})).status_code == 200
-        assert (await now.grpc.ListTasks(ListTasksRequest(), metadata=(("a2a-version", "1.7"),))).total_size == 0
+    async with running_server(tmp_path) as server:
+        assert (await server.http.get("/tasks", headers={"A2A-Version": "1.7"})).status_code == 200
+        assert (await server.grpc.ListTasks(ListTasksRequest(), metadata=(("a2a-version", "1.7"),))).total_size == 0
 
 
 async def test_a2a_0_3_works_on_all_transports(tmp_path: Path) -> None:
-    async with served(tmp_path) as now:
+    async with running_server(tmp_path) as server:
         rest = {"request": {"messageId": "m-1", "role": "ROLE_USER", "content": [{"text": "hello"}]}}
-        task = (await now.http.post("/v1/message:send", json=rest)).json()["task"]
+        task = (await server.http.post("/v1/message:send", json=rest)).json()["task"]
         assert task["status"]["state"] == "TASK_STATE_COMPLETED"
-        old = a2a_v0_3_pb2_grpc.A2AServiceStub(now.channel)  # type: ignore[no-untyped-call]
+        old = a2a_v0_3_pb2_grpc.A2AServiceStub(server.channel)  # type: ignore[no-untyped-call]
         message = a2a_v0_3_pb2.Message(
             message_id="m-2", role=a2a_v0_3_pb2.ROLE_USER, content=[a2a_v0_3_pb2.Part(text="hello")]
         )
@@ -472,31 +490,31 @@ async def test_a2a_0_3_works_on_all_transports(tmp_path: Path) -> None:
 
 
 async def test_a2a_0_3_is_rejected_if_disabled(tmp_path: Path) -> None:
-    async with served(tmp_path, replace(OPTIONS, versions=("1.0",))) as now:
+    async with running_server(tmp_path, replace(OPTIONS, versions=("1.0",))) as server:
         call = {"jsonrpc": "2.0", "id": 1, "method": "tasks/get", "params": {"id": "x"}}
-        assert (await now.http.post("/", json=call)).json()["error"]["code"] == -32601
-        assert (await now.http.get("/v1/card")).status_code == 404
-        old = a2a_v0_3_pb2_grpc.A2AServiceStub(now.channel)  # type: ignore[no-untyped-call]
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
+        assert (await server.http.post("/", json=call)).json()["error"]["code"] == -32601
+        assert (await server.http.get("/v1/card")).status_code == 404
+        old = a2a_v0_3_pb2_grpc.A2AServiceStub(server.channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as rejected:
             await old.GetTask(a2a_v0_3_pb2.GetTaskRequest(name="tasks/x"))
-        assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert rejected.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 # --- Errors ---
 
 
-async def rpc(now: Served, method: str, params: object, **headers: str) -> dict[str, object]:
+async def rpc(server: RunningServer, method: str, params: object, **headers: str) -> dict[str, object]:
     call = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
-    answer = (await now.http.post("/", json=call, headers=headers)).json()
+    answer = (await server.http.post("/", json=call, headers=headers)).json()
     assert (answer["jsonrpc"], answer["id"]) == ("2.0", 7)
     return dict(answer)
 
 
-def said(part: JsonObject, role: str = "ROLE_USER") -> JsonObject:
+def message_with(part: JsonObject, role: str = "ROLE_USER") -> JsonObject:
     return {"messageId": "m-1", "role": role, "parts": [part]}
 
 
-def said_of_old(file: JsonObject, **more: JsonValue) -> JsonObject:
+def old_message_with(file: JsonObject, **more: JsonValue) -> JsonObject:
     return {"kind": "message", "messageId": "m-1", "role": "user", "parts": [{"kind": "file", "file": file, **more}]}
 
 
@@ -515,18 +533,18 @@ def said_of_old(file: JsonObject, **more: JsonValue) -> JsonObject:
         ("ListTasks", {"status": "77"}, -32602),
         ("ListTasks", {"status": "FOO"}, -32602),
         ("ListTasks", {"includeArtifacts": "maybe"}, -32602),
-        ("SendMessage", {"message": said({"raw": "!!!"})}, -32602),
-        ("SendMessage", {"message": said({"raw": "aGVsbG8!!!"})}, -32602),
-        ("SendStreamingMessage", {"message": said({"raw": "aGVsb"})}, -32602),
-        ("SendMessage", {"message": said({"text": "x"}, role="ROLE_NOBODY")}, -32602),
+        ("SendMessage", {"message": message_with({"raw": "!!!"})}, -32602),
+        ("SendMessage", {"message": message_with({"raw": "aGVsbG8!!!"})}, -32602),
+        ("SendStreamingMessage", {"message": message_with({"raw": "aGVsb"})}, -32602),
+        ("SendMessage", {"message": message_with({"text": "x"}, role="ROLE_NOBODY")}, -32602),
         ("NoSuchMethod", {}, -32601),
         ("CreateTaskPushNotificationConfig", {"taskId": "x", "url": "https://example.com"}, -32003),
         ("GetExtendedAgentCard", {}, -32004),
     ],
 )
 async def test_the_codes_of_json_rpc(tmp_path: Path, method: str, params: object, code: int) -> None:
-    async with served(tmp_path) as now:
-        error = (await rpc(now, method, params, **NEW))["error"]
+    async with running_server(tmp_path) as server:
+        error = (await rpc(server, method, params, **VERSION_HEADER))["error"]
         assert isinstance(error, dict)
         assert error["code"] == code, error
 
@@ -536,17 +554,17 @@ async def test_the_codes_of_json_rpc(tmp_path: Path, method: str, params: object
     [
         ("message/send", {}, -32602),
         ("message/send", {"message": {"kind": "message"}}, -32602),
-        ("message/send", {"message": said_of_old({"bytes": "!!!"})}, -32602),
-        ("message/stream", {"message": said_of_old({"bytes": "aGVsb"})}, -32602),
-        ("message/send", {"message": said_of_old({"uri": "https://x"}, metadata=nested(60))}, -32602),
+        ("message/send", {"message": old_message_with({"bytes": "!!!"})}, -32602),
+        ("message/stream", {"message": old_message_with({"bytes": "aGVsb"})}, -32602),
+        ("message/send", {"message": old_message_with({"uri": "https://x"}, metadata=nested(60))}, -32602),
         ("tasks/get", {}, -32602),
         ("tasks/get", {"id": "x"}, -32001),
         ("tasks/nonsense", {}, -32601),
     ],
 )
 async def test_the_codes_of_json_rpc_0_3(tmp_path: Path, method: str, params: object, code: int) -> None:
-    async with served(tmp_path) as now:
-        error = (await rpc(now, method, params))["error"]
+    async with running_server(tmp_path) as server:
+        error = (await rpc(server, method, params))["error"]
         assert isinstance(error, dict)
         assert error["code"] == code, error
 
@@ -564,8 +582,8 @@ async def test_the_codes_of_json_rpc_0_3(tmp_path: Path, method: str, params: ob
         ("GET", "/tasks?status=BOGUS", None, 400, "INVALID_PARAMS"),
         ("GET", "/tasks?includeArtifacts=maybe", None, 400, "INVALID_PARAMS"),
         ("GET", "/a-tenant/tasks?status=BOGUS", None, 400, "INVALID_PARAMS"),
-        ("POST", "/message:send", {"message": said({"raw": "!!!"})}, 400, "INVALID_PARAMS"),
-        ("POST", "/message:stream", {"message": said({"raw": "aGVsbG8!!!"})}, 400, "INVALID_PARAMS"),
+        ("POST", "/message:send", {"message": message_with({"raw": "!!!"})}, 400, "INVALID_PARAMS"),
+        ("POST", "/message:stream", {"message": message_with({"raw": "aGVsbG8!!!"})}, 400, "INVALID_PARAMS"),
         ("GET", "/extendedAgentCard", None, 400, "UNSUPPORTED_OPERATION"),
         ("POST", "/tasks/x/pushNotificationConfigs", {"url": "https://x"}, 400, "PUSH_NOTIFICATION_NOT_SUPPORTED"),
         ("GET", "/nowhere/at/all", None, 404, None),
@@ -576,9 +594,9 @@ async def test_the_codes_of_json_rpc_0_3(tmp_path: Path, method: str, params: ob
 async def test_the_codes_of_http(
     tmp_path: Path, method: str, path: str, body: object, status: int, reason: str | None
 ) -> None:
-    async with served(tmp_path) as now:
+    async with running_server(tmp_path) as server:
         content = {} if body is None else {"json": body}
-        answer = await now.http.request(method, path, headers=NEW, **content)  # type: ignore[arg-type]
+        answer = await server.http.request(method, path, headers=VERSION_HEADER, **content)  # type: ignore[arg-type]
         assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
         error = answer.json()["error"]
         assert error["code"] == status
@@ -608,55 +626,57 @@ async def test_the_codes_of_http(
     ],
 )
 async def test_an_unreadable_body_is_a_client_error(tmp_path: Path, path: str, content: bytes, code: int) -> None:
-    async with served(tmp_path) as now:
-        version = {} if path.startswith("/v1/") else NEW
-        answer = await now.http.post(path, content=content, headers={"Content-Type": "application/json", **version})
+    async with running_server(tmp_path) as server:
+        version = {} if path.startswith("/v1/") else VERSION_HEADER
+        answer = await server.http.post(path, content=content, headers={"Content-Type": "application/json", **version})
         assert answer.json()["error"]["code"] == code, answer.text
         assert "Internal error; see" not in answer.text
-        assert now.executor.owners == []
+        assert server.executor.owners == []
 
 
 async def test_base64_is_accepted_in_both_alphabets_with_or_without_padding(tmp_path: Path) -> None:
-    async with served(tmp_path) as now:
+    async with running_server(tmp_path) as server:
         for number, content in enumerate(("-_8=", "+/8", "+/8=", "", "aGVs\nbG8=\n")):
-            message = {**said({"raw": content}), "messageId": f"m-{number}"}
-            answer = await now.http.post("/message:send", json={"message": message}, headers=NEW)
+            message = {**message_with({"raw": content}), "messageId": f"m-{number}"}
+            answer = await server.http.post("/message:send", json={"message": message}, headers=VERSION_HEADER)
             assert answer.status_code == 200, answer.text
 
 
 async def test_an_unknown_task_state_is_rejected_over_grpc_too(tmp_path: Path) -> None:
-    async with served(tmp_path) as now:
-        asked = ListTasksRequest()
-        asked.status = 77  # type: ignore[assignment]
+    async with running_server(tmp_path) as server:
+        message_request = ListTasksRequest()
+        message_request.status = 77  # type: ignore[assignment]
         with pytest.raises(InvalidParamsError, match="77 is not a task state"):
-            await now.client("GRPC").list_tasks(asked)
+            await server.client("GRPC").list_tasks(message_request)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
 async def test_a_body_must_have_a_json_content_type(tmp_path: Path, kind: str) -> None:
-    """What a page in a browser can post without asking the agent first is no message."""
+    """A form that a web page can post without a preflight request is not accepted as a message."""
     message = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
     call = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
-    headers = NEW | ({"Content-Type": kind} if kind else {})
-    async with served(tmp_path) as now:
-        refused = await now.http.post("/", content=json.dumps(call).encode(), headers=headers)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (415, -32005)
-        refused = await now.http.post("/message:send", content=json.dumps({"message": message}), headers=headers)
-        assert refused.status_code == 415
-        assert refused.json()["error"]["details"][0]["reason"] == "CONTENT_TYPE_NOT_SUPPORTED"
-        assert now.executor.owners == []
+    headers = VERSION_HEADER | ({"Content-Type": kind} if kind else {})
+    async with running_server(tmp_path) as server:
+        rejected = await server.http.post("/", content=json.dumps(call).encode(), headers=headers)
+        assert (rejected.status_code, rejected.json()["error"]["code"]) == (415, -32005)
+        rejected = await server.http.post("/message:send", content=json.dumps({"message": message}), headers=headers)
+        assert rejected.status_code == 415
+        assert rejected.json()["error"]["details"][0]["reason"] == "CONTENT_TYPE_NOT_SUPPORTED"
+        assert server.executor.owners == []
         for fine in ("application/json; charset=utf-8", "application/a2a+json"):
             content = json.dumps({"message": {**message, "messageId": fine}}).encode()
-            answer = await now.http.post("/message:send", content=content, headers={**NEW, "Content-Type": fine})
+            answer = await server.http.post(
+                "/message:send", content=content, headers={**VERSION_HEADER, "Content-Type": fine}
+            )
             assert answer.status_code == 200
 
 
 async def test_a_call_over_the_limit_is_rejected_over_grpc_too(tmp_path: Path) -> None:
-    async with served(tmp_path) as now:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await now.grpc.SendMessage(request("m-1", "x" * 100_001), metadata=(("a2a-version", "1.0"),))
-        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert now.executor.owners == []
+    async with running_server(tmp_path) as server:
+        with pytest.raises(grpc.aio.AioRpcError) as rejected:
+            await server.grpc.SendMessage(request("m-1", "x" * 100_001), metadata=(("a2a-version", "1.0"),))
+        assert rejected.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert server.executor.owners == []
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -669,15 +689,15 @@ async def test_an_internal_error_does_not_leak_its_text(
         raise ValueError("the secret is 42")
 
     monkeypatch.setattr(IdempotentHandler, "on_get_task", broken)
-    async with served(tmp_path) as now:
-        with pytest.raises(A2AError) as told:
-            await now.client(transport).get_task(GetTaskRequest(id="x"))
-    assert "Internal error; see" in str(told.value)
-    assert "42" not in str(told.value)
+    async with running_server(tmp_path) as server:
+        with pytest.raises(A2AError) as card:
+            await server.client(transport).get_task(GetTaskRequest(id="x"))
+    assert "Internal error; see" in str(card.value)
+    assert "42" not in str(card.value)
     assert "the secret is 42" in caplog.text
 
 
-# --- The port ---
+# --- Ports ---
 
 
 async def test_a_grpc_port_in_use_is_one_sentence() -> None:
@@ -688,7 +708,7 @@ async def test_a_grpc_port_in_use_is_one_sentence() -> None:
                 pass
 
 
-STUCK: Final = """
+STUCK_CLIENT: Final = """
 import sys, grpc
 from a2a.types import Message, Part, SendMessageRequest
 from a2a.types.a2a_pb2_grpc import A2AServiceStub
@@ -699,27 +719,27 @@ next(call)
 print("open", flush=True)
 next(call)
 """
-"""A client that takes one event, and waits for the next."""
+"""A client that reads one event and waits for the next."""
 
 
 async def test_a_vanished_grpc_client_releases_its_slot(tmp_path: Path) -> None:
     options = replace(OPTIONS, streams=StreamLimits(total=1))
     async with (
-        served(tmp_path, options, dead_after_s=1) as now,
-        await anyio.open_process([sys.executable, "-c", STUCK, str(now.options.grpc_url)]) as client,
+        running_server(tmp_path, options, dead_after_s=1) as server,
+        await anyio.open_process([sys.executable, "-c", STUCK_CLIENT, str(server.options.grpc_url)]) as client,
     ):
         assert client.stdout is not None
         assert b"open" in await client.stdout.receive()
-        assert await is_refused(now)
+        assert await stream_rejected(server)
         client.send_signal(signal.SIGSTOP)
-        while await is_refused(now):
+        while await stream_rejected(server):
             await anyio.sleep(0.1)
         client.kill()
 
 
-async def is_refused(now: Served) -> bool:
-    """Whether there is no place for one more stream."""
-    call = now.grpc.SendStreamingMessage(request(str(uuid.uuid4())), metadata=(("a2a-version", "1.0"),))
+async def stream_rejected(server: RunningServer) -> bool:
+    """Whether one more stream is rejected."""
+    call = server.grpc.SendStreamingMessage(request(str(uuid.uuid4())), metadata=(("a2a-version", "1.0"),))
     try:
         await call.read()
     except grpc.aio.AioRpcError as error:
@@ -731,9 +751,9 @@ async def is_refused(now: Served) -> bool:
 
 
 async def test_grpc_stops_despite_an_open_stream(tmp_path: Path) -> None:
-    async with served(tmp_path) as now:
-        call = now.grpc.SendStreamingMessage(request("m-1", "wait"), metadata=(("a2a-version", "1.0"),))
+    async with running_server(tmp_path) as server:
+        call = server.grpc.SendStreamingMessage(request("m-1", "wait"), metadata=(("a2a-version", "1.0"),))
         await call.read()
-        began = anyio.current_time()
-    assert anyio.current_time() - began < 4
+        start = anyio.current_time()
+    assert anyio.current_time() - start < 4
     assert call.cancelled() or call.done()

@@ -1,4 +1,4 @@
-"""The clients of the matrix: a2a-sdk 1.3 in this process, those of others as processes of their own."""
+"""The clients of the matrix: a2a-sdk 1.3 in this process, the others in their own processes."""
 
 import shutil
 import subprocess
@@ -31,20 +31,20 @@ OLD_PYTHON: Final = REPOSITORY / ".venv-a2a-0.3" / "bin" / "python"
 NODE_MODULES: Final = REPOSITORY / ".node-a2a" / "node_modules"
 TRANSPORTS: Final = ("JSONRPC", "HTTP+JSON", "GRPC")
 OLDEST_NODE: Final = 20
-"""What the JavaScript SDK asks for."""
+"""The minimum version for the JavaScript SDK."""
 
 
 class Client(Protocol):
-    """A client that has found the agent by its card. It is spoken to in A2A 1.0, whatever it speaks itself."""
+    """A client connected by the agent's card. Its interface is A2A 1.0, whatever version it uses itself."""
 
     def send(self, request: SendMessageRequest, *, streaming: bool = False) -> AsyncIterator[StreamResponse]:
-        """Send a message and yield what comes of it."""
+        """Send a message and yield its events."""
 
     def subscribe(self, task_id: str) -> AsyncIterator[StreamResponse]:
-        """Yield a task and what comes of it from now on."""
+        """Subscribe to a task and yield its events."""
 
     async def get(self, task_id: str) -> Task:
-        """Return the task as the agent keeps it."""
+        """Return the task as the agent stores it."""
 
     async def cancel(self, task_id: str) -> Task:
         """Cancel a task and return it."""
@@ -55,7 +55,7 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A client that is there: its SDK and its transport; `opened` connects it to the agent at a URL, with a token."""
+    """An available client: its SDK and transport; `opened` connects it to the agent at a URL, with a token."""
 
     sdk: str
     transport: str
@@ -63,7 +63,7 @@ class Kind:
 
     @property
     def is_old(self) -> bool:
-        """Whether it speaks A2A 0.3."""
+        """Whether it uses A2A 0.3."""
         return self.sdk == "python-0.3"
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Token(sdk.CredentialService):
-    """The same token for every scheme that a card asks for."""
+    """The same token for every security scheme of a card."""
 
     token: str
 
@@ -82,7 +82,7 @@ class Token(sdk.CredentialService):
 
 @dataclass(frozen=True, slots=True)
 class OwnClient:
-    """a2a-sdk of this process."""
+    """The a2a-sdk of this process."""
 
     streaming: sdk.Client
     blocking: sdk.Client
@@ -105,7 +105,7 @@ class OwnClient:
 
 @asynccontextmanager
 async def own_client(transport: str, url: str, token: str) -> AsyncIterator[OwnClient]:
-    """Connect a2a-sdk of this process."""
+    """Connect the a2a-sdk of this process."""
     async with httpx.AsyncClient(timeout=30) as http:
         clients = [
             await sdk.ClientFactory(
@@ -123,7 +123,7 @@ async def own_client(transport: str, url: str, token: str) -> AsyncIterator[OwnC
 
 
 def there_is_node() -> bool:
-    """Tell whether Node and npm are there, new enough for the JavaScript SDK."""
+    """Whether Node and npm are available in versions that the JavaScript SDK supports."""
     if not (shutil.which("node") and shutil.which("npm")):
         return False
     version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
@@ -151,4 +151,4 @@ KINDS: Final = tuple(_kinds())
 CANNOT: Final[Mapping[tuple[str, str], str]] = {
     ("python-0.3", "list"): "'BaseClient' object has no attribute 'list_tasks'",
 }
-"""What an SDK cannot do, whatever the agent does: SDK and row, and what it says when it is asked to."""
+"""Features that an SDK lacks: SDK and row, and its error."""

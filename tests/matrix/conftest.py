@@ -1,4 +1,4 @@
-"""One agent for each client, with everything on that a client can use, and a model that does as it is told."""
+"""Fixtures: one agent per client with all features that a client can use, and the scripted model."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ TOKEN = "open-sesame"
 
 @dataclass(frozen=True)
 class OpenAgentSetup(AgentSetup):
-    """A place whose agent may tell webhooks on this machine."""
+    """A setup whose agent may send webhooks to this machine."""
 
     def prepare(self) -> dict[str, str]:
         environment = super().prepare()
@@ -27,7 +27,7 @@ class OpenAgentSetup(AgentSetup):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A client, the agent at `url` that it talks to, and the model behind that one."""
+    """A client, the agent at `url`, and its model."""
 
     kind: Kind
     client: Client
@@ -38,7 +38,7 @@ class Scene:
 
 @pytest_asyncio.fixture(params=KINDS, ids=str, scope="module", loop_scope="module")
 async def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
-    """A client of every kind that is there, with an agent of its own for all rows."""
+    """A client of each kind, with its own agent for all rows."""
     kind = request.param
     assert isinstance(kind, Kind)
     async with scripted_model() as model:

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The client of a2a-sdk 0.3.26 as `remote` wants it; runs in the environment of that SDK.
+"""The client of a2a-sdk 0.3.26 with the protocol of `remote`; it runs in its own environment.
 
 Usage: python python_0_3.py URL TRANSPORT TOKEN
 """
@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 
 class Token(CredentialService):
-    """The same token for every scheme that a card asks for."""
+    """The same token for every security scheme of a card."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -30,7 +30,7 @@ class Token(CredentialService):
 
 
 class Bearer:
-    """Puts the token into gRPC calls, which this SDK leaves to the channel."""
+    """Adds the token to gRPC calls, which this SDK leaves to the channel."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -51,7 +51,7 @@ class BearerStreams(Bearer, grpc.aio.UnaryStreamClientInterceptor):
 
 
 class Clients:
-    """The SDK's clients of one agent; this SDK holds what a message is sent with in the client."""
+    """The SDK's clients for one agent; in this SDK, a client holds the send configuration."""
 
     def __init__(self, card: AgentCard, http: httpx.AsyncClient, transport: str, token: str) -> None:
         self._card, self._http, self._transport, self._token = card, http, transport, token
@@ -77,14 +77,14 @@ class Clients:
         return self._channel
 
     async def aclose(self) -> None:
-        """Close what they share."""
+        """Close the shared connections."""
         if self._channel is not None:
             await self._channel.close()
 
 
 async def main(url: str, transport: str, token: str) -> None:
-    """Answer each line with what the client makes of it."""
-    # Over HTTP+JSON this SDK leaves interceptors out.
+    """Run the call of each line."""
+    # Over HTTP+JSON this SDK does not call interceptors.
     headers = {"Authorization": f"Bearer {token}"} if transport == "HTTP+JSON" else {}
     async with httpx.AsyncClient(timeout=30, headers=headers) as http:
         clients = Clients(await A2ACardResolver(http, url).get_agent_card(), http, transport, token)
@@ -95,7 +95,7 @@ async def main(url: str, transport: str, token: str) -> None:
 
 
 async def answer(clients: Clients, call: dict) -> None:
-    """Print what comes of one call."""
+    """Print the results of one call."""
     try:
         async for event in called(clients, call["do"], call["with"]):
             say(call, event=event.model_dump(mode="json", by_alias=True, exclude_none=True))
@@ -106,7 +106,7 @@ async def answer(clients: Clients, call: dict) -> None:
 
 
 async def called(clients: Clients, what: str, about: dict | str) -> AsyncIterator[BaseModel]:
-    """Yield what a call brings; of what a stream brings the updates, not the task as the client keeps it."""
+    """Yield the results of a call; for a stream the updates, not the client's copy of the task."""
     match what:
         case "get":
             yield await clients.client().get_task(TaskQueryParams(id=about))

@@ -1,9 +1,9 @@
-"""A client in another process: asked by lines of JSON on its stdin, heard by lines of JSON on its stdout.
+"""A client in another process, which reads calls from stdin and writes results to stdout, as lines of JSON.
 
     → {"id": 1, "do": "send" | "stream" | "subscribe" | "get" | "cancel" | "list",
        "with": request, task id, or (to list) context id}
     ← {"id": 1, "event": task or update}   any number of them
-    ← {"id": 1, "end": true}               or {"id": 1, "error": "what the client raised"}
+    ← {"id": 1, "end": true}               or {"id": 1, "error": "the client's exception"}
 
 The process ends when its stdin does.
 """
@@ -28,12 +28,12 @@ MAX_LINE_BYTES = 1 << 24
 
 
 class RemoteError(Exception):
-    """What the other process's client has raised."""
+    """An exception of the other process's client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How requests are written and events read."""
+    """Conversion of requests and events."""
 
     request: Callable[[SendMessageRequest], Json]
     event: Callable[[Json], StreamResponse]
@@ -41,7 +41,7 @@ class Wire:
 
 @dataclass(slots=True)
 class RemoteClient:
-    """A client in another process; several calls may be under way at once."""
+    """A client in another process; several calls may be in progress at once."""
 
     _wire: Wire
     _stdin: ByteSendStream
@@ -84,7 +84,7 @@ class RemoteClient:
                     raise AssertionError(f"unexpected line {other}")
 
     async def _next(self, number: int) -> Json:
-        """Return the call's next line; whoever waits reads the others' lines too."""
+        """Return the call's next line; a waiting call also reads the lines of others."""
         while not self._unread[number]:
             async with self._reading:
                 if not self._unread[number]:
@@ -97,7 +97,7 @@ class RemoteClient:
 async def remote_client(
     command: Sequence[str], environment: Mapping[str, str], wire: Wire
 ) -> AsyncIterator[RemoteClient]:
-    """Run a client until the block is left."""
+    """Run a client while the block is open."""
     async with await anyio.open_process(command, env=os.environ | dict(environment), stderr=None) as process:
         stdin, stdout = _pipes(process)
         yield RemoteClient(wire, stdin, BufferedByteReceiveStream(stdout))

@@ -1,4 +1,4 @@
-"""Every client, over every transport, uses the agent in full: the real clients, the real codex."""
+"""Every client uses all features of the agent over every transport: the real clients, the real codex."""
 
 import os
 import uuid
@@ -43,7 +43,7 @@ WAYS = pytest.mark.parametrize("streaming", [False, True], ids=["blocking", "str
 
 
 def message(*parts: Part | str, task_id: str = "") -> SendMessageRequest:
-    """Return a request with these parts, in a context of its own or to a task."""
+    """Return a request with these parts, in its own context or for a task."""
     return SendMessageRequest(
         message=Message(
             role=Role.ROLE_USER,
@@ -57,7 +57,7 @@ def message(*parts: Part | str, task_id: str = "") -> SendMessageRequest:
 
 
 async def seen_of(events: AsyncIterator[StreamResponse], seen: Seen | None = None) -> Seen:
-    """Return what came in all."""
+    """Return all events."""
     seen = seen or Seen()
     async for event in events:
         seen.take(event)
@@ -65,7 +65,7 @@ async def seen_of(events: AsyncIterator[StreamResponse], seen: Seen | None = Non
 
 
 async def answered(scene: Scene, asked: Seen, part: Part | str, *, streaming: bool) -> Seen:
-    """Answer what a task has asked, and return what comes of it."""
+    """Answer a task's question and return the resulting events."""
     seen = Seen(asked.task_id, asked.context_id, asked.state, artifacts=dict(asked.artifacts))
     return await seen_of(scene.client.send(message(part, task_id=asked.task_id), streaming=streaming), seen)
 
@@ -96,9 +96,9 @@ async def test_cancel(scene: Scene) -> None:
 
 @contextmanager
 def signal(pipe: Path) -> Iterator[Callable[[], None]]:
-    """Make a named pipe for a command to wait at; what is yielded lets the command go on."""
+    """Create a named pipe at which a command waits; the yielded function releases the command."""
     os.mkfifo(pipe)
-    # Open for both: no side's opening waits for the other, and what is written is kept until it is read.
+    # Opened for reading and writing: opening does not block, and data is kept until it is read.
     with open(os.open(pipe, os.O_RDWR), "wb", buffering=0) as end:
 
         def go() -> None:
@@ -122,7 +122,7 @@ async def test_subscribe(scene: Scene) -> None:
 
 
 def outside(scene: Scene) -> Path:
-    """Return a new file that no sandboxed command may write."""
+    """Return a new file that sandboxed commands cannot write."""
     return scene.setup.root / f"{uuid.uuid4()}.txt"
 
 
@@ -131,7 +131,7 @@ def is_there(file: Path) -> bool:
 
 
 async def asked_about(scene: Scene, file: Path, *, streaming: bool) -> Seen:
-    """Have the model ask to make a file outside of its sandbox."""
+    """Let the model request to create a file outside the sandbox."""
     wish = script({"run": f"echo made > {file}", "escalate": True}, {"say": "So be it."})
     seen = await seen_of(scene.client.send(message(wish), streaming=streaming))
     assert seen.state == ASKING
@@ -168,7 +168,7 @@ async def test_approval_by_data(scene: Scene) -> None:
 
 
 def users_words(model: ScriptedModel) -> list[Said]:
-    """What the model was told by users in its last call."""
+    """Return the user messages of the model's last call."""
     return [each for each in model.requests[-1].input if isinstance(each, Said) and each.role == "user"]
 
 

@@ -1,4 +1,4 @@
-"""What is said to clients in other processes, and by them: A2A's JSON, of 1.0 or of 0.3."""
+"""The messages of clients in other processes: A2A's JSON, of 1.0 or 0.3."""
 
 from typing import Final
 
@@ -31,7 +31,7 @@ def _old_event(event: Json) -> StreamResponse:
 
 
 NEW: Final = Wire(_new_request, _new_event)
-"""`SendMessageRequest` and `StreamResponse` as 1.0 writes them."""
+"""`SendMessageRequest` and `StreamResponse` in the JSON of 1.0."""
 
 OLD: Final = Wire(_old_request, _old_event)
-"""`MessageSendParams`, and task, message or update as 0.3 writes them."""
+"""`MessageSendParams`, and task, message or update in the JSON of 0.3."""

@@ -8,11 +8,11 @@ from bench.__main__ import run
 from bench.figures import (
     Aim,
     AtLeast,
-    AtMostOver,
+    AtMostMore,
     AtMostTimes,
+    Below,
     Row,
     Table,
-    Under,
     Unit,
     median,
     percentile,
@@ -33,9 +33,9 @@ def test_percentiles_have_the_documented_values(given_values: list[float], perce
 
 
 @given(values)
-def test_percentiles_lie_between_the_extremes_and_in_order(some: list[float]) -> None:
-    assert min(some) <= median(some) <= percentile(some, 90) * (1 + 1e-9)
-    assert percentile(some, 90) <= max(some) * (1 + 1e-9)
+def test_percentiles_lie_between_the_extremes_and_in_order(sample: list[float]) -> None:
+    assert min(sample) <= median(sample) <= percentile(sample, 90) * (1 + 1e-9)
+    assert percentile(sample, 90) <= max(sample) * (1 + 1e-9)
 
 
 def test_no_values_have_no_percentile() -> None:
@@ -47,14 +47,14 @@ def test_no_values_have_no_percentile() -> None:
     ("aim", "ours", "bare", "met"),
     [
         (None, 9.0, 1.0, None),
-        (AtMostOver(8), 18.0, 10.0, True),
-        (AtMostOver(8), 18.1, 10.0, False),
-        (AtMostOver(8), 18.1, None, None),
+        (AtMostMore(8), 18.0, 10.0, True),
+        (AtMostMore(8), 18.1, 10.0, False),
+        (AtMostMore(8), 18.1, None, None),
         (AtMostTimes(4), 40.0, 10.0, True),
         (AtMostTimes(4), 40.1, 10.0, False),
         (AtMostTimes(4), 40.0, 0.0, None),
-        (Under(80), 79.9, None, True),
-        (Under(80), 80.0, 20.0, False),
+        (Below(80), 79.9, None, True),
+        (Below(80), 80.0, 20.0, False),
         (AtLeast(16), 16.0, None, True),
         (AtLeast(16), 15.0, None, False),
     ],
@@ -69,9 +69,9 @@ TABLE = Table(
     "Title",
     "how",
     [
-        Row("turn", 55.54, 41.6, aim=AtMostOver(8)),
+        Row("turn", 55.54, 41.6, aim=AtMostMore(8)),
         Row("whole", 16, 16, Unit.COUNT, AtLeast(16)),
-        Row("memory", 81.7, None, Unit.MB, Under(80)),
+        Row("memory", 81.7, None, Unit.MB, Below(80)),
         Row("other", 1.5, 0.0),
     ],
 )

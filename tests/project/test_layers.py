@@ -1,4 +1,4 @@
-"""The packages of `codex_workspace` import downwards only, and each outside party is known to the packages named here.
+"""The packages of `codex_workspace` import downwards only, and only the packages listed here import a third party.
 
 `docs/architecture.md` explains the packages.
 """
@@ -63,7 +63,7 @@ KNOWN_BY: Final = {
     "starlette": {"devkit", "server", "tools"},
     "tomlkit": {"backends", "codex", "config"},
 }
-"""The packages that may import an outside party."""
+"""The packages that may import a third party's library."""
 
 FILES: Final = sorted([*PACKAGE.rglob("*.py"), ROOT / "adapter.py"])
 

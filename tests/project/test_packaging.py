@@ -33,7 +33,7 @@ COPIED: Final = {"codex_workspace/adapter.py": "adapter.py", "codex_workspace/co
 
 
 def tracked(*folders: str) -> set[str]:
-    """Return the files of the repository; skips the test if the checkout is no repository."""
+    """Return the files of the repository; skips the test outside a repository."""
     listed = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:
         pytest.skip("needs a git checkout")
@@ -76,7 +76,7 @@ def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
-    """Run a command from a folder, with a new home, and return what it prints; it must end with exit code 0."""
+    """Run a command in a folder, with a new home, and return its output; it must exit with code 0."""
     passed = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(folder)}
     ran = subprocess.run(command, cwd=folder, env=passed | environment, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -176,7 +176,7 @@ printf '#!/bin/sh\\necho "started with: $*"\\n' > .venv/bin/python
 /bin/chmod 700 .venv/bin/python
 : > .venv/runtime
 """
-"""Stands for `make .venv/runtime`."""
+"""Replaces `make .venv/runtime`."""
 
 
 def test_start_sh_sets_up_a_checkout(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The documentation site is built without a warning, loads nothing from elsewhere, and its links lead somewhere."""
+"""The documentation site builds without warnings, loads no external resources, and has no broken links."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The checkout is a template as the platform takes one, and what it is built and deployed with is well-formed."""
+"""The checkout is a valid template for the platform, and its build and deployment files are well-formed."""
 
 import ast
 import importlib
@@ -28,7 +28,7 @@ BARE_MODULES: Final = frozenset(
         *("transcript_auth", "watcher"),
     }
 )
-"""The runtime's own modules, which lie on the same path as a template's files."""
+"""The runtime's own modules, which share the import path with a template's files."""
 
 KNOWN_KEYS: Final = frozenset(
     {
@@ -37,7 +37,7 @@ KNOWN_KEYS: Final = frozenset(
     }
 )
 OUR_KEYS: Final = frozenset({"codex"})
-"""What config.yaml has beside the platform's keys: it warns of them."""
+"""The keys of config.yaml that are not the platform's: it warns about them."""
 
 SECRETS: Final = {
     "a model provider's key": r"\bsk-(?!your-key|scripted-|x\b)[A-Za-z0-9_-]{20,}",
@@ -127,7 +127,7 @@ def test_the_manifest_has_the_templates_entry() -> None:
 
 
 def tracked() -> list[Path]:
-    """Return the files of the repository; all files of a checkout that is none."""
+    """Return the files of the repository, or all files outside a repository."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     names = listed.stdout.split("\0") if listed.returncode == 0 else []
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]
@@ -136,13 +136,13 @@ def tracked() -> list[Path]:
 @pytest.mark.parametrize("kind", SECRETS)
 def test_no_file_looks_like_it_holds_a_secret(kind: str) -> None:
     shape = re.compile(SECRETS[kind])
-    # Recordings hold what codex says, made-up keys and hashes included; tests hold made-up secrets.
+    # Recordings contain codex's output with made-up keys and hashes; tests contain made-up secrets.
     files = [file for file in tracked() if "tests" not in file.relative_to(ROOT).parts and file.suffix != ".json"]
     found = [str(file.relative_to(ROOT)) for file in files if shape.search(file.read_text(errors="ignore"))]
     assert found == []
 
 
-# --- What is built and deployed with it ---
+# --- Build and deployment files ---
 
 
 def test_the_build_context_is_exactly_what_the_dockerfile_copies() -> None:
@@ -158,7 +158,7 @@ def test_the_build_context_is_exactly_what_the_dockerfile_copies() -> None:
 
 
 def rules_of(profile: Path) -> dict[str, set[str]]:
-    """Return what a seccomp profile does without a condition, by action: the system calls' names."""
+    """Return the system calls that a seccomp profile lists without conditions, by action."""
     found: dict[str, set[str]] = {}
     for rule in json.loads(profile.read_text())["syscalls"]:
         if not rule.get("args"):

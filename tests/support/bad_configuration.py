@@ -1,4 +1,4 @@
-"""What operators get wrong: one entry for each kind, with the sentence that tells them."""
+"""Configuration mistakes of operators: one entry for each kind, with the expected error message."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ from codex_workspace.config.settings import PLATFORM_DEFAULT_MODEL
 GOOD: Final = "name: agent\nruntime: codex\nmodel: gpt-5.5\n"
 
 CREDENTIAL: Final = "sk-secret-1"
-"""Stands in the table where a secret may stand; no sentence shows it."""
+"""A value at a key that may hold a secret; no error message shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A configuration that is refused.
+    """An invalid configuration.
 
-    place: the file (or `environment`) and the key, as the sentence begins; `{root}` stands for the machine's root.
-    words: part of the rest of it.
-    env, files: variables, and files below the root, that are there as well.
-    schema: whether config.schema.json refuses it too; it cannot where it takes more than the file to see what is wrong.
-    command: which one finds it; `serve` opens the database and answers people, beside what `prepare` does.
+    place: the file (or `environment`) and the key, the start of the error message; `{root}` is the root folder.
+    words: a part of the rest of the message.
+    env, files: further environment variables, and files below the root.
+    schema: whether config.schema.json rejects it too; it cannot if the error depends on more than the file.
+    command: the command that finds it; `serve` also opens the database and the port, unlike `prepare`.
     """
 
     config: str
@@ -54,7 +54,7 @@ def _file(path: str, content: str | bytes, place: str, words: str) -> Bad:
 COMPAT: Final = "auth_mode: openai_compat_responses, base_url: 'http://127.0.0.1:9/v1'"
 
 BAD: Final[Mapping[str, Bad]] = {
-    # --- config.yaml: no YAML, or none that is a configuration
+    # --- config.yaml: invalid YAML, or not a configuration
     "empty": Bad("", CONFIG, "must be a mapping of keys, but is empty"),
     "a list": Bad("- a\n- b\n", CONFIG, "must be a mapping of keys, but is a list"),
     "only text": Bad("just text", CONFIG, "must be a mapping of keys, but is text"),
@@ -76,7 +76,7 @@ BAD: Final[Mapping[str, Bad]] = {
     ),
     "a number as key": Bad(GOOD + "1: x\n", CONFIG + "line 4, column 1: ", "a key must be text"),
     "a list as key": _not_yaml(GOOD + "? [a]\n: x\n", "line 4, column 3: ", "a key must be text"),
-    # --- keys that must be there, and keys that nobody knows
+    # --- missing and unknown keys
     "no name": Bad("runtime: codex\nmodel: x\n", CONFIG + "name: ", "is missing; it must be one line of text"),
     "no runtime": Bad("name: a\nmodel: x\n", CONFIG + "runtime: ", "is missing; it must be codex"),
     "another runtime": Bad(
@@ -111,7 +111,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a key of nobody's": _key("qqqq: 1\n", "qqqq", "is not a known key"),
     "a key of two lines": _key('"two\\nlines": 1\n', "'two\\nlines'", "is not a known key"),
     "a limit of nobody's": _key("limits:\n  max_bytes: 1\n", "limits.max_bytes", "is not a known key"),
-    # --- values of another type
+    # --- values of the wrong type
     "a number as name": Bad(
         "name: 5\nruntime: codex\nmodel: x\n",
         CONFIG + "name: ",
@@ -144,7 +144,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a mapping for a list": _key(
         "providers: {a: b}\n", "providers", "must be a list, each item a mapping of keys, but is a mapping"
     ),
-    # --- values beyond what is allowed
+    # --- values out of range
     "a port too high": _key("a2a: {port: 70000}\n", "a2a.port", "must be a whole number from 0 to 65535, but is 70000"),
     "no time at all": _key(
         "codex:\n  turn_timeout_s: 0\n", "codex.turn_timeout_s", "must be a number from 0.1 to 604800"
@@ -221,7 +221,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "needs sandbox workspace-write, but the sandbox is container; leave one of them out",
         schema=False,
     ),
-    # --- A2A and who may ask
+    # --- A2A and principals
     "no protocol": _key(
         "a2a: {protocol_versions: []}\n", "a2a.protocol_versions", "must name each version once", schema=False
     ),
@@ -585,7 +585,7 @@ BAD: Final[Mapping[str, Bad]] = {
         env={"WORKSPACE_CONFIG_PATH": "{root}/workspace"},
         schema=False,
     ),
-    # --- what only `serve` finds
+    # --- errors that only `serve` finds
     "a token that is too short": Bad(
         GOOD,
         "environment: A2A_TOKEN: ",
@@ -626,4 +626,4 @@ BAD: Final[Mapping[str, Bad]] = {
         command="serve",
     ),
 }
-"""By what is wrong."""
+"""By description."""

@@ -1,4 +1,4 @@
-"""Codex in memory: the real connection, and the far end of its pipes in the hands of a test."""
+"""Codex in memory: the real connection, with a test at the far end of its pipes."""
 
 import json
 import os
@@ -18,11 +18,11 @@ from codex_workspace.protocol.jsonrpc import MAX_LINE_BYTES, LineSplitter
 from codex_workspace.runtimes.backend import StartedTurn, TurnInput
 
 ENDED = "codex ended with exit code 0"
-"""What the connection says once codex in memory has left."""
+"""The connection's error after codex in memory has exited."""
 
 
 class MemoryCodex:
-    """The far end: what we wrote comes out of `read`, what codex would say goes in by `write`."""
+    """The far end: `read` returns the client's messages, `write` sends codex's messages."""
 
     def __init__(self, connection: Connection, requests: PipeReader, messages: PipeWriter) -> None:
         self.connection = connection
@@ -32,7 +32,7 @@ class MemoryCodex:
         self._splitter = LineSplitter()
 
     async def read(self, method: str | None = None) -> JsonObject:
-        """Return the next message of ours; it must be for `method` where one is named."""
+        """Return the client's next message; if `method` is given, it must be for that method."""
         while not self.unread:
             for line in self._splitter.feed(await self._requests.receive()):
                 assert isinstance(line, bytes)
@@ -43,33 +43,33 @@ class MemoryCodex:
         return message
 
     async def answer(self, method: str, result: JsonValue) -> JsonObject:
-        """Read the next request, which must be for `method`, answer it, and return its params."""
+        """Read the next request, which must be for `method`, send its result, and return its params."""
         request = await self.read(method)
         await self.reply(request, result)
         return params_of(request)
 
     async def write(self, *messages: JsonObject) -> None:
-        """Say messages as they are."""
+        """Send messages unchanged."""
         await self.write_bytes(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
 
     async def write_bytes(self, data: bytes) -> None:
-        """Say bytes as they are."""
+        """Send bytes unchanged."""
         await self._messages.send(data)
 
     async def reply(self, request: JsonObject, result: JsonValue) -> None:
-        """Answer a request of ours."""
+        """Send the result of a request."""
         await self.write({"id": request["id"], "result": result})
 
     async def refuse(self, request: JsonObject, code: int, message: str) -> None:
-        """Answer a request of ours with an error."""
+        """Send an error response to a request."""
         await self.write({"id": request["id"], "error": {"code": code, "message": message}})
 
     async def tell(self, method: str, **params: JsonValue) -> None:
-        """Say a notification."""
+        """Send a notification."""
         await self.write({"method": method, "params": params})
 
     async def exit(self) -> None:
-        """Die: both pipes close."""
+        """Close both pipes."""
         await self._messages.aclose()
         await self._requests.aclose()
 
@@ -112,7 +112,7 @@ async def memory_codex(*, max_line_bytes: int = MAX_LINE_BYTES) -> AsyncIterator
 
 
 def in_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Run an asynchronous test on a clock that jumps to the next deadline as soon as nothing is left to do."""
+    """Run an asynchronous test on a clock that jumps to the next deadline when all tasks are waiting."""
 
     def run() -> None:
         anyio.run(test, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})

@@ -1,4 +1,4 @@
-"""Deliveries in memory, for tests in virtual time: a database keeps real time."""
+"""Deliveries in memory, for tests in virtual time: a database uses real time."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from codex_workspace.storage.deliveries import (
 
 
 class MemoryDeliveries(Deliveries):
-    """The deliveries of one test, by their tasks."""
+    """The deliveries of one test by task ID."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Delivery] = {}
@@ -27,7 +27,7 @@ class MemoryDeliveries(Deliveries):
         self, key: DeliveryKey, request: SendMessageRequest, digest: bytes, task_id: str, context_id: str
     ) -> Delivery | None:
         del digest
-        # By the task, as the tests' messages share one id.
+        # By task, because all messages of a test have the same ID.
         own = DeliveryKey(key.owner, task_id)
         accepted = Delivery(
             own, task_id, context_id, DeliveryState.ACCEPTED, request.SerializeToString(), None, None, 0, b""

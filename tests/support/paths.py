@@ -1,4 +1,4 @@
-"""Where the checkout and its test data are."""
+"""The folders of the checkout and of its test data."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""An agent on the stand-in platform, with an executor that echoes messages instead of codex."""
+"""An agent on the simulated platform, with an executor that echoes messages instead of codex."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -32,7 +32,7 @@ PEER = "22222222-2222-4222-8222-222222222222"
 
 @dataclass
 class Echo(AgentExecutor):
-    """Answers each message with what it says; held back while `gate` is closed, or failing where it says so."""
+    """Echoes each message after `gate` opens; fails or asks if the message says so."""
 
     heard: list[str] = field(default_factory=list)
     tasks: list[str] = field(default_factory=list)
@@ -59,12 +59,12 @@ class Echo(AgentExecutor):
         await updater.complete()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """Nobody cancels."""
+        """Do nothing: no test cancels."""
 
 
 @dataclass
 class PlatformAgentSetup:
-    """What outlives an agent's processes, and how it is set up."""
+    """The folder and settings of an agent; they outlive its processes."""
 
     folder: Path
     platform: StandInPlatform
@@ -91,7 +91,7 @@ class PlatformAgent:
 
 @asynccontextmanager
 async def running_platform_agent(setup: PlatformAgentSetup) -> AsyncIterator[PlatformAgent]:
-    """Run an agent at its place until the block ends, which is as sudden as a death."""
+    """Run an agent until the block ends, without a graceful stop."""
     tracked = TrackedExecutor(setup.echo)
     stop, secrets = anyio.Event(), list[Secret]()
     token = WorkspaceToken(setup.folder / "token", [setup.folder / ".auth_token"])

@@ -1,7 +1,7 @@
-"""Record what a codex says in `codex exec --json`: `python -m tests.support.record_exec CODEX [SCENARIO …]`.
+"""Record the output of `codex exec --json`: `python -m tests.support.record_exec CODEX [SCENARIO …]`.
 
-The model is scripted; codex, its commands, patches and MCP server are real. One file per scenario goes to
-`recordings/exec/<version>/`; its README says how to read them. A scenario that this codex cannot do is left out.
+The model is scripted; codex, its commands, patches and MCP server are real. One file per scenario is written to
+`recordings/exec/<version>/`; its README describes the format. Scenarios that this codex does not support are skipped.
 """
 
 import argparse
@@ -32,7 +32,7 @@ FOLDER: Final = RECORDINGS / "exec"
 MCP_SERVER: Final = ROOT / "tests" / "e2e" / "mcp_server.py"
 SECRET: Final = "sk-scripted-0123456789"
 HOME: Final = "/home/agent"
-"""Stands in a recording for the folder it was made in."""
+"""Replaces the temporary folder in a recording."""
 
 RUN_TIMEOUT_S: Final = 60.0
 MAX_LINE_BYTES: Final = 1 << 24
@@ -48,7 +48,7 @@ PLAN: Final = ("look", "write", "test")
 
 
 def plan(done: int) -> Mapping[str, object]:
-    """Return the step that says how far the plan has come."""
+    """Return the step that updates the plan."""
     words = ("completed", "in_progress", "pending")
     statuses = (words[0 if at < done else 1 if at == done else 2] for at in range(len(PLAN)))
     return {"plan": [{"step": step, "status": status} for step, status in zip(PLAN, statuses, strict=True)]}
@@ -61,9 +61,9 @@ def call(tool: str, **arguments: object) -> Mapping[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is said to codex, a run each; later ones resume the first one's thread.
+    """The prompts, one run each; later runs resume the first one's thread.
 
-    With `stop_at`, codex is ended by SIGTERM once it has said that.
+    With `stop_at`, codex is ended by SIGTERM after this output.
     """
 
     runs: tuple[Steps, ...]
@@ -122,7 +122,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
 
 
 class Recorder:
-    """Runs one codex in a folder of its own."""
+    """Runs one codex in its own folder."""
 
     def __init__(self, codex: Path, root: Path, model_url: str) -> None:
         self._codex = codex
@@ -143,7 +143,7 @@ class Recorder:
 
     def _prepare(self, config: Mapping[str, object]) -> None:
         if self.version < (0, 150, 0):
-            # Offered by itself there, and no setting.
+            # Enabled by default in that version, and no setting.
             config = {key: value for key, value in config.items() if key != "tools"}
         for name in ("codex", "work"):
             (self._root / name).mkdir(parents=True)
@@ -226,7 +226,7 @@ def _thread_in(records: Sequence[Mapping[str, object]]) -> str | None:
 
 
 async def main(codex: Path, names: Sequence[str]) -> None:
-    """Record scenarios, all of them where none is named."""
+    """Record the given scenarios, or all of them."""
     for name in names or SCENARIOS:
         with tempfile.TemporaryDirectory(prefix="record-exec-") as folder:
             async with scripted_model() as model:

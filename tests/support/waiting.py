@@ -1,4 +1,4 @@
-"""Waits for conditions, with one limit that only a hang reaches."""
+"""Waits for conditions, with a time limit that only a hang reaches."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ from typing import Final
 import anyio
 
 HANG_S: Final = 120.0
-"""Fails a test that hangs. It is far above any real duration, so that a busy machine does not fail a test."""
+"""The time limit of a hanging test. It is far above any real duration, so that a busy machine does not fail a test."""
 
 POLL_S: Final = 0.02
 

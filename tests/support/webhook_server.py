@@ -1,4 +1,4 @@
-"""A webhook on loopback, in the test's hands: real sockets, answers as scripted."""
+"""A webhook receiver on loopback with real sockets and scripted responses."""
 
 import json
 import ssl
@@ -12,12 +12,12 @@ from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSListener
 
 Answer = tuple[int, dict[str, str]]
-"""A status, and headers that come with it."""
+"""A status and its headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One request."""
+    """One received request."""
 
     target: str
     headers: Mapping[str, str]
@@ -25,14 +25,14 @@ class Received:
 
     @property
     def payload(self) -> dict[str, dict[str, object]]:
-        """Return its JSON."""
+        """The body as JSON."""
         payload: dict[str, dict[str, object]] = json.loads(self.body)
         return payload
 
 
 @dataclass(slots=True)
 class WebhookServer:
-    """What the webhook was sent; it gives each of `answers` once, then 200."""
+    """The received requests; each of `answers` is sent once, then 200."""
 
     port: int
     answers: list[Answer]
@@ -44,18 +44,18 @@ class WebhookServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The webhook's URL."""
         return f"http://127.0.0.1:{self.port}/hook"
 
     async def heard(self, number: int) -> list[Received]:
-        """Wait until so many requests have come; return all of them."""
+        """Wait for `number` requests and return all of them."""
         while len(self.received) < number:
             await self._arrived.wait()
         return self.received
 
     async def serve(self, stream: ByteStream) -> None:
         """Answer one connection's request."""
-        # A client that has given up is gone.
+        # The client may have closed the connection.
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
             await self._answer(stream)
 
@@ -97,7 +97,7 @@ async def _read(connection: h11.Connection, stream: ByteStream) -> tuple[h11.Req
 async def webhook(
     *answers: Answer, takes_s: float = 0.0, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[WebhookServer]:
-    """Serve on a free port of loopback; over TLS where a context is given."""
+    """Serve on a free port of loopback, over TLS if a context is given."""
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as plain, anyio.create_task_group() as tasks:
         server = WebhookServer(plain.extra(SocketAttribute.local_port), list(answers), takes_s)
         tasks.start_soon((plain if tls is None else TLSListener(plain, tls)).serve, server.serve)

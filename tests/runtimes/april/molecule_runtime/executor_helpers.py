@@ -1,4 +1,4 @@
-"""Of the helpers, those that speak of a turn."""
+"""The helpers that report a turn."""
 
 import os
 from pathlib import Path

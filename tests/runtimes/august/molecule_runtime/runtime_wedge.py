@@ -1,4 +1,4 @@
-"""Whether the runtime has to say that its agent cannot work."""
+"""Whether the runtime must report that its agent cannot work."""
 
 _reason: str | None = None
 
