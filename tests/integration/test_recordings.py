@@ -333,7 +333,9 @@ ANSWERS: Final = {
 @pytest.mark.parametrize(("recording", "turns"), ANSWERS.items(), ids=ANSWERS)
 def test_the_answers_are_the_recorded_ones(recording: str, turns: list[tuple[str, tuple[str, ...]]]) -> None:
     read = [
-        (end.status, tuple(message.text for message in turn.messages)) for turn in replays_of(recording) for end in turn.ends
+        (end.status, tuple(message.text for message in turn.messages))
+        for turn in replays_of(recording)
+        for end in turn.ends
     ]
     assert read == turns
     for turn in replays_of(recording):
