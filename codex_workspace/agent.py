@@ -30,12 +30,17 @@ from codex_workspace.common.redact import Redactor
 from codex_workspace.common.safe_http import AddressGuard, AllowList, SafeHttpClient
 from codex_workspace.common.telemetry import NO_TRACER, Tracer, open_tracing
 from codex_workspace.config.codex_toml import prepare_codex_home
-from codex_workspace.config.environment import Secret, without_proxy_for
+from codex_workspace.config.environment import (
+    Secret,
+    header_secrets,
+    secrets_in_url,
+    tokens_in,
+    without_proxy_for,
+)
 from codex_workspace.config.loading import SHORTEST_SECRET, check_secrets, require_codex
 from codex_workspace.config.login import update_login
 from codex_workspace.config.prompts import link_skill_folders
 from codex_workspace.config.providers import SUBSCRIPTION, ChosenProvider
-from codex_workspace.config.secrets import secrets_in_url, tokens_in
 from codex_workspace.config.settings import PlatformSettings, Settings
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client, read_secret
@@ -107,19 +112,20 @@ class Agent:
 def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]:
     """Return every secret that must not show up in a log or an answer."""
     held = [
-        *settings.listen.tokens.values(),
+        *settings.tokens.values(),
         *(_token_of(settings.platform).candidates() if settings.platform else ()),
         read_secret(settings.platform.secret_file) if settings.platform else None,
         provider.credential if provider else None,
         *settings.unused,
         *settings.mcp.secrets,
-        *(peer.token for peer in settings.peers),
-        *settings.observing.secrets,
+        *settings.peer_tokens.values(),
+        settings.metrics_token,
     ]
     known = [secret.reveal() for secret in held if secret is not None]
     return [
         *known,
         *(part for secret in known for part in tokens_in(secret)),
+        *(header_secrets(settings.trace_headers.reveal()) if settings.trace_headers is not None else ()),
         *secrets_in_url(settings.database_url.reveal()),
     ]
 
@@ -168,9 +174,9 @@ async def open_agent(
 
 def tracing(settings: Settings, scrub: Callable[[str], str]) -> AbstractAsyncContextManager[Tracer]:
     """Export spans while the block is open, if the operator configured it."""
-    if not settings.observing.traces:
+    if not settings.environment.has_traces:
         return nullcontext(NO_TRACER)
-    headers = settings.observing.trace_headers
+    headers = settings.trace_headers
     return open_tracing(settings.config.name, None if headers is None else headers.reveal(), scrub)
 
 
@@ -204,14 +210,14 @@ async def _own_tools(
     from codex_workspace.tools.peer_client import PeerClient
 
     toolbox = Toolbox(
-        PeerClient(settings.peers),
+        PeerClient(settings.config.peers, settings.peer_tokens),
         StoredMemory(store.memories, store.conversations),
         files=errands if is_exec(settings) else None,
     )
     if platform is not None:
         from codex_workspace.platform.tools import platform_toolbox
 
-        names = [peer.name for peer in settings.peers]
+        names = [peer.name for peer in settings.config.peers]
         toolbox = platform_toolbox(toolbox, platform, names, [entry.name for entry in settings.config.principals])
     # A turn that waits for a peer is silent.
     longest_wait_s = max(0.0, settings.config.codex.turn_inactivity_timeout_s - SPARE_S)

@@ -142,10 +142,10 @@ def check_instructions(facts: Facts) -> Finding:
 
 def check_access(facts: Facts) -> Finding:
     """Check who may send messages."""
-    listen = facts.settings.listen
-    if listen.tokens:
-        named = ", ".join(listen.tokens)
-        short = [name for name, token in listen.tokens.items() if len(token.reveal()) < MIN_TOKEN_CHARS]
+    tokens, host = facts.settings.tokens, facts.settings.environment.A2A_HOST
+    if tokens:
+        named = ", ".join(tokens)
+        short = [name for name, token in tokens.items() if len(token.reveal()) < MIN_TOKEN_CHARS]
         if not short:
             return Finding("ok", f"callers need a bearer token; tokens exist for {named}")
         return Finding(
@@ -153,11 +153,11 @@ def check_access(facts: Facts) -> Finding:
             f"callers need a bearer token; tokens exist for {named}; the token of {', '.join(short)} is easy to guess",
             f"use a token of at least {MIN_TOKEN_CHARS} random characters",
         )
-    if is_loopback(listen.host):
-        return Finding("ok", f"no token is set; only programs on this machine can reach {listen.host}")
+    if is_loopback(host):
+        return Finding("ok", f"no token is set; only programs on this machine can reach {host}")
     return Finding(
         "warning",
-        f"anyone who can reach {listen.host} can run commands here without a token",
+        f"anyone who can reach {host} can run commands here without a token",
         "set A2A_TOKEN, unless a proxy in front of the agent authenticates callers",
     )
 
@@ -289,14 +289,14 @@ def check_schema(facts: Facts) -> Finding:
 
 def check_port(facts: Facts) -> Finding:
     """Check that the port is free, or that this agent already listens on it."""
-    listen = facts.settings.listen
-    if listen.port == 0:
-        return Finding("ok", f"any free port of {listen.host}")
+    host, port = facts.settings.environment.A2A_HOST, facts.settings.port
+    if port == 0:
+        return Finding("ok", f"any free port of {host}")
     try:
-        with bind(listen.host, listen.port):
-            return Finding("ok", f"{listen.host} port {listen.port} is free")
+        with bind(host, port):
+            return Finding("ok", f"{host} port {port} is free")
     except ConfigError as error:
-        return _identify_listener(listen.host, listen.port, str(error))
+        return _identify_listener(host, port, str(error))
 
 
 def _identify_listener(host: str, port: int, taken: str) -> Finding:

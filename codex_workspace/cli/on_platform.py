@@ -60,7 +60,7 @@ class PlatformMember:
             MessageToDict(app.card),
             inbox_slots(self.settings),
             # If callers need no token, the platform's messages cannot be told from others.
-            frozenset({OWNER} if self.settings.listen.tokens else {OWNER, OPERATOR}),
+            frozenset({OWNER} if self.settings.tokens else {OWNER, OPERATOR}),
             accept,
             tasks,
             self.task_counts,

@@ -214,7 +214,7 @@ async def _nothing_runs(_grace_s: float) -> None:
 
 
 async def _serve(settings: Settings, about: CardDetails, opening: Opening) -> None:
-    with bind(settings.listen.host, settings.listen.port) as listener:
+    with bind(settings.environment.A2A_HOST, settings.port) as listener:
         async with _grpc_listener(settings) as grpc, task_group() as tasks:
             stop = await tasks.start(_watch_signals)
             options = server_options(settings, url_of(settings, listener), grpc_url_of(settings, grpc), about)
@@ -294,7 +294,7 @@ def _views(settings: Settings, hosted: ServedExecutor, push: PushService | None,
     async def scrape() -> bytes:
         return hosted.telemetry.metrics.scrape(*await reader.read())
 
-    metrics_token, platform = settings.observing.metrics_token, settings.platform
+    metrics_token, platform = settings.metrics_token, settings.platform
     views = [metrics_view(scrape, None if metrics_token is None else metrics_token.reveal())]
     if hosted.transcripts is not None:
         token = platform.token.reveal() if platform is not None and platform.token is not None else None
@@ -309,11 +309,11 @@ def _push(settings: Settings, store: Store) -> AbstractAsyncContextManager[PushS
 
 
 def _grpc_listener(settings: Settings) -> AbstractAsyncContextManager[GrpcListener | None]:
-    listen = settings.listen
-    if listen.grpc_port is None:
+    listen = settings.environment
+    if listen.A2A_GRPC_PORT is None:
         return nullcontext()
     limits = settings.config.limits
-    return bind_grpc(listen.host, listen.grpc_port, limits.max_message_bytes, limits.slow_reader_s)
+    return bind_grpc(listen.A2A_HOST, listen.A2A_GRPC_PORT, limits.max_message_bytes, limits.slow_reader_s)
 
 
 async def _begin(hosted: ServedExecutor, app: Application) -> str:
@@ -324,7 +324,11 @@ async def _begin(hosted: ServedExecutor, app: Application) -> str:
 
 
 def _set_up_log(settings: Settings, secrets: Sequence[str]) -> None:
-    set_up_logging(as_json=settings.log.format == "json", level=settings.log.level, scrub=Redactor(secrets))
+    set_up_logging(
+        as_json=settings.environment.LOG_FORMAT == "json",
+        level=settings.environment.LOG_LEVEL.upper(),
+        scrub=Redactor(secrets),
+    )
 
 
 async def _watch_signals(*, task_status: TaskStatus[anyio.Event]) -> None:
@@ -354,8 +358,8 @@ async def _unless(stop: anyio.Event, begin: Callable[[], Awaitable[T]]) -> T | N
 
 def url_of(settings: Settings, listener: socket.socket) -> str:
     """Return the URL for clients: A2A_PUBLIC_URL, or the listening address, with loopback for all interfaces."""
-    if settings.listen.public_url is not None:
-        return settings.listen.public_url
+    if settings.environment.A2A_PUBLIC_URL is not None:
+        return settings.environment.A2A_PUBLIC_URL
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}/"
@@ -368,7 +372,7 @@ def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None
     named = settings.config.a2a.grpc_url
     if named is not None:
         return named
-    host = urlsplit(settings.listen.public_url or "").hostname or settings.listen.host
+    host = urlsplit(settings.environment.A2A_PUBLIC_URL or "").hostname or settings.environment.A2A_HOST
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{shown}]:{listener.port}" if ":" in shown else f"{shown}:{listener.port}"
 
@@ -385,7 +389,7 @@ def server_options(
         version=config.version or __version__,
         url=url,
         grpc_url=grpc_url,
-        tokens={name: token.reveal() for name, token in settings.listen.tokens.items()},
+        tokens={name: token.reveal() for name, token in settings.tokens.items()},
         max_body_bytes=limits.max_message_bytes,
         one_main_context=config.codex.conversations == "main",
         versions=config.a2a.protocol_versions,

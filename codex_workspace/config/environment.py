@@ -1,17 +1,92 @@
-"""The environment variables of the agent, how they are checked, and secrets from variables and files."""
+"""The environment variables of the agent, and secrets from variables and files."""
 
 import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Final, Literal
+from urllib.parse import unquote, urlsplit
 
-from codex_workspace.common.errors import ConfigLocation
-from codex_workspace.common.values import quoted
-from codex_workspace.config.validation import check_text
+from pydantic import BeforeValidator, ConfigDict, Field
 
-_T = TypeVar("_T")
+from codex_workspace.common.errors import ConfigError, ConfigLocation
+from codex_workspace.config.validation import HttpUrl, Section, Text, read_section
+
+IN_ENVIRONMENT = ConfigLocation("environment")
+"""The location of variables: `IN_ENVIRONMENT.at(name).error(…)`."""
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Environment(Section):
+    """The agent's variables that are not secrets; docs/configuration.md describes them."""
+
+    model_config = ConfigDict(strict=False)
+
+    WORKSPACE_CONFIG_PATH: str | None = None
+    WORKSPACE_STATE_DIR: str | None = None
+    WORKSPACE_DIR: str | None = None
+    CODEX_HOME: str | None = None
+    CODEX_BIN: str | None = None
+    A2A_HOST: str = "127.0.0.1"
+    A2A_PORT: Port | None = None
+    A2A_GRPC_PORT: Port | None = None
+    A2A_ALLOW_ANONYMOUS: bool = False
+    A2A_PUBLIC_URL: HttpUrl | None = None
+    LOG_FORMAT: Annotated[Literal["text", "json"], BeforeValidator(str.lower)] = "text"
+    LOG_LEVEL: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(str.lower)] = "info"
+    OTEL_EXPORTER_OTLP_ENDPOINT: HttpUrl | None = None
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: HttpUrl | None = None
+    OTEL_EXPORTER_OTLP_PROTOCOL: Literal["http/protobuf"] = "http/protobuf"
+    OTEL_TRACES_EXPORTER: Literal["otlp", "none"] = "otlp"
+    OTEL_SDK_DISABLED: bool = False
+    PLATFORM_URL: HttpUrl | None = None
+    WORKSPACE_ID: str | None = None
+    CONFIGS_DIR: str | None = None
+    MOLECULE_MODEL: Text | None = None
+    MODEL: Text | None = None
+    HOME: str | None = None
+    XDG_STATE_HOME: str | None = None
+    PATH: str = ""
+
+    @property
+    def has_traces(self) -> bool:
+        """Whether spans are exported."""
+        endpoint = self.OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or self.OTEL_EXPORTER_OTLP_ENDPOINT
+        return endpoint is not None and self.OTEL_TRACES_EXPORTER == "otlp" and not self.OTEL_SDK_DISABLED
+
+    def path(self, value: str | None, cwd: Path) -> Path | None:
+        """Return a variable's value as an absolute path; expands `~`, which docker's --env-file does not."""
+        if value is None:
+            return None
+        if self.HOME and (value == "~" or value.startswith("~/")):
+            value = self.HOME + value[1:]
+        return (cwd / value).resolve()
+
+
+SECRETS: Final = (
+    *("A2A_TOKEN", "DATABASE_URL", "METRICS_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS", "MOLECULE_WORKSPACE_TOKEN"),
+)
+"""The agent's variables that are secrets; the credentials of providers are in `providers`."""
+
+CREDENTIALS: Final = (
+    *("OPENAI_API_KEY", "CODEX_API_KEY", "CODEX_AUTH_JSON", "CODEX_CHATGPT_AUTH_JSON"),
+    *("MOLECULE_WORKSPACE_TOKEN", "ADMIN_TOKEN"),
+)
+"""Variables that always hold a credential; config.yaml can name others."""
+
+
+def read_environment(env: Mapping[str, str]) -> Environment:
+    """Return the agent's variables; an empty variable counts as not set.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+    values = {name: env[name] for name in Environment.model_fields if env.get(name)}
+    return read_section(Environment, values, IN_ENVIRONMENT)
+
+
+# --- Secrets
 
 
 class Secret:
@@ -47,114 +122,13 @@ class Secret:
         return hash(self._text)
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """An environment variable of the agent, as docs/configuration.md lists it."""
+class VariableNotSet(ConfigError):
+    """A variable that config.yaml names is not set."""
 
-    name: str
-    meaning: str
-    default: str
-    secret: bool = False
-
-
-ENVIRONMENT: tuple[Variable, ...] = (
-    Variable(
-        "WORKSPACE_CONFIG_PATH", "folder of config.yaml", "/configs if it contains one, else the template's folder"
-    ),
-    Variable("WORKSPACE_STATE_DIR", "state folder", "/configs/.codex-workspace, else ~/.local/state/codex-workspace"),
-    Variable("WORKSPACE_DIR", "codex's working folder", "/workspace if it exists, else the current folder"),
-    Variable("CODEX_HOME", "codex's own folder", "codex in the state folder"),
-    Variable("CODEX_BIN", "codex's native binary", "the binary of the pinned package"),
-    Variable("A2A_HOST", "address to listen on", "127.0.0.1"),
-    Variable("A2A_PORT", "port to listen on; 0 = any free port", "a2a.port, which is 8000"),
-    Variable("A2A_GRPC_PORT", "port for gRPC; 0 = any free port", "off"),
-    Variable("A2A_TOKEN", "bearer token that callers must send", "none", secret=True),
-    Variable("A2A_ALLOW_ANONYMOUS", "1 = listen beyond loopback without a token", "0"),
-    Variable("A2A_PUBLIC_URL", "URL on the agent card", "the listening address"),
-    Variable("DATABASE_URL", "SQLAlchemy URL of the database", "a SQLite file in the state folder", secret=True),
-    Variable("LOG_FORMAT", "text or json", "text"),
-    Variable("LOG_LEVEL", "debug, info, warning or error", "info"),
-    Variable("METRICS_TOKEN", "bearer token for /metrics only", "none", secret=True),
-    Variable("OTEL_EXPORTER_OTLP_ENDPOINT", "base URL for traces (OTLP over HTTP); /v1/traces is appended", "off"),
-    Variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "URL for traces, used unchanged", "off"),
-    Variable("OTEL_EXPORTER_OTLP_HEADERS", "headers for the exporter, as name=value,…", "none", secret=True),
-    Variable("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf, the only supported protocol", "http/protobuf"),
-    Variable("OTEL_TRACES_EXPORTER", "otlp or none", "otlp"),
-    Variable("OTEL_SDK_DISABLED", "true = no traces", "false"),
-    Variable("PLATFORM_URL", "URL of the platform to register with", "off"),
-    Variable("WORKSPACE_ID", "the agent's ID on the platform", "none"),
-    Variable("MOLECULE_WORKSPACE_TOKEN", "bearer token for the platform", "issued at registration", secret=True),
-    Variable("CONFIGS_DIR", "folder with the platform's .auth_token", "config.yaml's folder"),
-    Variable("MOLECULE_MODEL", "model; takes precedence over MODEL and config.yaml", "none"),
-    Variable("MODEL", "model; takes precedence over config.yaml", "none"),
-    Variable("HOME", "base of the default state folder", "none"),
-    Variable("XDG_STATE_HOME", "base of the default state folder", "~/.local/state"),
-    Variable("PATH", "search path for a CODEX_BIN without a slash", "none"),
-)
-"""Every variable that `load_settings` reads; the credentials of providers are in `providers`."""
-
-_KNOWN = {variable.name: variable for variable in ENVIRONMENT}
-IN_ENVIRONMENT = ConfigLocation("environment")
-"""The location of variables: `IN_ENVIRONMENT.at(name).error(…)`."""
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-@dataclass(frozen=True, slots=True)
-class Variables:
-    """The variables in `ENVIRONMENT`. An empty variable counts as not set."""
-
-    env: Mapping[str, str]
-
-    def text(self, name: str) -> str | None:
-        assert not _KNOWN[name].secret, name
-        return self.env.get(name) or None
-
-    def checked(self, name: str, kind: object) -> str | None:
-        """Return the variable if it is a valid `kind`, such as `HttpUrl`."""
-        value = self.text(name)
-        return None if value is None else check_text(kind, value, IN_ENVIRONMENT.at(name))
-
-    def port(self, name: str) -> int | None:
-        value = self.text(name)
-        if value is None:
-            return None
-        if not re.fullmatch(r"[0-9]{1,5}", value) or int(value) > 65535:
-            raise IN_ENVIRONMENT.at(name).error(f"must be a whole number from 0 to 65535, but is {quoted(value)}")
-        return int(value)
-
-    def flag(self, name: str) -> bool:
-        value = (self.text(name) or "0").lower()
-        if value not in (*_TRUE, *_FALSE):
-            raise IN_ENVIRONMENT.at(name).error(
-                f"must be one of {', '.join((*_TRUE, *_FALSE))}, but is {quoted(value)}"
-            )
-        return value in _TRUE
-
-    def choice(self, name: str, allowed: Mapping[str, _T], default: str) -> _T:
-        value = (self.text(name) or default).lower()
-        if value not in allowed:
-            raise IN_ENVIRONMENT.at(name).error(f"must be one of {', '.join(allowed)}, but is {quoted(value)}")
-        return allowed[value]
-
-    def path(self, name: str, cwd: Path) -> Path | None:
-        value = self.text(name)
-        if value is None:
-            return None
-        home = self.env.get("HOME")
-        if home and (value == "~" or value.startswith("~/")):  # docker's --env-file does not expand it
-            value = home + value[1:]
-        return (cwd / value).resolve()
-
-    def secret(self, name: str) -> Secret | None:
-        assert _KNOWN[name].secret, name
-        return read_secret(self.env, name)
-
-
-CREDENTIALS = (
-    *("OPENAI_API_KEY", "CODEX_API_KEY", "CODEX_AUTH_JSON", "CODEX_CHATGPT_AUTH_JSON"),
-    *("MOLECULE_WORKSPACE_TOKEN", "ADMIN_TOKEN"),
-)
-"""Variables that always hold a credential; config.yaml can name others."""
+    def __init__(self, name: str, location: ConfigLocation) -> None:
+        problem = f"names the variable {name}, which is not set; set it (or {name}_FILE)"
+        super().__init__(str(location.error(problem)))
+        self.reason = f"{location.key} {problem}"
 
 
 def read_secret(env: Mapping[str, str], name: str) -> Secret | None:
@@ -182,6 +156,18 @@ def read_header_secret(env: Mapping[str, str], name: str) -> Secret | None:
     """
     secret = read_secret(env, name)
     return None if secret is None else _for_header(secret, IN_ENVIRONMENT.at(name))
+
+
+def require_header_secret(env: Mapping[str, str], name: str, location: ConfigLocation) -> Secret:
+    """Return a secret as `read_header_secret` does.
+
+    Raises:
+        VariableNotSet: at `location`.
+    """
+    secret = read_header_secret(env, name)
+    if secret is None:
+        raise VariableNotSet(name, location)
+    return secret
 
 
 def read_header_secret_file(file: Path, location: ConfigLocation) -> Secret:
@@ -213,6 +199,39 @@ def _for_header(secret: Secret, location: ConfigLocation) -> Secret:
     if not re.fullmatch(r"[\x21-\x7e]+", secret.reveal()):
         raise location.error("must be printable ASCII without blanks or line breaks")
     return secret
+
+
+# --- Secrets inside of values, for redaction
+
+SHORTEST_TOKEN: Final = 20
+"""Shorter texts in a JSON credential are its kind, an account number or a date."""
+
+SHORTEST_HEADER_SECRET: Final = 8
+"""Shorter values of a header are not secrets but, for example, a tenant's number."""
+
+
+def tokens_in(credential: str) -> list[str]:
+    """Return the tokens in a credential that is JSON, such as a subscription's login."""
+    pattern = rf'"([^"\\]{{{SHORTEST_TOKEN},}})"'
+    return re.findall(pattern, credential) if credential.lstrip().startswith("{") else []
+
+
+def header_secrets(headers: str) -> list[str]:
+    """Return the secret values in `name=value,…`, and the token alone of one such as "Bearer …"."""
+    values = [unquote(pair.partition("=")[2].strip()) for pair in headers.split(",")]
+    values += [value.rpartition(" ")[2] for value in values if " " in value]
+    return [value for value in values if len(value) >= SHORTEST_HEADER_SECRET]
+
+
+def secrets_in_url(url: str) -> list[str]:
+    """Return a URL and its password if it has one, or the text itself if it is not a URL."""
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        return [url]
+    if password is None:
+        return [] if "://" in url else [url]
+    return [url, password, unquote(password)]
 
 
 def without_proxy_for(host: str, env: Mapping[str, str]) -> dict[str, str]:

@@ -7,51 +7,42 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from codex_workspace.common.errors import CodexCannotStart, ConfigLocation
 from codex_workspace.common.values import quoted
 from codex_workspace.config.environment import (
     CREDENTIALS,
     IN_ENVIRONMENT,
+    Environment,
     Secret,
-    Variables,
+    read_environment,
     read_header_secret,
     read_header_secret_file,
+    read_secret,
+    require_header_secret,
 )
 from codex_workspace.config.mcp_servers import resolve
-from codex_workspace.config.peers import resolve_peers
 from codex_workspace.config.prompts import read_instructions, read_skills
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import (
     CONFIG_NAME,
     MISPLACED,
+    OPERATOR,
     OWN_TOOLS,
     PLATFORM_DEFAULT_MODEL,
     PLATFORM_TOKEN,
     PROVISIONED_TOKEN,
     TEMPLATE_DIR,
     Config,
-    ListenSettings,
-    LogSettings,
-    ObservabilitySettings,
     PlatformSettings,
-    PrincipalEntry,
     PushConfig,
     Settings,
 )
-from codex_workspace.config.validation import HttpUrl, Text, load_yaml, read_section
+from codex_workspace.config.validation import load_yaml, read_section
 
 SHORTEST_SECRET: Final = 6
 """Shorter secrets would match ordinary words in the model's text."""
-
-_LOG_FORMATS: Mapping[str, Literal["text", "json"]] = {"text": "text", "json": "json"}
-_LOG_LEVELS: Mapping[str, Literal["DEBUG", "INFO", "WARNING", "ERROR"]] = {
-    "debug": "DEBUG",
-    "info": "INFO",
-    "warning": "WARNING",
-    "error": "ERROR",
-}
 
 
 def load_settings(
@@ -67,39 +58,46 @@ def load_settings(
     Raises:
         ConfigError: one sentence with file or variable, key, and what is allowed.
     """
-    variables = Variables(env)
+    variables = read_environment(env)
     here = (cwd or Path.cwd()).resolve()
     file = _config_file(variables, config_path, here, root)
-    location = ConfigLocation(str(file))
+    location, folder = ConfigLocation(str(file)), file.parent
     content = load_yaml(file)
     config = read_section(Config, content, location)
     state = _state_dir(variables, here, root)
-    workspace, home = _workspace_dir(variables, here, root), variables.path("CODEX_HOME", here) or state / "codex"
+    workspace = _workspace_dir(variables, here, root)
+    home = variables.path(variables.CODEX_HOME, here) or state / "codex"
     model, source = _model(variables, config, location)
-    listen = _listen(variables, config, location, file.parent)
+    tokens = _tokens(variables, env, config, location.at("principals"), folder)
     settings = Settings(
         config=config,
+        environment=variables,
         config_file=file,
         state_dir=state,
         workspace_dir=workspace,
         codex_home=home,
         codex_bin=_codex_bin(variables, here),
-        listen=listen,
-        database_url=_database_url(variables, state),
-        log=_log(variables),
-        platform=_platform(variables, state, (variables.path("CONFIGS_DIR", here), file.parent)),
+        port=config.a2a.port if variables.A2A_PORT is None else variables.A2A_PORT,
+        tokens=tokens,
+        metrics_token=_metrics_token(env, tokens),
+        trace_headers=read_secret(env, "OTEL_EXPORTER_OTLP_HEADERS"),
+        database_url=_database_url(env, state),
+        platform=_platform(variables, env, state, (variables.path(variables.CONFIGS_DIR, here), folder)),
         model=model,
         model_source=source,
         mcp=resolve(config.mcp_servers, env, location.at("mcp_servers")),
-        instructions=read_instructions(
-            config.prompt_files, file.parent, location.at("prompt_files"), (workspace, home)
-        ),
-        skills=read_skills(config.skills, file.parent, location.at("skills")),
-        observing=_observing(variables, listen),
+        instructions=read_instructions(config.prompt_files, folder, location.at("prompt_files"), (workspace, home)),
+        skills=read_skills(config.skills, folder, location.at("skills")),
         misplaced=tuple(key for key in MISPLACED if isinstance(content, dict) and key in content),
         unused=_credentials_in(env, config),
-        peers=resolve_peers(config.peers, env, location.at("peers")),
+        peer_tokens={
+            peer.name: require_header_secret(env, peer.token_env, location.at(f"peers[{index}].token_env"))
+            for index, peer in enumerate(config.peers)
+            if peer.token_env is not None
+        },
     )
+    if settings.port and settings.port == variables.A2A_GRPC_PORT:
+        raise IN_ENVIRONMENT.at("A2A_GRPC_PORT").error(f"must differ from A2A_PORT, but both are {settings.port}")
     _check_allowed(config.push, location.at("push.allow"))
     _check_names(settings, location.at("mcp_servers"))
     _check_writable_folders(settings, location.at("codex.writable_folders"))
@@ -149,8 +147,8 @@ def _check_writable_folders(settings: Settings, location: ConfigLocation) -> Non
                 )
 
 
-def _config_file(variables: Variables, given: Path | None, cwd: Path, root: Path) -> Path:
-    folder = (cwd / given).resolve() if given else variables.path("WORKSPACE_CONFIG_PATH", cwd)
+def _config_file(variables: Environment, given: Path | None, cwd: Path, root: Path) -> Path:
+    folder = (cwd / given).resolve() if given else variables.path(variables.WORKSPACE_CONFIG_PATH, cwd)
     if folder is None:
         mounted = root / "configs" / CONFIG_NAME
         return mounted if mounted.is_file() else TEMPLATE_DIR / CONFIG_NAME
@@ -161,21 +159,21 @@ def _config_file(variables: Variables, given: Path | None, cwd: Path, root: Path
     return folder / CONFIG_NAME
 
 
-def _state_dir(variables: Variables, cwd: Path, root: Path) -> Path:
-    if folder := variables.path("WORKSPACE_STATE_DIR", cwd):
+def _state_dir(variables: Environment, cwd: Path, root: Path) -> Path:
+    if folder := variables.path(variables.WORKSPACE_STATE_DIR, cwd):
         return folder
     configs = root / "configs"
     if configs.is_dir() and os.access(configs, os.W_OK):
         return configs / ".codex-workspace"
-    if base := variables.path("XDG_STATE_HOME", cwd):
+    if base := variables.path(variables.XDG_STATE_HOME, cwd):
         return base / "codex-workspace"
-    if home := variables.path("HOME", cwd):
+    if home := variables.path(variables.HOME, cwd):
         return home / ".local" / "state" / "codex-workspace"
     raise IN_ENVIRONMENT.at("WORKSPACE_STATE_DIR").error("must name a folder, as neither /configs nor HOME is there")
 
 
-def _workspace_dir(variables: Variables, cwd: Path, root: Path) -> Path:
-    named = variables.path("WORKSPACE_DIR", cwd)
+def _workspace_dir(variables: Environment, cwd: Path, root: Path) -> Path:
+    named = variables.path(variables.WORKSPACE_DIR, cwd)
     mounted = root / "workspace"
     folder = named or (mounted if mounted.is_dir() else cwd)
     # Codex takes any cwd, and every command in one that is not there fails.
@@ -192,12 +190,14 @@ def check_secrets(settings: Settings, provider: ChosenProvider) -> None:
     """
     file = ConfigLocation(str(settings.config_file))
     secrets: list[tuple[ConfigLocation, Secret | None]] = [
-        (IN_ENVIRONMENT.at("A2A_TOKEN"), settings.listen.token),
-        (IN_ENVIRONMENT.at("METRICS_TOKEN"), settings.observing.metrics_token),
+        (IN_ENVIRONMENT.at("METRICS_TOKEN"), settings.metrics_token),
         (IN_ENVIRONMENT.at("MOLECULE_WORKSPACE_TOKEN"), settings.platform.token if settings.platform else None),
         (IN_ENVIRONMENT.at(provider.env_key or ""), provider.credential),
-        *((file.at(f"principals: {name}"), token) for name, token in settings.listen.principals.items()),
-        *((file.at(f"peers: {peer.name}"), peer.token) for peer in settings.peers),
+        *(
+            (IN_ENVIRONMENT.at("A2A_TOKEN") if name == OPERATOR else file.at(f"principals: {name}"), token)
+            for name, token in settings.tokens.items()
+        ),
+        *((file.at(f"peers: {name}"), token) for name, token in settings.peer_tokens.items()),
     ]
     for location, secret in secrets:
         if secret is not None and len(secret.reveal()) < SHORTEST_SECRET:
@@ -223,12 +223,12 @@ def require_codex(binary: Path | None) -> Path:
     return binary
 
 
-def _codex_bin(variables: Variables, cwd: Path) -> Path | None:
-    named = variables.text("CODEX_BIN")
+def _codex_bin(variables: Environment, cwd: Path) -> Path | None:
+    named = variables.CODEX_BIN
     if named and "/" not in named:
-        found = shutil.which(named, path=variables.text("PATH") or "")
+        found = shutil.which(named, path=variables.PATH)
         return Path(found) if found else None
-    return variables.path("CODEX_BIN", cwd) or _wheel_binary()
+    return variables.path(named, cwd) or _wheel_binary()
 
 
 def _wheel_binary() -> Path | None:
@@ -240,12 +240,12 @@ def _wheel_binary() -> Path | None:
     return None
 
 
-def _model(variables: Variables, config: Config, location: ConfigLocation) -> tuple[str, str]:
+def _model(variables: Environment, config: Config, location: ConfigLocation) -> tuple[str, str]:
     """Return the model and its source, in the platform's order; without its default, which no codex provider has."""
     top = None if config.model == PLATFORM_DEFAULT_MODEL else config.model
     for model, source in (
-        (variables.checked("MOLECULE_MODEL", Text), "environment: MOLECULE_MODEL"),
-        (variables.checked("MODEL", Text), "environment: MODEL"),
+        (variables.MOLECULE_MODEL, "environment: MOLECULE_MODEL"),
+        (variables.MODEL, "environment: MODEL"),
         (config.runtime_config.model, f"{location.file}: runtime_config.model"),
         (top, f"{location.file}: model"),
     ):
@@ -254,49 +254,33 @@ def _model(variables: Variables, config: Config, location: ConfigLocation) -> tu
     raise location.at("runtime_config.model").error("is missing; it must be a model such as gpt-5.5 (or set MODEL)")
 
 
-def _listen(variables: Variables, config: Config, location: ConfigLocation, folder: Path) -> ListenSettings:
-    host = variables.text("A2A_HOST") or "127.0.0.1"
-    port = variables.port("A2A_PORT")
-    listen = ListenSettings(
-        host=host,
-        port=config.a2a.port if port is None else port,
-        grpc_port=variables.port("A2A_GRPC_PORT"),
-        token=read_header_secret(variables.env, "A2A_TOKEN"),
-        allow_anonymous=variables.flag("A2A_ALLOW_ANONYMOUS"),
-        public_url=variables.checked("A2A_PUBLIC_URL", HttpUrl),
-        principals=_principals(variables, config, location.at("principals"), folder),
-    )
-    if listen.port and listen.port == listen.grpc_port:
-        raise IN_ENVIRONMENT.at("A2A_GRPC_PORT").error(f"must differ from A2A_PORT, but both are {listen.port}")
-    if listen.token in listen.principals.values():
-        raise location.at("principals").error(
-            "one of the tokens is the value of A2A_TOKEN; every principal needs a token of its own"
-        )
-    if not (listen.tokens or listen.allow_anonymous or is_loopback(host)):
-        raise IN_ENVIRONMENT.at("A2A_TOKEN").error(
-            f"is missing, and A2A_HOST {quoted(host)} is beyond loopback; "
-            "set A2A_TOKEN or A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1"
-        )
-    return listen
-
-
-def _principals(variables: Variables, config: Config, location: ConfigLocation, folder: Path) -> Mapping[str, Secret]:
-    found: dict[str, Secret] = {}
+def _tokens(
+    variables: Environment, env: Mapping[str, str], config: Config, location: ConfigLocation, folder: Path
+) -> dict[str, Secret]:
+    """Return the principals' tokens."""
+    own = read_header_secret(env, "A2A_TOKEN")
+    tokens = {} if own is None else {OPERATOR: own}
     for index, entry in enumerate(config.principals):
         here = location.item(index)
-        token = _token_of(entry, variables, here, folder)
-        if token in found.values():
+        if entry.token_env is not None:
+            token = require_header_secret(env, entry.token_env, here.at("token_env"))
+        else:
+            token = read_header_secret_file(folder / (entry.token_file or ""), here.at("token_file"))
+        if token in tokens.values():
             raise here.error("has the token of another principal; every principal needs a token of its own")
-        found[entry.name] = token
-    return found
+        tokens[entry.name] = token
+    if not (tokens or variables.A2A_ALLOW_ANONYMOUS or is_loopback(variables.A2A_HOST)):
+        raise IN_ENVIRONMENT.at("A2A_TOKEN").error(
+            f"is missing, and A2A_HOST {quoted(variables.A2A_HOST)} is beyond loopback; "
+            "set A2A_TOKEN or A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1"
+        )
+    return tokens
 
 
-def _token_of(entry: PrincipalEntry, variables: Variables, location: ConfigLocation, folder: Path) -> Secret:
-    if entry.token_env is None:
-        return read_header_secret_file(folder / (entry.token_file or ""), location.at("token_file"))
-    token = read_header_secret(variables.env, entry.token_env)
-    if token is None:
-        raise location.at("token_env").error(f"names the variable {entry.token_env}, which is not set")
+def _metrics_token(env: Mapping[str, str], tokens: Mapping[str, Secret]) -> Secret | None:
+    token = read_header_secret(env, "METRICS_TOKEN")
+    if token in tokens.values():
+        raise IN_ENVIRONMENT.at("METRICS_TOKEN").error("is a principal's token as well; use one for /metrics only")
     return token
 
 
@@ -310,8 +294,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _database_url(variables: Variables, state: Path) -> Secret:
-    given = variables.secret("DATABASE_URL")
+def _database_url(env: Mapping[str, str], state: Path) -> Secret:
+    given = read_secret(env, "DATABASE_URL")
     if given is None:
         return Secret(f"sqlite+aiosqlite:///{state / 'workspace.sqlite3'}")
     if not re.match(r"[a-z][a-z0-9+]*://", given.reveal()):
@@ -321,35 +305,16 @@ def _database_url(variables: Variables, state: Path) -> Secret:
     return given
 
 
-def _log(variables: Variables) -> LogSettings:
-    return LogSettings(
-        variables.choice("LOG_FORMAT", _LOG_FORMATS, "text"), variables.choice("LOG_LEVEL", _LOG_LEVELS, "info")
-    )
-
-
-def _observing(variables: Variables, listen: ListenSettings) -> ObservabilitySettings:
-    token = read_header_secret(variables.env, "METRICS_TOKEN")
-    if token is not None and token in listen.tokens.values():
-        raise IN_ENVIRONMENT.at("METRICS_TOKEN").error("is another token as well; it is to open /metrics and no more")
-    endpoints = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    named = [name for name in endpoints if variables.checked(name, HttpUrl) is not None]
-    is_on = variables.choice("OTEL_TRACES_EXPORTER", {"otlp": True, "none": False}, "otlp")
-    variables.choice("OTEL_EXPORTER_OTLP_PROTOCOL", {"http/protobuf": None}, "http/protobuf")
-    return ObservabilitySettings(
-        metrics_token=token,
-        traces=bool(named) and is_on and not variables.flag("OTEL_SDK_DISABLED"),
-        trace_headers=variables.secret("OTEL_EXPORTER_OTLP_HEADERS"),
-    )
-
-
-def _platform(variables: Variables, state: Path, folders: Iterable[Path | None]) -> PlatformSettings | None:
-    url, workspace = variables.checked("PLATFORM_URL", HttpUrl), variables.text("WORKSPACE_ID")
-    token = read_header_secret(variables.env, "MOLECULE_WORKSPACE_TOKEN")
-    if url is None:
+def _platform(
+    variables: Environment, env: Mapping[str, str], state: Path, folders: Iterable[Path | None]
+) -> PlatformSettings | None:
+    token = read_header_secret(env, "MOLECULE_WORKSPACE_TOKEN")
+    if variables.PLATFORM_URL is None:
         return None
-    if workspace is None:
+    if variables.WORKSPACE_ID is None:
         raise IN_ENVIRONMENT.at("WORKSPACE_ID").error(
-            "is missing; PLATFORM_URL is set, and the platform knows an agent by this id"
+            "is missing; PLATFORM_URL is set, and the platform knows an agent by this ID"
         )
     provisioned = tuple(dict.fromkeys(folder / PROVISIONED_TOKEN for folder in folders if folder is not None))
-    return PlatformSettings(url.rstrip("/"), workspace, token, state / PLATFORM_TOKEN, provisioned)
+    url = variables.PLATFORM_URL.rstrip("/")
+    return PlatformSettings(url, variables.WORKSPACE_ID, token, state / PLATFORM_TOKEN, provisioned)

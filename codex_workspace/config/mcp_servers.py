@@ -13,7 +13,14 @@ from pydantic import Field, model_validator
 
 from codex_workspace.common.errors import ConfigLocation
 from codex_workspace.common.values import KeyPath, TomlValue
-from codex_workspace.config.environment import ENVIRONMENT, IN_ENVIRONMENT, Secret, read_header_secret, read_secret
+from codex_workspace.config.environment import (
+    IN_ENVIRONMENT,
+    Environment,
+    Secret,
+    VariableNotSet,
+    read_secret,
+    require_header_secret,
+)
 from codex_workspace.config.validation import EnvName, Items, Seconds, Section, Slug, Text, matching, problem
 
 McpUrl = Annotated[
@@ -27,15 +34,14 @@ SHORTEST_SECRET: Final = 8
 
 _PLAIN: Final = frozenset(
     {
-        *(variable.name for variable in ENVIRONMENT if not variable.secret),
+        *Environment.model_fields,
         *("USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "HOSTNAME", "PWD"),
     }
 )
 """Variables without a secret; their values are not redacted."""
 
 _REQUIRED: Final = ("required",)
-_REFERENCE: Final = re.compile(r"\$(\$\{)|\$\{([^}]*)\}?")
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_REFERENCE: Final = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?")
 
 
 class McpServerEntry(Section):
@@ -154,19 +160,6 @@ class McpServers:
         return max((server.startup_timeout_s for server in self.servers), default=0.0)
 
 
-class _Missing(Exception):
-    """A variable that config.yaml names is not set."""
-
-    def __init__(self, name: str, location: ConfigLocation) -> None:
-        super().__init__(name)
-        self.name = name
-        self.location = location
-
-    @property
-    def problem(self) -> str:
-        return f"names the variable {self.name}, which is not set; set it (or {self.name}_FILE)"
-
-
 def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], location: ConfigLocation) -> McpServers:
     """Return the servers with their variables from `env`. `location` is the location of `entries`, for messages.
 
@@ -175,111 +168,71 @@ def resolve(entries: Iterable[McpServerEntry], env: Mapping[str, str], location:
     Raises:
         ConfigError: a reference is malformed, or a variable of a required server is not set.
     """
-    found: dict[str, McpServer] = {}
+    found: list[McpServer] = []
     left_out: dict[str, str] = {}
     for index, entry in enumerate(entries):
-        here = location.item(index)
         try:
-            found[entry.name] = _Reader(entry, env, here).server()
-        except _Missing as missing:
+            found.append(_resolved(entry, env, location.item(index)))
+        except VariableNotSet as error:
             if entry.required:
-                raise missing.location.error(missing.problem) from None
-            left_out[entry.name] = f"{missing.location.key} {missing.problem}"
-    return McpServers(tuple(found.values()), left_out)
+                raise
+            left_out[entry.name] = error.reason
+    return McpServers(tuple(found), left_out)
 
 
-class _Reader:
-    """Converts an entry to an `McpServer`."""
-
-    def __init__(self, entry: McpServerEntry, env: Mapping[str, str], here: ConfigLocation) -> None:
-        self._entry = entry
-        self._env = env
-        self._here = here
-        self._private: dict[tuple[str, str], Secret] = {}
-        self._secrets: list[Secret] = []
-
-    def server(self) -> McpServer:
-        entry = self._entry
-        own = self._program(entry.command) if entry.command is not None else self._address(entry.url or "")
-        return McpServer(
-            entry.name,
-            own | self._common(),
-            self._private,
-            tuple(self._secrets),
-            entry.startup_timeout_s,
-            entry.required,
-            entry.trusted,
-        )
-
-    def _common(self) -> dict[KeyPath, TomlValue]:
-        entry = self._entry
-        table: dict[KeyPath, TomlValue] = {
-            ("startup_timeout_sec",): entry.startup_timeout_s,
-            ("tool_timeout_sec",): entry.tool_timeout_s,
-        }
-        if entry.enabled_tools is not None:
-            table["enabled_tools",] = list(entry.enabled_tools)
-        if entry.disabled_tools:
-            table["disabled_tools",] = list(entry.disabled_tools)
-        if entry.required:
-            table[_REQUIRED] = True
-        if entry.trusted:
-            # Without it, sandboxed codex 0.163 rejects under `never` every tool that is not declared read-only.
-            table["default_tools_approval_mode",] = "approve"
-        return table
-
-    def _program(self, command: str) -> dict[KeyPath, TomlValue]:
-        table: dict[KeyPath, TomlValue] = {("command",): command, ("args",): list(self._entry.args)}
-        if self._entry.cwd is not None:
-            table["cwd",] = self._entry.cwd
-        for name, text in self._entry.env.items():
-            value = self._filled(text, self._here.at("env").at(name))
-            if value is None:
-                table["env", name] = text.replace("$${", "${")
-            else:
-                self._private["env", name] = value
-        return table
-
-    def _address(self, url: str) -> dict[KeyPath, TomlValue]:
-        table: dict[KeyPath, TomlValue] = {("url",): url}
-        name = self._entry.bearer_token_env
-        if name is not None:
-            token = read_header_secret(self._env, name)
-            if token is None:
-                raise _Missing(name, self._here.at("bearer_token_env"))
-            self._secrets.append(token)
-            self._private["http_headers", "Authorization"] = Secret(f"Bearer {token.reveal()}")
-        for header, text in self._entry.headers.items():
-            location = self._here.at("headers").at(header)
-            value = self._filled(text, location)
-            if not re.fullmatch(r"[\x20-\x7e]*", text if value is None else value.reveal()):
+def _resolved(entry: McpServerEntry, env: Mapping[str, str], here: ConfigLocation) -> McpServer:
+    table: dict[KeyPath, TomlValue] = {}
+    private: dict[tuple[str, str], Secret] = {}
+    secrets: list[Secret] = []
+    if entry.command is not None:
+        table |= {("command",): entry.command, ("args",): list(entry.args)}
+    if entry.cwd is not None:
+        table["cwd",] = entry.cwd
+    if entry.url is not None:
+        table["url",] = entry.url
+    if entry.bearer_token_env is not None:
+        token = require_header_secret(env, entry.bearer_token_env, here.at("bearer_token_env"))
+        secrets.append(token)
+        private["http_headers", "Authorization"] = Secret(f"Bearer {token.reveal()}")
+    for key, toml_key, values in (("env", "env", entry.env), ("headers", "http_headers", entry.headers)):
+        for name, text in values.items():
+            location = here.at(key).at(name)
+            value = _filled(text, env, location, secrets)
+            if key == "headers" and not re.fullmatch(r"[\x20-\x7e]*", value):
                 raise location.error("must be printable ASCII without line breaks")
-            if value is None:
-                table["http_headers", header] = text.replace("$${", "${")
+            if "${" in text.replace("$${", ""):
+                private[toml_key, name] = Secret(value)
             else:
-                self._private["http_headers", header] = value
-        return table
+                table[toml_key, name] = value
+    table |= {("startup_timeout_sec",): entry.startup_timeout_s, ("tool_timeout_sec",): entry.tool_timeout_s}
+    if entry.enabled_tools is not None:
+        table["enabled_tools",] = list(entry.enabled_tools)
+    if entry.disabled_tools:
+        table["disabled_tools",] = list(entry.disabled_tools)
+    if entry.required:
+        table[_REQUIRED] = True
+    if entry.trusted:
+        # Without it, sandboxed codex 0.163 rejects under `never` every tool that is not declared read-only.
+        table["default_tools_approval_mode",] = "approve"
+    return McpServer(entry.name, table, private, tuple(secrets), entry.startup_timeout_s, entry.required, entry.trusted)
 
-    def _filled(self, text: str, location: ConfigLocation) -> Secret | None:
-        """Return `text` with every `${NAME}` replaced; None if it has none."""
-        filled: list[str] = []
-        end = 0
-        named = False
-        for found in _REFERENCE.finditer(text):
-            named = named or found[1] is None
-            filled += (text[end : found.start()], found[1] or self._value(found[0], location))
-            end = found.end()
-        return Secret("".join((*filled, text[end:]))) if named else None
 
-    def _value(self, reference: str, location: ConfigLocation) -> str:
-        name = reference.removeprefix("${").removesuffix("}")
-        if not (reference.endswith("}") and _NAME.fullmatch(name)):
+def _filled(text: str, env: Mapping[str, str], location: ConfigLocation, secrets: list[Secret]) -> str:
+    """Return `text` with every `${NAME}` replaced; append the values that are redacted to `secrets`."""
+
+    def value_of(reference: re.Match[str]) -> str:
+        if reference[0] == "$${":
+            return "${"
+        name = reference[1]
+        if name is None:
             raise location.error("holds ${ without the name of a variable and }; a plain ${ is written $${")
-        value = read_secret(self._env, name)
+        value = read_secret(env, name)
         if value is None:
-            raise _Missing(name, location)
+            raise VariableNotSet(name, location)
         if "\0" in value.reveal():
             raise IN_ENVIRONMENT.at(name).error("holds a NUL, which a variable cannot contain")
         if name not in _PLAIN and len(value.reveal()) >= SHORTEST_SECRET:
-            self._secrets.append(value)
+            secrets.append(value)
         return value.reveal()
+
+    return _REFERENCE.sub(value_of, text)

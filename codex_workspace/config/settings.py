@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
-from urllib.parse import unquote
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from codex_workspace.common.values import MAX_INPUT_CHARS, quoted
-from codex_workspace.config.environment import ENVIRONMENT, Secret
+from codex_workspace.config.environment import SECRETS, Environment, Secret
 from codex_workspace.config.mcp_servers import McpServerEntry, McpServers
-from codex_workspace.config.peers import Peer, PeerEntry
 from codex_workspace.config.prompts import Instructions, Skill, SkillFolder
 from codex_workspace.config.validation import (
     EnvName,
@@ -134,9 +132,8 @@ class ProviderEntry(Section):
             raise problem(
                 f"must not be one of codex's own ({', '.join(sorted(RESERVED_SLUGS))})", "model_provider_slug"
             )
-        own = {variable.name for variable in ENVIRONMENT}
         for index, name in enumerate(self.auth_env):
-            if name in own:
+            if name in SECRETS or name in Environment.model_fields:
                 raise problem(
                     f"must be a variable of the provider's own, but {name} is the agent's", f"auth_env[{index}]"
                 )
@@ -192,6 +189,23 @@ class PrincipalEntry(Section):
         if (self.token_env is None) == (self.token_file is None):
             raise problem("must have one of token_env and token_file")
         return self
+
+
+class PeerEntry(Section):
+    """An A2A agent that the model may send tasks to.
+
+    name: The peer's name for the model.
+    url: The peer's address.
+    description: What the peer is good for, for the model; the default is the description on its card.
+    token_env: The variable with the bearer token for the peer, or NAME of NAME_FILE.
+    allow_private: Allow an address that is not public, such as this machine's or a container network's.
+    """
+
+    name: Slug
+    url: HttpUrl
+    description: str = ""
+    token_env: EnvName | None = None
+    allow_private: bool = False
 
 
 class CodexConfig(Section):
@@ -413,66 +427,10 @@ class Config(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class ListenSettings:
-    """Where and for whom the A2A server listens. Port 0 = any free one; `grpc_port` None = off.
-
-    token: A2A_TOKEN, the operator's own; `principals` are those of config.yaml, by their names.
-    """
-
-    host: str
-    port: int
-    grpc_port: int | None
-    token: Secret | None
-    allow_anonymous: bool
-    public_url: str | None
-    principals: Mapping[str, Secret] = field(default_factory=dict)
-
-    @property
-    def tokens(self) -> Mapping[str, Secret]:
-        """Every principal's token, by name; empty where everybody is let in."""
-        own = {} if self.token is None else {OPERATOR: self.token}
-        return {**own, **self.principals}
-
-
-@dataclass(frozen=True, slots=True)
-class LogSettings:
-    """How the log is written; `level` is a name of the logging module's."""
-
-    format: Literal["text", "json"]
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
-
-
-SHORTEST_HEADER_SECRET: Final = 8
-"""A shorter value of a header, such as a tenant's number, is no secret."""
-
-
-@dataclass(frozen=True, slots=True)
-class ObservabilitySettings:
-    """What those who run the agent look at.
-
-    metrics_token: opens /metrics and nothing else. traces: whether spans are exported; `trace_headers` are shown then.
-    """
-
-    metrics_token: Secret | None = None
-    traces: bool = False
-    trace_headers: Secret | None = None
-
-    @property
-    def secrets(self) -> list[Secret]:
-        """Return what must not show up: the token, and the values of the headers."""
-        told = self.trace_headers.reveal().split(",") if self.trace_headers is not None else []
-        values = [unquote(pair.partition("=")[2].strip()) for pair in told]
-        # "Bearer …": the token alone, too.
-        values += [value.rpartition(" ")[2] for value in values if " " in value]
-        quoted = [Secret(value) for value in values if len(value) >= SHORTEST_HEADER_SECRET]
-        return [*quoted, *([self.metrics_token] if self.metrics_token is not None else [])]
-
-
-@dataclass(frozen=True, slots=True)
 class PlatformSettings:
-    """The platform to register with, and who we are there. Without a token, registering has to mint one.
+    """The platform to register with. Without a token, the registration issues one.
 
-    token_file: where a minted token is kept. provisioned: files in which the platform's provisioner may have put one.
+    token_file: the file for an issued token. provisioned: files in which the platform's provisioner may put a token.
     """
 
     url: str
@@ -483,62 +441,68 @@ class PlatformSettings:
 
     @property
     def secret_file(self) -> Path:
-        """Where the platform's own secret is kept, for its calls to us."""
+        """The file for the secret that the platform sends with its requests."""
         return self.token_file.with_name(PLATFORM_SECRET)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the operator decided, checked. All folders are absolute; only `workspace_dir` is known to exist.
+    """The checked configuration. All folders are absolute; only `workspace_dir` is known to exist.
 
-    config_file: the file that `config` was read from; for messages.
+    config_file: the file of `config`, for messages.
     codex_bin: codex's native binary, or None if none was found; starting codex then fails with an error.
-    database_url: of SQLAlchemy's form, with an async driver; a secret as it may hold a password.
-    platform: None where this agent runs without one.
-    mcp, peers: `mcp_servers` and `peers` of config.yaml, their variables filled in.
-    instructions, skills: what the files say that `prompt_files` and `skills` of config.yaml name.
-    model, model_source: the model as the operator names it, and the variable or key it was taken from.
+    port: 0 = any free port.
+    tokens: the principals' tokens by name; the one of A2A_TOKEN belongs to OPERATOR. Without any, no token is required.
+    database_url: SQLAlchemy's form, with an async driver; a secret because it can contain a password.
+    mcp: `mcp_servers` of config.yaml with the values of their variables.
+    instructions, skills: the content of the files that config.yaml names.
+    model, model_source: the model as the operator names it, and the variable or key with it.
+    misplaced: the keys of `MISPLACED` in config.yaml.
+    unused: every credential in the environment, used or not.
+    peer_tokens: by the name of the peer.
     """
 
     config: Config
+    environment: Environment
     config_file: Path
     state_dir: Path
     workspace_dir: Path
     codex_home: Path
     codex_bin: Path | None
-    listen: ListenSettings
+    port: int
+    tokens: Mapping[str, Secret]
+    metrics_token: Secret | None
+    trace_headers: Secret | None
     database_url: Secret
-    log: LogSettings
     platform: PlatformSettings | None
     model: str
     model_source: str
     mcp: McpServers = field(default_factory=McpServers)
     instructions: Instructions = field(default_factory=Instructions)
     skills: tuple[Skill, ...] = ()
-    observing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
     misplaced: tuple[str, ...] = ()
     unused: tuple[Secret, ...] = ()
-    peers: tuple[Peer, ...] = ()
+    peer_tokens: Mapping[str, Secret] = field(default_factory=dict)
 
     @property
     def has_agent_tools(self) -> bool:
-        """Whether the model gets our own tools."""
+        """Whether the model gets the agent's own tools."""
         has_peers = bool(self.config.peers) or self.platform is not None
         return self.config.agent_tools == "always" or (self.config.agent_tools == "auto" and has_peers)
 
     @property
     def turn_timeout_s(self) -> float:
-        """The whole turn's budget."""
+        """The time limit of a turn."""
         return self.config.codex.turn_timeout_s or self.config.runtime_config.timeout or TURN_TIMEOUT_S
 
     @property
     def writable_folders(self) -> tuple[Path, ...]:
-        """Where commands in the workspace-write sandbox may write, beside the workspace; absolute."""
+        """Where commands in the workspace-write sandbox may write, besides the workspace; absolute."""
         return tuple((self.workspace_dir / folder).resolve() for folder in self.config.codex.writable_folders)
 
     @property
     def exposed(self) -> Mapping[str, Path]:
-        """What of the agent's own sandboxed commands may change, as it lies in the workspace; by what it is called."""
+        """The files of the agent's own that sandboxed commands can change because they are in the workspace."""
         if self.config.codex.sandbox != "workspace-write":
             return {}
         own = {
@@ -548,4 +512,4 @@ class Settings:
             "the agent's program": TEMPLATE_DIR,
         }
         workspace = self.workspace_dir.resolve()
-        return {called: kept for called, kept in own.items() if kept.resolve().is_relative_to(workspace)}
+        return {name: path for name, path in own.items() if path.resolve().is_relative_to(workspace)}

@@ -35,7 +35,8 @@ from a2a.utils.errors import A2AError
 from codex_workspace.common.a2a_terms import AWAITING_INPUT, WORKING
 from codex_workspace.common.errors import ToolRefused
 from codex_workspace.common.safe_http import USER_AGENT, AddressGuard, AllowList, GuardedNetwork, TargetRefused
-from codex_workspace.config.peers import Peer
+from codex_workspace.config.environment import Secret
+from codex_workspace.config.settings import PeerEntry
 from codex_workspace.tools.interface import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState
 
 logger = logging.getLogger(__name__)
@@ -64,16 +65,17 @@ _BINDINGS: Final = (TransportProtocol.JSONRPC.value, TransportProtocol.HTTP_JSON
 class PeerClient:
     """Delegates tasks to the peers of config.yaml."""
 
-    def __init__(self, peers: Iterable[Peer]) -> None:
-        self._peers: Final[Mapping[str, Peer]] = {peer.name: peer for peer in peers}
+    def __init__(self, peers: Iterable[PeerEntry], tokens: Mapping[str, Secret]) -> None:
+        self._peers: Final[Mapping[str, PeerEntry]] = {peer.name: peer for peer in peers}
+        self._tokens = tokens
 
     async def peers(self) -> list[PeerInfo]:
         """Return all peers, each with the content of its card or the reason why that is unavailable."""
         found: dict[str, PeerInfo] = {}
 
-        async def fetch(peer: Peer) -> None:
+        async def fetch(peer: PeerEntry) -> None:
             try:
-                async with _open_http(peer) as http:
+                async with _open_http(peer, self._tokens.get(peer.name)) as http:
                     card = await _card(http, peer)
                     found[peer.name] = PeerInfo(peer.name, peer.description, card_text=_introduction(card))
             except ToolRefused as error:
@@ -94,7 +96,7 @@ class PeerClient:
         if continues is not None and continues.peer != peer:
             raise ToolRefused(f"That handle belongs to a task at {continues.peer}, not at {peer}.")
         until = anyio.current_time() + wait_s
-        async with _client(known) as client:
+        async with _client(known, self._tokens.get(known.name)) as client:
             earlier = None if continues is None else await _task(client, continues)
             request = SendMessageRequest(
                 message=_message(task, earlier),
@@ -110,10 +112,10 @@ class PeerClient:
         """Poll a task until it ends; see `PeerTasks.check`."""
         known = self._known(handle.peer)
         until = anyio.current_time() + wait_s
-        async with _client(known) as client:
+        async with _client(known, self._tokens.get(known.name)) as client:
             return await _followed(client, handle.peer, await _task(client, handle), until)
 
-    def _known(self, name: str) -> Peer:
+    def _known(self, name: str) -> PeerEntry:
         if name not in self._peers:
             names = ", ".join(self._peers) or "none"
             raise ToolRefused(f"There is no peer with that name; list_peers lists them: {names}.")
@@ -121,15 +123,15 @@ class PeerClient:
 
 
 @asynccontextmanager
-async def _open_http(peer: Peer) -> AsyncIterator[httpx.AsyncClient]:
+async def _open_http(peer: PeerEntry, token: Secret | None) -> AsyncIterator[httpx.AsyncClient]:
     """Open an HTTP client that reaches only the peer.
 
     Raises:
         ToolRefused: the peer cannot be reached, may not be called, or does not answer in A2A.
     """
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
-    if peer.token is not None:
-        headers["Authorization"] = f"Bearer {peer.token.reveal()}"
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token.reveal()}"
     timeout = httpx.Timeout(REQUEST_S, connect=CONNECT_S)
     try:
         async with httpx.AsyncClient(transport=PeerTransport(peer), headers=headers, timeout=timeout) as http:
@@ -144,15 +146,15 @@ async def _open_http(peer: Peer) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @asynccontextmanager
-async def _client(peer: Peer) -> AsyncIterator[Client]:
-    async with _open_http(peer) as http:
+async def _client(peer: PeerEntry, token: Secret | None) -> AsyncIterator[Client]:
+    async with _open_http(peer, token) as http:
         config = ClientConfig(
             streaming=False, polling=True, httpx_client=http, supported_protocol_bindings=list(_BINDINGS)
         )
         yield ClientFactory(config).create(await _card(http, peer))
 
 
-async def _card(http: httpx.AsyncClient, peer: Peer) -> AgentCard:
+async def _card(http: httpx.AsyncClient, peer: PeerEntry) -> AgentCard:
     card = await A2ACardResolver(http, peer.url).get_agent_card()
     here = _origin(httpx.URL(peer.url))
     for interface in card.supported_interfaces:
@@ -272,7 +274,7 @@ def _cause(error: Exception) -> BaseException | None:
 class PeerTransport(httpx.AsyncBaseTransport):
     """httpx transport to one peer: its origin only, checked addresses, no proxies, no redirects."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: PeerEntry) -> None:
         self._origin = _origin(httpx.URL(peer.url))
         guard = AddressGuard(_ANYWHERE if peer.allow_private else AllowList())
         self._pool = httpcore.AsyncConnectionPool(

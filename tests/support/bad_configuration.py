@@ -513,14 +513,14 @@ BAD: Final[Mapping[str, Bad]] = {
     ),
     "a login without tokens": _variable("CODEX_AUTH_JSON", "has no tokens; run `codex login`", CODEX_AUTH_JSON="{}"),
     # --- the environment
-    "a port by name": _variable("A2A_PORT", "must be a whole number from 0 to 65535, but is 'http'", A2A_PORT="http"),
+    "a port by name": _variable("A2A_PORT", "must be a whole number from 0 to 65535, but is text", A2A_PORT="http"),
     "a port's number too high": _variable("A2A_PORT", "must be a whole number from 0 to 65535", A2A_PORT="65536"),
     "a negative port": _variable("A2A_GRPC_PORT", "must be a whole number from 0 to 65535", A2A_GRPC_PORT="-1"),
     "one port for two": _variable(
         "A2A_GRPC_PORT", "must differ from A2A_PORT, but both are 8001", A2A_PORT="8001", A2A_GRPC_PORT="8001"
     ),
     "one token for metrics and all": _variable(
-        "METRICS_TOKEN", "is another token as well", METRICS_TOKEN=CREDENTIAL, A2A_TOKEN=CREDENTIAL
+        "METRICS_TOKEN", "is a principal's token as well", METRICS_TOKEN=CREDENTIAL, A2A_TOKEN=CREDENTIAL
     ),
     "a token of two words": _variable("A2A_TOKEN", "must be printable ASCII without blanks", A2A_TOKEN="two words"),
     "a metrics token of two words": _variable("METRICS_TOKEN", "must be printable ASCII", METRICS_TOKEN="a b"),
@@ -528,7 +528,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "OTEL_EXPORTER_OTLP_ENDPOINT", "must be an http://", OTEL_EXPORTER_OTLP_ENDPOINT="collector:4318"
     ),
     "a protocol that is not there": _variable(
-        "OTEL_EXPORTER_OTLP_PROTOCOL", "must be one of http/protobuf", OTEL_EXPORTER_OTLP_PROTOCOL="grpc"
+        "OTEL_EXPORTER_OTLP_PROTOCOL", "must be http/protobuf, but is", OTEL_EXPORTER_OTLP_PROTOCOL="grpc"
     ),
     "an exporter that is not there": _variable(
         "OTEL_TRACES_EXPORTER", "must be one of otlp, none", OTEL_TRACES_EXPORTER="zipkin"
@@ -541,7 +541,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "beyond loopback, in IPv6": _variable("A2A_TOKEN", "or A2A_ALLOW_ANONYMOUS=1", A2A_HOST="::"),
     "a name that may be beyond loopback": _variable("A2A_TOKEN", "is beyond loopback", A2A_HOST="agent.internal"),
     "an empty token": _variable("A2A_TOKEN", "is missing", A2A_HOST="0.0.0.0", A2A_TOKEN=""),
-    "a flag of maybe": _variable("A2A_ALLOW_ANONYMOUS", "must be one of 1, true, yes, on", A2A_ALLOW_ANONYMOUS="maybe"),
+    "a flag of maybe": _variable("A2A_ALLOW_ANONYMOUS", "must be true or false", A2A_ALLOW_ANONYMOUS="maybe"),
     "a public address without a scheme": _variable("A2A_PUBLIC_URL", "must be an http://", A2A_PUBLIC_URL="agent:80"),
     "a model of two lines": _variable("MODEL", "must be one line of text, not blank", MODEL="gpt\n-5"),
     "a provider as MODEL": _variable("MODEL", "openai is a provider, not a model", MODEL="openai"),

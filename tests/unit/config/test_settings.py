@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from codex_workspace.common.errors import CodexCannotStart, ConfigError, ConfigLocation
-from codex_workspace.config.environment import ENVIRONMENT, Secret, read_secret
+from codex_workspace.config.environment import SECRETS, Secret, read_secret
 from codex_workspace.config.loading import is_loopback, load_settings, require_codex
 from codex_workspace.config.settings import (
     PLATFORM_DEFAULT_MODEL,
@@ -160,7 +160,7 @@ def test_the_platform_s_own_keys_are_let_through(machine: Machine) -> None:
     runtime = "".join(f"  {key}: x\n" for key in sorted(RuntimeConfig.IGNORED))
     known = "role: coder\ntier: 2\na2a: {port: 9, push_notifications: false}\n"
     settings = machine.load(f"{GOOD}{known}{ignored}runtime_config:\n  required_env: [A]\n  providers: [b]\n{runtime}")
-    assert (settings.config.role, settings.config.tier, settings.listen.port) == ("coder", 2, 9)
+    assert (settings.config.role, settings.config.tier, settings.port) == ("coder", 2, 9)
 
 
 @pytest.mark.parametrize(
@@ -301,10 +301,11 @@ def test_without_any_codex_the_variable_and_the_remedy_are_named() -> None:
 
 
 def test_whoever_listens_beyond_loopback_has_a_token_or_says_otherwise(machine: Machine) -> None:
-    assert machine.load(A2A_HOST="::1").listen.token is None
-    assert machine.load(A2A_HOST="0.0.0.0", A2A_ALLOW_ANONYMOUS="1").listen.allow_anonymous
-    listen = machine.load(A2A_HOST="0.0.0.0", A2A_TOKEN="t", A2A_PORT="0", A2A_GRPC_PORT="0").listen
-    assert (listen.token, listen.port, listen.grpc_port) == (Secret("t"), 0, 0)
+    assert machine.load(A2A_HOST="::1").tokens == {}
+    assert machine.load(A2A_HOST="0.0.0.0", A2A_ALLOW_ANONYMOUS="1").tokens == {}
+    settings = machine.load(A2A_HOST="0.0.0.0", A2A_TOKEN="t", A2A_PORT="0", A2A_GRPC_PORT="0")
+    assert (settings.tokens, settings.port) == ({"operator": Secret("t")}, 0)
+    assert settings.environment.A2A_GRPC_PORT == 0
 
 
 @pytest.mark.parametrize(
@@ -334,16 +335,16 @@ def test_a_secret_s_file_loses_one_line_break(tmp_path: Path, raw: bytes, secret
 
 
 def test_every_secret_can_come_from_a_file(machine: Machine) -> None:
-    env = {f"{variable.name}_FILE": str(machine.root / variable.name) for variable in ENVIRONMENT if variable.secret}
+    env = {f"{name}_FILE": str(machine.root / name) for name in SECRETS}
     for name in env:
         variable = name.removesuffix("_FILE")
         (machine.root / variable).write_text(f"x://{variable}\n")
     settings = machine.load(GOOD, **env, PLATFORM_URL="http://p", WORKSPACE_ID="w")
     assert settings.platform is not None
-    held = settings.listen.token, settings.database_url, settings.platform.token, settings.observing.metrics_token
+    held = settings.tokens["operator"], settings.database_url, settings.platform.token, settings.metrics_token
     names = "A2A_TOKEN", "DATABASE_URL", "MOLECULE_WORKSPACE_TOKEN", "METRICS_TOKEN"
     assert held == tuple(Secret(f"x://{name}") for name in names)
-    assert settings.observing.trace_headers == Secret("x://OTEL_EXPORTER_OTLP_HEADERS")
+    assert settings.trace_headers == Secret("x://OTEL_EXPORTER_OTLP_HEADERS")
 
 
 @pytest.mark.parametrize(
@@ -359,20 +360,12 @@ def test_every_secret_can_come_from_a_file(machine: Machine) -> None:
 def test_traces_are_exported_where_there_is_somewhere_to_send_them(
     machine: Machine, env: dict[str, str], is_on: bool
 ) -> None:
-    assert machine.load(GOOD, **env).observing.traces is is_on
-
-
-def test_what_an_exporter_shows_is_a_secret_where_it_is_long_enough(machine: Machine) -> None:
-    told = machine.load(
-        GOOD, OTEL_EXPORTER_OTLP_HEADERS="Authorization=Bearer%20k-123456,x-tenant=7", METRICS_TOKEN="t"
-    )
-    assert told.observing.secrets == [Secret("Bearer k-123456"), Secret("k-123456"), Secret("t")]
+    assert machine.load(GOOD, **env).environment.has_traces is is_on
 
 
 def test_a_secret_is_never_shown(machine: Machine) -> None:
     settings = machine.load(A2A_TOKEN="sk-secret-1", DATABASE_URL="a://sk-secret-1")
-    secret = settings.listen.token
-    assert secret is not None
+    secret = settings.tokens["operator"]
     assert secret.reveal() == "sk-secret-1"
     shown = f"{settings} {settings!r} {secret:} {secret!r} {dataclasses.asdict(settings)}"
     assert "sk-secret-1" not in shown
@@ -408,8 +401,8 @@ def test_everybody_has_a_name_and_a_token(machine: Machine) -> None:
         "name: dee, token_env: DEE",
     )
     (machine.root / "dee.token").write_text("d-token")
-    listen = machine.load(text, ADA="a-token", DEE_FILE=str(machine.root / "dee.token"), A2A_TOKEN="o-token").listen
-    assert {name: token.reveal() for name, token in listen.tokens.items()} == {
+    tokens = machine.load(text, ADA="a-token", DEE_FILE=str(machine.root / "dee.token"), A2A_TOKEN="o-token").tokens
+    assert {name: token.reveal() for name, token in tokens.items()} == {
         "operator": "o-token",
         "ada": "a-token",
         "bob": "b-token",
@@ -420,7 +413,7 @@ def test_everybody_has_a_name_and_a_token(machine: Machine) -> None:
 
 def test_principals_are_enough_to_listen_beyond_loopback(machine: Machine) -> None:
     text = principals("name: ada, token_env: ADA")
-    assert "operator" not in machine.load(text, ADA="a", A2A_HOST="0.0.0.0").listen.tokens
+    assert "operator" not in machine.load(text, ADA="a", A2A_HOST="0.0.0.0").tokens
 
 
 @pytest.mark.parametrize(
@@ -434,7 +427,7 @@ def test_principals_are_enough_to_listen_beyond_loopback(machine: Machine) -> No
         (("name: a b, token_env: ADA",), "principals[0].name: must be 1 to 64 letters"),
         (("name: ada, token_env: ADA", "name: ada, token_env: BOB"), "principals[1].name: is a duplicate: 'ada'"),
         (("name: ada, token_env: ADA", "name: bob, token_env: ADA"), "principals[1]: has the token of another"),
-        (("name: ada, token_env: OWN",), "principals: one of the tokens is the value of A2A_TOKEN"),
+        (("name: ada, token_env: OWN",), "principals[0]: has the token of another principal"),
         (("name: ada, token_env: BLANK",), "BLANK: must be printable ASCII"),
     ],
 )
@@ -490,8 +483,6 @@ def test_what_the_platform_takes_elsewhere_is_named_and_every_credential_known(t
     entry = "{name: p, auth_mode: openai_compat_responses, base_url: 'http://h', auth_env: [OTHER_KEY]}"
     (tmp_path / "config.yaml").write_text(f"{text}providers: [{entry}]\n")
     env = {"OPENAI_API_KEY": "sk-1", "OTHER_KEY": "k-2", "MOLECULE_WORKSPACE_TOKEN": "t-3", "HOME": str(tmp_path)}
-    env["OTEL_EXPORTER_OTLP_HEADERS"] = "Authorization=Bearer%20otel-token"
     settings = load_settings(env, config_path=tmp_path, cwd=tmp_path, root=tmp_path)
     assert settings.misplaced == ("sandbox", "effort")
     assert [secret.reveal() for secret in settings.unused] == ["sk-1", "t-3", "k-2"]
-    assert [secret.reveal() for secret in settings.observing.secrets] == ["Bearer otel-token", "otel-token"]

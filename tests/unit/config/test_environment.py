@@ -1,8 +1,8 @@
-"""The secrets inside of credentials and URLs."""
+"""Secrets inside of credentials, headers and URLs."""
 
 import json
 
-from codex_workspace.config.secrets import secrets_in_url, tokens_in
+from codex_workspace.config.environment import header_secrets, secrets_in_url, tokens_in
 
 TOKEN = "t" * 20
 
@@ -18,3 +18,7 @@ def test_a_url_with_a_password_is_secret() -> None:
     assert secrets_in_url(url) == [url, "p%40ss", "p@ss"]
     assert secrets_in_url("sqlite+aiosqlite:////state/agent.db") == []
     assert secrets_in_url("not a url") == ["not a url"]
+
+
+def test_long_values_of_headers_and_their_tokens_are_secrets() -> None:
+    assert header_secrets("Authorization=Bearer%20k-123456,x-tenant=7") == ["Bearer k-123456", "k-123456"]
