@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from codex_workspace import __version__
-from codex_workspace.common.concurrency import task_group
+from codex_workspace.common.concurrency import PipeReader, PipeWriter, task_group
 from codex_workspace.common.errors import (
     CodexCannotStart,
     CodexGone,
@@ -21,7 +21,7 @@ from codex_workspace.common.errors import (
     CodexTimeout,
     InputRefused,
 )
-from codex_workspace.common.processes import PipeReader, PipeWriter, kill_marked
+from codex_workspace.common.processes import kill_marked
 from codex_workspace.common.values import (
     MAX_INPUT_CHARS,
     JsonObject,

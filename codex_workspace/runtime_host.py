@@ -1,5 +1,6 @@
 """The agent under the platform's runtime: settings, lifecycle and snapshots, for the adapter."""
 
+import asyncio
 import logging
 import os
 import uuid
@@ -13,7 +14,7 @@ import anyio
 
 from codex_workspace.agent import Agent, open_agent
 from codex_workspace.codex.transcript import LINES, answer
-from codex_workspace.common.concurrency import BackgroundResource, task_group
+from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.processes import protect_from_inspection
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.loading import load_settings
@@ -50,7 +51,9 @@ class RuntimeHost:
 
     def __init__(self) -> None:
         self._open: Callable[[], AbstractAsyncContextManager[_Running]] | None = None
-        self._resource: BackgroundResource[_Running] | None = None
+        self._holder: asyncio.Task[None] | None = None
+        self._running: _Running | None = None
+        self._closing = asyncio.Event()
 
     @property
     def is_configured(self) -> bool:
@@ -77,12 +80,27 @@ class RuntimeHost:
             CodexCannotStart: codex is missing or too old, or its sandbox does not work here.
         """
         assert self._open is not None
-        self._resource = BackgroundResource(self._open, usable=lambda _running: True)
-        return (await self._resource.get()).agent.executor
+        opened: asyncio.Future[CodexAppServerExecutor] = asyncio.get_running_loop().create_future()
+        self._holder = asyncio.create_task(self._hold(self._open(), opened), name="agent")
+        return await asyncio.shield(opened)
 
-    @property
-    def _running(self) -> _Running | None:
-        return None if self._resource is None else self._resource.current
+    async def _hold(
+        self, opening: AbstractAsyncContextManager[_Running], opened: "asyncio.Future[CodexAppServerExecutor]"
+    ) -> None:
+        """Hold the agent open until `close`: the task that entered its cancel scopes must also leave them."""
+        try:
+            async with opening as running:
+                self._running = running
+                opened.set_result(running.agent.executor)
+                await self._closing.wait()
+        except Exception as error:
+            if opened.done():
+                logger.exception("closing the agent failed")
+            else:
+                opened.set_exception(error)
+        finally:
+            self._running = None
+            opened.cancel()
 
     def snapshot(self) -> JsonObject:
         """Return the codex thread of the main context, for a state folder that gets lost."""
@@ -110,8 +128,11 @@ class RuntimeHost:
 
     async def close(self) -> None:
         """Stop codex and close the store."""
-        if self._resource is not None:
-            await self._resource.close()
+        if self._holder is not None:
+            self._closing.set()
+            if self._running is None:
+                self._holder.cancel()
+            await asyncio.wait([self._holder])
 
 
 @asynccontextmanager

@@ -2,10 +2,12 @@
 
 import logging
 import math
+import os
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -14,7 +16,6 @@ from anyio.abc import TaskGroup
 from codex_workspace.app_server import Connection
 from codex_workspace.common.concurrency import backoff
 from codex_workspace.common.errors import CodexCannotStart, CodexEnded, CodexError
-from codex_workspace.common.processes import resident_bytes
 from codex_workspace.runtimes.backend import BackendStats
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,15 @@ def pause_after(failures: int, max_restarts: int) -> float:
 def default_jitter() -> float:
     """Return a factor for a pause, so that agents that failed together do not start together."""
     return random.uniform(0.75, 1.0)
+
+
+def resident_bytes(process_id: int) -> int:
+    """Return the resident memory of a process; 0 if it has ended."""
+    try:
+        pages = (Path("/proc") / str(process_id) / "statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 class CodexSupervisor:

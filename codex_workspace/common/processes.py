@@ -1,13 +1,10 @@
-"""Finds and kills processes by an environment variable or by descent (/proc), and byte streams over pipes.
-
-asyncio's subprocess streams are not used: a pending `Process.wait()` does not return while a descendant of the process
-holds a pipe, and a closed process leaves transports behind.
-"""
+"""Finds and kills processes by an environment variable or by descent (/proc)."""
 
 import ctypes
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +13,6 @@ from types import MappingProxyType
 from typing import Final
 
 import anyio
-from anyio.abc import ByteReceiveStream, ByteSendStream
 
 _PR_SET_DUMPABLE: Final = 4
 
@@ -94,30 +90,6 @@ def process_tree(process_id: int, known: Mapping[int, int] = MappingProxyType({}
     return {id_: started for id_, started in found.items() if not table[id_].is_zombie}
 
 
-async def kill_tree(process_id: int, known: Mapping[int, int]) -> None:
-    """Kill all processes that `process_tree` finds, and wait for their end; `known` is its earlier result."""
-    with anyio.CancelScope(shield=True):
-        for _ in _kill_rounds(process_id, known):
-            await anyio.sleep(0.02)
-
-
-def kill_tree_nowait(process_id: int, known: Mapping[int, int]) -> None:
-    """Kill the same processes as `kill_tree`, without waiting."""
-    for _ in _kill_rounds(process_id, known):
-        pass
-
-
-def _kill_rounds(process_id: int, known: Mapping[int, int]) -> Iterator[None]:
-    """Kill all processes that `process_tree` finds and yield, until there are none or after `KILL_ROUNDS`."""
-    for _ in range(KILL_ROUNDS):
-        found = process_tree(process_id, known)
-        if not found:
-            return
-        _kill(found)
-        known = {**known, **found}
-        yield
-
-
 def _stats() -> dict[int, _Stat]:
     found = {}
     for folder in Path("/proc").iterdir():
@@ -130,111 +102,24 @@ def _stats() -> dict[int, _Stat]:
     return found
 
 
-def _kill(processes: Iterable[int]) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(process, signal.SIGKILL)
-
-
-def resident_bytes(process_id: int) -> int:
-    """Return the resident memory of a process; 0 if it has ended."""
-    try:
-        pages = (Path("/proc") / str(process_id) / "statm").read_text().split()[1]
-    except (OSError, IndexError):
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+def kill_all(find: Callable[[], Iterable[int]]) -> int:
+    """Kill all processes that `find` returns, until it finds none or after `KILL_ROUNDS`; return how many it found."""
+    killed = set[int]()
+    for _ in range(KILL_ROUNDS):
+        processes = set(find())
+        if not processes:
+            break
+        for process in processes:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        killed |= processes
+        time.sleep(0.02)
+    return len(killed)
 
 
 async def kill_marked(name: str, value: str, *, or_longer: bool = False) -> int:
     """Kill every process that `find_marked` finds; return how many were found."""
-    killed: set[int] = set()
+    find, killed = partial(find_marked, name, value, or_longer=or_longer), 0
     with anyio.CancelScope(shield=True):
-        for _ in range(KILL_ROUNDS):
-            processes = await anyio.to_thread.run_sync(partial(find_marked, name, value, or_longer=or_longer))
-            killed.update(processes)
-            if not processes:
-                break
-            _kill(processes)
-            await anyio.sleep(0.02)
-    return len(killed)
-
-
-def kill_marked_nowait(name: str, value: str) -> None:
-    """Kill the same processes as `kill_marked`, without waiting."""
-    for _ in range(KILL_ROUNDS):
-        _kill(find_marked(name, value))
-
-
-READ_BYTES: Final = 256 * 1024
-"""The size of one read: a few thousand deltas, or a quarter of codex's longest usual line."""
-
-
-class PipeReader(ByteReceiveStream):
-    """The reading end of a pipe, which it owns."""
-
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd = fd
-
-    async def receive(self, max_bytes: int = READ_BYTES) -> bytes:
-        """Wait for data and return it.
-
-        Raises:
-            EndOfStream: all writers closed their ends.
-            ClosedResourceError: this end was closed.
-        """
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        while True:
-            if self._fd < 0:
-                raise anyio.ClosedResourceError
-            try:
-                data = os.read(self._fd, max_bytes)
-            except BlockingIOError:
-                await anyio.wait_readable(self._fd)
-            else:
-                if not data:
-                    raise anyio.EndOfStream
-                await anyio.lowlevel.cancel_shielded_checkpoint()
-                return data
-
-    async def aclose(self) -> None:
-        """Close this end; a waiting `receive` raises ClosedResourceError."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            anyio.notify_closing(fd)
-            os.close(fd)
-
-
-class PipeWriter(ByteSendStream):
-    """The writing end of a pipe, which it owns."""
-
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd = fd
-
-    async def send(self, item: bytes) -> None:
-        """Write all of `item`; a cancelled `send` may have written a part of it.
-
-        Raises:
-            BrokenResourceError: the reader closed its end.
-            ClosedResourceError: this end was closed.
-        """
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        rest = memoryview(item)
-        while rest:
-            if self._fd < 0:
-                raise anyio.ClosedResourceError
-            try:
-                rest = rest[os.write(self._fd, rest) :]
-            except BlockingIOError:
-                await anyio.wait_writable(self._fd)
-            except BrokenPipeError as error:
-                raise anyio.BrokenResourceError from error
-        await anyio.lowlevel.cancel_shielded_checkpoint()
-
-    async def aclose(self) -> None:
-        """Close this end; the reader sees the end of the stream."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            anyio.notify_closing(fd)
-            os.close(fd)
+        killed = await anyio.to_thread.run_sync(kill_all, find)
+    return killed

@@ -18,16 +18,9 @@ from typing import Final, TypeAlias
 import anyio
 from anyio.abc import ByteReceiveStream
 
+from codex_workspace.common.concurrency import PipeReader, PipeWriter
 from codex_workspace.common.errors import CodexCannotStart, redact_config_error
-from codex_workspace.common.processes import (
-    PipeReader,
-    PipeWriter,
-    kill_marked,
-    kill_marked_nowait,
-    kill_tree,
-    kill_tree_nowait,
-    process_tree,
-)
+from codex_workspace.common.processes import find_marked, kill_all, kill_marked, process_tree
 from codex_workspace.runtimes.launch import MARK, Launch, child_environment
 
 logger = logging.getLogger(__name__)
@@ -150,6 +143,10 @@ class Process:
         pid = self.popen.pid
         descendants = process_tree(pid)
         is_ended = False
+
+        def leftovers() -> set[int]:
+            return {*process_tree(pid, descendants), *find_marked(MARK, self.mark)}
+
         try:
             with anyio.CancelScope(shield=True):
                 if self.exit_code is None and delay is not None:
@@ -160,15 +157,13 @@ class Process:
                     if not await self.ended_within(term_grace_s):
                         self.signal_group(signal.SIGKILL)
                         await self.ended_within(KILL_GRACE_S)
-                await kill_tree(pid, descendants)
-                await kill_marked(MARK, self.mark)
+                await anyio.to_thread.run_sync(kill_all, leftovers)
                 is_ended = True
         finally:
             if not is_ended:
                 # asyncio's own cancellation passes the shield, and may come again.
                 self.signal_group(signal.SIGKILL)
-                kill_tree_nowait(pid, descendants)
-                kill_marked_nowait(MARK, self.mark)
+                kill_all(leftovers)
                 with suppress(subprocess.TimeoutExpired):
                     self.popen.wait(REAP_S)
 

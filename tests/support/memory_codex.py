@@ -11,8 +11,8 @@ from trio.testing import MockClock
 from codex_workspace.app_server import Connection
 from codex_workspace.codex.thread import CodexThread
 from codex_workspace.codex.turn import Turn
+from codex_workspace.common.concurrency import PipeReader, PipeWriter
 from codex_workspace.common.errors import CodexGone
-from codex_workspace.common.processes import PipeReader, PipeWriter
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import MAX_LINE_BYTES, LineSplitter
 from codex_workspace.runtimes.backend import StartedTurn, TurnInput

@@ -2,10 +2,13 @@
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from subprocess import PIPE
 
 import anyio
 import pytest
@@ -23,6 +26,7 @@ from codex_workspace.codex.supervisor import (
     SupervisorLimits,
     default_jitter,
     pause_after,
+    resident_bytes,
 )
 from codex_workspace.common.errors import CodexCannotStart, CodexGone
 from tests.support.memory_codex import in_virtual_time
@@ -441,3 +445,11 @@ async def test_no_use_ever_outlives_its_codex() -> None:
                 tasks.start_soon(client, number)
         assert len(now.factory.made) >= 10
         assert now.factory.made[:-1] == [codex for codex in now.factory.closed if codex is not now.factory.made[-1]]
+
+
+def test_resident_bytes_are_those_of_the_kernel_and_zero_after_the_end() -> None:
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert 1 << 20 < resident_bytes(process.pid) < 1 << 30
+    assert resident_bytes(process.pid) == 0
