@@ -119,7 +119,6 @@ def kill_all(find: Callable[[], Iterable[int]]) -> int:
 
 async def kill_marked(name: str, value: str, *, or_longer: bool = False) -> int:
     """Kill every process that `find_marked` finds; return how many were found."""
-    find, killed = partial(find_marked, name, value, or_longer=or_longer), 0
     with anyio.CancelScope(shield=True):
-        killed = await anyio.to_thread.run_sync(kill_all, find)
-    return killed
+        killed = await anyio.to_thread.run_sync(kill_all, partial(find_marked, name, value, or_longer=or_longer))
+    return killed  # noqa: RET504  # for mypy, the block can suppress exceptions
