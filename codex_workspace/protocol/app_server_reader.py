@@ -3,7 +3,6 @@
 This module contains codex's names of notifications and items. Shapes: recordings 0.163 and 0.169.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeAlias
@@ -38,7 +37,6 @@ from codex_workspace.protocol.codex_events import (
     PlanUpdated,
     ReasoningCompleted,
     ReasoningDelta,
-    ThreadActive,
     ThreadIdle,
     TokensUpdated,
     TokenUsage,
@@ -59,12 +57,11 @@ _Reader: TypeAlias = Callable[[JsonObject], TurnEvent]
 
 
 class TurnReader:
-    """Selects and reads the events of one turn; `unknown` counts the names that were read as `UnknownEvent`."""
+    """Selects and reads the events of one turn."""
 
     def __init__(self, thread_id: str, turn_id: str) -> None:
         self.thread_id: Final = thread_id
         self.turn_id: Final = turn_id
-        self.unknown: Final[Counter[str]] = Counter()
 
     def read(self, notification: Notification) -> tuple[TurnEvent, ...]:
         """Return the event in a notification, or nothing if it is about another turn. Never raises.
@@ -79,8 +76,6 @@ class TurnReader:
             event = self._event(method, params)
         except InvalidField:
             event = UnknownEvent(method, params)
-        if type(event) is UnknownEvent:
-            self.unknown[event.name] += 1
         return () if event is None else (event,)
 
     def _event(self, method: str, params: JsonObject) -> TurnEvent | None:
@@ -141,7 +136,7 @@ def _thread_status(params: JsonObject) -> TurnEvent:
         case "systemError":
             return ThreadIdle(system_error=True)
         case "active":
-            return ThreadActive(texts(status, "activeFlags"))
+            return Activity()
         case _:
             raise InvalidField("status.type")
 

@@ -246,16 +246,9 @@ class ErrorReported:
 
 @dataclass(frozen=True, slots=True)
 class ThreadIdle:
-    """The thread has no running turn. Also sent before the first `ThreadActive` of a turn."""
+    """The thread has no running turn. Also sent before a turn starts."""
 
     system_error: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadActive:
-    """The thread has a running turn; `waiting` lists what it waits for, such as waitingOnApproval."""
-
-    waiting: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +294,6 @@ TurnEvent: TypeAlias = (
     | WarningReported
     | ErrorReported
     | ThreadIdle
-    | ThreadActive
     | TurnCompleted
     | Activity
     | UnknownEvent

@@ -191,7 +191,7 @@ class EventConverter:
                 return []
             case events.UnknownEvent(name, payload):
                 return [UnmappedEvent(name, payload)]
-            case events.ThreadIdle() | events.ThreadActive() | events.Activity():
+            case events.ThreadIdle() | events.Activity():
                 return []
             case _:
                 assert_never(event)
