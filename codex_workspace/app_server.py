@@ -1,7 +1,6 @@
 """Runs `codex app-server`: the child process, and JSON-RPC requests and notifications over its pipes."""
 
 import logging
-import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -19,17 +18,14 @@ from codex_workspace.common.errors import (
     CodexGone,
     CodexRefused,
     CodexTimeout,
-    InputRefused,
 )
 from codex_workspace.common.processes import kill_marked
 from codex_workspace.common.values import (
-    MAX_INPUT_CHARS,
     JsonObject,
     JsonValue,
     Version,
     find_version,
     format_version,
-    objects,
     text_or_none,
 )
 from codex_workspace.protocol.jsonrpc import (
@@ -98,9 +94,7 @@ UNWANTED_NOTIFICATIONS: Final = (
 MAX_IN_FLIGHT: Final = 32
 """The maximum number of open requests. Codex's queue holds about 128; further requests are lost silently."""
 
-OVERLOADED: Final = -32001
 METHOD_NOT_FOUND: Final = -32601
-MAX_OVERLOAD_RETRIES: Final = 8
 
 EXCERPT_BYTES: Final = 200
 """How much of an invalid line is logged."""
@@ -154,17 +148,25 @@ class Connection:
             CodexRefused: codex responded with an error.
             CodexGone: the pipe was closed before the response arrived.
             CodexTimeout: no response within `timeout_s` seconds; the wait for a free slot does not count.
-            InputRefused: `params` contain more text than codex accepts.
         """
-        _reject_oversized(params)
-        for attempt in range(MAX_OVERLOAD_RETRIES):
+        async with self._in_flight:
+            id_ = next(self._ids)
+            call = self._calls[id_] = _Call()
             try:
-                return await self._call_once(method, params, timeout_s)
-            except CodexRefused as refusal:
-                if refusal.code != OVERLOADED:
-                    raise
-            await anyio.sleep(0.02 * 2**attempt * random.uniform(0.5, 1.5))
-        return await self._call_once(method, params, timeout_s)
+                with anyio.fail_after(timeout_s):
+                    await self._send({"id": id_, "method": method, "params": params})
+                    await call.answered.wait()
+            except TimeoutError as error:
+                raise CodexTimeout(f"codex did not answer {method} within {timeout_s:g} s") from error
+            finally:
+                del self._calls[id_]
+        match call.response:
+            case Result(value=value):
+                return value
+            case Failure(code=code, message=message):
+                raise CodexRefused(method, code, message)
+            case None:
+                raise self._gone()
 
     async def request(self, method: str, params: JsonObject, timeout_s: float) -> JsonValue:
         """Send a request and return its result; kill a codex that does not respond, because its state is unknown.
@@ -231,30 +233,6 @@ class Connection:
             tasks.start_soon(self._write_all, send)
             await self._read_all(receive, tasks)
             tasks.cancel_scope.cancel()
-
-    async def notify(self, method: str) -> None:
-        """Send a notification without parameters."""
-        await self._send({"method": method, "params": {}})
-
-    async def _call_once(self, method: str, params: JsonObject, timeout_s: float) -> JsonValue:
-        async with self._in_flight:
-            id_ = next(self._ids)
-            call = self._calls[id_] = _Call()
-            try:
-                with anyio.fail_after(timeout_s):
-                    await self._send({"id": id_, "method": method, "params": params})
-                    await call.answered.wait()
-            except TimeoutError as error:
-                raise CodexTimeout(f"codex did not answer {method} within {timeout_s:g} s") from error
-            finally:
-                del self._calls[id_]
-        match call.response:
-            case Result(value=value):
-                return value
-            case Failure(code=code, message=message):
-                raise CodexRefused(method, code, message)
-            case None:
-                raise self._gone()
 
     async def _send(self, message: JsonObject) -> None:
         try:
@@ -409,7 +387,7 @@ async def _initialize(connection: Connection, process: Process, launch: Launch) 
     }
     try:
         result = await connection.call("initialize", params, timeout_s=timeout_s)
-        await connection.notify("initialized")
+        await connection._send({"method": "initialized", "params": {}})
         # The user agent begins with our name and codex's version.
         agent = text_or_none(result, "userAgent") if isinstance(result, dict) else None
         version = find_version((agent or "").partition(" ")[0])
@@ -417,7 +395,8 @@ async def _initialize(connection: Connection, process: Process, launch: Launch) 
             raise CodexCannotStart("codex did not report its version; set CODEX_BIN to a codex executable")
         require_supported(version)
         connection.version = version
-        await _check_config(connection, launch)
+        # With an invalid config.toml, codex starts and then rejects every thread.
+        await connection.call("config/read", {}, timeout_s=timeout_s)
         if launch.api_key is not None:
             login: JsonObject = {"type": "apiKey", "apiKey": launch.api_key}
             await connection.call("account/login/start", login, timeout_s=timeout_s)
@@ -426,6 +405,8 @@ async def _initialize(connection: Connection, process: Process, launch: Launch) 
         hint = "; check that CODEX_BIN is a codex executable" if process.popen.poll() == 0 else ""
         raise CodexCannotStart(f"codex cannot start: it {process.how_it_ended()}{hint}", error.tail) from error
     except (CodexRefused, CodexTimeout) as error:
+        if isinstance(error, CodexRefused) and error.method == "config/read":
+            raise CodexCannotStart.for_config(launch.codex_home / "config.toml", error.message) from error
         raise CodexCannotStart(f"codex cannot start: {error}", process.last_lines()) from error
 
 
@@ -442,14 +423,6 @@ def require_supported(version: Version) -> None:
         )
 
 
-async def _check_config(connection: Connection, launch: Launch) -> None:
-    """Make codex read its config.toml; with an invalid one it starts, and then rejects every thread."""
-    try:
-        await connection.call("config/read", {}, timeout_s=launch.start_timeout_s)
-    except CodexRefused as refusal:
-        raise CodexCannotStart.for_config(launch.codex_home / "config.toml", refusal.message) from refusal
-
-
 async def _end(process: Process, stdin: PipeWriter) -> None:
     """End codex by closing its stdin, then by SIGTERM, then by SIGKILL."""
     await stdin.aclose()
@@ -458,9 +431,3 @@ async def _end(process: Process, stdin: PipeWriter) -> None:
         if not await process.ended_within(TERM_GRACE_S):
             process.signal_group(signal.SIGKILL)
             await process.ended_within(KILL_GRACE_S)
-
-
-def _reject_oversized(params: JsonObject) -> None:
-    chars = sum(len(text_or_none(item, "text") or "") for item in objects(params, "input"))
-    if chars > MAX_INPUT_CHARS:
-        raise InputRefused(f"the message has {chars} characters; codex accepts at most {MAX_INPUT_CHARS}")

@@ -25,14 +25,13 @@ from codex_workspace.common.errors import (
     CodexGone,
     CodexRefused,
     CodexTimeout,
-    InputRefused,
 )
 from codex_workspace.common.processes import find_marked
-from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
+from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import Mailbox, Notification, ServerRequest
 from codex_workspace.protocol.server_requests import DECLINED_REASON
 from codex_workspace.runtimes.launch import MARK, Launch, child_environment
-from tests.support.memory_codex import ENDED, in_virtual_time, memory_codex, params_of
+from tests.support.memory_codex import ENDED, memory_codex, params_of
 
 # --- Requests and their answers ---
 
@@ -82,38 +81,6 @@ async def test_a_late_answer_is_for_nobody() -> None:
             await codex.reply(request, "once more")
 
 
-@in_virtual_time
-async def test_an_overloaded_codex_is_asked_again() -> None:
-    async with memory_codex() as codex, anyio.create_task_group() as tasks:
-
-        async def ask() -> None:
-            assert await codex.connection.call("thread/start", {"cwd": "/w"}) == "done"
-
-        tasks.start_soon(ask)
-        ids = []
-        for _ in range(3):
-            request = await codex.read("thread/start")
-            assert params_of(request) == {"cwd": "/w"}
-            ids.append(request["id"])
-            await codex.refuse(request, -32001, "Server overloaded")
-        await codex.answer("thread/start", "done")
-        assert len(set(map(str, ids))) == 3
-
-
-@in_virtual_time
-async def test_a_codex_that_stays_overloaded_refuses_in_the_end() -> None:
-    async with memory_codex() as codex, anyio.create_task_group() as tasks:
-
-        async def ask() -> None:
-            with pytest.raises(CodexRefused, match="overloaded"):
-                await codex.connection.call("x", {})
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(ask)
-        while True:
-            await codex.refuse(await codex.read("x"), -32001, "overloaded")
-
-
 async def test_never_more_requests_in_flight_than_codex_can_hold() -> None:
     asked = MAX_IN_FLIGHT + 20
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
@@ -144,18 +111,6 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
             while (request := await codex.read())["method"] != "last":
                 pass
             await codex.reply(request, None)
-
-
-async def test_an_input_that_codex_would_refuse_is_not_sent() -> None:
-    async with memory_codex() as codex:
-        half = "x" * (MAX_INPUT_CHARS // 2)
-        whole: JsonObject = {"input": [{"type": "text", "text": half}, {"type": "text", "text": half}]}
-        over: JsonObject = {"input": [{"type": "text", "text": half}, {"type": "text", "text": half + "x"}]}
-        with pytest.raises(InputRefused, match="1048577 characters; codex accepts at most 1048576"):
-            await codex.connection.call("turn/start", over)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(codex.connection.call, "turn/start", whole)
-            assert await codex.answer("turn/start", {}) == whole
 
 
 async def test_lone_surrogates_do_not_stop_a_request() -> None:
@@ -193,9 +148,6 @@ async def test_the_death_of_codex_is_everybodys_at_once() -> None:
         assert codex.connection.error is not None
         await ask("later")
         await subscribe("later too")
-        with pytest.raises(CodexGone):
-            await codex.connection.notify("initialized")
-
 
 async def test_what_came_before_the_death_is_still_read() -> None:
     async with memory_codex() as codex:
