@@ -149,6 +149,7 @@ async def test_the_death_of_codex_is_everybodys_at_once() -> None:
         await ask("later")
         await subscribe("later too")
 
+
 async def test_what_came_before_the_death_is_still_read() -> None:
     async with memory_codex() as codex:
         with codex.connection.subscribe("t") as mailbox:
