@@ -37,7 +37,6 @@ from codex_workspace.protocol.jsonrpc import (
     Notification,
     Request,
     Result,
-    ServerRequest,
     Skipped,
     decode,
     encode,
@@ -275,8 +274,11 @@ class Connection:
                 if message.id not in self._open_requests:
                     self._open_requests.add(message.id)
                     mailbox = self._mailbox_of(message)
-                    request = mailbox.put_request(message, len(line)) if mailbox else None
-                    tasks.start_soon(self._respond, message, request)
+                    if mailbox is not None:
+                        mailbox.put(message, len(line))
+                    else:
+                        message.answer(None)
+                    tasks.start_soon(self._respond, message)
             case _:
                 call = self._calls.get(message.id)
                 if call is not None and not call.answered.is_set():
@@ -299,12 +301,10 @@ class Connection:
             # Codex prefers a bubblewrap on PATH to its own, which is the right one here.
             logger.log(logging.DEBUG if "bundled bubblewrap" in warning else logging.WARNING, "codex: %s", warning)
 
-    async def _respond(self, message: Request, request: ServerRequest | None) -> None:
+    async def _respond(self, message: Request) -> None:
         try:
-            if request is not None:
-                await request.answered.wait()
-            result = request.result if request is not None else None
-            result = default_response(message) if result is None else result
+            await message.answered.wait()
+            result = default_response(message) if message.result is None else message.result
             response: JsonObject = {"id": message.id, "result": result}
             if result is None:
                 logger.warning("rejected an unknown request of codex: %s", message.method)

@@ -19,18 +19,11 @@ from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import TurnError
 from codex_workspace.protocol.failures import LOST_THREAD, NO_SESSION, PROCESS_EXITED
-from codex_workspace.protocol.server_requests import Declined, response_to
 from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.runtimes.backend import DynamicToolCall, text_input
 from codex_workspace.runtimes.convert import NONE_USED, EventConverter
 from codex_workspace.runtimes.events import AgentEvent, Approval
 from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, FULL_AUTO, Launch, RunOptions, check_run
-
-UNKNOWN_TOOL: Final[JsonObject] = {
-    "success": False,
-    "contentItems": [{"type": "inputText", "text": "There is no such tool."}],
-}
-"""The response to a call of a client's tool; this runtime has none."""
 
 
 class AppServerRun:
@@ -75,12 +68,9 @@ class AppServerRun:
 
     def _decline_requests(self) -> None:
         while (pending := self._turn.pending) is not None:
-            match pending.subject:
-                case DynamicToolCall():
-                    self._turn.answer(pending, UNKNOWN_TOOL)
-                case question:
-                    self._events.append(Approval(pending.id, approval_data(question)))
-                    self._turn.answer(pending, response_to(question, Declined()))
+            if not isinstance(pending.subject, DynamicToolCall):
+                self._events.append(Approval(pending.id, approval_data(pending.subject)))
+            self._turn.answer(pending, None)
 
 
 class MissingSessionRun:

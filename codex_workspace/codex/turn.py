@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
@@ -26,7 +26,7 @@ from codex_workspace.protocol.codex_events import (
     WarningReported,
 )
 from codex_workspace.protocol.failures import UNKNOWN_END, duration_error, inactivity_error
-from codex_workspace.protocol.jsonrpc import Mailbox, Notification, Request, ServerRequest
+from codex_workspace.protocol.jsonrpc import Mailbox, Notification, Request
 from codex_workspace.protocol.server_requests import read_question
 from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
 from codex_workspace.runtimes.convert import EventConverter
@@ -121,10 +121,14 @@ class Turn:
         """The oldest request that waits for an answer; while there is one, the time limits are paused."""
         return self._pending[0] if self._pending else None
 
-    def answer(self, pending: PendingRequest, result: JsonObject) -> None:
-        """Answer a request; one that needs no answer any more is ignored."""
+    def answer(self, pending: PendingRequest, result: JsonObject | None) -> None:
+        """Answer a request, by default with a decline; one that needs no answer any more is ignored."""
         pending.request.answer(result)
-        self._remove(pending)
+        if pending in self._pending:
+            self._pending.remove(pending)
+            self.wake()
+            if not self._pending:
+                self._deadlines.resume()
 
     def wake(self) -> None:
         """Make `receive` return, with no events if there are none."""
@@ -154,7 +158,7 @@ class Turn:
         """Request that the turn stops; `receive` continues until it has ended."""
         if self._interrupt is _Interrupt.NONE and self.ended is None:
             self._interrupt = _Interrupt.REQUESTED
-            self._deadlines.stopping()
+            self._deadlines.set(_Deadline.STOP, STOP_GRACE_S)
             self._mailbox.wake()
 
     async def receive(self, by: float = math.inf) -> list[AgentEvent]:
@@ -198,7 +202,7 @@ class Turn:
             self._codex.kill()
 
     async def _next(self, by: float) -> list[AgentEvent]:
-        messages: list[Notification | ServerRequest] | None = None
+        messages: list[Notification | Request] | None = None
         due = self._deadlines.next(by)
         with anyio.CancelScope(deadline=due):
             messages = await self._mailbox.receive()
@@ -207,55 +211,44 @@ class Turn:
         # In order: a request may refer to an item that the message before it has started.
         return [event for message in messages for event in self._read(message)]
 
-    def _read(self, message: Notification | ServerRequest) -> list[AgentEvent]:
-        if isinstance(message, ServerRequest):
+    def _read(self, message: Notification | Request) -> list[AgentEvent]:
+        if isinstance(message, Request):
             self._add(message)
         elif message.method == RESOLVED:
             self._resolve(message.params.get("requestId"))
         elif self.ended is None:
-            return self._apply_all(self._reader.read(message))
+            event = self._reader.read(message)
+            return [] if event is None else self._apply(event)
         return []
 
-    def _add(self, message: ServerRequest) -> None:
-        request = message.request
+    def _add(self, request: Request) -> None:
         changes = self.converter.open_changes(str(request.params.get("itemId")))
         subject = _tool_call(request) or read_question(request, changes)
         if subject is None or request.params.get("turnId") not in (self.turn_id, None):
-            message.answer(None)
+            request.answer(None)
             return
-        self._pending.append(PendingRequest(f"{self.turn_id}/{request.id}", subject, message))
+        self._pending.append(PendingRequest(f"{self.turn_id}/{request.id}", subject, request))
         self._deadlines.pause()
         self._woken = True
 
     def _resolve(self, request_id: JsonValue) -> None:
-        for pending in [each for each in self._pending if each.request.request.id == request_id]:
-            pending.request.answer(None)
-            self._remove(pending)
-
-    def _remove(self, pending: PendingRequest) -> None:
-        if pending not in self._pending:
-            return
-        self._pending.remove(pending)
-        self.wake()
-        if not self._pending:
-            self._deadlines.resume()
+        for pending in [each for each in self._pending if each.request.id == request_id]:
+            self.answer(pending, None)
 
     async def _on_deadline(self, due: float) -> list[AgentEvent]:
         match self._deadlines.expired(due):
-            case _Expired.IDLE:
-                return self._apply_all(await self._find_end())
-            case _Expired.STOP:
+            case _Deadline.IDLE:
+                end = await self._find_end()
+                return [] if end is None else self._apply(end)
+            case _Deadline.STOP:
                 self._codex.kill()
                 raise CodexGone("codex did not stop its turn and was killed")
-            case _Expired.TOTAL:
+            case _Deadline.TOTAL:
                 return await self._time_out(duration_error(self._limits.total_s))
-            case _Expired.INACTIVITY:
+            case _Deadline.INACTIVITY:
                 return await self._time_out(inactivity_error(self._limits.inactivity_s))
-            case _Expired.NONE:
+            case _:
                 return []
-
-    def _apply_all(self, events: Sequence[TurnEvent]) -> list[AgentEvent]:
-        return [applied for event in events for applied in self._apply(event)]
 
     def _apply(self, event: TurnEvent) -> list[AgentEvent]:
         """Update the state of the turn by an event; return the events for the caller."""
@@ -267,17 +260,17 @@ class Turn:
                 return self._end(event)
             case ThreadIdle():
                 if self._started or self.converter.failure is not None:
-                    self._deadlines.idle()
+                    self._deadlines.set(_Deadline.IDLE, IDLE_GRACE_S)
                 return []
             case WarningReported(will_retry=True):
                 return self.converter.convert(event)
             case ErrorReported():
-                self._deadlines.idle()
+                self._deadlines.set(_Deadline.IDLE, IDLE_GRACE_S)
             case TurnStarted():
                 self._started = True
             case _:
                 pass
-        self._deadlines.activity()
+        self._deadlines.set(_Deadline.INACTIVITY, self._limits.inactivity_s)
         return self.converter.convert(event)
 
     def _end(self, ended: TurnCompleted) -> list[AgentEvent]:
@@ -286,23 +279,21 @@ class Turn:
             ended = replace(ended, status="failed", failure=timed_out)
         self.ended = ended
         for pending in list(self._pending):
-            pending.request.answer(None)
-            self._remove(pending)
+            self.answer(pending, None)
         stopped = self._interrupt is not _Interrupt.NONE and timed_out is None
         return [*self.converter.convert(ended), *self.converter.finish(ended.failure, stopped=stopped)]
 
     async def _send_interrupt(self) -> None:
-        if not self._deadlines.may_interrupt:
+        if self._deadlines.is_pending(_Deadline.INTERRUPT):
             return
         thread: JsonObject = {"threadId": self.thread_id}
         try:
             await self._codex.request("turn/interrupt", {**thread, "turnId": self.turn_id}, STOP_GRACE_S)
         except CodexRefused:
             # The turn accepts no interrupt yet, or has ended.
-            self._deadlines.interrupt_rejected()
+            self._deadlines.set(_Deadline.INTERRUPT, INTERRUPT_RETRY_S)
             return
         self._interrupt = _Interrupt.SENT
-        self._deadlines.interrupt_accepted()
         try:
             # An interrupt leaves the thread's commands running.
             await self._codex.request("thread/backgroundTerminals/clean", thread, STOP_GRACE_S)
@@ -333,17 +324,16 @@ class Turn:
             events += self._end(TurnCompleted("failed", failure, None))
         return events
 
-    async def _find_end(self) -> list[TurnEvent]:
-        """Return how the turn ended if codex is idle and has not reported it."""
+    async def _find_end(self) -> TurnCompleted | None:
+        """Return how the turn ended if codex is idle and has not reported it; None while it is in progress."""
         if self.converter.failure is not None:
-            return [TurnCompleted("failed", self.converter.failure, None)]
+            return TurnCompleted("failed", self.converter.failure, None)
         try:
             record = await read_last_turns(self._codex, self.thread_id, self._limits.request_s)
         except CodexRefused as refusal:
             sentence = f"Codex became idle without reporting how the turn ended ({refusal.message})."
-            return [TurnCompleted("failed", TurnError(sentence, UNKNOWN_END, None, None), None)]
-        ended = turn_end(record, self.turn_id)
-        return [ended] if ended is not None else []
+            return TurnCompleted("failed", TurnError(sentence, UNKNOWN_END, None, None), None)
+        return turn_end(record, self.turn_id)
 
 
 def _tool_call(request: Request) -> DynamicToolCall | None:
@@ -366,32 +356,37 @@ async def restart_mcp_servers(codex: Connection, timeout_s: float) -> None:
         logger.warning("cannot restart MCP servers: %s", refusal)
 
 
-class _Expired(Enum):
-    """The deadline that has passed."""
+class _Deadline(Enum):
+    """A deadline of a turn; if several have passed, the first one counts."""
 
-    NONE = auto()
+    INTERRUPT = auto()
+    """When the interrupt may be sent again."""
     IDLE = auto()
     STOP = auto()
     TOTAL = auto()
     INACTIVITY = auto()
 
 
+_LIMITS: Final = frozenset((_Deadline.TOTAL, _Deadline.INACTIVITY))
+"""The deadlines that do not apply while codex waits for an answer, or when the turn is being stopped."""
+
+
 class _Deadlines:
-    """Tracks the deadlines of one turn, which starts now."""
+    """The deadlines of one turn, which starts now."""
 
     def __init__(self, limits: TurnLimits) -> None:
-        self._inactivity_s = limits.inactivity_s
-        now = anyio.current_time()
-        self._total = now + limits.total_s
-        self._inactivity = now + limits.inactivity_s
+        self._times: dict[_Deadline, float] = {}
         self._paused_since: float | None = None
-        self._idle: float | None = None
-        self._stop: float | None = None
-        self._interrupt: float | None = None
+        self.set(_Deadline.TOTAL, limits.total_s)
+        self.set(_Deadline.INACTIVITY, limits.inactivity_s)
 
-    def activity(self) -> None:
-        """Start the inactivity limit again."""
-        self._inactivity = anyio.current_time() + self._inactivity_s
+    def set(self, deadline: _Deadline, seconds: float) -> None:
+        """Set a deadline, in seconds from now."""
+        self._times[deadline] = anyio.current_time() + seconds
+
+    def is_pending(self, deadline: _Deadline) -> bool:
+        """Return whether a deadline is set and has not passed."""
+        return self._times.get(deadline, -math.inf) > anyio.current_time()
 
     def pause(self) -> None:
         """Stop the time limits while codex waits for an answer."""
@@ -400,56 +395,28 @@ class _Deadlines:
     def resume(self) -> None:
         """Continue the time limits after `pause`."""
         if self._paused_since is not None:
-            self._postpone(anyio.current_time() - self._paused_since)
+            self._postpone(_LIMITS, anyio.current_time() - self._paused_since)
             self._paused_since = None
-
-    def idle(self) -> None:
-        """Expect the turn's end within `IDLE_GRACE_S`."""
-        self._idle = anyio.current_time() + IDLE_GRACE_S
-
-    def stopping(self) -> None:
-        """Expect the turn's end within `STOP_GRACE_S`; the time limits do not apply any more."""
-        self._stop = anyio.current_time() + STOP_GRACE_S
-
-    def interrupt_rejected(self) -> None:
-        """Retry the interrupt after `INTERRUPT_RETRY_S`."""
-        self._interrupt = anyio.current_time() + INTERRUPT_RETRY_S
-
-    def interrupt_accepted(self) -> None:
-        """Do not retry the interrupt."""
-        self._interrupt = None
-
-    @property
-    def may_interrupt(self) -> bool:
-        """Whether an interrupt may be sent now."""
-        return self._interrupt is None or anyio.current_time() >= self._interrupt
 
     def next(self, by: float) -> float:
         """Return the time of the next deadline, `by` at the latest."""
-        if self._stop is not None:
-            limits: tuple[float, ...] = (self._stop,)
-        else:
-            limits = () if self._paused_since is not None else (self._total, self._inactivity)
-        others = (deadline for deadline in (self._idle, self._interrupt) if deadline is not None)
-        return min((by, *limits, *others))
+        return min((by, *self._applicable().values()))
 
-    def expired(self, due: float) -> _Expired:
+    def expired(self, due: float) -> _Deadline | None:
         """Return which deadline has passed at the time `due`; after a suspension none, because events may be unread."""
         now = anyio.current_time()
         if (late := now - due) > SUSPENDED_S:
-            self._postpone(late)
-            return _Expired.NONE
-        if self._idle is not None and now >= self._idle:
-            self._idle = None
-            return _Expired.IDLE
-        if self._stop is not None:
-            return _Expired.STOP if now >= self._stop else _Expired.NONE
-        if self._paused_since is not None:
-            return _Expired.NONE
-        if now >= self._total:
-            return _Expired.TOTAL
-        return _Expired.INACTIVITY if now >= self._inactivity else _Expired.NONE
+            self._postpone(_Deadline, late)
+            return None
+        times = self._applicable()
+        passed = next((deadline for deadline in _Deadline if times.get(deadline, math.inf) <= now), None)
+        if passed is not None and passed is not _Deadline.STOP:
+            del self._times[passed]
+        return passed
 
-    def _postpone(self, seconds: float) -> None:
-        self._total += seconds
-        self._inactivity += seconds
+    def _applicable(self) -> dict[_Deadline, float]:
+        is_limited = self._paused_since is None and _Deadline.STOP not in self._times
+        return {name: time for name, time in self._times.items() if is_limited or name not in _LIMITS}
+
+    def _postpone(self, deadlines: Iterable[_Deadline], seconds: float) -> None:
+        self._times.update({name: self._times[name] + seconds for name in deadlines if name in self._times})

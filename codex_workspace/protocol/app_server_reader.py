@@ -63,20 +63,19 @@ class TurnReader:
         self.thread_id: Final = thread_id
         self.turn_id: Final = turn_id
 
-    def read(self, notification: Notification) -> tuple[TurnEvent, ...]:
-        """Return the event in a notification, or nothing if it is about another turn. Never raises.
+    def read(self, notification: Notification) -> TurnEvent | None:
+        """Return the event in a notification, or None if it is about another turn. Never raises.
 
         The status and the warnings of the thread carry no turn and count as events of this one. A notification of this
         turn with an unknown name or an invalid shape is returned as `UnknownEvent`.
         """
         method, params = notification.method, notification.params
         if params.get("threadId") != self.thread_id:
-            return ()
+            return None
         try:
-            event = self._event(method, params)
+            return self._event(method, params)
         except InvalidField:
-            event = UnknownEvent(method, params)
-        return () if event is None else (event,)
+            return UnknownEvent(method, params)
 
     def _event(self, method: str, params: JsonObject) -> TurnEvent | None:
         if params.get("turnId") == self.turn_id:

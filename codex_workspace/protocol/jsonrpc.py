@@ -49,13 +49,24 @@ class Notification:
     params: JsonObject
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
-    """A request of codex; the response's id must have the same JSON type as `id`."""
+    """A request of codex; the response's id must have the same JSON type as `id`.
+
+    `result` is valid when `answered` is set; None means the default response.
+    """
 
     id: int | str
     method: str
     params: JsonObject
+    result: JsonValue = field(default=None, compare=False)
+    answered: anyio.Event = field(default_factory=anyio.Event, compare=False)
+
+    def answer(self, result: JsonValue) -> None:
+        """Set the result; a second one is ignored."""
+        if not self.answered.is_set():
+            self.result = result
+            self.answered.set()
 
 
 Message: TypeAlias = Result | Failure | Notification | Request
@@ -160,36 +171,23 @@ MAX_UNREAD_BYTES: Final = 256 * 1024 * 1024
 and other threads share its pipe; so the limit is here. It is several times codex's longest line."""
 
 
-@dataclass(eq=False, slots=True)
-class ServerRequest:
-    """A request of codex and its result; None means the default response."""
-
-    request: Request
-    result: JsonValue = None
-    answered: anyio.Event = field(default_factory=anyio.Event)
-
-    def answer(self, result: JsonValue) -> None:
-        """Set the result; a second one is ignored."""
-        if not self.answered.is_set():
-            self.result = result
-            self.answered.set()
-
-
 class Mailbox:
     """The unread notifications and requests of one thread, in order."""
 
     def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self.has_received = False
         self._max_unread_bytes = max_unread_bytes
-        self._unread: list[Notification | ServerRequest] = []
-        self._open: list[ServerRequest] = []
+        self._unread: list[Notification | Request] = []
+        self._requests: list[Request] = []
         self._unread_bytes = 0
         self._error: CodexGone | None = None
         self._woken = False
         self._changed = anyio.Event()
 
-    def put(self, message: Notification | ServerRequest, size: int) -> None:
+    def put(self, message: Notification | Request, size: int) -> None:
         """Add a message whose line had `size` bytes; beyond the limit the mailbox fails instead."""
+        if isinstance(message, Request):
+            self._requests.append(message)
         if self._error is not None:
             return
         self.has_received = True
@@ -200,19 +198,9 @@ class Mailbox:
         self._unread.append(message)
         self._changed.set()
 
-    def put_request(self, request: Request, size: int) -> ServerRequest:
-        """Add a request whose line had `size` bytes; if the mailbox has failed, it gets the default response."""
-        message = ServerRequest(request)
-        if self._error is not None:
-            message.answer(None)
-        else:
-            self._open = [*(each for each in self._open if not each.answered.is_set()), message]
-            self.put(message, size)
-        return message
-
     def close(self) -> None:
         """Give the default response to all open requests."""
-        for message in self._open:
+        for message in self._requests:
             message.answer(None)
 
     def fail(self, error: CodexGone) -> None:
@@ -225,7 +213,7 @@ class Mailbox:
         self._woken = True
         self._changed.set()
 
-    async def receive(self) -> list[Notification | ServerRequest]:
+    async def receive(self) -> list[Notification | Request]:
         """Wait for messages and return all that are unread; none after `wake`.
 
         Raises:

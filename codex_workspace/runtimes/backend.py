@@ -16,7 +16,7 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 from codex_workspace.common.errors import InputRefused
 from codex_workspace.common.values import JsonObject, JsonValue, Version
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
-from codex_workspace.protocol.jsonrpc import ServerRequest
+from codex_workspace.protocol.jsonrpc import Request
 from codex_workspace.protocol.server_requests import Question
 from codex_workspace.runtimes.events import AgentEvent
 
@@ -91,7 +91,7 @@ class PendingRequest:
 
     id: str
     subject: Question | DynamicToolCall
-    request: ServerRequest
+    request: Request
 
 
 class TurnRecord(Enum):

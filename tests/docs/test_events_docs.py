@@ -112,8 +112,8 @@ def of_server(name: str) -> list[AgentEvent]:
         return [Approval("0", approval_data(question))]
     params = {"item": {"id": "i", "type": kind, **SERVER_ITEMS[kind]}} if kind else SERVER_PARAMS[method]
     ids: JsonObject = {"threadId": "t"} if method in WITHOUT_TURN else {"threadId": "t", "turnId": "u"}
-    turn_events = TurnReader("t", "u").read(Notification(method, {**ids, **params}))
-    return [event for each in turn_events for event in stream.convert(each)] + (stream.finish() if stream.ended else [])
+    event = TurnReader("t", "u").read(Notification(method, {**ids, **params}))
+    return [*(stream.convert(event) if event else []), *(stream.finish() if stream.ended else [])]
 
 
 def of_exec(name: str) -> list[AgentEvent]:

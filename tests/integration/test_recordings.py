@@ -186,7 +186,7 @@ def spans_of(recording: str) -> list[Span]:
 def replayed(recording: str, span: Span) -> Replay:
     reader = TurnReader(span.thread_id, span.turn_id)
     messages = decoded(recording)[span.start : span.end]
-    events = [event for each in messages if isinstance(each, Notification) for event in reader.read(each)]
+    events = [event for each in messages if isinstance(each, Notification) and (event := reader.read(each))]
     return Replay(span.thread_id, span.turn_id, tuple(events))
 
 

@@ -28,7 +28,7 @@ from codex_workspace.common.errors import (
 )
 from codex_workspace.common.processes import find_marked
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.jsonrpc import Mailbox, Notification, ServerRequest
+from codex_workspace.protocol.jsonrpc import Mailbox, Notification, Request
 from codex_workspace.protocol.server_requests import DECLINED_REASON
 from codex_workspace.runtimes.launch import MARK, Launch, child_environment
 from tests.support.memory_codex import ENDED, memory_codex, params_of
@@ -223,7 +223,7 @@ async def test_a_thread_hears_only_what_is_its_own() -> None:
                 await codex.tell("said", threadId=thread_id)
             await codex.tell("skills/changed")
             await codex.tell("last", threadId="b")
-            heard: list[Notification | ServerRequest] = []
+            heard: list[Notification | Request] = []
             while len(heard) < 2:
                 heard += await b.receive()
             assert [method_of(said) for said in heard] == ["said", "last"]
@@ -304,18 +304,18 @@ async def test_a_request_that_is_repeated_while_it_waits_is_answered_once() -> N
             for each in await all_asked(mailbox, 1):
                 each.answer({"decision": "accept"})
             assert (await codex.read())["id"] == 6
-        assert [each.request.id for each in asked] == [5, "5"]
+        assert [each.id for each in asked] == [5, "5"]
 
 
-def method_of(said: Notification | ServerRequest) -> str:
-    return said.request.method if isinstance(said, ServerRequest) else said.method
+def method_of(said: Notification | Request) -> str:
+    return said.method
 
 
-async def all_asked(mailbox: Mailbox, count: int) -> list[ServerRequest]:
+async def all_asked(mailbox: Mailbox, count: int) -> list[Request]:
     """Return the next `count` requests."""
-    asked: list[ServerRequest] = []
+    asked: list[Request] = []
     while len(asked) < count:
-        asked += [each for each in await mailbox.receive() if isinstance(each, ServerRequest)]
+        asked += [each for each in await mailbox.receive() if isinstance(each, Request)]
     return asked
 
 

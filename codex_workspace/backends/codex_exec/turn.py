@@ -15,7 +15,7 @@ from codex_workspace.common.errors import CodexGone
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
 from codex_workspace.protocol.failures import PROCESS_EXITED, duration_error
-from codex_workspace.protocol.jsonrpc import Request, ServerRequest
+from codex_workspace.protocol.jsonrpc import Request
 from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
 from codex_workspace.runtimes.convert import ExecConverter
 from codex_workspace.runtimes.events import AgentEvent, Done
@@ -93,7 +93,7 @@ class ExecTurn:
         if self._is_left or self.ended is not None:
             return None
         id_ = uuid.uuid4().hex
-        pending = PendingRequest(id_, call, ServerRequest(Request(id_, call.tool, {})))
+        pending = PendingRequest(id_, call, Request(id_, call.tool, {}))
         self._calls.append(pending)
         self.wake()
         try:

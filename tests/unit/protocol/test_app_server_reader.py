@@ -117,7 +117,7 @@ NO_REASON = "codex reported a failed turn without a reason"
     ],
 )
 def test_a_notification_of_the_turn(notification: Notification, event: TurnEvent) -> None:
-    assert TurnReader(THREAD, TURN).read(notification) == (event,)
+    assert TurnReader(THREAD, TURN).read(notification) == event
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_notification_of_the_turn(notification: Notification, event: TurnEvent
     ],
 )
 def test_an_item_of_the_turn(notification: Notification, event: TurnEvent) -> None:
-    assert TurnReader(THREAD, TURN).read(notification) == (event,)
+    assert TurnReader(THREAD, TURN).read(notification) == event
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_an_item_of_the_turn(notification: Notification, event: TurnEvent) -> No
 )
 def test_the_status_of_the_thread_is_of_every_turn(status: JsonObject, event: TurnEvent) -> None:
     notification = of_thread("thread/status/changed", status=status)
-    assert TurnReader(THREAD, TURN).read(notification) == (event,)
-    assert TurnReader("another", TURN).read(notification) == ()
+    assert TurnReader(THREAD, TURN).read(notification) == event
+    assert TurnReader("another", TURN).read(notification) is None
 
 
 @pytest.mark.parametrize(
@@ -218,15 +218,14 @@ def test_the_kind_of_a_failure_is_a_word_or_the_key_of_an_object(
     error: JsonObject = {"message": "no", "codexErrorInfo": info, "additionalDetails": "more"}
     failure = TurnError("no", kind, http_status, "more")
     reader = TurnReader(THREAD, TURN)
-    assert reader.read(of_turn("error", error=error, willRetry=False)) == (ErrorReported(failure),)
-    assert reader.read(of_turn("error", error=error, willRetry=True)) == (WarningReported("no", will_retry=True),)
-    assert reader.read(turn_completed(status="failed", error=error)) == (TurnCompleted("failed", failure, None),)
+    assert reader.read(of_turn("error", error=error, willRetry=False)) == ErrorReported(failure)
+    assert reader.read(of_turn("error", error=error, willRetry=True)) == WarningReported("no", will_retry=True)
+    assert reader.read(turn_completed(status="failed", error=error)) == TurnCompleted("failed", failure, None)
 
 
 def test_a_warning_of_the_thread_is_heard() -> None:
-    assert TurnReader(THREAD, TURN).read(of_thread("warning", message="slow")) == (
-        WarningReported("slow", will_retry=False),
-    )
+    event = TurnReader(THREAD, TURN).read(of_thread("warning", message="slow"))
+    assert event == WarningReported("slow", will_retry=False)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_a_warning_of_the_thread_is_heard() -> None:
     ],
 )
 def test_the_end_of_the_turn(turn: JsonObject, event: TurnEvent) -> None:
-    assert TurnReader(THREAD, TURN).read(turn_completed(**turn)) == (event,)
+    assert TurnReader(THREAD, TURN).read(turn_completed(**turn)) == event
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ def test_the_end_of_the_turn(turn: JsonObject, event: TurnEvent) -> None:
 )
 def test_what_is_not_of_the_turn_is_not_heard(notification: Notification) -> None:
     reader = TurnReader(THREAD, TURN)
-    assert reader.read(notification) == ()
+    assert reader.read(notification) is None
 
 
 METHODS = [
@@ -309,20 +308,20 @@ fields: st.SearchStrategy[JsonObject] = st.dictionaries(KEYS, values, max_size=4
 @given(st.sampled_from(METHODS), fields, st.booleans())
 def test_reading_never_raises(method: str, params: JsonObject, with_turn: bool) -> None:
     ids: JsonObject = IDS if with_turn else {"threadId": THREAD}
-    for event in TurnReader(THREAD, TURN).read(Notification(method, {**params, **ids})):
+    event = TurnReader(THREAD, TURN).read(Notification(method, {**params, **ids}))
+    if event is not None:
         EventConverter().convert(event)
 
 
 @given(st.sampled_from(["item/started", "item/completed"]), fields, st.sampled_from([None, *KINDS, 7, []]))
 def test_reading_an_item_never_raises(method: str, item: JsonObject, kind: JsonValue) -> None:
     for typed in (item, {**item, "type": kind}):
-        assert len(TurnReader(THREAD, TURN).read(of_turn(method, item=typed))) == 1
+        assert TurnReader(THREAD, TURN).read(of_turn(method, item=typed)) is not None
 
 
 @given(fields)
 def test_the_end_of_the_turn_is_heard_whatever_else_it_says(turn: JsonObject) -> None:
-    (event,) = TurnReader(THREAD, TURN).read(turn_completed(**turn))
-    assert isinstance(event, TurnCompleted)
+    assert isinstance(TurnReader(THREAD, TURN).read(turn_completed(**turn)), TurnCompleted)
 
 
 @given(st.sampled_from(METHODS), values, values, values)

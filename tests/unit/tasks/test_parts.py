@@ -25,7 +25,7 @@ from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
 from codex_workspace.devkit.model import scripted_model
-from codex_workspace.protocol.jsonrpc import Request, ServerRequest
+from codex_workspace.protocol.jsonrpc import Request
 from codex_workspace.tasks.incoming_files import Attachment
 from codex_workspace.tasks.parts import (
     IMAGE_MODES,
@@ -517,8 +517,8 @@ class Threads:
             await self.codex.call("turn/start", {"threadId": thread_id, "input": list(items)})
             while True:
                 for each in await mailbox.receive():
-                    if isinstance(each, ServerRequest):
-                        each.answer(answer(each.request) if answer else None)
+                    if isinstance(each, Request):
+                        each.answer(answer(each) if answer else None)
                     elif each.method == "turn/completed":
                         return
 
