@@ -4,10 +4,10 @@ Shapes: the platform's sources of May and August 2026. A peer's message becomes 
 it gets a heading that names the peer.
 """
 
+import hashlib
 import logging
 from base64 import b64decode
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from a2a.types import Message, Part, Role, SendMessageRequest
@@ -24,7 +24,7 @@ from codex_workspace.platform.client_types import (
     text_of_result,
 )
 from codex_workspace.protocol.jsonrpc import safe_text
-from codex_workspace.storage.outbox import MAX_ID_CHARS, Route
+from codex_workspace.storage.outbox import MAX_ID_CHARS, OutboxMessage, Route
 from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS
 
 logger = logging.getLogger(__name__)
@@ -49,47 +49,35 @@ NOT_FETCHED: Final = "[A file that cannot be fetched here: {name}]"
 _INVALID = (ParseError, ValueError, OverflowError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedRow:
+class SkippedRow(Exception):
     """A row that is not a message for the agent, and why."""
 
-    reason: str
 
+def read_row(row: ActivityRow, own_id: str, owner: str) -> OutboxMessage:
+    """Return the message for the agent, of the principal `owner`, that a row of the workspace `own_id` holds.
 
-@dataclass(frozen=True, slots=True)
-class IncomingMessage:
-    """A message for the agent.
-
-    message_id: its id in the agent. source_id: its id at its sender. peer: the sender's workspace, empty for the user.
+    Raises:
+        SkippedRow: it holds none.
     """
-
-    route: Route
-    message_id: str
-    request: SendMessageRequest
-    peer: str = ""
-    source_id: str = ""
-    delegation_id: str = ""
-
-
-def read_row(row: ActivityRow, own_id: str) -> IncomingMessage | SkippedRow:
-    """Return what a row means for the workspace `own_id`."""
     message = _message_of(row)
     has_parts = isinstance(message.get("parts"), list)
     if row.method == RESULT:
-        return _result(row, message, own_id)
+        return _result(row, message, own_id, owner)
     if row.method == ECHO:
-        return SkippedRow("a notification of our own")
+        raise SkippedRow("a notification of our own")
     if row.method == UPLOAD:
-        return SkippedRow("an upload")
+        raise SkippedRow("an upload")
     if row.has_response:
-        return SkippedRow("it has a response")
+        raise SkippedRow("it has a response")
     if row.source_id == own_id and not has_parts:
         # A prompt that the workspace sends to itself has parts.
-        return SkippedRow("a report of our own")
+        raise SkippedRow("a report of our own")
     if row.method and not row.method.startswith("message/") and not has_parts:
-        return SkippedRow(f"unknown method {row.method[:40]}")
+        raise SkippedRow(f"unknown method {row.method[:40]}")
     parts = _parts(message.get("parts")) or ([Part(text=safe_text(row.summary))] if row.summary.strip() else [])
-    return _incoming(row, message, parts, own_id) if parts else SkippedRow("no content")
+    if not parts:
+        raise SkippedRow("no content")
+    return _incoming(row, message, parts, own_id, owner)
 
 
 def is_answer(metadata: Mapping[str, object], message_id: str) -> bool:
@@ -111,7 +99,7 @@ def answer_heading(peer: str, work: str) -> Part:
     return Part(text=FROM_ANSWERING_PEER.format(peer=safe_text(peer), work=named))
 
 
-def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: str) -> IncomingMessage:
+def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: str, owner: str) -> OutboxMessage:
     source_id = message_id_of(row)
     metadata = nested_or_empty(message, "metadata")
     delegation_id, answered_id = _id(metadata, DELEGATION), _id(metadata, IN_REPLY_TO)
@@ -127,10 +115,10 @@ def _incoming(row: ActivityRow, message: JsonObject, parts: list[Part], own_id: 
         message_id = row.id
     context_id = _id(message, "contextId")
     request = _request(message_id, parts, context_id if len(context_id) <= MAX_CONTEXT_ID_CHARS else "", metadata)
-    return IncomingMessage(route, message_id, request, peer, source_id[:MAX_ID_CHARS], delegation_id[:MAX_ID_CHARS])
+    return _outbox_message(row, owner, request, route, peer, source_id, delegation_id)
 
 
-def _result(row: ActivityRow, message: JsonObject, own_id: str) -> IncomingMessage | SkippedRow:
+def _result(row: ActivityRow, message: JsonObject, own_id: str, owner: str) -> OutboxMessage:
     """Read the result of one of the agent's delegations; the user gets the answer to it."""
     response = as_object(row.response)
     text = (
@@ -141,15 +129,37 @@ def _result(row: ActivityRow, message: JsonObject, own_id: str) -> IncomingMessa
         or row.summary
     )
     if not text.strip():
-        return SkippedRow("no content")
+        raise SkippedRow("no content")
     if is_queued(text):
-        return SkippedRow("the task is in the peer's inbox; the peer answers by a message")
+        raise SkippedRow("the task is in the peer's inbox; the peer answers by a message")
     held = (row.request or {}, nested_or_empty(message, "metadata"), response)
     delegation_id = next((found for each in held if (found := _id(each, DELEGATION))), "")
     peer = next((each for each in (row.source_id, row.target_id) if each and each != own_id), "")
     parts = [answer_heading(peer or UNKNOWN_PEER, delegation_id), Part(text=safe_text(text))]
-    return IncomingMessage(
-        Route.USER, row.id, _request(row.id, parts, "", {}), peer, delegation_id=delegation_id[:MAX_ID_CHARS]
+    return _outbox_message(row, owner, _request(row.id, parts, "", {}), Route.USER, peer, "", delegation_id)
+
+
+def _outbox_message(
+    row: ActivityRow,
+    owner: str,
+    request: SendMessageRequest,
+    route: Route,
+    peer: str,
+    source_id: str,
+    delegation_id: str,
+) -> OutboxMessage:
+    content = request.SerializeToString(deterministic=True)
+    return OutboxMessage(
+        row.id,
+        owner,
+        request.message.message_id,
+        route,
+        peer,
+        source_id[:MAX_ID_CHARS],
+        delegation_id[:MAX_ID_CHARS],
+        row.created_at,
+        hashlib.sha256(content).digest(),
+        content,
     )
 
 

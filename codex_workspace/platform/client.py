@@ -276,7 +276,7 @@ class PlatformClient:
         fields = as_object(await self._call_proxy(path, body, timeout_s))
         error = fields.get("error")
         if error is not None:
-            raise PlatformRejected(f"The other agent rejected the message: {_error_text(error)}", 200)
+            raise PlatformRejected(f"The other agent rejected the message: {_error_text(error)}", status=200)
 
     async def peers(self) -> list[PlatformPeer]:
         """Return the agents that this workspace may send messages to."""
@@ -346,12 +346,12 @@ class PlatformClient:
             try:
                 return await self._once("POST", path, body, None, token, timeout_s)
             except WorkspaceRemoved as error:
-                raise PlatformRejected("The other agent was removed from the platform.", 410) from error
+                raise PlatformRejected("The other agent was removed from the platform.", status=410) from error
             except PlatformUnauthorized as error:
                 # A call of the workspace's own shows whose 401 it is, and finds a token that was rotated.
                 await self._call("GET", f"{self._self}/activity", params={"limit": "1"})
                 if self._token.current == token:
-                    raise PlatformUnreachable("The other agent rejects all callers.", outcome_unknown=False) from error
+                    raise PlatformUnreachable("The other agent rejects all callers.") from error
 
     async def _once(
         self,
@@ -374,7 +374,7 @@ class PlatformClient:
                 ) as response:
                     content = await _read_body(response)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise PlatformUnreachable("The platform cannot be reached.", outcome_unknown=False) from error
+            raise PlatformUnreachable("The platform cannot be reached.") from error
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise PlatformUnreachable(
                 f"The platform did not respond ({type(error).__name__}).", outcome_unknown=True
@@ -410,7 +410,9 @@ async def _read_body(response: httpx.Response) -> bytes:
     async for chunk in response.aiter_bytes():
         content += chunk
         if len(content) > MAX_BODY_BYTES:
-            raise ResponseTooLarge(MAX_BODY_BYTES)
+            raise ResponseTooLarge(
+                f"The platform's response has more than {MAX_BODY_BYTES} bytes.", outcome_unknown=True
+            )
     return bytes(content)
 
 
@@ -432,13 +434,13 @@ def _check(response: httpx.Response, content: bytes, path: str) -> JsonValue:
         case 410:
             raise WorkspaceRemoved("The workspace was removed from the platform.")
         case 429:
-            raise PlatformBusy("The platform's rate limit is reached.", _retry_after(response, fields))
+            raise PlatformBusy("The platform's rate limit is reached.", retry_after_s=_retry_after(response, fields))
         case 503 if fields.get("busy") or fields.get("restarting") or fields.get("waking"):
-            raise PlatformBusy(f"The other agent is busy: {sentence}", _retry_after(response, fields))
+            raise PlatformBusy(f"The other agent is busy: {sentence}", retry_after_s=_retry_after(response, fields))
         case _ if status >= 500:
             raise PlatformUnreachable(f"The platform responds with HTTP {status}.", outcome_unknown=True)
         case _:
-            raise PlatformRejected(f"The platform rejects the request (HTTP {status}): {sentence}", status)
+            raise PlatformRejected(f"The platform rejects the request (HTTP {status}): {sentence}", status=status)
 
 
 def _retry_after(response: httpx.Response, fields: JsonObject) -> float:

@@ -18,9 +18,19 @@ _BRACKETS: Final = re.compile(rb'"(?:\\.|[^"\\])*+"|[][{}]', re.DOTALL)
 
 
 class PlatformError(AgentError):
-    """A call to the platform failed. `retry_after_s`: how long the platform wants the agent to wait."""
+    """A call to the platform failed.
 
-    retry_after_s: float = 0.0
+    status: of the HTTP response. retry_after_s: how long the platform wants the agent to wait. outcome_unknown: the
+    request may have taken effect.
+    """
+
+    def __init__(
+        self, sentence: str, *, status: int = 0, retry_after_s: float = 0.0, outcome_unknown: bool = False
+    ) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.retry_after_s = retry_after_s
+        self.outcome_unknown = outcome_unknown
 
 
 class PlatformUnauthorized(PlatformError):
@@ -36,34 +46,19 @@ class CursorLost(PlatformError):
 
 
 class PlatformRejected(PlatformError):
-    """The platform rejects this request, and would reject it again; `status` is the HTTP status."""
-
-    def __init__(self, sentence: str, status: int) -> None:
-        super().__init__(sentence)
-        self.status = status
+    """The platform rejects this request, and would reject it again."""
 
 
 class PlatformBusy(PlatformError):
     """The rate limit is reached, or the other agent is busy; the request had no effect."""
 
-    def __init__(self, sentence: str, retry_after_s: float) -> None:
-        super().__init__(sentence)
-        self.retry_after_s = retry_after_s
-
 
 class PlatformUnreachable(PlatformError):
-    """The platform does not respond, or fails. `outcome_unknown`: the request may have taken effect."""
-
-    def __init__(self, sentence: str, *, outcome_unknown: bool) -> None:
-        super().__init__(sentence)
-        self.outcome_unknown = outcome_unknown
+    """The platform does not respond, or fails."""
 
 
 class ResponseTooLarge(PlatformUnreachable):
     """The platform's response is larger than the client reads."""
-
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(f"The platform's response has more than {max_bytes} bytes.", outcome_unknown=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,15 @@ from typing import Final
 
 import anyio
 from a2a.server.context import ServerCallContext
-from a2a.types import Message, Part, Role, SendMessageRequest, Task
+from a2a.types import ListTasksRequest, Message, Part, Role, SendMessageRequest, Task, TaskState
 from a2a.utils.errors import InternalError, UnsupportedOperationError
 from google.protobuf.json_format import MessageToDict
 
-from codex_workspace.common.a2a_terms import ANSWER, AWAITING_INPUT, WORKING, is_protocol_0_3
+from codex_workspace.common.a2a_terms import ANSWER, WORKING, is_protocol_0_3
 from codex_workspace.common.values import JsonObject
 from codex_workspace.platform.activity_rows import DELEGATION, IN_REPLY_TO, UNKNOWN_PEER, answer_heading, is_answer
 from codex_workspace.platform.dispatcher import Dispatcher, answer_of_task, message_from_push
 from codex_workspace.server.handler import IdempotentHandler
-from codex_workspace.server.open_questions import MAX_OPEN, OpenQuestions
 from codex_workspace.storage.deliveries import DeliveryKey
 from codex_workspace.storage.outbox import Outbox, OutboxState, Route
 from codex_workspace.storage.store import Store
@@ -36,6 +35,10 @@ RESULTS: Final = "urn:codex-workspace:delegation-results"
 
 RECEIVED: Final = "Received, thank you. I'll continue and report the result to my user."
 """The response to a peer's answer, which is not answered itself."""
+
+
+MAX_DEFERRED: Final = 1000
+"""How many tasks are remembered whose answers are sent later."""
 
 
 class DeferredReplies:
@@ -64,9 +67,9 @@ class DeferredReplies:
         done = replace(message_from_push(message, owner), state=OutboxState.DONE, route=Route.NONE, request=b"")
         await self._outbox.add(done)
 
-    def question_task(self, context_id: str) -> str | None:
-        """Return the task with a deferred answer that waits for input in a context, if there is one."""
-        return self._dispatcher.question_task(context_id)
+    def is_asking(self, task_id: str) -> bool:
+        """Tell whether a task with a deferred answer waits for input."""
+        return self._dispatcher.is_asking(task_id)
 
 
 class DeadlineReplies:
@@ -89,10 +92,9 @@ class DeadlineReplies:
     ) -> None:
         self.late: DeferredReplies | None = None
         self._store = store
-        self._questions = OpenQuestions(store)
         self._send = send
         self._attach_files = attach_files
-        self._deferred: deque[str] = deque(maxlen=MAX_OPEN)
+        self._deferred: deque[str] = deque(maxlen=MAX_DEFERRED)
 
     async def stored(self, message: Message, owner: str) -> SendMessageRequest | None:
         """Return the request for a repeated message as it was stored; None if the message is new.
@@ -106,16 +108,15 @@ class DeadlineReplies:
 
     async def address(self, request: SendMessageRequest, call: ServerCallContext) -> bool:
         """Address a new message to the task in its context that waits for input; return whether there is one."""
-        owner, message = call.user.user_name, request.message
-        context_id = message.context_id or await self._store.main_context(owner)
-        task_id = None if self.late is None else self.late.question_task(context_id)
-        if task_id is not None:
-            self._deferred.append(task_id)
-        else:
-            task_id = await self._questions.find(owner, context_id, call)
-        if task_id is not None:
-            message.task_id, message.context_id = task_id, context_id
-        return task_id is not None
+        message = request.message
+        context_id = message.context_id or await self._store.main_context(call.user.user_name)
+        open_ones = ListTasksRequest(context_id=context_id, status=TaskState.TASK_STATE_INPUT_REQUIRED, page_size=1)
+        for task in (await self._store.tasks.list(open_ones, call)).tasks:
+            if self.late is not None and self.late.is_asking(task.id):
+                self._deferred.append(task.id)
+            message.task_id, message.context_id = task.id, context_id
+            return True
+        return False
 
     async def start(self, request: SendMessageRequest, call: ServerCallContext) -> Task:
         """Have a message stored and its task started; return the task."""
@@ -151,15 +152,12 @@ class DeadlineReplies:
             return status_reply(STILL_WORKING, started)
         await anyio.lowlevel.checkpoint_if_cancelled()
         assert isinstance(answer, Task)
-        if answer.status.state in AWAITING_INPUT:
-            self._questions.record(owner, answer.context_id, answer.id)
         return reply_of(answer, attach_files=self._attach_files)
 
     async def defer(self, message: Message, started: Task, owner: str) -> None:
         """Have the answer to a message sent later."""
         if self.late is not None:
             await self.late.defer(message, owner)
-            self._questions.record(owner, started.context_id, started.id)
             self._deferred.append(started.id)
 
     async def _promise(self, message: Message, started: Task, owner: str) -> Message | None:

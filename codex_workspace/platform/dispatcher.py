@@ -24,9 +24,9 @@ from google.protobuf.json_format import MessageToDict
 from codex_workspace.common.a2a_terms import AWAITING_INPUT, TERMINAL, AuthenticatedUser
 from codex_workspace.common.concurrency import backoff, task_group
 from codex_workspace.common.errors import StoreUnavailable
-from codex_workspace.platform.activity_rows import DELEGATION, IncomingMessage, is_answer
+from codex_workspace.platform.activity_rows import DELEGATION, is_answer
 from codex_workspace.platform.client import PlatformClient
-from codex_workspace.platform.client_types import ActivityRow, PlatformError
+from codex_workspace.platform.client_types import PlatformError
 from codex_workspace.platform.reply_sender import ReplySender, find_row
 from codex_workspace.server.limits import INTERNAL_ERROR, BusyError
 from codex_workspace.storage.outbox import Outbox, OutboxMessage, OutboxState, Route, delete_expired
@@ -84,23 +84,6 @@ def answer_of_task(task: Task) -> TaskAnswer:
     return TaskAnswer(answer_text(task) or NO_ANSWER, files=tuple(files))
 
 
-def message_from_row(row: ActivityRow, incoming: IncomingMessage, owner: str = OWNER) -> OutboxMessage:
-    """Return the outbox message for a row of the inbox."""
-    request = incoming.request.SerializeToString(deterministic=True)
-    return OutboxMessage(
-        row.id,
-        owner,
-        incoming.message_id,
-        incoming.route,
-        incoming.peer,
-        incoming.source_id,
-        incoming.delegation_id,
-        row.created_at,
-        hashlib.sha256(request).digest(),
-        request,
-    )
-
-
 def message_from_push(message: Message, owner: str) -> OutboxMessage:
     """Return the outbox message for a message that the platform has pushed, as it was stored."""
     request = SendMessageRequest(message=message).SerializeToString(deterministic=True)
@@ -146,9 +129,9 @@ class Dispatcher:
         """Whether a task waits for input."""
         return bool(self._questions)
 
-    def question_task(self, context_id: str) -> str | None:
-        """Return the task that waits for input in a context, if there is one."""
-        return next((task.id for task in self._questions.values() if task.context_id == context_id), None)
+    def is_asking(self, task_id: str) -> bool:
+        """Tell whether a task with a deferred answer waits for input."""
+        return any(task.id == task_id for task in self._questions.values())
 
     async def resume(self) -> None:
         """Resume the messages of an earlier process, in the order they came."""

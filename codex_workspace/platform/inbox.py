@@ -24,23 +24,18 @@ from codex_workspace.platform.client_types import (
     WorkspaceRemoved,
     parse_time,
 )
-from codex_workspace.platform.dispatcher import OWNER, Dispatcher, message_from_row
+from codex_workspace.platform.dispatcher import OWNER, Dispatcher
 from codex_workspace.platform.reply_sender import look_back
 from codex_workspace.storage.outbox import Cursor, Outbox, OutboxMessage, OutboxState
 
 logger = logging.getLogger(__name__)
 
-BUSY_POLL_S: Final = 0.2
-IDLE_POLL_S: Final = 0.6
-"""The poll intervals for `BUSY_S` after a new row, and later: a hundred requests a minute, where the platform allows
-600, and a message starts within a second."""
+POLL_S: Final = 0.5
+"""The poll interval: 120 requests a minute, where the platform allows 600, and a message starts within a second."""
 
 RESULTS_POLL_S: Final = 2.0
 """The poll interval if only delegation results are read."""
 
-BUSY_S: Final = 5.0
-
-FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 20.0
 
 PAGE: Final = 100
@@ -86,7 +81,6 @@ class Inbox:
         self._cursor: Cursor | None = None
         self._since = 0.0
         self._read_at: dict[str, float] = {}
-        self._new_row_at = 0.0
         self._acknowledges = True
         self._failures = 0
         self._held: list[OutboxMessage] = []
@@ -126,19 +120,13 @@ class Inbox:
         except WorkspaceRemoved:
             raise
         except PlatformError as error:
-            return self._pause_after(error)
-        if self._failures >= WARN_AFTER:
-            logger.info("the inbox can be read again")
+            pause_s = max(backoff(POLL_S, LONGEST_PAUSE_S, self._failures), error.retry_after_s)
+            self._failures += 1
+            log = logger.warning if self._failures == WARN_AFTER else logger.info
+            log("cannot read the inbox: %s Retrying in about %.1f s", error, pause_s)
+            return pause_s
         self._failures = 0
-        is_busy = time.monotonic() - self._new_row_at < BUSY_S
-        return RESULTS_POLL_S if self._only_results else BUSY_POLL_S if is_busy else IDLE_POLL_S
-
-    def _pause_after(self, error: PlatformError) -> float:
-        self._failures += 1
-        pause_s = max(backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._failures - 1), error.retry_after_s)
-        log = logger.warning if self._failures == WARN_AFTER else logger.info
-        log("cannot read the inbox: %s Retrying in about %.1f s", error, pause_s)
-        return pause_s
+        return RESULTS_POLL_S if self._only_results else POLL_S
 
     def _free_slots(self) -> int:
         # A message that answers a question may be behind others.
@@ -156,15 +144,22 @@ class Inbox:
                 if self._free_slots() <= 0:
                     break
                 await self._take(row)
-                self._read_at[row.id] = self._new_row_at = time.monotonic()
+                self._read_at[row.id] = time.monotonic()
         self._read_at = {row.id: self._read_at[row.id] for row in rows if row.id in self._read_at}
         await self._move_cursor(rows)
 
     async def _take(self, row: ActivityRow) -> None:
         """Store a row's message, and dispatch it unless a tool waits for it."""
-        message = self._message(row)
-        if isinstance(message, SkippedRow):
-            logger.debug("skipping a row of the inbox: %s", message.reason)
+        if self._only_results and row.method != RESULT:
+            return
+        try:
+            message = read_row(row, self._client.workspace_id, self._owner)
+        except SkippedRow as skipped:
+            logger.debug("skipping a row of the inbox: %s", skipped)
+            return
+        except Exception:
+            # Other agents write rows, and this one would come again with each poll.
+            logger.exception("skipping a row of the inbox that cannot be read")
             return
         added = await self._outbox.add(message)
         if added is None or added.state is not OutboxState.RECEIVED:
@@ -174,17 +169,6 @@ class Inbox:
             await self._release_held()
         else:
             await self._dispatcher.dispatch(added)
-
-    def _message(self, row: ActivityRow) -> OutboxMessage | SkippedRow:
-        if self._only_results and row.method != RESULT:
-            return SkippedRow("it is pushed")
-        try:
-            found = read_row(row, self._client.workspace_id)
-            return found if isinstance(found, SkippedRow) else message_from_row(row, found, self._owner)
-        except Exception:
-            # Other agents write rows, and this one would come again with each poll.
-            logger.exception("skipping a row of the inbox that cannot be read")
-            return SkippedRow("unreadable")
 
     async def _release_held(self) -> None:
         """Complete the results that a tool has returned; dispatch the others for which no tool waits."""

@@ -25,7 +25,6 @@ from codex_workspace.platform.client_types import (
     ActivityRow,
     PlatformError,
     PlatformRejected,
-    PlatformUnreachable,
     WorkspaceRemoved,
     parse_time,
 )
@@ -95,7 +94,7 @@ class ReplySender:
                 self._silent_since.pop(message.peer, None)
                 break
             except PlatformError as error:
-                if not (isinstance(error, PlatformUnreachable) and error.outcome_unknown):
+                if not error.outcome_unknown:
                     # This attempt had no effect; an earlier one may have.
                     message = await self._outbox.mark_sending(message, may_be_sent=may_be_sent)
                 if self._is_final(message, error, tries):

@@ -126,17 +126,14 @@ class PlatformPeers:
         for left in reversed(range(TRIES)):
             try:
                 started = await self._client.delegate(target_id, task, key)
+                break
             except PlatformUnreachable as error:
-                if left:
-                    await anyio.sleep(POLL_S)
-                    continue
-                if error.outcome_unknown:
+                if not left:
                     raise ToolRefused(f"{error.public} It is not known whether the peer got the task.") from error
-                raise
-            if _PLAIN_ID.fullmatch(started):
-                return started
-            break
-        raise ToolRefused("The platform accepted the task, but its response has no usable delegation_id.")
+                await anyio.sleep(POLL_S)
+        if not _PLAIN_ID.fullmatch(started):
+            raise ToolRefused("The platform accepted the task, but its response has no usable delegation_id.")
+        return started
 
     async def _follow(self, handle: PeerTaskHandle, until: float, known: Delegation | None) -> PeerTaskReport:
         """Wait for the end of a delegation, and record that a tool returns its result."""

@@ -1,48 +1,12 @@
-"""Open and answered questions of tasks.
-
-`OpenQuestions` finds the task that a message without a task ID answers, for senders such as the platform that show a
-question like any other reply. `AnsweredQuestions` rejects a second answer, which would be applied to the next question.
-"""
+"""Rejects a second answer to a question of a task, which would be applied to the next question."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from a2a.server.context import ServerCallContext
 from a2a.types import Task, TaskStatus
 
-from codex_workspace.common.a2a_terms import AWAITING_INPUT, WORKING
-from codex_workspace.storage.store import Store
-
-MAX_OPEN: Final = 1000
-"""How many conversations are remembered, the most recent ones."""
-
-
-class OpenQuestions:
-    """Remembers the last task of each conversation."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._tasks: dict[tuple[str, str], str] = {}
-
-    def record(self, owner: str, context_id: str, task_id: str) -> None:
-        """Remember the last task of a conversation."""
-        self._tasks.pop((owner, context_id), None)
-        self._tasks[owner, context_id] = task_id
-        if len(self._tasks) > MAX_OPEN:
-            del self._tasks[next(iter(self._tasks))]
-
-    async def find(self, owner: str, context_id: str, call: ServerCallContext) -> str | None:
-        """Return the task that waits for an answer in a conversation; None if there is none."""
-        task_id = self._tasks.get((owner, context_id))
-        if task_id is None:
-            return None
-        task = await self._store.tasks.get(task_id, call)
-        if task is None or task.status.state not in WORKING:
-            # It has ended, or it gets its answer now.
-            self._tasks.pop((owner, context_id), None)
-        return task_id if task is not None and task.status.state in AWAITING_INPUT else None
-
+from codex_workspace.common.a2a_terms import AWAITING_INPUT
 
 MAX_TASKS: Final = 10_000
 """How many tasks are remembered; a question is open for an hour at most."""

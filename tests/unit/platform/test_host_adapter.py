@@ -119,9 +119,9 @@ class FakeLateReplies(DeferredReplies):
     async def absorb(self, message: Message, owner: str) -> None:
         await self.defer(message, owner)
 
-    def question_task(self, context_id: str) -> str | None:
-        del context_id
-        return None
+    def is_asking(self, task_id: str) -> bool:
+        del task_id
+        return False
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform,
 from codex_workspace.devkit.platform.delivery import result_row
 from codex_workspace.devkit.platform.faults import Fault
 from codex_workspace.devkit.platform.records import NewRow
-from codex_workspace.platform.activity_rows import IncomingMessage, SkippedRow, read_row
+from codex_workspace.platform.activity_rows import read_row
 from codex_workspace.platform.client_types import ActivityRow, DeliveryMode
 from codex_workspace.platform.deadline_reply import STILL_WORKING
 from codex_workspace.platform.dispatcher import Dispatcher
@@ -246,10 +246,10 @@ async def test_no_invalid_row_stops_the_inbox(tmp_path: Path, odd: dict[str, Jso
 async def test_a_row_that_cannot_be_read_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def read(row: ActivityRow, own_id: str) -> IncomingMessage | SkippedRow:
+    def read(row: ActivityRow, own_id: str, owner: str) -> OutboxMessage:
         if row.source_id == PEER:
             raise KeyError("unforeseen")
-        return read_row(row, own_id)
+        return read_row(row, own_id, owner)
 
     monkeypatch.setattr("codex_workspace.platform.inbox.read_row", read)
     async with world(tmp_path) as (platform, setup), running_platform_agent(setup):
