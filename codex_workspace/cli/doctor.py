@@ -1,53 +1,55 @@
 """Diagnoses problems of this agent's setup and prints a remedy for each: `codex-workspace doctor`.
 
-The doctor changes nothing. `CHECKS` lists the checks in their order, and the checks that each one depends on.
+The doctor changes nothing; codex is started on a copy of its configuration. `CHECKS` lists the checks in their order.
 """
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import anyio
 
-from codex_workspace.cli.checks import (
-    EXIT_CONFIG,
-    Facts,
-    Finding,
-    check_access,
-    check_codex_home,
-    check_config,
-    check_database,
-    check_disk,
-    check_instructions,
-    check_lock,
-    check_model,
-    check_platform,
-    check_port,
-    check_provider,
-    check_schema,
-    check_state,
-    check_workspace,
-)
-from codex_workspace.cli.codex_checks import check_codex, check_handshake, check_mcp, check_sandbox_finding
-from codex_workspace.common.errors import ConfigError
+from codex_workspace.agent import is_exec, launch_of, thread_options
+from codex_workspace.app_server import MINIMUM_VERSION, Connection, open_app_server
+from codex_workspace.backends.codex_exec import backend as exec_backend
+from codex_workspace.backends.codex_exec.runtime import CodexExec
+from codex_workspace.cli import checks
+from codex_workspace.cli.checks import CheckFailed, Facts, Finding, explained
+from codex_workspace.codex import sandbox
+from codex_workspace.codex.thread import probe_mcp_servers
+from codex_workspace.common.errors import AgentError, CodexError, ConfigError
 from codex_workspace.common.files import lock_folder
+from codex_workspace.common.values import find_version, format_version
+from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
+from codex_workspace.runtimes.launch import Launch
 from codex_workspace.storage.database import set_aside, sqlite_file
 
 EXIT_OTHER: Final = 1
+EXIT_CONFIG: Final = 2
 EXIT_CODEX: Final = 3
+
+TESTED_VERSIONS: Final = ((0, 158, 0), (0, 169, 0))
+"""The oldest and the newest minor version of codex that the end-to-end tests run."""
+
+VERSION_TIMEOUT_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: the checks that must have succeeded before it, and the exit code of its failure."""
+    """A check, the remedy and the exit code of its failure, and the checks that must have succeeded before it."""
 
     name: str
     run: Callable[[Facts], Finding]
-    needs: tuple[str, ...] = ()
+    remedy: str = ""
+    needs: tuple[str, ...] = ("config",)
     exit_code: int = EXIT_OTHER
 
 
@@ -65,30 +67,33 @@ def doctor(env: Mapping[str, str], *, as_json: bool, online: bool = False) -> in
     # The findings state what libraries and the connection to codex would log.
     logging.basicConfig(handlers=[logging.NullHandler()])
     findings: dict[str, Finding] = {}
-    failures: set[int] = set()
+    codes: set[int] = set()
     facts = Facts(env)
     for check in (*CHECKS, *(ONLINE if online else ())):
-        found = _run(check, facts, findings)
-        found = replace(found, finding=facts.redact(found.finding), remedy=facts.redact(found.remedy))
-        findings[check.name] = found
-        if found.status == "failed":
-            failures.add(found.exit_code or check.exit_code)
+        findings[check.name], code = run_check(check, facts, findings)
+        codes.add(code)
         if not as_json:
-            _print(check.name, found)
+            _print(check.name, findings[check.name])
     if as_json:
-        print(json.dumps([_as_json(name, found) for name, found in findings.items()], indent=2, ensure_ascii=False))
-    return next((code for code in (EXIT_CONFIG, EXIT_CODEX, EXIT_OTHER) if code in failures), 0)
+        listed = [{"check": name, **asdict(found)} for name, found in findings.items()]
+        print(json.dumps(listed, indent=2, ensure_ascii=False))
+    return next((code for code in (EXIT_CONFIG, EXIT_CODEX, EXIT_OTHER) if code in codes), 0)
 
 
-def _run(check: Check, facts: Facts, before: Mapping[str, Finding]) -> Finding:
+def run_check(check: Check, facts: Facts, before: Mapping[str, Finding]) -> tuple[Finding, int]:
+    """Return the check's finding and exit code, given the findings of the checks before it."""
     missing = [name for name in before if name in check.needs and before[name].status in ("failed", "not run")]
     if missing:
-        return Finding("not run", f"needs {' and '.join(missing)}")
-    return check.run(facts)
-
-
-def _as_json(name: str, found: Finding) -> dict[str, str]:
-    return {"check": name, **{key: value for key, value in asdict(found).items() if key != "exit_code"}}
+        return Finding("not run", f"needs {' and '.join(missing)}"), 0
+    code = check.exit_code
+    try:
+        found = check.run(facts)
+    except (AgentError, OSError) as error:
+        found = Finding("failed", str(error))
+        code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_CODEX if isinstance(error, CodexError) else code
+    remedy = found.remedy or (check.remedy if found.status in ("warning", "failed") else "")
+    found = Finding(found.status, facts.redact(found.finding), facts.redact(remedy))
+    return found, code if found.status == "failed" else 0
 
 
 def _print(name: str, found: Finding) -> None:
@@ -119,26 +124,215 @@ async def _set_aside(folder: Path, file: Path) -> Path:
         return set_aside(file)
 
 
+def check_codex(facts: Facts) -> Finding:
+    """Check that codex is installed in a supported version."""
+    binary = facts.settings.codex_bin
+    if binary is None:
+        raise CheckFailed("codex is not installed")
+    passed = {name: facts.env[name] for name in ("PATH", "HOME") if name in facts.env}
+    with explained(f"{binary} cannot be run"):
+        asked = subprocess.run(
+            [binary, "--version"],
+            env=passed,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=VERSION_TIMEOUT_S,
+            check=True,
+        )
+    version = find_version(asked.stdout.decode("utf-8", "replace"))
+    if version is None:
+        raise CheckFailed(f"{binary} prints no version, so it is not codex")
+    oldest, newest = TESTED_VERSIONS
+    tested = f"tested versions: {format_version(oldest)} to {format_version(newest)}"
+    shown = f"codex {format_version(version)} at {binary}"
+    if version < MINIMUM_VERSION:
+        return Finding("failed", f"{shown} is too old", f"install {format_version(MINIMUM_VERSION)} or newer")
+    if not oldest[:2] <= version[:2] <= newest[:2]:
+        return Finding("warning", f"{shown} is not tested with this agent", tested)
+    return Finding("ok", f"{shown}; {tested}")
+
+
+def check_handshake(facts: Facts) -> Finding:
+    """Check that codex starts with its configuration and answers; also find out what later checks report."""
+    settings = facts.settings
+    with tempfile.TemporaryDirectory(prefix="codex-workspace-doctor-") as home:
+        facts.codex_copy = home
+        if (settings.codex_home / "config.toml").is_file():
+            shutil.copyfile(settings.codex_home / "config.toml", Path(home, "config.toml"))
+        further = exec_backend.further_config(settings) if is_exec(settings) else {}
+        prepare_codex_home(replace(settings, codex_home=Path(home)), facts.provider, further)
+        # The sandbox hides the real folders, not the copy.
+        launch = replace(launch_of(settings, facts.provider, facts.env), codex_home=Path(home))
+        return anyio.run(_start_exec if is_exec(settings) else _start_app_server, launch, facts)
+
+
+async def _start_exec(launch: Launch, facts: Facts) -> Finding:
+    started = time.perf_counter()
+    version = await CodexExec(launch).version()
+    await exec_backend.require_valid_config(launch)
+    milliseconds = (time.perf_counter() - started) * 1000
+    facts.sandbox = await _result(_try_exec_sandbox(launch, facts))
+    servers = facts.settings.mcp
+    names = ", ".join(server.name for server in servers.servers) or "none"
+    missed = [f"{name}: {why}" for name, why in servers.left_out.items()]
+    text = f"{names}: not started; with codex.backend: exec only a turn starts them"
+    facts.mcp_servers = Finding("warning" if missed else "ok", "\n".join((text, *missed)))
+    return Finding("ok", f"codex {format_version(version)} read its configuration in {milliseconds:.0f} ms")
+
+
+async def _start_app_server(launch: Launch, facts: Facts) -> Finding:
+    started = time.perf_counter()
+    async with open_app_server(launch) as codex:
+        milliseconds = (time.perf_counter() - started) * 1000
+        facts.sandbox = await _result(_inspect_sandbox(codex, facts))
+        facts.mcp_servers = await _result(_start_mcp_servers(codex, facts))
+        return Finding("ok", f"codex {format_version(codex.version)} answered initialize in {milliseconds:.0f} ms")
+
+
+async def _result(check: Awaitable[Finding]) -> Finding | CodexError:
+    try:
+        return await check
+    except CodexError as error:
+        return error
+
+
+async def _try_exec_sandbox(launch: Launch, facts: Facts) -> Finding:
+    """Run a command in codex's sandbox; only a turn of `codex exec` would apply the one of config.yaml."""
+    mode = facts.settings.config.codex.sandbox
+    await exec_backend.require_sandbox(launch, mode)
+    made = "codex's sandbox is off" if mode in sandbox.WITHOUT else "codex's sandbox works here"
+    return Finding("ok", f"{mode}: {made}; commands are not tried with codex.backend: exec")
+
+
+async def _inspect_sandbox(codex: Connection, facts: Facts) -> Finding:
+    """Find out what commands can do, by running one the way codex runs the model's."""
+    settings, folders = facts.settings, _folders(facts)
+    mode, profile = settings.config.codex.sandbox, sandbox.profile_of(settings)
+    await sandbox.check_sandbox(codex, mode, settings.workspace_dir, profile)
+    report = await sandbox.inspect_sandbox(codex, settings.workspace_dir, folders.values(), profile)
+    text = f"{mode}: a command {_abilities(report, folders)}"
+    holders = report.holders_of(facts.secrets)
+    if holders:
+        shown = ", ".join(f"{process} ({_program(process)})" for process in holders[:5])
+        return Finding(
+            "warning",
+            f"{text}; it saw the agent's credentials in the environment of the processes {shown}",
+            "start the agent as a separate, non-root user, from a process without credentials",
+        )
+    if settings.exposed:
+        changeable = " and ".join(settings.exposed)
+        return Finding("warning", f"{text}; so it can change {changeable}", "set WORKSPACE_DIR to another folder")
+    return Finding("ok", f"{text}; it saw no credential")
+
+
+def _abilities(report: sandbox.SandboxReport, named: Mapping[str, Path]) -> str:
+    """Return what a command could do, in words."""
+    verbs = {
+        "can write": report.writable,
+        "can only read": report.readable - report.writable,
+        "cannot see": {*named.values()} - report.readable - report.writable,
+    }
+    found = {verb: [name for name, path in named.items() if path in paths] for verb, paths in verbs.items()}
+    network = "can reach the network" if report.reaches_network else "cannot reach the network"
+    return "; ".join([*(f"{verb} {', '.join(names)}" for verb, names in found.items() if names), network])
+
+
+def _folders(facts: Facts) -> dict[str, Path]:
+    """Return the folders and files to try to access, by their descriptions."""
+    settings = facts.settings
+    folders = {
+        "the workspace": settings.workspace_dir,
+        "config.yaml's folder": settings.config_file.parent,
+        "the state folder": settings.state_dir,
+        "CODEX_HOME": settings.codex_home,
+        "HOME": Path(facts.env.get("HOME", "/nonexistent")),
+        "/tmp": Path("/tmp"),
+    }
+    files = {str(file): file for file in sandbox.secret_files(settings, facts.env)}
+    database = sqlite_file(settings.database_url.reveal())
+    if database is not None:
+        files["the database"] = database
+    return {name: path for name, path in (folders | files).items() if path.exists()}
+
+
+def _program(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    except OSError:
+        return "gone"
+
+
+async def _start_mcp_servers(codex: Connection, facts: Facts) -> Finding:
+    """Start all MCP servers and list their tools."""
+    settings, servers = facts.settings, facts.settings.mcp
+    if not servers.servers and not servers.left_out:
+        return Finding("ok", "none is configured")
+    # If a required server fails, codex reports only that one.
+    options = thread_options(replace(settings, mcp=servers.optional), facts.provider)
+    found = await probe_mcp_servers(codex, options, settings.config.codex.request_timeout_s)
+    tools = [f"{name}: {len(each)} tools ({', '.join(each)})" for name, each in found.tools.items()]
+    failed = {server.name for server in servers.servers if server.required} & found.problems.keys()
+    text = "\n".join((*found.problems.values(), *tools))
+    return Finding("failed" if failed else "warning" if found.problems else "ok", text)
+
+
+def _found(result: Finding | CodexError) -> Finding:
+    """Return what the handshake has found out.
+
+    Raises:
+        CodexError: the inspection failed.
+    """
+    if isinstance(result, CodexError):
+        raise result
+    return result
+
+
+_CORRECT: Final = "correct this and run the doctor again"
+_PERMIT: Final = "give this user permission to read and write it, or choose another folder with"
+
 CHECKS: Final = (
-    Check("config", check_config, exit_code=EXIT_CONFIG),
-    Check("provider", check_provider, needs=("config",), exit_code=EXIT_CONFIG),
-    Check("instructions", check_instructions, needs=("config",)),
-    Check("access", check_access, needs=("config",)),
-    Check("codex", check_codex, needs=("config",), exit_code=EXIT_CODEX),
-    Check("state", check_state, needs=("config",)),
-    Check("codex home", check_codex_home, needs=("config",)),
-    Check("disk", check_disk, needs=("config",)),
-    Check("workspace", check_workspace, needs=("config",)),
-    Check("lock", check_lock, needs=("config",)),
-    Check("schema", check_schema, needs=("config",), exit_code=EXIT_CONFIG),
-    Check("database", check_database, needs=("config", "schema")),
-    Check("port", check_port, needs=("config",)),
-    Check("handshake", check_handshake, needs=("provider", "codex"), exit_code=EXIT_CODEX),
-    Check("sandbox", check_sandbox_finding, needs=("handshake",), exit_code=EXIT_CODEX),
-    Check("mcp servers", check_mcp, needs=("handshake",), exit_code=EXIT_CODEX),
-    Check("platform", check_platform, needs=("config",)),
+    Check("config", checks.check_config, _CORRECT, needs=()),
+    Check("provider", checks.check_provider, "set the credential, or choose another provider in config.yaml"),
+    Check("instructions", checks.check_instructions),
+    Check("access", checks.check_access),
+    Check(
+        "codex",
+        check_codex,
+        "install openai-codex-cli-bin as pinned in requirements-codex.txt, or set CODEX_BIN to the binary",
+        exit_code=EXIT_CODEX,
+    ),
+    Check("state", checks.check_state, f"{_PERMIT} WORKSPACE_STATE_DIR"),
+    Check("codex home", checks.check_codex_home, f"{_PERMIT} CODEX_HOME"),
+    Check("disk", checks.check_disk, "free disk space, or move the state folder (WORKSPACE_STATE_DIR)"),
+    Check("workspace", checks.check_workspace, f"{_PERMIT} WORKSPACE_DIR"),
+    Check("lock", checks.check_lock, f"{_PERMIT} WORKSPACE_STATE_DIR"),
+    Check(
+        "schema",
+        checks.check_schema,
+        "restore a backup of the file, or rename it: `python -m codex_workspace doctor --set-aside`",
+        exit_code=EXIT_CONFIG,
+    ),
+    Check("database", checks.check_database, "correct DATABASE_URL", needs=("config", "schema")),
+    Check("port", checks.check_port, "stop the other program, or set A2A_PORT to another port"),
+    Check("handshake", check_handshake, "check CODEX_BIN and CODEX_HOME/config.toml", needs=("provider", "codex")),
+    Check("sandbox", lambda facts: _found(facts.sandbox), "see docs/sandbox.md", needs=("handshake",)),
+    Check(
+        "mcp servers",
+        lambda facts: _found(facts.mcp_servers),
+        "correct mcp_servers in config.yaml; run the server's command by hand, or request its URL",
+        needs=("handshake",),
+        exit_code=EXIT_CODEX,
+    ),
+    Check("platform", checks.check_platform, "correct PLATFORM_URL, or check the network connection"),
 )
 """In the order in which they run."""
 
-ONLINE: Final = (Check("model", check_model, needs=("provider",)),)
+ONLINE: Final = (
+    Check(
+        "model",
+        checks.check_model,
+        "correct base_url (or OPENAI_BASE_URL), or check the network connection",
+        needs=("provider",),
+    ),
+)
 """Checks that run with `--online` only."""

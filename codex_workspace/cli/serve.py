@@ -32,7 +32,7 @@ from codex_workspace.config.prompts import Skill
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
 from codex_workspace.runtimes.backend import BackendStats
-from codex_workspace.server.app import Application, Readiness, ServerOptions, bind, build_app, serving
+from codex_workspace.server.app import Application, Readiness, ServerOptions, bind, build_app, reachable, serving
 from codex_workspace.server.grpc_server import GrpcListener, bind_grpc
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, StreamLimits
@@ -361,20 +361,15 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
     if settings.environment.A2A_PUBLIC_URL is not None:
         return settings.environment.A2A_PUBLIC_URL
     host, port = listener.getsockname()[:2]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}/"
+    return f"http://{reachable(host)}:{port}/"
 
 
 def grpc_url_of(settings: Settings, listener: GrpcListener | None) -> str | None:
     """Return host:port of gRPC for clients; None if gRPC is off."""
     if listener is None:
         return None
-    named = settings.config.a2a.grpc_url
-    if named is not None:
-        return named
     host = urlsplit(settings.environment.A2A_PUBLIC_URL or "").hostname or settings.environment.A2A_HOST
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{shown}]:{listener.port}" if ":" in shown else f"{shown}:{listener.port}"
+    return settings.config.a2a.grpc_url or f"{reachable(host)}:{listener.port}"
 
 
 def server_options(

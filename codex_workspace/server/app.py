@@ -228,6 +228,12 @@ def _card_routes(card: AgentCard) -> list[Route]:
     return [Route(route.path, dated)]
 
 
+def reachable(host: str) -> str:
+    """Return a listening address as clients on this machine write it in a URL."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{shown}]" if ":" in shown else shown
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 selects a free one.
 

@@ -19,7 +19,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from codex_workspace.cli.checks import Facts, Finding
-from codex_workspace.cli.codex_checks import check_mcp
+from codex_workspace.cli.doctor import CHECKS, run_check
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.model_requests import Output
 from tests.e2e.agent_process import REPOSITORY, AgentSetup, running_agent, spawn
@@ -238,10 +238,11 @@ def test_the_doctor_reports_each_servers_state(setup: AgentSetup) -> None:
 
 def mcp_finding(setup: AgentSetup) -> Finding:
     """Return the doctor's finding about the MCP servers."""
-    facts = Facts(setup.prepare())
-    facts.load_settings()
-    facts.choose_provider()
-    return check_mcp(facts)
+    facts, findings = Facts(setup.prepare()), dict[str, Finding]()
+    for check in CHECKS:
+        if check.name in ("config", "provider", "codex", "handshake", "mcp servers"):
+            findings[check.name], _ = run_check(check, facts, findings)
+    return findings["mcp servers"]
 
 
 async def test_a_restarted_http_server_is_reconnected(setup: AgentSetup, model: ScriptedModel, tmp_path: Path) -> None:
