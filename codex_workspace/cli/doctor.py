@@ -23,7 +23,7 @@ from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.cli import checks
 from codex_workspace.cli.checks import CheckFailed, Facts, Finding, explained
 from codex_workspace.codex import sandbox
-from codex_workspace.codex.thread import probe_mcp_servers
+from codex_workspace.codex.thread import ThreadOptions, probe_mcp_servers
 from codex_workspace.common.errors import AgentError, CodexError, ConfigError
 from codex_workspace.common.files import lock_folder
 from codex_workspace.common.values import find_version, format_version
@@ -154,7 +154,8 @@ def check_codex(facts: Facts) -> Finding:
 
 def check_handshake(facts: Facts) -> Finding:
     """Check that codex starts with its configuration and answers; also find out what later checks report."""
-    settings = facts.settings
+    # If a required MCP server fails, codex reports only that one.
+    settings = replace(facts.settings, mcp=facts.settings.mcp.optional)
     with tempfile.TemporaryDirectory(prefix="codex-workspace-doctor-") as home:
         facts.codex_copy = home
         if (settings.codex_home / "config.toml").is_file():
@@ -163,7 +164,9 @@ def check_handshake(facts: Facts) -> Finding:
         prepare_codex_home(replace(settings, codex_home=Path(home)), facts.provider, further)
         # The sandbox hides the real folders, not the copy.
         launch = replace(launch_of(settings, facts.provider, facts.env), codex_home=Path(home))
-        return anyio.run(_start_exec if is_exec(settings) else _start_app_server, launch, facts)
+        if is_exec(settings):
+            return anyio.run(_start_exec, launch, facts)
+        return anyio.run(_start_app_server, launch, thread_options(settings, facts.provider), facts)
 
 
 async def _start_exec(launch: Launch, facts: Facts) -> Finding:
@@ -180,12 +183,12 @@ async def _start_exec(launch: Launch, facts: Facts) -> Finding:
     return Finding("ok", f"codex {format_version(version)} read its configuration in {milliseconds:.0f} ms")
 
 
-async def _start_app_server(launch: Launch, facts: Facts) -> Finding:
+async def _start_app_server(launch: Launch, options: ThreadOptions, facts: Facts) -> Finding:
     started = time.perf_counter()
     async with open_app_server(launch) as codex:
         milliseconds = (time.perf_counter() - started) * 1000
         facts.sandbox = await _result(_inspect_sandbox(codex, facts))
-        facts.mcp_servers = await _result(_start_mcp_servers(codex, facts))
+        facts.mcp_servers = await _result(_start_mcp_servers(codex, options, facts))
         return Finding("ok", f"codex {format_version(codex.version)} answered initialize in {milliseconds:.0f} ms")
 
 
@@ -262,14 +265,12 @@ def _program(process: int) -> str:
         return "gone"
 
 
-async def _start_mcp_servers(codex: Connection, facts: Facts) -> Finding:
+async def _start_mcp_servers(codex: Connection, options: ThreadOptions, facts: Facts) -> Finding:
     """Start all MCP servers and list their tools."""
-    settings, servers = facts.settings, facts.settings.mcp
+    servers = facts.settings.mcp
     if not servers.servers and not servers.left_out:
         return Finding("ok", "none is configured")
-    # If a required server fails, codex reports only that one.
-    options = thread_options(replace(settings, mcp=servers.optional), facts.provider)
-    found = await probe_mcp_servers(codex, options, settings.config.codex.request_timeout_s)
+    found = await probe_mcp_servers(codex, options, facts.settings.config.codex.request_timeout_s)
     tools = [f"{name}: {len(each)} tools ({', '.join(each)})" for name, each in found.tools.items()]
     failed = {server.name for server in servers.servers if server.required} & found.problems.keys()
     text = "\n".join((*found.problems.values(), *tools))
