@@ -20,14 +20,7 @@ from codex_workspace.common.errors import (
     CodexTimeout,
 )
 from codex_workspace.common.processes import kill_marked
-from codex_workspace.common.values import (
-    JsonObject,
-    JsonValue,
-    Version,
-    find_version,
-    format_version,
-    text_or_none,
-)
+from codex_workspace.common.values import JsonObject, JsonValue, Version, find_version, format_version
 from codex_workspace.protocol.jsonrpc import (
     MAX_LINE_BYTES,
     Failure,
@@ -40,6 +33,7 @@ from codex_workspace.protocol.jsonrpc import (
     Skipped,
     decode,
     encode,
+    text_or_none,
 )
 from codex_workspace.protocol.mcp_status import STARTUP, McpStatusTracker
 from codex_workspace.protocol.server_requests import default_response

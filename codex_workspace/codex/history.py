@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from codex_workspace.app_server import Connection
-from codex_workspace.common.values import JsonObject, JsonValue, nested_or_empty, objects, text_or_none
+from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.app_server_reader import turn_completed
 from codex_workspace.protocol.codex_events import TurnCompleted, TurnError
 from codex_workspace.protocol.failures import UNKNOWN_END
+from codex_workspace.protocol.jsonrpc import nested_or_empty, objects, text_or_none
 from codex_workspace.runtimes.backend import TurnRecord
 
 LAST_TURNS: Final = 3

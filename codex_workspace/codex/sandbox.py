@@ -11,15 +11,18 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import tomlkit
 
 from codex_workspace.app_server import Connection
 from codex_workspace.common.errors import CodexCannotStart, CodexRefused, CodexTimeout, ConfigError, ProtocolError
-from codex_workspace.common.values import InvalidField, JsonObject, number, text
 from codex_workspace.config.settings import Settings
+from codex_workspace.protocol.jsonrpc import InvalidField, number, text
 from codex_workspace.storage.database import sqlite_file
+
+if TYPE_CHECKING:
+    from codex_workspace.common.values import JsonObject
 
 SECCOMP_PROFILE: Final = "deploy/seccomp.json"
 """This project's profile for Docker hosts: Docker's own, with namespaces and mounts allowed."""

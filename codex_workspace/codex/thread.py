@@ -13,17 +13,18 @@ from codex_workspace.app_server import Connection
 from codex_workspace.codex.history import is_in_rollout, read_last_turns, rollout_path, turn_record
 from codex_workspace.codex.turn import Turn, TurnLimits, restart_mcp_servers
 from codex_workspace.common.errors import CodexCannotStart, CodexError, CodexGone, CodexRefused, ProtocolError
-from codex_workspace.common.values import JsonObject, JsonValue, nested_or_empty, objects, text_or_none
+from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.prompts import Instructions
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
 from codex_workspace.protocol.failures import LOST_THREAD
-from codex_workspace.protocol.jsonrpc import Mailbox
+from codex_workspace.protocol.jsonrpc import Mailbox, nested_or_empty, objects, text_or_none
 from codex_workspace.protocol.mcp_status import (
     REQUIRED_FAILED,
     RETRY_S,
     ExpectedServers,
     McpServerState,
+    McpServerStatus,
     describe_problems,
 )
 from codex_workspace.runtimes.backend import (
@@ -221,15 +222,18 @@ class CodexThread:
 
     async def _new_server_problems(self, codex: Connection, loaded: "_Loaded") -> list[str]:
         """Wait for the thread's MCP servers, and return the problems that were not reported yet."""
+        if codex.mcp_status.by_thread.get(loaded.thread_id, {}) == loaded.servers and not loaded.server_problems:
+            # All servers ran at the last turn, and none has changed.
+            return []
         expected, now = self._options.servers, anyio.current_time()
         awaited = [name for name in expected.names if name not in loaded.server_problems]
-        await codex.mcp_status.wait_for(loaded.thread_id, awaited, expected.within_s)
+        loaded.servers = await codex.mcp_status.wait_for(loaded.thread_id, awaited, expected.within_s)
         if loaded.servers_tried_at is None:
             loaded.servers_tried_at = now
         elif loaded.server_problems.keys() - expected.left_out.keys() and now >= loaded.servers_tried_at + RETRY_S:
             loaded.servers_tried_at = now
             await restart_mcp_servers(codex, self._limits.request_s)
-        problems = describe_problems(expected, codex.mcp_status.of(loaded.thread_id))
+        problems = describe_problems(expected, loaded.servers)
         new = [sentence for name, sentence in problems.items() if name not in loaded.server_problems]
         loaded.server_problems = problems
         for sentence in new:
@@ -336,6 +340,7 @@ class _Loaded:
     rollout: the thread's file.
     restored_options: the options that every turn must send, because an earlier turn changed them.
     servers_tried_at: when its MCP servers were last started; None before the first wait for them.
+    servers: their status at the last turn.
     server_problems: the sentence about each unavailable server, by its name.
     """
 
@@ -345,6 +350,7 @@ class _Loaded:
     rollout: Path | None
     restored_options: dict[str, JsonValue] = field(default_factory=dict)
     servers_tried_at: float | None = None
+    servers: Mapping[str, McpServerStatus] | None = None
     server_problems: dict[str, str] = field(default_factory=dict)
 
 

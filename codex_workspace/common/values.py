@@ -1,4 +1,4 @@
-"""Plain values: JSON types, typed access to JSON fields, versions, and delimiters around untrusted text."""
+"""Plain values: JSON types, versions, and delimiters around untrusted text."""
 
 import re
 import secrets
@@ -24,67 +24,6 @@ MAX_INPUT_CHARS: Final = 1_048_576
 
 THREAD_ID_PATTERN: Final = re.compile(r"[0-9a-zA-Z-]{1,64}")
 """Thread IDs that are safe in a file name pattern."""
-
-
-class InvalidField(ValueError):
-    """A required field is missing or has another type."""
-
-
-def text(fields: JsonObject, key: str) -> str:
-    """Return a field that must be a string."""
-    value = fields.get(key)
-    if isinstance(value, str):
-        return value
-    raise InvalidField(key)
-
-
-def text_or_none(fields: JsonObject, key: str) -> str | None:
-    """Return a field that is a string, or None."""
-    value = fields.get(key)
-    return value if isinstance(value, str) else None
-
-
-def number(fields: JsonObject, key: str) -> int:
-    """Return a field that must be a whole number."""
-    value = number_or_none(fields, key)
-    if value is None:
-        raise InvalidField(key)
-    return value
-
-
-def number_or_none(fields: JsonObject, key: str) -> int | None:
-    """Return a field that is a whole number, or None."""
-    value = fields.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def nested(fields: JsonObject, key: str) -> JsonObject:
-    """Return a field that must be an object."""
-    value = fields.get(key)
-    if isinstance(value, dict):
-        return value
-    raise InvalidField(key)
-
-
-def nested_or_empty(fields: JsonObject, key: str) -> JsonObject:
-    """Return a field that is an object, or an empty one."""
-    value = fields.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def objects(fields: JsonObject, key: str) -> list[JsonObject]:
-    """Return the objects in an array field; empty if it is no array."""
-    return [value for value in _array(fields, key) if isinstance(value, dict)]
-
-
-def texts(fields: JsonObject, key: str) -> tuple[str, ...]:
-    """Return the strings in an array field; empty if it is no array."""
-    return tuple(value for value in _array(fields, key) if isinstance(value, str))
-
-
-def _array(fields: JsonObject, key: str) -> list[JsonValue]:
-    value = fields.get(key)
-    return value if isinstance(value, list) else []
 
 
 def quote_untrusted(text: str, opening: str, closing: str) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 from a2a.types import Message, Part, Role, SendMessageRequest
 from google.protobuf.json_format import ParseDict, ParseError
 
-from codex_workspace.common.values import JsonObject, JsonValue, nested_or_empty
+from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.platform.client_types import (
     ActivityRow,
     as_object,
@@ -23,7 +23,7 @@ from codex_workspace.platform.client_types import (
     text_of_parts,
     text_of_result,
 )
-from codex_workspace.protocol.jsonrpc import safe_text
+from codex_workspace.protocol.jsonrpc import nested_or_empty, safe_text
 from codex_workspace.storage.outbox import MAX_ID_CHARS, OutboxMessage, Route
 from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS
 

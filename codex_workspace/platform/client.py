@@ -18,7 +18,7 @@ from urllib.parse import quote
 import anyio
 import httpx
 
-from codex_workspace.common.values import JsonObject, JsonValue, objects
+from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.environment import Secret
 from codex_workspace.platform.client_types import (
     ActivityRow,
@@ -40,6 +40,7 @@ from codex_workspace.platform.client_types import (
     read_activity_row,
     text_field,
 )
+from codex_workspace.protocol.jsonrpc import objects
 from codex_workspace.storage.memories import Memory
 
 logger = logging.getLogger(__name__)

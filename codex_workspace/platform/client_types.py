@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Final, Literal
 
 from codex_workspace.common.errors import AgentError
-from codex_workspace.common.values import JsonObject, JsonValue, nested_or_empty, objects
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.protocol.jsonrpc import nested_or_empty, objects
 
 DeliveryMode = Literal["push", "poll"]
 

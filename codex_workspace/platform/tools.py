@@ -13,7 +13,6 @@ from typing import Final
 import anyio
 
 from codex_workspace.common.errors import AgentError, ToolRefused
-from codex_workspace.common.values import nested_or_empty
 from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.client_types import (
     ActivityRow,
@@ -28,6 +27,7 @@ from codex_workspace.platform.client_types import (
     text_of_parts,
     text_of_result,
 )
+from codex_workspace.protocol.jsonrpc import nested_or_empty
 from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.storage.memories import Exchange, Memory
 from codex_workspace.tools.interface import (

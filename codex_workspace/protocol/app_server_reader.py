@@ -7,17 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeAlias
 
-from codex_workspace.common.values import (
-    InvalidField,
-    JsonObject,
-    nested,
-    nested_or_empty,
-    number_or_none,
-    objects,
-    text,
-    text_or_none,
-    texts,
-)
+from codex_workspace.common.values import JsonObject
 from codex_workspace.protocol.codex_events import (
     Activity,
     CommandCompleted,
@@ -51,7 +41,17 @@ from codex_workspace.protocol.codex_events import (
     WebSearchCompleted,
     content_text,
 )
-from codex_workspace.protocol.jsonrpc import Notification
+from codex_workspace.protocol.jsonrpc import (
+    InvalidField,
+    Notification,
+    nested,
+    nested_or_empty,
+    number_or_none,
+    objects,
+    text,
+    text_or_none,
+    texts,
+)
 
 _Reader: TypeAlias = Callable[[JsonObject], TurnEvent]
 

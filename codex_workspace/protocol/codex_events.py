@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from codex_workspace.common.values import JsonObject, JsonValue, text_or_none
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.protocol.jsonrpc import text_or_none
 
 Phase: TypeAlias = Literal["commentary", "final_answer"] | None
 """The purpose of a message as the model stated it; None if it stated none, which is common."""

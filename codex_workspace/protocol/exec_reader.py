@@ -7,16 +7,7 @@ import json
 import re
 from typing import Final
 
-from codex_workspace.common.values import (
-    InvalidField,
-    JsonObject,
-    nested,
-    nested_or_empty,
-    number_or_none,
-    objects,
-    text,
-    text_or_none,
-)
+from codex_workspace.common.values import JsonObject
 from codex_workspace.protocol.codex_events import (
     Activity,
     CommandCompleted,
@@ -42,6 +33,15 @@ from codex_workspace.protocol.codex_events import (
     WarningReported,
     WebSearchCompleted,
     content_text,
+)
+from codex_workspace.protocol.jsonrpc import (
+    InvalidField,
+    nested,
+    nested_or_empty,
+    number_or_none,
+    objects,
+    text,
+    text_or_none,
 )
 
 _RETRY: Final = re.compile(r"^Reconnecting\.\.\. \d+/\d+")

@@ -87,10 +87,10 @@ class ExpectedServers:
 
 
 class McpStatusTracker:
-    """The status of the servers of one codex's threads, by its notifications."""
+    """The status of the servers of one codex's threads, by its notifications; `by_thread` has it by thread and name."""
 
     def __init__(self) -> None:
-        self._by_thread: dict[str, dict[str, McpServerStatus]] = {}
+        self.by_thread: Final[dict[str, dict[str, McpServerStatus]]] = {}
         self._closed = False
         self._changed = anyio.Event()
 
@@ -98,7 +98,7 @@ class McpStatusTracker:
         """Read a notification; one of another shape is ignored."""
         match params:
             case {"threadId": str(thread_id), "name": str(name), "status": str(status), **rest}:
-                servers = self._by_thread.setdefault(thread_id, {})
+                servers = self.by_thread.setdefault(thread_id, {})
                 servers[name] = McpServerStatus(McpServerState(status), failure_reason(rest.get("error")))
                 self._changed.set()
             case _:
@@ -111,7 +111,7 @@ class McpStatusTracker:
 
     def of(self, thread_id: str) -> Mapping[str, McpServerStatus]:
         """Return the known status of a thread's servers, by their names."""
-        return dict(self._by_thread.get(thread_id, {}))
+        return dict(self.by_thread.get(thread_id, {}))
 
     async def wait_for(self, thread_id: str, names: Collection[str], within_s: float) -> Mapping[str, McpServerStatus]:
         """Wait until these servers of a thread have started or failed; return the status of all of its servers."""

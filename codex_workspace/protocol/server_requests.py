@@ -11,10 +11,11 @@ from typing import Final, TypeAlias, assert_never
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
-from codex_workspace.common.values import (
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.protocol.codex_events import FilePatch
+from codex_workspace.protocol.jsonrpc import (
     InvalidField,
-    JsonObject,
-    JsonValue,
+    Request,
     nested,
     nested_or_empty,
     number_or_none,
@@ -23,8 +24,6 @@ from codex_workspace.common.values import (
     text_or_none,
     texts,
 )
-from codex_workspace.protocol.codex_events import FilePatch
-from codex_workspace.protocol.jsonrpc import Request
 
 MAX_QUESTION_CHARS: Final = 200_000
 """A request with more JSON is declined: a person cannot judge a command of that length."""

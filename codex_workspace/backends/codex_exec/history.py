@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
-from codex_workspace.common.values import THREAD_ID_PATTERN, JsonObject, nested_or_empty, text_or_none
+from codex_workspace.common.values import THREAD_ID_PATTERN, JsonObject
 from codex_workspace.protocol.codex_events import MessageCompleted, TokenUsage, TurnCompleted, TurnError
 from codex_workspace.protocol.exec_reader import token_count
+from codex_workspace.protocol.jsonrpc import nested_or_empty, text_or_none
 from codex_workspace.runtimes.backend import TurnRecord
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.codex.history import is_in_rollout, rollout_path, turn_end
-from codex_workspace.common.values import JsonObject, JsonValue, objects
+from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.codex_events import MessageCompleted
+from codex_workspace.protocol.jsonrpc import objects
 from tests.support.paths import RECORDINGS
 
 json_values: st.SearchStrategy[JsonValue] = st.recursive(

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route as StarletteRoute
 
 from codex_workspace.common.errors import StoreUnavailable
-from codex_workspace.common.values import JsonObject, JsonValue, nested, objects, text
+from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.devkit.platform.delivery import result_row
 from codex_workspace.devkit.platform.faults import Fault
@@ -25,6 +25,7 @@ from codex_workspace.platform.activity_rows import read_row
 from codex_workspace.platform.client_types import ActivityRow, DeliveryMode
 from codex_workspace.platform.deadline_reply import STILL_WORKING
 from codex_workspace.platform.dispatcher import Dispatcher
+from codex_workspace.protocol.jsonrpc import nested, objects, text
 from codex_workspace.server.app import bind, serving
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey
