@@ -50,11 +50,10 @@ from codex_workspace.runtimes.launch import Launch
 from codex_workspace.runtimes.process import end_leftovers
 from codex_workspace.storage.retention import INTERVAL_S
 from codex_workspace.storage.store import Store, open_store
-from codex_workspace.tasks import incoming_files as attachments
-from codex_workspace.tasks.outgoing_files import HandoverLimits, tool_spec
-from codex_workspace.tasks.parts import PartLimits
+from codex_workspace.tasks import files
+from codex_workspace.tasks.files import tool_spec
 from codex_workspace.tasks.request import RequestReader
-from codex_workspace.tasks.scheduling import AdmissionControl, MidTurn, QueueLimits
+from codex_workspace.tasks.scheduling import AdmissionControl, MidTurn
 from codex_workspace.tasks.telemetry import Telemetry
 from codex_workspace.tools.interface import Toolbox
 from codex_workspace.tools.memory import StoredMemory
@@ -230,7 +229,7 @@ async def _agent(
     settings: Settings, backend: Backend, store: Store, telemetry: Telemetry, scrub: Redactor
 ) -> AsyncIterator[Agent]:
     policy = RecoveryPolicy(settings.config.codex.recovery)
-    admission = AdmissionControl(_bounds(settings))
+    admission = AdmissionControl(settings.config.limits)
     orders = _orders(settings, scrub, steers=backend.steers)
     async with task_group() as tasks:
         patience_s = settings.config.codex.question_timeout_s
@@ -299,7 +298,7 @@ async def _forget_files(workspace: Path, store: Store, keep_days: float) -> None
         before = time.time() - keep_days * SECONDS_PER_DAY
         try:
             keep = [delivery.task_id for delivery in await store.deliveries.unfinished()]
-            await anyio.to_thread.run_sync(attachments.prune, workspace, before, keep)
+            await anyio.to_thread.run_sync(files.prune, workspace, before, keep)
         except (StoreUnavailable, SQLAlchemyError, OSError) as error:
             logger.warning("cannot remove the files of old messages: %s", error)
         await anyio.sleep(INTERVAL_S)
@@ -394,27 +393,15 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
 
 
 def _orders(settings: Settings, scrub: Redactor, *, steers: bool) -> RequestReader:
-    limits, push = settings.config.limits, settings.config.push
+    push = settings.config.push
     return RequestReader(
         settings.workspace_dir,
         MidTurn(settings.config.codex.mid_turn),
-        PartLimits(
-            max_parts=limits.max_parts,
-            max_file_bytes=limits.max_file_bytes,
-            max_files_bytes=limits.max_files_bytes,
-            max_inline_bytes=limits.max_inline_bytes,
-            max_text_chars=limits.max_text_chars,
-        ),
-        HandoverLimits(file_bytes=limits.max_handed_file_bytes, left_bytes=limits.max_handed_bytes),
+        settings.config.limits,
         SafeHttpClient(AddressGuard(AllowList.parse(push.allow)), push.timeout_s).fetch,
         scrub,
         steers,
     )
-
-
-def _bounds(settings: Settings) -> QueueLimits:
-    limits = settings.config.limits
-    return QueueLimits(limits.max_waiting_per_context, limits.max_waiting, limits.max_running_turns)
 
 
 def _supply_bounds(settings: Settings) -> SupervisorLimits:
@@ -465,7 +452,6 @@ def _maker(
         inactivity_s=config.turn_inactivity_timeout_s,
         total_s=settings.turn_timeout_s,
         request_s=config.request_timeout_s,
-        max_text_chars=settings.config.limits.max_text_chars,
     )
 
     def make(owner: str, context_id: str) -> CodexThread:

@@ -33,7 +33,6 @@ from codex_workspace.runtimes.backend import (
     TurnInput,
     TurnOptions,
     TurnRecord,
-    check_input,
     input_texts,
 )
 
@@ -132,10 +131,6 @@ class CodexThread:
     def busy(self) -> bool:
         """Whether a turn runs or waits."""
         return self._lock.locked()
-
-    def check(self, turn_input: TurnInput) -> None:
-        """Raise InputRefused for input that codex would reject."""
-        check_input(turn_input, self._limits.max_text_chars)
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator["CodexThread"]:

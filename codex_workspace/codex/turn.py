@@ -12,7 +12,7 @@ import anyio
 from codex_workspace.app_server import Connection
 from codex_workspace.codex.history import read_last_turns, turn_end
 from codex_workspace.common.errors import CodexError, CodexGone, CodexRefused
-from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
+from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import (
     ErrorReported,
@@ -68,7 +68,6 @@ class TurnLimits:
     inactivity_s: float = 300.0
     total_s: float = 3600.0
     request_s: float = 30.0
-    max_text_chars: int = MAX_INPUT_CHARS
 
 
 class _Interrupt(Enum):

@@ -13,7 +13,6 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
-from codex_workspace.common.errors import InputRefused
 from codex_workspace.common.values import JsonObject, JsonValue, Version
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
 from codex_workspace.protocol.jsonrpc import Request
@@ -41,20 +40,6 @@ def text_input(text: str) -> TurnInput:
 def input_texts(items: TurnInput) -> list[str]:
     """Return the texts of a turn input, without its images."""
     return [text for item in items if isinstance(text := item.get("text"), str)]
-
-
-def check_input(items: TurnInput, max_chars: int) -> None:
-    """Reject input that codex would reject.
-
-    Raises:
-        InputRefused: the input is empty, or has more than `max_chars` characters of text.
-    """
-    texts = input_texts(items)
-    if not any(text.strip() for text in texts) and len(texts) == len(items):
-        raise InputRefused("The message has no text.")
-    chars = sum(len(text) for text in texts)
-    if chars > max_chars:
-        raise InputRefused(f"The message has {chars} characters; at most {max_chars} are taken.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +190,6 @@ class Thread(Protocol):
     @property
     def busy(self) -> bool:
         """Whether a turn runs or waits."""
-
-    def check(self, turn_input: TurnInput) -> None:
-        """Raise InputRefused for input that codex would reject."""
 
     def lease(self) -> AbstractAsyncContextManager[ThreadLease]:
         """Wait for exclusive access to the thread, and hold it while the block is open."""

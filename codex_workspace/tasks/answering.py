@@ -258,7 +258,6 @@ class Job:
         services, task = self._services, self._context.current_task
         request = self.request = await services.requests.read(self._message, self.task_id)
         thread = services.threads.get(self.owner, self.context_id)
-        thread.check(request.turn_input)
         if not self._is_resumed and request.mid_turn is MidTurn.STEER and (joined := await self._join(request)):
             return joined
         if not self._is_resumed and request.mid_turn is MidTurn.INTERRUPT:

@@ -1,6 +1,6 @@
 """Converts a message's parts into turn input: text, images, and attachments for the workspace.
 
-Pure: `request` fetches images by URL (`image_urls`), and `incoming_files` writes the attachments. In the order of the
+Pure: `request` fetches images by URL (`image_urls`), and `files` writes the attachments. In the order of the
 parts, a text becomes text; an image (bytes or a `data:` URL) an image; a text file or data (as JSON) text if it is
 small, else an attachment; any other file an attachment; any other URL a link in the text.
 """
@@ -13,6 +13,8 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import Final, NoReturn
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
@@ -21,8 +23,9 @@ from a2a.types import Part
 from google.protobuf.struct_pb2 import Value
 
 from codex_workspace.common.errors import InputRefused
-from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue
-from codex_workspace.tasks.incoming_files import Attachment
+from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.config.settings import LimitsConfig
+from codex_workspace.runtimes.backend import TurnInput, input_texts, text_input
 
 IMAGE_MODES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Images that codex shows to the model."""
@@ -114,68 +117,44 @@ _SUFFIXES: Final = {media_type: suffix for suffix, media_type in _BY_SUFFIX.item
 
 
 @dataclass(frozen=True, slots=True)
-class PartLimits:
-    """Limits of one message.
+class Attachment:
+    """A file of a message. `name` is one component of a path, unique in its message."""
 
-    max_file_bytes, max_files_bytes: one file or image, and all of them, decoded.
-    max_inline_bytes: text files and data up to this size are included in the text.
-    max_text_chars: the whole text, with the included files.
-    """
-
-    max_parts: int = 100
-    max_file_bytes: int = 5 << 20
-    max_files_bytes: int = 8 << 20
-    max_inline_bytes: int = 16 << 10
-    max_text_chars: int = MAX_INPUT_CHARS
+    name: str
+    media_type: str
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """An image as a `data:` URL."""
+class MessageContent:
+    """A message as items of codex's `turn/start` (texts and images), and the attachments to write first."""
 
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
-class TurnInput:
-    """The texts and images of a turn in their order, and the attachments to write first."""
-
-    pieces: tuple[str | Image, ...]
-    attachments: tuple[Attachment, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """The whole text, without the images."""
-        return "\n".join(piece for piece in self.pieces if isinstance(piece, str))
-
-    def items(self, told: str = "", max_text_chars: int = MAX_INPUT_CHARS) -> list[JsonObject]:
-        """Return codex's `input` of `turn/start` and `turn/steer`.
-
-        Args:
-            told: the note about the written attachments; comes last.
-            max_text_chars: the limit of the text.
-
-        Raises:
-            InputRefused: the text is longer.
-        """
-        pieces = (*self.pieces, told) if told else self.pieces
-        _check_chars(sum(len(piece) for piece in pieces if isinstance(piece, str)), max_text_chars)
-        return [_item(piece) for piece in pieces]
+    items: list[JsonObject]
+    attachments: list[Attachment]
 
 
-def read_parts(parts: Sequence[Part], limits: PartLimits | None = None) -> TurnInput:
-    """Return the turn input of a message's parts.
+def read_parts(parts: Sequence[Part], limits: LimitsConfig) -> MessageContent:
+    """Return the content of a message's parts.
 
     Raises:
         InputRefused: a part is not accepted; the sentence names the part, the problem and what is accepted.
     """
-    limits = limits or PartLimits()
     if len(parts) > limits.max_parts:
         raise InputRefused(f"The message has {len(parts)} parts; at most {limits.max_parts} are accepted.")
     reader = _Reader(limits)
     for number, part in enumerate(parts, 1):
         reader.read(_Place(number, part.filename), part)
     return reader.done()
+
+
+def check_input(items: TurnInput, max_chars: int) -> None:
+    """Raise InputRefused if a turn's input is empty, or has more than `max_chars` characters of text."""
+    texts = input_texts(items)
+    if not any(text.strip() for text in texts) and len(texts) == len(items):
+        raise InputRefused("The message has no text.")
+    chars = sum(len(text) for text in texts)
+    if chars > max_chars:
+        raise InputRefused(f"The message has {chars} characters; at most {max_chars} are taken.")
 
 
 def image_urls(parts: Sequence[Part]) -> dict[int, str]:
@@ -206,8 +185,8 @@ class _Place:
 
 @dataclass(slots=True)
 class _Reader:
-    limits: PartLimits
-    pieces: list[str | Image] = field(default_factory=list)
+    limits: LimitsConfig
+    items: list[JsonObject] = field(default_factory=list)
     attachments: list[Attachment] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     total_bytes: int = 0
@@ -229,18 +208,13 @@ class _Reader:
             case _:
                 place.refuse("is empty: it has neither text nor raw nor url nor data.")
 
-    def done(self) -> TurnInput:
-        pieces: list[str | Image] = []
-        for piece in self.pieces:
-            if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
-                pieces[-1] += f"\n{piece}"
-            else:
-                pieces.append(piece)
-        said = TurnInput(tuple(pieces), tuple(self.attachments))
-        _check_chars(len(said.text), self.limits.max_text_chars)
-        if not said.text.strip() and not said.attachments and not any(isinstance(each, Image) for each in pieces):
-            raise InputRefused("The message has no text.")
-        return said
+    def done(self) -> MessageContent:
+        """Return the content, with adjacent texts joined."""
+        items: list[JsonObject] = []
+        for kind, group in groupby(self.items, itemgetter("type")):
+            adjacent = list(group)
+            items += text_input("\n".join(input_texts(adjacent))) if kind == "text" else adjacent
+        return MessageContent(items, self.attachments)
 
     def text(self, place: _Place, declared: str, text: str) -> None:
         if declared and not is_text_type(declared) and declared not in AMBIGUOUS_MODES:
@@ -249,7 +223,7 @@ class _Reader:
             data = text.encode()
             self.text_file(place, declared or _taken_type(place.given_name, data), data)
         else:
-            self.pieces.append(text)
+            self.items += text_input(text)
 
     def file(self, place: _Place, declared: str, data: bytes) -> None:
         media_type = declared or _taken_type(place.given_name, data)
@@ -277,8 +251,9 @@ class _Reader:
             )
         self.count(place, data)
         if place.given_name:
-            self.pieces.append(f"Image {self.name(place, media_type)}:")
-        self.pieces.append(Image(f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"))
+            self.items += text_input(f"Image {self.name(place, media_type)}:")
+        url = f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
+        self.items.append({"type": "image", "url": url})
 
     def text_file(self, place: _Place, media_type: str, data: bytes) -> None:
         self.count(place, data)
@@ -288,7 +263,7 @@ class _Reader:
         text = data.decode("utf-8-sig")
         fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
         ended = text if text.endswith("\n") or not text else f"{text}\n"
-        self.pieces.append(f"File {self.name(place, media_type)} ({media_type}):\n{fence}\n{ended}{fence}")
+        self.items += text_input(f"File {self.name(place, media_type)} ({media_type}):\n{fence}\n{ended}{fence}")
 
     def url(self, place: _Place, declared: str, url: str) -> None:
         if url[:5].lower() == "data:":
@@ -303,7 +278,7 @@ class _Reader:
                 "or the address in the text."
             )
         about = " ".join(filter(None, (name, f"({media_type})" if media_type else "")))
-        self.pieces.append(f"Linked file {about}: <{url}>" if about else f"Linked file: <{url}>")
+        self.items += text_input(f"Linked file {about}: <{url}>" if about else f"Linked file: <{url}>")
 
     def attach(self, place: _Place, media_type: str, data: bytes) -> None:
         self.attachments.append(Attachment(self.name(place, media_type), media_type, data))
@@ -467,19 +442,6 @@ def _plain(place: _Place, value: Value) -> JsonValue:
             return int(number) if number.is_integer() and abs(number) <= MAX_EXACT else number
         case _:
             return None
-
-
-def _item(piece: str | Image) -> JsonObject:
-    match piece:
-        case str():
-            return {"type": "text", "text": piece}
-        case Image(url):
-            return {"type": "image", "url": url}
-
-
-def _check_chars(chars: int, most: int) -> None:
-    if chars > most:
-        raise InputRefused(f"The message has {chars} characters; at most {most} are taken.")
 
 
 def _fitted(stem: str, suffix: str) -> str:

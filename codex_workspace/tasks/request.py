@@ -13,7 +13,7 @@ from typing import Final
 
 import anyio
 from a2a.server.agent_execution import RequestContext
-from a2a.types import Message, Part
+from a2a.types import Artifact, Message, Part
 from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.common.concurrency import task_group
@@ -21,12 +21,19 @@ from codex_workspace.common.errors import InputRefused
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.safe_http import Fetched, RequestFailed, ResponseRejected
 from codex_workspace.common.values import JsonObject, JsonValue
+from codex_workspace.config.settings import LimitsConfig
 from codex_workspace.protocol.server_requests import DECLINED_REASON
-from codex_workspace.runtimes.backend import HANDOVER_TOOL, DynamicToolCall, TurnInput, TurnOptions
-from codex_workspace.tasks import incoming_files as attachments
-from codex_workspace.tasks import outgoing_files as handover
-from codex_workspace.tasks.outgoing_files import HandoverLimits, OutgoingFile
-from codex_workspace.tasks.parts import IMAGE_MODES, PartLimits, image_type, image_urls, read_parts
+from codex_workspace.runtimes.backend import (
+    HANDOVER_TOOL,
+    DynamicToolCall,
+    TurnInput,
+    TurnOptions,
+    input_texts,
+    text_input,
+)
+from codex_workspace.tasks import files
+from codex_workspace.tasks.files import HandoverRefused, tool_result
+from codex_workspace.tasks.parts import IMAGE_MODES, check_input, image_type, image_urls, read_parts
 from codex_workspace.tasks.replies import A2AEvent, Reply
 from codex_workspace.tasks.scheduling import MidTurn
 
@@ -136,7 +143,10 @@ def _refused(sentence: str) -> InputRefused:
 
 logger = logging.getLogger(__name__)
 
-HOLDS_A_SECRET = (
+MAX_FILES: Final = 100
+"""At most this many files are handed over in one task."""
+
+HOLDS_A_SECRET: Final = (
     "The file contains a credential of this agent, so it cannot be handed over; remove the credential first."
 )
 
@@ -151,7 +161,7 @@ class RequestReader:
     """Reads the messages of one workspace.
 
     mid_turn: the default for messages that arrive during another turn.
-    parts: the limits of a message. files: the limits of the files that one task hands over.
+    limits: the limits of a message, and of the files that one task hands over.
     fetch: fetches images by URL; without it they are rejected.
     scrub: the secrets that a handed-over file must not contain.
     steers: whether a message can join a running turn.
@@ -159,8 +169,7 @@ class RequestReader:
 
     workspace: Path
     mid_turn: MidTurn = MidTurn.QUEUE
-    parts: PartLimits = field(default_factory=PartLimits)
-    files: HandoverLimits = field(default_factory=HandoverLimits)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     fetch: Fetch | None = None
     scrub: Redactor = field(default_factory=Redactor)
     steers: bool = True
@@ -175,19 +184,20 @@ class RequestReader:
         overrides = read_turn_options(MessageToDict(message.metadata), self.workspace, self.mid_turn)
         if overrides.mid_turn is MidTurn.STEER and not self.steers:
             raise InputRefused(NO_STEERING)
-        content = read_parts(await self._with_images(message.parts), self.parts)
-        cwd = overrides.options.cwd
-        told = ""
+        content = read_parts(await self._with_images(message.parts), self.limits)
+        items, options = content.items, overrides.options
         if content.attachments:
-            told = await anyio.to_thread.run_sync(attachments.write, self.workspace, task_id, content.attachments, cwd)
-        return TurnRequest(
-            content.items(told, self.parts.max_text_chars), content.text, overrides.options, overrides.mid_turn
-        )
+            note = await anyio.to_thread.run_sync(
+                files.write, self.workspace, task_id, content.attachments, options.cwd
+            )
+            items = [*items, *text_input(note)]
+        check_input(items, self.limits.max_text_chars)
+        return TurnRequest(items, "\n".join(input_texts(content.items)), options, overrides.mid_turn)
 
     async def _with_images(self, parts: Sequence[Part]) -> list[Part]:
         """Return the parts with the images by URL replaced by their bytes."""
         whole = list(parts)
-        urls = image_urls(parts[: self.parts.max_parts])
+        urls = image_urls(parts[: self.limits.max_parts])
         if self.fetch is None or not urls:
             return whole
         async with task_group() as tasks:
@@ -197,7 +207,7 @@ class RequestReader:
 
     async def _put_image(self, parts: list[Part], number: int, url: str, fetch: Fetch) -> None:
         named = parts[number]
-        fetched = await fetch(url, self.parts.max_file_bytes)
+        fetched = await fetch(url, self.limits.max_file_bytes)
         if not isinstance(fetched, Fetched):
             raise InputRefused(f"Part {number + 1} is an image by URL that cannot be fetched: {fetched.reason}.")
         media_type = image_type(fetched.data)
@@ -209,21 +219,25 @@ class RequestReader:
     async def serve(self, call: DynamicToolCall, reply: Reply, cwd: Path | None) -> tuple[JsonObject, list[A2AEvent]]:
         """Serve a tool call of the model: return the result for codex and the events to send."""
         if call.tool != HANDOVER_TOOL:
-            return handover.result(handover.HandoverRefused(DECLINED_REASON)), []
-        handed = reply.files
-        left = replace(
-            self.files,
-            left_bytes=self.files.left_bytes - sum(len(part.raw) for file in handed for part in file.parts),
-            left_files=self.files.left_files - len(handed),
-        )
-        outcome = await anyio.to_thread.run_sync(handover.take, call.arguments, self.workspace, left, cwd)
-        if isinstance(outcome, OutgoingFile) and self.scrub.found_in(outcome.data):
-            outcome = handover.HandoverRefused(HOLDS_A_SECRET)
-        if not isinstance(outcome, OutgoingFile):
-            logger.info("rejected the handover of a file: %s", outcome.sentence)
-            return handover.result(outcome), []
-        artifact = handover.as_artifact(outcome, len(handed) + 1)
-        return handover.result(outcome), [reply.handed_over(artifact)]
+            return tool_result(DECLINED_REASON, success=False), []
+        try:
+            file = await self._take(call.arguments, reply.files, cwd)
+        except HandoverRefused as refused:
+            logger.info("rejected the handover of a file: %s", refused)
+            return tool_result(str(refused), success=False), []
+        artifact = Artifact(artifact_id=f"file-{len(reply.files) + 1}", name=file.filename, parts=[file])
+        said = f"Handed over as {file.filename} ({file.media_type}, {len(file.raw)} bytes)."
+        return tool_result(said, success=True), [reply.handed_over(artifact)]
+
+    async def _take(self, arguments: JsonValue, handed: Sequence[Artifact], cwd: Path | None) -> Part:
+        if len(handed) >= MAX_FILES:
+            raise HandoverRefused("No more files can be handed over in this task; put the rest into one archive.")
+        left = self.limits.max_handed_bytes - sum(len(part.raw) for file in handed for part in file.parts)
+        most = self.limits.max_handed_file_bytes
+        file = await anyio.to_thread.run_sync(files.take, arguments, self.workspace, most, left, cwd)
+        if self.scrub.found_in(file.raw):
+            raise HandoverRefused(HOLDS_A_SECRET)
+        return file
 
 
 def task_and_context_ids(context: RequestContext) -> tuple[str, str]:

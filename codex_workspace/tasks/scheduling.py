@@ -21,6 +21,7 @@ from typing import Final
 import anyio
 
 from codex_workspace.common.errors import AgentError
+from codex_workspace.config.settings import LimitsConfig
 
 
 class MidTurn(StrEnum):
@@ -64,15 +65,6 @@ REMEMBERED_TURNS: Final = 16
 """The number of turns from which a turn's duration is estimated."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """How many messages may wait in one context and in total, and how many turns may run."""
-
-    waiting_per_context: int = 50
-    waiting: int = 500
-    running_turns: int = 16
-
-
 class QueueFull(AgentError):
     """The queue is full; there may be room in `retry_after_s` seconds."""
 
@@ -108,7 +100,7 @@ class AdmissionControl:
     A message is identified by its owner and its message id.
     """
 
-    bounds: QueueLimits = field(default_factory=QueueLimits)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     clock: Callable[[], float] = anyio.current_time
     _slots_by_message: dict[tuple[str, str], QueueSlot] = field(default_factory=dict)
     _durations: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_TURNS))
@@ -116,7 +108,7 @@ class AdmissionControl:
 
     def __post_init__(self) -> None:
         """Create the semaphore for running turns."""
-        self._slots = anyio.Semaphore(self.bounds.running_turns)
+        self._slots = anyio.Semaphore(self.limits.max_running_turns)
 
     @property
     def waiting(self) -> int:
@@ -202,11 +194,11 @@ class AdmissionControl:
 
     def _check(self, owner: str, context_id: str) -> None:
         waiting = [slot for slot in self._slots_by_message.values() if slot.phase in _WAITING]
-        if len(waiting) >= self.bounds.waiting:
-            lanes = self.bounds.running_turns
+        if len(waiting) >= self.limits.max_waiting:
+            lanes = self.limits.max_running_turns
             raise QueueFull(f"its queue is full ({len(waiting)} messages)", self._retry_after_s(lanes))
         in_context = sum(slot.owner == owner and slot.context_id == context_id for slot in waiting)
-        if in_context >= self.bounds.waiting_per_context:
+        if in_context >= self.limits.max_waiting_per_context:
             raise QueueFull(f"the queue of this context is full ({in_context} messages)", self._retry_after_s(1))
 
     def _retry_after_s(self, lanes: int) -> int:

@@ -35,7 +35,7 @@ from codex_workspace.protocol.mcp_status import ExpectedServers
 from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.server.app import bind, serving
 from codex_workspace.storage.memories import MAX_MEMORY_CHARS
-from codex_workspace.tasks import outgoing_files
+from codex_workspace.tasks import files
 from codex_workspace.tools.interface import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState, Toolbox
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class _Tools:
         if self._toolbox.files is not None:
             tools.append((self.hand_over_file, writing))
         for tool, annotations in tools:
-            about = outgoing_files.DESCRIPTION if tool == self.hand_over_file else None
+            about = files.DESCRIPTION if tool == self.hand_over_file else None
             server.add_tool(
                 self._with_errors(tool), description=about, annotations=annotations, structured_output=False
             )
@@ -272,11 +272,11 @@ class _Tools:
 
     async def hand_over_file(
         self,
-        path: Annotated[str, Field(description=outgoing_files.PATH, max_length=MAX_PATH_CHARS)],
+        path: Annotated[str, Field(description=files.PATH, max_length=MAX_PATH_CHARS)],
         context: mcp.Context,
-        name: Annotated[str | None, Field(description=outgoing_files.NAME, max_length=MAX_PATH_CHARS)] = None,
+        name: Annotated[str | None, Field(description=files.NAME, max_length=MAX_PATH_CHARS)] = None,
     ) -> str:
-        """The model reads `outgoing_files.DESCRIPTION` instead."""
+        """The model reads `files.DESCRIPTION` instead."""
         assert self._toolbox.files is not None
         return await self._toolbox.files.hand_over(self._caller(context), {"path": path, "name": name})
 

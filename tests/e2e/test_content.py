@@ -18,7 +18,8 @@ from google.protobuf.struct_pb2 import Value
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.model_requests import Message as Said
 from codex_workspace.devkit.model_requests import Output
-from codex_workspace.tasks.incoming_files import FOLDER, Attachment, write
+from codex_workspace.tasks.files import FOLDER, write
+from codex_workspace.tasks.parts import Attachment
 from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.support.waiting import eventually

@@ -13,7 +13,7 @@ from codex_workspace.app_server import Connection
 from codex_workspace.codex.history import LAST_TURNS
 from codex_workspace.codex.thread import MAX_ATTEMPTS, OTHER_WRITER_GRACE_S, CodexThread, ThreadOptions
 from codex_workspace.codex.turn import IDLE_GRACE_S, INTERRUPT_RETRY_S, STOP_GRACE_S, Turn, TurnLimits
-from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused, ProtocolError
+from codex_workspace.common.errors import CodexGone, CodexRefused, ProtocolError
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.prompts import Instructions
 from codex_workspace.protocol.codex_events import (
@@ -286,19 +286,6 @@ async def test_events_of_other_turns_are_ignored() -> None:
     said = await talk_once(far)
     assert said.events[:-1] == [Text("m", "mine")]
     assert said.ended == TurnCompleted("completed", None, None)
-
-
-@pytest.mark.parametrize("text", ["", "  \n\t"])
-def test_an_empty_message_is_rejected_before_a_turn(text: str) -> None:
-    @in_virtual_time
-    async def test() -> None:
-        async with scene() as now:
-            with pytest.raises(InputRefused, match="no text"):
-                async with turn_of(now.conversation, text_input(text)):
-                    pytest.fail("it has begun")
-            assert not now.conversation.busy
-
-    test()
 
 
 @in_virtual_time

@@ -193,7 +193,6 @@ def exec_backend(
         RunOptions(model=provider.model, sandbox=_SANDBOXES[sandbox], cwd=settings.workspace_dir),
         settings.instructions,
         total_s=settings.turn_timeout_s,
-        max_text_chars=settings.config.limits.max_text_chars,
     )
 
     def make(owner: str, context_id: str) -> Thread:

@@ -34,7 +34,6 @@ from codex_workspace.runtimes.backend import (
     TurnInput,
     TurnOptions,
     TurnRecord,
-    check_input,
     input_texts,
 )
 from codex_workspace.runtimes.cli_run import CliRun
@@ -62,7 +61,6 @@ class ExecThreadOptions:
     config: Mapping[KeyPath, TomlValue] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     total_s: float = 3600.0
-    max_text_chars: int = 1 << 20
 
 
 @dataclass(slots=True)
@@ -122,14 +120,6 @@ class ExecThread:
     def busy(self) -> bool:
         """Whether a turn runs or waits."""
         return self._lock.locked()
-
-    def check(self, turn_input: TurnInput) -> None:
-        """Reject input that codex would reject.
-
-        Raises:
-            InputRefused: the input is empty or too long.
-        """
-        check_input(turn_input, self._options.max_text_chars)
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator["ExecThread"]:

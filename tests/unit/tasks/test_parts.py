@@ -24,16 +24,18 @@ from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
+from codex_workspace.config.settings import LimitsConfig
 from codex_workspace.devkit.model import scripted_model
 from codex_workspace.protocol.jsonrpc import Request
-from codex_workspace.tasks.incoming_files import Attachment
+from codex_workspace.runtimes.backend import input_texts
 from codex_workspace.tasks.parts import (
     IMAGE_MODES,
     INPUT_MODES,
     MAX_NAME_BYTES,
     MAX_NAME_CHARS,
-    Image,
-    PartLimits,
+    Attachment,
+    MessageContent,
+    check_input,
     clean_name,
     guess_media_type,
     image_type,
@@ -77,15 +79,32 @@ def data(content: JsonObject, filename: str = "") -> Part:
 
 def text_of(*parts: Part) -> str:
     """Return the words of parts that are nothing but words."""
-    said = read_parts(parts)
-    assert not said.attachments
-    assert said.pieces == (said.text,)
-    return said.text
+    content = read(*parts)
+    assert not content.attachments
+    (text,) = input_texts(content.items)
+    return text
 
 
-def refusal_of(*parts: Part, limits: PartLimits | None = None) -> str:
+LIMITS = LimitsConfig()
+
+
+def limits_of(**limits: int) -> LimitsConfig:
+    """Return limits that may be smaller than those of a configuration."""
+    return LimitsConfig.model_construct(None, **limits)
+
+
+def read(*parts: Part, limits: LimitsConfig | None = None) -> MessageContent:
+    """Read a message without attachments, and check its text."""
+    limits = limits or LimitsConfig()
+    content = read_parts(parts, limits)
+    if not content.attachments:
+        check_input(content.items, limits.max_text_chars)
+    return content
+
+
+def refusal_of(*parts: Part, limits: LimitsConfig | None = None) -> str:
     with pytest.raises(InputRefused) as refused:
-        read_parts(parts, limits or PartLimits())
+        read(*parts, limits=limits)
     return str(refused.value)
 
 
@@ -200,11 +219,9 @@ def test_a_data_url_is_its_content() -> None:
 @pytest.mark.parametrize("declared", [True, False])
 def test_an_image_stands_where_its_part_stands(media_type: str, declared: bool) -> None:
     image = raw(IMAGES[media_type], media_type if declared else "")
-    said = read_parts([Part(text="before"), image, Part(text="after")])
+    said = read_parts([Part(text="before"), image, Part(text="after")], LIMITS)
     url = data_url(media_type, IMAGES[media_type])
-    assert said.pieces == ("before", Image(url), "after")
-    assert said.text == "before\nafter"
-    assert said.items() == [
+    assert said.items == [
         {"type": "text", "text": "before"},
         {"type": "image", "url": url},
         {"type": "text", "text": "after"},
@@ -212,15 +229,18 @@ def test_an_image_stands_where_its_part_stands(media_type: str, declared: bool) 
 
 
 def test_an_image_alone_will_do_and_its_name_is_said() -> None:
-    assert read_parts([raw(png())]).items() == [{"type": "image", "url": data_url("image/png", png())}]
-    named = read_parts([raw(png(), filename="shot.png")])
-    assert named.pieces == ("Image shot.png:", Image(data_url("image/png", png())))
+    assert read_parts([raw(png())], LIMITS).items == [{"type": "image", "url": data_url("image/png", png())}]
+    named = read_parts([raw(png(), filename="shot.png")], LIMITS)
+    assert named.items == [
+        {"type": "text", "text": "Image shot.png:"},
+        {"type": "image", "url": data_url("image/png", png())},
+    ]
 
 
 @pytest.mark.parametrize("media_type", ["image/png", ""])
 def test_an_image_by_data_url_is_one_by_bytes(media_type: str) -> None:
     part = Part(url=data_url("image/png", png()), media_type=media_type)
-    assert read_parts([part]) == read_parts([raw(png(), "image/png")])
+    assert read_parts([part], LIMITS) == read_parts([raw(png(), "image/png")], LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -255,21 +275,15 @@ def test_a_large_text_file_and_another_file_are_attachments() -> None:
             raw(long, "text/plain", "long.txt"),
             raw(b"%PDF", "application/pdf", "a.pdf"),
             raw(b"\0\1"),
-        ]
+        ],
+        LIMITS,
     )
-    assert said.pieces == ("Look",)
-    assert said.attachments == (
+    assert said.items == [{"type": "text", "text": "Look"}]
+    assert said.attachments == [
         Attachment("long.txt", "text/plain", long),
         Attachment("a.pdf", "application/pdf", b"%PDF"),
         Attachment("part-4.bin", "application/octet-stream", b"\0\1"),
-    )
-
-
-def test_files_alone_will_do_and_what_codex_is_told_of_them_stands_last() -> None:
-    said = read_parts([raw(b"\0", filename="a.bin")])
-    assert said.items("told") == [{"type": "text", "text": "told"}]
-    with pytest.raises(InputRefused, match="The message has 4 characters; at most 3 are taken"):
-        said.items("told", max_text_chars=3)
+    ]
 
 
 def test_text_in_another_encoding_is_refused_with_what_to_do() -> None:
@@ -342,7 +356,7 @@ def test_source_files_are_taken_as_text_whatever_their_name_makes_of_them(name: 
 
 def test_a_type_that_also_means_something_else_is_a_file_where_its_bytes_are_no_text() -> None:
     for media_type in ("video/mp2t", "application/x-msdos-program", "application/vnd.wolfram.mathematica.package"):
-        assert read_parts([raw(b"G@\x11\x10\0", media_type, "a.ts")]).attachments[0].media_type == media_type
+        assert read_parts([raw(b"G@\x11\x10\0", media_type, "a.ts")], LIMITS).attachments[0].media_type == media_type
 
 
 def test_every_kind_of_text_is_taken_where_it_is_utf_8() -> None:
@@ -365,8 +379,8 @@ def test_every_kind_of_text_is_taken_where_it_is_utf_8() -> None:
 def test_one_type_has_one_name(given_type: str, meant: str) -> None:
     assert media_type_of(given_type) == meant
     content = IMAGES.get(meant, b"text")
-    assert read_parts([raw(content, given_type)]) == read_parts([raw(content, meant)])
-    assert read_parts([Part(url=data_url(given_type, content))]) == read_parts([raw(content, meant)])
+    assert read_parts([raw(content, given_type)], LIMITS) == read_parts([raw(content, meant)], LIMITS)
+    assert read_parts([Part(url=data_url(given_type, content))], LIMITS) == read_parts([raw(content, meant)], LIMITS)
 
 
 def test_a_part_without_content_is_refused() -> None:
@@ -375,8 +389,8 @@ def test_a_part_without_content_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", INPUT_MODES)
 def test_every_mode_of_the_card_is_taken(mode: str) -> None:
-    said = read_parts([raw(IMAGES.get(mode, b"text"), mode)])
-    assert said.pieces or said.attachments
+    said = read_parts([raw(IMAGES.get(mode, b"text"), mode)], LIMITS)
+    assert said.items or said.attachments
 
 
 def test_the_modes_are_exact_and_none_is_there_twice() -> None:
@@ -406,7 +420,7 @@ def test_what_a_file_is_shows_by_its_bytes_and_its_name(name: str, content: byte
 
 
 def test_what_is_guessed_and_not_taken_goes_as_bytes() -> None:
-    assert read_parts([raw(b"\0", filename="a.mp4")]).attachments[0].media_type == "application/octet-stream"
+    assert read_parts([raw(b"\0", filename="a.mp4")], LIMITS).attachments[0].media_type == "application/octet-stream"
 
 
 @given(st.text(), st.binary())
@@ -454,7 +468,7 @@ def test_a_long_name_keeps_its_suffix() -> None:
 
 @given(st.lists(st.sampled_from(["a.bin", "A.bin", "a-2.bin", "", "ü" * 200, "ü" * 201 + ".x"]), max_size=12))
 def test_no_two_files_of_a_message_have_one_name(names: list[str]) -> None:
-    said = read_parts([Part(text="x"), *(raw(b"\0", filename=name) for name in names)])
+    said = read_parts([Part(text="x"), *(raw(b"\0", filename=name) for name in names)], LIMITS)
     found = [each.name.casefold() for each in said.attachments]
     assert len(set(found)) == len(names)
     assert all(0 < len(name) <= MAX_NAME_CHARS and len(name.encode()) <= MAX_NAME_BYTES for name in found)
@@ -466,24 +480,24 @@ def test_no_two_files_of_a_message_have_one_name(names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("parts", "limits", "why"),
     [
-        ([Part(text="a")] * 3, PartLimits(max_parts=2), "The message has 3 parts; at most 2 are accepted."),
-        ([raw(b"\0" * 5)], PartLimits(max_file_bytes=4), "Part 1 has 5 bytes; a file may have at most 4."),
-        ([raw(png())], PartLimits(max_file_bytes=4), f"Part 1 has {len(png())} bytes; a file may have at most 4."),
+        ([Part(text="a")] * 3, limits_of(max_parts=2), "The message has 3 parts; at most 2 are accepted."),
+        ([raw(b"\0" * 5)], limits_of(max_file_bytes=4), "Part 1 has 5 bytes; a file may have at most 4."),
+        ([raw(png())], limits_of(max_file_bytes=4), f"Part 1 has {len(png())} bytes; a file may have at most 4."),
         (
             [raw(b"text")] * 3,
-            PartLimits(max_files_bytes=11),
+            limits_of(max_files_bytes=11),
             "Part 3 exceeds the limit of 11 bytes for all files of a message.",
         ),
-        ([Part(text="abc")], PartLimits(max_text_chars=2), "The message has 3 characters; at most 2 are taken."),
-        ([raw(b"abc")], PartLimits(max_text_chars=20), "The message has 41 characters; at most 20 are taken."),
+        ([Part(text="abc")], limits_of(max_text_chars=2), "The message has 3 characters; at most 2 are taken."),
+        ([raw(b"abc")], limits_of(max_text_chars=20), "The message has 41 characters; at most 20 are taken."),
     ],
 )
-def test_what_is_too_much_is_refused(parts: list[Part], limits: PartLimits, why: str) -> None:
+def test_what_is_too_much_is_refused(parts: list[Part], limits: LimitsConfig, why: str) -> None:
     assert refusal_of(*parts, limits=limits).startswith(why)
 
 
 def test_how_large_a_file_may_be_to_stand_among_the_words() -> None:
-    limits = PartLimits(max_inline_bytes=4)
+    limits = limits_of(max_inline_bytes=4)
     assert not read_parts([raw(b"1234")], limits).attachments
     assert read_parts([raw(b"12345")], limits).attachments
 
@@ -535,9 +549,9 @@ async def real_codex(setup: AgentSetup) -> AsyncIterator[Threads]:
 
 
 async def test_the_model_sees_words_and_images_in_their_order(tmp_path: Path) -> None:
-    said = read_parts([Part(text="Look:"), raw(png(), filename="a.png"), Part(text=script({"say": "seen"}))])
+    said = read_parts([Part(text="Look:"), raw(png(), filename="a.png"), Part(text=script({"say": "seen"}))], LIMITS)
     async with scripted_model() as model, real_codex(AgentSetup(tmp_path, model.base_url)) as codex:
-        await codex.turn(await codex.start(), said.items())
+        await codex.turn(await codex.start(), said.items)
         seen = model.requests[-1].last_user_message
     assert seen is not None
     assert seen.images == (data_url("image/png", png()),)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codex_workspace.config.settings import LimitsConfig
 from codex_workspace.tasks.scheduling import (
     MAX_RETRY_S,
     MIN_RETRY_S,
@@ -15,7 +16,6 @@ from codex_workspace.tasks.scheduling import (
     UNKNOWN_TURN_S,
     AdmissionControl,
     QueueFull,
-    QueueLimits,
 )
 from tests.support.memory_codex import in_virtual_time
 
@@ -49,7 +49,7 @@ def refused(
 
 
 def test_a_context_has_so_many_places_and_the_next_message_hears_it() -> None:
-    admission = AdmissionControl(QueueLimits(waiting_per_context=2), Clock())
+    admission = AdmissionControl(LimitsConfig(max_waiting_per_context=2), Clock())
     entered(admission, "1", "2")
     assert str(refused(admission)) == (
         "The agent is busy: the queue of this context is full (2 messages). Try again in 10 s."
@@ -60,14 +60,14 @@ def test_a_context_has_so_many_places_and_the_next_message_hears_it() -> None:
 
 
 def test_all_contexts_together_have_so_many_places() -> None:
-    admission = AdmissionControl(QueueLimits(waiting=2), Clock())
+    admission = AdmissionControl(LimitsConfig(max_waiting=2), Clock())
     entered(admission, "1", context="a")
     entered(admission, "2", context="b")
     assert "its queue is full (2 messages)." in str(refused(admission, context="c"))
 
 
 def test_the_same_message_again_is_never_refused_and_never_counted_twice() -> None:
-    admission = AdmissionControl(QueueLimits(waiting_per_context=1), Clock())
+    admission = AdmissionControl(LimitsConfig(max_waiting_per_context=1), Clock())
     entered(admission, "1", "1", "1")
     assert admission.waiting == 1
     with pytest.raises(ZeroDivisionError), admission.enter("o", "c", "1"):
@@ -76,7 +76,7 @@ def test_the_same_message_again_is_never_refused_and_never_counted_twice() -> No
 
 
 def test_a_message_that_cannot_be_written_down_gives_its_place_back() -> None:
-    admission = AdmissionControl(QueueLimits(waiting_per_context=1), Clock())
+    admission = AdmissionControl(LimitsConfig(max_waiting_per_context=1), Clock())
     with pytest.raises(ZeroDivisionError), admission.enter("o", "c", "1"):
         raise ZeroDivisionError
     entered(admission, "2")
@@ -84,7 +84,7 @@ def test_a_message_that_cannot_be_written_down_gives_its_place_back() -> None:
 
 def test_a_promise_that_nobody_claims_does_not_last_for_ever() -> None:
     clock = Clock()
-    admission = AdmissionControl(QueueLimits(waiting_per_context=1), clock)
+    admission = AdmissionControl(LimitsConfig(max_waiting_per_context=1), clock)
     entered(admission, "never executed")
     clock.now += PROMISE_S - 1
     refused(admission)
@@ -94,7 +94,7 @@ def test_a_promise_that_nobody_claims_does_not_last_for_ever() -> None:
 
 def test_a_place_that_is_claimed_lasts_as_long_as_it_is_needed() -> None:
     clock = Clock()
-    admission = AdmissionControl(QueueLimits(waiting_per_context=1), clock)
+    admission = AdmissionControl(LimitsConfig(max_waiting_per_context=1), clock)
     entered(admission, "1")
     with admission.claim("o", "c", "1"):
         clock.now += 100 * PROMISE_S
@@ -103,7 +103,7 @@ def test_a_place_that_is_claimed_lasts_as_long_as_it_is_needed() -> None:
 
 
 def test_a_message_of_an_earlier_process_counts_and_is_not_refused() -> None:
-    admission = AdmissionControl(QueueLimits(waiting_per_context=2), Clock())
+    admission = AdmissionControl(LimitsConfig(max_waiting_per_context=2), Clock())
     with ExitStack() as places:
         for message in "1234":
             places.enter_context(admission.claim("o", "c", message))
@@ -113,7 +113,7 @@ def test_a_message_of_an_earlier_process_counts_and_is_not_refused() -> None:
 
 
 def test_an_error_in_a_claimed_place_frees_it() -> None:
-    admission = AdmissionControl(QueueLimits(waiting_per_context=1), Clock())
+    admission = AdmissionControl(LimitsConfig(max_waiting_per_context=1), Clock())
     with pytest.raises(ZeroDivisionError), admission.claim("o", "c", "1"):
         raise ZeroDivisionError
     assert admission.waiting == 0
@@ -121,7 +121,7 @@ def test_an_error_in_a_claimed_place_frees_it() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("123456"))))
 def test_no_order_of_messages_brings_more_than_the_bounds(messages: list[tuple[str, str]]) -> None:
-    admission = AdmissionControl(QueueLimits(waiting_per_context=2, waiting=4), Clock())
+    admission = AdmissionControl(LimitsConfig(max_waiting_per_context=2, max_waiting=4), Clock())
     accepted = set()
     for context, message in messages:
         try:
@@ -138,7 +138,7 @@ def test_no_order_of_messages_brings_more_than_the_bounds(messages: list[tuple[s
 
 @in_virtual_time
 async def test_turns_beyond_the_bound_wait_in_the_order_they_came() -> None:
-    admission = AdmissionControl(QueueLimits(running_turns=2))
+    admission = AdmissionControl(LimitsConfig(max_running_turns=2))
     log: list[tuple[float, str]] = []
     start = anyio.current_time()
 
@@ -162,7 +162,7 @@ async def test_turns_beyond_the_bound_wait_in_the_order_they_came() -> None:
 
 @in_virtual_time
 async def test_a_running_turn_does_not_count_as_waiting() -> None:
-    admission = AdmissionControl(QueueLimits(waiting_per_context=1))
+    admission = AdmissionControl(LimitsConfig(max_waiting_per_context=1))
     entered(admission, "1")
     with admission.claim("o", "c", "1") as place:
         async with admission.turn(place):
@@ -172,7 +172,7 @@ async def test_a_running_turn_does_not_count_as_waiting() -> None:
 
 @in_virtual_time
 async def test_a_cancelled_waiter_frees_its_place_and_nobody_elses() -> None:
-    admission = AdmissionControl(QueueLimits(waiting_per_context=1, running_turns=1))
+    admission = AdmissionControl(LimitsConfig(max_waiting_per_context=1, max_running_turns=1))
     scopes: dict[str, anyio.CancelScope] = {}
     ran: list[str] = []
 
@@ -205,7 +205,7 @@ async def _turns(admission: AdmissionControl, *seconds: float) -> None:
                 await anyio.sleep(duration)
 
 
-def told(bounds: QueueLimits, *seconds: float, context: str = "c", full: str = "c") -> int:
+def told(bounds: LimitsConfig, *seconds: float, context: str = "c", full: str = "c") -> int:
     """Return when a message is told to come back, after turns of so many seconds."""
     answers: list[int] = []
 
@@ -220,8 +220,8 @@ def told(bounds: QueueLimits, *seconds: float, context: str = "c", full: str = "
     return answers[0]
 
 
-CONTEXT = QueueLimits(waiting_per_context=1, running_turns=4)
-ALL = QueueLimits(waiting=1, running_turns=4)
+CONTEXT = LimitsConfig(max_waiting_per_context=1, max_running_turns=4)
+ALL = LimitsConfig(max_waiting=1, max_running_turns=4)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +236,6 @@ ALL = QueueLimits(waiting=1, running_turns=4)
     ],
 )
 def test_the_time_to_come_back_follows_the_last_turns(
-    bounds: QueueLimits, seconds: list[float], retry_after_s: int
+    bounds: LimitsConfig, seconds: list[float], retry_after_s: int
 ) -> None:
     assert told(bounds, *seconds) == retry_after_s
