@@ -17,7 +17,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.backends.codex_exec.backend import exec_backend, further_config
 from codex_workspace.backends.codex_exec.file_requests import FileRequests
-from codex_workspace.codex.recovery import RecoveryPolicy
 from codex_workspace.codex.sandbox import check_sandbox, create_secret_files, profile_of, profile_overrides
 from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
 from codex_workspace.codex.thread import CodexThread, ThreadOptions, probe_mcp_servers
@@ -45,7 +44,7 @@ from codex_workspace.config.settings import PlatformSettings, Settings
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client, read_secret
 from codex_workspace.protocol.mcp_status import ExpectedServers
-from codex_workspace.runtimes.backend import Backend, BackendLifecycle, ThreadRegistry, ToolCaller
+from codex_workspace.runtimes.backend import Backend, BackendLifecycle, RecoveryPolicy, ThreadRegistry, ToolCaller
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.runtimes.process import end_leftovers
 from codex_workspace.storage.retention import INTERVAL_S

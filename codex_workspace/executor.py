@@ -21,9 +21,8 @@ from a2a.server.events import EventQueue
 from a2a.types import Message, SendMessageRequest, TaskState
 from anyio.abc import TaskGroup
 
-from codex_workspace.codex.recovery import RecoveryPolicy
 from codex_workspace.common.redact import Redactor
-from codex_workspace.runtimes.backend import Thread, ThreadRegistry
+from codex_workspace.runtimes.backend import RecoveryPolicy, Thread, ThreadRegistry
 from codex_workspace.storage.deliveries import ANSWERED_PROMPT, HANDLED, RESUMED, Deliveries, Delivery, DeliveryKey
 from codex_workspace.tasks.answering import Job
 from codex_workspace.tasks.replies import (

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -86,6 +86,59 @@ class TurnRecord(Enum):
     """The thread's history holds the message, but its turn did not end."""
     MISSING = auto()
     """The thread's history does not hold the message."""
+
+
+MAX_DEATHS: Final = 2
+"""A message fails if this many codex processes died during its turns."""
+
+MAX_RESTARTS: Final = 5
+"""A message fails if this many agent processes ended during its turns, because it may be the cause. Regular stops count
+too, because they cannot be told apart."""
+
+
+class RecoveryPolicy(StrEnum):
+    """What happens with an interrupted turn.
+
+    resume: a further turn tells the model to continue. rerun: the message is sent again. fail: the task fails.
+    """
+
+    RESUME = "resume"
+    RERUN = "rerun"
+    FAIL = "fail"
+
+
+def next_step(
+    policy: RecoveryPolicy,
+    found: TurnCompleted | TurnRecord,
+    turn_input: TurnInput,
+    deaths: int,
+    restarts: int,
+    why: str,
+) -> TurnInput | TurnCompleted | str:
+    """Return how to continue with a message whose turn was interrupted.
+
+    Args:
+        policy: the configured policy.
+        found: the turn's end in codex's record, or the state of the message there.
+        turn_input: the message.
+        deaths: how many codex processes ended during the message's turns.
+        restarts: how many agent processes ended during them.
+        why: the reason of the interruption.
+
+    Returns:
+        The input of a further turn; the end of the turn, if it had ended; or a sentence: why the task fails.
+    """
+    if isinstance(found, TurnCompleted):
+        return found
+    if deaths >= MAX_DEATHS:
+        return f"Codex ended {deaths} times while it worked on this message, the last time so: {why}."
+    if restarts >= MAX_RESTARTS:
+        return f"The agent ended {restarts} times while it worked on this message; it is not tried again."
+    if found is TurnRecord.MISSING or policy is RecoveryPolicy.RERUN:
+        return turn_input
+    if policy is RecoveryPolicy.RESUME:
+        return text_input(CONTINUE_PROMPT)
+    return f"The turn was cut off: {why}. Send the message again to go on."
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Final, Protocol, assert_never
+from typing import Final, Protocol
 
 import anyio
 from a2a.server.agent_execution import RequestContext
@@ -15,21 +15,23 @@ from a2a.server.events import EventQueue
 from a2a.types import Message, SendMessageRequest, Task, TaskState
 from a2a.utils.errors import UnsupportedOperationError
 
-from codex_workspace.codex import recovery
-from codex_workspace.codex.recovery import FailureCounts, RecoveryPolicy, next_step
 from codex_workspace.common.a2a_terms import AWAITING_INPUT
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.errors import AgentError, CodexError, CodexGone, InputRefused
 from codex_workspace.common.redact import Redactor
+from codex_workspace.protocol.codex_events import TurnCompleted
 from codex_workspace.protocol.server_requests import Declined, response_to
 from codex_workspace.runtimes.backend import (
     DynamicToolCall,
+    RecoveryPolicy,
     RunningTurn,
     Thread,
     ThreadLease,
     ThreadRegistry,
     TurnInput,
     TurnOptions,
+    TurnRecord,
+    next_step,
     text_input,
 )
 from codex_workspace.runtimes.convert import EventRedactor
@@ -276,45 +278,37 @@ class Job:
 
     async def _run_turns(self, lease: ThreadLease, request: TurnRequest, watch: MessageTelemetry) -> Task:
         """Run turns until one has ended, or the recovery policy gives up."""
-        step: recovery.Step = recovery.SendAgain()
+        step: TurnInput | TurnCompleted | str = request.turn_input
         deliveries, delivery = self._services.deliveries, self._delivery
-        failures = FailureCounts(codex=delivery.deaths)
+        deaths, restarts = delivery.deaths, 0
         if self._is_resumed:
             if delivery.state is DeliveryState.STARTED:
-                failures = replace(failures, ours=await deliveries.count_restart(delivery.task_id))
-            step = await self._next_step(lease, request, failures, AGENT_ENDED)
-        while True:
-            match step:
-                case recovery.SendAgain():
-                    turn_input = request.turn_input
-                case recovery.Continue(text):
-                    turn_input = text_input(text)
-                case recovery.AlreadyEnded(end):
-                    last = self._services.redactor(end.last_message.text) if end.last_message is not None else None
-                    return self._reply.ended(turn_outcome(end, self._services.redactor), last)
-                case recovery.GiveUp(sentence):
-                    return self._reply.ended(self._failed(sentence, "cutOff"))
-                case _:
-                    assert_never(step)
+                restarts = await deliveries.count_restart(delivery.task_id)
+            found = await self._recorded_end(lease, request, AGENT_ENDED)
+            step = next_step(self._services.policy, found, request.turn_input, deaths, restarts, AGENT_ENDED)
+        while not isinstance(step, str | TurnCompleted):
             try:
                 with watch.turn() as turn:
-                    return await self._turn(lease, turn_input, request.options, turn)
+                    return await self._turn(lease, step, request.options, turn)
             except TurnInterrupted as interrupted:
-                failures = replace(failures, codex=await deliveries.count_codex_death(delivery.key))
-                step = await self._next_step(lease, request, failures, str(interrupted))
-                if isinstance(step, recovery.SendAgain | recovery.Continue):
-                    notice = self._reply.notice(f"{interrupted}; the agent resumes the turn.")
+                why = str(interrupted)
+                deaths = await deliveries.count_codex_death(delivery.key)
+                found = await self._recorded_end(lease, request, why)
+                step = next_step(self._services.policy, found, request.turn_input, deaths, restarts, why)
+                if not isinstance(step, str | TurnCompleted):
+                    notice = self._reply.notice(f"{why}; the agent resumes the turn.")
                     await self._send([*self._close_question(), *self._reply.interrupted(), notice])
+        if isinstance(step, str):
+            return self._reply.ended(self._failed(step, "cutOff"))
+        last = self._services.redactor(step.last_message.text) if step.last_message is not None else None
+        return self._reply.ended(turn_outcome(step, self._services.redactor), last)
 
-    async def _next_step(
-        self, lease: ThreadLease, request: TurnRequest, failures: FailureCounts, why: str
-    ) -> recovery.Step:
-        """Find out how the message's earlier turns ended, and decide how to continue."""
+    async def _recorded_end(self, lease: ThreadLease, request: TurnRequest, why: str) -> TurnCompleted | TurnRecord:
+        """Find out how the message's earlier turns ended."""
         delivery = self._delivery
         found = await lease.recorded_end(f"{delivery.task_id}/", request.turn_input, self._turn_id or delivery.turn_id)
-        step = next_step(self._services.policy, found, failures, why)
-        logger.info("resuming task %s: history says %s; next step: %s", self.task_id, found, type(step).__name__)
-        return step
+        logger.info("resuming task %s: %s; history says %s", self.task_id, why, found)
+        return found
 
     async def _turn(
         self, lease: ThreadLease, turn_input: TurnInput, options: TurnOptions, watch: TurnTelemetry

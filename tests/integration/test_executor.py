@@ -19,14 +19,13 @@ from a2a.types import Message, Part, Role, SendMessageRequest, Task, TaskArtifac
 from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.app_server import Connection
-from codex_workspace.codex.recovery import RecoveryPolicy
 from codex_workspace.codex.thread import CodexThread, ThreadOptions
 from codex_workspace.codex.turn import TurnLimits
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.values import JsonObject
 from codex_workspace.executor import CodexAppServerExecutor
-from codex_workspace.runtimes.backend import ThreadRegistry
+from codex_workspace.runtimes.backend import RecoveryPolicy, ThreadRegistry
 from codex_workspace.tasks.replies import FAILURE, USAGE
 from codex_workspace.tasks.request import RequestReader
 from tests.support.memory_codex import MemoryCodex, in_virtual_time, memory_codex
