@@ -54,8 +54,6 @@ from codex_workspace.tasks.files import tool_spec
 from codex_workspace.tasks.request import RequestReader
 from codex_workspace.tasks.scheduling import AdmissionControl, MidTurn
 from codex_workspace.tasks.telemetry import Telemetry
-from codex_workspace.tools.interface import Toolbox
-from codex_workspace.tools.memory import StoredMemory
 
 if TYPE_CHECKING:
     from codex_workspace.tools.mcp_server import ToolServer
@@ -204,13 +202,14 @@ async def _own_tools(
         yield None
         return
     # Imported only if needed: the MCP package takes half a second and 23 MB.
-    from codex_workspace.tools.mcp_server import SPARE_S, open_tool_server
+    from codex_workspace.tools.mcp_server import SPARE_S, Toolbox, open_tool_server
     from codex_workspace.tools.peer_client import PeerClient
 
     toolbox = Toolbox(
         PeerClient(settings.config.peers, settings.peer_tokens),
-        StoredMemory(store.memories, store.conversations),
-        files=errands if is_exec(settings) else None,
+        store.memories,
+        store.conversations.newest,
+        hand_over=errands.hand_over if is_exec(settings) else None,
     )
     if platform is not None:
         from codex_workspace.platform.tools import platform_toolbox

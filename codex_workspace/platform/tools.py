@@ -30,15 +30,8 @@ from codex_workspace.platform.client_types import (
 from codex_workspace.protocol.jsonrpc import nested_or_empty
 from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.storage.memories import Exchange, Memory
-from codex_workspace.tools.interface import (
-    MemoryTool,
-    PeerInfo,
-    PeerTaskHandle,
-    PeerTaskReport,
-    PeerTasks,
-    PeerTaskState,
-    Toolbox,
-)
+from codex_workspace.tools.mcp_server import PeerTasks, Toolbox
+from codex_workspace.tools.peer_client import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState
 
 POLL_S: Final = 1.0
 """The interval between looks at a delegation; the platform allows 600 requests a minute."""
@@ -73,11 +66,13 @@ def platform_toolbox(
     configured: the names of config.yaml's peers. principals: callers with a name of their own, which the platform does
     not know: their memory is the agent's own, and they cannot notify the platform's user.
     """
+    memory = PlatformMemoryTool(client, own, principals)
     return Toolbox(
         PlatformPeers(client, own.peer_tasks, configured),
-        PlatformMemoryTool(client, own.memory, principals),
-        PlatformNotifier(client, principals),
-        own.files,
+        memory,
+        memory.history,
+        PlatformNotifier(client, principals).notify,
+        own.hand_over,
     )
 
 
@@ -186,41 +181,41 @@ class PlatformPeers:
 class PlatformMemoryTool:
     """`MemoryTool` by the platform's memories, which belong to the workspace; `principals` have the agent's own."""
 
-    def __init__(self, client: PlatformClient, own: MemoryTool, principals: Collection[str]) -> None:
+    def __init__(self, client: PlatformClient, own: Toolbox, principals: Collection[str]) -> None:
         self._client = client
         self._own = own
         self._principals = frozenset(principals)
 
-    async def commit(self, caller: ToolCaller, content: str) -> None:
+    async def commit(self, owner: str, content: str) -> None:
         """See `MemoryTool`."""
-        if caller.owner in self._principals:
-            await self._own.commit(caller, content)
+        if owner in self._principals:
+            await self._own.memory.commit(owner, content)
         else:
             await self._client.commit_memory(content)
 
-    async def recall(self, caller: ToolCaller, query: str, limit: int) -> Sequence[Memory]:
+    async def recall(self, owner: str, query: str, limit: int) -> Sequence[Memory]:
         """See `MemoryTool`; in the platform's order."""
-        if caller.owner in self._principals:
-            return await self._own.recall(caller, query, limit)
+        if owner in self._principals:
+            return await self._own.memory.recall(owner, query, limit)
         return (await self._client.recall_memories(query))[:limit]
 
-    async def history(self, caller: ToolCaller, limit: int) -> Sequence[Exchange]:
-        """See `MemoryTool`; with the user's notifications."""
-        if caller.owner in self._principals:
-            return await self._own.history(caller, limit)
+    async def history(self, owner: str, context_id: str, limit: int) -> Sequence[Exchange]:
+        """See `Toolbox.history`; with the user's notifications."""
+        if owner in self._principals:
+            return await self._own.history(owner, context_id, limit)
         rows = [_exchange(row) for row in await self._client.activity(limit=limit)]
         return [row for row in rows if row.request or row.reply]
 
 
 class PlatformNotifier:
-    """`UserNotifier` by the platform's notifications."""
+    """Sends messages to the user by the platform's notifications."""
 
     def __init__(self, client: PlatformClient, principals: Collection[str]) -> None:
         self._client = client
         self._principals = frozenset(principals)
 
     async def notify(self, caller: ToolCaller, text: str) -> None:
-        """See `UserNotifier`. It is not retried if its outcome is unknown: the user might get it twice."""
+        """Send a message. It is not retried if its outcome is unknown: the user might get it twice."""
         if caller.owner in self._principals:
             raise ToolRefused("This caller is not the platform's user; it sees only your answer.")
         try:

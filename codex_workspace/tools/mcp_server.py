@@ -2,8 +2,7 @@
 
 It runs inside the agent's process, over streamable HTTP on loopback: one server for all threads. codex receives the
 address and a token with each `thread/start` and `thread/resume`; neither is in a file or an environment. The token
-identifies the owner and context (`ToolCaller`), so that a thread cannot reach another owner's memories. `interface`
-defines what the tools do.
+identifies the owner and context (`ToolCaller`), so that a thread cannot reach another owner's memories.
 """
 
 import hashlib
@@ -12,11 +11,11 @@ import json
 import logging
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Final, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Final, ParamSpec, Protocol
 
 import mcp.server.mcpserver as mcp
 from mcp.server.mcpserver.exceptions import ToolError
@@ -34,9 +33,9 @@ from codex_workspace.config.settings import OWN_TOOLS
 from codex_workspace.protocol.mcp_status import ExpectedServers
 from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.server.app import bind, serving
-from codex_workspace.storage.memories import MAX_MEMORY_CHARS
+from codex_workspace.storage.memories import MAX_MEMORY_CHARS, Exchange, Memory
 from codex_workspace.tasks import files
-from codex_workspace.tools.interface import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState, Toolbox
+from codex_workspace.tools.peer_client import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState
 
 if TYPE_CHECKING:
     from codex_workspace.common.values import JsonObject
@@ -89,6 +88,43 @@ Continues = Annotated[
     str,
     Field(description="handle of work whose peer asks something: `task` is the answer to that", max_length=200),
 ]
+
+
+class PeerTasks(Protocol):
+    """Delegates tasks to peers, as `PeerClient` does."""
+
+    async def peers(self) -> Sequence[PeerInfo]: ...
+
+    async def delegate(
+        self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None
+    ) -> PeerTaskReport: ...
+
+    async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport: ...
+
+
+class MemoryTool(Protocol):
+    """Stores and finds memories of an owner, as `storage.memories.Memories` does."""
+
+    async def commit(self, owner: str, content: str) -> None: ...
+
+    async def recall(self, owner: str, query: str, limit: int) -> Sequence[Memory]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """The implementations of all tools; `ToolRefused` is their error for the model.
+
+    history: returns the newest exchanges of an owner's context, at most the given number, oldest first.
+    notify: sends the user a message; None if the user receives answers only.
+    hand_over: hands the file that the arguments name to the sender of the current message, and returns the result; None
+    if codex has another tool for it.
+    """
+
+    peer_tasks: PeerTasks
+    memory: MemoryTool
+    history: Callable[[str, str, int], Awaitable[Sequence[Exchange]]]
+    notify: Callable[[ToolCaller, str], Awaitable[None]] | None = None
+    hand_over: Callable[[ToolCaller, "JsonObject"], Awaitable[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +183,6 @@ async def open_tool_server(
             yield ToolServer(f"http://127.0.0.1:{port}{PATH}", wait_s + SPARE_S, key)
 
 
-@contextmanager
-def _unchanged_root_logger() -> Iterator[None]:
-    """Prevent the MCP package from configuring the root logger, which it does if that has no handler."""
-    root, handler = logging.getLogger(), logging.NullHandler()
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-
-
 def token_for(caller: ToolCaller, key: bytes) -> str:
     """Return the signed token of a caller."""
     payload = urlsafe_b64encode(json.dumps([caller.owner, caller.context_id]).encode()).decode()
@@ -207,8 +232,7 @@ class _Tools:
 
     def server(self) -> mcp.MCPServer[None]:
         """Return an MCP server with the tools."""
-        with _unchanged_root_logger():
-            server: mcp.MCPServer[None] = mcp.MCPServer(OWN_TOOLS, instructions=INSTRUCTIONS)
+        server: mcp.MCPServer[None] = mcp.MCPServer(OWN_TOOLS, instructions=INSTRUCTIONS, log_level="WARNING")
         read_only, writing = ToolAnnotations(read_only_hint=True), ToolAnnotations(read_only_hint=False)
         tools: list[tuple[Callable[..., Awaitable[str]], ToolAnnotations]] = [
             (self.list_peers, read_only),
@@ -218,9 +242,9 @@ class _Tools:
             (self.recall_memory, read_only),
             (self.chat_history, read_only),
         ]
-        if self._toolbox.notifier is not None:
+        if self._toolbox.notify is not None:
             tools.append((self.send_message_to_user, writing))
-        if self._toolbox.files is not None:
+        if self._toolbox.hand_over is not None:
             tools.append((self.hand_over_file, writing))
         for tool, annotations in tools:
             about = files.DESCRIPTION if tool == self.hand_over_file else None
@@ -266,8 +290,8 @@ class _Tools:
         context: mcp.Context,
     ) -> str:
         """Send the user a message now, ahead of your answer: for news that should not wait. The answer comes anyway."""
-        assert self._toolbox.notifier is not None
-        await self._toolbox.notifier.notify(self._caller(context), self._scrub(text))
+        assert self._toolbox.notify is not None
+        await self._toolbox.notify(self._caller(context), self._scrub(text))
         return "Sent."
 
     async def hand_over_file(
@@ -277,8 +301,8 @@ class _Tools:
         name: Annotated[str | None, Field(description=files.NAME, max_length=MAX_PATH_CHARS)] = None,
     ) -> str:
         """The model reads `files.DESCRIPTION` instead."""
-        assert self._toolbox.files is not None
-        return await self._toolbox.files.hand_over(self._caller(context), {"path": path, "name": name})
+        assert self._toolbox.hand_over is not None
+        return await self._toolbox.hand_over(self._caller(context), {"path": path, "name": name})
 
     async def commit_memory(
         self,
@@ -293,7 +317,7 @@ class _Tools:
         context: mcp.Context,
     ) -> str:
         """Remember something for all later conversations: a decision, a preference, how things are done here."""
-        await self._toolbox.memory.commit(self._caller(context), self._scrub(content))
+        await self._toolbox.memory.commit(self._caller(context).owner, self._scrub(content))
         return "Remembered."
 
     async def recall_memory(
@@ -303,14 +327,15 @@ class _Tools:
         limit: Annotated[int, Field(ge=1, le=MAX_RECALLED)] = 10,
     ) -> str:
         """Look into what was remembered in earlier conversations."""
-        found = await self._toolbox.memory.recall(self._caller(context), query, limit)
+        found = await self._toolbox.memory.recall(self._caller(context).owner, query, limit)
         return "\n".join(f"- {memory.content}" for memory in found) or "Nothing is remembered of that."
 
     async def chat_history(
         self, context: mcp.Context, limit: Annotated[int, Field(ge=1, le=MAX_EXCHANGES)] = 10
     ) -> str:
         """Read what was said in this conversation lately, also what you do not remember of it any more."""
-        exchanges = await self._toolbox.memory.history(self._caller(context), limit)
+        caller = self._caller(context)
+        exchanges = await self._toolbox.history(caller.owner, caller.context_id, limit)
         told = [
             f"[{each.ended_at}] asked: {_cut(each.request, MAX_EXCHANGE_CHARS)}\n"
             f"answered: {_cut(each.reply, MAX_EXCHANGE_CHARS)}"

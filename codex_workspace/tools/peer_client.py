@@ -1,4 +1,4 @@
-"""A2A client for the peers of config.yaml. Requests go to the configured origin only.
+"""A2A client for the peers of config.yaml, and the values of tasks at peers. Requests go to the configured origin only.
 
 If a peer's card names an interface on another origin, the configured URL is used instead. Without `allow_private`,
 connections are made to public addresses only (`safe_http.AddressGuard`).
@@ -8,8 +8,10 @@ import logging
 import re
 import ssl
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Final
 
@@ -37,7 +39,6 @@ from codex_workspace.common.errors import ToolRefused
 from codex_workspace.common.safe_http import USER_AGENT, AddressGuard, AllowList, GuardedNetwork, TargetRefused
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.settings import PeerEntry
-from codex_workspace.tools.interface import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +55,66 @@ LONGEST_POLL_S: Final = 3.0
 
 NOT_A2A: Final = "does not answer in A2A"
 
-_FAULTS: Final = (A2AError, httpx.HTTPError, httpx.InvalidURL, ValueError, ArithmeticError, RecursionError)
-"""Errors that a peer's late, broken or malformed response can raise."""
-
+_HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}:[A-Za-z0-9._-]{1,128}")
 _ANYWHERE: Final = AllowList.parse(["0.0.0.0/0", "::/0"])
 _TASK_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _BINDINGS: Final = (TransportProtocol.JSONRPC.value, TransportProtocol.HTTP_JSON.value)
+
+
+class PeerTaskState(StrEnum):
+    """State of a task that was given to a peer."""
+
+    DONE = "done"
+    WORKING = "working"
+    ASKING = "asking"
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTaskHandle:
+    """Identifies a task at a peer; as text `peer:task`."""
+
+    peer: str
+    task: str
+
+    def __str__(self) -> str:
+        return f"{self.peer}:{self.task}"
+
+    @classmethod
+    def parse(cls, text: str) -> "PeerTaskHandle":
+        """Parse the text form; raises ToolRefused if it is malformed."""
+        if not _HANDLE.fullmatch(text):
+            raise ToolRefused("That is not a handle; use the one that delegate_task returned, unchanged.")
+        peer, _, task = text.partition(":")
+        return cls(peer, task)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """A peer.
+
+    description: from config.yaml. problem: why the peer is unavailable. card_text: from its agent card (untrusted).
+    """
+
+    name: str
+    description: str = ""
+    problem: str = ""
+    card_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTaskReport:
+    """State of a task at a peer.
+
+    text: the peer's answer (untrusted). handle: None if the task cannot be queried later. note: our own remark.
+    """
+
+    peer: str
+    state: PeerTaskState
+    text: str = ""
+    handle: PeerTaskHandle | None = None
+    note: str = ""
 
 
 class PeerClient:
@@ -80,10 +135,6 @@ class PeerClient:
                     found[peer.name] = PeerInfo(peer.name, peer.description, card_text=_introduction(card))
             except ToolRefused as error:
                 found[peer.name] = PeerInfo(peer.name, peer.description, problem=str(error))
-            except Exception:
-                # An unexpected error of one peer must not hide the others.
-                logger.exception("cannot read the card of peer %s", peer.name)
-                found[peer.name] = PeerInfo(peer.name, peer.description, problem=f"The peer {peer.name} {NOT_A2A}.")
 
         async with anyio.create_task_group() as tasks:
             for peer in self._peers.values():
@@ -91,7 +142,11 @@ class PeerClient:
         return [found[name] for name in self._peers]
 
     async def delegate(self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None) -> PeerTaskReport:
-        """Send `task` to a peer and wait for its end; see `PeerTasks.delegate`."""
+        """Send `task` to a peer, or with `continues` an answer to its question; wait at most `wait_s` seconds.
+
+        Raises:
+            ToolRefused: the peer is unknown, or rejects the task.
+        """
         known = self._known(peer)
         if continues is not None and continues.peer != peer:
             raise ToolRefused(f"That handle belongs to a task at {continues.peer}, not at {peer}.")
@@ -103,13 +158,19 @@ class PeerClient:
                 # Poll the task instead, so that a broken connection does not lose the answer.
                 configuration=SendMessageConfiguration(return_immediately=True),
             )
-            answer = await _sent(client, request, max(REQUEST_S, wait_s))
-            if isinstance(answer, Message):
-                return PeerTaskReport(peer, PeerTaskState.DONE, _text(answer.parts))
-            return await _followed(client, peer, answer, until)
+            patience = ClientCallContext(timeout=max(REQUEST_S, wait_s))
+            async for answer in client.send_message(request, context=patience):
+                if answer.HasField("message"):
+                    return PeerTaskReport(peer, PeerTaskState.DONE, _text(answer.message.parts))
+                return await _followed(client, peer, answer.task, until)
+            raise ToolRefused(f"The peer {peer} {NOT_A2A}.")
 
     async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport:
-        """Poll a task until it ends; see `PeerTasks.check`."""
+        """Return the state of a task; wait at most `wait_s` seconds for its end.
+
+        Raises:
+            ToolRefused: the peer or the task is unknown.
+        """
         known = self._known(handle.peer)
         until = anyio.current_time() + wait_s
         async with _client(known, self._tokens.get(known.name)) as client:
@@ -141,7 +202,10 @@ async def _open_http(peer: PeerEntry, token: Secret | None) -> AsyncIterator[htt
             f"The peer {peer.name} may not be called: its address is not public, and allow_private is not set "
             "for it in config.yaml."
         ) from error
-    except _FAULTS as error:
+    except ToolRefused:
+        raise
+    except Exception as error:  # the SDK raises many kinds for a malformed response
+        logger.info("a request to the peer %s failed", peer.name, exc_info=True)
         raise ToolRefused(f"The peer {peer.name} {_problem(error)}.") from error
 
 
@@ -161,18 +225,6 @@ async def _card(http: httpx.AsyncClient, peer: PeerEntry) -> AgentCard:
         if _origin(httpx.URL(interface.url)) != here:
             interface.url = peer.url
     return card
-
-
-async def _sent(client: Client, request: SendMessageRequest, timeout_s: float) -> Task | Message:
-    patience = ClientCallContext(timeout=timeout_s)
-    # Without streaming there is one event: the whole answer.
-    events = [event async for event in client.send_message(request, context=patience)]
-    for event in events:
-        if event.HasField("task"):
-            return event.task
-        if event.HasField("message"):
-            return event.message
-    raise ValueError("the response is neither a task nor a message")
 
 
 async def _task(client: Client, handle: PeerTaskHandle) -> Task:
@@ -271,16 +323,15 @@ def _cause(error: Exception) -> BaseException | None:
     return error if isinstance(error, httpx.HTTPError) else error.__cause__
 
 
-class PeerTransport(httpx.AsyncBaseTransport):
-    """httpx transport to one peer: its origin only, checked addresses, no proxies, no redirects."""
+class PeerTransport(httpx.AsyncHTTPTransport):
+    """Reaches one peer: its origin only, checked addresses, no proxies; its responses are limited in size."""
 
     def __init__(self, peer: PeerEntry) -> None:
+        super().__init__(verify=_tls(), trust_env=False)
         self._origin = _origin(httpx.URL(peer.url))
         guard = AddressGuard(_ANYWHERE if peer.allow_private else AllowList())
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=_tls() if self._origin[0] == "https" else None,
-            network_backend=GuardedNetwork(guard, CONNECT_S),
-        )
+        # httpx has no parameter for the network.
+        self._pool = httpcore.AsyncConnectionPool(_tls(), network_backend=GuardedNetwork(guard, CONNECT_S))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request and return the response; its body is streamed.
@@ -291,72 +342,36 @@ class PeerTransport(httpx.AsyncBaseTransport):
         """
         if _origin(request.url) != self._origin:
             raise TargetRefused("the request goes to another host than the peer's")
-        stream = request.stream
-        assert isinstance(stream, httpx.AsyncByteStream)
-        sent = httpcore.Request(
-            method=request.method,
-            url=httpcore.URL(
-                scheme=request.url.raw_scheme,
-                host=request.url.raw_host,
-                port=request.url.port,
-                target=request.url.raw_path,
-            ),
-            headers=request.headers.raw,
-            content=stream,
-            extensions=request.extensions,
-        )
         try:
-            response = await self._pool.handle_async_request(sent)
-        except _FAILURES as error:
-            raise _as_httpx(error, request) from error
-        headers = httpx.Headers(response.headers)
-        if headers.get("content-encoding", "identity") != "identity":
+            response = await super().handle_async_request(request)
+        except OSError as error:  # the host has no address
+            raise httpx.ConnectError(str(error), request=request) from error
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        response.stream = _Bounded(response.stream, request)
+        if response.headers.get("content-encoding", "identity") != "identity":
             # A small compressed response could expand to any size.
-            await response.aclose()
+            await response.stream.aclose()
             raise httpx.RemoteProtocolError("the response is compressed, which was not requested", request=request)
-        assert isinstance(response.stream, AsyncIterable)
-        return httpx.Response(response.status, headers=response.headers, stream=_Bounded(response, request))
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._pool.aclose()
+        return response
 
 
 class _Bounded(httpx.AsyncByteStream):
     """A response body that fails if it is too large."""
 
-    def __init__(self, response: httpcore.Response, request: httpx.Request) -> None:
-        self._response = response
+    def __init__(self, stream: httpx.AsyncByteStream, request: httpx.Request) -> None:
+        self._stream = stream
         self._request = request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         read = 0
-        try:
-            async for piece in self._response.aiter_stream():
-                read += len(piece)
-                if read > MAX_ANSWER_BYTES:
-                    raise httpx.RemoteProtocolError(
-                        f"the answer has more than {MAX_ANSWER_BYTES} bytes", request=self._request
-                    )
-                yield piece
-        except _FAILURES as error:
-            raise _as_httpx(error, self._request) from error
+        async for piece in self._stream:
+            read += len(piece)
+            if read > MAX_ANSWER_BYTES:
+                raise httpx.RemoteProtocolError("the response is too large", request=self._request)
+            yield piece
 
     async def aclose(self) -> None:
-        await self._response.aclose()
-
-
-_FAILURES: Final = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, OSError)
-
-
-def _as_httpx(error: Exception, request: httpx.Request) -> httpx.RequestError:
-    match error:
-        case httpcore.TimeoutException():
-            return httpx.ReadTimeout(str(error), request=request)
-        case httpcore.ProtocolError():
-            return httpx.RemoteProtocolError(str(error), request=request)
-        case _:
-            return httpx.ConnectError(str(error), request=request)
+        await self._stream.aclose()
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int]:

@@ -31,7 +31,8 @@ from codex_workspace.platform.tools import (
 )
 from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.storage.memories import Exchange, Memory
-from codex_workspace.tools.interface import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState, Toolbox
+from codex_workspace.tools.mcp_server import Toolbox
+from codex_workspace.tools.peer_client import PeerInfo, PeerTaskHandle, PeerTaskReport, PeerTaskState
 
 ME = "11111111-1111-1111-1111-111111111111"
 ADA = "22222222-2222-2222-2222-222222222222"
@@ -92,14 +93,19 @@ class Kept:
     def __init__(self) -> None:
         self.held: list[tuple[str, str]] = []
 
-    async def commit(self, caller: ToolCaller, content: str) -> None:
-        self.held.append((caller.owner, content))
+    async def commit(self, owner: str, content: str) -> None:
+        self.held.append((owner, content))
 
-    async def recall(self, caller: ToolCaller, query: str, limit: int) -> list[Memory]:
-        return [Memory(content, 0.0) for owner, content in self.held[:limit] if owner == caller.owner and query]
+    async def recall(self, owner: str, query: str, limit: int) -> list[Memory]:
+        return [Memory(content, 0.0) for held, content in self.held[:limit] if held == owner and query]
 
-    async def history(self, caller: ToolCaller, limit: int) -> list[Exchange]:
-        return [Exchange(caller.context_id, "said", "", "")][:limit]
+
+async def history(owner: str, context_id: str, limit: int) -> list[Exchange]:
+    return [Exchange(context_id, f"said to {owner}", "", "")][:limit]
+
+
+def own_tools() -> Toolbox:
+    return Toolbox(Named("own"), Kept(), history)
 
 
 def peers_on(api: PlatformClient) -> PlatformPeers:
@@ -269,10 +275,10 @@ async def test_memory_and_history_come_from_the_platform() -> None:
         ],
     }
     async with api_of(platform) as api:
-        recollection = PlatformMemoryTool(api, Kept(), ())
-        await recollection.commit(CALLER, "Mondays.")
-        (memory,) = await recollection.recall(CALLER, "days", 1)
-        exchanges = await recollection.history(CALLER, 10)
+        recollection = PlatformMemoryTool(api, own_tools(), ())
+        await recollection.commit(CALLER.owner, "Mondays.")
+        (memory,) = await recollection.recall(CALLER.owner, "days", 1)
+        exchanges = await recollection.history(CALLER.owner, CALLER.context_id, 10)
     assert (memory.content, memory.created_at) == ("Mondays.", 1777629600.0)
     assert platform.bodies[f"GET /workspaces/{ME}/memories"][0]["q"] == "days"
     assert [(each.request, each.reply) for each in exchanges] == [("When?", "Soon."), ("", "It is Monday.")]
@@ -292,17 +298,17 @@ async def test_named_principals_use_the_agents_own_memory() -> None:
         f"POST /workspaces/{ME}/memories": [{"id": "m"}],
         f"POST /workspaces/{ME}/notify": [{"status": "sent"}],
     }
-    bob, kept = ToolCaller("bob", "context-2"), Kept()
+    bob = ToolCaller("bob", "context-2")
     async with api_of(platform) as api:
-        tools = platform_toolbox(Toolbox(Named("own"), kept), api, ["own"], ["bob"])
-        await tools.memory.commit(bob, "Bob's.")
-        await tools.memory.commit(CALLER, "The platform's.")
-        assert [memory.content for memory in await tools.memory.recall(bob, "x", 9)] == ["Bob's."]
-        assert [each.request for each in await tools.memory.history(bob, 9)] == ["context-2"]
-        assert tools.notifier is not None
-        await tools.notifier.notify(CALLER, "half way")
+        tools = platform_toolbox(own_tools(), api, ["own"], ["bob"])
+        await tools.memory.commit("bob", "Bob's.")
+        await tools.memory.commit(CALLER.owner, "The platform's.")
+        assert [memory.content for memory in await tools.memory.recall("bob", "x", 9)] == ["Bob's."]
+        assert [each.request for each in await tools.history("bob", "context-2", 9)] == ["context-2"]
+        assert tools.notify is not None
+        await tools.notify(CALLER, "half way")
         with pytest.raises(ToolRefused, match="not the platform's user"):
-            await tools.notifier.notify(bob, "half way")
+            await tools.notify(bob, "half way")
         assert [peer.name for peer in await tools.peer_tasks.peers()] == ["own", ADA]
         platform.answers[f"GET /registry/{ME}/peers"] = [502]
         own, theirs = await tools.peer_tasks.peers()
@@ -311,6 +317,5 @@ async def test_named_principals_use_the_agents_own_memory() -> None:
             PLATFORM_PEERS,
             "The platform responds with HTTP 502.",
         )
-    assert kept.held == [("bob", "Bob's.")]
     assert [body["content"] for body in platform.bodies[f"POST /workspaces/{ME}/memories"]] == ["The platform's."]
     assert len(platform.bodies[f"POST /workspaces/{ME}/notify"]) == 1

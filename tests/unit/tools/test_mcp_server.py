@@ -1,11 +1,9 @@
 """The agent's own tools, called by a real MCP client; the peers are agents of the SDK's, and such as misbehave."""
 
 import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
 
 import anyio
 import httpx2
@@ -24,11 +22,15 @@ from codex_workspace.config.settings import OWN_TOOLS, PeerEntry
 from codex_workspace.protocol.mcp_status import ExpectedServers
 from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.storage.store import open_store
-from codex_workspace.tools.interface import Toolbox
-from codex_workspace.tools.mcp_server import ToolServer, caller_of, open_tool_server, quote, token_for
-from codex_workspace.tools.memory import StoredMemory
+from codex_workspace.tools.mcp_server import (
+    Toolbox,
+    ToolServer,
+    caller_of,
+    open_tool_server,
+    quote,
+    token_for,
+)
 from codex_workspace.tools.peer_client import MAX_ANSWER_BYTES, PeerClient
-from tests.support.paths import ROOT
 from tests.unit.cli.test_chat import other_agent, serving_at
 
 ME, YOU = ToolCaller("me", "context-1"), ToolCaller("you", "context-2")
@@ -54,7 +56,10 @@ async def tools_with(
 ) -> AsyncIterator[ToolServer]:
     async with open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store:
         toolbox = Toolbox(
-            PeerClient(peers, {"strange": Secret(TOKEN)}), StoredMemory(store.memories, store.conversations), speaker
+            PeerClient(peers, {"strange": Secret(TOKEN)}),
+            store.memories,
+            store.conversations.newest,
+            None if speaker is None else speaker.notify,
         )
         async with open_tool_server(toolbox, Redactor([TOKEN]), longest_wait_s) as tools:
             yield tools
@@ -361,23 +366,3 @@ def test_long_words_are_cut() -> None:
 )
 def test_no_proxy_is_asked_for_the_tools(env: dict[str, str], excepted: dict[str, str]) -> None:
     assert without_proxy_for("127.0.0.1", env) == {**env, **excepted}
-
-
-OPENED: Final = """
-import asyncio, logging, pathlib, sys
-from codex_workspace.common.redact import Redactor
-from tests.unit.tools.test_mcp_server import tools_with
-
-async def opened():
-    async with tools_with(pathlib.Path(sys.argv[1])):
-        root = logging.getLogger()
-        print(root.handlers, root.level == logging.WARNING)
-
-asyncio.run(opened())
-"""
-
-
-async def test_the_hosts_log_is_left_as_it_is(tmp_path: Path) -> None:
-    # In a process of its own: here the log has handlers of the tests'.
-    ended = await anyio.run_process([sys.executable, "-c", OPENED, str(tmp_path)], cwd=ROOT)
-    assert (ended.stdout.decode().strip(), ended.stderr) == ("[] True", b"")
