@@ -19,7 +19,7 @@ import psutil
 import yaml
 
 from image.engine import Engine, runner
-from tests.support.waiting import HANG_S
+from tests.support.waiting import eventually
 
 IMAGE: Final = os.environ.get("IMAGE", "codex-workspace:test")
 TOKEN: Final = "token-of-the-operator-0123456789"
@@ -122,10 +122,16 @@ class Container:
 
     async def ready(self, starts: int = 1) -> None:
         """Wait until the log states `starts` times that the agent is ready."""
-        with anyio.fail_after(HANG_S):
-            while len(READY.findall(log := await self.log())) < starts:
-                assert (await self.inspect())["Status"] != "exited", log
-                await anyio.sleep(0.05)
+
+        async def is_ready() -> bool:
+            log = await self.log()
+            assert not await self.has_exited(), log
+            return len(READY.findall(log)) >= starts
+
+        await eventually(is_ready, poll_s=0.05)
+
+    async def has_exited(self) -> bool:
+        return (await self.inspect())["Status"] == "exited"
 
     async def stop(self) -> tuple[int, float]:
         """Stop it as an operator would; return the exit code and the duration in seconds."""
@@ -188,7 +194,5 @@ async def run_to_exit(
 ) -> tuple[int, str]:
     """Start a container that should exit by itself; return its exit code and its log."""
     async with started(options, environment, image) as container:
-        with anyio.fail_after(HANG_S):
-            while (state := await container.inspect())["Status"] != "exited":
-                await anyio.sleep(0.05)
-        return int(str(state["ExitCode"])), await container.log()
+        await eventually(container.has_exited, poll_s=0.05)
+        return int(str((await container.inspect())["ExitCode"])), await container.log()

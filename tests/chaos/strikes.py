@@ -13,8 +13,7 @@ from codex_workspace.devkit.model import ScriptedModel
 from tests.chaos.clients import Client, Responses
 from tests.chaos.plan import Strike, StrikeKind
 from tests.chaos.supervised import Supervised
-
-POLL_S: Final = 0.02
+from tests.support.waiting import eventually
 
 STARTED_S: Final = 1.0
 """A codex of this age has answered `initialize`; for one that is frozen earlier, the agent waits much longer."""
@@ -74,14 +73,14 @@ class Killer:
                 assert_never(strike.kind)
 
     async def _agent(self) -> psutil.Process:
-        while (process := self.agent.process) is None:
-            await anyio.sleep(POLL_S)
-        return process
+        return await eventually(lambda: self.agent.process)
 
     async def _codex(self, age_s: float = 0.0) -> psutil.Process:
-        while (codex := self.agent.codex()) is None or time.time() - codex.create_time() < age_s:
-            await anyio.sleep(POLL_S)
-        return codex
+        def old_enough() -> psutil.Process | None:
+            codex = self.agent.codex()
+            return codex if codex is not None and time.time() - codex.create_time() >= age_s else None
+
+        return await eventually(old_enough)
 
     def _signal(self, strike: Strike, number: signal.Signals, *processes: psutil.Process) -> None:
         for process in processes:
@@ -103,14 +102,11 @@ class Killer:
     async def _drop(self, strike: Strike) -> None:
         clients = [*self.clients[strike.victim :], *self.clients[: strike.victim]]
         with anyio.move_on_after(BUSY_WITHIN_S):
-            while (
-                request_scope := next((each.request_scope for each in clients if each.request_scope is not None), None)
-            ) is None:
-                await anyio.sleep(POLL_S)
-            request_scope.cancel()
+            scope = await eventually(lambda: next((each.request_scope for each in clients if each.request_scope), None))
+            scope.cancel()
             self._note(strike, "the connection of a client")
             return
-        self._note(strike, "no connection: nobody is waiting")
+        self._note(strike, "no connection: no client has a request in progress")
 
     def _note(self, strike: Strike, what: str) -> None:
         self.strike_log.append(StrikeRecord(anyio.current_time() - self.start, strike, what))

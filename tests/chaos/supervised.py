@@ -13,6 +13,7 @@ import anyio
 import psutil
 
 from tests.e2e.agent_process import AgentSetup, spawn
+from tests.support.waiting import eventually
 
 RESTART_PAUSE_S: Final = 0.1
 STOP_WITHIN_S: Final = 10.0
@@ -68,8 +69,7 @@ async def supervised(setup: AgentSetup) -> AsyncIterator[Supervised]:
             finally:
                 agent.stop()
                 with anyio.move_on_after(STOP_WITHIN_S, shield=True):
-                    while agent.process is not None:
-                        await anyio.sleep(0.02)
+                    await eventually(lambda: agent.process is None)
                 tasks.cancel_scope.cancel()
     finally:
         if agent.process is not None:
@@ -90,8 +90,7 @@ def processes_of(root: Path) -> list[psutil.Process]:
 async def end_processes_of(root: Path) -> list[str]:
     """Wait until the agent's processes have ended; kill and describe the remaining ones."""
     with anyio.move_on_after(GONE_WITHIN_S):
-        while processes_of(root):
-            await anyio.sleep(0.05)
+        await eventually(lambda: not processes_of(root), poll_s=0.05)
     left = processes_of(root)
     described = [_described(process) for process in left]
     for process in left:

@@ -38,7 +38,7 @@ from codex_workspace.devkit.model import scripted_model
 from tests.e2e.agent_process import READY, AgentSetup, running_agent
 from tests.e2e.client import peer
 from tests.project.test_layers import FILES, LAYERS
-from tests.support.waiting import HANG_S
+from tests.support.waiting import HANG_S, eventually
 
 ROOT: Final = TEMPLATE_DIR
 README: Final = ROOT / "README.md"
@@ -302,6 +302,12 @@ async def agent_from_readme(root: Path, model_url: str) -> AsyncIterator[str]:
         "A2A_PORT": "0",
     }
     log = root / "agent.log"
+
+    def url() -> str | None:
+        found = READY.search(log.read_text())
+        assert found or process.poll() is None, log.read_text()
+        return found and found.group(1)
+
     with log.open("wb") as output:
         process = psutil.Popen(
             ["sh", "-ec", commands.replace("/path/to/your/code", str(code))],
@@ -311,11 +317,7 @@ async def agent_from_readme(root: Path, model_url: str) -> AsyncIterator[str]:
             start_new_session=True,
         )
     try:
-        with anyio.fail_after(HANG_S):
-            while (ready := READY.search(log.read_text())) is None:
-                assert process.poll() is None, log.read_text()
-                await anyio.sleep(0.02)
-        yield ready.group(1)
+        yield await eventually(url)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         with anyio.CancelScope(shield=True):

@@ -14,7 +14,7 @@ import anyio
 import psutil
 import yaml
 
-from tests.support.waiting import HANG_S
+from tests.support.waiting import HANG_S, eventually
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 Backend: TypeAlias = Literal["app-server", "exec"]
@@ -169,10 +169,11 @@ async def running_agent(
 
 
 async def _url(process: psutil.Popen, log: Path, start: int) -> str:
-    with anyio.fail_after(HANG_S):
-        while True:
-            said = (await anyio.Path(log).read_bytes())[start:].decode(errors="replace")
-            if found := READY.search(said):
-                return found.group(1)
-            assert process.poll() is None, f"the agent ended before it was ready:\n{said}"
-            await anyio.sleep(0.02)
+    def ready() -> str | None:
+        output = log.read_bytes()[start:].decode(errors="replace")
+        if found := READY.search(output):
+            return found.group(1)
+        assert process.poll() is None, f"the agent ended before it was ready:\n{output}"
+        return None
+
+    return await eventually(ready)

@@ -29,7 +29,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from codex_workspace.common.a2a_terms import TERMINAL
 from codex_workspace.tasks.replies import USAGE
-from tests.support.waiting import HANG_S
+from tests.support.waiting import HANG_S, eventually
 
 
 def script(*steps: dict[str, object], text: str = "") -> str:
@@ -166,10 +166,13 @@ class Peer:
 
     async def finished(self, task_id: str, within_s: float = HANG_S) -> Seen:
         """Poll a task until it ends, without a stream."""
+
+        async def end() -> Seen | None:
+            seen = await self.get(task_id)
+            return seen if seen.state in TERMINAL else None
+
         with anyio.fail_after(within_s):
-            while (seen := await self.get(task_id)).state not in TERMINAL:
-                await anyio.sleep(0.02)
-        return seen
+            return await eventually(end)
 
     async def cancel(self, task_id: str) -> Seen:
         """Cancel a task and return it."""

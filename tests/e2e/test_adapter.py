@@ -86,6 +86,9 @@ class Platform:
         """Return the response of a route of the runtime."""
         return await self._http.get(path)
 
+    async def wedge_reason(self) -> str:
+        return str((await self.get("/wedge")).json())
+
     async def reply(self, text: str, message_id: str | None = None, **more: object) -> str:
         """Send a message and return the text that the platform shows: the first part of the response's message."""
         result = (await self.push(message(text, message_id or str(uuid.uuid4()), **more)))["result"]
@@ -316,12 +319,10 @@ async def test_a_codex_that_no_longer_starts_is_reported_to_the_platform(setup: 
     codex.symlink_to(load_settings(setup.prepare()).codex_bin or "")
     setup = hosted_by("august", replace(setup, codex={"max_restarts": 1}), CODEX_BIN=str(codex))
     async with running_agent(setup, HOST) as agent, platform(agent) as host:
-        assert (await host.get("/wedge")).json() == ""
+        assert await host.wedge_reason() == ""
         codex.unlink()
         agent.codex().kill()
-        with anyio.fail_after(HANG_S):
-            while not (reason := (await host.get("/wedge")).json()):
-                await anyio.sleep(0.05)
+        reason = await eventually(host.wedge_reason)
         assert "codex" in reason
         assert str(setup.root) not in reason
 
@@ -343,9 +344,7 @@ async def test_codex_exec_answers_resumes_and_reports_a_missing_codex(setup: Age
                     await host.push(interrupted)
 
             tasks.start_soon(push)
-            with anyio.fail_after(HANG_S):
-                while not (running := agent.commands("30")):
-                    await anyio.sleep(0.02)
+            running = await eventually(lambda: agent.commands("30"))
             agent.process.send_signal(signal.SIGKILL)
         await agent.ended()
     calls_before = model_calls(model)
@@ -355,11 +354,9 @@ async def test_codex_exec_answers_resumes_and_reports_a_missing_codex(setup: Age
         await eventually(lambda: model_calls(model) != calls_before)
         assert (await host.push(interrupted))["result"]["parts"][0]["text"]
         assert "quince" in await host.reply(REPEAT)
-        assert (await host.get("/wedge")).json() == ""
+        assert await host.wedge_reason() == ""
         codex.unlink()
-        with anyio.fail_after(HANG_S):
-            while not (reason := (await host.get("/wedge")).json()):
-                await anyio.sleep(0.05)
+        reason = await eventually(host.wedge_reason)
         assert "codex" in reason
         assert str(setup.root) not in reason
 

@@ -25,7 +25,7 @@ from codex_workspace.runtimes.launch import Launch
 from tests.e2e.agent_process import AgentSetup
 from tests.e2e.client import script
 from tests.support.memory_codex import turn_of
-from tests.support.waiting import HANG_S
+from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -131,8 +131,7 @@ async def test_an_interrupted_command_is_killed_and_closed(launch: Launch, optio
         async with turn_of(conversation, text_input(script({"run": "sleep 86424"}))) as started:
             seen: list[object] = []
             with anyio.fail_after(HANG_S):
-                while not (sleeping := _processes_running("86424")):
-                    await anyio.sleep(0.02)
+                sleeping = await eventually(lambda: _processes_running("86424"))
                 started.turn.interrupt()
                 while started.turn.ended is None:
                     seen += await started.turn.receive()

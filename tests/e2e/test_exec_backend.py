@@ -30,7 +30,7 @@ from tests.e2e.test_content import send as send_parts
 from tests.e2e.test_deliveries import send
 from tests.e2e.test_exec_process import binary
 from tests.e2e.test_mcp import call, files_containing, notices, stdio, tool_outputs
-from tests.support.waiting import HANG_S
+from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.with_exec
 
@@ -71,10 +71,7 @@ async def card_limits(agent: AgentProcess) -> str:
 
 async def command(agent: AgentProcess, word: str) -> list[psutil.Process]:
     """Wait for a command of codex and return its processes."""
-    with anyio.fail_after(HANG_S):
-        while not (found := agent.commands(word)):
-            await anyio.sleep(0.01)
-    return found
+    return await eventually(lambda: agent.commands(word))
 
 
 @pytest.mark.versions

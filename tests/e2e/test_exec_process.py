@@ -336,8 +336,7 @@ async def test_a_command_without_the_run_marker_is_killed_too(launch: Launch, co
             async for event in run:
                 if isinstance(event, ToolUse):
                     break
-            while not sleeping_processes(seconds):
-                await anyio.sleep(0.02)
+            await eventually(lambda: sleeping_processes(seconds))
     assert sleeping_processes(seconds) == []
 
 
@@ -542,8 +541,7 @@ async def test_output_before_an_abort_is_delivered(launch: Launch) -> None:
         async with CodexExec(launch).run(
             script({"run": "echo hi"}, {"run": "touch on; sleep 600"}), UNSANDBOXED
         ) as run:
-            while not (launch.cwd / "on").exists():
-                await anyio.sleep(0.02)
+            await eventually((launch.cwd / "on").exists)
             run.abort()
             events = [event async for event in run]
     assert next(result.output for result in events_of_type(ToolResult, events)) == "hi\n"
@@ -656,8 +654,7 @@ async def test_the_version_query_leaves_no_process(launch: Launch, tmp_path: Pat
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(CodexExec(replace(launch, binary=wrapper)).version)
-            while not (tmp_path / "on").exists():
-                await anyio.sleep(0.02)
+            await eventually((tmp_path / "on").exists)
             if last == "wait":
                 tasks.cancel_scope.cancel()
     assert remaining_processes(launch) == []

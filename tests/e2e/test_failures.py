@@ -19,7 +19,7 @@ from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.tasks.replies import FAILURE
 from tests.e2e.agent_process import SECRET, AgentSetup, running_agent
 from tests.e2e.client import Peer, peer, plain, script
-from tests.support.waiting import HANG_S
+from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -251,11 +251,10 @@ async def test_sigterm_while_codex_fails_to_start_stops_the_agent_at_once(setup:
     silent = _fake_codex(tmp_path, "import time; time.sleep(60)")
     environment = setup.prepare() | {"CODEX_BIN": silent}
     process = psutil.Popen([sys.executable, "-m", "codex_workspace", "serve"], env=environment, stderr=subprocess.PIPE)
+    # A library starts a program when it is imported.
+    children = await eventually(lambda: [child for child in process.children() if silent in child.cmdline()])
+    process.terminate()
     with anyio.fail_after(15):
-        # A library starts a program when it is imported.
-        while not (children := [child for child in process.children() if silent in child.cmdline()]):
-            await anyio.sleep(0.02)
-        process.terminate()
         assert await anyio.to_thread.run_sync(process.wait) == 0
     _, alive = psutil.wait_procs(children, timeout=1)
     assert not alive

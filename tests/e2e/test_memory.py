@@ -17,7 +17,7 @@ from codex_workspace.tasks.replies import STOPPED
 from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
 from tests.e2e.turn_progress import wait_for_model_calls
-from tests.support.waiting import HANG_S, eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.both_backends
 
@@ -70,9 +70,7 @@ async def test_codex_killed_during_a_turn_fails_or_resumes_it_and_the_context_re
             seen.take(event)
             if seen.kinds()[-1:] == ["command"]:
                 break
-        with anyio.fail_after(HANG_S):
-            while not (commands := agent.commands("86421")):
-                await anyio.sleep(0.01)
+        commands = await eventually(lambda: agent.commands("86421"))
         agent.codex().kill()
         if recovery == "fail":
             failed = await client.finished(seen.task_id, within_s=1.0)
@@ -116,8 +114,7 @@ async def test_sigterm_waits_the_grace_period_then_fails_or_keeps_the_turn(
             tasks.start_soon(follow, ends_in_time, script({"chunks": 8, "delay_ms": 80}), "short")
             tasks.start_soon(follow, never_ends, script({"say": "At work.", "stall": True, "times": 1}), "long")
             await wait_for_model_calls(model, 2)
-            while not (ends_in_time.task_id and never_ends.task_id):
-                await anyio.sleep(0.01)
+            await eventually(lambda: ends_in_time.task_id and never_ends.task_id)
             with anyio.fail_after(7):
                 assert await agent.stop() == 0
         assert ends_in_time.state == COMPLETED

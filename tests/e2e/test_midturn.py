@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import anyio
 import pytest
 from a2a.types import SendMessageRequest, TaskState
 from google.protobuf.json_format import ParseDict
@@ -12,7 +11,7 @@ from codex_workspace.tasks.replies import SUPERSEDED
 from codex_workspace.tasks.request import TURN
 from tests.e2e.agent_process import AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
-from tests.support.waiting import HANG_S
+from tests.e2e.turn_progress import wait_for_text
 
 COMPLETED, CANCELED, REJECTED = (
     TaskState.TASK_STATE_COMPLETED,
@@ -40,9 +39,7 @@ async def send(client: Peer, sent: SendMessageRequest) -> Seen:
 async def start_turn(client: Peer, text: str) -> Seen:
     """Send a message and return its task as soon as its turn has produced text."""
     seen = await client.begin(text, "ctx")
-    with anyio.fail_after(HANG_S):
-        while not (await client.get(seen.task_id)).answer:
-            await anyio.sleep(0.02)
+    await wait_for_text(client, seen)
     return seen
 
 

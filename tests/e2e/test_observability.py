@@ -16,9 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.docs.test_docs import names_in, table
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentProcess, AgentSetup, running_agent
-from tests.e2e.client import Peer, Seen, peer, request, script
+from tests.e2e.client import Peer, peer, request, script
 from tests.e2e.otlp_receiver import ExportedSpan, otlp_receiver
-from tests.support.waiting import HANG_S
+from tests.e2e.turn_progress import wait_for_text
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -127,18 +128,13 @@ def documented_label_values(name: str) -> frozenset[str]:
 
 async def wait_for_metrics(http: httpx.AsyncClient, **expected: float) -> Numbers:
     """Scrape until the metrics have these values."""
-    with anyio.fail_after(HANG_S):
-        while True:
-            numbers = metrics_of(await scrape(http))
-            if all(numbers[f"codex_workspace_{name}", ""] == value for name, value in expected.items()):
-                return numbers
-            await anyio.sleep(0.05)
 
+    async def matching() -> Numbers | None:
+        numbers = metrics_of(await scrape(http))
+        is_match = all(numbers[f"codex_workspace_{name}", ""] == value for name, value in expected.items())
+        return numbers if is_match else None
 
-async def wait_for_text(client: Peer, started: Seen, text: str) -> None:
-    with anyio.fail_after(HANG_S):
-        while text not in (await client.get(started.task_id)).answer:
-            await anyio.sleep(0.02)
+    return await eventually(matching)
 
 
 async def test_operator_endpoints_require_the_operator_token(setup: AgentSetup) -> None:

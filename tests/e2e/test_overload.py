@@ -1,8 +1,10 @@
 """More clients than slots: accepted messages are answered, the others are rejected at once, memory stays level."""
 
 import json
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 
 import anyio
@@ -12,7 +14,7 @@ import pytest
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import script
 from tests.e2e.load_generator import METHODS, CallResult, ask, call, unlimited_client
-from tests.support.waiting import HANG_S
+from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +97,11 @@ async def test_accepted_messages_are_answered_and_the_rest_is_rejected_at_once(a
         assert (await ask(http, call(last_rejected.method, "later", "crowded", last_rejected.message_id))).completed
 
 
+def stored_deliveries(setup: AgentSetup) -> int:
+    with closing(sqlite3.connect(setup.root / "state" / "workspace.sqlite3")) as connection:
+        return int(connection.execute("select count(*) from deliveries").fetchone()[0])
+
+
 async def test_a_known_message_joins_even_when_the_queue_is_full(setup: AgentSetup) -> None:
     limits = {"max_waiting_per_context": 1, "max_running_turns": 1}
     async with running_agent(replace(setup, limits=limits)) as agent, unlimited_client(agent.url) as http:
@@ -104,9 +111,10 @@ async def test_a_known_message_joins_even_when_the_queue_is_full(setup: AgentSet
             answers.append(await ask(http, call("SendMessage", text, "ctx", message_id)))
 
         async with anyio.create_task_group() as tasks:
-            for message_id in ("runs", "waits"):
-                tasks.start_soon(send, message_id)
-                await anyio.sleep(0.3)
+            tasks.start_soon(send, "runs")
+            await eventually(lambda: stored_deliveries(setup) == 1)
+            tasks.start_soon(send, "waits")
+            await eventually(lambda: stored_deliveries(setup) == 2)
             assert [await busy_error(http, method) for method in METHODS] == [
                 BUSY_ERROR_1_0,
                 BUSY_ERROR_1_0,

@@ -12,6 +12,7 @@ from codex_workspace.devkit.platform.app import StandInOptions, running_platform
 from codex_workspace.platform.deadline_reply import STILL_WORKING
 from tests.e2e.agent_process import AgentSetup, running_agent
 from tests.e2e.client import script
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -52,8 +53,7 @@ async def test_an_idle_polling_agent_starts_within_a_second(setup: AgentSetup, m
             await anyio.sleep(6.0)
             calls_before, start = len(model.requests), time.monotonic()
             await platform.canvas_message(ME, "hello")
-            while len(model.requests) == calls_before:
-                await anyio.sleep(0.01)
+            await eventually(lambda: len(model.requests) > calls_before, poll_s=0.01)
             assert time.monotonic() - start < 1.0
             await platform.until(lambda: platform.notifications(ME)[1:] == ["You said: hello"])
 

@@ -401,12 +401,9 @@ async def test_a_message_that_joined_a_turn_reports_its_question(setup: AgentSet
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow, client, wish, first)
-            with anyio.fail_after(HANG_S):
-                while not first.notes:
-                    await anyio.sleep(0.01)
-                tasks.start_soon(follow, other, more, joined)
-                while first.state != ASKING or len(joined.notes) < 2:
-                    await anyio.sleep(0.01)
+            await eventually(lambda: first.notes)
+            tasks.start_soon(follow, other, more, joined)
+            await eventually(lambda: first.state == ASKING and len(joined.notes) >= 2)
             assert "joined" in note_texts(joined)[0]
             assert f"taskId {first.task_id}" in note_texts(joined)[1]
             assert joined.state == WORKING

@@ -198,8 +198,7 @@ async def test_an_agent_started_on_a_full_disk_stops_on_sigterm(setup: AgentSetu
     log = tmp_path / "agent.log"
     with log.open("wb") as output, anyio.fail_after(HANG_S):
         process = await anyio.open_process(words, env=setup.prepare(), cwd=tmp_path, stdout=output, stderr=output)
-        while "the disk is full" not in log.read_text():
-            await anyio.sleep(0.05)
+        await eventually(lambda: "the disk is full" in log.read_text())
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0, log.read_text()
     assert "ready" not in log.read_text()

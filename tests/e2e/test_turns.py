@@ -10,7 +10,7 @@ from a2a.types import TaskState
 from codex_workspace.devkit.script import numbered_text
 from tests.e2e.agent_process import AgentProcess, AgentSetup, Backend, running_agent
 from tests.e2e.client import Peer, Seen, peer, script
-from tests.support.waiting import HANG_S
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.both_backends
 
@@ -51,10 +51,9 @@ async def test_cancel_stops_the_command_and_keeps_the_thread(agent: AgentProcess
                 seen.take(event)
 
         tasks.start_soon(follow)
-        with anyio.fail_after(HANG_S):
-            # Codex starts the process shortly before it reports it.
-            while not ((commands := agent.commands("86423")) and "command" in seen.kinds()):
-                await anyio.sleep(0.01)
+        # Codex starts the process shortly before it reports it.
+        await eventually(lambda: "command" in seen.kinds())
+        commands = await eventually(lambda: agent.commands("86423"))
         # The stream must end too, or the task group would not.
         with anyio.fail_after(1):
             canceled = await client.cancel(seen.task_id)

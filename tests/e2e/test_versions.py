@@ -13,6 +13,7 @@ from codex_cli_bin import bundled_codex_path  # type: ignore[import-untyped]
 from codex_workspace.runtimes.backend import CONTINUE_PROMPT
 from tests.e2e.agent_process import REPOSITORY, AgentSetup, running_agent
 from tests.e2e.client import peer, script
+from tests.e2e.turn_progress import wait_for_text
 
 pytestmark = pytest.mark.slow
 
@@ -65,8 +66,7 @@ async def test_a_conversation_continues_with_another_version(setup: AgentSetup, 
 async def test_an_interrupted_turn_is_resumed_by_another_version(setup: AgentSetup, first: Path, then: Path) -> None:
     async with running_agent(with_codex(setup, first)) as agent, peer(agent.url) as client:
         started = await client.begin(script({"say": "At work.", "stall": True, "times": 1}), "ctx")
-        while not (await client.get(started.task_id)).answer:
-            await anyio.sleep(0.02)
+        await wait_for_text(client, started)
         agent.process.kill()
         await agent.ended()
     async with running_agent(with_codex(setup, then)) as agent, peer(agent.url) as client:

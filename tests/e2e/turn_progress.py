@@ -4,6 +4,7 @@ import aiosqlite
 
 from codex_workspace.devkit.model import ScriptedModel
 from tests.e2e.agent_process import AgentSetup
+from tests.e2e.client import Peer, Seen
 from tests.support.waiting import eventually
 
 
@@ -15,6 +16,16 @@ def model_calls(model: ScriptedModel) -> int:
 async def wait_for_model_calls(model: ScriptedModel, times: int = 1) -> None:
     """Wait for `times` model calls."""
     await eventually(lambda: model_calls(model) >= times)
+
+
+async def wait_for_text(client: Peer, started: Seen, text: str = "") -> None:
+    """Wait until a task's answer is not empty and contains `text`."""
+
+    async def has_arrived() -> bool:
+        answer = (await client.get(started.task_id)).answer
+        return bool(answer) and text in answer
+
+    await eventually(has_arrived)
 
 
 async def wait_for_running_turn(setup: AgentSetup, model: ScriptedModel) -> None:

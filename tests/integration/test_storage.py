@@ -26,6 +26,7 @@ from codex_workspace.storage.migrations import SCHEMA_VERSION
 from codex_workspace.storage.retention import BATCH
 from codex_workspace.storage.store import Store, open_store
 from tests.e2e.small_disk import small_disk
+from tests.support.waiting import eventually
 from tests.unit.storage.test_store import COMPLETED, ME, SUBMITTED, WORKING, task_of, text_of
 
 
@@ -224,8 +225,11 @@ async def test_a_message_that_does_not_fit_is_rejected_and_not_stored(tmp_path: 
         # A full disk is probed at intervals only.
         full.unlink()
         assert await store.write_problem() == "the disk is full"
-        await anyio.sleep(PROBE_INTERVAL_S + 0.1)
-        assert await store.write_problem() is None
+
+        async def is_writable() -> bool:
+            return await store.write_problem() is None
+
+        await eventually(is_writable)
         await accept(store, "during", LARGE_TEXT)
     assert rows(tmp_path / "small.sqlite3", "select message_id from deliveries order by 1") == [
         ("before",),

@@ -52,6 +52,7 @@ from codex_workspace.server.card import agent_card
 from codex_workspace.server.grpc_server import bind_grpc
 from codex_workspace.server.limits import MAX_NESTING, StreamLimits
 from codex_workspace.storage.store import open_store
+from tests.support.waiting import eventually
 from tests.unit.server.test_app import Echo
 
 TRANSPORTS = ("JSONRPC", "HTTP+JSON", "GRPC")
@@ -392,10 +393,12 @@ async def test_an_idle_stream_is_closed_and_its_task_continues(tmp_path: Path, t
         events = [event async for event in client.send_message(request("m-1", "wait"))]
         assert states(events) == ["SUBMITTED", "WORKING"]
         server.executor.go.set()
-        task = await client.get_task(GetTaskRequest(id=events[0].task.id))
-        while task.status.state != TaskState.TASK_STATE_COMPLETED:
-            await anyio.sleep(0.005)
-            task = await client.get_task(GetTaskRequest(id=task.id))
+
+        async def completed() -> bool:
+            task = await client.get_task(GetTaskRequest(id=events[0].task.id))
+            return task.status.state == TaskState.TASK_STATE_COMPLETED
+
+        await eventually(completed)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -730,24 +733,23 @@ async def test_a_vanished_grpc_client_releases_its_slot(tmp_path: Path) -> None:
     ):
         assert client.stdout is not None
         assert b"open" in await client.stdout.receive()
-        assert await stream_rejected(server)
+        assert not await stream_accepted(server)
         client.send_signal(signal.SIGSTOP)
-        while await stream_rejected(server):
-            await anyio.sleep(0.1)
+        await eventually(lambda: stream_accepted(server), poll_s=0.1)
         client.kill()
 
 
-async def stream_rejected(server: RunningServer) -> bool:
-    """Whether one more stream is rejected."""
+async def stream_accepted(server: RunningServer) -> bool:
+    """Whether one more stream is accepted."""
     call = server.grpc.SendStreamingMessage(request(str(uuid.uuid4())), metadata=(("a2a-version", "1.0"),))
     try:
         await call.read()
     except grpc.aio.AioRpcError as error:
         if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
             raise
-        return True
+        return False
     call.cancel()
-    return False
+    return True
 
 
 async def test_grpc_stops_despite_an_open_stream(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from codex_workspace.config.loading import load_settings
 from codex_workspace.devkit.model import scripted_model
 from tests.e2e.agent_process import AgentSetup
 from tests.support.paths import ROOT
+from tests.support.waiting import eventually
 
 PACKAGE: Final = str(ROOT / "codex_workspace") + os.sep
 DEVKIT: Final = PACKAGE + "devkit"
@@ -59,9 +60,7 @@ async def modules_of_second_message(root: Path) -> list[str]:
         env = AgentSetup(root, model.base_url, port=port).prepare()
         tasks.start_soon(serve, load_settings(env), env)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            with anyio.fail_after(60):
-                while not await _is_ready(client):
-                    await anyio.sleep(0.05)
+            await eventually(lambda: _is_ready(client))
             headers = {"A2A-Version": "1.0"}
             (await client.post("/", json=message("first"), headers=headers)).raise_for_status()
             threading.setprofile(recorder)

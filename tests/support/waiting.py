@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final, TypeVar, overload
 
 import anyio
 
@@ -12,8 +12,15 @@ HANG_S: Final = 120.0
 POLL_S: Final = 0.02
 
 
-async def eventually(condition: Callable[[], object | Awaitable[object]], poll_s: float = POLL_S) -> None:
-    """Return as soon as `condition()`, awaited if necessary, is true.
+_T = TypeVar("_T")
+
+
+@overload
+async def eventually(condition: Callable[[], Awaitable[_T | None]], poll_s: float = POLL_S) -> _T: ...
+@overload
+async def eventually(condition: Callable[[], _T | None], poll_s: float = POLL_S) -> _T: ...
+async def eventually(condition: Callable[[], Any], poll_s: float = POLL_S) -> Any:
+    """Return the value of `condition()`, awaited if necessary, as soon as it is true.
 
     For the state of other processes, which have no event to wait for.
 
@@ -21,5 +28,10 @@ async def eventually(condition: Callable[[], object | Awaitable[object]], poll_s
         TimeoutError: the condition was still false after `HANG_S` seconds.
     """
     with anyio.fail_after(HANG_S):
-        while not (await value if inspect.isawaitable(value := condition()) else value):
+        while True:
+            value = condition()
+            if inspect.isawaitable(value):
+                value = await value
+            if value:
+                return value
             await anyio.sleep(poll_s)
