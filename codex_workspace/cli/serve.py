@@ -33,6 +33,7 @@ from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
 from codex_workspace.runtimes.backend import BackendStats
 from codex_workspace.server.app import Application, Readiness, ServerOptions, bind, build_app, reachable, serving
+from codex_workspace.server.card import card_signer
 from codex_workspace.server.grpc_server import GrpcListener, bind_grpc
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.server.limits import LimitedHandler, StreamLimits
@@ -398,9 +399,6 @@ def server_options(
     )
     if config.a2a.signing_key_file is None:
         return options
-    # Imported only if needed: it takes 30 ms.
-    from codex_workspace.server.card_signing import card_signer
-
     file, place = settings.config_file, ConfigLocation(str(settings.config_file)).at("a2a.signing_key_file")
     return replace(options, sign=card_signer(file.parent / config.a2a.signing_key_file, place))
 

@@ -39,10 +39,9 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
-from codex_workspace.common.a2a_terms import OFFSET, TERMINAL, WORKING, AuthenticatedUser
+from codex_workspace.common.a2a_terms import AWAITING_INPUT, OFFSET, TERMINAL, WORKING, AuthenticatedUser
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.server.limits import busy
-from codex_workspace.server.open_questions import AnsweredQuestions
 from codex_workspace.server.push import PushService
 from codex_workspace.storage.deliveries import (
     ANSWERED_PROMPT,
@@ -110,6 +109,41 @@ TASK_APPEARS_WITHIN_S: Final = 5.0
 """How long to wait for the task of an accepted message; it takes milliseconds."""
 
 LEFT_BEHIND: Final = "The agent was stopped during this task, and its message was not stored."
+
+
+MAX_TASKS: Final = 10_000
+"""How many tasks' questions are remembered; a question is open for an hour at most."""
+
+
+class AnsweredQuestions:
+    """Remembers the last answered question of each task, so that a second answer is not applied to the next question.
+
+    A question is identified by its time: the SDK removes its message from the status when an answer comes in.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, str]] = {}
+
+    def claim(self, task: Task, message_id: str) -> bool:
+        """Claim a task's question for a message; return False if another message answered it."""
+        asked_at = task.status.timestamp.ToNanoseconds()
+        known = self._last.pop(task.id, (0, ""))
+        is_new = known[0] != asked_at
+        # The last task is the most recent one.
+        self._last[task.id] = (asked_at, message_id) if is_new else known
+        if len(self._last) > MAX_TASKS:
+            del self._last[next(iter(self._last))]
+        return is_new or not asked_at or known[1] == message_id
+
+    def release(self, task_id: str, message_id: str) -> None:
+        """Release the question of a message that was rejected."""
+        if self._last.get(task_id, (0, ""))[1] == message_id:
+            del self._last[task_id]
+
+    def is_answered(self, task_id: str, status: TaskStatus) -> bool:
+        """Whether a status is a question that was answered; the task has not sent its next status yet."""
+        asked_at = status.timestamp.ToNanoseconds()
+        return status.state in AWAITING_INPUT and asked_at > 0 and self._last.get(task_id, (0, ""))[0] == asked_at
 
 
 class IdempotentHandler(DefaultRequestHandler):

@@ -10,8 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.server.app import ServerOptions
-from codex_workspace.server.card import agent_card
-from codex_workspace.server.card_signing import card_signer
+from codex_workspace.server.card import agent_card, card_signer
 
 OPTIONS = ServerOptions("ä name", "Says it again.", "1", "http://127.0.0.1/", versions=("1.0",))
 
