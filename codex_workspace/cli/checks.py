@@ -29,7 +29,7 @@ from codex_workspace.config.settings import MISPLACED, Settings
 from codex_workspace.runtimes.markdown import clean
 from codex_workspace.server.app import bind, reachable
 from codex_workspace.storage.database import file_version, integrity_problem, sqlite_file
-from codex_workspace.storage.migrations import SCHEMA_VERSION, require_known_version
+from codex_workspace.storage.schema import SCHEMA_VERSION, require_known_version
 
 LOW_DISK_BYTES: Final = 1 << 30
 """Less free space than this is a warning."""

@@ -24,8 +24,8 @@ from codex_workspace.platform.client_types import (
     text_of_result,
 )
 from codex_workspace.protocol.jsonrpc import nested_or_empty, safe_text
-from codex_workspace.storage.outbox import MAX_ID_CHARS, OutboxMessage, Route
-from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS
+from codex_workspace.storage.outbox import OutboxMessage, Route
+from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS, MAX_ID_CHARS
 
 logger = logging.getLogger(__name__)
 

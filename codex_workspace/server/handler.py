@@ -45,7 +45,6 @@ from codex_workspace.server.limits import busy
 from codex_workspace.server.push import PushService
 from codex_workspace.storage.deliveries import (
     ANSWERED_PROMPT,
-    MAX_MESSAGE_ID_CHARS,
     RECORDED,
     RESUMED,
     Delivery,
@@ -54,7 +53,7 @@ from codex_workspace.storage.deliveries import (
     RecordedMessage,
     message_digest,
 )
-from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS
+from codex_workspace.storage.schema import MAX_CONTEXT_ID_CHARS, MAX_ID_CHARS
 from codex_workspace.storage.store import Store
 from codex_workspace.tasks.scheduling import AdmissionControl, QueueFull
 
@@ -267,8 +266,8 @@ class IdempotentHandler(DefaultRequestHandler):
 
     async def _known(self, params: SendMessageRequest, context: ServerCallContext) -> Delivery | None:
         message_id = params.message.message_id
-        if len(message_id) > MAX_MESSAGE_ID_CHARS:
-            raise InvalidParamsError(message=f"messageId: at most {MAX_MESSAGE_ID_CHARS} characters")
+        if len(message_id) > MAX_ID_CHARS:
+            raise InvalidParamsError(message=f"messageId: at most {MAX_ID_CHARS} characters")
         if not message_id:
             return None
         try:

@@ -7,9 +7,8 @@ ever overwritten.
 
 import logging
 import sqlite3
-import stat
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import wraps
@@ -23,8 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from codex_workspace.common.errors import ConfigError, StoreUnavailable
-from codex_workspace.storage.migrations import SCHEMA_VERSION, TABLES, version_of
-from codex_workspace.storage.schema import write_probe
+from codex_workspace.storage.schema import SCHEMA_VERSION, TABLES, schema_version, version_of, write_probe
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +49,6 @@ _REASONS: Final = {
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _MAGIC: Final = b"SQLite format 3\0"
-
-_REQUIRED_COLUMNS: Final[Mapping[str, frozenset[str]]] = {
-    "tasks": frozenset({"id", "context_id", "owner", "status"}),
-    "contexts": frozenset({"owner", "context_id", "thread_id"}),
-    "main_contexts": frozenset({"owner", "context_id"}),
-    "schema_version": frozenset({"version"}),
-}
-"""The columns that distinguish this agent's tables from another program's tables of the same name."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -172,9 +162,8 @@ def integrity_problem(file: Path) -> str | None:
         ConfigError: the file cannot be read.
     """
     try:
-        kind = _wrong_file_type(file)
-        if kind is not None or not file.exists() or file.stat().st_size == 0:
-            return kind
+        if not file.exists() or file.stat().st_size == 0:
+            return None
         with file.open("rb") as opened:
             if opened.read(len(_MAGIC)) != _MAGIC:
                 return "is no SQLite database"
@@ -211,7 +200,7 @@ def set_aside(file: Path) -> Path:
     """
     if integrity_problem(file) is None:
         raise ConfigError(f"DATABASE_URL: nothing is wrong with {file}, so it is not set aside")
-    aside = _unused_name(file)
+    aside = file.with_name(f"{file.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
     try:
         # The main file last: if this is interrupted, the file is still found damaged and the rest follows next time.
         for suffix in (*SIDE_FILES, ""):
@@ -226,15 +215,6 @@ def set_aside(file: Path) -> Path:
 def _open_read_only(file: Path) -> sqlite3.Connection:
     """Open a file without creating anything and without applying its log."""
     return sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
-
-
-def _wrong_file_type(file: Path) -> str | None:
-    if not file.exists():
-        return None
-    mode = file.stat().st_mode
-    if stat.S_ISDIR(mode):
-        return "is a folder, not a database"
-    return None if stat.S_ISREG(mode) else "is not a regular file"
 
 
 def _damage(connection: sqlite3.Connection) -> str | None:
@@ -252,27 +232,11 @@ def _damage(connection: sqlite3.Connection) -> str | None:
 
 
 def _foreign_or_missing_tables(connection: sqlite3.Connection) -> str | None:
-    names = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
-    found = {name: _columns(connection, name) for name in names if not name.startswith("sqlite_")}
-    foreign = any(not columns >= _REQUIRED_COLUMNS.get(name, frozenset()) for name, columns in found.items())
-    if found and (foreign or not found.keys() & _REQUIRED_COLUMNS.keys()):
-        return f"is another program's database: it has the tables {', '.join(sorted(found)[:5])}"
-    missing = sorted(TABLES - found.keys()) if _has_this_version(connection, found) else []
+    query = "select name from sqlite_master where type = 'table' and name not like 'sqlite_%' order by name"
+    names = [name for (name,) in connection.execute(query)]
+    if names and schema_version.name not in names:
+        return f"is another program's database: it has the tables {', '.join(names[:5])}"
+    if not names or connection.execute("select max(version) from schema_version").fetchone() != (SCHEMA_VERSION,):
+        return None
+    missing = sorted(TABLES.difference(names))
     return f"is damaged: it lacks the tables {', '.join(missing)}" if missing else None
-
-
-def _columns(connection: sqlite3.Connection, table: str) -> frozenset[str]:
-    return frozenset(name for (name,) in connection.execute("select name from pragma_table_info(?)", (table,)))
-
-
-def _has_this_version(connection: sqlite3.Connection, tables: Mapping[str, frozenset[str]]) -> bool:
-    if "schema_version" not in tables:
-        return False
-    (version,) = connection.execute("select max(version) from schema_version").fetchone()
-    return bool(version == SCHEMA_VERSION)
-
-
-def _unused_name(file: Path) -> Path:
-    stem = f"{file.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    names = (file.with_name(stem if number == 1 else f"{stem}-{number}") for number in range(1, 1000))
-    return next(name for name in names if not name.exists())

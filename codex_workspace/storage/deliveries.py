@@ -31,12 +31,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from codex_workspace.common.errors import AgentError
 from codex_workspace.storage.database import retry_until_stored
-from codex_workspace.storage.schema import MAX_ID_CHARS, task_restarts
 from codex_workspace.storage.schema import deliveries as _deliveries
+from codex_workspace.storage.schema import task_restarts
 
 logger = logging.getLogger(__name__)
-
-MAX_MESSAGE_ID_CHARS: Final = MAX_ID_CHARS
 
 RESUMED: Final = "codex_workspace.delivery"
 """Key in the call context's state: the delivery of a message that is resumed."""

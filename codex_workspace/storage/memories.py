@@ -10,8 +10,9 @@ from a2a.server.models import TaskModel
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from codex_workspace.common.a2a_terms import ANSWER, TERMINAL, state_names
+from codex_workspace.common.a2a_terms import ANSWER
 from codex_workspace.storage.database import retry_until_stored
+from codex_workspace.storage.schema import has_ended
 from codex_workspace.storage.schema import memories as _memories
 
 _USER: Final = "ROLE_USER"
@@ -40,10 +41,9 @@ class ConversationLog:
     async def newest(self, owner: str, context_id: str, limit: int) -> list[Exchange]:
         """Return the newest `limit` exchanges of a context, oldest first."""
         of_context = (_tasks.owner == owner, _tasks.context_id == context_id)
-        ended = _tasks.status["state"].as_string().in_(state_names(TERMINAL))
         rows = (
             select(_tasks.status, _tasks.artifacts, _tasks.history, _tasks.last_updated)
-            .where(*of_context, ended)
+            .where(*of_context, has_ended())
             .order_by(_tasks.last_updated.desc())
             .limit(limit)
         )

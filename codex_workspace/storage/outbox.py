@@ -23,15 +23,11 @@ from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from codex_workspace.storage.database import retry_until_stored
-from codex_workspace.storage.schema import MAX_ID_CHARS as MAX_ID_CHARS
 from codex_workspace.storage.schema import inbox_cursors as _cursors
 from codex_workspace.storage.schema import outbox as _outbox
 
 KEEP_S: Final = 35 * 86_400.0
 """The platform shows rows of at most 30 days."""
-
-REPLIES_KEPT_S: Final = 86_400.0
-"""How long the text of a sent reply is kept; it shows whether another reply with the same text was sent."""
 
 PRUNE_INTERVAL_S: Final = 3600.0
 
@@ -180,16 +176,10 @@ class Outbox:
 
     @retry_until_stored
     async def delete_expired(self, now: float) -> None:
-        """Delete messages that were done long before `now` (Unix seconds), and their replies earlier."""
-        done = _outbox.c.state == OutboxState.DONE
+        """Delete messages that were done long before `now` (Unix seconds)."""
+        expired = and_(_outbox.c.state == OutboxState.DONE, _outbox.c.changed_at < now - KEEP_S)
         async with self._writing() as connection:
-            await connection.execute(delete(_outbox).where(done, _outbox.c.changed_at < now - KEEP_S))
-            # An unsent reply may still be compared with all replies sent since its message came.
-            first = select(func.min(_outbox.c.received_at)).where(_outbox.c.state != OutboxState.DONE)
-            open_since = (await connection.execute(first)).scalar_one_or_none()
-            before = min(now, now if open_since is None else open_since) - REPLIES_KEPT_S
-            old = and_(done, _outbox.c.changed_at < before, _outbox.c.reply != "")
-            await connection.execute(update(_outbox).where(old).values(reply=""))
+            await connection.execute(delete(_outbox).where(expired))
 
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[AsyncConnection]:

@@ -26,17 +26,15 @@ from sqlalchemy.engine import Row
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from codex_workspace.common.a2a_terms import TERMINAL, AuthenticatedUser, is_protocol_0_3, state_names
+from codex_workspace.common.a2a_terms import AuthenticatedUser, is_protocol_0_3
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.storage.database import retry_until_stored
-from codex_workspace.storage.schema import MAX_ID_CHARS, push_due
+from codex_workspace.storage.schema import MAX_ID_CHARS, has_ended, push_due
 from codex_workspace.storage.schema import push_0_3_configs as _0_3_configs
 
 logger = logging.getLogger(__name__)
 
 MAX_CONFIGS_PER_TASK: Final = 10
-
-MAX_CONFIG_ID_CHARS: Final = MAX_ID_CHARS
 
 MAX_SECRET_CHARS: Final = 8192
 """The length of a token or credential; servers accept headers of about this size."""
@@ -170,7 +168,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
     async def undelivered_ends(self) -> list[UndeliveredEnd]:
         """Return the ends that webhooks have not received, oldest first."""
         both = push_due.join(TaskModel.__table__, push_due.c.task_id == TaskModel.id)
-        query = select(push_due, *_END).select_from(both).where(_has_ended()).order_by(TaskModel.last_updated)
+        query = select(push_due, *_END).select_from(both).where(has_ended()).order_by(TaskModel.last_updated)
         async with self.engine.connect() as connection:
             rows = (await connection.execute(query)).all()
         return [
@@ -194,7 +192,7 @@ class PushConfigs(DatabasePushNotificationConfigStore):
         row = {"task_id": config.task_id, "config_id": config.id}
         known = select(push_due).where(_is(config.task_id, config.id))
         columns = (TaskModel.id.label("task_id"), *_END)
-        ended = select(*columns).where(TaskModel.id == config.task_id, _has_ended())
+        ended = select(*columns).where(TaskModel.id == config.task_id, has_ended())
         end: UndeliveredEnd | None = None
         try:
             async with self.engine.begin() as connection:
@@ -248,11 +246,6 @@ def _is(task_id: str, config_id: str) -> ColumnElement[bool]:
     return and_(push_due.c.task_id == task_id, push_due.c.config_id == config_id)
 
 
-def _has_ended() -> ColumnElement[bool]:
-    ended: ColumnElement[bool] = TaskModel.status["state"].as_string().in_(state_names(TERMINAL))
-    return ended
-
-
 def _end(row: Row[tuple[object, ...]]) -> TaskStatusUpdateEvent:
     """Rebuild the last event of a task from its row."""
     status = ParseDict(row.status, TaskStatus())
@@ -262,8 +255,8 @@ def _end(row: Row[tuple[object, ...]]) -> TaskStatusUpdateEvent:
 
 
 def _require_sendable(config: TaskPushNotificationConfig) -> None:
-    if len(config.id) > MAX_CONFIG_ID_CHARS:
-        raise InvalidParamsError(message=f"id: at most {MAX_CONFIG_ID_CHARS} characters")
+    if len(config.id) > MAX_ID_CHARS:
+        raise InvalidParamsError(message=f"id: at most {MAX_ID_CHARS} characters")
     scheme, credentials = config.authentication.scheme, config.authentication.credentials
     for name, value in (("token", config.token), ("authentication.credentials", credentials)):
         # Valid characters of a header; a line break would start another header.

@@ -2,20 +2,20 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import anyio
 from a2a.server.models import TaskModel
-from sqlalchemy import ColumnElement, Select, delete, select
+from sqlalchemy import Select, delete, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from codex_workspace.common.a2a_terms import TERMINAL, state_names
 from codex_workspace.common.errors import StoreUnavailable
 from codex_workspace.storage.deliveries import DeliveryState
 from codex_workspace.storage.push_configs import delete_configs, delete_orphaned_configs
-from codex_workspace.storage.schema import deliveries, task_restarts
+from codex_workspace.storage.schema import deliveries, has_ended, task_restarts
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +25,13 @@ BATCH: Final = 100
 """Tasks deleted in one transaction, so that a message that arrives meanwhile waits for milliseconds only."""
 
 
+@dataclass(frozen=True, slots=True)
 class Retention:
     """Keeps the newest `keep_tasks` ended tasks, none older than `keep_days`, and all unfinished tasks."""
 
-    def __init__(self, engine: AsyncEngine, keep_days: float, keep_tasks: int) -> None:
-        self._engine = engine
-        self._keep_days = keep_days
-        self._keep_tasks = keep_tasks
+    _engine: AsyncEngine
+    _keep_days: float
+    _keep_tasks: int
 
     async def run(self) -> None:
         """Prune every `INTERVAL_S` until cancelled. Errors are logged."""
@@ -53,7 +53,7 @@ class Retention:
         # A delivery that is answered and whose task has ended in the store is finished.
         unfinished = (DeliveryState.ACCEPTED, DeliveryState.STARTED)
         at_work = select(deliveries.c.task_id).where(deliveries.c.state.in_(unfinished))
-        old = select(TaskModel.id).where(TaskModel.last_updated <= by_count, _ended(), TaskModel.id.not_in(at_work))
+        old = select(TaskModel.id).where(TaskModel.last_updated <= by_count, has_ended(), TaskModel.id.not_in(at_work))
         registered_before = by_age.replace(tzinfo=UTC).timestamp()
         orphans = select(deliveries.c.task_id).where(
             deliveries.c.state == DeliveryState.ACKNOWLEDGED,
@@ -74,7 +74,7 @@ class Retention:
         """Return the times up to which ended tasks are deleted: by age, and by age or count."""
         # The SDK stores the time in UTC, without a time zone.
         by_age = datetime.now(UTC).replace(tzinfo=None) - timedelta(days=self._keep_days)
-        ended = select(TaskModel.last_updated).where(_ended(), TaskModel.last_updated.is_not(None))
+        ended = select(TaskModel.last_updated).where(has_ended(), TaskModel.last_updated.is_not(None))
         first_too_many = ended.order_by(TaskModel.last_updated.desc()).offset(self._keep_tasks).limit(1)
         async with self._engine.connect() as connection:
             by_count = (await connection.execute(first_too_many)).scalar_one_or_none()
@@ -89,11 +89,6 @@ class Retention:
                 await _delete_tasks(connection, ids)
         await anyio.lowlevel.checkpoint()
         return len(ids)
-
-
-def _ended() -> ColumnElement[bool]:
-    ended: ColumnElement[bool] = TaskModel.status["state"].as_string().in_(state_names(TERMINAL))
-    return ended
 
 
 async def _delete_tasks(connection: AsyncConnection, task_ids: Sequence[str]) -> None:

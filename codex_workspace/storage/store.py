@@ -20,7 +20,7 @@ from a2a.server.owner_resolver import resolve_user_scope
 from a2a.server.tasks import DatabaseTaskStore, TaskStore
 from a2a.types import ListTasksRequest, ListTasksResponse, Message, Part, Role, Task, TaskState, TaskStatus
 from google.protobuf.json_format import MessageToDict
-from sqlalchemy import ColumnElement, and_, event, insert, select, update
+from sqlalchemy import Column, ColumnElement, and_, event, insert, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -32,11 +32,11 @@ from codex_workspace.common.errors import ConfigError, StoreUnavailable
 from codex_workspace.storage.database import WriteHealth, require_intact, retry_until_stored, sqlite_file
 from codex_workspace.storage.deliveries import Deliveries, acknowledgement
 from codex_workspace.storage.memories import ConversationLog, Memories
-from codex_workspace.storage.migrations import create_schema, require_known_version, version_of
 from codex_workspace.storage.outbox import Outbox
 from codex_workspace.storage.push_configs import PushConfigs
 from codex_workspace.storage.retention import Retention
 from codex_workspace.storage.schema import contexts as _contexts
+from codex_workspace.storage.schema import create_schema, require_known_version, version_of
 from codex_workspace.storage.schema import main_contexts as _main_contexts
 
 logger = logging.getLogger(__name__)
@@ -147,17 +147,16 @@ class ContextThreadId:
 
     async def load(self) -> str | None:
         """Return the thread ID; None if the context has none yet."""
-        async with self.engine.connect() as connection:
-            found = await connection.execute(select(_contexts.c.thread_id).where(self._key()))
-            thread_id: str | None = found.scalar_one_or_none()
-            return thread_id
+        return await self._load(_contexts.c.thread_id)
 
     async def instructions(self) -> str | None:
         """Return the digest of the instructions that the thread received last; None if it received none."""
+        return await self._load(_contexts.c.instructions)
+
+    async def _load(self, column: Column[str]) -> str | None:
         async with self.engine.connect() as connection:
-            found = await connection.execute(select(_contexts.c.instructions).where(self._key()))
-            digest: str | None = found.scalar_one_or_none()
-            return digest
+            found: str | None = (await connection.execute(select(column).where(self._key()))).scalar_one_or_none()
+            return found
 
     @retry_until_stored
     async def save(self, thread_id: str, instructions: str | None = None) -> None:

@@ -17,7 +17,7 @@ from a2a.utils.errors import InternalError
 
 from codex_workspace.common.files import LOCK_NAME, LOCK_TIMEOUT_S
 from codex_workspace.storage.database import PROBE_INTERVAL_S
-from codex_workspace.storage.migrations import SCHEMA_VERSION
+from codex_workspace.storage.schema import SCHEMA_VERSION
 from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Seen, peer, script
 from tests.support.waiting import HANG_S, eventually
