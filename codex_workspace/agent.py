@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.backends.codex_exec.backend import exec_backend, further_config
-from codex_workspace.backends.codex_exec.file_requests import FileRequests
+from codex_workspace.backends.codex_exec.turn import FileRequests
 from codex_workspace.codex.sandbox import check_sandbox, create_secret_files, profile_of, profile_overrides
 from codex_workspace.codex.supervisor import CodexSupervisor, SupervisorLimits
 from codex_workspace.codex.thread import CodexThread, ThreadOptions, probe_mcp_servers

@@ -65,11 +65,6 @@ class ExecReader:
         self.thread_id: str | None = None
         self._plan: tuple[PlanItem, ...] | None = None
 
-    @staticmethod
-    def skipped(size: int) -> WarningReported:
-        """Return the warning about a line of `size` bytes that was too long to be read."""
-        return WarningReported(f"codex wrote a line of {size} bytes, which exceeds the limit; it was skipped.", False)
-
     def read(self, line: bytes | str) -> tuple[TurnEvent, ...]:
         """Return the events of a line, without its newline; nothing if it is not an event. Never raises."""
         fields = _object_in(line)

@@ -2,6 +2,7 @@
 
 import logging
 import signal
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -12,13 +13,13 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from codex_workspace.common.concurrency import task_group
-from codex_workspace.protocol.codex_events import TurnError
+from codex_workspace.protocol.codex_events import TurnError, WarningReported
 from codex_workspace.protocol.failures import NO_SESSION, PROCESS_EXITED, inactivity_error, process_exit_error
 from codex_workspace.protocol.jsonrpc import LineSplitter, Skipped
-from codex_workspace.runtimes.convert import ExecConverter
+from codex_workspace.runtimes.convert import EventConverter
 from codex_workspace.runtimes.events import AgentEvent
 from codex_workspace.runtimes.launch import INACTIVITY_S, Launch
-from codex_workspace.runtimes.process import DRAIN_S, KEPT_BYTES, TERM_GRACE_S, Delay, Process, spawn
+from codex_workspace.runtimes.process import DRAIN_S, KEPT_BYTES, Delay, Process, running
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,6 @@ class RunLimits:
     """
 
     inactivity_s: float = INACTIVITY_S
-    term_grace_s: float = TERM_GRACE_S
-    exit_grace_s: float = EXIT_GRACE_S
     startup_s: float = 0.0
 
 
@@ -62,6 +61,18 @@ class RunHooks:
     delay: Delay | None = None
 
 
+class LineConverter(EventConverter, ABC):
+    """Converts the lines of one run of a CLI. No method raises."""
+
+    @abstractmethod
+    def feed(self, line: bytes | str) -> list[AgentEvent]:
+        """Return the events of a line without its newline; none if it is no event."""
+
+    def skipped(self, size: int) -> list[AgentEvent]:
+        """Return the warning about a line of `size` bytes that was too long to be read."""
+        return self.convert(WarningReported(f"skipped a line of {size} bytes, which exceeds the limit", False))
+
+
 class CliRun:
     """The events of one run in order; after the last one no process is left. One task at a time may read it."""
 
@@ -69,7 +80,7 @@ class CliRun:
         self,
         process: Process,
         stdout: ByteReceiveStream,
-        lines: ExecConverter,
+        lines: LineConverter,
         limits: RunLimits,
         hooks: RunHooks,
         resume: str | None,
@@ -87,7 +98,6 @@ class CliRun:
         self._receiving: anyio.CancelScope | None = None
         self._aborted = False
         self._is_over = False
-        self._is_ended = False
 
     @property
     def session_id(self) -> str | None:
@@ -146,12 +156,6 @@ class CliRun:
         """Kill the process."""
         self._process.signal_group(signal.SIGKILL)
 
-    async def end(self) -> None:
-        """End the process and its descendants."""
-        if not self._is_ended:
-            await self._process.end(self._limits.term_grace_s, self._hooks.delay)
-            self._is_ended = True
-
     async def _wait_for_events(self) -> None:
         while not self._events and not self._is_over:
             await self._read_more()
@@ -197,7 +201,7 @@ class CliRun:
     def _deadline(self, *, over: bool) -> float:
         if over:
             return anyio.current_time() + DRAIN_S
-        allowed_s = self._limits.exit_grace_s if self.lines.ended else self._limits.inactivity_s
+        allowed_s = EXIT_GRACE_S if self.lines.ended else self._limits.inactivity_s
         if self.lines.session_id is None:
             allowed_s += self._limits.startup_s
         return max(self._silent_since + allowed_s, anyio.current_time() + PEEK_S)
@@ -218,13 +222,13 @@ class CliRun:
             self._take_line(line)
         with anyio.CancelScope(shield=True):
             if not self._aborted:
-                left_s = self._silent_since + self._limits.exit_grace_s - anyio.current_time()
+                left_s = self._silent_since + EXIT_GRACE_S - anyio.current_time()
                 await self._process.ended_within(max(left_s, DRAIN_S))
         await self._finish(stopped=self._aborted)
 
     async def _finish(self, failure: TurnError | None = None, *, stopped: bool = False) -> None:
         has_exited = self._process.exit_code is not None
-        await self.end()
+        await self._process.end()
         if stopped:
             await self._read_rest()
         self._is_over = True
@@ -247,7 +251,7 @@ async def open_run(
     command: Sequence[str],
     mark: str,
     prompt: str,
-    lines: ExecConverter,
+    lines: LineConverter,
     limits: RunLimits,
     hooks: RunHooks,
     resume: str | None = None,
@@ -257,27 +261,18 @@ async def open_run(
     Raises:
         CodexCannotStart: the operating system cannot start it.
     """
-    process, stdin, stdout, stderr = spawn(launch, command, mark)
-    run = CliRun(process, stdout, lines, limits, hooks, resume, launch.max_line_bytes)
-    try:
-        async with task_group() as tasks:
-            tasks.start_soon(_watch, process, run)
-            tasks.start_soon(process.stderr.read, stderr)
-            tasks.start_soon(_send_prompt, stdin, prompt)
-            try:
-                yield run
-            finally:
-                await run.end()
-                tasks.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True):
-            for stream in (stdin, stdout, stderr):
-                await stream.aclose()
-        process.close()
+    async with running(launch, command, mark, hooks.delay) as (process, stdin, stdout), task_group() as tasks:
+        run = CliRun(process, stdout, lines, limits, hooks, resume, launch.max_line_bytes)
+        tasks.start_soon(_watch, process, run)
+        tasks.start_soon(_send_prompt, stdin, prompt)
+        try:
+            yield run
+        finally:
+            tasks.cancel_scope.cancel()
 
 
 async def _watch(process: Process, run: CliRun) -> None:
-    await process.watch()
+    await process.over.wait()
     run.wake()
 
 

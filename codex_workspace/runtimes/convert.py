@@ -13,7 +13,6 @@ from codex_workspace.common.redact import RedactedStream, Redactor, redact_value
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol import codex_events as events
 from codex_workspace.protocol.codex_events import FilePatch, ItemStatus, TokenUsage, TurnCompleted, TurnError, TurnEvent
-from codex_workspace.protocol.exec_reader import ExecReader
 from codex_workspace.protocol.failures import NO_SESSION, error_metadata
 from codex_workspace.runtimes.events import (
     BASH,
@@ -323,24 +322,6 @@ def _results(event: ToolCallEnd) -> list[AgentEvent]:
 
 def _tokens(count: TokenUsage) -> TokenCounts:
     return TokenCounts(count.input, count.cached_input, count.output, count.reasoning_output)
-
-
-class ExecConverter(EventConverter):
-    """Converts the lines of one run of `codex exec --json`. Codex reports the tokens of the whole session."""
-
-    def __init__(self, used_before: TokenUsage | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(used_before, clock)
-        self._reader: Final = ExecReader()
-
-    def feed(self, line: bytes | str) -> list[AgentEvent]:
-        """Return the events of a line without its newline; none if it is no event."""
-        parsed = self._reader.read(line)
-        self.session_id = self._reader.thread_id
-        return [event for each in parsed for event in self.convert(each)]
-
-    def skipped(self, size: int) -> list[AgentEvent]:
-        """Return the warning about a line of `size` bytes that was too long to be read."""
-        return self.convert(self._reader.skipped(size))
 
 
 _Stream: TypeAlias = Text | Reasoning | ToolOutput

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 import anyio
 from anyio.abc import ByteReceiveStream
 
-from codex_workspace.common.concurrency import PipeReader, PipeWriter
+from codex_workspace.common.concurrency import PipeReader, PipeWriter, task_group
 from codex_workspace.common.errors import CodexCannotStart, redact_config_error
 from codex_workspace.common.processes import find_marked, kill_all, kill_marked, process_tree
 from codex_workspace.runtimes.launch import MARK, Launch, child_environment
@@ -79,13 +79,15 @@ class OutputTail:
 
 @dataclass(slots=True)
 class Process:
-    """A running process, its pidfd, and the end of its stderr."""
+    """A running process, its pidfd, and the end of its stderr. `delay` waits before the process is ended."""
 
     popen: subprocess.Popen[bytes]
     pidfd: int
     stderr: OutputTail
     mark: str
+    delay: Delay | None = None
     over: anyio.Event = field(default_factory=anyio.Event)
+    is_ended: bool = False
 
     @property
     def exit_code(self) -> int | None:
@@ -132,35 +134,31 @@ class Process:
             case code:
                 return f"ended with exit code {code}"
 
-    async def end(self, term_grace_s: float = TERM_GRACE_S, delay: Delay | None = None) -> None:
-        """End the process and all its descendants, also if the task is cancelled.
-
-        Args:
-            term_grace_s: how long it may take to exit after SIGTERM.
-            delay: waits before the first signal.
-        """
+    async def end(self) -> None:
+        """End the process and all its descendants, also if the task is cancelled."""
+        if self.is_ended:
+            return
         # The CLI may start descendants without the mark, and kills none of them when it is killed.
         pid = self.popen.pid
         descendants = process_tree(pid)
-        is_ended = False
 
         def leftovers() -> set[int]:
             return {*process_tree(pid, descendants), *find_marked(MARK, self.mark)}
 
         try:
             with anyio.CancelScope(shield=True):
-                if self.exit_code is None and delay is not None:
-                    await delay(lambda: self.exit_code is not None)
+                if self.exit_code is None and self.delay is not None:
+                    await self.delay(lambda: self.exit_code is not None)
                     descendants = process_tree(pid, descendants)
                 if self.exit_code is None:
                     self.signal_group(signal.SIGTERM)
-                    if not await self.ended_within(term_grace_s):
+                    if not await self.ended_within(TERM_GRACE_S):
                         self.signal_group(signal.SIGKILL)
                         await self.ended_within(KILL_GRACE_S)
                 await anyio.to_thread.run_sync(kill_all, leftovers)
-                is_ended = True
+                self.is_ended = True
         finally:
-            if not is_ended:
+            if not self.is_ended:
                 # asyncio's own cancellation passes the shield, and may come again.
                 self.signal_group(signal.SIGKILL)
                 kill_all(leftovers)
@@ -224,6 +222,32 @@ class CompletedCommand:
         return next((line for line in reversed(lines) if line), "")
 
 
+@asynccontextmanager
+async def running(
+    launch: Launch, arguments: Sequence[str], mark: str, delay: Delay | None = None
+) -> AsyncIterator[tuple[Process, PipeWriter, PipeReader]]:
+    """Start a program like `spawn` and read its stderr; yield it with its stdin and stdout.
+
+    Leaving the block ends the program, after `delay`, and all its descendants.
+    """
+    process, stdin, stdout, stderr = spawn(launch, arguments, mark)
+    process.delay = delay
+    try:
+        async with task_group() as tasks:
+            tasks.start_soon(process.watch)
+            tasks.start_soon(process.stderr.read, stderr)
+            try:
+                yield process, stdin, stdout
+            finally:
+                await process.end()
+                tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_S
+    finally:
+        with anyio.CancelScope(shield=True):
+            for stream in (stdin, stdout, stderr):
+                await stream.aclose()
+        process.close()
+
+
 async def run_command(
     launch: Launch, *arguments: str, within_s: float, late: str, delay: Delay | None = None
 ) -> CompletedCommand:
@@ -239,27 +263,18 @@ async def run_command(
     Raises:
         CodexCannotStart: it cannot be started, or takes longer.
     """
-    process, stdin, stdout, stderr = spawn(launch, [str(launch.binary), *arguments], new_mark(launch))
     output = OutputTail(_secrets_of(launch))
-    try:
+    command = [str(launch.binary), *arguments]
+    async with running(launch, command, new_mark(launch), delay) as (process, stdin, stdout):
         await stdin.aclose()
-        with anyio.fail_after(within_s):
-            async with anyio.create_task_group() as tasks:
+        with anyio.move_on_after(within_s):
+            async with task_group() as tasks:
                 tasks.start_soon(output.read, stdout)
-                tasks.start_soon(process.stderr.read, stderr)
-                await process.watch()
-                # A descendant may hold the pipes open indefinitely.
+                await process.over.wait()
+                # A descendant may hold the pipe open indefinitely.
                 tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_S
-    except TimeoutError as error:
-        raise CodexCannotStart(late) from error
-    finally:
-        try:
-            await process.end(delay=delay)
-        finally:
-            with anyio.CancelScope(shield=True):
-                for stream in (stdin, stdout, stderr):
-                    await stream.aclose()
-            process.close()
+        if not process.over.is_set():
+            raise CodexCannotStart(late)
     return CompletedCommand(process.popen.returncode, output.text(), process.stderr.text())
 
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from codex_workspace.backends.codex_exec.runtime import ExecConverter
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.jsonrpc import Notification, Request
 from codex_workspace.protocol.server_requests import read_question
 from codex_workspace.runtimes import events as agent_events
 from codex_workspace.runtimes.approvals import approval_data
-from codex_workspace.runtimes.convert import EventConverter, ExecConverter
+from codex_workspace.runtimes.convert import EventConverter
 from codex_workspace.runtimes.events import (
     EVENT_TYPES,
     AgentEvent,

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from codex_workspace.backends.codex_exec.command import mcp_overrides, pass_secrets
-from codex_workspace.backends.codex_exec.file_requests import FileRequests
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_server_failure
 from codex_workspace.backends.codex_exec.runtime import CodexExec, run_codex
-from codex_workspace.backends.codex_exec.thread import ExecThread, ExecThreadOptions, ProcessCounts
+from codex_workspace.backends.codex_exec.thread import ExecThread, ExecThreadOptions
+from codex_workspace.backends.codex_exec.turn import FileRequests
 from codex_workspace.codex.sandbox import PROBE_TIMEOUT_S, WITHOUT, sandbox_error
 from codex_workspace.common.errors import MAX_REASON_CHARS, CodexCannotStart
 from codex_workspace.common.values import KeyPath, TomlValue, Version
@@ -55,17 +55,13 @@ class ExecPreflight:
         launch: how to start codex.
         sandbox: `codex.sandbox` of config.yaml.
         servers: the MCP servers of config.yaml.
-        counts: counts the processes.
     """
 
-    def __init__(
-        self, codex: CodexExec, launch: Launch, sandbox: str, servers: ExecMcpServers, counts: ProcessCounts
-    ) -> None:
+    def __init__(self, codex: CodexExec, launch: Launch, sandbox: str, servers: ExecMcpServers) -> None:
         self._codex = codex
         self._launch = launch
         self._sandbox = sandbox
         self._servers = servers
-        self._counts = counts
 
     async def start(self) -> ExecInfo:
         """Check codex's version, its configuration, its sandbox, and the required MCP servers.
@@ -92,7 +88,7 @@ class ExecPreflight:
 
     def stats(self) -> BackendStats:
         """Return the process statistics; each process has one thread, and its memory is not measured."""
-        counts = self._counts
+        counts = self._codex.counts
         return BackendStats(counts.started, counts.died, self.broken_reason is None, counts.running, resident_bytes=0)
 
 
@@ -187,7 +183,6 @@ def exec_backend(
     servers = ExecMcpServers(expected, required)
     limits = RunLimits(settings.config.codex.turn_inactivity_timeout_s, startup_s=expected.within_s)
     codex = CodexExec(launch, limits)
-    counts = ProcessCounts()
     sandbox = settings.config.codex.sandbox
     options = ExecThreadOptions(
         RunOptions(model=provider.model, sandbox=_SANDBOXES[sandbox], cwd=settings.workspace_dir),
@@ -199,11 +194,11 @@ def exec_backend(
         own, caller = options, ToolCaller(owner, context_id)
         if add_tools is not None:
             config, own_variables = _tool_settings(add_tools(ExpectedServers(), caller))
-            own = replace(options, config=config, variables=own_variables)
+            own = replace(options, run=replace(options.run, config=config), variables=own_variables)
         store = memory(owner, context_id)
-        return ExecThread(codex, settings.codex_home, store, own, servers, file_requests, caller, counts)
+        return ExecThread(codex, store, own, servers, file_requests, caller)
 
-    preflight = ExecPreflight(codex, launch, sandbox, ExecMcpServers(configured, required), counts)
+    preflight = ExecPreflight(codex, launch, sandbox, ExecMcpServers(configured, required))
     return Backend(preflight, ThreadRegistry(make), steers=False)
 
 

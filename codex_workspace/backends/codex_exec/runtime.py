@@ -9,7 +9,7 @@ time while a refresh is due, and no process is ended during one.
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -31,15 +31,18 @@ from codex_workspace.common.values import Version, find_version
 from codex_workspace.config.login import refresh_due_at
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
+from codex_workspace.protocol.exec_reader import ExecReader
 from codex_workspace.protocol.failures import LOST_THREAD, NO_SESSION, PROCESS_EXITED
 from codex_workspace.runtimes.cli_run import (
     DEFAULT_LIMITS,
     CliRun,
+    LineConverter,
     RunHooks,
     RunLimits,
     open_run,
 )
-from codex_workspace.runtimes.convert import NONE_USED, ExecConverter
+from codex_workspace.runtimes.convert import NONE_USED
+from codex_workspace.runtimes.events import AgentEvent
 from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, MARK, NO_SERVERS, Launch, RunOptions
 from codex_workspace.runtimes.process import CompletedCommand, Process, new_mark, run_command
 
@@ -66,6 +69,15 @@ def create(launch: Launch, servers: McpServers, inactivity_s: float) -> Abstract
     return nullcontext(CodexExec(launch, RunLimits(inactivity_s), servers))
 
 
+@dataclass(slots=True)
+class ProcessCounts:
+    """How many processes were started, how many died unexpectedly, and how many run."""
+
+    started: int = 0
+    died: int = 0
+    running: int = 0
+
+
 class CodexExec:
     """Runs prompts, each in its own process; may be used several times, and by several tasks.
 
@@ -82,6 +94,7 @@ class CodexExec:
         secrets = [*launch.secrets, *(secret.reveal() for secret in servers.secrets), *variables.values()]
         self.launch: Final = with_key_variables(replace(launch, handed={**launch.handed, **variables}, secrets=secrets))
         self._limits = limits
+        self.counts: Final = ProcessCounts()
         self._servers = settings
         self._version: Version | None = None
         self._starting = anyio.Lock()
@@ -169,6 +182,20 @@ class CodexExec:
         lines = ExecConverter(used_before)
         async with open_run(launch, command, mark, prompt, lines, self._limits, hooks, options.resume) as run:
             yield run
+
+
+class ExecConverter(LineConverter):
+    """Converts the lines of one run of `codex exec --json`. Codex reports the tokens of the whole session."""
+
+    def __init__(self, used_before: TokenUsage | None = NONE_USED, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(used_before, clock)
+        self._reader: Final = ExecReader()
+
+    def feed(self, line: bytes | str) -> list[AgentEvent]:
+        """Return the events of a line without its newline; none if it is no event."""
+        parsed = self._reader.read(line)
+        self.session_id = self._reader.thread_id
+        return [event for each in parsed for event in self.convert(each)]
 
 
 class LoginLock:

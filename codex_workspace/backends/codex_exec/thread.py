@@ -10,7 +10,6 @@ from typing import Final
 
 import anyio
 
-from codex_workspace.backends.codex_exec.file_requests import FileRequests
 from codex_workspace.backends.codex_exec.history import (
     new_turn_id,
     offset_in,
@@ -20,9 +19,8 @@ from codex_workspace.backends.codex_exec.history import (
 )
 from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_server_failure
 from codex_workspace.backends.codex_exec.runtime import CodexExec
-from codex_workspace.backends.codex_exec.turn import ExecTurn
+from codex_workspace.backends.codex_exec.turn import ExecTurn, FileRequests
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, is_config_error
-from codex_workspace.common.values import KeyPath, TomlValue
 from codex_workspace.config.prompts import Instructions
 from codex_workspace.protocol.codex_events import TurnCompleted
 from codex_workspace.protocol.failures import LOST_THREAD
@@ -52,24 +50,13 @@ class ExecThreadOptions:
 
     instructions: those in config.toml. A session keeps the instructions that it started with; if they change, the next
         prompt contains the new ones.
-    config: the context's own settings.
     variables: the context's own environment variables; their values are secrets.
     """
 
     run: RunOptions
     instructions: Instructions = field(default_factory=Instructions)
-    config: Mapping[KeyPath, TomlValue] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     total_s: float = 3600.0
-
-
-@dataclass(slots=True)
-class ProcessCounts:
-    """How many processes were started, how many died unexpectedly, and how many run."""
-
-    started: int = 0
-    died: int = 0
-    running: int = 0
 
 
 class _SessionLost(Exception):
@@ -85,35 +72,29 @@ class ExecThread:
 
     Args:
         codex: runs prompts.
-        codex_home: the folder that contains codex's sessions.
         memory: stores this context's session id.
         options: options of every turn.
         servers: the MCP servers of every turn.
         file_requests: connects calls of the file tool to the running turn.
         caller: the context on whose behalf the tools are called.
-        counts: counts the processes.
     """
 
     def __init__(
         self,
         codex: CodexExec,
-        codex_home: Path,
         memory: ThreadIdStore,
         options: ExecThreadOptions,
         servers: ExecMcpServers,
         file_requests: FileRequests,
         caller: ToolCaller,
-        counts: ProcessCounts,
     ) -> None:
         self._codex = codex
-        self._home = codex_home
         self._memory = memory
         self._options = options
         self._servers = servers
         self._reported_problems: dict[str, str] = {}
         self._file_requests = file_requests
         self._caller = caller
-        self._counts = counts
         self._lock = anyio.Lock()
 
     @property
@@ -140,19 +121,21 @@ class ExecThread:
         """
         own = options or TurnOptions()
         with ExitStack() as files:
-            effort: dict[KeyPath, TomlValue] = {} if own.effort is None else {("model_reasoning_effort",): own.effort}
+            config = dict(self._options.run.config)
+            if own.effort is not None:
+                config["model_reasoning_effort",] = own.effort
             run = replace(
                 self._options.run,
                 model=own.model or self._options.run.model,
                 cwd=own.cwd or self._options.run.cwd,
                 output_schema=own.output_schema,
                 images=_write_images(turn_input, self._codex.launch, files),
-                config={**self._options.config, **effort},
+                config=config,
             )
-            with self._file_requests.expecting(self._caller) as expected:
+            with self._file_requests.expecting(self._caller) as calls:
                 async with AsyncExitStack() as stack:
                     started = await self._start_with_servers(_prompt(turn_input), run, stack)
-                    expected.begun(started.turn)
+                    started.turn.accept(calls)
                     with self._counted():
                         yield started
 
@@ -167,21 +150,21 @@ class ExecThread:
         if offset is None:
             # The app-server started the turn.
             return TurnRecord.INTERRUPTED
-        file = await anyio.to_thread.run_sync(session_file, self._home, session_id)
+        file = await anyio.to_thread.run_sync(session_file, self._codex.launch.codex_home, session_id)
         if file is None:
             return TurnRecord.MISSING
         return await anyio.to_thread.run_sync(turn_outcome, file, offset, (_prompt(turn_input), CONTINUE_PROMPT))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        self._counts.running += 1
+        self._codex.counts.running += 1
         try:
             yield
         except CodexGone:
-            self._counts.died += 1
+            self._codex.counts.died += 1
             raise
         finally:
-            self._counts.running -= 1
+            self._codex.counts.running -= 1
 
     async def _start_with_servers(self, prompt: str, run: RunOptions, stack: AsyncExitStack) -> StartedTurn[ExecTurn]:
         """Start a turn, and retry without the MCP servers that fail."""
@@ -230,8 +213,8 @@ class ExecThread:
         """
         offset = 0
         if options.resume is not None:
-            offset = await anyio.to_thread.run_sync(session_size, self._home, options.resume)
-        self._counts.started += 1
+            offset = await anyio.to_thread.run_sync(session_size, self._codex.launch.codex_home, options.resume)
+        self._codex.counts.started += 1
         run = await stack.enter_async_context(self._codex.run(prompt, options, self._options.variables))
         session_id = await run.wait_for_session()
         if session_id is None:
@@ -252,7 +235,7 @@ class ExecThread:
         lost = [line for line in (sentence, *diagnostics.splitlines()) if LOST_THREAD.search(line)]
         if is_resumed and lost and not is_config_error(diagnostics):
             return _SessionLost(lost[-1])
-        self._counts.died += 1
+        self._codex.counts.died += 1
         # A shell that runs codex reports a signal as an exit code above 128.
         if run.exit_code is None or not 0 <= run.exit_code <= 128:
             return CodexGone(sentence, diagnostics)

@@ -1,47 +1,94 @@
-"""A running turn of `codex exec`: the events of its lines, its deadline, and its end.
+"""A running turn of `codex exec`, and the calls of the file tool in it.
 
-It cannot be steered and asks no questions, because its process has read all its input. Calls of our own tools arrive
-through our MCP server (`ExecTurn.serve`).
+A turn cannot be steered and asks no questions, because its process has read all its input. The app-server calls the
+file tool over its pipe; `codex exec` calls our MCP server, which knows the caller but not the turn.
 """
 
-import logging
 import math
 import uuid
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import anyio
 
-from codex_workspace.common.errors import CodexGone
+from codex_workspace.common.errors import CodexGone, ToolRefused
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
 from codex_workspace.protocol.failures import PROCESS_EXITED, duration_error
 from codex_workspace.protocol.jsonrpc import Request
-from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
-from codex_workspace.runtimes.convert import ExecConverter
+from codex_workspace.runtimes.backend import HANDOVER_TOOL, DynamicToolCall, PendingRequest, ToolCaller, TurnInput
+from codex_workspace.runtimes.cli_run import CliRun
 from codex_workspace.runtimes.events import AgentEvent, Done
 
-logger = logging.getLogger(__name__)
+NO_TURN: Final = "The message has ended, so no file can be handed over."
 
 
-class TurnProcess(Protocol):
-    """The part of `CliRun` that a turn needs."""
+class ToolCalls:
+    """The tool calls of one turn, which wait for its reader. The first ones may come before the turn has started."""
+
+    def __init__(self) -> None:
+        self.on_call: Callable[[], None] = lambda: None
+        self._waiting: list[PendingRequest] = []
+        self._is_closed = False
 
     @property
-    def lines(self) -> ExecConverter:
-        """The reader of its lines."""
+    def pending(self) -> PendingRequest | None:
+        """The oldest call without a result."""
+        return next((each for each in self._waiting if not each.request.answered.is_set()), None)
 
-    @property
-    def diagnostics(self) -> str:
-        """The last lines of stderr."""
+    async def call(self, call: DynamicToolCall) -> JsonValue:
+        """Wait for the call's result, and return it; None if the turn has ended."""
+        if self._is_closed:
+            return None
+        id_ = uuid.uuid4().hex
+        pending = PendingRequest(id_, call, Request(id_, call.tool, {}))
+        self._waiting.append(pending)
+        self.on_call()
+        try:
+            await pending.request.answered.wait()
+        finally:
+            self._waiting.remove(pending)
+        return pending.request.result
 
-    async def take(self) -> list[AgentEvent]:
-        """Wait for an event and return all events that have arrived; return none after the last one."""
+    def close(self) -> None:
+        """End all calls: the turn is not read any more."""
+        self._is_closed = True
+        for pending in self._waiting:
+            pending.request.answer(None)
 
-    def abort(self) -> None:
-        """Stop the run."""
 
-    def kill(self) -> None:
-        """Kill the process."""
+class FileRequests:
+    """The calls of the running turns, by caller; each caller has one turn at a time."""
+
+    def __init__(self) -> None:
+        self._calls: dict[ToolCaller, ToolCalls] = {}
+
+    @contextmanager
+    def expecting(self, caller: ToolCaller) -> Iterator[ToolCalls]:
+        """Yield the calls of `caller` for the turn that the block runs; reject them after the block."""
+        calls = self._calls[caller] = ToolCalls()
+        try:
+            yield calls
+        finally:
+            del self._calls[caller]
+            calls.close()
+
+    async def hand_over(self, caller: ToolCaller, arguments: JsonObject) -> str:
+        """Hand a file to the sender of the caller's message; return the answer for the model.
+
+        Raises:
+            ToolRefused: the file cannot be handed over, or the caller has no running turn.
+        """
+        calls = self._calls.get(caller)
+        result = await calls.call(DynamicToolCall(HANDOVER_TOOL, arguments)) if calls is not None else None
+        match result:
+            case {"contentItems": [{"text": str(text)}], "success": True}:
+                return text
+            case {"contentItems": [{"text": str(text)}], "success": False}:
+                raise ToolRefused(text)
+            case _:
+                raise ToolRefused(NO_TURN)
 
 
 class ExecTurn:
@@ -54,15 +101,14 @@ class ExecTurn:
         total_s: how long the turn may take.
     """
 
-    def __init__(self, run: TurnProcess, thread_id: str, turn_id: str, total_s: float) -> None:
+    def __init__(self, run: CliRun, thread_id: str, turn_id: str, total_s: float) -> None:
         self.thread_id: Final = thread_id
         self.turn_id: Final = turn_id
         self.ended: TurnCompleted | None = None
         self._run = run
         self._total_s = total_s
         self._budget_ends = anyio.current_time() + total_s
-        self._calls: list[PendingRequest] = []
-        self._is_left = False
+        self._calls = ToolCalls()
         self._waiting: anyio.CancelScope | None = None
         self._has_news = False
         self._stopped = False
@@ -81,35 +127,16 @@ class ExecTurn:
     @property
     def pending(self) -> PendingRequest | None:
         """The oldest call of our tools that waits for its result; there are no other requests."""
-        return self._calls[0] if self._calls else None
+        return self._calls.pending
 
     def answer(self, pending: PendingRequest, result: JsonObject) -> None:
         """Return a result to a call; a call that does not wait any more is ignored."""
         pending.request.answer(result)
-        self._forget(pending)
 
-    async def serve(self, call: DynamicToolCall) -> JsonValue:
-        """Pass a tool call to the reader of the turn, and return its result; None if the turn has ended or was left."""
-        if self._is_left or self.ended is not None:
-            return None
-        id_ = uuid.uuid4().hex
-        pending = PendingRequest(id_, call, Request(id_, call.tool, {}))
-        self._calls.append(pending)
-        self.wake()
-        try:
-            await pending.request.answered.wait()
-        finally:
-            self._forget(pending)
-        return pending.request.result
-
-    def _forget(self, pending: PendingRequest) -> None:
-        self._calls = [each for each in self._calls if each is not pending]
-
-    def leave(self) -> None:
-        """End the waiting tool calls: the turn is not read any more."""
-        self._is_left = True
-        for pending in self._calls:
-            pending.request.answer(None)
+    def accept(self, calls: ToolCalls) -> None:
+        """Pass these tool calls to the turn's reader."""
+        self._calls = calls
+        calls.on_call = self.wake
 
     def wake(self) -> None:
         """Make `receive` return, with no events if there are none."""
@@ -139,24 +166,19 @@ class ExecTurn:
             CodexGone: the process ended before its turn.
         """
         while self.ended is None:
-            events = await self._next(by)
+            events: list[AgentEvent] = []
+            with anyio.CancelScope(deadline=by if self._too_long else min(by, self._budget_ends)) as self._waiting:
+                events = await self._run.take()
+            self._waiting = None
+            if events and isinstance(events[-1], Done):
+                self.ended = self._outcome()
+            elif not self._too_long and anyio.current_time() >= self._budget_ends:
+                self._too_long = True
+                self._run.abort()
             if events or self._has_news or anyio.current_time() >= by:
                 self._has_news = False
                 return events
         return []
-
-    async def _next(self, by: float) -> list[AgentEvent]:
-        deadline = by if self._too_long else min(by, self._budget_ends)
-        events: list[AgentEvent] = []
-        with anyio.CancelScope(deadline=deadline) as self._waiting:
-            events = await self._run.take()
-        self._waiting = None
-        if events and isinstance(events[-1], Done):
-            self.ended = self._outcome()
-        elif not self._too_long and anyio.current_time() >= self._budget_ends:
-            self._too_long = True
-            self._run.abort()
-        return events
 
     def _outcome(self) -> TurnCompleted:
         ended = self._run.lines.ended

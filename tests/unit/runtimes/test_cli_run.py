@@ -5,9 +5,9 @@ from pathlib import Path
 
 import anyio
 
+from codex_workspace.backends.codex_exec.runtime import ExecConverter
 from codex_workspace.common.processes import find_marked
 from codex_workspace.runtimes.cli_run import RunHooks, RunLimits, open_run
-from codex_workspace.runtimes.convert import ExecConverter
 from codex_workspace.runtimes.events import AgentMessage, Done
 from codex_workspace.runtimes.launch import MARK, Launch
 from codex_workspace.runtimes.process import new_mark
@@ -61,14 +61,14 @@ async def test_an_exit_before_the_end_is_a_failure(tmp_path: Path) -> None:
 
 
 async def test_silence_ends_the_run(tmp_path: Path) -> None:
-    limits = RunLimits(inactivity_s=0.5, term_grace_s=0.1)
+    limits = RunLimits(inactivity_s=0.5)
     script = f"echo '{message('one')}'; sleep 600"
     assert await run(launch_in(tmp_path), script, limits) == ["one", "WATCHDOG_TIMEOUT"]
 
 
 async def test_an_abort_kills_a_process_that_ignores_sigterm_and_its_descendants(tmp_path: Path) -> None:
     script = f"trap '' TERM; setsid sleep 600 & echo '{message('one')}'; while :; do sleep 600; done"
-    assert await run(launch_in(tmp_path), script, RunLimits(term_grace_s=0.1), abort_at="one") == ["one", "interrupted"]
+    assert await run(launch_in(tmp_path), script, abort_at="one") == ["one", "interrupted"]
 
 
 async def test_another_session_than_the_requested_one_is_a_missing_session(tmp_path: Path) -> None:

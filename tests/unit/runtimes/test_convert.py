@@ -1,4 +1,4 @@
-"""Tests `ExecConverter` (`runtimes/convert.py`) and `runtimes/events.py` with recordings and arbitrary lines."""
+"""Tests `runtimes/convert.py` and `runtimes/events.py` with recordings of `codex exec` and arbitrary lines."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from codex_workspace.backends.codex_exec.runtime import ExecConverter
 from codex_workspace.protocol.codex_events import TokenUsage, TurnError
 from codex_workspace.protocol.failures import NO_SESSION, process_exit_error
-from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED, ExecConverter
+from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED
 from codex_workspace.runtimes.events import (
     AgentEvent,
     AgentMessage,
@@ -331,9 +332,7 @@ def test_orphans_and_duplicates_become_pairs() -> None:
 
 def test_a_line_that_was_left_out_is_said() -> None:
     lines = ExecConverter()
-    assert lines.skipped(5_000) == [
-        RunWarning("codex wrote a line of 5000 bytes, which exceeds the limit; it was skipped.")
-    ]
+    assert lines.skipped(5_000) == [RunWarning("skipped a line of 5000 bytes, which exceeds the limit")]
     assert done(lines.finish(process_exit_error(0))).stop_reason == "failed"
     assert lines.skipped(5_000) == []
 

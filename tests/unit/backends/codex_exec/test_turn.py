@@ -1,21 +1,26 @@
-"""A turn of `codex exec`: its lines as events, its clocks, and how it ends."""
+"""Tests a turn of `codex exec`: its events, its time limits, its end, and its tool calls."""
 
 import json
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
 
-from codex_workspace.backends.codex_exec.turn import ExecTurn
-from codex_workspace.common.errors import CodexGone
+from codex_workspace.backends.codex_exec.runtime import ExecConverter
+from codex_workspace.backends.codex_exec.turn import NO_TURN, ExecTurn, FileRequests, ToolCalls
+from codex_workspace.common.errors import CodexGone, ToolRefused
+from codex_workspace.common.values import JsonObject
 from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnError
 from codex_workspace.protocol.failures import PROCESS_EXITED
-from codex_workspace.runtimes.backend import DynamicToolCall, text_input
-from codex_workspace.runtimes.convert import ExecConverter
+from codex_workspace.runtimes.backend import DynamicToolCall, ToolCaller, text_input
 from codex_workspace.runtimes.events import AgentEvent, Done, ToolResult, ToolUse, Usage
+
+if TYPE_CHECKING:
+    from codex_workspace.runtimes.cli_run import CliRun
 
 BEGUN = {"type": "turn.started"}
 DONE = {"type": "turn.completed", "usage": {"input_tokens": 30, "output_tokens": 5}}
@@ -29,7 +34,7 @@ def line(event: object) -> str:
 
 @dataclass
 class FakeRun:
-    """A run that says what it is given, and is over then unless it `stays`."""
+    """A run that yields the given lines, and then ends unless it `stays`."""
 
     lines: ExecConverter
     said: deque[Sequence[object]] = field(default_factory=deque)
@@ -58,10 +63,16 @@ class FakeRun:
 
 
 def made(
-    *said: Sequence[object], before: TokenUsage | None = None, total_s: float = 60.0, stays: bool = False
+    *said: Sequence[object],
+    before: TokenUsage | None = None,
+    total_s: float = 60.0,
+    stays: bool = False,
+    calls: ToolCalls | None = None,
 ) -> tuple[ExecTurn, FakeRun]:
     run = FakeRun(ExecConverter(before), deque(said), stays=stays)
-    return ExecTurn(run, "thread", "0-turn", total_s), run
+    turn = ExecTurn(cast("CliRun", run), "thread", "0-turn", total_s)
+    turn.accept(calls or ToolCalls())
+    return turn, run
 
 
 async def all_of(turn: ExecTurn) -> list[AgentEvent]:
@@ -79,7 +90,7 @@ def run_in_time(test: Callable[[], Awaitable[None]]) -> None:
     anyio.run(bounded)
 
 
-def test_the_end_is_told_when_the_process_is_gone_and_open_items_are_closed_before_it() -> None:
+def test_a_turn_ends_with_its_process_after_open_items_are_closed() -> None:
     async def test() -> None:
         turn, run = made([BEGUN, COMMAND, DONE], before=TokenUsage(10, 10))
         first = await turn.receive()
@@ -97,7 +108,7 @@ def test_the_end_is_told_when_the_process_is_gone_and_open_items_are_closed_befo
     run_in_time(test)
 
 
-def test_tokens_before_a_turn_that_are_not_known_are_not_guessed() -> None:
+def test_the_turns_tokens_are_unknown_if_those_before_it_are() -> None:
     async def test() -> None:
         turn, _ = made([BEGUN, DONE])
         await all_of(turn)
@@ -106,7 +117,7 @@ def test_tokens_before_a_turn_that_are_not_known_are_not_guessed() -> None:
     run_in_time(test)
 
 
-def test_a_process_that_is_gone_before_its_turn_cuts_it_off() -> None:
+def test_a_process_that_dies_before_the_end_raises() -> None:
     async def test() -> None:
         turn, run = made([BEGUN])
         run.failure = TurnError("codex was ended by signal 9 (SIGKILL)", PROCESS_EXITED, None, None)
@@ -117,7 +128,7 @@ def test_a_process_that_is_gone_before_its_turn_cuts_it_off() -> None:
     run_in_time(test)
 
 
-def test_a_failure_that_codex_has_told_of_is_the_turns() -> None:
+def test_a_failure_that_codex_reports_is_the_turns() -> None:
     async def test() -> None:
         turn, _ = made([BEGUN, GIVEN_UP])
         await all_of(turn)
@@ -128,7 +139,7 @@ def test_a_failure_that_codex_has_told_of_is_the_turns() -> None:
     run_in_time(test)
 
 
-def test_an_interrupt_and_the_budget_stop_the_run() -> None:
+def test_an_interrupt_and_the_time_limit_stop_the_run() -> None:
     async def test() -> None:
         turn, run = made([BEGUN, COMMAND], stays=True)
         await turn.receive()
@@ -146,7 +157,7 @@ def test_an_interrupt_and_the_budget_stop_the_run() -> None:
     run_in_time(test)
 
 
-def test_nothing_is_said_into_it_and_whoever_waits_can_be_woken() -> None:
+def test_a_turn_cannot_be_steered_and_its_reader_can_be_woken() -> None:
     async def test() -> None:
         turn, run = made([BEGUN, COMMAND], stays=True)
         assert not await turn.steer(text_input("hello"))
@@ -164,14 +175,17 @@ def test_nothing_is_said_into_it_and_whoever_waits_can_be_woken() -> None:
 
 
 HAND_OVER = DynamicToolCall("hand_over_file", {"path": "a"})
+ME, YOU = ToolCaller("me", "ctx"), ToolCaller("you", "ctx")
+FILE: JsonObject = {"path": "a", "name": None}
 
 
-async def test_a_call_of_a_tool_waits_for_the_reader_and_has_one_result() -> None:
-    turn, _ = made(stays=True)
+async def test_a_tool_call_wakes_the_reader_and_gets_one_result() -> None:
+    calls = ToolCalls()
+    turn, _ = made(stays=True, calls=calls)
     results: list[object] = []
 
     async def call() -> None:
-        results.append(await turn.serve(HAND_OVER))
+        results.append(await calls.call(HAND_OVER))
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
@@ -186,16 +200,49 @@ async def test_a_call_of_a_tool_waits_for_the_reader_and_has_one_result() -> Non
     assert results == [{"success": True}]
 
 
-async def test_a_call_that_nobody_will_answer_ends() -> None:
-    turn, _ = made(stays=True)
+def answered(text: str, *, success: bool) -> JsonObject:
+    return {"contentItems": [{"type": "inputText", "text": text}], "success": success}
+
+
+async def answer(turn: ExecTurn, result: JsonObject) -> None:
+    while turn.pending is None:
+        await turn.receive()
+    turn.answer(turn.pending, result)
+
+
+async def test_a_call_before_the_start_of_the_turn_reaches_the_turn_of_its_caller() -> None:
+    requests = FileRequests()
+    answers: list[str] = []
 
     async def call() -> None:
-        assert await turn.serve(HAND_OVER) is None
+        answers.append(await requests.hand_over(ME, FILE))
 
-    with anyio.fail_after(5):
+    with requests.expecting(ME) as mine, requests.expecting(YOU) as other, anyio.fail_after(5):
+        yours, _ = made(stays=True, calls=other)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
-            await turn.receive()
-            turn.leave()
-        assert turn.pending is None
-        await call()
+            await anyio.wait_all_tasks_blocked()
+            turn, _ = made(stays=True, calls=mine)
+            await answer(turn, answered("Handed over.", success=True))
+        assert yours.pending is None
+    assert answers == ["Handed over."]
+
+
+async def test_a_call_is_rejected_by_the_reader_and_after_the_turn() -> None:
+    requests = FileRequests()
+
+    async def rejected(expected: str) -> None:
+        with pytest.raises(ToolRefused, match=expected):
+            await requests.hand_over(ME, FILE)
+
+    await rejected(NO_TURN)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            with requests.expecting(ME) as calls:
+                turn, _ = made(stays=True, calls=calls)
+                tasks.start_soon(rejected, "no such file")
+                await answer(turn, answered("no such file", success=False))
+                tasks.start_soon(rejected, NO_TURN)
+                await anyio.wait_all_tasks_blocked()
+        await rejected(NO_TURN)
+        assert await calls.call(HAND_OVER) is None
