@@ -19,9 +19,8 @@ from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import TurnError
 from codex_workspace.protocol.failures import LOST_THREAD, NO_SESSION, PROCESS_EXITED
-from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.runtimes.backend import DynamicToolCall, text_input
-from codex_workspace.runtimes.convert import NONE_USED, EventConverter
+from codex_workspace.runtimes.convert import NONE_USED, EventConverter, approval_data
 from codex_workspace.runtimes.events import AgentEvent, Approval
 from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, FULL_AUTO, Launch, RunOptions, check_run
 

@@ -10,8 +10,8 @@ from google.protobuf.json_format import MessageToDict
 from codex_workspace.common.redact import Redactor, redact_value
 from codex_workspace.common.values import JsonObject
 from codex_workspace.protocol.server_requests import Decision, Declined, Question, response_to
-from codex_workspace.runtimes.approvals import approval_data
 from codex_workspace.runtimes.backend import PendingRequest, RunningTurn, text_input
+from codex_workspace.runtimes.convert import approval_data
 from codex_workspace.tasks.approval_answers import UnclearAnswer, parse_answer
 from codex_workspace.tasks.approval_prompts import approval_prompt
 from codex_workspace.tasks.replies import A2AEvent

@@ -33,7 +33,7 @@ from codex_workspace.protocol.server_requests import (
     UrlRequest,
     UserQuestion,
 )
-from codex_workspace.runtimes.approvals import approval_data
+from codex_workspace.runtimes.convert import approval_data
 from codex_workspace.runtimes.events import ToolKind
 from codex_workspace.tasks.approval_answers import parse_answer
 from codex_workspace.tasks.files import AttachmentsNotWritten

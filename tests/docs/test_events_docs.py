@@ -13,8 +13,7 @@ from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.jsonrpc import Notification, Request
 from codex_workspace.protocol.server_requests import read_question
 from codex_workspace.runtimes import events as agent_events
-from codex_workspace.runtimes.approvals import approval_data
-from codex_workspace.runtimes.convert import EventConverter
+from codex_workspace.runtimes.convert import EventConverter, approval_data
 from codex_workspace.runtimes.events import (
     EVENT_TYPES,
     AgentEvent,

@@ -253,13 +253,13 @@ async def test_the_documented_program_runs(launch: Launch) -> None:
     assert len({end["session_id"] for end in ends}) == 1
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("third_party_package")
 async def test_third_party_runtimes_can_be_registered(launch: Launch) -> None:
     async with create_runtime("NOTHING", launch) as runtime:
         assert last_event(await events_of(runtime, "hi")).text == "nothing"
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("third_party_package")
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

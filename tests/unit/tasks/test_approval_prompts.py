@@ -28,7 +28,7 @@ from codex_workspace.protocol.server_requests import (
     UrlRequest,
     UserQuestion,
 )
-from codex_workspace.runtimes.approvals import MAX_DIFF_CHARS, approval_data
+from codex_workspace.runtimes.convert import MAX_DIFF_CHARS, approval_data
 from codex_workspace.tasks.approval_prompts import (
     MAX_SHOWN_CHARS,
     MAX_SHOWN_LINES,
