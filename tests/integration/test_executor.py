@@ -193,17 +193,14 @@ async def test_a_burst_is_sent_ten_times_a_second() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
-def test_an_empty_message_is_rejected_without_a_turn(text: str) -> None:
-    @in_virtual_time
-    async def test() -> None:
-        async with open_executor() as setup:
-            await setup.executor.execute(message(text), setup.sent)
-            setup.sent.assert_well_formed()
-            assert setup.sent.states[-1] == State.TASK_STATE_REJECTED
-            assert "no text" in setup.sent.sentence
-            assert setup.sent.metadata == {FAILURE: {"code": "inputRefused"}}
-
-    test()
+@in_virtual_time
+async def test_an_empty_message_is_rejected_without_a_turn(text: str) -> None:
+    async with open_executor() as setup:
+        await setup.executor.execute(message(text), setup.sent)
+        setup.sent.assert_well_formed()
+        assert setup.sent.states[-1] == State.TASK_STATE_REJECTED
+        assert "no text" in setup.sent.sentence
+        assert setup.sent.metadata == {FAILURE: {"code": "inputRefused"}}
 
 
 @in_virtual_time
@@ -254,25 +251,22 @@ async def test_codexs_death_fails_the_task_and_keeps_its_text() -> None:
         (KeyError(SECRET), "Internal error; see the agent's log.", "internal"),
     ],
 )
-def test_no_error_escapes_or_leaks_details(error: Exception, sentence: str, code: str) -> None:
-    @in_virtual_time
-    async def test() -> None:
-        def connect() -> AbstractAsyncContextManager[Connection]:
-            raise error
+@in_virtual_time
+async def test_no_error_escapes_or_leaks_details(error: Exception, sentence: str, code: str) -> None:
+    def connect() -> AbstractAsyncContextManager[Connection]:
+        raise error
 
-        def create_thread(_owner: str, _context_id: str) -> CodexThread:
-            return CodexThread(connect, EmptyMemory(), OPTIONS, TurnLimits())
+    def create_thread(_owner: str, _context_id: str) -> CodexThread:
+        return CodexThread(connect, EmptyMemory(), OPTIONS, TurnLimits())
 
-        sent = RecordingQueue()
-        async with anyio.create_task_group() as tasks:
-            reader = RequestReader(Path("/w"))
-            executor = CodexAppServerExecutor(tasks, ThreadRegistry(create_thread), MemoryDeliveries(), reader)
-            await executor.execute(message("hello"), sent)
-        sent.assert_well_formed()
-        assert (sent.states[-1], sent.sentence) == (State.TASK_STATE_FAILED, sentence)
-        assert sent.metadata == {FAILURE: {"code": code}}
-
-    test()
+    sent = RecordingQueue()
+    async with anyio.create_task_group() as tasks:
+        reader = RequestReader(Path("/w"))
+        executor = CodexAppServerExecutor(tasks, ThreadRegistry(create_thread), MemoryDeliveries(), reader)
+        await executor.execute(message("hello"), sent)
+    sent.assert_well_formed()
+    assert (sent.states[-1], sent.sentence) == (State.TASK_STATE_FAILED, sentence)
+    assert sent.metadata == {FAILURE: {"code": code}}
 
 
 @in_virtual_time

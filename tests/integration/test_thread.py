@@ -1,4 +1,4 @@
-"""A context's thread and its turns, over a codex in memory and on a clock that jumps."""
+"""A context's thread and its turns, with a codex in memory and in virtual time."""
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -51,7 +51,7 @@ ECHO: JsonObject = {"sandbox": {"type": "workspaceWrite", "networkAccess": False
 
 @dataclass(slots=True)
 class Memory:
-    """The context's thread id, in memory, and what the thread was told."""
+    """A context's thread ID and instructions, in memory."""
 
     thread_id: str | None = None
     saved: list[str] = field(default_factory=list)
@@ -69,8 +69,8 @@ class Memory:
         self.saved.append(thread_id)
 
 
-class FarEnd:
-    """What codex does for a conversation: a thread `thread-1`, and turns that are named by the test."""
+class CodexSide:
+    """Codex's side of the connection: the thread `thread-1`, with turns that the test names."""
 
     def __init__(self, codex: MemoryCodex, memory: Memory) -> None:
         self.codex = codex
@@ -81,7 +81,7 @@ class FarEnd:
 
     async def start_turn(self, turn_id: str = "turn-1") -> JsonObject:
         params = await self.codex.answer("turn/start", {"turn": {"id": turn_id, "status": "inProgress"}})
-        await self.say("turn/started", turn={"id": turn_id})
+        await self.notify("turn/started", turn={"id": turn_id})
         return params
 
     async def start(self) -> None:
@@ -89,148 +89,150 @@ class FarEnd:
         await self.start_thread()
         await self.start_turn()
 
-    async def say(self, method: str, thread_id: str = "thread-1", **params: JsonValue) -> None:
+    async def notify(self, method: str, thread_id: str = "thread-1", **params: JsonValue) -> None:
         await self.codex.tell(method, threadId=thread_id, **params)
 
     async def delta(self, text: str, turn_id: str = "turn-1") -> None:
-        await self.say("item/agentMessage/delta", turnId=turn_id, itemId="m", delta=text)
+        await self.notify("item/agentMessage/delta", turnId=turn_id, itemId="m", delta=text)
 
     async def command(self, turn_id: str = "turn-1") -> None:
         item: JsonObject = {"type": "commandExecution", "id": "c", "command": "sleep 9", "cwd": "/w"}
-        await self.say("item/started", turnId=turn_id, item=item)
+        await self.notify("item/started", turnId=turn_id, item=item)
 
     async def idle(self, kind: str = "idle") -> None:
-        await self.say("thread/status/changed", status={"type": kind})
+        await self.notify("thread/status/changed", status={"type": kind})
 
     async def error(self, message: str, *, will_retry: bool, turn_id: str = "turn-1") -> None:
-        await self.say("error", turnId=turn_id, error={"message": message}, willRetry=will_retry)
+        await self.notify("error", turnId=turn_id, error={"message": message}, willRetry=will_retry)
 
     async def complete(self, turn_id: str = "turn-1", status: str = "completed", **turn: JsonValue) -> None:
-        await self.say("turn/completed", turn={"id": turn_id, "status": status, "items": [], **turn})
+        await self.notify("turn/completed", turn={"id": turn_id, "status": status, "items": [], **turn})
 
-    async def obey(self, turn_id: str = "turn-1") -> None:
-        """Take an interrupt as codex does."""
+    async def handle_interrupt(self, turn_id: str = "turn-1") -> None:
+        """Handle an interrupt like codex."""
         await self.codex.answer("turn/interrupt", {})
         await self.codex.answer("thread/backgroundTerminals/clean", {})
         await self.complete(turn_id, "interrupted")
 
 
 @dataclass(slots=True)
-class Scene:
-    """A conversation, and the codex behind it: one after the other where several are named."""
+class ThreadSetup:
+    """A thread and its codexes; the next one is used when one has exited."""
 
-    conversation: CodexThread
+    thread: CodexThread
     memory: Memory
-    ends: list[FarEnd]
+    sides: list[CodexSide]
 
     @property
-    def end(self) -> FarEnd:
-        return self.ends[0]
+    def side(self) -> CodexSide:
+        return self.sides[0]
 
 
 @asynccontextmanager
-async def scene(
-    *, codexes: int = 1, known: str | None = None, options: ThreadOptions = OPTIONS, limits: TurnLimits = LIMITS
-) -> AsyncIterator[Scene]:
-    """Set up a conversation; it connects to the first codex that still lives."""
-    memory = Memory(known)
-    async with AsyncExitStack() as held:
-        made = [await held.enter_async_context(memory_codex()) for _ in range(codexes)]
-        yield _scene(made, memory, options, limits)
+async def open_thread(
+    *, codex_count: int = 1, stored: str | None = None, options: ThreadOptions = OPTIONS, limits: TurnLimits = LIMITS
+) -> AsyncIterator[ThreadSetup]:
+    """Set up a thread; it connects to the first codex that is still running."""
+    memory = Memory(stored)
+    async with AsyncExitStack() as stack:
+        codexes = [await stack.enter_async_context(memory_codex()) for _ in range(codex_count)]
+        yield _thread_setup(codexes, memory, options, limits)
 
 
-def _scene(codexes: list[MemoryCodex], memory: Memory, options: ThreadOptions, limits: TurnLimits) -> Scene:
+def _thread_setup(
+    codexes: list[MemoryCodex], memory: Memory, options: ThreadOptions, limits: TurnLimits
+) -> ThreadSetup:
     @asynccontextmanager
     async def connect() -> AsyncIterator[Connection]:
         await anyio.lowlevel.checkpoint()
         living = [codex.connection for codex in codexes if codex.connection.error is None]
         yield living[0] if living else codexes[-1].connection
 
-    conversation = CodexThread(connect, memory, options, limits)
-    return Scene(conversation, memory, [FarEnd(codex, memory) for codex in codexes])
+    thread = CodexThread(connect, memory, options, limits)
+    return ThreadSetup(thread, memory, [CodexSide(codex, memory) for codex in codexes])
 
 
 @asynccontextmanager
 async def started_turn(
-    far: Callable[[FarEnd], Awaitable[None]] | None = None,
+    play: Callable[[CodexSide], Awaitable[None]] | None = None,
     *,
     options: ThreadOptions = OPTIONS,
     limits: TurnLimits = LIMITS,
-) -> AsyncIterator[tuple[Scene, StartedTurn[Turn]]]:
-    """Start a thread and its first turn; codex then does what `far` says."""
-    async with scene(options=options, limits=limits) as now, anyio.create_task_group() as tasks:
+) -> AsyncIterator[tuple[ThreadSetup, StartedTurn[Turn]]]:
+    """Start a thread and its first turn; then run `play` on codex's side."""
+    async with open_thread(options=options, limits=limits) as setup, anyio.create_task_group() as tasks:
 
         async def codex() -> None:
-            await now.end.start()
-            if far is not None:
-                await far(now.end)
+            await setup.side.start()
+            if play is not None:
+                await play(setup.side)
 
         tasks.start_soon(codex)
-        async with turn_of(now.conversation, text_input("hello")) as begun:
-            yield now, begun
+        async with turn_of(setup.thread, text_input("hello")) as started:
+            yield setup, started
 
 
-async def follow(begun: StartedTurn[Turn]) -> list[AgentEvent]:
-    """Return all events of a turn."""
+async def receive_all(started: StartedTurn[Turn]) -> list[AgentEvent]:
+    """Return the remaining events of a turn."""
     events: list[AgentEvent] = []
-    while begun.turn.ended is None:
-        events += await begun.turn.receive()
+    while started.turn.ended is None:
+        events += await started.turn.receive()
     return events
 
 
 @dataclass(slots=True)
-class Talk:
-    """What a caller of a turn got."""
+class Caller:
+    """A caller of one turn, and what it received."""
 
     text: str = "hello"
     events: list[AgentEvent] = field(default_factory=list)
-    begun: StartedTurn[Turn] | None = None
+    started: StartedTurn[Turn] | None = None
 
-    async def __call__(self, conversation: CodexThread) -> None:
-        async with turn_of(conversation, text_input(self.text)) as begun:
-            self.begun = begun
-            self.events = await follow(begun)
+    async def __call__(self, thread: CodexThread) -> None:
+        async with turn_of(thread, text_input(self.text)) as started:
+            self.started = started
+            self.events = await receive_all(started)
 
     @property
     def ended(self) -> TurnCompleted:
         assert [event for event in self.events if isinstance(event, Done)] == [self.events[-1]]
-        assert self.begun is not None
-        assert self.begun.turn.ended is not None
-        return self.begun.turn.ended
+        assert self.started is not None
+        assert self.started.turn.ended is not None
+        return self.started.turn.ended
 
 
-async def talk(now: Scene, far: Callable[[FarEnd], Awaitable[None]], *, text: str = "hello") -> Talk:
-    """Run one turn against what codex does on the far end of the first codex."""
-    said = Talk(text)
+async def run_turn(setup: ThreadSetup, play: Callable[[CodexSide], Awaitable[None]], *, text: str = "hello") -> Caller:
+    """Run one turn while `play` runs on the side of the first codex."""
+    caller = Caller(text)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(said, now.conversation)
-        await far(now.end)
-    return said
+        tasks.start_soon(caller, setup.thread)
+        await play(setup.side)
+    return caller
 
 
-async def talk_once(
-    far: Callable[[FarEnd], Awaitable[None]],
+async def run_single_turn(
+    play: Callable[[CodexSide], Awaitable[None]],
     *,
-    known: str | None = None,
+    stored: str | None = None,
     options: ThreadOptions = OPTIONS,
     limits: TurnLimits = LIMITS,
-) -> Talk:
-    """Run the only turn of a context, with the stored thread id `known`."""
-    async with scene(known=known, options=options, limits=limits) as now:
-        return await talk(now, far)
+) -> Caller:
+    """Run the only turn of a thread, with the stored thread ID `stored`."""
+    async with open_thread(stored=stored, options=options, limits=limits) as setup:
+        return await run_turn(setup, play)
 
 
 def usage(total: int, last: int) -> JsonObject:
     return {"total": {"totalTokens": total, "inputTokens": total}, "last": {"totalTokens": last, "inputTokens": last}}
 
 
-# --- A turn's way ---
+# --- The course of a turn ---
 
 
 @in_virtual_time
 async def test_a_context_is_a_thread_and_a_message_a_turn() -> None:
-    async def far(end: FarEnd) -> None:
-        assert await end.start_thread() == {
+    async def play(side: CodexSide) -> None:
+        assert await side.start_thread() == {
             "cwd": "/w",
             "model": "gpt",
             "modelProvider": "gateway",
@@ -238,72 +240,72 @@ async def test_a_context_is_a_thread_and_a_message_a_turn() -> None:
             "approvalPolicy": "never",
             "developerInstructions": None,
         }
-        request = await end.codex.read("turn/start")
-        assert end.memory.saved == ["thread-1"], "the thread's id is kept before its first turn"
-        said: JsonObject = {"threadId": "thread-1", "input": [{"type": "text", "text": "hello"}]}
-        assert params_of(request) == said | {"clientUserMessageId": None}
-        await end.codex.reply(request, {"turn": {"id": "turn-1"}})
-        await end.say("turn/started", turn={"id": "turn-1"})
-        await end.delta("Hi")
-        await end.complete()
+        request = await side.codex.read("turn/start")
+        assert side.memory.saved == ["thread-1"], "the thread ID must be stored before the first turn"
+        caller: JsonObject = {"threadId": "thread-1", "input": [{"type": "text", "text": "hello"}]}
+        assert params_of(request) == caller | {"clientUserMessageId": None}
+        await side.codex.reply(request, {"turn": {"id": "turn-1"}})
+        await side.notify("turn/started", turn={"id": "turn-1"})
+        await side.delta("Hi")
+        await side.complete()
 
-    async with scene() as now:
-        said = await talk(now, far)
-        assert said.events[:-1] == [Text("m", "Hi")]
-        assert said.ended == TurnCompleted("completed", None, None)
-        assert said.begun is not None
-        assert said.begun.note is None
+    async with open_thread() as setup:
+        caller = await run_turn(setup, play)
+        assert caller.events[:-1] == [Text("m", "Hi")]
+        assert caller.ended == TurnCompleted("completed", None, None)
+        assert caller.started is not None
+        assert caller.started.note is None
 
-        async def second(end: FarEnd) -> None:
-            await end.start_turn("turn-2")
-            await end.complete("turn-2")
+        async def second(side: CodexSide) -> None:
+            await side.start_turn("turn-2")
+            await side.complete("turn-2")
 
-        assert (await talk(now, second)).ended.status == "completed"
+        assert (await run_turn(setup, second)).ended.status == "completed"
 
 
 @in_virtual_time
 async def test_events_before_the_start_response_are_received() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        request = await end.codex.read("turn/start")
-        await end.say("turn/started", turn={"id": "turn-1"})
-        await end.delta("first")
-        await end.codex.reply(request, {"turn": {"id": "turn-1"}})
-        await end.complete()
+    async def play(side: CodexSide) -> None:
+        await side.start_thread()
+        request = await side.codex.read("turn/start")
+        await side.notify("turn/started", turn={"id": "turn-1"})
+        await side.delta("first")
+        await side.codex.reply(request, {"turn": {"id": "turn-1"}})
+        await side.complete()
 
-    assert (await talk_once(far)).events[0] == Text("m", "first")
+    assert (await run_single_turn(play)).events[0] == Text("m", "first")
 
 
 @in_virtual_time
 async def test_events_of_other_turns_are_ignored() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start()
-        await end.delta("late", "turn-0")
-        await end.complete("turn-0")
-        await end.delta("mine")
-        await end.complete()
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        await side.delta("late", "turn-0")
+        await side.complete("turn-0")
+        await side.delta("mine")
+        await side.complete()
 
-    said = await talk_once(far)
-    assert said.events[:-1] == [Text("m", "mine")]
-    assert said.ended == TurnCompleted("completed", None, None)
+    caller = await run_single_turn(play)
+    assert caller.events[:-1] == [Text("m", "mine")]
+    assert caller.ended == TurnCompleted("completed", None, None)
 
 
 @in_virtual_time
 async def test_receive_returns_nothing_at_its_time_out() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
-        async def far() -> None:
-            await now.end.start()
+        async def play() -> None:
+            await setup.side.start()
 
-        tasks.start_soon(far)
-        async with turn_of(now.conversation, text_input("hello")) as begun:
+        tasks.start_soon(play)
+        async with turn_of(setup.thread, text_input("hello")) as started:
             by = anyio.current_time() + 7
-            assert await begun.turn.receive(by=by) == []
+            assert await started.turn.receive(by=by) == []
             assert anyio.current_time() == pytest.approx(by)
-            assert await begun.turn.receive(by=by - 1) == []
-            tasks.start_soon(now.end.complete)
-            assert [type(event) for event in await begun.turn.receive(by=math.inf)] == [Done]
-            assert await begun.turn.receive() == []
+            assert await started.turn.receive(by=by - 1) == []
+            tasks.start_soon(setup.side.complete)
+            assert [type(event) for event in await started.turn.receive(by=math.inf)] == [Done]
+            assert await started.turn.receive() == []
 
 
 # --- One turn at a time ---
@@ -311,40 +313,40 @@ async def test_receive_returns_nothing_at_its_time_out() -> None:
 
 @in_virtual_time
 async def test_a_second_message_is_queued() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
-        first, second = Talk("one"), Talk("two")
-        tasks.start_soon(first, now.conversation)
-        await now.end.start_thread()
-        await now.end.start_turn("turn-1")
-        tasks.start_soon(second, now.conversation)
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
+        first, second = Caller("one"), Caller("two")
+        tasks.start_soon(first, setup.thread)
+        await setup.side.start_thread()
+        await setup.side.start_turn("turn-1")
+        tasks.start_soon(second, setup.thread)
         with anyio.move_on_after(100) as waiting:
-            await now.end.codex.read()
-        assert waiting.cancelled_caught, "nothing was sent for the second message"
-        await now.end.complete("turn-1")
-        params = await now.end.start_turn("turn-2")
+            await setup.side.codex.read()
+        assert waiting.cancelled_caught, "a request was sent for the second message"
+        await setup.side.complete("turn-1")
+        params = await setup.side.start_turn("turn-2")
         assert params["input"] == [{"type": "text", "text": "two"}]
         assert first.ended.status == "completed"
-        await now.end.complete("turn-2")
+        await setup.side.complete("turn-2")
 
 
 @in_virtual_time
 async def test_a_cancelled_waiter_releases_no_slot() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
-        first, third = Talk("one"), Talk("three")
-        tasks.start_soon(first, now.conversation)
-        await now.end.start_thread()
-        await now.end.start_turn("turn-1")
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
+        first, third = Caller("one"), Caller("three")
+        tasks.start_soon(first, setup.thread)
+        await setup.side.start_thread()
+        await setup.side.start_turn("turn-1")
         with anyio.move_on_after(1):
-            await Talk("two")(now.conversation)
-        assert now.conversation.busy
-        tasks.start_soon(third, now.conversation)
+            await Caller("two")(setup.thread)
+        assert setup.thread.busy
+        tasks.start_soon(third, setup.thread)
         with anyio.move_on_after(1) as waiting:
-            await now.end.codex.read()
+            await setup.side.codex.read()
         assert waiting.cancelled_caught
-        await now.end.complete("turn-1")
-        params = await now.end.start_turn("turn-3")
+        await setup.side.complete("turn-1")
+        params = await setup.side.start_turn("turn-3")
         assert params["input"] == [{"type": "text", "text": "three"}]
-        await now.end.complete("turn-3")
+        await setup.side.complete("turn-3")
 
 
 # --- Interrupting ---
@@ -352,167 +354,169 @@ async def test_a_cancelled_waiter_releases_no_slot() -> None:
 
 @in_virtual_time
 async def test_an_interrupt_stops_the_turn_and_closes_open_items() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
-        async def far() -> None:
-            await now.end.start()
-            await now.end.command()
+        async def play() -> None:
+            await setup.side.start()
+            await setup.side.command()
             ids: JsonObject = {"threadId": "thread-1", "turnId": "turn-1"}
-            assert await now.end.codex.answer("turn/interrupt", {}) == ids
-            cleaned = await now.end.codex.answer("thread/backgroundTerminals/clean", {})
+            assert await setup.side.codex.answer("turn/interrupt", {}) == ids
+            cleaned = await setup.side.codex.answer("thread/backgroundTerminals/clean", {})
             assert cleaned == {"threadId": "thread-1"}
-            await now.end.complete(status="interrupted")
+            await setup.side.complete(status="interrupted")
 
-        tasks.start_soon(far)
-        async with turn_of(now.conversation, text_input("hello")) as begun:
+        tasks.start_soon(play)
+        async with turn_of(setup.thread, text_input("hello")) as started:
             events: list[AgentEvent] = []
             while not any(isinstance(event, ToolUse) for event in events):
-                events += await begun.turn.receive()
-            begun.turn.interrupt()
-            begun.turn.interrupt()
-            events += await follow(begun)
+                events += await started.turn.receive()
+            started.turn.interrupt()
+            started.turn.interrupt()
+            events += await receive_all(started)
         assert events[-2] == ToolResult("c", NO_RESULT, is_error=True, status="failed")
-        assert begun.turn.ended == TurnCompleted("interrupted", None, None)
-        assert not now.end.codex.unread
+        assert started.turn.ended == TurnCompleted("interrupted", None, None)
+        assert not setup.side.codex.unread
 
 
 @in_virtual_time
 async def test_an_interrupt_waits_for_the_turns_start() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
-        async def far() -> None:
-            await now.end.start_thread()
-            await now.end.codex.answer("turn/start", {"turn": {"id": "turn-1"}})
+        async def play() -> None:
+            await setup.side.start_thread()
+            await setup.side.codex.answer("turn/start", {"turn": {"id": "turn-1"}})
             with anyio.move_on_after(STOP_GRACE_S / 2) as waiting:
-                await now.end.codex.read()
-            assert waiting.cancelled_caught, "nothing is asked before the turn has started"
-            await now.end.say("turn/started", turn={"id": "turn-1"})
-            await now.end.obey()
+                await setup.side.codex.read()
+            assert waiting.cancelled_caught, "a request was sent before the turn started"
+            await setup.side.notify("turn/started", turn={"id": "turn-1"})
+            await setup.side.handle_interrupt()
 
-        tasks.start_soon(far)
-        async with turn_of(now.conversation, text_input("hello")) as begun:
-            begun.turn.interrupt()
-            await follow(begun)
-            assert begun.turn.ended == TurnCompleted("interrupted", None, None)
+        tasks.start_soon(play)
+        async with turn_of(setup.thread, text_input("hello")) as started:
+            started.turn.interrupt()
+            await receive_all(started)
+            assert started.turn.ended == TurnCompleted("interrupted", None, None)
 
 
 @in_virtual_time
 async def test_an_interrupt_sent_too_early_is_repeated() -> None:
-    async def far(end: FarEnd) -> None:
-        asked = []
+    async def play(side: CodexSide) -> None:
+        retried_at = []
         for _ in range(3):
-            await end.codex.refuse(await end.codex.read("turn/interrupt"), -32600, "no active turn")
-            asked.append(anyio.current_time())
-        await end.obey()
-        assert [asked[1] - asked[0], asked[2] - asked[1]] == pytest.approx([INTERRUPT_RETRY_S] * 2, abs=0.01)
+            await side.codex.refuse(await side.codex.read("turn/interrupt"), -32600, "no active turn")
+            retried_at.append(anyio.current_time())
+        await side.handle_interrupt()
+        assert [retried_at[1] - retried_at[0], retried_at[2] - retried_at[1]] == pytest.approx(
+            [INTERRUPT_RETRY_S] * 2, abs=0.01
+        )
 
-    async with started_turn(far) as (_, begun):
-        begun.turn.interrupt()
-        await follow(begun)
-        assert begun.turn.ended == TurnCompleted("interrupted", None, None)
+    async with started_turn(play) as (_, started):
+        started.turn.interrupt()
+        await receive_all(started)
+        assert started.turn.ended == TurnCompleted("interrupted", None, None)
 
 
 @in_virtual_time
 async def test_a_turn_may_complete_during_its_interrupt() -> None:
-    async def far(end: FarEnd) -> None:
-        request = await end.codex.read("turn/interrupt")
-        await end.complete()
-        await end.codex.refuse(request, -32600, "no active turn to interrupt")
+    async def play(side: CodexSide) -> None:
+        request = await side.codex.read("turn/interrupt")
+        await side.complete()
+        await side.codex.refuse(request, -32600, "no active turn to interrupt")
 
-    async with started_turn(far) as (_, begun):
-        begun.turn.interrupt()
-        await follow(begun)
-        assert begun.turn.ended == TurnCompleted("completed", None, None)
+    async with started_turn(play) as (_, started):
+        started.turn.interrupt()
+        await receive_all(started)
+        assert started.turn.ended == TurnCompleted("completed", None, None)
 
 
 @in_virtual_time
 async def test_a_codex_that_ignores_the_interrupt_is_killed() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
-        async def far() -> None:
-            await now.end.start()
-            await now.end.codex.answer("turn/interrupt", {})
-            await now.end.codex.answer("thread/backgroundTerminals/clean", {})
+        async def play() -> None:
+            await setup.side.start()
+            await setup.side.codex.answer("turn/interrupt", {})
+            await setup.side.codex.answer("thread/backgroundTerminals/clean", {})
 
-        tasks.start_soon(far)
-        async with turn_of(now.conversation, text_input("hello")) as begun:
-            began = anyio.current_time()
-            begun.turn.interrupt()
+        tasks.start_soon(play)
+        async with turn_of(setup.thread, text_input("hello")) as started:
+            start = anyio.current_time()
+            started.turn.interrupt()
             with pytest.raises(CodexGone, match="did not stop its turn"):
-                await follow(begun)
-            assert anyio.current_time() - began == pytest.approx(STOP_GRACE_S, abs=0.1)
+                await receive_all(started)
+            assert anyio.current_time() - start == pytest.approx(STOP_GRACE_S, abs=0.1)
         await anyio.sleep(1)
-        assert now.end.codex.connection.error is not None
+        assert setup.side.codex.connection.error is not None
 
 
 @in_virtual_time
 async def test_leaving_the_block_early_stops_the_turn() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
-        async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn("turn-1")
-            await now.end.obey("turn-1")
-            await now.end.start_turn("turn-2")
-            await now.end.complete("turn-2")
+        async def play() -> None:
+            await setup.side.start_thread()
+            await setup.side.start_turn("turn-1")
+            await setup.side.handle_interrupt("turn-1")
+            await setup.side.start_turn("turn-2")
+            await setup.side.complete("turn-2")
 
-        tasks.start_soon(far)
+        tasks.start_soon(play)
         with pytest.raises(KeyError):
-            async with turn_of(now.conversation, text_input("hello")):
+            async with turn_of(setup.thread, text_input("hello")):
                 raise KeyError
-        await Talk()(now.conversation)
+        await Caller()(setup.thread)
 
 
 @in_virtual_time
 async def test_leaving_the_block_early_kills_an_unresponsive_codex() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
-        async def far() -> None:
-            await now.end.start_thread()
-            await now.end.start_turn("turn-1")
+        async def play() -> None:
+            await setup.side.start_thread()
+            await setup.side.start_turn("turn-1")
 
-        tasks.start_soon(far)
-        async with turn_of(now.conversation, text_input("hello")):
+        tasks.start_soon(play)
+        async with turn_of(setup.thread, text_input("hello")):
             pass
         await anyio.sleep(1)
-        assert now.end.codex.connection.error is not None
-        assert not now.conversation.busy
+        assert setup.side.codex.connection.error is not None
+        assert not setup.thread.busy
 
 
 @in_virtual_time
 async def test_cancelling_the_caller_during_a_turn_stops_the_turn() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
-        asker = Talk()
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
+        asker = Caller()
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as asking:
-                asking.start_soon(asker, now.conversation)
-                await now.end.start_thread()
-                await now.end.start_turn("turn-1")
-                tasks.start_soon(now.end.obey)
+                asking.start_soon(asker, setup.thread)
+                await setup.side.start_thread()
+                await setup.side.start_turn("turn-1")
+                tasks.start_soon(setup.side.handle_interrupt)
                 scope.cancel()
-        assert not now.conversation.busy
+        assert not setup.thread.busy
 
 
 @in_virtual_time
 async def test_cancelling_the_caller_during_the_start_stops_the_turn() -> None:
-    """Whatever codex has been asked is waited for: a turn that nobody knows would block the thread."""
-    async with scene() as now, anyio.create_task_group() as tasks:
+    """The response must be awaited: an unknown turn would block the thread."""
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as asking:
-                asking.start_soon(Talk(), now.conversation)
-                await now.end.start_thread()
-                request = await now.end.codex.read("turn/start")
+                asking.start_soon(Caller(), setup.thread)
+                await setup.side.start_thread()
+                request = await setup.side.codex.read("turn/start")
 
-                async def far() -> None:
+                async def play() -> None:
                     await anyio.sleep(1)
-                    await now.end.codex.reply(request, {"turn": {"id": "turn-1"}})
-                    await now.end.say("turn/started", turn={"id": "turn-1"})
-                    await now.end.obey()
+                    await setup.side.codex.reply(request, {"turn": {"id": "turn-1"}})
+                    await setup.side.notify("turn/started", turn={"id": "turn-1"})
+                    await setup.side.handle_interrupt()
 
-                tasks.start_soon(far)
+                tasks.start_soon(play)
                 scope.cancel()
-        assert not now.conversation.busy
-        assert not now.end.codex.unread
+        assert not setup.thread.busy
+        assert not setup.side.codex.unread
 
 
 # --- Silence ---
@@ -520,27 +524,29 @@ async def test_cancelling_the_caller_during_the_start_stops_the_turn() -> None:
 
 @in_virtual_time
 async def test_an_idle_thread_without_an_end_takes_codexs_record() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start()
-        await end.idle()
-        params = await end.codex.answer("thread/turns/list", recorded({"id": "turn-0"}, {"id": "turn-1", **DONE}))
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        await side.idle()
+        params = await side.codex.answer(
+            "thread/turns/list", recorded({"id": "turn-0"}, {"id": "turn-1", **COMPLETED_TURN})
+        )
         assert params == {"threadId": "thread-1", "limit": LAST_TURNS, "itemsView": "full"}
 
-    async with scene() as now:
-        began = anyio.current_time()
-        said = await talk(now, far)
-        assert said.ended == TurnCompleted("completed", None, MessageCompleted("m-9", "the whole", None))
-        assert anyio.current_time() - began == pytest.approx(IDLE_GRACE_S, abs=0.1)
+    async with open_thread() as setup:
+        start = anyio.current_time()
+        caller = await run_turn(setup, play)
+        assert caller.ended == TurnCompleted("completed", None, MessageCompleted("m-9", "the whole", None))
+        assert anyio.current_time() - start == pytest.approx(IDLE_GRACE_S, abs=0.1)
 
 
-DONE: JsonObject = {
+COMPLETED_TURN: JsonObject = {
     "status": "completed",
     "items": [{"type": "agentMessage", "id": "m-9", "text": "the whole"}, {"type": "reasoning", "id": "r"}],
 }
 
 
 def recorded(*turns: JsonObject) -> JsonObject:
-    """Return codex's record of turns; it says the newest first."""
+    """Return codex's record of turns, the newest first."""
     return {"data": list(turns[::-1])}
 
 
@@ -557,95 +563,92 @@ def recorded(*turns: JsonObject) -> JsonObject:
         ("refused", "failed", "thread not loaded"),
     ],
 )
-def test_an_idle_thread_completes_whatever_the_record_says(
+@in_virtual_time
+async def test_an_idle_thread_completes_whatever_the_record_says(
     answer: JsonValue, status: str, sentence: str | None
 ) -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start()
-        await end.idle()
-        request = await end.codex.read("thread/turns/list")
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        await side.idle()
+        request = await side.codex.read("thread/turns/list")
         if answer == "refused":
-            await end.codex.refuse(request, -32600, "thread not loaded")
+            await side.codex.refuse(request, -32600, "thread not loaded")
         else:
-            await end.codex.reply(request, answer)
+            await side.codex.reply(request, answer)
 
-    @in_virtual_time
-    async def test() -> None:
-        async with scene() as now:
-            ended = (await talk(now, far)).ended
-            assert ended.status == status
-            assert (ended.failure is None) == (sentence is None)
-            if ended.failure is not None and sentence is not None:
-                assert sentence in ended.failure.message
-
-    test()
+    async with open_thread() as setup:
+        ended = (await run_turn(setup, play)).ended
+        assert ended.status == status
+        assert (ended.failure is None) == (sentence is None)
+        if ended.failure is not None and sentence is not None:
+            assert sentence in ended.failure.message
 
 
 @in_virtual_time
 async def test_an_idle_thread_with_a_turn_in_progress_continues() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start()
-        await end.idle()
-        await end.codex.answer("thread/turns/list", recorded({"id": "turn-1", "status": "inProgress"}))
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        await side.idle()
+        await side.codex.answer("thread/turns/list", recorded({"id": "turn-1", "status": "inProgress"}))
         await anyio.sleep(100)
-        await end.delta("still here")
-        await end.complete()
+        await side.delta("still here")
+        await side.complete()
 
-    async with scene() as now:
-        assert [type(event) for event in (await talk(now, far)).events] == [Text, Done]
+    async with open_thread() as setup:
+        assert [type(event) for event in (await run_turn(setup, play)).events] == [Text, Done]
 
 
 @in_virtual_time
 async def test_idle_before_the_turns_start_is_ignored() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.codex.answer("turn/start", {"turn": {"id": "turn-1"}})
-        await end.idle()
+    async def play(side: CodexSide) -> None:
+        await side.start_thread()
+        await side.codex.answer("turn/start", {"turn": {"id": "turn-1"}})
+        await side.idle()
         await anyio.sleep(100)
-        await end.say("turn/started", turn={"id": "turn-1"})
-        await end.complete()
+        await side.notify("turn/started", turn={"id": "turn-1"})
+        await side.complete()
 
-    async with scene() as now:
-        assert (await talk(now, far)).ended.status == "completed"
-        assert not now.end.codex.unread
+    async with open_thread() as setup:
+        assert (await run_turn(setup, play)).ended.status == "completed"
+        assert not setup.side.codex.unread
 
 
 @in_virtual_time
 async def test_idle_right_before_the_end_sends_no_request() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start()
-        await end.idle()
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        await side.idle()
         await anyio.sleep(IDLE_GRACE_S / 2)
-        await end.complete()
+        await side.complete()
 
-    async with scene() as now:
-        assert (await talk(now, far)).ended.status == "completed"
-        assert not now.end.codex.unread
+    async with open_thread() as setup:
+        assert (await run_turn(setup, play)).ended.status == "completed"
+        assert not setup.side.codex.unread
 
 
 @in_virtual_time
 async def test_an_error_without_an_end_ends_the_turn() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.codex.answer("turn/start", {"turn": {"id": "turn-1"}})
-        await end.error("model not found", will_retry=False)
-        await end.idle("systemError")
+    async def play(side: CodexSide) -> None:
+        await side.start_thread()
+        await side.codex.answer("turn/start", {"turn": {"id": "turn-1"}})
+        await side.error("model not found", will_retry=False)
+        await side.idle("systemError")
 
-    async with scene() as now:
-        began = anyio.current_time()
-        ended = (await talk(now, far)).ended
+    async with open_thread() as setup:
+        start = anyio.current_time()
+        ended = (await run_turn(setup, play)).ended
         assert ended.status == "failed"
         assert ended.failure is not None
         assert ended.failure.message == "model not found"
-        assert anyio.current_time() - began < 2 * IDLE_GRACE_S
-        assert not now.end.codex.unread
+        assert anyio.current_time() - start < 2 * IDLE_GRACE_S
+        assert not setup.side.codex.unread
 
 
 @in_virtual_time
 async def test_events_after_the_end_of_a_turn_are_ignored() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start()
-        await end.command()
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        await side.command()
         item: JsonObject = {
             "type": "commandExecution",
             "id": "c",
@@ -654,373 +657,368 @@ async def test_events_after_the_end_of_a_turn_are_ignored() -> None:
             "status": "failed",
         }
         turn: JsonObject = {"id": "turn-1", "status": "interrupted", "items": []}
-        await end.codex.write(
+        await side.codex.write(
             {"method": "turn/completed", "params": {"threadId": "thread-1", "turn": turn}},
             {"method": "item/completed", "params": {"threadId": "thread-1", "turnId": "turn-1", "item": item}},
         )
 
-    said = await talk_once(far)
-    assert [type(event) for event in said.events[-2:]] == [ToolResult, Done]
-    assert [event for event in said.events if isinstance(event, ToolResult)] == [said.events[-2]]
+    caller = await run_single_turn(play)
+    assert [type(event) for event in caller.events[-2:]] == [ToolResult, Done]
+    assert [event for event in caller.events if isinstance(event, ToolResult)] == [caller.events[-2]]
 
 
 @in_virtual_time
 async def test_a_silent_turn_is_stopped_and_fails() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start()
-        await end.command()
-        await end.obey()
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        await side.command()
+        await side.handle_interrupt()
 
-    async with scene() as now:
-        began = anyio.current_time()
-        said = await talk(now, far)
-        assert said.ended.status == "failed"
-        assert said.ended.failure is not None
-        assert "silent for 300 s" in said.ended.failure.message
-        assert anyio.current_time() - began == pytest.approx(LIMITS.inactivity_s, abs=1)
-        assert [type(event) for event in said.events[-3:]] == [ToolResult, Error, Done], "open tool calls are closed"
+    async with open_thread() as setup:
+        start = anyio.current_time()
+        caller = await run_turn(setup, play)
+        assert caller.ended.status == "failed"
+        assert caller.ended.failure is not None
+        assert "silent for 300 s" in caller.ended.failure.message
+        assert anyio.current_time() - start == pytest.approx(LIMITS.inactivity_s, abs=1)
+        assert [type(event) for event in caller.events[-3:]] == [ToolResult, Error, Done], "open tool calls are closed"
 
-        async def next_one(end: FarEnd) -> None:
-            await end.start_turn("turn-2")
-            await end.complete("turn-2")
+        async def next_one(side: CodexSide) -> None:
+            await side.start_turn("turn-2")
+            await side.complete("turn-2")
 
-        assert (await talk(now, next_one)).ended.status == "completed"
+        assert (await run_turn(setup, next_one)).ended.status == "completed"
 
 
 @in_virtual_time
 async def test_a_silent_turn_that_ignores_the_interrupt_kills_codex() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start()
-        await end.codex.answer("turn/interrupt", {})
-        await end.codex.answer("thread/backgroundTerminals/clean", {})
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        await side.codex.answer("turn/interrupt", {})
+        await side.codex.answer("thread/backgroundTerminals/clean", {})
 
-    async with scene() as now:
-        began = anyio.current_time()
-        ended = (await talk(now, far)).ended
+    async with open_thread() as setup:
+        start = anyio.current_time()
+        ended = (await run_turn(setup, play)).ended
         assert ended.failure is not None
         assert "silent" in ended.failure.message
-        assert anyio.current_time() - began == pytest.approx(LIMITS.inactivity_s + STOP_GRACE_S, abs=1)
+        assert anyio.current_time() - start == pytest.approx(LIMITS.inactivity_s + STOP_GRACE_S, abs=1)
         await anyio.sleep(1)
-        assert now.end.codex.connection.error is not None
+        assert setup.side.codex.connection.error is not None
 
 
 @in_virtual_time
 async def test_a_printing_command_is_not_silence() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start()
-        await end.command()
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        await side.command()
         for _ in range(10):
             await anyio.sleep(LIMITS.inactivity_s - 1)
-            await end.say("item/commandExecution/outputDelta", turnId="turn-1", itemId="c", delta=".")
-        await end.complete()
+            await side.notify("item/commandExecution/outputDelta", turnId="turn-1", itemId="c", delta=".")
+        await side.complete()
 
-    said = await talk_once(far)
-    assert said.ended.status == "completed"
-    assert sum(isinstance(event, ToolOutput) for event in said.events) == 10
+    caller = await run_single_turn(play)
+    assert caller.ended.status == "completed"
+    assert sum(isinstance(event, ToolOutput) for event in caller.events) == 10
 
 
 @in_virtual_time
 async def test_endless_reconnecting_counts_as_silence() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
-        async def far(end: FarEnd) -> None:
-            await end.start()
-            tasks.start_soon(reconnect, end)
-            await end.obey()
+        async def play(side: CodexSide) -> None:
+            await side.start()
+            tasks.start_soon(reconnect, side)
+            await side.handle_interrupt()
             tasks.cancel_scope.cancel()
 
-        async def reconnect(end: FarEnd) -> None:
+        async def reconnect(side: CodexSide) -> None:
             while True:
-                await end.error("Reconnecting... waiting for network", will_retry=True)
+                await side.error("Reconnecting... waiting for network", will_retry=True)
                 await anyio.sleep(20)
 
-        began = anyio.current_time()
-        said = await talk(now, far)
-        assert said.ended.failure is not None
-        assert "silent" in said.ended.failure.message
-        assert anyio.current_time() - began == pytest.approx(LIMITS.inactivity_s, abs=1)
-        assert RunWarning("Reconnecting... waiting for network", will_retry=True) in said.events
+        start = anyio.current_time()
+        caller = await run_turn(setup, play)
+        assert caller.ended.failure is not None
+        assert "silent" in caller.ended.failure.message
+        assert anyio.current_time() - start == pytest.approx(LIMITS.inactivity_s, abs=1)
+        assert RunWarning("Reconnecting... waiting for network", will_retry=True) in caller.events
 
 
 @in_virtual_time
 async def test_other_threads_and_turns_do_not_keep_a_turn_alive() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
-        async def far(end: FarEnd) -> None:
-            await end.start()
-            tasks.start_soon(chatter, end)
-            await end.obey()
+        async def play(side: CodexSide) -> None:
+            await side.start()
+            tasks.start_soon(chatter, side)
+            await side.handle_interrupt()
             tasks.cancel_scope.cancel()
 
-        async def chatter(end: FarEnd) -> None:
+        async def chatter(side: CodexSide) -> None:
             while True:
-                await end.delta("old", "turn-0")
-                await end.say("item/agentMessage/delta", "thread-2", turnId="turn-1", itemId="m", delta="x")
+                await side.delta("old", "turn-0")
+                await side.notify("item/agentMessage/delta", "thread-2", turnId="turn-1", itemId="m", delta="x")
                 await anyio.sleep(20)
 
-        assert (await talk(now, far)).ended.status == "failed"
+        assert (await run_turn(setup, play)).ended.status == "failed"
 
 
 @in_virtual_time
 async def test_a_busy_turn_is_stopped_at_its_time_budget() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
-        async def far(end: FarEnd) -> None:
-            await end.start()
-            tasks.start_soon(work, end)
-            await end.obey()
+        async def play(side: CodexSide) -> None:
+            await side.start()
+            tasks.start_soon(work, side)
+            await side.handle_interrupt()
             tasks.cancel_scope.cancel()
 
-        async def work(end: FarEnd) -> None:
+        async def work(side: CodexSide) -> None:
             while True:
-                await end.delta(".")
+                await side.delta(".")
                 await anyio.sleep(10)
 
-        began = anyio.current_time()
-        said = await talk(now, far)
-        assert said.ended.failure is not None
-        assert "longer than 3600 s" in said.ended.failure.message
-        assert anyio.current_time() - began == pytest.approx(LIMITS.total_s, abs=1)
+        start = anyio.current_time()
+        caller = await run_turn(setup, play)
+        assert caller.ended.failure is not None
+        assert "longer than 3600 s" in caller.ended.failure.message
+        assert anyio.current_time() - start == pytest.approx(LIMITS.total_s, abs=1)
 
 
-# --- Threads that come back, and threads that do not ---
+# --- Resumed and lost threads ---
 
 
 @in_virtual_time
 async def test_a_known_thread_is_resumed_with_all_its_options() -> None:
-    async def far(end: FarEnd) -> None:
-        params = await end.codex.answer("thread/resume", ECHO)
+    async def play(side: CodexSide) -> None:
+        params = await side.codex.answer("thread/resume", ECHO)
         assert params == {"threadId": "thread-1", "excludeTurns": True, **OPTIONS.params()}
-        await end.start_turn()
-        await end.complete()
+        await side.start_turn()
+        await side.complete()
 
-    async with scene(known="thread-1") as now:
-        assert (await talk(now, far)).ended.status == "completed"
-        assert now.memory.saved == []
+    async with open_thread(stored="thread-1") as setup:
+        assert (await run_turn(setup, play)).ended.status == "completed"
+        assert setup.memory.saved == []
 
 
 @in_virtual_time
 async def test_a_thread_is_resumed_in_a_new_codex() -> None:
-    async with scene(codexes=2) as now:
-        first, second = now.ends
+    async with open_thread(codex_count=2) as setup:
+        first, second = setup.sides
 
-        async def one(end: FarEnd) -> None:
-            await end.start()
-            await end.complete()
+        async def one(side: CodexSide) -> None:
+            await side.start()
+            await side.complete()
 
-        await talk(now, one)
+        await run_turn(setup, one)
         await first.codex.exit()
         while first.codex.connection.error is None:
             await anyio.sleep(0.01)
 
-        async def two(_end: FarEnd) -> None:
+        async def two(_end: CodexSide) -> None:
             await second.codex.answer("thread/resume", ECHO)
             await second.start_turn("turn-2")
             await second.complete("turn-2")
 
-        said = await talk(now, two)
-        assert said.ended.status == "completed"
-        assert said.begun is not None
-        assert said.begun.note is None
+        caller = await run_turn(setup, two)
+        assert caller.ended.status == "completed"
+        assert caller.started is not None
+        assert caller.started.note is None
 
 
 @pytest.mark.parametrize("reason", ["no rollout found for thread id thread-0", "rollout is empty", "invalid thread id"])
-def test_a_lost_thread_is_replaced_with_a_notice(reason: str) -> None:
-    async def far(end: FarEnd) -> None:
-        await end.codex.refuse(await end.codex.read("thread/resume"), -32600, reason)
-        await end.start()
-        await end.complete()
+@in_virtual_time
+async def test_a_lost_thread_is_replaced_with_a_notice(reason: str) -> None:
+    async def play(side: CodexSide) -> None:
+        await side.codex.refuse(await side.codex.read("thread/resume"), -32600, reason)
+        await side.start()
+        await side.complete()
 
-    @in_virtual_time
-    async def test() -> None:
-        async with scene(known="thread-0") as now:
-            said = await talk(now, far)
-            assert said.begun is not None
-            assert said.begun.note is not None
-            assert reason in said.begun.note
-            assert now.memory.saved == ["thread-1"]
-
-    test()
+    async with open_thread(stored="thread-0") as setup:
+        caller = await run_turn(setup, play)
+        assert caller.started is not None
+        assert caller.started.note is not None
+        assert reason in caller.started.note
+        assert setup.memory.saved == ["thread-1"]
 
 
 @in_virtual_time
 async def test_a_thread_with_another_writer_is_awaited() -> None:
-    async def far(end: FarEnd) -> None:
+    async def play(side: CodexSide) -> None:
         for _ in range(3):
-            request = await end.codex.read("thread/resume")
-            await end.codex.refuse(request, -32600, "thread thread-1 already has an active writer")
-        await end.codex.answer("thread/resume", ECHO)
-        await end.start_turn()
-        await end.complete()
+            request = await side.codex.read("thread/resume")
+            await side.codex.refuse(request, -32600, "thread thread-1 already has an active writer")
+        await side.codex.answer("thread/resume", ECHO)
+        await side.start_turn()
+        await side.complete()
 
-    assert (await talk_once(far, known="thread-1")).ended.status == "completed"
+    assert (await run_single_turn(play, stored="thread-1")).ended.status == "completed"
 
 
 @in_virtual_time
 async def test_a_thread_with_a_permanent_writer_is_replaced() -> None:
-    async def far(end: FarEnd) -> None:
-        began = anyio.current_time()
-        while (request := await end.codex.read())["method"] == "thread/resume":
-            await end.codex.refuse(request, -32600, "already has an active writer")
-        assert anyio.current_time() - began == pytest.approx(OTHER_WRITER_GRACE_S, abs=0.5)
-        await end.codex.reply(request, {"thread": {"id": "thread-1"}, **ECHO})
-        await end.start_turn()
-        await end.complete()
+    async def play(side: CodexSide) -> None:
+        start = anyio.current_time()
+        while (request := await side.codex.read())["method"] == "thread/resume":
+            await side.codex.refuse(request, -32600, "already has an active writer")
+        assert anyio.current_time() - start == pytest.approx(OTHER_WRITER_GRACE_S, abs=0.5)
+        await side.codex.reply(request, {"thread": {"id": "thread-1"}, **ECHO})
+        await side.start_turn()
+        await side.complete()
 
-    said = await talk_once(far, known="thread-0")
-    assert said.begun is not None
-    assert said.begun.note is not None
-    assert "active writer" in said.begun.note
+    caller = await run_single_turn(play, stored="thread-0")
+    assert caller.started is not None
+    assert caller.started.note is not None
+    assert "active writer" in caller.started.note
 
 
 @in_virtual_time
 async def test_an_archived_thread_is_resumed() -> None:
-    async with scene() as now:
+    async with open_thread() as setup:
 
-        async def one(end: FarEnd) -> None:
-            await end.start()
-            await end.complete()
+        async def one(side: CodexSide) -> None:
+            await side.start()
+            await side.complete()
 
-        async def two(end: FarEnd) -> None:
-            await end.codex.refuse(await end.codex.read("turn/start"), -32600, "thread not found: thread-1")
-            await end.codex.answer("thread/resume", ECHO)
-            await end.start_turn("turn-2")
-            await end.complete("turn-2")
+        async def two(side: CodexSide) -> None:
+            await side.codex.refuse(await side.codex.read("turn/start"), -32600, "thread not found: thread-1")
+            await side.codex.answer("thread/resume", ECHO)
+            await side.start_turn("turn-2")
+            await side.complete("turn-2")
 
-        await talk(now, one)
-        assert (await talk(now, two)).ended.status == "completed"
+        await run_turn(setup, one)
+        assert (await run_turn(setup, two)).ended.status == "completed"
 
 
 @pytest.mark.parametrize("echoed", ["dangerFullAccess", "readOnly", None])
-def test_a_sandbox_other_than_the_configured_one_is_an_error(echoed: str | None) -> None:
-    async def far(end: FarEnd) -> None:
+@in_virtual_time
+async def test_a_sandbox_other_than_the_configured_one_is_an_error(echoed: str | None) -> None:
+    async def play(side: CodexSide) -> None:
         answer: JsonObject = {"thread": {"id": "thread-1"}, "sandbox": {"type": echoed}}
-        await end.codex.answer("thread/start", answer if echoed else {"thread": {"id": "thread-1"}})
+        await side.codex.answer("thread/start", answer if echoed else {"thread": {"id": "thread-1"}})
 
-    @in_virtual_time
-    async def test() -> None:
-        async with scene() as now:
-            with pytest.raises(ExceptionGroup) as raised:
-                await talk(now, far)
-            assert raised.group_contains(ProtocolError, match="instead of workspaceWrite")
-            assert now.memory.saved == []
-
-    test()
+    async with open_thread() as setup:
+        with pytest.raises(ExceptionGroup) as raised:
+            await run_turn(setup, play)
+        assert raised.group_contains(ProtocolError, match="instead of workspaceWrite")
+        assert setup.memory.saved == []
 
 
 @in_virtual_time
 async def test_a_rejected_configuration_does_not_lose_the_thread() -> None:
-    async def far(end: FarEnd) -> None:
+    async def play(side: CodexSide) -> None:
         refusal = "failed to load configuration: Model provider `mine` not found"
-        await end.codex.refuse(await end.codex.read("thread/resume"), -32600, refusal)
+        await side.codex.refuse(await side.codex.read("thread/resume"), -32600, refusal)
 
-    async with scene(known="thread-0") as now:
+    async with open_thread(stored="thread-0") as setup:
         with pytest.raises(ExceptionGroup) as raised:
-            await talk(now, far)
+            await run_turn(setup, play)
         assert raised.group_contains(CodexRefused, match="Model provider … not found")
-        assert now.memory.saved == []
+        assert setup.memory.saved == []
 
 
 @in_virtual_time
 async def test_other_errors_reach_the_caller() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start_thread()
-        await end.codex.refuse(await end.codex.read("turn/start"), -32602, "input_too_large")
+    async def play(side: CodexSide) -> None:
+        await side.start_thread()
+        await side.codex.refuse(await side.codex.read("turn/start"), -32602, "input_too_large")
 
-    async with scene() as now:
+    async with open_thread() as setup:
         with pytest.raises(ExceptionGroup) as raised:
-            await talk(now, far)
+            await run_turn(setup, play)
         assert raised.group_contains(CodexRefused, match="input_too_large")
-        assert not now.conversation.busy
+        assert not setup.thread.busy
 
 
 @in_virtual_time
 async def test_a_thread_id_that_cannot_be_stored_starts_no_turn() -> None:
-    class Broken(Memory):
+    class FailingMemory(Memory):
         async def save(self, thread_id: str, instructions: str | None = None) -> None:
             raise OSError("disk full")
 
-    async def far(end: FarEnd) -> None:
-        await end.start_thread()
+    async def play(side: CodexSide) -> None:
+        await side.start_thread()
 
     async with memory_codex() as codex:
-        now = _scene([codex], Broken(), OPTIONS, LIMITS)
+        setup = _thread_setup([codex], FailingMemory(), OPTIONS, LIMITS)
         for _ in range(2):
             with pytest.raises(ExceptionGroup) as raised:
-                await talk(now, far)
+                await run_turn(setup, play)
             assert raised.group_contains(OSError, match="disk full")
 
 
 # --- Instructions ---
 
-OLD = Instructions("Be polite.")
-BRIEF = replace(OPTIONS, instructions=Instructions("Be brief."))
+OLD_INSTRUCTIONS = Instructions("Be polite.")
+BRIEF_OPTIONS = replace(OPTIONS, instructions=Instructions("Be brief."))
 
 
 @in_virtual_time
 async def test_a_new_thread_starts_with_the_instructions() -> None:
-    async def far(end: FarEnd) -> None:
-        assert (await end.start_thread())["developerInstructions"] == "Be brief."
-        await end.start_turn()
-        await end.complete()
+    async def play(side: CodexSide) -> None:
+        assert (await side.start_thread())["developerInstructions"] == "Be brief."
+        await side.start_turn()
+        await side.complete()
 
-    async with scene(options=BRIEF) as now:
-        await talk(now, far)
-        assert now.memory.told == BRIEF.instructions.digest
+    async with open_thread(options=BRIEF_OPTIONS) as setup:
+        await run_turn(setup, play)
+        assert setup.memory.told == BRIEF_OPTIONS.instructions.digest
 
 
 @in_virtual_time
 async def test_unchanged_instructions_are_not_sent_again() -> None:
-    async def far(end: FarEnd) -> None:
-        assert (await end.codex.answer("thread/resume", ECHO))["developerInstructions"] == "Be brief."
-        await end.start_turn()
-        await end.complete()
+    async def play(side: CodexSide) -> None:
+        assert (await side.codex.answer("thread/resume", ECHO))["developerInstructions"] == "Be brief."
+        await side.start_turn()
+        await side.complete()
 
-    async with scene(known="thread-1", options=BRIEF) as now:
-        now.memory.told = BRIEF.instructions.digest
-        await talk(now, far)
-        assert now.memory.saved == []
+    async with open_thread(stored="thread-1", options=BRIEF_OPTIONS) as setup:
+        setup.memory.told = BRIEF_OPTIONS.instructions.digest
+        await run_turn(setup, play)
+        assert setup.memory.saved == []
 
 
 @pytest.mark.parametrize(
     ("told", "options", "expected"),
-    [(OLD, BRIEF, "Be brief."), (Instructions(), BRIEF, "Be brief."), (OLD, OPTIONS, "no longer in force")],
+    [
+        (OLD_INSTRUCTIONS, BRIEF_OPTIONS, "Be brief."),
+        (Instructions(), BRIEF_OPTIONS, "Be brief."),
+        (OLD_INSTRUCTIONS, OPTIONS, "no longer in force"),
+    ],
 )
-def test_changed_instructions_are_sent_once(told: Instructions, options: ThreadOptions, expected: str) -> None:
-    async def far(end: FarEnd) -> None:
-        await end.codex.answer("thread/resume", ECHO)
-        request = await end.codex.read("thread/inject_items")
-        assert end.memory.saved == [], "what codex has not taken was not told"
-        await end.codex.reply(request, {})
+@in_virtual_time
+async def test_changed_instructions_are_sent_once(told: Instructions, options: ThreadOptions, expected: str) -> None:
+    async def play(side: CodexSide) -> None:
+        await side.codex.answer("thread/resume", ECHO)
+        request = await side.codex.read("thread/inject_items")
+        assert side.memory.saved == [], "instructions must not be stored before codex accepted them"
+        await side.codex.reply(request, {})
         match params_of(request):
             case {"threadId": "thread-1", "items": [{"role": "developer", "content": [{"text": str(text)}]}]}:
                 assert expected in text
             case other:
                 pytest.fail(f"told {other}")
-        await end.start_turn()
-        await end.complete()
+        await side.start_turn()
+        await side.complete()
 
-    async def again(end: FarEnd) -> None:
-        await end.start_turn("turn-2")
-        await end.complete("turn-2")
+    async def next_turn(side: CodexSide) -> None:
+        await side.start_turn("turn-2")
+        await side.complete("turn-2")
 
-    @in_virtual_time
-    async def test() -> None:
-        async with scene(known="thread-1", options=options) as now:
-            now.memory.told = told.digest
-            await talk(now, far)
-            assert now.memory.told == options.instructions.digest
-            await talk(now, again)
-
-    test()
+    async with open_thread(stored="thread-1", options=options) as setup:
+        setup.memory.told = told.digest
+        await run_turn(setup, play)
+        assert setup.memory.told == options.instructions.digest
+        await run_turn(setup, next_turn)
 
 
 @in_virtual_time
 async def test_instructions_are_sent_again_after_a_crash() -> None:
-    async with scene(codexes=2, known="thread-1", options=BRIEF) as now:
-        first, second = now.ends
+    async with open_thread(codex_count=2, stored="thread-1", options=BRIEF_OPTIONS) as setup:
+        first, second = setup.sides
 
-        async def far(_end: FarEnd) -> None:
+        async def play(_end: CodexSide) -> None:
             await first.codex.answer("thread/resume", ECHO)
             await first.codex.read("thread/inject_items")
             await first.codex.exit()
@@ -1029,25 +1027,25 @@ async def test_instructions_are_sent_again_after_a_crash() -> None:
             await second.start_turn()
             await second.complete()
 
-        assert (await talk(now, far)).ended.status == "completed"
-        assert now.memory.told == BRIEF.instructions.digest
+        assert (await run_turn(setup, play)).ended.status == "completed"
+        assert setup.memory.told == BRIEF_OPTIONS.instructions.digest
 
 
-# --- Codex's death ---
+# --- Crashes of codex ---
 
 
 @in_virtual_time
 async def test_a_codex_that_died_unnoticed_is_replaced_once() -> None:
-    async with scene(codexes=2) as now:
-        first, second = now.ends
+    async with open_thread(codex_count=2) as setup:
+        first, second = setup.sides
 
-        async def one(end: FarEnd) -> None:
-            await end.start()
-            await end.complete()
+        async def one(side: CodexSide) -> None:
+            await side.start()
+            await side.complete()
 
-        await talk(now, one)
+        await run_turn(setup, one)
 
-        async def two(_end: FarEnd) -> None:
+        async def two(_end: CodexSide) -> None:
             await first.codex.read("turn/start")
             await first.codex.exit()
             await second.codex.answer("thread/resume", ECHO)
@@ -1055,65 +1053,65 @@ async def test_a_codex_that_died_unnoticed_is_replaced_once() -> None:
             assert params["input"] == [{"type": "text", "text": "again"}]
             await second.complete("turn-2")
 
-        assert (await talk(now, two, text="again")).ended.status == "completed"
+        assert (await run_turn(setup, two, text="again")).ended.status == "completed"
 
 
 @in_virtual_time
 async def test_a_thread_that_crashes_every_codex_is_given_up() -> None:
-    async with scene(codexes=MAX_ATTEMPTS + 1) as now:
+    async with open_thread(codex_count=MAX_ATTEMPTS + 1) as setup:
 
-        async def far(_end: FarEnd) -> None:
-            for end in now.ends[:MAX_ATTEMPTS]:
-                await end.codex.read("thread/start")
-                await end.codex.exit()
+        async def play(_end: CodexSide) -> None:
+            for side in setup.sides[:MAX_ATTEMPTS]:
+                await side.codex.read("thread/start")
+                await side.codex.exit()
 
         with pytest.raises(ExceptionGroup) as raised:
-            await talk(now, far)
+            await run_turn(setup, play)
         assert raised.group_contains(CodexGone)
         with anyio.move_on_after(1) as waiting:
-            await now.ends[MAX_ATTEMPTS].codex.read()
+            await setup.sides[MAX_ATTEMPTS].codex.read()
         assert waiting.cancelled_caught
 
 
 @pytest.mark.parametrize("deaths", [0, MAX_ATTEMPTS - 1, MAX_ATTEMPTS])
-def test_the_record_is_read_again_after_a_crash(deaths: int) -> None:
-    @in_virtual_time
-    async def test() -> None:
-        async with scene(codexes=MAX_ATTEMPTS, known="thread-1") as now, anyio.create_task_group() as tasks:
+@in_virtual_time
+async def test_the_record_is_read_again_after_a_crash(deaths: int) -> None:
+    async with (
+        open_thread(codex_count=MAX_ATTEMPTS, stored="thread-1") as setup,
+        anyio.create_task_group() as tasks,
+    ):
 
-            async def far() -> None:
-                for end in now.ends[:deaths]:
-                    await end.codex.answer("thread/resume", ECHO)
-                    await end.codex.read("thread/turns/list")
-                    await end.codex.exit()
-                for end in now.ends[deaths:][:1]:
-                    await end.codex.answer("thread/resume", ECHO)
-                    await end.codex.answer("thread/turns/list", recorded())
+        async def play() -> None:
+            for side in setup.sides[:deaths]:
+                await side.codex.answer("thread/resume", ECHO)
+                await side.codex.read("thread/turns/list")
+                await side.codex.exit()
+            for side in setup.sides[deaths:][:1]:
+                await side.codex.answer("thread/resume", ECHO)
+                await side.codex.answer("thread/turns/list", recorded())
 
-            tasks.start_soon(far)
-            async with now.conversation.lease() as lease:
-                if deaths < MAX_ATTEMPTS:
-                    assert await lease.recorded_end("task/", text_input("hello")) is TurnRecord.MISSING
-                else:
-                    with pytest.raises(CodexGone):
-                        await lease.recorded_end("task/", text_input("hello"))
-
-    test()
+        tasks.start_soon(play)
+        async with setup.thread.lease() as lease:
+            if deaths < MAX_ATTEMPTS:
+                assert await lease.recorded_end("task/", text_input("hello")) is TurnRecord.MISSING
+            else:
+                with pytest.raises(CodexGone):
+                    await lease.recorded_end("task/", text_input("hello"))
 
 
 @in_virtual_time
 async def test_a_turn_that_may_have_started_is_not_started_again() -> None:
-    async with scene(codexes=2) as now:
-        first, second = now.ends
+    async with open_thread(codex_count=2) as setup:
+        first, second = setup.sides
 
-        async def far(_end: FarEnd) -> None:
+        async def play(_end: CodexSide) -> None:
             await first.start_thread()
             await first.codex.read("turn/start")
-            await first.say("turn/started", turn={"id": "turn-1"})
+            await first.notify("turn/started", turn={"id": "turn-1"})
             await first.codex.exit()
 
         with pytest.raises(ExceptionGroup) as raised:
-            await talk(now, far)
+            await run_turn(setup, play)
         assert raised.group_contains(CodexGone)
         with anyio.move_on_after(1) as waiting:
             await second.codex.read()
@@ -1122,42 +1120,42 @@ async def test_a_turn_that_may_have_started_is_not_started_again() -> None:
 
 @in_virtual_time
 async def test_a_crash_during_a_turn_ends_it_after_its_last_event() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
-        async def far() -> None:
-            await now.end.start()
-            await now.end.delta("half")
-            await now.end.codex.exit()
+        async def play() -> None:
+            await setup.side.start()
+            await setup.side.delta("half")
+            await setup.side.codex.exit()
 
-        tasks.start_soon(far)
-        began = anyio.current_time()
-        async with turn_of(now.conversation, text_input("hello")) as begun:
+        tasks.start_soon(play)
+        start = anyio.current_time()
+        async with turn_of(setup.thread, text_input("hello")) as started:
             events: list[AgentEvent] = []
 
             async def listen() -> None:
                 while True:
-                    events.extend(await begun.turn.receive())
+                    events.extend(await started.turn.receive())
 
             with pytest.raises(CodexGone, match="exit code 0"):
                 await listen()
         assert events == [Text("m", "half")]
-        assert anyio.current_time() - began < 1
+        assert anyio.current_time() - start < 1
 
 
 @in_virtual_time
 async def test_an_unresponsive_codex_is_replaced_and_gets_the_turn() -> None:
-    """A thread with a turn that nobody follows would take no other."""
-    async with scene(codexes=2) as now:
-        first, second = now.ends
+    """A thread with an abandoned turn would accept no other turn."""
+    async with open_thread(codex_count=2) as setup:
+        first, second = setup.sides
 
-        async def far(_end: FarEnd) -> None:
+        async def play(_end: CodexSide) -> None:
             await first.start_thread()
             await first.codex.read("turn/start")
             await second.codex.answer("thread/resume", ECHO)
             await second.start_turn("turn-2")
             await second.complete("turn-2")
 
-        assert (await talk(now, far)).ended.status == "completed"
+        assert (await run_turn(setup, play)).ended.status == "completed"
         assert first.codex.connection.error is not None
 
 
@@ -1166,44 +1164,44 @@ async def test_an_unresponsive_codex_is_replaced_and_gets_the_turn() -> None:
 
 @in_virtual_time
 async def test_usage_is_counted_by_turn_and_by_thread() -> None:
-    async with scene() as now:
+    async with open_thread() as setup:
         for turn, before in (("turn-1", 0), ("turn-2", 150)):
 
-            async def far(end: FarEnd, turn: str = turn, before: int = before) -> None:
+            async def play(side: CodexSide, turn: str = turn, before: int = before) -> None:
                 if turn == "turn-1":
-                    await end.start_thread()
-                await end.start_turn(turn)
-                # The first call is told twice, as codex 0.130 does.
+                    await side.start_thread()
+                await side.start_turn(turn)
+                # The first call is reported twice, as by codex 0.130.
                 for total, last in ((100, 100), (100, 100), (150, 50)):
-                    await end.say("thread/tokenUsage/updated", turnId=turn, tokenUsage=usage(before + total, last))
-                await end.complete(turn)
+                    await side.notify("thread/tokenUsage/updated", turnId=turn, tokenUsage=usage(before + total, last))
+                await side.complete(turn)
 
-            said = await talk(now, far)
-            assert said.begun is not None
-            assert said.begun.turn.usage == TokenUsage(150, 150)
-            assert said.begun.turn.thread_usage == TokenUsage(before + 150, before + 150)
-            assert isinstance(said.events[0], Usage)
+            caller = await run_turn(setup, play)
+            assert caller.started is not None
+            assert caller.started.turn.usage == TokenUsage(150, 150)
+            assert caller.started.turn.thread_usage == TokenUsage(before + 150, before + 150)
+            assert isinstance(caller.events[0], Usage)
 
 
 @in_virtual_time
 async def test_usage_of_a_resumed_thread_starts_with_this_turn() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.codex.answer("thread/resume", ECHO)
-        await end.start_turn()
+    async def play(side: CodexSide) -> None:
+        await side.codex.answer("thread/resume", ECHO)
+        await side.start_turn()
         for total, last in ((1100, 100), (1150, 50)):
-            await end.say("thread/tokenUsage/updated", turnId="turn-1", tokenUsage=usage(total, last))
-        await end.complete()
+            await side.notify("thread/tokenUsage/updated", turnId="turn-1", tokenUsage=usage(total, last))
+        await side.complete()
 
-    said = await talk_once(far, known="thread-1")
-    assert said.begun is not None
-    assert said.begun.turn.usage == TokenUsage(150, 150)
-    assert said.begun.turn.thread_usage == TokenUsage(1150, 1150)
+    caller = await run_single_turn(play, stored="thread-1")
+    assert caller.started is not None
+    assert caller.started.turn.usage == TokenUsage(150, 150)
+    assert caller.started.turn.thread_usage == TokenUsage(1150, 1150)
 
 
 # --- ThreadRegistry ---
 
 
-def conversations() -> ThreadRegistry[CodexThread]:
+def thread_registry() -> ThreadRegistry[CodexThread]:
     def connect() -> AbstractAsyncContextManager[Connection]:
         raise AssertionError
 
@@ -1211,21 +1209,21 @@ def conversations() -> ThreadRegistry[CodexThread]:
 
 
 def test_an_owners_context_is_one_conversation() -> None:
-    known = conversations()
-    assert known.get("me", "c") is known.get("me", "c")
-    assert known.get("me", "c") is not known.get("me", "d")
-    assert known.get("me", "c") is not known.get("you", "c")
+    stored = thread_registry()
+    assert stored.get("me", "c") is stored.get("me", "c")
+    assert stored.get("me", "c") is not stored.get("me", "d")
+    assert stored.get("me", "c") is not stored.get("you", "c")
 
 
 def test_idle_conversations_over_the_limit_are_closed() -> None:
-    known = conversations()
-    oldest, second = known.get("me", "oldest"), known.get("me", "second")
+    stored = thread_registry()
+    oldest, second = stored.get("me", "oldest"), stored.get("me", "second")
     for number in range(MAX_THREADS - 2):
-        known.get("me", str(number))
-    assert known.get("me", "oldest") is oldest, "used again, so not the oldest any more"
-    known.get("me", "one more")
-    assert known.get("me", "oldest") is oldest
-    assert known.get("me", "second") is not second
+        stored.get("me", str(number))
+    assert stored.get("me", "oldest") is oldest, "recently used threads must stay open"
+    stored.get("me", "one more")
+    assert stored.get("me", "oldest") is oldest
+    assert stored.get("me", "second") is not second
 
 
 @in_virtual_time
@@ -1236,19 +1234,19 @@ async def test_a_busy_conversation_is_not_closed() -> None:
         async def connect() -> AsyncIterator[Connection]:
             yield codex.connection
 
-        known = ThreadRegistry(lambda _owner, _context: CodexThread(connect, Memory(), OPTIONS, LIMITS))
-        busy = known.get("me", "busy")
-        tasks.start_soon(Talk(), busy)
-        end = FarEnd(codex, Memory())
-        await end.start_thread()
+        stored = ThreadRegistry(lambda _owner, _context: CodexThread(connect, Memory(), OPTIONS, LIMITS))
+        busy = stored.get("me", "busy")
+        tasks.start_soon(Caller(), busy)
+        side = CodexSide(codex, Memory())
+        await side.start_thread()
         for number in range(MAX_THREADS + 5):
-            known.get("me", str(number))
-        assert known.get("me", "busy") is busy
-        await end.start_turn()
-        await end.complete()
+            stored.get("me", str(number))
+        assert stored.get("me", "busy") is busy
+        await side.start_turn()
+        await side.complete()
 
 
-# --- What codex asks ---
+# --- Questions ---
 
 
 def approval(number: int, turn_id: str = "turn-1") -> JsonObject:
@@ -1258,24 +1256,24 @@ def approval(number: int, turn_id: str = "turn-1") -> JsonObject:
 
 @in_virtual_time
 async def test_a_turns_deadlines_pause_during_a_question() -> None:
-    async with scene() as now, anyio.create_task_group() as tasks:
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
-        async def far() -> None:
-            await now.end.start()
-            await now.end.codex.write(approval(0))
-            answer = await now.end.codex.read()
+        async def play() -> None:
+            await setup.side.start()
+            await setup.side.codex.write(approval(0))
+            answer = await setup.side.codex.read()
             assert answer == {"id": 0, "result": {"decision": "accept"}}
             await anyio.sleep(LIMITS.inactivity_s - 1)
-            await now.end.complete()
+            await setup.side.complete()
 
-        tasks.start_soon(far)
-        async with turn_of(now.conversation, text_input("hello")) as begun:
-            while begun.turn.pending is None:
-                await begun.turn.receive()
-            pending = begun.turn.pending
-            assert await begun.turn.receive(by=anyio.current_time() + 10 * LIMITS.total_s) == []
-            begun.turn.answer(pending, {"decision": "accept"})
-            events = await follow(begun)
+        tasks.start_soon(play)
+        async with turn_of(setup.thread, text_input("hello")) as started:
+            while started.turn.pending is None:
+                await started.turn.receive()
+            pending = started.turn.pending
+            assert await started.turn.receive(by=anyio.current_time() + 10 * LIMITS.total_s) == []
+            started.turn.answer(pending, {"decision": "accept"})
+            events = await receive_all(started)
         assert isinstance(events[-1], Done)
         assert events[-1].stop_reason == "completed"
 
@@ -1289,102 +1287,102 @@ async def test_a_patch_question_shows_its_changes_even_if_both_arrive_at_once() 
     }
     of_turn: JsonObject = {"threadId": "thread-1", "turnId": "turn-1"}
 
-    async def far(end: FarEnd) -> None:
-        await end.codex.write(
+    async def play(side: CodexSide) -> None:
+        await side.codex.write(
             {"method": "item/started", "params": {**of_turn, "item": item}},
             {"id": 0, "method": "item/fileChange/requestApproval", "params": {**of_turn, "itemId": "p"}},
         )
-        await end.codex.read()
-        await end.complete()
+        await side.codex.read()
+        await side.complete()
 
-    async with started_turn(far) as (_, begun):
-        while begun.turn.pending is None:
-            await begun.turn.receive()
-        pending = begun.turn.pending
+    async with started_turn(play) as (_, started):
+        while started.turn.pending is None:
+            await started.turn.receive()
+        pending = started.turn.pending
         assert isinstance(pending.subject, PatchQuestion)
         assert [change.path for change in pending.subject.changes] == ["a.txt"]
-        begun.turn.answer(pending, {"decision": "accept"})
-        await follow(begun)
+        started.turn.answer(pending, {"decision": "accept"})
+        await receive_all(started)
 
 
 @in_virtual_time
 async def test_a_question_resolved_by_codex_is_withdrawn() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.codex.write(approval(0), approval(1))
-        await end.say("serverRequest/resolved", requestId=0)
-        assert await end.codex.read() == {"id": 0, "result": {"decision": "decline"}}
-        await end.complete()
-        assert await end.codex.read() == {"id": 1, "result": {"decision": "decline"}}
+    async def play(side: CodexSide) -> None:
+        await side.codex.write(approval(0), approval(1))
+        await side.notify("serverRequest/resolved", requestId=0)
+        assert await side.codex.read() == {"id": 0, "result": {"decision": "decline"}}
+        await side.complete()
+        assert await side.codex.read() == {"id": 1, "result": {"decision": "decline"}}
 
-    async with started_turn(far) as (_, begun):
-        await follow(begun)
-        assert begun.turn.pending is None
+    async with started_turn(play) as (_, started):
+        await receive_all(started)
+        assert started.turn.pending is None
 
 
 @in_virtual_time
 async def test_a_question_of_another_turn_or_type_is_declined_at_once() -> None:
-    async def far(end: FarEnd) -> None:
-        await end.start()
-        await end.codex.write(approval(7, "turn-0"))
-        assert await end.codex.read() == {"id": 7, "result": {"decision": "decline"}}
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        await side.codex.write(approval(7, "turn-0"))
+        assert await side.codex.read() == {"id": 7, "result": {"decision": "decline"}}
         unknown: JsonObject = {"threadId": "thread-1", "turnId": "turn-1"}
-        await end.codex.write({"id": 8, "method": "item/telepathy/request", "params": unknown})
-        assert (await end.codex.read())["error"]
-        await end.complete()
+        await side.codex.write({"id": 8, "method": "item/telepathy/request", "params": unknown})
+        assert (await side.codex.read())["error"]
+        await side.complete()
 
-    assert (await talk_once(far)).ended.status == "completed"
+    assert (await run_single_turn(play)).ended.status == "completed"
 
 
 @in_virtual_time
 async def test_steering_input_joins_a_running_turn_or_is_too_late() -> None:
-    async def far(end: FarEnd) -> None:
-        steered = await end.codex.answer("turn/steer", {"turnId": "turn-1"})
+    async def play(side: CodexSide) -> None:
+        steered = await side.codex.answer("turn/steer", {"turnId": "turn-1"})
         assert steered == {
             "threadId": "thread-1",
             "expectedTurnId": "turn-1",
             "input": [{"type": "text", "text": "look here"}],
             "clientUserMessageId": "mark",
         }
-        await end.codex.refuse(await end.codex.read("turn/steer"), -32600, "no active turn to steer")
-        await end.complete()
+        await side.codex.refuse(await side.codex.read("turn/steer"), -32600, "no active turn to steer")
+        await side.complete()
 
-    async with started_turn(far) as (_, begun):
-        assert await begun.turn.steer(text_input("look here"), "mark")
-        assert not await begun.turn.steer(text_input("and here"))
-        await follow(begun)
+    async with started_turn(play) as (_, started):
+        assert await started.turn.steer(text_input("look here"), "mark")
+        assert not await started.turn.steer(text_input("and here"))
+        await receive_all(started)
 
 
 @in_virtual_time
 async def test_overridden_options_are_restored_for_the_next_turn() -> None:
-    async with scene() as now:
+    async with open_thread() as setup:
 
         async def run(options: TurnOptions | None = None) -> JsonObject:
-            started: list[JsonObject] = []
+            requests: list[JsonObject] = []
 
-            async def far() -> None:
-                message = await now.end.codex.read()
+            async def play() -> None:
+                message = await setup.side.codex.read()
                 if message["method"] == "thread/start":
-                    await now.end.codex.reply(message, {"thread": {"id": "thread-1"}, **ECHO})
-                    message = await now.end.codex.read()
-                started.append(params_of(message))
-                await now.end.codex.reply(message, {"turn": {"id": "turn-1"}})
+                    await setup.side.codex.reply(message, {"thread": {"id": "thread-1"}, **ECHO})
+                    message = await setup.side.codex.read()
+                requests.append(params_of(message))
+                await setup.side.codex.reply(message, {"turn": {"id": "turn-1"}})
                 if options is not None and options.effort is not None:
                     models: JsonValue = [{"model": OPTIONS.model, "defaultReasoningEffort": "medium"}]
-                    await now.end.codex.answer("model/list", {"data": models})
-                await now.end.say("turn/started", turn={"id": "turn-1"})
-                await now.end.complete()
+                    await setup.side.codex.answer("model/list", {"data": models})
+                await setup.side.notify("turn/started", turn={"id": "turn-1"})
+                await setup.side.complete()
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(far)
-                async with now.conversation.lease() as lease, lease.turn(text_input("x"), None, options) as begun:
-                    await follow(begun)
+                tasks.start_soon(play)
+                async with setup.thread.lease() as lease, lease.turn(text_input("x"), None, options) as started:
+                    await receive_all(started)
             own = ("model", "effort", "cwd", "outputSchema")
-            return {name: value for name, value in started[0].items() if name in own}
+            return {name: value for name, value in requests[0].items() if name in own}
 
         assert await run() == {}
-        wish = TurnOptions("big", "high", Path("/w/sub"), {"type": "object"})
+        overrides = TurnOptions("big", "high", Path("/w/sub"), {"type": "object"})
         own: JsonObject = {"model": "big", "effort": "high", "cwd": "/w/sub", "outputSchema": {"type": "object"}}
-        assert await run(wish) == own
-        usual: JsonObject = {"model": OPTIONS.model, "effort": "medium", "cwd": "/w"}
-        assert await run() == usual
-        assert await run(TurnOptions(model="other")) == {**usual, "model": "other"}
+        assert await run(overrides) == own
+        restored: JsonObject = {"model": OPTIONS.model, "effort": "medium", "cwd": "/w"}
+        assert await run() == restored
+        assert await run(TurnOptions(model="other")) == {**restored, "model": "other"}

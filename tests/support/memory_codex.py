@@ -1,9 +1,12 @@
 """Codex in memory: the real connection, with a test at the far end of its pipes."""
 
+import inspect
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import ParamSpec
 
 import anyio
 from trio.testing import MockClock
@@ -16,6 +19,8 @@ from codex_workspace.common.errors import CodexGone
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import MAX_LINE_BYTES, LineSplitter
 from codex_workspace.runtimes.backend import StartedTurn, TurnInput
+
+_P = ParamSpec("_P")
 
 ENDED = "codex ended with exit code 0"
 """The connection's error after codex in memory has exited."""
@@ -111,13 +116,16 @@ async def memory_codex(*, max_line_bytes: int = MAX_LINE_BYTES) -> AsyncIterator
             connection.fail(CodexGone(ENDED))
 
 
-def in_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+def in_virtual_time(test: Callable[_P, Awaitable[None]]) -> Callable[_P, None]:
     """Run an asynchronous test on a clock that jumps to the next deadline when all tasks are waiting."""
 
-    def run() -> None:
-        anyio.run(test, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        clock = MockClock(autojump_threshold=0)
+        anyio.run(partial(test, *args, **kwargs), backend="trio", backend_options={"clock": clock})
 
     run.__name__, run.__doc__ = getattr(test, "__name__", "run"), test.__doc__
+    # pytest reads the parameters of a test from its signature.
+    setattr(run, "__signature__", inspect.signature(test))  # noqa: B010
     return run
 
 

@@ -21,7 +21,7 @@ from codex_workspace.protocol.mcp_status import (
     McpStatusTracker,
     describe_problems,
 )
-from tests.integration.test_thread import ECHO, OPTIONS, FarEnd, Scene, Talk, scene, talk
+from tests.integration.test_thread import ECHO, OPTIONS, Caller, CodexSide, ThreadSetup, open_thread, run_turn
 from tests.support.memory_codex import in_virtual_time, memory_codex
 
 TWO = ExpectedServers(("a", "b"), 30.0)
@@ -31,7 +31,7 @@ def status(name: str, state: str, thread_id: str | None = "t", **more: JsonValue
     return {"name": name, "status": state, "threadId": thread_id, **more}
 
 
-def said(*notes: JsonObject) -> McpStatusTracker:
+def tracker_of(*notes: JsonObject) -> McpStatusTracker:
     startups = McpStatusTracker()
     for note in notes:
         startups.update(note)
@@ -42,29 +42,29 @@ def said(*notes: JsonObject) -> McpStatusTracker:
 
 
 def test_the_last_word_of_a_thread_counts() -> None:
-    known = said(status("a", "starting"), status("a", "ready"), status("a", "failed", "other")).of("t")
+    known = tracker_of(status("a", "starting"), status("a", "ready"), status("a", "failed", "other")).of("t")
     assert {name: each.state for name, each in known.items()} == {"a": McpServerState.READY}
 
 
 def test_a_status_belongs_to_its_thread() -> None:
-    startups = said(status("a", "failed", error="no such file"))
+    startups = tracker_of(status("a", "failed", error="no such file"))
     assert startups.of("t")["a"].error == "no such file"
     assert startups.of("another") == {}
 
 
 @pytest.mark.parametrize("odd", [{}, {"name": 1, "status": "ready"}, {"name": "a"}])
 def test_what_is_of_another_shape_says_nothing(odd: JsonObject) -> None:
-    assert said(odd).of("t") == {}
+    assert tracker_of(odd).of("t") == {}
 
 
 def test_a_new_word_of_codex_is_no_end() -> None:
-    assert not said(status("a", "warming up")).of("t")["a"].is_final
+    assert not tracker_of(status("a", "warming up")).of("t")["a"].is_final
 
 
 def test_codex_s_sentence_is_cut_to_what_happened() -> None:
     failed = "MCP client for `a` failed to start: MCP startup failed: no such\n file."
     late = "MCP client for `b` timed out after 3 seconds. Add or adjust `startup_timeout_sec` in your config.toml:\n[…]"
-    startups = said(status("a", "failed", error=failed), status("b", "failed", error=late))
+    startups = tracker_of(status("a", "failed", error=failed), status("b", "failed", error=late))
     assert describe_problems(replace(TWO, left_out={"c": "names X, which is not set"}), startups.of("t")) == {
         "c": "The MCP server c is not available: names X, which is not set.",
         "a": "The MCP server a is not available: no such file.",
@@ -73,7 +73,7 @@ def test_codex_s_sentence_is_cut_to_what_happened() -> None:
 
 
 def test_one_that_nobody_has_heard_of_is_missed() -> None:
-    assert describe_problems(TWO, said(status("a", "ready")).of("t")) == {
+    assert describe_problems(TWO, tracker_of(status("a", "ready")).of("t")) == {
         "b": "The MCP server b did not start within 30 s."
     }
 
@@ -100,128 +100,131 @@ async def test_all_that_are_named_are_waited_for() -> None:
                 startups.update(note)
 
         tasks.start_soon(start)
-        began = anyio.current_time()
+        begin_s = anyio.current_time()
         known = await startups.wait_for("t", ("a", "b"), 30)
-        assert anyio.current_time() - began == 3
-    assert {name: each.state for name, each in known.items()} == {"a": McpServerState.READY, "b": McpServerState.FAILED}
+        assert anyio.current_time() - begin_s == 3
+    assert {name: each.state for name, each in known.items()} == {
+        "a": McpServerState.READY,
+        "b": McpServerState.FAILED,
+    }
 
 
 @in_virtual_time
 async def test_nobody_waits_longer_than_they_want_or_for_a_codex_that_is_gone() -> None:
     startups = McpStatusTracker()
-    began = anyio.current_time()
+    start = anyio.current_time()
     assert await startups.wait_for("t", ("a",), 7) == {}
-    assert anyio.current_time() - began == 7
+    assert anyio.current_time() - start == 7
     startups.close()
     assert await startups.wait_for("t", ("a",), 7) == {}
-    assert anyio.current_time() - began == 7
+    assert anyio.current_time() - start == 7
 
 
 # --- A conversation ---
 
 
 @asynccontextmanager
-async def with_servers() -> AsyncIterator[Scene]:
-    async with scene(options=replace(OPTIONS, servers=TWO)) as now:
-        yield now
+async def with_servers() -> AsyncIterator[ThreadSetup]:
+    async with open_thread(options=replace(OPTIONS, servers=TWO)) as setup:
+        yield setup
 
 
-async def begin(end: FarEnd, **states: str) -> None:
+async def begin(side: CodexSide, **states: str) -> None:
     """Start the thread and its servers, then the turn."""
-    await end.start_thread()
+    await side.start_thread()
     for name, state in states.items():
-        await end.codex.tell(STARTUP, **status(name, state, "thread-1"))
-    await end.start_turn()
+        await side.codex.tell(STARTUP, **status(name, state, "thread-1"))
+    await side.start_turn()
 
 
-async def lose_a_server(end: FarEnd) -> None:
+async def lose_a_server(side: CodexSide) -> None:
     item: JsonObject = {"type": "mcpToolCall", "id": "m", "server": "a", "tool": "x", "status": "failed"}
     error: JsonObject = {"message": f"call failed: {TRANSPORT_CLOSED}"}
-    await end.say("item/completed", turnId="turn-1", item={**item, "error": error})
+    await side.notify("item/completed", turnId="turn-1", item={**item, "error": error})
 
 
-def note_of(said: Talk) -> str | None:
-    assert said.begun is not None
-    return said.begun.note
+def note_of(caller: Caller) -> str | None:
+    assert caller.started is not None
+    return caller.started.note
 
 
 @in_virtual_time
 async def test_a_turn_waits_for_the_servers_of_its_thread() -> None:
-    async with with_servers() as now:
+    async with with_servers() as setup:
 
-        async def far(end: FarEnd) -> None:
-            await end.start_thread()
-            await end.codex.tell(STARTUP, **status("a", "ready", "thread-1"))
+        async def play(side: CodexSide) -> None:
+            await side.start_thread()
+            await side.codex.tell(STARTUP, **status("a", "ready", "thread-1"))
             await anyio.sleep(5)
-            assert end.codex.unread == []
-            await end.codex.tell(STARTUP, **status("b", "ready", "thread-1"))
-            await end.start_turn()
-            await end.complete()
+            assert side.codex.unread == []
+            await side.codex.tell(STARTUP, **status("b", "ready", "thread-1"))
+            await side.start_turn()
+            await side.complete()
 
-        assert note_of(await talk(now, far)) is None
+        assert note_of(await run_turn(setup, play)) is None
 
 
 @in_virtual_time
 async def test_who_leaves_while_servers_start_leaves_no_turn_behind() -> None:
-    async with with_servers() as now:
+    async with with_servers() as setup:
 
         async def leave() -> None:
             with anyio.move_on_after(5):
-                await Talk()(now.conversation)
+                await Caller()(setup.thread)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(leave)
-            await now.end.start_thread()
-        assert now.end.codex.unread == []
+            await setup.side.start_thread()
+        assert setup.side.codex.unread == []
 
-        async def far(end: FarEnd) -> None:
+        async def play(side: CodexSide) -> None:
             for name in TWO.names:
-                await end.codex.tell(STARTUP, **status(name, "ready", "thread-1"))
-            await end.start_turn()
-            await end.complete()
+                await side.codex.tell(STARTUP, **status(name, "ready", "thread-1"))
+            await side.start_turn()
+            await side.complete()
 
-        assert note_of(await talk(now, far)) is None
+        assert note_of(await run_turn(setup, play)) is None
 
 
 @in_virtual_time
 async def test_who_is_missed_is_said_once_and_tried_again_later() -> None:
-    async with with_servers() as now:
+    async with with_servers() as setup:
 
-        async def first(end: FarEnd) -> None:
-            await begin(end, a="ready", b="failed")
-            await end.complete()
+        async def first(side: CodexSide) -> None:
+            await begin(side, a="ready", b="failed")
+            await side.complete()
 
-        async def second(end: FarEnd) -> None:
-            await end.start_turn("turn-2")
-            await end.complete("turn-2")
+        async def second(side: CodexSide) -> None:
+            await side.start_turn("turn-2")
+            await side.complete("turn-2")
 
-        async def third(end: FarEnd) -> None:
-            await end.codex.answer(RELOAD, {})
-            await end.codex.tell(STARTUP, **status("b", "ready", "thread-1"))
-            await end.start_turn("turn-3")
-            await end.complete("turn-3")
+        async def third(side: CodexSide) -> None:
+            await side.codex.answer(RELOAD, {})
+            await side.codex.tell(STARTUP, **status("b", "ready", "thread-1"))
+            await side.start_turn("turn-3")
+            await side.complete("turn-3")
 
-        assert note_of(await talk(now, first)) == "The MCP server b is not available: failed."
-        assert note_of(await talk(now, second)) is None
+        assert note_of(await run_turn(setup, first)) == "The MCP server b is not available: failed."
+        assert note_of(await run_turn(setup, second)) is None
         await anyio.sleep(RETRY_S)
-        assert note_of(await talk(now, third)) is None
+        assert note_of(await run_turn(setup, third)) is None
 
 
 @in_virtual_time
 async def test_a_server_that_has_ended_is_started_again_so_often_and_no_more() -> None:
-    async with with_servers() as now:
+    async with with_servers() as setup:
 
-        async def far(end: FarEnd) -> None:
-            await begin(end, a="ready", b="ready")
+        async def play(side: CodexSide) -> None:
+            await begin(side, a="ready", b="ready")
             for _ in range(MAX_RESTARTS):
-                await lose_a_server(end)
-                await end.codex.answer(RELOAD, {})
-            await lose_a_server(end)
-            await end.complete()
+                await lose_a_server(side)
+                await side.codex.answer(RELOAD, {})
+            await lose_a_server(side)
+            await side.complete()
 
-        said = await talk(now, far)
-        assert said.ended.status == "completed"
-        assert now.end.codex.unread == []
+        caller = await run_turn(setup, play)
+        assert caller.ended.status == "completed"
+        assert setup.side.codex.unread == []
 
 
 # --- A thread for trying them ---
@@ -231,12 +234,12 @@ async def test_a_server_that_has_ended_is_started_again_so_often_and_no_more() -
 async def test_a_required_server_that_fails_is_told_in_codex_s_words() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
 
-        async def far() -> None:
-            asked = await codex.read("thread/start")
-            said = "error creating thread: required MCP servers failed to initialize: a: no such file"
-            await codex.refuse(asked, -32603, said)
+        async def play() -> None:
+            request = await codex.read("thread/start")
+            message = "error creating thread: required MCP servers failed to initialize: a: no such file"
+            await codex.refuse(request, -32603, message)
 
-        tasks.start_soon(far)
+        tasks.start_soon(play)
         with pytest.raises(CodexCannotStart, match=r"a required MCP server does not start \(.*\): a: no such file$"):
             await probe_mcp_servers(codex.connection, OPTIONS, 30)
 
@@ -254,8 +257,8 @@ async def test_a_thread_that_was_for_trying_them_is_taken_away() -> None:
         await codex.tell(STARTUP, **status("a", "ready"))
         await codex.tell(STARTUP, **status("b", "failed", error="no"))
         listed: JsonObject = {"data": [{"name": "a", "tools": {"two": {}, "one": {}}}]}
-        asked = await codex.answer("mcpServerStatus/list", listed)
-        assert asked == {"threadId": "t", "serverName": "a", "detail": "toolsAndAuthOnly"}
+        request = await codex.answer("mcpServerStatus/list", listed)
+        assert request == {"threadId": "t", "serverName": "a", "detail": "toolsAndAuthOnly"}
         await codex.answer("thread/delete", {})
     assert found == [McpStatus({"a": ["one", "two"]}, {"b": "The MCP server b is not available: no."})]
 
@@ -267,10 +270,10 @@ def test_why_a_server_is_not_there_is_a_sentence_for_people() -> None:
         "Transport [rmcp::transport::worker::WorkerTransport<rmcp::transport::http::Worker<reqwest::Client>>] error: "
         "Client error: error sending request for url (http://127.0.0.1:1/mcp), when send initialize request"
     )
-    startups = said({"threadId": "t", "name": "far", "status": "failed", "error": chain})
+    startups = tracker_of({"threadId": "t", "name": "far", "status": "failed", "error": chain})
     sentence = describe_problems(ExpectedServers(("far",), 30.0), startups.of("t"))["far"]
     assert "::" not in sentence
     assert "handshaking with MCP server failed" in sentence
     assert sentence.endswith("when send initialize request.")
-    long = said({"threadId": "t", "name": "far", "status": "failed", "error": f"began {'x' * 5000} ended"})
+    long = tracker_of({"threadId": "t", "name": "far", "status": "failed", "error": f"began {'x' * 5000} ended"})
     assert len(describe_problems(ExpectedServers(("far",), 30.0), long.of("t"))["far"]) < MAX_FAILURE_CHARS + 50
