@@ -1,20 +1,19 @@
-"""The login of a ChatGPT subscription: codex's auth.json, handed in once by the operator and refreshed by codex.
+"""The login of a ChatGPT subscription: codex's auth.json, which the operator provides once and codex refreshes.
 
-A refresh makes the tokens before it worthless. So codex's own copy stays, whatever is handed in again at each start,
-until something newer is handed in, or the login of another account.
+A refresh invalidates the tokens before it. The operator's login, which is provided again at each start, therefore
+replaces codex's own only if it is newer or of another account.
 """
 
 import base64
-import binascii
 import hashlib
 import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.files import replace_file
@@ -23,65 +22,59 @@ from codex_workspace.config.environment import IN_ENVIRONMENT, Secret, read_secr
 logger = logging.getLogger(__name__)
 
 AUTH_NAME: Final = "auth.json"
-"""Of the login in CODEX_HOME; the name is codex's."""
+"""The file of the login in CODEX_HOME; the name is codex's."""
 
 RECORD_NAME: Final = ".codex-workspace-login"
-"""Holds the SHA-256 of what was handed in last, so that the same is not taken for news."""
+"""The file with the SHA-256 of the login that the operator provided last."""
 
 MAX_BYTES: Final = 64 * 1024
 """A login has about 5 KB."""
 
 REFRESHED_AHEAD_S: Final = 300.0
-"""How long an access token may hold still when codex refreshes it (0.136 to 0.169)."""
+"""How long before the access token expires codex refreshes it (0.136 to 0.169)."""
 
-REFRESHED_AFTER_S: Final = 8 * 86_400.0
-"""How long after the last refresh codex makes another where the token does not say how long it holds (0.163, 0.169)."""
+_HOW: Final = "run `codex login` where there is a browser, and provide the content of its auth.json"
 
-_NO_TIME: Final = 1e12
-"""No Unix time is so large: 30,000 years."""
-
-_CLAIMS: Final = "https://api.openai.com/auth"
-_TOKENS: Final = ("id_token", "access_token", "refresh_token")
-_HOW: Final = "run `codex login` where there is a browser, and hand in the content of its auth.json"
+_Token = Annotated[str, Field(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
-    """What tells one login from another. `account`: ChatGPT's id of it; None: it does not say."""
+class Tokens(BaseModel):
+    """The tokens of a login; `account_id` identifies the account at ChatGPT."""
 
-    account: str | None
-    refreshed_at: datetime | None
+    id_token: _Token
+    access_token: _Token
+    refresh_token: _Token
+    account_id: str | None = None
+
+
+class Login(BaseModel):
+    """The content of an auth.json."""
+
+    tokens: Tokens
+    last_refresh: AwareDatetime | None = None
 
 
 def read_login(content: str) -> Login:
-    """Read the content of an auth.json.
+    """Return the login in the content of an auth.json.
 
     Raises:
-        ValueError: it is no subscription's login; the rest of a sentence that says why, without the content.
+        ValueError: it is not a subscription's login; the rest of a sentence with the reason, without the content.
     """
     if len(content.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise ValueError(f"must have at most {MAX_BYTES} bytes")
     try:
-        held = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("is not JSON") from error
-    match held:
-        case {"tokens": dict(tokens)}:
-            missing = [name for name in _TOKENS if not isinstance(tokens.get(name), str) or not tokens[name]]
-            if missing:
-                raise ValueError(f"has no tokens.{missing[0]}")
-            return Login(_account(tokens), _time(held.get("last_refresh")))
-        case {"OPENAI_API_KEY": str()}:
-            raise ValueError("holds an API key and no subscription's login; set OPENAI_API_KEY instead")
-        case _:
-            raise ValueError("has no tokens")
+        return Login.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(map(str, first["loc"])) or "tokens"
+        raise ValueError("is not JSON" if first["type"] == "json_invalid" else f"has no valid {key}") from None
 
 
 def configured_login(env: Mapping[str, str], names: Sequence[str]) -> tuple[str, Secret] | None:
     """Return the first of the variables (or of their files, `…_FILE`) that is set, with its content.
 
     Raises:
-        ConfigError: it holds no login.
+        ConfigError: it is not a login.
     """
     for name in names:
         content = read_secret(env, name)
@@ -95,55 +88,55 @@ def configured_login(env: Mapping[str, str], names: Sequence[str]) -> tuple[str,
 
 
 def stored_login(codex_home: Path) -> Secret | None:
-    """Return the login that CODEX_HOME holds, None where it holds none that can be read."""
+    """Return the login in CODEX_HOME; None if there is none that can be read."""
     try:
-        with (codex_home / AUTH_NAME).open("rb") as file:
-            content = file.read(MAX_BYTES + 1).decode()
+        content = _read_auth_file(codex_home)
         read_login(content)
     except (OSError, ValueError):
         return None
     return Secret(content)
 
 
+def _read_auth_file(codex_home: Path) -> str:
+    with (codex_home / AUTH_NAME).open("rb") as file:
+        return file.read(MAX_BYTES + 1).decode()
+
+
 def refresh_due_at(codex_home: Path) -> float | None:
     """Return the Unix time from which on codex refreshes CODEX_HOME's login before it calls the model.
 
-    None: there is no login, or it does not say; minus infinity while the file is being written.
+    None: there is no login, or its token has no expiry; minus infinity while the file is being written.
     """
     try:
-        with (codex_home / AUTH_NAME).open("rb") as file:
-            held = json.loads(file.read(MAX_BYTES + 1))
+        token = read_login(_read_auth_file(codex_home)).tokens.access_token
     except OSError:
         return None
-    except (ValueError, RecursionError):
+    except ValueError:
         # Codex empties the file before it writes it.
         return -math.inf
-    return _due_at(held)
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(f"{token.split('.')[1]}=="))
+        return float(claims["exp"]) - REFRESHED_AHEAD_S
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+        return None
 
 
-def _due_at(held: object) -> float | None:
-    match held:
-        case {"tokens": {"access_token": str(token), "refresh_token": str()}, **rest}:
-            until = _claims(token).get("exp")
-            if isinstance(until, int | float) and not isinstance(until, bool) and abs(until) < _NO_TIME:
-                return until - REFRESHED_AHEAD_S
-            refreshed = _time(rest.get("last_refresh"))
-            return refreshed.timestamp() + REFRESHED_AFTER_S if refreshed is not None else None
-        case _:
-            return None
-
-
-def update_login(codex_home: Path, handed: Secret) -> None:
-    """Bring CODEX_HOME's login up to date: write what was handed in, unless codex has the same or a newer one.
-
-    It is for this user's eyes only afterwards, whoever has made the file.
+def update_login(codex_home: Path, provided: Secret) -> None:
+    """Write the operator's login to CODEX_HOME, unless codex has the same or a newer one; make the file private.
 
     Raises:
         ConfigError: it cannot be written.
     """
+    file, record = codex_home / AUTH_NAME, codex_home / RECORD_NAME
+    content = provided.reveal()
+    mark = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
     try:
-        _settle(codex_home, handed)
-        (codex_home / AUTH_NAME).chmod(0o600)
+        stored = stored_login(codex_home)
+        if stored is None or not (_is_recorded(record, mark) or _is_newer(stored, provided)):
+            replace_file(file, content.encode())
+            replace_file(record, mark.encode())
+            logger.info("the subscription's login was written to %s", file)
+        file.chmod(0o600)
     except OSError as error:
         raise ConfigError(
             f"CODEX_HOME: the login cannot be written to {codex_home}: {error.strerror}; "
@@ -151,65 +144,13 @@ def update_login(codex_home: Path, handed: Secret) -> None:
         ) from error
 
 
-def _settle(codex_home: Path, handed: Secret) -> None:
-    content = handed.reveal()
-    mark = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-    held = stored_login(codex_home)
-    if held is not None and held.reveal() == content:
-        return
-    if held is not None and (_last_mark(codex_home) == mark or _is_newer(held, handed)):
-        logger.info("codex's own login in %s stays: it is newer than the one that was handed in", codex_home)
-        return
-    replace_file(codex_home / AUTH_NAME, content.encode())
-    replace_file(codex_home / RECORD_NAME, mark.encode())
-    logger.info("the subscription's login was written to %s", codex_home / AUTH_NAME)
+def _is_recorded(record: Path, mark: str) -> bool:
+    return record.exists() and record.read_bytes() == mark.encode()
 
 
-def _is_newer(held: Secret, handed: Secret) -> bool:
-    """Tell whether one login is of the same account as another, and was refreshed no earlier."""
-    mine, other = read_login(held.reveal()), read_login(handed.reveal())
-    if mine.account != other.account or mine.refreshed_at is None or other.refreshed_at is None:
+def _is_newer(stored: Secret, provided: Secret) -> bool:
+    """Return whether one login is of the same account as another, and was refreshed no earlier."""
+    mine, other = read_login(stored.reveal()), read_login(provided.reveal())
+    if mine.last_refresh is None or other.last_refresh is None:
         return False
-    return mine.refreshed_at >= other.refreshed_at
-
-
-def _account(tokens: Mapping[str, object]) -> str | None:
-    match tokens:
-        case {"account_id": str(account)} if account:
-            return account
-        case {"id_token": str(token)}:
-            match _claims(token).get(_CLAIMS):
-                case {"chatgpt_account_id": str(told)}:
-                    return told
-                case _:
-                    return None
-        case _:
-            return None
-
-
-def _claims(token: str) -> Mapping[str, object]:
-    """Return what a JWT says, unchecked; nothing where it is none."""
-    _, _, rest = token.partition(".")
-    payload, _, _ = rest.partition(".")
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-    except (ValueError, binascii.Error, RecursionError):
-        return {}
-    return claims if isinstance(claims, dict) else {}
-
-
-def _time(value: object) -> datetime | None:
-    if not isinstance(value, str):
-        return None
-    try:
-        told = datetime.fromisoformat(value)
-    except ValueError:
-        return None
-    return told if told.tzinfo is not None else None
-
-
-def _last_mark(codex_home: Path) -> str | None:
-    try:
-        return (codex_home / RECORD_NAME).read_text()
-    except (OSError, ValueError):
-        return None
+    return mine.tokens.account_id == other.tokens.account_id and mine.last_refresh >= other.last_refresh

@@ -4,17 +4,16 @@ Codex reads no API key from the environment (docs/codex-protocol.md). Each provi
 in config.toml that uses the key that codex receives at its start.
 """
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
-from codex_workspace.config.environment import IN_ENVIRONMENT, Secret, read_header_secret
+from codex_workspace.config.environment import IN_ENVIRONMENT, Secret, VariableNotSet, read_header_secret
 from codex_workspace.config.login import AUTH_NAME, configured_login, stored_login
 from codex_workspace.config.settings import ProviderEntry, Settings
-from codex_workspace.config.validation import HttpUrl, check_text
+from codex_workspace.config.validation import HttpUrl, check_text, did_you_mean
 
 AuthMode = Literal["openai_api", "openai_compat_responses", "chatgpt_subscription"]
 
@@ -32,8 +31,8 @@ CHATGPT_BASE_URL = "https://chatgpt.com/backend-api/codex"
 class ChosenProvider:
     """The provider that codex uses.
 
-    slug: its name in config.toml. env_key, credential: where the key or login was found, a variable of ours for one,
-    and what it is; both None where none is needed. model: the id for the wire. reason: one sentence for log and doctor.
+    slug: its name in config.toml. env_key, credential: the variable or file with the key or login, and its content;
+    None if none is needed. model: the model's name in requests. reason: one sentence for log and doctor.
     """
 
     name: str
@@ -61,12 +60,8 @@ BUILT_IN: tuple[ProviderEntry, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A credential and the variable it belongs to; both None for a provider that needs none."""
-
-    env_key: str | None
-    credential: Secret | None
+_Credential = tuple[str | None, Secret | None]
+"""The variable of a credential, and its content; both None for a provider that needs none."""
 
 
 def registry(settings: Settings) -> tuple[ProviderEntry, ...]:
@@ -95,135 +90,119 @@ def choose_provider(settings: Settings, env: Mapping[str, str]) -> ChosenProvide
         ConfigError: the choice is impossible; with the remedy.
     """
     providers = registry(settings)
-    _refuse_provider_as_model(settings, providers)
-    _refuse_missing(settings, env, providers)
-    if name := settings.config.runtime_config.provider:
-        return _explicit(settings, env, providers, name)
-    subscriptions = [provider for provider in providers if provider.auth_mode == SUBSCRIPTION]
-    usable = [provider for provider in providers if provider.auth_mode != SUBSCRIPTION]
-    for provider in subscriptions:
+    _reject_provider_as_model(settings, providers)
+    _reject_missing(settings, env, providers)
+    named = _named(settings, providers)
+    candidates = _ranked(settings.model, providers) if named is None else [(named, "runtime_config.provider names it")]
+    for provider, why in candidates:
         if found := _find_credential(provider, env):
-            return _chosen(settings, env, provider, found, "a subscription's login is handed in")
-    for provider, match in _matching(settings.model, usable):
-        if found := _find_credential(provider, env):
-            return _chosen(settings, env, provider, found, f"the model {settings.model} matches its {match}")
-    for provider in usable:
-        if found := _find_credential(provider, env):
-            why = (
-                f"no provider that matches the model {settings.model} has a credential, and this is the first that has"
-            )
             return _chosen(settings, env, provider, found, why)
-    for provider in subscriptions:
-        if found := _left_login(settings):
-            why = "no provider has a credential, and CODEX_HOME holds a subscription's login still"
+    stored = stored_login(settings.codex_home)
+    for provider, why in candidates:
+        if provider.auth_mode == SUBSCRIPTION and stored is not None:
+            found = f"{AUTH_NAME} in CODEX_HOME", stored
+            why = why if named else "no provider has a credential, and CODEX_HOME contains a subscription's login"
             return _chosen(settings, env, provider, found, why)
-    names = [name for provider in (*usable, *subscriptions) for name in provider.auth_env]
-    raise IN_ENVIRONMENT.error(f"no provider has a credential; set {_one_of(names)} (each also as …_FILE)")
+    names = dict.fromkeys(name for provider in ([named] if named else providers) for name in provider.auth_env)
+    remedy = f"set {' or '.join(names)} (each also as …_FILE)"
+    if named:
+        raise _location(settings, "runtime_config.provider").error(f"{named.name} has no credential; {remedy}")
+    raise IN_ENVIRONMENT.error(f"no provider has a credential; {remedy}")
 
 
-def _refuse_provider_as_model(settings: Settings, providers: Sequence[ProviderEntry]) -> None:
+def _location(settings: Settings, key: str) -> ConfigLocation:
+    return ConfigLocation(str(settings.config_file)).at(key)
+
+
+def _reject_provider_as_model(settings: Settings, providers: Sequence[ProviderEntry]) -> None:
+    """Reject a provider's name as the model or before it, unless an entry's aliases or prefixes contain it."""
     model = settings.model
-    named = [provider.name for provider in providers if re.match(rf"{re.escape(provider.name)}[:/]", model)]
-    aliased = any(model in provider.model_aliases for provider in providers)
-    if not aliased and any(model == provider.name for provider in providers):
+    if any(model in provider.model_aliases for provider in providers):
+        return
+    prefixes = [prefix for provider in providers for prefix in provider.model_prefixes if re.search("[:/]", prefix)]
+    for provider in providers:
+        if model == provider.name:
+            problem = "is a provider, not a model"
+        elif model.startswith((f"{provider.name}:", f"{provider.name}/")) and not model.startswith(tuple(prefixes)):
+            problem = "begins with a provider's name"
+        else:
+            continue
         raise ConfigError(
-            f"{settings.model_source}: {model} is a provider, not a model; "
-            f"name it as runtime_config.provider, and a model such as gpt-5.5 here"
-        )
-    if not aliased and named and not any(_begins(model, provider) for provider in providers):
-        raise ConfigError(
-            f"{settings.model_source}: {model} begins with a provider's name; "
-            f"name {named[0]} as runtime_config.provider, and here the model alone"
+            f"{settings.model_source}: {model} {problem}; "
+            f"name {provider.name} as runtime_config.provider, and a model such as gpt-5.5 here"
         )
 
 
-def _refuse_missing(settings: Settings, env: Mapping[str, str], providers: Sequence[ProviderEntry]) -> None:
+def _reject_missing(settings: Settings, env: Mapping[str, str], providers: Sequence[ProviderEntry]) -> None:
     """Reject variables of `required_env` that are not set, except the providers' own."""
     credentials = {name for provider in providers for name in provider.auth_env}
-    place = ConfigLocation(str(settings.config_file)).at("runtime_config.required_env")
     for index, name in enumerate(settings.config.runtime_config.required_env):
         if name not in credentials and not (env.get(name) or env.get(f"{name}_FILE")):
-            raise place.item(index).error(f"names the variable {name}, which is not set; set it (or {name}_FILE)")
+            raise VariableNotSet(name, _location(settings, "runtime_config.required_env").item(index))
 
 
-def _begins(model: str, provider: ProviderEntry) -> bool:
-    """Return whether a prefix with a provider's name in it, such as `openai/`, selects this model."""
-    long = [prefix for prefix in provider.model_prefixes if re.search("[:/]", prefix)]
-    return any(model.startswith(prefix) for prefix in long)
+def _named(settings: Settings, providers: Sequence[ProviderEntry]) -> ProviderEntry | None:
+    """Return the provider that `runtime_config.provider` names; None if it names none."""
+    name = settings.config.runtime_config.provider
+    known = {provider.name: provider for provider in providers}
+    if name is None or name in known:
+        return known.get(name or "")
+    raise _location(settings, "runtime_config.provider").error(
+        f"must be one of {', '.join(known)}, but is {name!r}{did_you_mean(name, known)}"
+    )
 
 
-def _explicit(
-    settings: Settings, env: Mapping[str, str], providers: Sequence[ProviderEntry], name: str
-) -> ChosenProvider:
-    place = ConfigLocation(str(settings.config_file)).at("runtime_config.provider")
-    provider = next((each for each in providers if each.name == name), None)
-    if provider is None:
-        names = [each.name for each in providers]
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise place.error(f"must be one of {', '.join(names)}, but is {name!r}{hint}")
-    found = _find_credential(provider, env)
-    if found is None and provider.auth_mode == SUBSCRIPTION:
-        found = _left_login(settings)
-    if found is None:
-        raise place.error(f"{name} has no credential; set {_one_of(provider.auth_env)} (each also as …_FILE)")
-    return _chosen(settings, env, provider, found, "runtime_config.provider names it")
+def _ranked(model: str, providers: Sequence[ProviderEntry]) -> list[tuple[ProviderEntry, str]]:
+    """Return the providers in the order of choice, each with the reason.
 
-
-def _matching(model: str, providers: Iterable[ProviderEntry]) -> list[tuple[ProviderEntry, str]]:
-    """Return the providers that the model's name selects, and how; best first: aliases, then longer prefixes."""
-    ranked: list[tuple[int, ProviderEntry, str]] = []
-    for provider in providers:
+    Those that the model's name selects are ordered by alias, then by the length of the prefix.
+    """
+    subscriptions = [provider for provider in providers if provider.auth_mode == SUBSCRIPTION]
+    others = [provider for provider in providers if provider.auth_mode != SUBSCRIPTION]
+    matching: list[tuple[int, ProviderEntry, str]] = []
+    for provider in others:
         prefixes = [prefix for prefix in provider.model_prefixes if model.startswith(prefix)]
         if model in provider.model_aliases:
-            ranked.append((len(model) + 1, provider, f"alias {model}"))
+            matching.append((len(model) + 1, provider, f"alias {model}"))
         elif prefixes:
             longest = max(prefixes, key=len)
-            ranked.append((len(longest), provider, f"prefix {longest}"))
-    return [(provider, match) for _, provider, match in sorted(ranked, key=lambda each: -each[0])]
+            matching.append((len(longest), provider, f"prefix {longest}"))
+    matching.sort(key=lambda each: -each[0])
+    first = f"no provider that matches the model {model} has a credential, and this is the first that has"
+    return [
+        *((provider, "a subscription's login is configured") for provider in subscriptions),
+        *((provider, f"the model {model} matches its {match}") for _, provider, match in matching),
+        *((provider, first) for provider in others),
+    ]
 
 
-def _find_credential(provider: ProviderEntry, env: Mapping[str, str]) -> _Found | None:
+def _find_credential(provider: ProviderEntry, env: Mapping[str, str]) -> _Credential | None:
     """Return the first of the provider's variables that is set; None if it needs one and none is set."""
     if provider.auth_mode == SUBSCRIPTION:
-        login = configured_login(env, provider.auth_env)
-        return None if login is None else _Found(*login)
+        return configured_login(env, provider.auth_env)
     if not provider.auth_env:
-        return _Found(None, None)
+        return None, None
     for name in provider.auth_env:
         credential = read_header_secret(env, name)
         if credential is not None:
-            return _Found(name, credential)
+            return name, credential
     return None
 
 
-def _left_login(settings: Settings) -> _Found | None:
-    login = stored_login(settings.codex_home)
-    return None if login is None else _Found(f"{AUTH_NAME} in CODEX_HOME", login)
-
-
 def _chosen(
-    settings: Settings, env: Mapping[str, str], provider: ProviderEntry, found: _Found, why: str
+    settings: Settings, env: Mapping[str, str], provider: ProviderEntry, found: _Credential, why: str
 ) -> ChosenProvider:
+    env_key, credential = found
+    base_url = CHATGPT_BASE_URL if provider.auth_mode == SUBSCRIPTION else OPENAI_BASE_URL
+    if provider.auth_mode == "openai_api" and env.get("OPENAI_BASE_URL"):
+        base_url = check_text(HttpUrl, env["OPENAI_BASE_URL"], IN_ENVIRONMENT.at("OPENAI_BASE_URL"))
     return ChosenProvider(
         name=provider.name,
         auth_mode=provider.auth_mode,
         slug=provider.slug,
-        base_url=provider.base_url
-        or (CHATGPT_BASE_URL if provider.auth_mode == SUBSCRIPTION else _openai_base_url(env)),
-        env_key=found.env_key,
-        credential=found.credential,
+        base_url=provider.base_url or base_url,
+        env_key=env_key,
+        credential=credential,
         model=provider.model_id_override or settings.model,
-        reason=f"provider {provider.name}: {why}; credential: {found.env_key or 'none needed'}",
+        reason=f"provider {provider.name}: {why}; credential: {env_key or 'none needed'}",
     )
-
-
-def _openai_base_url(env: Mapping[str, str]) -> str:
-    value = env.get("OPENAI_BASE_URL")
-    if not value:
-        return OPENAI_BASE_URL
-    return check_text(HttpUrl, value, IN_ENVIRONMENT.at("OPENAI_BASE_URL"))
-
-
-def _one_of(names: Sequence[str]) -> str:
-    return " or ".join(dict.fromkeys(names))

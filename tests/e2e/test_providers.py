@@ -110,7 +110,7 @@ async def test_a_subscription_works_on_new_state_and_on_another_backends(
         assert (sent.authorization, sent.account) == (f"Bearer {access_token(content)}", "account-1")
     assert stat.S_IMODE(auth_file(setup).stat().st_mode) == 0o600
     log = setup.log.read_text()
-    assert "provider chatgpt: a subscription's login is handed in; credential: CODEX_AUTH_JSON" in log
+    assert "provider chatgpt: a subscription's login is configured; credential: CODEX_AUTH_JSON" in log
     assert access_token(content) not in log
 
 

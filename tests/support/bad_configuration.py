@@ -391,7 +391,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a provider as model": Bad(
         "name: a\nruntime: codex\nmodel: openai\n",
         CONFIG + "model: ",
-        "openai is a provider, not a model; name it as runtime_config.provider",
+        "openai is a provider, not a model; name openai as runtime_config.provider",
         schema=False,
     ),
     "no credential at all": Bad(
@@ -511,7 +511,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a login that is none": _variable(
         "CODEX_AUTH_JSON", "is not JSON; run `codex login`", CODEX_AUTH_JSON=f"{CREDENTIAL} {{"
     ),
-    "a login without tokens": _variable("CODEX_AUTH_JSON", "has no tokens; run `codex login`", CODEX_AUTH_JSON="{}"),
+    "a login without tokens": _variable("CODEX_AUTH_JSON", "has no valid tokens; run", CODEX_AUTH_JSON="{}"),
     # --- the environment
     "a port by name": _variable("A2A_PORT", "must be a whole number from 0 to 65535, but is text", A2A_PORT="http"),
     "a port's number too high": _variable("A2A_PORT", "must be a whole number from 0 to 65535", A2A_PORT="65536"),

@@ -95,7 +95,9 @@ def test_a_login_that_is_handed_in_wins_over_models_and_keys_but_not_over_an_exp
     chosen = choose(tmp_path, env)
     assert (chosen.name, chosen.auth_mode, chosen.env_key) == ("chatgpt", SUBSCRIPTION, "CODEX_CHATGPT_AUTH_JSON")
     assert chosen.base_url == CHATGPT_BASE_URL
-    assert chosen.reason == "provider chatgpt: a subscription's login is handed in; credential: CODEX_CHATGPT_AUTH_JSON"
+    assert (
+        chosen.reason == "provider chatgpt: a subscription's login is configured; credential: CODEX_CHATGPT_AUTH_JSON"
+    )
     assert "secret-access" not in repr(chosen)
     assert choose(tmp_path, env, provider="openai").name == "openai"
 
@@ -187,14 +189,14 @@ BAD = [
         None,
         (),
         {"CODEX_AUTH_JSON": "{}", "OPENAI_API_KEY": "a"},
-        "CODEX_AUTH_JSON: has no tokens; run `codex login`",
+        "CODEX_AUTH_JSON: has no valid tokens; run `codex login`",
     ),
     (
         "openai",
         None,
         (),
         {"OPENAI_API_KEY": "a"},
-        "runtime_config.model: openai is a provider, not a model; name it as",
+        "runtime_config.model: openai is a provider, not a model; name openai as",
     ),
     ("mine", None, (f"name: mine, {COMPAT}",), {}, "runtime_config.model: mine is a provider, not a model"),
     ("m", None, ("name: g, auth_mode: openai_compat_responses",), {}, "providers[0].base_url: is missing"),
