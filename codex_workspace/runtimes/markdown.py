@@ -150,12 +150,12 @@ def result(output: str, *, is_error: bool, exit_code: int | None = None, failed:
     return f"**{failed}**{code}\n\n{shown}".rstrip()
 
 
-def fenced(text: str, language: str = "") -> str:
+def fenced(text: str, language: str = "", max_lines: int = MAX_SHOWN_LINES) -> str:
     """Return a text in a fence that is longer than any fence in it; the middle of a long text is left out.
 
     Invisible characters are shown as escapes.
     """
-    shown = visible(shortened(text.removesuffix("\n"), MAX_SHOWN_LINES))
+    shown = visible(shortened(text.removesuffix("\n"), max_lines))
     fence = "`" * (_longest_run(shown, 2) + 1)
     return f"{fence}{language}\n{shown}\n{fence}"
 

@@ -45,8 +45,16 @@ from codex_workspace.storage.deliveries import (
     RecordedMessage,
     message_digest,
 )
-from codex_workspace.tasks.approval_answers import UnclearAnswer
-from codex_workspace.tasks.asking import HELD_UP, NO_ANSWER, TIMED_OUT, TOO_LATE, VOID, OpenQuestion, ReceivedAnswer
+from codex_workspace.tasks.approval_answers import (
+    HELD_UP,
+    NO_ANSWER,
+    TIMED_OUT,
+    TOO_LATE,
+    VOID,
+    OpenQuestion,
+    ReceivedAnswer,
+    UnclearAnswer,
+)
 from codex_workspace.tasks.live_output import ITEMS, LiveOutput
 from codex_workspace.tasks.replies import (
     INTERNAL_ERROR,

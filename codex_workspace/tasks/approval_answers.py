@@ -1,14 +1,19 @@
-"""Parses answers to codex's questions: words of a person, or a data part of a program.
+"""Questions of a running turn: what the task sends, and what the words of a person or the data of a program decide.
 
-Only the documented words approve. Everything else is an `UnclearAnswer`, and the agent asks again.
+Only the documented words approve. Everything else is an `UnclearAnswer`, and the agent repeats the question after it.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, assert_never
 
+from a2a.types import Message
+from google.protobuf.json_format import MessageToDict
+
+from codex_workspace.common.redact import Redactor, redact_value
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.server_requests import (
     Answers,
@@ -29,17 +34,21 @@ from codex_workspace.protocol.server_requests import (
     TextField,
     UserQuestion,
     can_last,
-    field_names,
     format_value,
     is_yes_or_no,
     list_choices,
+    response_to,
     validate,
 )
+from codex_workspace.runtimes.backend import PendingRequest, RunningTurn, text_input
+from codex_workspace.runtimes.convert import approval_data
+from codex_workspace.tasks.approval_prompts import approval_prompt
+from codex_workspace.tasks.replies import A2AEvent
 
 
 @dataclass(frozen=True, slots=True)
 class UnclearAnswer:
-    """An answer that decides nothing; `sentence` tells its sender which answers are valid."""
+    """An answer that decides nothing; `sentence` says why, and the repeated question how to answer."""
 
     sentence: str
 
@@ -58,13 +67,77 @@ _NO: Final = re.compile(
 _DECLINE: Final = re.compile(r"decline(?:\s*[.!]|\s*[:,]\s*(?P<words>.+))?", _FLAGS | re.DOTALL)
 """How to decline if any text is a valid answer."""
 
-_MAX_NAMED: Final = 20
-"""A sentence names at most this many options."""
-
 _RECOMMENDED: Final = " (recommended)"
 """The model's mark at an option; the answer may leave it out."""
 
-_CONTRADICTION: Final = UnclearAnswer("The text and the data part contradict each other. Send one of them.")
+TIMED_OUT: Final = Declined()
+"""The decision if no answer arrives in time."""
+
+VOID: Final = "The agent restarted while it waited for an answer. It continues, and may ask again."
+HELD_UP: Final = (
+    "Task {task_id} in this context asks a question first. To answer it, send a message with taskId {task_id}."
+)
+NO_ANSWER: Final = "No answer within {timeout_s:g} s; treated as declined."
+TOO_LATE: Final = "This answer came too late: the task has no open question."
+OLD_QUESTION: Final = UnclearAnswer("This answers a question that is no longer open.")
+OTHER_QUESTION: Final = UnclearAnswer("This answers another question.")
+NO_FILES: Final = UnclearAnswer(
+    "A file cannot be an answer. Answer with text or a data part, and send the file in a separate message."
+)
+_TEXT_AND_DATA: Final = UnclearAnswer("Send either text or a data part; only a decline may have both.")
+_INVALID_DATA: Final = UnclearAnswer(
+    'The data part must be {"decision": "approve"}, {"decision": "approveForSession"}, {"answers": {…}} or '
+    '{"content": {…}}, as the question allows, or {"decision": "decline", "reason": "…"}.'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedAnswer:
+    """A message that answers a question; `prompt_id` is the message that asked it, None if that is unknown."""
+
+    message: Message
+    prompt_id: str | None
+
+
+@dataclass(slots=True)
+class OpenQuestion:
+    """A question that waits for an answer until `deadline`; `held` are the events to send after it is answered."""
+
+    pending: PendingRequest
+    question: Question
+    deadline: float
+    prompt_id: str = ""
+    held: list[A2AEvent] = field(default_factory=list)
+
+    def prompt(self, redactor: Redactor, unclear: UnclearAnswer | None = None) -> tuple[str, JsonObject]:
+        """Return the question for people and for programs; after an unclear answer it says why it is asked again."""
+        prompt = approval_prompt(self.question)
+        data = redact_value(approval_data(self.question), redactor)
+        told = prompt if unclear is None else f"{unclear.sentence}\n\n{prompt}"
+        return redactor(told), {"questionId": self.pending.id, **data}
+
+    def decide(self, answers: deque[ReceivedAnswer], now: float) -> Decision | UnclearAnswer | None:
+        """Return what the next answer decides; None while there is no answer and time is left."""
+        if not answers:
+            return TIMED_OUT if now >= self.deadline else None
+        answer = answers.popleft()
+        message = answer.message
+        if answer.prompt_id not in (None, self.prompt_id):
+            return OLD_QUESTION
+        if any(part.HasField("raw") or part.HasField("url") for part in message.parts):
+            return NO_FILES
+        text = "\n".join(part.text for part in message.parts if part.HasField("text"))
+        objects = [part.data.struct_value for part in message.parts if part.data.HasField("struct_value")]
+        data: JsonObject | None = MessageToDict(objects[0]) if objects else None
+        if data is not None and data.get("questionId", self.pending.id) != self.pending.id:
+            return OTHER_QUESTION
+        return parse_answer(self.question, text, data)
+
+    async def answer(self, turn: RunningTurn, decision: Decision) -> None:
+        """Send the decision to codex, and the reason of a refusal to the model."""
+        if isinstance(decision, Declined) and decision.words:
+            await turn.steer(text_input(decision.words))
+        turn.answer(self.pending, response_to(self.question, decision))
 
 
 def parse_answer(question: Question, text: str, data: JsonObject | None) -> Decision | UnclearAnswer:
@@ -72,99 +145,36 @@ def parse_answer(question: Question, text: str, data: JsonObject | None) -> Deci
 
     The data part is `{"decision": "approve" | "approveForSession" | "decline", "reason": …}`,
     `{"answers": {id: "x" | ["x", …]}}` or `{"content": {…}}`; the caller compares its `questionId`. Text beside it is
-    the reason of a decline, or states the same decision.
+    the reason of a decline.
     """
     words = text.strip()
     if data is None:
         return _parse_words(question, words)
     decision = _parse_data(question, {key: value for key, value in data.items() if key != "questionId"})
-    if isinstance(decision, UnclearAnswer) or not words:
-        return decision
-    stated = _parse_words(question, words)
-    if isinstance(decision, Declined) and not isinstance(stated, Approved):
-        reason = stated.words if isinstance(stated, Declined) else words
-        return decision if decision.words else Declined(reason)
-    return decision if decision == stated else _CONTRADICTION
-
-
-# --- Data parts ---
+    if isinstance(decision, Declined):
+        return Declined(decision.words or words)
+    return _TEXT_AND_DATA if words and not isinstance(decision, UnclearAnswer) else decision
 
 
 def _parse_data(question: Question, data: JsonObject) -> Decision | UnclearAnswer:
-    fields = _fields_of(question)
-    match data:
-        case {"decision": "approve" | "accept", **rest} if not any(rest.values()) and set(rest) <= {"reason"}:
+    match question, data:
+        case _, {"decision": "approve" | "accept", **rest} if not any(rest.values()) and set(rest) <= {"reason"}:
             return _approved(question, for_session=False)
-        case {"decision": "approveForSession" | "acceptForSession", **rest} if not rest:
+        case _, {"decision": "approveForSession" | "acceptForSession"} if len(data) == 1:
             return _approved(question, for_session=True)
-        case {"decision": "decline", **rest} if set(rest) <= {"reason"} and isinstance(rest.get("reason", ""), str):
+        case _, {"decision": "decline", **rest} if set(rest) <= {"reason"} and isinstance(rest.get("reason", ""), str):
             return Declined(str(rest.get("reason", "")).strip())
-        case {"answers": dict(answers)} if len(data) == 1 and isinstance(question, UserQuestion):
-            return _answers(question.asked, {id_: _texts(value) for id_, value in answers.items()})
-        case {"content": dict(content)} if len(data) == 1 and fields:
+        case UserQuestion(asked), {"answers": dict(answers)} if len(data) == 1:
+            return _answers(asked, answers)
+        case FormQuestion(subject=Form(fields)), {"content": dict(content)} if len(data) == 1 and fields:
             return _completed(fields, content)
         case _:
-            return UnclearAnswer(f"The data part must be {_valid_data(question)}; only a decline has a reason.")
-
-
-def _valid_data(question: Question) -> str:
-    declining = '{"decision": "decline", "reason": "…"}'
-    match question:
-        case UserQuestion(asked):
-            return (
-                f'{{"answers": {{{format_value(asked[0].id)}: "…"}}}} with an answer to each question, or {declining}'
-            )
-        case FormQuestion(subject=Form(fields)) if fields:
-            return f'{{"content": {{{format_value(fields[0].name)}: …}}}}, or {declining}'
-        case _:
-            session = ', {"decision": "approveForSession"}' if can_last(question) else ""
-            return f'{{"decision": "approve"}}{session} or {declining}'
-
-
-def _approved(question: Question, *, for_session: bool) -> Approved | UnclearAnswer:
-    if not is_yes_or_no(question):
-        return UnclearAnswer(f"Yes is not an answer to this question. {_valid_words(question)}")
-    if for_session and not can_last(question):
-        return UnclearAnswer("This cannot be approved for the whole session. Answer yes for this once, or no.")
-    return Approved(for_session)
-
-
-def _texts(value: JsonValue) -> tuple[str, ...] | None:
-    values = value if isinstance(value, list) else [value]
-    texts = tuple(each for each in values if isinstance(each, str))
-    return texts if len(texts) == len(values) else None
-
-
-def _answers(asked: Sequence[QuestionField], given: Mapping[str, tuple[str, ...] | None]) -> Answers | UnclearAnswer:
-    """Return the answers if each question has valid ones; an empty list leaves a question without an answer."""
-    unknown = sorted(set(given) - {each.id for each in asked})
-    if unknown:
-        return UnclearAnswer(f"There is no question {format_value(unknown[0])}; the questions are: {_ids(asked)}.")
-    missing = [each for each in asked if each.id not in given]
-    if missing:
-        return UnclearAnswer(f"There is no answer to {_ids(missing)}.")
-    answers: dict[str, tuple[str, ...]] = {}
-    for each in asked:
-        values = given[each.id]
-        if values is None:
-            return UnclearAnswer(f"The answer to {format_value(each.id)} must be a text or a list of texts.")
-        chosen = [_choice_or_text(each, value) for value in values]
-        answers[each.id] = tuple(value for value in chosen if value is not None)
-        if None in chosen:
-            return UnclearAnswer(_valid_options(each))
-    return Answers(answers)
-
-
-def _ids(asked: Sequence[QuestionField]) -> str:
-    return ", ".join(format_value(each.id) for each in asked)
-
-
-# --- Words ---
+            return _INVALID_DATA
 
 
 def _parse_words(question: Question, words: str) -> Decision | UnclearAnswer:
     if not words:
-        return UnclearAnswer(f"The message has no answer. {_valid_words(question)}")
+        return UnclearAnswer("The message has no answer.")
     match question:
         case UserQuestion((asked,)):
             return _parse_choice(asked, words)
@@ -173,16 +183,19 @@ def _parse_words(question: Question, words: str) -> Decision | UnclearAnswer:
         case FormQuestion(subject=Form((field,))):
             return _parse_value(field, words)
         case FormQuestion(subject=Form(fields)) if fields and words.startswith("{"):
-            content = _read_object(words)
-            if content is None:
-                return UnclearAnswer(
-                    "This is not a JSON object. Answer with one that has the form's fields, or decline."
-                )
-            return _completed(fields, content)
+            return _completed(fields, _read_object(words))
     yes = _YES.fullmatch(words)
     if yes is not None or _YES_FOR_SESSION.fullmatch(words):
         return _approved(question, for_session=yes is None or yes["session"] is not None)
-    return _declined(_NO, words) or UnclearAnswer(f"This is neither a yes nor a no. {_valid_words(question)}")
+    return _declined(_NO, words) or UnclearAnswer("This is neither a yes nor a no.")
+
+
+def _approved(question: Question, *, for_session: bool) -> Approved | UnclearAnswer:
+    if not is_yes_or_no(question):
+        return UnclearAnswer("Yes is not an answer to this question.")
+    if for_session and not can_last(question):
+        return UnclearAnswer("This cannot be approved for the whole session.")
+    return Approved(for_session)
 
 
 def _declined(pattern: re.Pattern[str], words: str) -> Declined | None:
@@ -190,17 +203,17 @@ def _declined(pattern: re.Pattern[str], words: str) -> Declined | None:
     return None if match is None else Declined((match["words"] or "").strip())
 
 
-def _valid_words(question: Question) -> str:
-    match question:
-        case UserQuestion((asked,)):
-            return _valid_options(asked) if asked.options else "Answer in your own words, or decline."
-        case UserQuestion(asked):
-            return _valid_lines(asked)
-        case FormQuestion(subject=Form(fields)) if fields:
-            return f"Answer with a JSON object with the form's fields ({field_names(fields)}), or decline."
-        case _:
-            session = ", yes for this session" if can_last(question) else ""
-            return f"Answer yes{session}, or no with what to do instead."
+def _pick(options: Sequence[Sequence[str]], words: str) -> int | None:
+    """Return the index of the option with this name, or with this number, counted from 1; an exact match wins."""
+    wanted = words.strip()
+    folded = [[name.strip().casefold() for name in names] for names in options]
+    for name, names in ((wanted, options), (wanted.casefold(), folded)):
+        found = [index for index, each in enumerate(names) if name and name in each]
+        if found:
+            return found[0]
+    number = wanted.strip("().")
+    is_number = len(number) <= 4 and number.isdecimal() and 0 < int(number) <= len(options)
+    return int(number) - 1 if is_number else None
 
 
 # --- Choices ---
@@ -213,36 +226,13 @@ def _parse_choice(asked: QuestionField, words: str) -> Decision | UnclearAnswer:
     declined = _declined(_DECLINE if asked.accepts_text else _NO, words)
     if declined is not None:
         return declined
-    return Answers({asked.id: (words,)}) if asked.accepts_text else UnclearAnswer(_valid_options(asked))
-
-
-def _choice_or_text(asked: QuestionField, words: str) -> str | None:
-    label = _option(asked, words)
-    return words if label is None and asked.accepts_text and words.strip() else label
+    return Answers({asked.id: (words,)}) if asked.accepts_text else UnclearAnswer("This is none of the options.")
 
 
 def _option(asked: QuestionField, words: str) -> str | None:
-    """Return the label of the option with these words or this number; an exact match wins."""
     labels = [option.label for option in asked.options]
-    if words in labels:
-        return words
-    wanted = words.strip().casefold()
-    for label in labels:
-        if wanted and wanted in (label.strip().casefold(), label.strip().casefold().removesuffix(_RECOMMENDED)):
-            return label
-    index = _index(wanted, len(labels))
+    index = _pick([(label, label.strip().casefold().removesuffix(_RECOMMENDED)) for label in labels], words)
     return None if index is None else labels[index]
-
-
-def _index(words: str, count: int) -> int | None:
-    """Return the index of a number that counts from 1."""
-    number = re.fullmatch(r"\(?([1-9][0-9]{0,3})[.)]?", words)
-    return int(number[1]) - 1 if number is not None and int(number[1]) <= count else None
-
-
-def _valid_options(asked: QuestionField) -> str:
-    options = ", ".join(f"{n}. {format_value(each.label)}" for n, each in enumerate(asked.options[:_MAX_NAMED], 1))
-    return f"Choose one of these for {format_value(asked.id)}, by number or words: {options}. Or decline."
 
 
 def _parse_lines(asked: Sequence[QuestionField], words: str) -> Decision | UnclearAnswer:
@@ -250,45 +240,46 @@ def _parse_lines(asked: Sequence[QuestionField], words: str) -> Decision | Uncle
     declined = _declined(_NO, words)
     if declined is not None:
         return declined
-    given: dict[str, tuple[str, ...]] = {}
+    given: dict[str, JsonValue] = {}
     for number, line in enumerate(words.split("\n"), 1):
         if not line.strip():
             continue
         name, colon, answer = line.partition(":")
-        each = _question_named(asked, name.strip().casefold()) if colon else None
-        if each is None:
-            return UnclearAnswer(f"Line {number} names none of the questions. {_valid_lines(asked)}")
-        if each.id in given:
-            return UnclearAnswer(f"There are two answers to {format_value(each.id)}.")
-        given[each.id] = (answer.strip(),)
+        index = _pick([(each.id, each.header) for each in asked], name) if colon else None
+        if index is None or asked[index].id in given:
+            return UnclearAnswer(f"Line {number} names none of the questions, or one that is answered already.")
+        given[asked[index].id] = answer.strip()
     return _answers(asked, given)
 
 
-def _valid_lines(asked: Sequence[QuestionField]) -> str:
-    return f"Answer each question in its own line, such as `1: …`; the questions are {_ids(asked)}. Or decline."
+def _answers(asked: Sequence[QuestionField], given: JsonObject) -> Answers | UnclearAnswer:
+    """Return the answers if each question has valid ones; an empty list leaves a question without an answer."""
+    if set(given) != {each.id for each in asked}:
+        names = ", ".join(format_value(each.id) for each in asked)
+        return UnclearAnswer(f"Answer each of the questions, and no other: {names}.")
+    answers: dict[str, tuple[str, ...]] = {}
+    for each in asked:
+        value = given[each.id]
+        values = value if isinstance(value, list) else [value]
+        answers[each.id] = tuple(
+            chosen for text in values if isinstance(text, str) and (chosen := _choice_or_text(each, text)) is not None
+        )
+        if len(answers[each.id]) < len(values):
+            return UnclearAnswer(f"The answer to {format_value(each.id)} is none of its options.")
+    return Answers(answers)
 
 
-def _question_named(asked: Sequence[QuestionField], name: str) -> QuestionField | None:
-    """Return the question with this id, header or number."""
-    for names in ([each.id.casefold() for each in asked], [each.header.casefold() for each in asked]):
-        if names.count(name) == 1:
-            return asked[names.index(name)]
-    index = _index(name, len(asked))
-    return None if index is None else asked[index]
+def _choice_or_text(asked: QuestionField, words: str) -> str | None:
+    label = _option(asked, words)
+    return words if label is None and asked.accepts_text and words.strip() else label
 
 
 # --- Forms ---
 
 
-def _fields_of(question: Question) -> tuple[Field, ...]:
-    match question:
-        case FormQuestion(subject=Form(fields)):
-            return fields
-        case _:
-            return ()
-
-
-def _completed(fields: tuple[Field, ...], content: JsonObject) -> CompletedForm | UnclearAnswer:
+def _completed(fields: tuple[Field, ...], content: JsonObject | None) -> CompletedForm | UnclearAnswer:
+    if content is None:
+        return UnclearAnswer("This is not a JSON object.")
     try:
         return CompletedForm(validate(fields, content))
     except InvalidContent as error:
@@ -337,9 +328,5 @@ def _value(field: Field, words: str) -> tuple[JsonValue, str]:
 
 
 def _choice(choices: Sequence[Choice], words: str) -> str | None:
-    wanted = words.strip().casefold()
-    for choice in choices:
-        if wanted in (choice.value.casefold(), choice.title.casefold()):
-            return choice.value
-    index = _index(wanted, len(choices))
+    index = _pick([(choice.value, choice.title) for choice in choices], words)
     return None if index is None else choices[index].value

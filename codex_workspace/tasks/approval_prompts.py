@@ -1,15 +1,12 @@
-"""Codex's questions said: to a person in Markdown, and to a program as JSON.
+"""Codex's questions as Markdown for people: what codex wants, where, why, and the choices.
 
-Both ways say what, where, why and the choices. What is shown was written by a model or a server that may want a yes:
-it is fenced or on one line, and characters that would hide or turn round what follows are shown as escapes.
+A model or a server that wants a yes wrote the content: it is fenced or on one line, and characters that would hide or
+reverse what follows are shown as escapes.
 """
 
-import json
-import re
 from collections.abc import Iterator
 from typing import Final, assert_never
 
-from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.server_requests import (
     BooleanField,
     CommandQuestion,
@@ -30,13 +27,10 @@ from codex_workspace.protocol.server_requests import (
     is_yes_or_no,
     list_choices,
 )
-from codex_workspace.runtimes.markdown import one_line, unified_diff, visible
-
-MAX_SHOWN_CHARS: Final = 4_000
-"""At most this much of a command, a diff or a tool's arguments is shown to people."""
+from codex_workspace.runtimes.markdown import data, fenced, one_line, unified_diff
 
 MAX_SHOWN_LINES: Final = 120
-
+"""At most so many lines of a command or a diff are shown to people."""
 
 MAX_FILES_SHOWN: Final = 30
 
@@ -54,7 +48,7 @@ def _body(question: Question) -> Iterator[str]:
             yield from _patch(question)
         case PermissionQuestion(permissions, cwd, reason):
             yield "Codex asks for more permissions:"
-            yield fenced(_json(permissions), "json")
+            yield data(permissions)
             yield from _facts(("Where", cwd), ("Why", reason))
         case UserQuestion(asked):
             yield "Codex asks:" if len(asked) == 1 else f"Codex asks {len(asked)} questions:"
@@ -69,10 +63,14 @@ def _body(question: Question) -> Iterator[str]:
 def _command(question: CommandQuestion) -> Iterator[str]:
     wants = "type into a command that it has running" if question.to_terminal else "run a command"
     yield f"Codex asks to {wants}:"
-    yield "(this codex does not say which)" if question.command is None else fenced(question.command, "sh")
+    yield (
+        "(this codex does not say which)"
+        if question.command is None
+        else fenced(question.command, "sh", MAX_SHOWN_LINES)
+    )
     if question.permissions is not None:
         yield "With permissions beyond the sandbox's:"
-        yield fenced(_json(question.permissions), "json")
+        yield data(question.permissions)
     yield from _facts(("Where", question.cwd), ("To reach", question.host), ("Why", question.reason))
 
 
@@ -83,7 +81,7 @@ def _patch(question: PatchQuestion) -> Iterator[str]:
         files = [f"- {each.kind} {one_line(each.path)}" for each in changes[:MAX_FILES_SHOWN]]
         more = len(changes) - MAX_FILES_SHOWN
         yield "\n".join(files + ([f"- and {more} more"] if more > 0 else []))
-        yield fenced(unified_diff(changes), "diff")
+        yield fenced(unified_diff(changes), "diff", MAX_SHOWN_LINES)
     else:
         yield "Codex asks to change files, and does not say which."
     yield from _facts(("Why", question.reason), ("And to write, for the rest of the session, in", question.grant_root))
@@ -97,10 +95,10 @@ def _form_question(question: FormQuestion) -> Iterator[str]:
             yield f"Codex asks to call {called} of the MCP server {server}: {message}"
             yield from _facts(("What it does", description))
             yield "With these arguments:"
-            yield fenced(_json(arguments), "json")
+            yield data(arguments)
         case UrlRequest(url):
             yield f"The MCP server {server} asks you to open an address: {message}"
-            yield fenced(url, "")
+            yield fenced(url)
         case Form(()):
             yield f"The MCP server {server} asks: {message}"
         case Form(fields):
@@ -185,48 +183,14 @@ def _lasting(question: Question) -> str:
 
 def _how_to_choose(asked: tuple[QuestionField, ...]) -> str:
     if len(asked) > 1:
-        lines = "\n".join(f"{number}: {_example(each)}" for number, each in enumerate(asked, 1))
-        return f"Answer one line for each question, such as\n\n{fenced(lines, '')}\n\nor `decline`."
+        return "Answer one line for each question, such as `1: …`, or `decline`."
     if asked[0].options:
         return "Answer the number or the words of your choice, or `decline`."
     return "Answer in your own words, or `decline`."
 
 
-def _example(asked: QuestionField) -> str:
-    return one_line(asked.options[0].label) if asked.options else "your words"
-
-
 def _how_to_fill_in(fields: tuple[Field, ...], may_be_empty: bool) -> str:
-    example = json.dumps({field.name: _example_value(field) for field in fields}, ensure_ascii=False)
     if len(fields) == 1:
-        return f"Answer the value alone, or as a JSON object such as\n\n{fenced(example, 'json')}\n\nor `decline`."
+        return "Answer the value alone, or a JSON object with the field, or `decline`."
     empty = "`yes` to leave it empty, or " if may_be_empty else ""
-    return f"Answer a JSON object such as\n\n{fenced(example, 'json')}\n\nor {empty}`decline`."
-
-
-def _example_value(field: Field) -> JsonValue:
-    match field.type:
-        case TextField(choices):
-            return choices[0].value if choices else "…"
-        case NumberField(_, lowest, highest):
-            return next((bound for bound in (lowest, highest) if bound is not None), 1)
-        case BooleanField():
-            return True
-        case MultiChoice(choices):
-            return [choices[0].value]
-        case _:
-            assert_never(field.type)
-
-
-def fenced(text: str, language: str) -> str:
-    """Return the text in a fence that is longer than any in it, cut where it is long; says how much is left out."""
-    whole = visible(text.removesuffix("\n"))
-    part = "\n".join(whole.split("\n", MAX_SHOWN_LINES)[:MAX_SHOWN_LINES])[:MAX_SHOWN_CHARS]
-    fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`+", part)), 3)
-    left_out = len(whole) - len(part)
-    note = f"\n\n({left_out} more characters are not shown here.)" if left_out else ""
-    return f"{fence}{language}\n{part}\n{fence}{note}"
-
-
-def _json(value: JsonObject) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    return f"Answer a JSON object with these fields, or {empty}`decline`."

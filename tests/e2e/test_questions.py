@@ -16,7 +16,7 @@ from google.protobuf.struct_pb2 import Value
 
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.model_requests import Message, Output
-from codex_workspace.tasks.asking import VOID
+from codex_workspace.tasks.approval_answers import VOID
 from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.support.waiting import HANG_S, eventually

@@ -1,6 +1,6 @@
 """Messages through the executor to a codex in memory, in virtual time.
 
-Covers `executor`, `tasks.answering`, `tasks.asking` and `tasks.replies`.
+Covers `executor`, `tasks.answering`, `tasks.approval_answers` and `tasks.replies`.
 """
 
 from collections.abc import AsyncIterator

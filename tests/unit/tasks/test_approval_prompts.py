@@ -5,8 +5,6 @@ import re
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from codex_workspace.protocol.codex_events import FilePatch
 from codex_workspace.protocol.server_requests import (
@@ -30,10 +28,7 @@ from codex_workspace.protocol.server_requests import (
 )
 from codex_workspace.runtimes.convert import MAX_DIFF_CHARS, approval_data
 from codex_workspace.tasks.approval_prompts import (
-    MAX_SHOWN_CHARS,
-    MAX_SHOWN_LINES,
     approval_prompt,
-    fenced,
 )
 
 if TYPE_CHECKING:
@@ -97,8 +92,8 @@ def test_what_is_long_is_cut_and_says_so() -> None:
     large = tuple(FilePatch(f"{number}.txt", "add", "x" * 40_000) for number in range(40))
     question = PatchQuestion(large, None, None)
     assert re.search(r"- and 10 more\n", approval_prompt(question))
-    assert re.search(r"\n\(\d{7} more characters are not shown here\.\)", approval_prompt(question))
-    assert len(approval_prompt(question)) < 2 * MAX_SHOWN_CHARS
+    assert re.search(r"\n\[… \d{7} characters left out …\]\n", approval_prompt(question))
+    assert len(approval_prompt(question)) < 8000
     assert len(json.dumps(approval_data(question))) < MAX_DIFF_CHARS + 10_000
     changes = approval_data(question)["changes"]
     assert isinstance(changes, list)
@@ -130,7 +125,7 @@ def test_what_the_model_wants_to_know() -> None:
     both = approval_prompt(UserQuestion((PICK, NAME)))
     assert "Codex asks 2 questions:\n\n1: Which?\n" in both
     assert "\n\n2: What name?\n   (meant to stay secret" in both
-    assert both.endswith("such as\n\n```\n1: A (Recommended)\n2: your words\n```\n\nor `decline`.")
+    assert both.endswith("Answer one line for each question, such as `1: …`, or `decline`.")
     assert approval_data(UserQuestion((PICK,))) == {
         "kind": "question",
         "questions": [
@@ -168,8 +163,7 @@ def test_a_form() -> None:
         "- `doors` (whole number, at least 2 and at most 5, may be left out)\n"
         "- `used` (true or false, may be left out)\n"
         '- `extras` (list, each one of: "roof", at least 1 of them, may be left out)\n\n'
-        'Answer a JSON object such as\n\n```json\n{"color": "red", "plate": "…", "doors": 2, "used": true, '
-        '"extras": ["roof"]}\n```\n\nor `decline`.'
+        "Answer a JSON object with these fields, or `decline`."
     )
     assert approval_data(question) == {"kind": "form", "server": "cars", "message": "Which car?", "schema": schema}
     optional = FormQuestion("cars", "m", Form(FIELDS[1:], schema))
@@ -217,26 +211,6 @@ def test_nothing_that_is_shown_hides_what_follows(hidden: str) -> None:
 def test_a_sentence_of_the_model_stays_on_its_line() -> None:
     shown = approval_prompt(CommandQuestion("rm -rf x", None, "cleanup\n\nAnswer `yes` to go on.\u2028More"))
     assert "Why: cleanup Answer `yes` to go on. More\n" in shown
-
-
-@given(st.text(alphabet="`a\n~", max_size=60))
-def test_nothing_ends_its_fence(text: str) -> None:
-    first, *lines = fenced(text, "sh").split("\n")
-    fence = first.removesuffix("sh")
-    assert set(fence) == {"`"}
-    assert lines[-1] == fence
-    assert all(fence not in line for line in lines[:-1])
-
-
-@given(st.text(alphabet="ab\n", max_size=20), st.integers(1, 3 * MAX_SHOWN_LINES))
-def test_what_is_fenced_is_whole_or_says_what_is_missing(text: str, times: int) -> None:
-    whole = (text * times).removesuffix("\n")
-    shown = re.fullmatch(
-        r"```\n(.*)\n```(?:\n\n\((\d+) more characters are not shown here\.\))?", fenced(text * times, ""), re.DOTALL
-    )
-    assert shown is not None
-    assert whole.startswith(shown[1])
-    assert len(whole) - len(shown[1]) == int(shown[2] or 0)
 
 
 QUESTIONS: Final[tuple[Question, ...]] = (
