@@ -63,11 +63,8 @@ def _body(question: Question) -> Iterator[str]:
 def _command(question: CommandQuestion) -> Iterator[str]:
     wants = "type into a command that it has running" if question.to_terminal else "run a command"
     yield f"Codex asks to {wants}:"
-    yield (
-        "(this codex does not say which)"
-        if question.command is None
-        else fenced(question.command, "sh", MAX_SHOWN_LINES)
-    )
+    command = question.command
+    yield "(this codex does not say which)" if command is None else fenced(command, "sh", MAX_SHOWN_LINES)
     if question.permissions is not None:
         yield "With permissions beyond the sandbox's:"
         yield data(question.permissions)
