@@ -231,8 +231,8 @@ class CodexThread:
         problems = describe_problems(expected, loaded.servers)
         new = [sentence for name, sentence in problems.items() if name not in loaded.server_problems]
         loaded.server_problems = problems
-        for sentence in new:
-            logger.warning("%s", sentence)
+        if new:
+            logger.warning("%s", " ".join(new))
         return new
 
     async def _restore_options(self, codex: Connection, loaded: "_Loaded", params: JsonObject) -> None:

@@ -201,16 +201,6 @@ class TokenUsage:
     output: int = 0
     reasoning_output: int = 0
 
-    def minus(self, other: "TokenUsage") -> "TokenUsage":
-        """Return the difference between these counts and `other`."""
-        return TokenUsage(
-            self.total - other.total,
-            self.input - other.input,
-            self.cached_input - other.cached_input,
-            self.output - other.output,
-            self.reasoning_output - other.reasoning_output,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class TokensUpdated:

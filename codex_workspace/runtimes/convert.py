@@ -103,7 +103,7 @@ class EventConverter:
     def run_usage(self) -> TokenUsage | None:
         """The tokens of this run so far; None if they are unknown."""
         before, now = self._used_before, self.session_usage
-        return None if before is None or now is None or now is before else now.minus(before)
+        return None if before is None or now is None or now is before else _difference(now, before)
 
     @property
     def answer(self) -> str:
@@ -250,7 +250,7 @@ class EventConverter:
     def _usage(self, event: events.TokensUpdated) -> Usage:
         if self._used_before is None and event.last.total:
             # Of a resumed thread: all tokens before the first model call of this turn.
-            self._used_before = event.thread.minus(event.last)
+            self._used_before = _difference(event.thread, event.last)
         self.session_usage = event.thread
         run = self.run_usage
         return Usage(_tokens(run) if run is not None else None, _tokens(event.thread))
@@ -332,6 +332,16 @@ def _results(event: ToolCallEnd) -> list[AgentEvent]:
             return [ToolResult(item, "", is_error=False)]
         case _:
             assert_never(event)
+
+
+def _difference(now: TokenUsage, before: TokenUsage) -> TokenUsage:
+    return TokenUsage(
+        now.total - before.total,
+        now.input - before.input,
+        now.cached_input - before.cached_input,
+        now.output - before.output,
+        now.reasoning_output - before.reasoning_output,
+    )
 
 
 def _tokens(count: TokenUsage) -> TokenCounts:

@@ -131,17 +131,13 @@ def _default_skills(input_modes: Sequence[str]) -> list[AgentSkill]:
 
 
 def _secure(card: AgentCard) -> None:
+    bearer = HTTPAuthSecurityScheme(scheme="bearer", description="A token issued by the operator")
+    key = APIKeySecurityScheme(
+        location="header", name=API_KEY_HEADER, description="The same token, for clients without bearer tokens"
+    )
     schemes = {
-        "bearer": SecurityScheme(
-            http_auth_security_scheme=HTTPAuthSecurityScheme(
-                scheme="bearer", description="A token issued by the operator"
-            )
-        ),
-        "apiKey": SecurityScheme(
-            api_key_security_scheme=APIKeySecurityScheme(
-                location="header", name=API_KEY_HEADER, description="The same token, for clients without bearer tokens"
-            )
-        ),
+        "bearer": SecurityScheme(http_auth_security_scheme=bearer),
+        "apiKey": SecurityScheme(api_key_security_scheme=key),
     }
     for name, scheme in schemes.items():
         card.security_schemes[name].CopyFrom(scheme)

@@ -1,6 +1,6 @@
 """A2A over gRPC, for 1.0 and 0.3, on its own port; imported only if gRPC is on."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -113,14 +113,18 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
         version = headers.get(VERSION_HEADER.lower()) or PROTOCOL_VERSION_0_3
         if not self._serves(version):
             raise VersionNotSupportedError(f"A2A version '{version[:20]}' is not supported by this service")
-        asked = {name.lower(): headers.get(name.lower(), "") for name in EXTENSION_HEADERS}
-        active = {name: active_extensions([value], self._extensions) for name, value in asked.items()}
-        context.set_trailing_metadata(tuple((name, ", ".join(uris)) for name, uris in active.items() if uris))
         return ServerCallContext(
             user=AuthenticatedUser(principal),
             state={HEADERS: headers},
-            requested_extensions=get_requested_extensions(list(asked.values())),
+            requested_extensions=self._requested_extensions(context, headers),
         )
+
+    def _requested_extensions(self, context: "Context", headers: Mapping[str, str]) -> set[str]:
+        """Return the requested extensions, and set the active ones in the response."""
+        asked = {name.lower(): headers.get(name.lower(), "") for name in EXTENSION_HEADERS}
+        active = {name: active_extensions([value], self._extensions) for name, value in asked.items()}
+        context.set_trailing_metadata(tuple((name, ", ".join(uris)) for name, uris in active.items() if uris))
+        return set(get_requested_extensions(list(asked.values())))
 
 
 def _headers(context: "Context") -> dict[str, str]:

@@ -355,22 +355,11 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         resumed = context.state.get(RESUMED)
         if isinstance(resumed, Delivery):
             return _request_context(context, params, resumed.task_id, resumed.context_id)
-        if params.configuration.HasField("task_push_notification_config") and not self._takes_push:
-            raise PushNotificationNotSupportedError
-        if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:
-            raise InvalidParamsError(message=f"contextId: at most {MAX_CONTEXT_ID_CHARS} characters")
+        self._check(params, context_id)
         if task_id is not None:
             context_id = await self._claim_question(task_id, params.message.message_id, context)
         try:
-            if task_id is None and context_id is None and self._one_main_context:
-                context_id = await self._store.main_context(context.user.user_name)
-            task_id, context_id = task_id or self._store.tasks.new_ids.make(), context_id or str(uuid.uuid4())
-            # The answer to a question takes no slot: its task waits for it.
-            message_id = params.message.message_id or task_id
-            is_answer = bool(params.message.task_id)
-            with nullcontext() if is_answer else self._reserve_slot(context, context_id, message_id):
-                if params.message.message_id:
-                    await self._store_message(params, context, task_id, context_id)
+            return await self._accept(context, params, task_id, context_id)
         except (A2AError, StoreUnavailable) as refused:
             if task_id is not None:
                 self._answered.release(task_id, params.message.message_id)
@@ -379,6 +368,25 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
             raise
         except QueueFull as full:
             raise busy(context, str(full), full.retry_after_s) from full
+
+    def _check(self, params: SendMessageRequest, context_id: str | None) -> None:
+        if params.configuration.HasField("task_push_notification_config") and not self._takes_push:
+            raise PushNotificationNotSupportedError
+        if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:
+            raise InvalidParamsError(message=f"contextId: at most {MAX_CONTEXT_ID_CHARS} characters")
+
+    async def _accept(
+        self, context: ServerCallContext, params: SendMessageRequest, task_id: str | None, context_id: str | None
+    ) -> RequestContext:
+        """Determine the message's task and context, reserve a slot, and store the message."""
+        is_answer, message_id = task_id is not None, params.message.message_id
+        if not is_answer and context_id is None and self._one_main_context:
+            context_id = await self._store.main_context(context.user.user_name)
+        task_id, context_id = task_id or self._store.tasks.new_ids.make(), context_id or str(uuid.uuid4())
+        # The answer to a question takes no slot: its task waits for it.
+        with nullcontext() if is_answer else self._reserve_slot(context, context_id, message_id or task_id):
+            if message_id:
+                await self._store_message(params, context, task_id, context_id)
         return _request_context(context, params, task_id, context_id)
 
     def _reserve_slot(self, context: ServerCallContext, context_id: str, message: str) -> AbstractContextManager[None]:

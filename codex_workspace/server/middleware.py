@@ -193,8 +193,7 @@ class RequestChecks:
             await error.response(scope, receive, send)
             return
         scope[REPLACEMENT] = Replacement()
-        if VERSION_HEADER not in headers:
-            _set_version(scope)
+        _set_version(scope, headers)
         await self._app(scope, _body_first(body, receive), self._sending(scope, headers, receive, send))
 
     def _check_rate(self, scope: Scope, is_rpc: bool) -> None:
@@ -273,10 +272,10 @@ def _read_json(body: bytes, is_rpc: bool) -> JsonValue:
     return content
 
 
-def _set_version(scope: Scope) -> None:
-    """Set the header of the A2A version from the query parameter."""
+def _set_version(scope: Scope, headers: Headers) -> None:
+    """Set the header of the A2A version from the query parameter, if there is no header."""
     named = QueryParams(scope["query_string"]).get(VERSION_HEADER)
-    if named is not None:
+    if named is not None and VERSION_HEADER not in headers:
         # The value is logged, and a query parameter can contain line breaks.
         plain = named if named.isascii() and named.isprintable() else "unreadable"
         scope["headers"] = [*scope["headers"], (VERSION_HEADER.lower().encode(), plain.encode())]
@@ -317,11 +316,7 @@ def _check_parameters(path: str, content: JsonValue, query: QueryParams) -> None
     name = path.rpartition("/")[2]
     match content:
         case {"method": str(method), "params": params} if path == RPC_PATH:
-            model = JsonRpcDispatcher.METHOD_TO_MODEL.get(method)
-            if model is None:
-                _check_0_3_call(params)
-            elif issubclass(model, ProtobufMessage):
-                _check_message(model.DESCRIPTOR, params)
+            _check_call(method, params)
         case dict() if name in ("message:send", "message:stream"):
             if path.startswith("/v1/"):
                 _check_translatable(content)
@@ -329,12 +324,17 @@ def _check_parameters(path: str, content: JsonValue, query: QueryParams) -> None
             else:
                 _check_message(SendMessageRequest.DESCRIPTOR, content)
         case None if name == "tasks":
-            fields = _fields(ListTasksRequest.DESCRIPTOR)
-            for key, value in query.items():
-                if key in fields:
-                    _check_query(fields[key], value)
+            _check_query(query)
         case _:
             pass
+
+
+def _check_call(method: str, params: JsonValue) -> None:
+    model = JsonRpcDispatcher.METHOD_TO_MODEL.get(method)
+    if model is None:
+        _check_0_3_call(params)
+    elif issubclass(model, ProtobufMessage):
+        _check_message(model.DESCRIPTOR, params)
 
 
 def _check_0_3_call(params: JsonValue) -> None:
@@ -351,10 +351,13 @@ def _check_0_3_call(params: JsonValue) -> None:
             pass
 
 
-def _check_query(field: "AnyField", value: str) -> None:
-    if field.type == FieldDescriptor.TYPE_BOOL and value.lower() not in ("true", "false"):
-        raise InvalidParamsError(message=f"{field.json_name}: {quoted(value)} is neither true nor false")
-    _check_field(field, value, field.json_name)
+def _check_query(query: QueryParams) -> None:
+    fields = _fields(ListTasksRequest.DESCRIPTOR)
+    for name, value in query.items():
+        if name in fields:
+            if fields[name].type == FieldDescriptor.TYPE_BOOL and value.lower() not in ("true", "false"):
+                raise InvalidParamsError(message=f"{name}: {quoted(value)} is neither true nor false")
+            _check_field(fields[name], value, name)
 
 
 def _check_message(descriptor: "AnyDescriptor", value: JsonValue, at: str = "") -> None:

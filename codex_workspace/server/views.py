@@ -48,14 +48,7 @@ class GaugeCollector:
         if self.push_waiting is not None:
             values["push_notifications_waiting"] = self.push_waiting()
         if self.codex is not None:
-            codex = self.codex()
-            values |= {
-                "codex_up": codex.is_up,
-                "codex_threads": codex.threads,
-                "codex_resident_memory_bytes": codex.resident_bytes,
-                "codex_restarts": max(0, codex.starts - 1),
-                "codex_deaths": codex.deaths,
-            }
+            values |= _codex_values(self.codex())
         return values, deliveries
 
     async def _count(self) -> Mapping[str, int] | None:
@@ -64,6 +57,16 @@ class GaugeCollector:
             if now - self._counted_at >= COUNTED_S:
                 self._counted, self._counted_at = await self.deliveries.count_by_state(), now
             return self._counted
+
+
+def _codex_values(codex: BackendStats) -> dict[str, float]:
+    return {
+        "codex_up": codex.is_up,
+        "codex_threads": codex.threads,
+        "codex_resident_memory_bytes": codex.resident_bytes,
+        "codex_restarts": max(0, codex.starts - 1),
+        "codex_deaths": codex.deaths,
+    }
 
 
 METRICS_READER: Final = "(metrics)"

@@ -7,7 +7,7 @@ import anyio
 
 from tests.support.paths import ROOT
 
-MAX_MODULES: Final = 26
+MAX_MODULES: Final = 25
 
 
 async def test_a_plain_second_message_runs_through_few_modules() -> None:
