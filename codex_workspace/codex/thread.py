@@ -23,8 +23,6 @@ from codex_workspace.protocol.mcp_status import (
     REQUIRED_FAILED,
     RETRY_S,
     ExpectedServers,
-    McpServerState,
-    McpServerStatus,
     describe_problems,
 )
 from codex_workspace.runtimes.backend import (
@@ -345,7 +343,7 @@ class _Loaded:
     rollout: Path | None
     restored_options: dict[str, JsonValue] = field(default_factory=dict)
     servers_tried_at: float | None = None
-    servers: Mapping[str, McpServerStatus] | None = None
+    servers: Mapping[str, str | None] | None = None
     server_problems: dict[str, str] = field(default_factory=dict)
 
 
@@ -407,7 +405,7 @@ async def _query_status(codex: Connection, thread_id: str, options: ThreadOption
     known = await codex.mcp_status.wait_for(thread_id, expected.names, expected.within_s)
     tools: dict[str, list[str]] = {}
     for name, status in known.items():
-        if status.state is McpServerState.READY:
+        if status == "":
             # With a name, codex asks the running server; without one, it starts all of them again.
             params: JsonObject = {"threadId": thread_id, "serverName": name, "detail": "toolsAndAuthOnly"}
             tools[name] = _tools_in(await codex.call("mcpServerStatus/list", params, timeout_s=timeout_s), name)

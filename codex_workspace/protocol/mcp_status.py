@@ -1,12 +1,8 @@
-"""Tracks the start of the MCP servers of codex's threads, and describes those that are unavailable.
-
-Codex starts a set of servers for each thread, and delays the first model call for one second only.
-"""
+"""Tracks the start of the MCP servers of codex's threads, and describes those that are unavailable."""
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
 import anyio
@@ -30,32 +26,6 @@ _TYPES: Final = re.compile(r"\s*\[[\w:<>, ()]*::[^\]]*\]\s*")
 """The name of a Rust type in brackets."""
 
 _AROUND: Final = re.compile(r"^MCP client for `[^`]*` (failed to start: )?(MCP startup failed: )?|\. Add or adjust .*$")
-
-
-class McpServerState(StrEnum):
-    """The state of a server; a value that is not listed here is read as `STARTING`."""
-
-    STARTING = "starting"
-    READY = "ready"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @classmethod
-    def _missing_(cls, value: object) -> "McpServerState":
-        return cls.STARTING
-
-
-@dataclass(frozen=True, slots=True)
-class McpServerStatus:
-    """The state of a server; `error` is the reason if it failed."""
-
-    state: McpServerState
-    error: str = ""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the server has started or failed."""
-        return self.state is not McpServerState.STARTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +57,13 @@ class ExpectedServers:
 
 
 class McpStatusTracker:
-    """The status of the servers of one codex's threads, by its notifications; `by_thread` has it by thread and name."""
+    """The status of the MCP servers of one codex's threads: None while one starts, "" when it is ready, else why not.
+
+    Codex starts a set of servers for each thread, and delays the first model call for one second only.
+    """
 
     def __init__(self) -> None:
-        self.by_thread: Final[dict[str, dict[str, McpServerStatus]]] = {}
+        self.by_thread: dict[str, dict[str, str | None]] = {}
         self._closed = False
         self._changed = anyio.Event()
 
@@ -98,8 +71,8 @@ class McpStatusTracker:
         """Read a notification; one of another shape is ignored."""
         match params:
             case {"threadId": str(thread_id), "name": str(name), "status": str(status), **rest}:
-                servers = self.by_thread.setdefault(thread_id, {})
-                servers[name] = McpServerStatus(McpServerState(status), failure_reason(rest.get("error")))
+                error = {"ready": "", "failed": failure_reason(rest.get("error")) or status, "cancelled": status}
+                self.by_thread.setdefault(thread_id, {})[name] = error.get(status)
                 self._changed.set()
             case _:
                 pass
@@ -109,33 +82,27 @@ class McpStatusTracker:
         self._closed = True
         self._changed.set()
 
-    def of(self, thread_id: str) -> Mapping[str, McpServerStatus]:
+    def of(self, thread_id: str) -> Mapping[str, str | None]:
         """Return the known status of a thread's servers, by their names."""
         return dict(self.by_thread.get(thread_id, {}))
 
-    async def wait_for(self, thread_id: str, names: Collection[str], within_s: float) -> Mapping[str, McpServerStatus]:
+    async def wait_for(self, thread_id: str, names: Collection[str], within_s: float) -> Mapping[str, str | None]:
         """Wait until these servers of a thread have started or failed; return the status of all of its servers."""
         with anyio.move_on_after(within_s):
-            while not self._closed and not all(self._is_final(thread_id, name) for name in names):
+            while not self._closed and any(self.of(thread_id).get(name) is None for name in names):
                 self._changed = anyio.Event() if self._changed.is_set() else self._changed
                 await self._changed.wait()
         return self.of(thread_id)
 
-    def _is_final(self, thread_id: str, name: str) -> bool:
-        known = self.of(thread_id).get(name)
-        return known is not None and known.is_final
 
-
-def describe_problems(expected: ExpectedServers, known: Mapping[str, McpServerStatus]) -> dict[str, str]:
+def describe_problems(expected: ExpectedServers, known: Mapping[str, str | None]) -> dict[str, str]:
     """Return a sentence about each server that is unavailable, by its name."""
-    found = {name: f"The MCP server {name} is not available: {why}." for name, why in expected.left_out.items()}
-    for name, status in known.items():
-        if status.state in (McpServerState.FAILED, McpServerState.CANCELLED):
-            found[name] = f"The MCP server {name} is not available: {status.error or status.state}."
-    for name in expected.names:
-        if name not in known or not known[name].is_final:
-            found[name] = f"The MCP server {name} did not start within {expected.within_s:g} s."
-    return found
+    reasons = {**expected.left_out, **{name: reason for name, reason in known.items() if reason}}
+    late = [name for name in expected.names if known.get(name) is None]
+    return {
+        **{name: f"The MCP server {name} is not available: {reason}." for name, reason in reasons.items()},
+        **{name: f"The MCP server {name} did not start within {expected.within_s:g} s." for name in late},
+    }
 
 
 def failure_reason(error: JsonValue) -> str:
