@@ -43,7 +43,7 @@ from codex_workspace.config.providers import SUBSCRIPTION, ChosenProvider
 from codex_workspace.config.settings import PlatformSettings, Settings
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client, read_secret
-from codex_workspace.protocol.mcp_status import ExpectedServers
+from codex_workspace.protocol.app_server_reader import ExpectedServers
 from codex_workspace.runtimes.backend import Backend, BackendLifecycle, RecoveryPolicy, ThreadRegistry, ToolCaller
 from codex_workspace.runtimes.launch import Launch
 from codex_workspace.runtimes.process import end_leftovers

@@ -21,6 +21,7 @@ from codex_workspace.common.errors import (
 )
 from codex_workspace.common.processes import kill_marked
 from codex_workspace.common.values import JsonObject, JsonValue, Version, find_version, format_version
+from codex_workspace.protocol.app_server_reader import STARTUP, McpStatusTracker
 from codex_workspace.protocol.jsonrpc import (
     MAX_LINE_BYTES,
     Failure,
@@ -35,7 +36,6 @@ from codex_workspace.protocol.jsonrpc import (
     encode,
     text_or_none,
 )
-from codex_workspace.protocol.mcp_status import STARTUP, McpStatusTracker
 from codex_workspace.protocol.server_requests import default_response
 from codex_workspace.runtimes.launch import MARK, Launch
 from codex_workspace.runtimes.process import DRAIN_S, KILL_GRACE_S, Process, new_mark, spawn

@@ -8,8 +8,7 @@ from typing import Final
 from codex_workspace.app_server import Connection
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.app_server_reader import turn_completed
-from codex_workspace.protocol.codex_events import TurnCompleted, TurnError
-from codex_workspace.protocol.failures import UNKNOWN_END
+from codex_workspace.protocol.codex_events import UNKNOWN_END, TurnCompleted, TurnError
 from codex_workspace.protocol.jsonrpc import nested_or_empty, objects, text_or_none
 from codex_workspace.runtimes.backend import TurnRecord
 
@@ -35,7 +34,7 @@ def turn_end(turns: list[JsonObject], turn_id: str) -> TurnCompleted | None:
     """Return how a turn ended, or None while it is in progress. A turn that is not recorded counts as failed."""
     turn = next((turn for turn in turns if turn.get("id") == turn_id), None)
     if turn is None:
-        return TurnCompleted("failed", TurnError("Codex has no record of the turn.", UNKNOWN_END, None, None), None)
+        return TurnCompleted("failed", TurnError("Codex has no record of the turn.", UNKNOWN_END))
     return None if turn.get("status") == "inProgress" else turn_completed(turn)
 
 

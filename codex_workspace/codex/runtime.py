@@ -17,8 +17,7 @@ from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused
 from codex_workspace.common.values import MAX_INPUT_CHARS, JsonObject, JsonValue, TomlValue
 from codex_workspace.config.mcp_servers import McpServers
 from codex_workspace.protocol.app_server_reader import TurnReader
-from codex_workspace.protocol.codex_events import TurnError
-from codex_workspace.protocol.failures import LOST_THREAD, NO_SESSION, PROCESS_EXITED
+from codex_workspace.protocol.codex_events import LOST_THREAD, NO_SESSION, PROCESS_EXITED, TurnError
 from codex_workspace.runtimes.backend import DynamicToolCall, text_input
 from codex_workspace.runtimes.convert import NONE_USED, EventConverter, approval_data
 from codex_workspace.runtimes.events import AgentEvent, Approval
@@ -62,7 +61,7 @@ class AppServerRun:
             self._decline_requests()
         except CodexGone as gone:
             self._is_gone = True
-            failure = TurnError(gone.sentence, PROCESS_EXITED, None, None)
+            failure = TurnError(gone.sentence, PROCESS_EXITED)
             self._events += self._turn.converter.finish(failure, stopped=self._aborted)
 
     def _decline_requests(self) -> None:
@@ -78,7 +77,7 @@ class MissingSessionRun:
     session_id: Final = None
 
     def __init__(self, reason: str) -> None:
-        self._events = EventConverter().finish(TurnError(reason, NO_SESSION, None, None))
+        self._events = EventConverter().finish(TurnError(reason, NO_SESSION))
 
     def abort(self) -> None:
         """Do nothing: the run has ended."""

@@ -15,16 +15,15 @@ from codex_workspace.codex.turn import Turn, TurnLimits, restart_mcp_servers
 from codex_workspace.common.errors import CodexCannotStart, CodexError, CodexGone, CodexRefused, ProtocolError
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.prompts import Instructions
-from codex_workspace.protocol.app_server_reader import TurnReader
-from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
-from codex_workspace.protocol.failures import LOST_THREAD
-from codex_workspace.protocol.jsonrpc import Mailbox, nested_or_empty, objects, text_or_none
-from codex_workspace.protocol.mcp_status import (
+from codex_workspace.protocol.app_server_reader import (
     REQUIRED_FAILED,
     RETRY_S,
     ExpectedServers,
+    TurnReader,
     describe_problems,
 )
+from codex_workspace.protocol.codex_events import LOST_THREAD, TokenUsage, TurnCompleted
+from codex_workspace.protocol.jsonrpc import Mailbox, nested_or_empty, objects, text_or_none
 from codex_workspace.runtimes.backend import (
     StartedTurn,
     ThreadIdStore,

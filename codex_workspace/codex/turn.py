@@ -15,6 +15,7 @@ from codex_workspace.common.errors import CodexError, CodexGone, CodexRefused
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.app_server_reader import TurnReader
 from codex_workspace.protocol.codex_events import (
+    UNKNOWN_END,
     ErrorReported,
     ThreadIdle,
     TokenUsage,
@@ -24,8 +25,9 @@ from codex_workspace.protocol.codex_events import (
     TurnEvent,
     TurnStarted,
     WarningReported,
+    duration_error,
+    inactivity_error,
 )
-from codex_workspace.protocol.failures import UNKNOWN_END, duration_error, inactivity_error
 from codex_workspace.protocol.jsonrpc import Mailbox, Notification, Request
 from codex_workspace.protocol.server_requests import read_question
 from codex_workspace.runtimes.backend import DynamicToolCall, PendingRequest, TurnInput
@@ -326,12 +328,12 @@ class Turn:
     async def _find_end(self) -> TurnCompleted | None:
         """Return how the turn ended if codex is idle and has not reported it; None while it is in progress."""
         if self.converter.failure is not None:
-            return TurnCompleted("failed", self.converter.failure, None)
+            return TurnCompleted("failed", self.converter.failure)
         try:
             record = await read_last_turns(self._codex, self.thread_id, self._limits.request_s)
         except CodexRefused as refusal:
             sentence = f"Codex became idle without reporting how the turn ended ({refusal.message})."
-            return TurnCompleted("failed", TurnError(sentence, UNKNOWN_END, None, None), None)
+            return TurnCompleted("failed", TurnError(sentence, UNKNOWN_END))
         return turn_end(record, self.turn_id)
 
 

@@ -86,7 +86,7 @@ class ExecReader:
             case "turn.completed":
                 usage = nested_or_empty(fields, "usage")
                 tokens = (TokensUpdated(token_count(usage)),) if usage else ()
-                return (*tokens, TurnCompleted("completed", None, None))
+                return (*tokens, TurnCompleted("completed"))
             case "turn.failed":
                 message = text_or_none(nested_or_empty(fields, "error"), "message")
                 failure = _failure(message or "codex reported a failed turn without a reason")

@@ -13,8 +13,14 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from codex_workspace.common.concurrency import task_group
-from codex_workspace.protocol.codex_events import TurnError, WarningReported
-from codex_workspace.protocol.failures import NO_SESSION, PROCESS_EXITED, inactivity_error, process_exit_error
+from codex_workspace.protocol.codex_events import (
+    NO_SESSION,
+    PROCESS_EXITED,
+    TurnError,
+    WarningReported,
+    inactivity_error,
+    process_exit_error,
+)
 from codex_workspace.protocol.jsonrpc import LineSplitter, Skipped
 from codex_workspace.runtimes.convert import EventConverter
 from codex_workspace.runtimes.events import AgentEvent
@@ -177,7 +183,7 @@ class CliRun:
         started = self.lines.session_id
         if self._resume is not None and started is not None and started != self._resume.lower():
             why = f"session {self._resume} does not exist; codex started another one"
-            await self._finish(TurnError(why, NO_SESSION, None, None))
+            await self._finish(TurnError(why, NO_SESSION))
 
     async def _receive(self) -> bytes | None:
         """Return the next output; None if the process is silent for too long.

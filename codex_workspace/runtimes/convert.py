@@ -12,8 +12,16 @@ from typing import Final, TypeAlias, assert_never
 from codex_workspace.common.redact import RedactedStream, Redactor, redact_value
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol import codex_events as events
-from codex_workspace.protocol.codex_events import FilePatch, ItemStatus, TokenUsage, TurnCompleted, TurnError, TurnEvent
-from codex_workspace.protocol.failures import NO_SESSION, error_metadata
+from codex_workspace.protocol.codex_events import (
+    NO_SESSION,
+    FilePatch,
+    ItemStatus,
+    TokenUsage,
+    TurnCompleted,
+    TurnError,
+    TurnEvent,
+    error_metadata,
+)
 from codex_workspace.protocol.server_requests import (
     CommandQuestion,
     Form,
@@ -62,7 +70,7 @@ ToolCallEnd = events.CommandCompleted | events.PatchCompleted | events.ToolCallC
 NO_RESULT: Final = "The run ended before codex reported the result."
 """The output of a tool call whose end codex did not report."""
 
-NO_END: Final = TurnError("codex reported no end of the turn", "noEnd", None, None)
+NO_END: Final = TurnError("codex reported no end of the turn", "noEnd")
 NONE_USED: Final = TokenUsage()
 """The tokens of a new session."""
 

@@ -34,8 +34,7 @@ from codex_workspace.common.a2a_terms import ANSWER, OFFSET
 from codex_workspace.common.redact import Redactor
 from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnError
-from codex_workspace.protocol.failures import describe_failure, error_metadata
+from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnError, describe_failure, error_metadata
 from codex_workspace.protocol.jsonrpc import safe_text
 from codex_workspace.runtimes import markdown
 from codex_workspace.runtimes.events import (

@@ -30,7 +30,7 @@ from codex_workspace.common.errors import AgentError, ToolRefused
 from codex_workspace.common.values import quote_untrusted
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.settings import OWN_TOOLS
-from codex_workspace.protocol.mcp_status import ExpectedServers
+from codex_workspace.protocol.app_server_reader import ExpectedServers
 from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.server.app import bind, serving
 from codex_workspace.storage.memories import MAX_MEMORY_CHARS, Exchange, Memory

@@ -16,7 +16,7 @@ from codex_workspace.common.values import KeyPath, TomlValue, Version
 from codex_workspace.config.codex_toml import CONFIG_NAME, Managed
 from codex_workspace.config.providers import ChosenProvider
 from codex_workspace.config.settings import Settings
-from codex_workspace.protocol.mcp_status import ExpectedServers
+from codex_workspace.protocol.app_server_reader import ExpectedServers
 from codex_workspace.runtimes.backend import Backend, BackendStats, Thread, ThreadIdStore, ThreadRegistry, ToolCaller
 from codex_workspace.runtimes.cli_run import RunLimits
 from codex_workspace.runtimes.launch import Launch, RunOptions, Sandbox

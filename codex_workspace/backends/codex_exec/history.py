@@ -120,6 +120,6 @@ def _end_of(payload: JsonObject) -> TurnCompleted | None:
     """Return a turn's end; None for one without an answer and an error: it was interrupted."""
     failure = text_or_none(nested_or_empty(payload, "error"), "message")
     if failure is not None:
-        return TurnCompleted("failed", TurnError(failure, "other", None, None), None)
+        return TurnCompleted("failed", TurnError(failure, "other"))
     answer = text_or_none(payload, "last_agent_message")
     return None if answer is None else TurnCompleted("completed", None, MessageCompleted("recorded", answer, None))

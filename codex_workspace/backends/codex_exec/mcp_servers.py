@@ -16,7 +16,7 @@ from typing import Final
 
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.values import KeyPath, TomlValue
-from codex_workspace.protocol.mcp_status import (
+from codex_workspace.protocol.app_server_reader import (
     REQUIRED_FAILED,
     RETRY_S,
     ExpectedServers,

@@ -30,9 +30,8 @@ from codex_workspace.common.errors import CONFIG_REJECTED, MAX_REASON_CHARS, Cod
 from codex_workspace.common.values import Version, find_version
 from codex_workspace.config.login import refresh_due_at
 from codex_workspace.config.mcp_servers import McpServers
-from codex_workspace.protocol.codex_events import TokenUsage, TurnError
+from codex_workspace.protocol.codex_events import LOST_THREAD, NO_SESSION, PROCESS_EXITED, TokenUsage, TurnError
 from codex_workspace.protocol.exec_reader import ExecReader
-from codex_workspace.protocol.failures import LOST_THREAD, NO_SESSION, PROCESS_EXITED
 from codex_workspace.runtimes.cli_run import (
     DEFAULT_LIMITS,
     CliRun,

@@ -22,8 +22,7 @@ from codex_workspace.backends.codex_exec.runtime import CodexExec
 from codex_workspace.backends.codex_exec.turn import ExecTurn, FileRequests
 from codex_workspace.common.errors import CodexCannotStart, CodexGone, is_config_error
 from codex_workspace.config.prompts import Instructions
-from codex_workspace.protocol.codex_events import TurnCompleted
-from codex_workspace.protocol.failures import LOST_THREAD
+from codex_workspace.protocol.codex_events import LOST_THREAD, TurnCompleted
 from codex_workspace.runtimes.backend import (
     CONTINUE_PROMPT,
     StartedTurn,

@@ -14,8 +14,7 @@ import anyio
 
 from codex_workspace.common.errors import CodexGone, ToolRefused
 from codex_workspace.common.values import JsonObject, JsonValue
-from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted
-from codex_workspace.protocol.failures import PROCESS_EXITED, duration_error
+from codex_workspace.protocol.codex_events import PROCESS_EXITED, TokenUsage, TurnCompleted, duration_error
 from codex_workspace.protocol.jsonrpc import Request
 from codex_workspace.runtimes.backend import HANDOVER_TOOL, DynamicToolCall, PendingRequest, ToolCaller, TurnInput
 from codex_workspace.runtimes.cli_run import CliRun
@@ -187,5 +186,5 @@ class ExecTurn:
         if failure is not None and failure.kind == PROCESS_EXITED and not (self._stopped or self._too_long):
             raise CodexGone(failure.message, self._run.diagnostics)
         if self._too_long and ended.status != "completed":
-            return TurnCompleted("failed", duration_error(self._total_s), None)
+            return TurnCompleted("failed", duration_error(self._total_s))
         return ended

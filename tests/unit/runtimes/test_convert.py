@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codex_workspace.backends.codex_exec.runtime import ExecConverter
-from codex_workspace.protocol.codex_events import TokenUsage, TurnError
-from codex_workspace.protocol.failures import NO_SESSION, process_exit_error
+from codex_workspace.protocol.codex_events import NO_SESSION, TokenUsage, TurnError, process_exit_error
 from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED
 from codex_workspace.runtimes.events import (
     AgentEvent,

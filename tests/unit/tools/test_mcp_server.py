@@ -19,7 +19,7 @@ from codex_workspace.common.errors import ToolRefused
 from codex_workspace.common.redact import Redactor
 from codex_workspace.config.environment import Secret, without_proxy_for
 from codex_workspace.config.settings import OWN_TOOLS, PeerEntry
-from codex_workspace.protocol.mcp_status import ExpectedServers
+from codex_workspace.protocol.app_server_reader import ExpectedServers
 from codex_workspace.runtimes.backend import ToolCaller
 from codex_workspace.storage.store import open_store
 from codex_workspace.tools.mcp_server import (

@@ -6,7 +6,7 @@ import pytest
 
 from codex_workspace.backends.codex_exec.mcp_servers import NOT_NAMED, ExecMcpServers, find_failures, is_server_failure
 from codex_workspace.common.errors import CodexCannotStart
-from codex_workspace.protocol.mcp_status import RETRY_S, ExpectedServers
+from codex_workspace.protocol.app_server_reader import RETRY_S, ExpectedServers
 
 SAID = (
     "WARNING: proceeding, even though\n"

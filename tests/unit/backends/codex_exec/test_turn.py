@@ -14,8 +14,7 @@ from codex_workspace.backends.codex_exec.runtime import ExecConverter
 from codex_workspace.backends.codex_exec.turn import NO_TURN, ExecTurn, FileRequests, ToolCalls
 from codex_workspace.common.errors import CodexGone, ToolRefused
 from codex_workspace.common.values import JsonObject
-from codex_workspace.protocol.codex_events import TokenUsage, TurnCompleted, TurnError
-from codex_workspace.protocol.failures import PROCESS_EXITED
+from codex_workspace.protocol.codex_events import PROCESS_EXITED, TokenUsage, TurnCompleted, TurnError
 from codex_workspace.runtimes.backend import DynamicToolCall, ToolCaller, text_input
 from codex_workspace.runtimes.events import AgentEvent, Done, ToolResult, ToolUse, Usage
 

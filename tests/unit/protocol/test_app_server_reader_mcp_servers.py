@@ -12,7 +12,7 @@ from codex_workspace.codex.turn import MAX_RESTARTS, RELOAD, TRANSPORT_CLOSED
 from codex_workspace.common.errors import CodexCannotStart
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.environment import Secret
-from codex_workspace.protocol.mcp_status import (
+from codex_workspace.protocol.app_server_reader import (
     MAX_FAILURE_CHARS,
     RETRY_S,
     STARTUP,

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.common.values import JsonObject
-from codex_workspace.protocol.codex_events import TurnError
-from codex_workspace.protocol.failures import MAX_QUOTED_CHARS, describe_failure, error_metadata
+from codex_workspace.protocol.codex_events import MAX_QUOTED_CHARS, TurnError, describe_failure, error_metadata
 
 RAW = "unexpected status {0}: Incorrect API key sk-raw, url: https://gateway.internal/v1/responses, request id: r-1"
 
