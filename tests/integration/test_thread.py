@@ -55,17 +55,17 @@ class Memory:
 
     thread_id: str | None = None
     saved: list[str] = field(default_factory=list)
-    told: str | None = None
+    digest: str | None = None
 
     async def load(self) -> str | None:
         return self.thread_id
 
     async def instructions(self) -> str | None:
-        return self.told
+        return self.digest
 
     async def save(self, thread_id: str, instructions: str | None = None) -> None:
         self.thread_id = thread_id
-        self.told = instructions
+        self.digest = instructions
         self.saved.append(thread_id)
 
 
@@ -83,6 +83,11 @@ class CodexSide:
         params = await self.codex.answer("turn/start", {"turn": {"id": turn_id, "status": "inProgress"}})
         await self.notify("turn/started", turn={"id": turn_id})
         return params
+
+    async def run_first_turn(self) -> None:
+        """Start the thread; start and complete its first turn."""
+        await self.start_thread()
+        await self.run_turn()
 
     async def start(self) -> None:
         """Start the thread and its first turn."""
@@ -108,10 +113,19 @@ class CodexSide:
     async def complete(self, turn_id: str = "turn-1", status: str = "completed", **turn: JsonValue) -> None:
         await self.notify("turn/completed", turn={"id": turn_id, "status": status, "items": [], **turn})
 
-    async def handle_interrupt(self, turn_id: str = "turn-1") -> None:
-        """Handle an interrupt like codex."""
+    async def run_turn(self, turn_id: str = "turn-1") -> None:
+        """Start and complete a turn."""
+        await self.start_turn(turn_id)
+        await self.complete(turn_id)
+
+    async def accept_interrupt(self) -> None:
+        """Answer an interrupt, but do not end the turn."""
         await self.codex.answer("turn/interrupt", {})
         await self.codex.answer("thread/backgroundTerminals/clean", {})
+
+    async def handle_interrupt(self, turn_id: str = "turn-1") -> None:
+        """Handle an interrupt like codex."""
+        await self.accept_interrupt()
         await self.complete(turn_id, "interrupted")
 
 
@@ -154,16 +168,14 @@ def _thread_setup(
 
 @asynccontextmanager
 async def started_turn(
-    play: Callable[[CodexSide], Awaitable[None]] | None = None,
-    *,
-    options: ThreadOptions = OPTIONS,
-    limits: TurnLimits = LIMITS,
+    play: Callable[[CodexSide], Awaitable[None]] | None = None, *, start: bool = True
 ) -> AsyncIterator[tuple[ThreadSetup, StartedTurn[Turn]]]:
-    """Start a thread and its first turn; then run `play` on codex's side."""
-    async with open_thread(options=options, limits=limits) as setup, anyio.create_task_group() as tasks:
+    """Start a thread and its first turn, unless `play` does so; then run `play` on codex's side."""
+    async with open_thread() as setup, anyio.create_task_group() as tasks:
 
         async def codex() -> None:
-            await setup.side.start()
+            if start:
+                await setup.side.start()
             if play is not None:
                 await play(setup.side)
 
@@ -187,11 +199,14 @@ class Caller:
     text: str = "hello"
     events: list[AgentEvent] = field(default_factory=list)
     started: StartedTurn[Turn] | None = None
+    duration_s: float = 0.0
 
     async def __call__(self, thread: CodexThread) -> None:
+        start = anyio.current_time()
         async with turn_of(thread, text_input(self.text)) as started:
             self.started = started
             self.events = await receive_all(started)
+        self.duration_s = anyio.current_time() - start
 
     @property
     def ended(self) -> TurnCompleted:
@@ -199,6 +214,17 @@ class Caller:
         assert self.started is not None
         assert self.started.turn.ended is not None
         return self.started.turn.ended
+
+    @property
+    def failure(self) -> str:
+        assert self.ended.status == "failed"
+        assert self.ended.failure is not None
+        return self.ended.failure.message
+
+    @property
+    def note(self) -> str | None:
+        assert self.started is not None
+        return self.started.note
 
 
 async def run_turn(setup: ThreadSetup, play: Callable[[CodexSide], Awaitable[None]], *, text: str = "hello") -> Caller:
@@ -217,9 +243,29 @@ async def run_single_turn(
     options: ThreadOptions = OPTIONS,
     limits: TurnLimits = LIMITS,
 ) -> Caller:
-    """Run the only turn of a thread, with the stored thread ID `stored`."""
+    """Run the only turn of a thread, with the stored thread ID `stored`; `play` must read all requests."""
     async with open_thread(stored=stored, options=options, limits=limits) as setup:
-        return await run_turn(setup, play)
+        caller = await run_turn(setup, play)
+        assert not setup.side.codex.unread
+        return caller
+
+
+async def run_noisy_turn(noise: Callable[[CodexSide], Awaitable[None]], *, every_s: float) -> Caller:
+    """Run a turn during which codex repeats `noise` until it is interrupted."""
+
+    async def repeat(side: CodexSide) -> None:
+        while True:
+            await noise(side)
+            await anyio.sleep(every_s)
+
+    async def play(side: CodexSide) -> None:
+        await side.start()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(repeat, side)
+            await side.handle_interrupt()
+            tasks.cancel_scope.cancel()
+
+    return await run_single_turn(play)
 
 
 def usage(total: int, last: int) -> JsonObject:
@@ -253,14 +299,8 @@ async def test_a_context_is_a_thread_and_a_message_a_turn() -> None:
         caller = await run_turn(setup, play)
         assert caller.events[:-1] == [Text("m", "Hi")]
         assert caller.ended == TurnCompleted("completed", None, None)
-        assert caller.started is not None
-        assert caller.started.note is None
-
-        async def second(side: CodexSide) -> None:
-            await side.start_turn("turn-2")
-            await side.complete("turn-2")
-
-        assert (await run_turn(setup, second)).ended.status == "completed"
+        assert caller.note is None
+        assert (await run_turn(setup, lambda side: side.run_turn("turn-2"))).ended.status == "completed"
 
 
 @in_virtual_time
@@ -292,20 +332,14 @@ async def test_events_of_other_turns_are_ignored() -> None:
 
 @in_virtual_time
 async def test_receive_returns_nothing_at_its_time_out() -> None:
-    async with open_thread() as setup, anyio.create_task_group() as tasks:
-
-        async def play() -> None:
-            await setup.side.start()
-
-        tasks.start_soon(play)
-        async with turn_of(setup.thread, text_input("hello")) as started:
-            by = anyio.current_time() + 7
-            assert await started.turn.receive(by=by) == []
-            assert anyio.current_time() == pytest.approx(by)
-            assert await started.turn.receive(by=by - 1) == []
-            tasks.start_soon(setup.side.complete)
-            assert [type(event) for event in await started.turn.receive(by=math.inf)] == [Done]
-            assert await started.turn.receive() == []
+    async with started_turn() as (setup, started):
+        by = anyio.current_time() + 7
+        assert await started.turn.receive(by=by) == []
+        assert anyio.current_time() == pytest.approx(by)
+        assert await started.turn.receive(by=by - 1) == []
+        await setup.side.complete()
+        assert [type(event) for event in await started.turn.receive(by=math.inf)] == [Done]
+        assert await started.turn.receive() == []
 
 
 # --- One turn at a time ---
@@ -316,12 +350,9 @@ async def test_a_second_message_is_queued() -> None:
     async with open_thread() as setup, anyio.create_task_group() as tasks:
         first, second = Caller("one"), Caller("two")
         tasks.start_soon(first, setup.thread)
-        await setup.side.start_thread()
-        await setup.side.start_turn("turn-1")
+        await setup.side.start()
         tasks.start_soon(second, setup.thread)
-        with anyio.move_on_after(100) as waiting:
-            await setup.side.codex.read()
-        assert waiting.cancelled_caught, "a request was sent for the second message"
+        await setup.side.codex.assert_silent(100)
         await setup.side.complete("turn-1")
         params = await setup.side.start_turn("turn-2")
         assert params["input"] == [{"type": "text", "text": "two"}]
@@ -334,15 +365,12 @@ async def test_a_cancelled_waiter_releases_no_slot() -> None:
     async with open_thread() as setup, anyio.create_task_group() as tasks:
         first, third = Caller("one"), Caller("three")
         tasks.start_soon(first, setup.thread)
-        await setup.side.start_thread()
-        await setup.side.start_turn("turn-1")
+        await setup.side.start()
         with anyio.move_on_after(1):
             await Caller("two")(setup.thread)
         assert setup.thread.busy
         tasks.start_soon(third, setup.thread)
-        with anyio.move_on_after(1) as waiting:
-            await setup.side.codex.read()
-        assert waiting.cancelled_caught
+        await setup.side.codex.assert_silent(1)
         await setup.side.complete("turn-1")
         params = await setup.side.start_turn("turn-3")
         assert params["input"] == [{"type": "text", "text": "three"}]
@@ -354,25 +382,20 @@ async def test_a_cancelled_waiter_releases_no_slot() -> None:
 
 @in_virtual_time
 async def test_an_interrupt_stops_the_turn_and_closes_open_items() -> None:
-    async with open_thread() as setup, anyio.create_task_group() as tasks:
+    async def play(side: CodexSide) -> None:
+        await side.command()
+        ids: JsonObject = {"threadId": "thread-1", "turnId": "turn-1"}
+        assert await side.codex.answer("turn/interrupt", {}) == ids
+        assert await side.codex.answer("thread/backgroundTerminals/clean", {}) == {"threadId": "thread-1"}
+        await side.complete(status="interrupted")
 
-        async def play() -> None:
-            await setup.side.start()
-            await setup.side.command()
-            ids: JsonObject = {"threadId": "thread-1", "turnId": "turn-1"}
-            assert await setup.side.codex.answer("turn/interrupt", {}) == ids
-            cleaned = await setup.side.codex.answer("thread/backgroundTerminals/clean", {})
-            assert cleaned == {"threadId": "thread-1"}
-            await setup.side.complete(status="interrupted")
-
-        tasks.start_soon(play)
-        async with turn_of(setup.thread, text_input("hello")) as started:
-            events: list[AgentEvent] = []
-            while not any(isinstance(event, ToolUse) for event in events):
-                events += await started.turn.receive()
-            started.turn.interrupt()
-            started.turn.interrupt()
-            events += await receive_all(started)
+    async with started_turn(play) as (setup, started):
+        events: list[AgentEvent] = []
+        while not any(isinstance(event, ToolUse) for event in events):
+            events += await started.turn.receive()
+        started.turn.interrupt()
+        started.turn.interrupt()
+        events += await receive_all(started)
         assert events[-2] == ToolResult("c", NO_RESULT, is_error=True, status="failed")
         assert started.turn.ended == TurnCompleted("interrupted", None, None)
         assert not setup.side.codex.unread
@@ -380,22 +403,17 @@ async def test_an_interrupt_stops_the_turn_and_closes_open_items() -> None:
 
 @in_virtual_time
 async def test_an_interrupt_waits_for_the_turns_start() -> None:
-    async with open_thread() as setup, anyio.create_task_group() as tasks:
+    async def play(side: CodexSide) -> None:
+        await side.start_thread()
+        await side.codex.answer("turn/start", {"turn": {"id": "turn-1"}})
+        await side.codex.assert_silent(STOP_GRACE_S / 2)
+        await side.notify("turn/started", turn={"id": "turn-1"})
+        await side.handle_interrupt()
 
-        async def play() -> None:
-            await setup.side.start_thread()
-            await setup.side.codex.answer("turn/start", {"turn": {"id": "turn-1"}})
-            with anyio.move_on_after(STOP_GRACE_S / 2) as waiting:
-                await setup.side.codex.read()
-            assert waiting.cancelled_caught, "a request was sent before the turn started"
-            await setup.side.notify("turn/started", turn={"id": "turn-1"})
-            await setup.side.handle_interrupt()
-
-        tasks.start_soon(play)
-        async with turn_of(setup.thread, text_input("hello")) as started:
-            started.turn.interrupt()
-            await receive_all(started)
-            assert started.turn.ended == TurnCompleted("interrupted", None, None)
+    async with started_turn(play, start=False) as (_, started):
+        started.turn.interrupt()
+        await receive_all(started)
+        assert started.turn.ended == TurnCompleted("interrupted", None, None)
 
 
 @in_virtual_time
@@ -431,20 +449,12 @@ async def test_a_turn_may_complete_during_its_interrupt() -> None:
 
 @in_virtual_time
 async def test_a_codex_that_ignores_the_interrupt_is_killed() -> None:
-    async with open_thread() as setup, anyio.create_task_group() as tasks:
-
-        async def play() -> None:
-            await setup.side.start()
-            await setup.side.codex.answer("turn/interrupt", {})
-            await setup.side.codex.answer("thread/backgroundTerminals/clean", {})
-
-        tasks.start_soon(play)
-        async with turn_of(setup.thread, text_input("hello")) as started:
-            start = anyio.current_time()
-            started.turn.interrupt()
-            with pytest.raises(CodexGone, match="did not stop its turn"):
-                await receive_all(started)
-            assert anyio.current_time() - start == pytest.approx(STOP_GRACE_S, abs=0.1)
+    async with started_turn(CodexSide.accept_interrupt) as (setup, started):
+        start = anyio.current_time()
+        started.turn.interrupt()
+        with pytest.raises(CodexGone, match="did not stop its turn"):
+            await receive_all(started)
+        assert anyio.current_time() - start == pytest.approx(STOP_GRACE_S, abs=0.1)
         await anyio.sleep(1)
         assert setup.side.codex.connection.error is not None
 
@@ -454,11 +464,9 @@ async def test_leaving_the_block_early_stops_the_turn() -> None:
     async with open_thread() as setup, anyio.create_task_group() as tasks:
 
         async def play() -> None:
-            await setup.side.start_thread()
-            await setup.side.start_turn("turn-1")
-            await setup.side.handle_interrupt("turn-1")
-            await setup.side.start_turn("turn-2")
-            await setup.side.complete("turn-2")
+            await setup.side.start()
+            await setup.side.handle_interrupt()
+            await setup.side.run_turn("turn-2")
 
         tasks.start_soon(play)
         with pytest.raises(KeyError):
@@ -470,12 +478,7 @@ async def test_leaving_the_block_early_stops_the_turn() -> None:
 @in_virtual_time
 async def test_leaving_the_block_early_kills_an_unresponsive_codex() -> None:
     async with open_thread() as setup, anyio.create_task_group() as tasks:
-
-        async def play() -> None:
-            await setup.side.start_thread()
-            await setup.side.start_turn("turn-1")
-
-        tasks.start_soon(play)
+        tasks.start_soon(setup.side.start)
         async with turn_of(setup.thread, text_input("hello")):
             pass
         await anyio.sleep(1)
@@ -490,8 +493,7 @@ async def test_cancelling_the_caller_during_a_turn_stops_the_turn() -> None:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as asking:
                 asking.start_soon(asker, setup.thread)
-                await setup.side.start_thread()
-                await setup.side.start_turn("turn-1")
+                await setup.side.start()
                 tasks.start_soon(setup.side.handle_interrupt)
                 scope.cancel()
         assert not setup.thread.busy
@@ -532,11 +534,9 @@ async def test_an_idle_thread_without_an_end_takes_codexs_record() -> None:
         )
         assert params == {"threadId": "thread-1", "limit": LAST_TURNS, "itemsView": "full"}
 
-    async with open_thread() as setup:
-        start = anyio.current_time()
-        caller = await run_turn(setup, play)
-        assert caller.ended == TurnCompleted("completed", None, MessageCompleted("m-9", "the whole", None))
-        assert anyio.current_time() - start == pytest.approx(IDLE_GRACE_S, abs=0.1)
+    caller = await run_single_turn(play)
+    assert caller.ended == TurnCompleted("completed", None, MessageCompleted("m-9", "the whole", None))
+    assert caller.duration_s == pytest.approx(IDLE_GRACE_S, abs=0.1)
 
 
 COMPLETED_TURN: JsonObject = {
@@ -576,12 +576,11 @@ async def test_an_idle_thread_completes_whatever_the_record_says(
         else:
             await side.codex.reply(request, answer)
 
-    async with open_thread() as setup:
-        ended = (await run_turn(setup, play)).ended
-        assert ended.status == status
-        assert (ended.failure is None) == (sentence is None)
-        if ended.failure is not None and sentence is not None:
-            assert sentence in ended.failure.message
+    ended = (await run_single_turn(play)).ended
+    assert ended.status == status
+    assert (ended.failure is None) == (sentence is None)
+    if ended.failure is not None and sentence is not None:
+        assert sentence in ended.failure.message
 
 
 @in_virtual_time
@@ -594,8 +593,7 @@ async def test_an_idle_thread_with_a_turn_in_progress_continues() -> None:
         await side.delta("still here")
         await side.complete()
 
-    async with open_thread() as setup:
-        assert [type(event) for event in (await run_turn(setup, play)).events] == [Text, Done]
+    assert [type(event) for event in (await run_single_turn(play)).events] == [Text, Done]
 
 
 @in_virtual_time
@@ -608,9 +606,7 @@ async def test_idle_before_the_turns_start_is_ignored() -> None:
         await side.notify("turn/started", turn={"id": "turn-1"})
         await side.complete()
 
-    async with open_thread() as setup:
-        assert (await run_turn(setup, play)).ended.status == "completed"
-        assert not setup.side.codex.unread
+    assert (await run_single_turn(play)).ended.status == "completed"
 
 
 @in_virtual_time
@@ -621,9 +617,7 @@ async def test_idle_right_before_the_end_sends_no_request() -> None:
         await anyio.sleep(IDLE_GRACE_S / 2)
         await side.complete()
 
-    async with open_thread() as setup:
-        assert (await run_turn(setup, play)).ended.status == "completed"
-        assert not setup.side.codex.unread
+    assert (await run_single_turn(play)).ended.status == "completed"
 
 
 @in_virtual_time
@@ -634,14 +628,9 @@ async def test_an_error_without_an_end_ends_the_turn() -> None:
         await side.error("model not found", will_retry=False)
         await side.idle("systemError")
 
-    async with open_thread() as setup:
-        start = anyio.current_time()
-        ended = (await run_turn(setup, play)).ended
-        assert ended.status == "failed"
-        assert ended.failure is not None
-        assert ended.failure.message == "model not found"
-        assert anyio.current_time() - start < 2 * IDLE_GRACE_S
-        assert not setup.side.codex.unread
+    caller = await run_single_turn(play)
+    assert caller.failure == "model not found"
+    assert caller.duration_s < 2 * IDLE_GRACE_S
 
 
 @in_virtual_time
@@ -675,34 +664,23 @@ async def test_a_silent_turn_is_stopped_and_fails() -> None:
         await side.handle_interrupt()
 
     async with open_thread() as setup:
-        start = anyio.current_time()
         caller = await run_turn(setup, play)
-        assert caller.ended.status == "failed"
-        assert caller.ended.failure is not None
-        assert "silent for 300 s" in caller.ended.failure.message
-        assert anyio.current_time() - start == pytest.approx(LIMITS.inactivity_s, abs=1)
+        assert "silent for 300 s" in caller.failure
+        assert caller.duration_s == pytest.approx(LIMITS.inactivity_s, abs=1)
         assert [type(event) for event in caller.events[-3:]] == [ToolResult, Error, Done], "open tool calls are closed"
-
-        async def next_one(side: CodexSide) -> None:
-            await side.start_turn("turn-2")
-            await side.complete("turn-2")
-
-        assert (await run_turn(setup, next_one)).ended.status == "completed"
+        assert (await run_turn(setup, lambda side: side.run_turn("turn-2"))).ended.status == "completed"
 
 
 @in_virtual_time
 async def test_a_silent_turn_that_ignores_the_interrupt_kills_codex() -> None:
     async def play(side: CodexSide) -> None:
         await side.start()
-        await side.codex.answer("turn/interrupt", {})
-        await side.codex.answer("thread/backgroundTerminals/clean", {})
+        await side.accept_interrupt()
 
     async with open_thread() as setup:
-        start = anyio.current_time()
-        ended = (await run_turn(setup, play)).ended
-        assert ended.failure is not None
-        assert "silent" in ended.failure.message
-        assert anyio.current_time() - start == pytest.approx(LIMITS.inactivity_s + STOP_GRACE_S, abs=1)
+        caller = await run_turn(setup, play)
+        assert "silent" in caller.failure
+        assert caller.duration_s == pytest.approx(LIMITS.inactivity_s + STOP_GRACE_S, abs=1)
         await anyio.sleep(1)
         assert setup.side.codex.connection.error is not None
 
@@ -724,66 +702,29 @@ async def test_a_printing_command_is_not_silence() -> None:
 
 @in_virtual_time
 async def test_endless_reconnecting_counts_as_silence() -> None:
-    async with open_thread() as setup, anyio.create_task_group() as tasks:
+    async def reconnect(side: CodexSide) -> None:
+        await side.error("Reconnecting... waiting for network", will_retry=True)
 
-        async def play(side: CodexSide) -> None:
-            await side.start()
-            tasks.start_soon(reconnect, side)
-            await side.handle_interrupt()
-            tasks.cancel_scope.cancel()
-
-        async def reconnect(side: CodexSide) -> None:
-            while True:
-                await side.error("Reconnecting... waiting for network", will_retry=True)
-                await anyio.sleep(20)
-
-        start = anyio.current_time()
-        caller = await run_turn(setup, play)
-        assert caller.ended.failure is not None
-        assert "silent" in caller.ended.failure.message
-        assert anyio.current_time() - start == pytest.approx(LIMITS.inactivity_s, abs=1)
-        assert RunWarning("Reconnecting... waiting for network", will_retry=True) in caller.events
+    caller = await run_noisy_turn(reconnect, every_s=20)
+    assert "silent" in caller.failure
+    assert caller.duration_s == pytest.approx(LIMITS.inactivity_s, abs=1)
+    assert RunWarning("Reconnecting... waiting for network", will_retry=True) in caller.events
 
 
 @in_virtual_time
 async def test_other_threads_and_turns_do_not_keep_a_turn_alive() -> None:
-    async with open_thread() as setup, anyio.create_task_group() as tasks:
+    async def chatter(side: CodexSide) -> None:
+        await side.delta("old", "turn-0")
+        await side.notify("item/agentMessage/delta", "thread-2", turnId="turn-1", itemId="m", delta="x")
 
-        async def play(side: CodexSide) -> None:
-            await side.start()
-            tasks.start_soon(chatter, side)
-            await side.handle_interrupt()
-            tasks.cancel_scope.cancel()
-
-        async def chatter(side: CodexSide) -> None:
-            while True:
-                await side.delta("old", "turn-0")
-                await side.notify("item/agentMessage/delta", "thread-2", turnId="turn-1", itemId="m", delta="x")
-                await anyio.sleep(20)
-
-        assert (await run_turn(setup, play)).ended.status == "failed"
+    assert (await run_noisy_turn(chatter, every_s=20)).ended.status == "failed"
 
 
 @in_virtual_time
 async def test_a_busy_turn_is_stopped_at_its_time_budget() -> None:
-    async with open_thread() as setup, anyio.create_task_group() as tasks:
-
-        async def play(side: CodexSide) -> None:
-            await side.start()
-            tasks.start_soon(work, side)
-            await side.handle_interrupt()
-            tasks.cancel_scope.cancel()
-
-        async def work(side: CodexSide) -> None:
-            while True:
-                await side.delta(".")
-                await anyio.sleep(10)
-
-        start = anyio.current_time()
-        caller = await run_turn(setup, play)
-        assert caller.ended.failure is not None
-        assert "longer than 3600 s" in caller.ended.failure.message
-        assert anyio.current_time() - start == pytest.approx(LIMITS.total_s, abs=1)
+    caller = await run_noisy_turn(lambda side: side.delta("."), every_s=10)
+    assert "longer than 3600 s" in caller.failure
+    assert caller.duration_s == pytest.approx(LIMITS.total_s, abs=1)
 
 
 # --- Resumed and lost threads ---
@@ -794,8 +735,7 @@ async def test_a_known_thread_is_resumed_with_all_its_options() -> None:
     async def play(side: CodexSide) -> None:
         params = await side.codex.answer("thread/resume", ECHO)
         assert params == {"threadId": "thread-1", "excludeTurns": True, **OPTIONS.params()}
-        await side.start_turn()
-        await side.complete()
+        await side.run_turn()
 
     async with open_thread(stored="thread-1") as setup:
         assert (await run_turn(setup, play)).ended.status == "completed"
@@ -807,24 +747,18 @@ async def test_a_thread_is_resumed_in_a_new_codex() -> None:
     async with open_thread(codex_count=2) as setup:
         first, second = setup.sides
 
-        async def one(side: CodexSide) -> None:
-            await side.start()
-            await side.complete()
-
-        await run_turn(setup, one)
+        await run_turn(setup, CodexSide.run_first_turn)
         await first.codex.exit()
         while first.codex.connection.error is None:
             await anyio.sleep(0.01)
 
-        async def two(_end: CodexSide) -> None:
+        async def two(_side: CodexSide) -> None:
             await second.codex.answer("thread/resume", ECHO)
-            await second.start_turn("turn-2")
-            await second.complete("turn-2")
+            await second.run_turn("turn-2")
 
         caller = await run_turn(setup, two)
         assert caller.ended.status == "completed"
-        assert caller.started is not None
-        assert caller.started.note is None
+        assert caller.note is None
 
 
 @pytest.mark.parametrize("reason", ["no rollout found for thread id thread-0", "rollout is empty", "invalid thread id"])
@@ -837,9 +771,8 @@ async def test_a_lost_thread_is_replaced_with_a_notice(reason: str) -> None:
 
     async with open_thread(stored="thread-0") as setup:
         caller = await run_turn(setup, play)
-        assert caller.started is not None
-        assert caller.started.note is not None
-        assert reason in caller.started.note
+        assert caller.note is not None
+        assert reason in caller.note
         assert setup.memory.saved == ["thread-1"]
 
 
@@ -850,8 +783,7 @@ async def test_a_thread_with_another_writer_is_awaited() -> None:
             request = await side.codex.read("thread/resume")
             await side.codex.refuse(request, -32600, "thread thread-1 already has an active writer")
         await side.codex.answer("thread/resume", ECHO)
-        await side.start_turn()
-        await side.complete()
+        await side.run_turn()
 
     assert (await run_single_turn(play, stored="thread-1")).ended.status == "completed"
 
@@ -864,30 +796,23 @@ async def test_a_thread_with_a_permanent_writer_is_replaced() -> None:
             await side.codex.refuse(request, -32600, "already has an active writer")
         assert anyio.current_time() - start == pytest.approx(OTHER_WRITER_GRACE_S, abs=0.5)
         await side.codex.reply(request, {"thread": {"id": "thread-1"}, **ECHO})
-        await side.start_turn()
-        await side.complete()
+        await side.run_turn()
 
     caller = await run_single_turn(play, stored="thread-0")
-    assert caller.started is not None
-    assert caller.started.note is not None
-    assert "active writer" in caller.started.note
+    assert caller.note is not None
+    assert "active writer" in caller.note
 
 
 @in_virtual_time
 async def test_an_archived_thread_is_resumed() -> None:
     async with open_thread() as setup:
 
-        async def one(side: CodexSide) -> None:
-            await side.start()
-            await side.complete()
-
         async def two(side: CodexSide) -> None:
             await side.codex.refuse(await side.codex.read("turn/start"), -32600, "thread not found: thread-1")
             await side.codex.answer("thread/resume", ECHO)
-            await side.start_turn("turn-2")
-            await side.complete("turn-2")
+            await side.run_turn("turn-2")
 
-        await run_turn(setup, one)
+        await run_turn(setup, CodexSide.run_first_turn)
         assert (await run_turn(setup, two)).ended.status == "completed"
 
 
@@ -958,29 +883,27 @@ BRIEF_OPTIONS = replace(OPTIONS, instructions=Instructions("Be brief."))
 async def test_a_new_thread_starts_with_the_instructions() -> None:
     async def play(side: CodexSide) -> None:
         assert (await side.start_thread())["developerInstructions"] == "Be brief."
-        await side.start_turn()
-        await side.complete()
+        await side.run_turn()
 
     async with open_thread(options=BRIEF_OPTIONS) as setup:
         await run_turn(setup, play)
-        assert setup.memory.told == BRIEF_OPTIONS.instructions.digest
+        assert setup.memory.digest == BRIEF_OPTIONS.instructions.digest
 
 
 @in_virtual_time
 async def test_unchanged_instructions_are_not_sent_again() -> None:
     async def play(side: CodexSide) -> None:
         assert (await side.codex.answer("thread/resume", ECHO))["developerInstructions"] == "Be brief."
-        await side.start_turn()
-        await side.complete()
+        await side.run_turn()
 
     async with open_thread(stored="thread-1", options=BRIEF_OPTIONS) as setup:
-        setup.memory.told = BRIEF_OPTIONS.instructions.digest
+        setup.memory.digest = BRIEF_OPTIONS.instructions.digest
         await run_turn(setup, play)
         assert setup.memory.saved == []
 
 
 @pytest.mark.parametrize(
-    ("told", "options", "expected"),
+    ("earlier", "options", "expected"),
     [
         (OLD_INSTRUCTIONS, BRIEF_OPTIONS, "Be brief."),
         (Instructions(), BRIEF_OPTIONS, "Be brief."),
@@ -988,7 +911,7 @@ async def test_unchanged_instructions_are_not_sent_again() -> None:
     ],
 )
 @in_virtual_time
-async def test_changed_instructions_are_sent_once(told: Instructions, options: ThreadOptions, expected: str) -> None:
+async def test_changed_instructions_are_sent_once(earlier: Instructions, options: ThreadOptions, expected: str) -> None:
     async def play(side: CodexSide) -> None:
         await side.codex.answer("thread/resume", ECHO)
         request = await side.codex.read("thread/inject_items")
@@ -998,19 +921,14 @@ async def test_changed_instructions_are_sent_once(told: Instructions, options: T
             case {"threadId": "thread-1", "items": [{"role": "developer", "content": [{"text": str(text)}]}]}:
                 assert expected in text
             case other:
-                pytest.fail(f"told {other}")
-        await side.start_turn()
-        await side.complete()
-
-    async def next_turn(side: CodexSide) -> None:
-        await side.start_turn("turn-2")
-        await side.complete("turn-2")
+                pytest.fail(f"unexpected request {other}")
+        await side.run_turn()
 
     async with open_thread(stored="thread-1", options=options) as setup:
-        setup.memory.told = told.digest
+        setup.memory.digest = earlier.digest
         await run_turn(setup, play)
-        assert setup.memory.told == options.instructions.digest
-        await run_turn(setup, next_turn)
+        assert setup.memory.digest == options.instructions.digest
+        await run_turn(setup, lambda side: side.run_turn("turn-2"))
 
 
 @in_virtual_time
@@ -1018,17 +936,16 @@ async def test_instructions_are_sent_again_after_a_crash() -> None:
     async with open_thread(codex_count=2, stored="thread-1", options=BRIEF_OPTIONS) as setup:
         first, second = setup.sides
 
-        async def play(_end: CodexSide) -> None:
+        async def play(_side: CodexSide) -> None:
             await first.codex.answer("thread/resume", ECHO)
             await first.codex.read("thread/inject_items")
             await first.codex.exit()
             await second.codex.answer("thread/resume", ECHO)
             await second.codex.answer("thread/inject_items", {})
-            await second.start_turn()
-            await second.complete()
+            await second.run_turn()
 
         assert (await run_turn(setup, play)).ended.status == "completed"
-        assert setup.memory.told == BRIEF_OPTIONS.instructions.digest
+        assert setup.memory.digest == BRIEF_OPTIONS.instructions.digest
 
 
 # --- Crashes of codex ---
@@ -1039,13 +956,9 @@ async def test_a_codex_that_died_unnoticed_is_replaced_once() -> None:
     async with open_thread(codex_count=2) as setup:
         first, second = setup.sides
 
-        async def one(side: CodexSide) -> None:
-            await side.start()
-            await side.complete()
+        await run_turn(setup, CodexSide.run_first_turn)
 
-        await run_turn(setup, one)
-
-        async def two(_end: CodexSide) -> None:
+        async def two(_side: CodexSide) -> None:
             await first.codex.read("turn/start")
             await first.codex.exit()
             await second.codex.answer("thread/resume", ECHO)
@@ -1060,7 +973,7 @@ async def test_a_codex_that_died_unnoticed_is_replaced_once() -> None:
 async def test_a_thread_that_crashes_every_codex_is_given_up() -> None:
     async with open_thread(codex_count=MAX_ATTEMPTS + 1) as setup:
 
-        async def play(_end: CodexSide) -> None:
+        async def play(_side: CodexSide) -> None:
             for side in setup.sides[:MAX_ATTEMPTS]:
                 await side.codex.read("thread/start")
                 await side.codex.exit()
@@ -1068,9 +981,7 @@ async def test_a_thread_that_crashes_every_codex_is_given_up() -> None:
         with pytest.raises(ExceptionGroup) as raised:
             await run_turn(setup, play)
         assert raised.group_contains(CodexGone)
-        with anyio.move_on_after(1) as waiting:
-            await setup.sides[MAX_ATTEMPTS].codex.read()
-        assert waiting.cancelled_caught
+        await setup.sides[MAX_ATTEMPTS].codex.assert_silent(1)
 
 
 @pytest.mark.parametrize("deaths", [0, MAX_ATTEMPTS - 1, MAX_ATTEMPTS])
@@ -1104,7 +1015,7 @@ async def test_a_turn_that_may_have_started_is_not_started_again() -> None:
     async with open_thread(codex_count=2) as setup:
         first, second = setup.sides
 
-        async def play(_end: CodexSide) -> None:
+        async def play(_side: CodexSide) -> None:
             await first.start_thread()
             await first.codex.read("turn/start")
             await first.notify("turn/started", turn={"id": "turn-1"})
@@ -1113,9 +1024,7 @@ async def test_a_turn_that_may_have_started_is_not_started_again() -> None:
         with pytest.raises(ExceptionGroup) as raised:
             await run_turn(setup, play)
         assert raised.group_contains(CodexGone)
-        with anyio.move_on_after(1) as waiting:
-            await second.codex.read()
-        assert waiting.cancelled_caught
+        await second.codex.assert_silent(1)
 
 
 @in_virtual_time
@@ -1148,12 +1057,11 @@ async def test_an_unresponsive_codex_is_replaced_and_gets_the_turn() -> None:
     async with open_thread(codex_count=2) as setup:
         first, second = setup.sides
 
-        async def play(_end: CodexSide) -> None:
+        async def play(_side: CodexSide) -> None:
             await first.start_thread()
             await first.codex.read("turn/start")
             await second.codex.answer("thread/resume", ECHO)
-            await second.start_turn("turn-2")
-            await second.complete("turn-2")
+            await second.run_turn("turn-2")
 
         assert (await run_turn(setup, play)).ended.status == "completed"
         assert first.codex.connection.error is not None
@@ -1242,8 +1150,7 @@ async def test_a_busy_conversation_is_not_closed() -> None:
         for number in range(MAX_THREADS + 5):
             stored.get("me", str(number))
         assert stored.get("me", "busy") is busy
-        await side.start_turn()
-        await side.complete()
+        await side.run_turn()
 
 
 # --- Questions ---

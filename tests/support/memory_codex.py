@@ -9,6 +9,7 @@ from functools import partial
 from typing import ParamSpec
 
 import anyio
+import pytest
 from trio.testing import MockClock
 
 from codex_workspace.app_server import Connection
@@ -46,6 +47,11 @@ class MemoryCodex:
         if method is not None:
             assert message.get("method") == method, message
         return message
+
+    async def assert_silent(self, seconds: float) -> None:
+        """Check that the client sends nothing for this time."""
+        with anyio.move_on_after(seconds):
+            pytest.fail(f"unexpected message: {await self.read()}")
 
     async def answer(self, method: str, result: JsonValue) -> JsonObject:
         """Read the next request, which must be for `method`, send its result, and return its params."""

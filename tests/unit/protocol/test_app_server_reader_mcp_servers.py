@@ -139,11 +139,6 @@ async def lose_a_server(side: CodexSide) -> None:
     await side.notify("item/completed", turnId="turn-1", item={**item, "error": error})
 
 
-def note_of(caller: Caller) -> str | None:
-    assert caller.started is not None
-    return caller.started.note
-
-
 @in_virtual_time
 async def test_a_turn_waits_for_the_servers_of_its_thread() -> None:
     async with with_servers() as setup:
@@ -157,7 +152,7 @@ async def test_a_turn_waits_for_the_servers_of_its_thread() -> None:
             await side.start_turn()
             await side.complete()
 
-        assert note_of(await run_turn(setup, play)) is None
+        assert (await run_turn(setup, play)).note is None
 
 
 @in_virtual_time
@@ -179,7 +174,7 @@ async def test_who_leaves_while_servers_start_leaves_no_turn_behind() -> None:
             await side.start_turn()
             await side.complete()
 
-        assert note_of(await run_turn(setup, play)) is None
+        assert (await run_turn(setup, play)).note is None
 
 
 @in_virtual_time
@@ -200,10 +195,10 @@ async def test_who_is_missed_is_said_once_and_tried_again_later() -> None:
             await side.start_turn("turn-3")
             await side.complete("turn-3")
 
-        assert note_of(await run_turn(setup, first)) == "The MCP server b is not available: failed."
-        assert note_of(await run_turn(setup, second)) is None
+        assert (await run_turn(setup, first)).note == "The MCP server b is not available: failed."
+        assert (await run_turn(setup, second)).note is None
         await anyio.sleep(RETRY_S)
-        assert note_of(await run_turn(setup, third)) is None
+        assert (await run_turn(setup, third)).note is None
 
 
 @in_virtual_time
