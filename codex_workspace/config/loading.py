@@ -30,9 +30,6 @@ from codex_workspace.config.settings import (
     MISPLACED,
     OPERATOR,
     OWN_TOOLS,
-    PLATFORM_DEFAULT_MODEL,
-    PLATFORM_TOKEN,
-    PROVISIONED_TOKEN,
     TEMPLATE_DIR,
     Config,
     PlatformSettings,
@@ -43,6 +40,15 @@ from codex_workspace.config.validation import load_yaml, read_section
 
 SHORTEST_SECRET: Final = 6
 """Shorter secrets would match ordinary words in the model's text."""
+
+PLATFORM_DEFAULT_MODEL = "anthropic:claude-opus-4-7"
+"""The platform's default for the top-level `model:`; never a model of codex's."""
+
+PLATFORM_TOKEN: Final = "platform-token"
+"""The file in the state folder with the token that the platform issued."""
+
+PROVISIONED_TOKEN: Final = ".auth_token"
+"""The file beside config.yaml in which the platform's provisioner puts a token; a new one at each container start."""
 
 
 def load_settings(

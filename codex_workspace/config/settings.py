@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from codex_workspace.common.values import MAX_INPUT_CHARS, quoted
 from codex_workspace.config.environment import SECRETS, Environment, Secret
@@ -35,14 +35,8 @@ OPERATOR: Final = "operator"
 OWN_TOOLS: Final = "agent"
 """The name in codex of the MCP server with the agent's own tools."""
 
-PLATFORM_TOKEN: Final = "platform-token"
-"""The file in the state folder with the token that the platform issued."""
-
 PLATFORM_SECRET: Final = "platform-inbound-secret"
-"""The file beside it with the secret that the platform sends with its requests to the agent."""
-
-PROVISIONED_TOKEN: Final = ".auth_token"
-"""The file beside config.yaml in which the platform's provisioner puts a token; a new one at each container start."""
+"""The file in the state folder with the secret that the platform sends with its requests to the agent."""
 
 TURN_TIMEOUT_S = 3600.0
 """A turn's time limit if config.yaml sets none."""
@@ -54,9 +48,6 @@ PACKAGE_DIR: Final = Path(__file__).resolve().parents[1]
 
 TEMPLATE_DIR: Final = PACKAGE_DIR if (PACKAGE_DIR / CONFIG_NAME).is_file() else PACKAGE_DIR.parent
 """The folder of the default config.yaml: the package if it was installed from a wheel, otherwise the checkout."""
-
-PLATFORM_DEFAULT_MODEL = "anthropic:claude-opus-4-7"
-"""The platform's default for the top-level `model:`; never a model of codex's."""
 
 
 class RuntimeConfig(Section):
@@ -82,12 +73,6 @@ class RuntimeConfig(Section):
     timeout: Annotated[float, Field(ge=0, le=604_800)] = 0.0
 
 
-def _not_chat(value: object) -> object:
-    if value == "chat":
-        raise problem("chat is not supported by codex any more; use responses")
-    return value
-
-
 RESERVED_SLUGS: Final = frozenset({"openai", "ollama", "ollama-chat", "lmstudio", "amazon-bedrock"})
 """Codex's built-in providers; codex rejects a config.toml that defines one of them (0.163)."""
 
@@ -110,7 +95,7 @@ class ProviderEntry(Section):
     auth_mode: Literal["openai_api", "openai_compat_responses", "chatgpt_subscription"]
     base_url: HttpUrl | None = None
     auth_env: Items[EnvName] = ()
-    wire_api: Annotated[Literal["responses"], BeforeValidator(_not_chat)] = "responses"
+    wire_api: Literal["responses"] = "responses"
     model_prefixes: Items[Text] = ()
     model_aliases: Items[Text] = ()
     model_provider_slug: Slug | None = None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from codex_workspace.config.settings import PLATFORM_DEFAULT_MODEL
+from codex_workspace.config.loading import PLATFORM_DEFAULT_MODEL
 
 GOOD: Final = "name: agent\nruntime: codex\nmodel: gpt-5.5\n"
 
@@ -320,7 +320,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "the wire of the past": _key(
         f"providers: [{{name: a, {COMPAT}, wire_api: chat}}]\n",
         "providers[0].wire_api",
-        "chat is not supported by codex any more; use responses",
+        "must be responses, but is 'chat'",
     ),
     "a key where its variable is meant": _key(
         f"providers: [{{name: a, {COMPAT}, auth_env: [{CREDENTIAL}]}}]\n",
