@@ -178,20 +178,17 @@ class AppServerRuntime:
         return _nested(settings)
 
 
-def create(launch: Launch, servers: McpServers, inactivity_s: float) -> AbstractAsyncContextManager["AppServerRuntime"]:
-    """Return the runtime `codex`; see `runtimes.Factory`."""
-    return open_app_server_runtime(with_key_variables(launch), servers, TurnLimits(inactivity_s=inactivity_s))
-
-
 @asynccontextmanager
-async def open_app_server_runtime(
-    launch: Launch, servers: McpServers, limits: TurnLimits
-) -> AsyncIterator[AppServerRuntime]:
-    """Start codex when a run needs it, restart it if it died, and stop it when the block is left."""
+async def create(launch: Launch, servers: McpServers, inactivity_s: float) -> AsyncIterator[AppServerRuntime]:
+    """Start codex when a run needs it, restart it if it died, and stop it when the block is left.
+
+    See `runtimes.Factory`.
+    """
+    launch = with_key_variables(launch)
     async with task_group() as tasks:
         codex = CodexSupervisor(tasks, lambda: open_app_server(launch), SupervisorLimits())
         try:
-            yield AppServerRuntime(codex.use, limits, servers)
+            yield AppServerRuntime(codex.use, TurnLimits(inactivity_s=inactivity_s), servers)
         finally:
             with anyio.CancelScope(shield=True):
                 await codex.close()

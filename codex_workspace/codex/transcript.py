@@ -102,12 +102,11 @@ def answer(
     *,
     has_more: bool = False,
     source: str | None = None,
-    is_supported: bool = True,
 ) -> JsonObject:
     """Return a page in the platform's shape; without arguments, an empty one."""
     return {
         "runtime": RUNTIME,
-        "supported": is_supported,
+        "supported": True,
         "lines": lines or [],
         "cursor": since,
         "more": has_more,

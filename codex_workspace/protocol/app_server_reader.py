@@ -135,10 +135,8 @@ def _failure(error: JsonObject) -> TurnError:
 def _thread_status(params: JsonObject) -> TurnEvent:
     status = nested(params, "status")
     match status.get("type"):
-        case "idle" | "notLoaded":
-            return ThreadIdle(system_error=False)
-        case "systemError":
-            return ThreadIdle(system_error=True)
+        case "idle" | "notLoaded" | "systemError":
+            return ThreadIdle()
         case "active":
             return Activity()
         case _:

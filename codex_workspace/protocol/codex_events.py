@@ -20,7 +20,6 @@ TurnStatus: TypeAlias = Literal["completed", "interrupted", "failed"]
 class ItemStatus(StrEnum):
     """The status of an item; a value that is not listed here is read as `UNKNOWN`."""
 
-    IN_PROGRESS = "inProgress"
     COMPLETED = "completed"
     FAILED = "failed"
     DECLINED = "declined"
@@ -239,8 +238,6 @@ class ErrorReported:
 @dataclass(frozen=True, slots=True)
 class ThreadIdle:
     """The thread has no running turn. Also sent before a turn starts."""
-
-    system_error: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,8 +152,7 @@ def _failure(message: str) -> TurnError:
 
 
 def _status(item: JsonObject) -> ItemStatus:
-    status = text_or_none(item, "status") or "unknown"
-    return ItemStatus.IN_PROGRESS if status == "in_progress" else ItemStatus(status)
+    return ItemStatus(text_or_none(item, "status") or "unknown")
 
 
 def _changes(item: JsonObject) -> tuple[FilePatch, ...]:

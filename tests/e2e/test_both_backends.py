@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from codex_workspace.backends.codex_exec.runtime import CodexExec
-from codex_workspace.codex.runtime import open_app_server_runtime
-from codex_workspace.codex.turn import TurnLimits
+from codex_workspace.codex.runtime import create
 from codex_workspace.runtimes.events import AgentEvent, FileChange, Plan, ToolResult, ToolUse
-from codex_workspace.runtimes.launch import NO_SERVERS, Launch
+from codex_workspace.runtimes.launch import INACTIVITY_S, NO_SERVERS, Launch
 from tests.e2e.test_exec_process import UNSANDBOXED, launch, model, script
 from tests.unit.runtimes.test_convert import check_balance, done, texts_of
 
@@ -31,7 +30,7 @@ async def run_exec(launch: Launch, prompt: str) -> list[AgentEvent]:
 
 
 async def run_app_server(launch: Launch, prompt: str) -> list[AgentEvent]:
-    async with open_app_server_runtime(launch, NO_SERVERS, TurnLimits()) as runs, runs.run(prompt, UNSANDBOXED) as run:
+    async with create(launch, NO_SERVERS, INACTIVITY_S) as runs, runs.run(prompt, UNSANDBOXED) as run:
         return [event async for event in run]
 
 

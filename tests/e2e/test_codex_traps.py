@@ -13,7 +13,7 @@ from codex_workspace.agent import launch_of, thread_options
 from codex_workspace.app_server import Connection, open_app_server
 from codex_workspace.codex.thread import CodexThread, ThreadOptions
 from codex_workspace.codex.turn import Turn, TurnLimits
-from codex_workspace.common.errors import CodexGone, CodexRefused, InputRefused
+from codex_workspace.common.errors import CodexGone, CodexRefused
 from codex_workspace.config.codex_toml import prepare_codex_home
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import choose_provider
@@ -202,9 +202,9 @@ async def test_a_lone_surrogate_is_accepted(launch: Launch, options: ThreadOptio
     assert answer.startswith("You said: half a pair: ")
 
 
-async def test_input_over_the_limit_never_reaches_codex(launch: Launch, options: ThreadOptions) -> None:
+async def test_input_over_the_limit_is_rejected(launch: Launch, options: ThreadOptions) -> None:
     async with open_app_server(launch) as codex:
-        with pytest.raises(InputRefused, match="1048577 characters"):
+        with pytest.raises(CodexRefused, match="1048576 characters"):
             await run(open_thread(codex, options), "x" * 1_048_577)
         assert (await run(open_thread(codex, options), "x" * 1_000_000))[0].status == "completed"
 

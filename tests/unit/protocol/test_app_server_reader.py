@@ -188,9 +188,9 @@ def test_an_item_of_the_turn(notification: Notification, event: TurnEvent) -> No
 @pytest.mark.parametrize(
     ("status", "event"),
     [
-        ({"type": "idle"}, ThreadIdle(system_error=False)),
-        ({"type": "notLoaded"}, ThreadIdle(system_error=False)),
-        ({"type": "systemError"}, ThreadIdle(system_error=True)),
+        ({"type": "idle"}, ThreadIdle()),
+        ({"type": "notLoaded"}, ThreadIdle()),
+        ({"type": "systemError"}, ThreadIdle()),
         ({"type": "active", "activeFlags": ["waitingOnApproval"]}, Activity()),
     ],
 )

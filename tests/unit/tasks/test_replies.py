@@ -481,7 +481,7 @@ def test_every_section_of_reasoning_is_a_note_of_its_own() -> None:
         DiffUpdated("x"),
         TokensUpdated(TokenUsage(1, 1)),
         ErrorReported(TurnError("x", "other", None, None)),
-        ThreadIdle(system_error=False),
+        ThreadIdle(),
         TurnCompleted("completed", None, None),
         Activity(),
         UnknownEvent("new/thing", {}),
