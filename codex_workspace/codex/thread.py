@@ -217,20 +217,25 @@ class CodexThread:
         if codex.mcp_status.by_thread.get(loaded.thread_id, {}) == loaded.servers and not loaded.server_problems:
             # All servers ran at the last turn, and none has changed.
             return []
-        expected, now = self._options.servers, anyio.current_time()
+        expected = self._options.servers
         awaited = [name for name in expected.names if name not in loaded.server_problems]
         loaded.servers = await codex.mcp_status.wait_for(loaded.thread_id, awaited, expected.within_s)
-        if loaded.servers_tried_at is None:
-            loaded.servers_tried_at = now
-        elif loaded.server_problems.keys() - expected.left_out.keys() and now >= loaded.servers_tried_at + RETRY_S:
-            loaded.servers_tried_at = now
-            await restart_mcp_servers(codex, self._limits.request_s)
+        await self._retry_servers(codex, loaded, expected)
         problems = describe_problems(expected, loaded.servers)
         new = [sentence for name, sentence in problems.items() if name not in loaded.server_problems]
         loaded.server_problems = problems
         if new:
             logger.warning("%s", " ".join(new))
         return new
+
+    async def _retry_servers(self, codex: Connection, loaded: "_Loaded", expected: ExpectedServers) -> None:
+        """Start the failed MCP servers again if the last try was long ago."""
+        now = anyio.current_time()
+        if loaded.servers_tried_at is None:
+            loaded.servers_tried_at = now
+        elif loaded.server_problems.keys() - expected.left_out.keys() and now >= loaded.servers_tried_at + RETRY_S:
+            loaded.servers_tried_at = now
+            await restart_mcp_servers(codex, self._limits.request_s)
 
     async def _restore_options(self, codex: Connection, loaded: "_Loaded", params: JsonObject) -> None:
         """Note the options that later turns must send, because codex keeps those of this turn."""

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
 import anyio
 from opentelemetry import trace
@@ -31,6 +31,9 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_1_0_0
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 logger = logging.getLogger(__name__)
 
@@ -344,6 +347,15 @@ async def open_tracing(service: str, headers: str | None, scrub: Callable[[str],
         headers: the exporter's headers in the format of OTEL_EXPORTER_OTLP_HEADERS; None uses the variable.
         scrub: redacts secrets.
     """
+    provider = _span_provider(service, headers)
+    try:
+        yield Tracer(provider.get_tracer(INSTRUMENT), scrub)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(_shut_down, provider.shutdown)
+
+
+def _span_provider(service: str, headers: str | None) -> "TracerProvider":
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -357,11 +369,7 @@ async def open_tracing(service: str, headers: str | None, scrub: Callable[[str],
     # Otherwise the exit would wait for a hanging exporter.
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(headers=shown)))
-    try:
-        yield Tracer(provider.get_tracer(INSTRUMENT), scrub)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(_shut_down, provider.shutdown)
+    return provider
 
 
 def _shut_down(shutdown: Callable[[], None]) -> None:

@@ -107,8 +107,7 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
             principal = self._authenticator.authenticate(headers)
         except AuthenticationError as error:
             raise UnauthenticatedError(str(error)) from error
-        wait_s = self._rates.take(principal)
-        if wait_s:
+        if wait_s := self._rates.take(principal):
             raise BusyError("the rate limit of this principal is exceeded", wait_s)
         version = headers.get(VERSION_HEADER.lower()) or PROTOCOL_VERSION_0_3
         if not self._serves(version):
