@@ -43,10 +43,7 @@ _VERSION: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
 def find_version(text: str) -> Version | None:
     """Return the first version in a text; None if there is none."""
     found = _VERSION.search(text)
-    if found is None:
-        return None
-    major, minor, patch = (int(number) for number in found.groups())
-    return major, minor, patch
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
 
 
 def format_version(version: Version) -> str:

@@ -142,11 +142,10 @@ class TokenBackend(AuthenticationBackend):
         Raises:
             AuthenticationError: the token is missing or unknown.
         """
-        path = conn.scope["path"]
-        if path in self._public_paths:
+        if conn.scope["path"] in self._public_paths:
             return None
-        principal = self._authenticators.get(path, self._authenticator).authenticate(conn.headers)
-        return AuthCredentials(["authenticated"]), SimpleUser(principal)
+        authenticator = self._authenticators.get(conn.scope["path"], self._authenticator)
+        return AuthCredentials(["authenticated"]), SimpleUser(authenticator.authenticate(conn.headers))
 
 
 def unauthorized(_connection: HTTPConnection, error: Exception) -> Response:

@@ -1,8 +1,11 @@
-"""`scripts/code_size.py`: what it counts."""
+"""`scripts/code_size.py`: what it counts, and the limits of the product."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 from scripts.code_size import functions_in, measure
+from tests.support.paths import ROOT
 
 SOURCE = '''
 @decorator
@@ -38,3 +41,9 @@ def test_a_module_that_is_too_long_is_named(tmp_path: Path) -> None:
     (tmp_path / "codex_workspace").mkdir()
     (tmp_path / "adapter.py").write_text("def f():\n    pass\n" + "x = 1\n" * 500)
     assert measure(tmp_path).exceeded() == ["adapter.py: 502 lines are over the limit of 500"]
+
+
+def test_the_product_is_within_its_limits() -> None:
+    command = [sys.executable, "scripts/code_size.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
