@@ -168,11 +168,7 @@ def replace_file(file: Path, data: bytes, mode: int = 0o600) -> None:
     new = file.parent / f".{file.name}.new"
     descriptor = _open_locked(new)
     try:
-        os.ftruncate(descriptor, 0)
-        os.fchmod(descriptor, mode)
-        with os.fdopen(descriptor, "wb", closefd=False) as stream:
-            stream.write(data)
-        os.fsync(descriptor)
+        _write(descriptor, data, mode)
         os.replace(new, file)
     except BaseException:
         with suppress(FileNotFoundError):
@@ -183,6 +179,14 @@ def replace_file(file: Path, data: bytes, mode: int = 0o600) -> None:
     # Some file systems cannot sync folders; the file is replaced anyway.
     with suppress(OSError):
         _sync_folder(file.parent)
+
+
+def _write(descriptor: int, data: bytes, mode: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.fchmod(descriptor, mode)
+    with os.fdopen(descriptor, "wb", closefd=False) as stream:
+        stream.write(data)
+    os.fsync(descriptor)
 
 
 def _open_locked(new: Path) -> int:

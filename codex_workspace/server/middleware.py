@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -164,6 +165,7 @@ def _error_response(status: int, sentence: str, headers: Mapping[str, str] | Non
     return JSONResponse(rest_error(status, STATUS_NAMES.get(status, INVALID), sentence), status, headers)
 
 
+@dataclass(frozen=True, slots=True)
 class RequestChecks:
     """Checks an authenticated request, reads its body, and adds the active extensions to the response's headers.
 
@@ -171,11 +173,10 @@ class RequestChecks:
     version can be a query parameter, as the specification allows.
     """
 
-    def __init__(self, app: ASGIApp, rates: RateLimiter, max_bytes: int, extensions: frozenset[str]) -> None:
-        self._app = app
-        self._rates = rates
-        self._max_bytes = max_bytes
-        self._extensions = extensions
+    app: ASGIApp
+    rates: RateLimiter
+    max_bytes: int
+    extensions: frozenset[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process a request, or reject it."""
@@ -193,28 +194,28 @@ class RequestChecks:
             return
         scope[REPLACEMENT] = Replacement()
         _set_version(scope, headers)
-        await self._app(scope, _body_first(body, receive), self._sending(scope, headers, receive, send))
+        await self.app(scope, _body_first(body, receive), self._sending(scope, headers, receive, send))
 
     def _check_rate(self, scope: Scope, is_rpc: bool) -> None:
         """Count a request that is not for a public path."""
-        wait_s = self._rates.take(scope["user"].display_name) if scope["user"].is_authenticated else 0
+        wait_s = self.rates.take(scope["user"].display_name) if scope["user"].is_authenticated else 0
         if wait_s:
             raise _Rejected(too_many_requests("the rate limit of this principal is exceeded", wait_s, is_rpc=is_rpc))
 
     async def _body(self, request: Request, headers: Headers) -> bytes:
         declared = headers.get("content-length", "0")
-        is_over = not declared.isdigit() or int(declared) > self._max_bytes
+        is_over = not declared.isdigit() or int(declared) > self.max_bytes
         body = bytearray()
         async with aclosing(request.stream()) as chunks:
             while not is_over and (chunk := await anext(chunks, b"")):
                 body += chunk
-                is_over = len(body) > self._max_bytes
+                is_over = len(body) > self.max_bytes
         if is_over:
-            raise _Rejected(_error_response(413, f"the body is over the limit of {self._max_bytes} bytes"))
+            raise _Rejected(_error_response(413, f"the body is over the limit of {self.max_bytes} bytes"))
         return bytes(body)
 
     def _sending(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> Send:
-        active = {name: active_extensions(headers.getlist(name), self._extensions) for name in EXTENSION_HEADERS}
+        active = {name: active_extensions(headers.getlist(name), self.extensions) for name in EXTENSION_HEADERS}
         replacement: Replacement = scope[REPLACEMENT]
         head: Message | None = None
         is_replaced = False

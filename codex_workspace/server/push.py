@@ -217,8 +217,7 @@ class PushService(PushNotificationSender):
                     logger.warning("task %s: webhook %s rejected a notification: %s", task_id, origin, reason)
                     break
                 case RequestFailed(reason, retry_after_s):
-                    pause = backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * self._jitter()
-                    pause = max(pause, min(retry_after_s or 0.0, LONGEST_RETRY_AFTER_S))
+                    pause = self._pause(tries, retry_after_s)
                     if anyio.current_time() + pause > until:
                         logger.warning(
                             "task %s: dropping a notification of webhook %s after %d tries: %s",
@@ -232,16 +231,19 @@ class PushService(PushNotificationSender):
         if notification.is_end:
             await self.configs.mark_delivered(task_id, config_id)
 
+    def _pause(self, tries: int, retry_after_s: float | None) -> float:
+        pause = backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, tries) * self._jitter()
+        return max(pause, min(retry_after_s or 0.0, LONGEST_RETRY_AFTER_S))
+
     def _host_slot(self, origin: str) -> anyio.Semaphore:
         free = max(1, self._options.max_parallel // HOST_SHARE)
         return self._host_slots.setdefault(origin, self._host_slots.get(origin) or anyio.Semaphore(free))
 
     async def _body(self, webhook: Webhook, notification: Notification) -> bytes:
-        if self.configs.expects_whole_task(*webhook):
-            task = await self.configs.task_for(*webhook)
-            if task is not None:
-                return to_compat_task(task).model_dump_json(by_alias=True, exclude_none=True).encode()
-        return MessageToJson(notification.payload, indent=None, ensure_ascii=False).encode()
+        task = await self.configs.task_for(*webhook) if self.configs.expects_whole_task(*webhook) else None
+        if task is None:
+            return MessageToJson(notification.payload, indent=None, ensure_ascii=False).encode()
+        return to_compat_task(task).model_dump_json(by_alias=True, exclude_none=True).encode()
 
 
 @asynccontextmanager
