@@ -36,6 +36,7 @@ from codex_workspace.runtimes.backend import CONTINUE_PROMPT
 from codex_workspace.server.app import bind, serving
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import script
+from tests.support.waiting import HANG_S
 
 TOKEN = "a-token-for-the-tests"
 COMMAND = (sys.executable, "-m", "codex_workspace", "chat")
@@ -52,7 +53,7 @@ class Said:
 
 async def chat(*arguments: str, typed: str = "", env: Mapping[str, str] | None = None) -> Said:
     """Run the command, away from any terminal."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_S):
         done = await anyio.run_process(
             [*COMMAND, *arguments], input=typed.encode(), env=environment(env), cwd=REPOSITORY, check=False
         )
@@ -104,7 +105,7 @@ async def test_the_last_line_needs_no_end_and_a_file_can_be_the_input(tmp_path: 
     typed = tmp_path / "typed"
     typed.write_text("from a file")
     async with other_agent(streaming=True) as url:
-        with typed.open("rb") as stdin, anyio.fail_after(20):
+        with typed.open("rb") as stdin, anyio.fail_after(HANG_S):
             done = await anyio.run_process([*COMMAND, url], stdin=stdin, env=environment(), cwd=REPOSITORY)
     assert done.stdout.decode().startswith("from a file: in task ")
 
@@ -173,7 +174,7 @@ class Terminal:
 
     async def until(self, text: str, after: int = 0) -> None:
         """Wait until `text` is seen, `after` that many characters."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             while text not in self.seen[after:]:
                 await anyio.wait_readable(self._master)
                 self.seen += os.read(self._master, 65536).decode()
@@ -215,7 +216,7 @@ async def test_ctrl_c_cancels_the_turn_and_at_the_prompt_leaves(agent: AgentProc
         await screen.until("> ", mark)
         assert "user: @script" in screen.seen[mark:]
         screen.type("\x03")
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             assert await process.wait() == 0
     assert "Traceback" not in screen.seen
     assert "\x1b[1mBash\x1b[0m" in screen.seen
@@ -233,7 +234,7 @@ async def test_ctrl_c_during_a_streamed_answer_cancels_it(agent: AgentProcess) -
     )
     async with process:
         assert process.stdout is not None
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             out = ""
             while "no 000003." not in out:
                 out += (await process.stdout.receive()).decode()
@@ -288,6 +289,7 @@ class Output(io.StringIO):
         return done
 
 
+@pytest.mark.slow
 async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model: ScriptedModel, tmp_path: Path) -> None:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/"
@@ -307,7 +309,7 @@ async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model:
         output.on_write = cut_after_more_text
         view = TurnView(Console(file=output))
         async with open_client(url) as client:
-            with anyio.fail_after(15):
+            with anyio.fail_after(HANG_S):
                 await Conversation(client, Console()).send(script({"chunks": 100, "delay_ms": 12}), view)
         tasks.cancel_scope.cancel()
     assert cuts == 2
@@ -315,6 +317,7 @@ async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model:
     assert output.getvalue().split("\n")[0] == "".join(f"no {number:06d}." for number in range(100))
 
 
+@pytest.mark.slow
 async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_went_on(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
@@ -333,7 +336,7 @@ async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_went_on(
             await process.stdout.receive()
             agent.process.kill()
             async with running_agent(setup):
-                with anyio.fail_after(10):
+                with anyio.fail_after(HANG_S):
                     out = "".join([data.decode() async for data in process.stdout])
                     assert await process.wait() == 0
     assert f"You said: {CONTINUE_PROMPT}" in out
@@ -413,7 +416,7 @@ async def test_other_agents_can_be_talked_to_streaming_or_not(streaming: bool, v
     output = io.StringIO()
     view = TurnView(Console(file=output))
     async with other_agent(streaming=streaming, version=version) as url, open_client(url) as client:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             await Conversation(client, Console()).send("hello", view)
     assert re.fullmatch(rf"hello: in task {view.task_id}\n\n\[completed, \d\.\d s\]\n", output.getvalue())
 
@@ -432,11 +435,11 @@ async def test_a_task_of_an_agent_that_does_not_stream_can_be_canceled_too() -> 
             [*COMMAND, url, "-m", "for ever"], stdin=DEVNULL, stdout=PIPE, env=environment(), cwd=REPOSITORY
         )
         async with process:
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 await running.wait()
             process.send_signal(signal.SIGINT)
             assert process.stdout is not None
-            with anyio.fail_after(8):
+            with anyio.fail_after(HANG_S):
                 out = "".join([data.decode() async for data in process.stdout])
                 assert await process.wait() == 1
     assert out.startswith("[canceled, ")

@@ -71,6 +71,7 @@ def test_nothing_is_wrong(env: dict[str, str], tmp_path: Path) -> None:
     assert after | {workspace: before[workspace]} == before
 
 
+@pytest.mark.slow
 def test_where_codex_exec_is_used_no_app_server_is_started(tmp_path: Path) -> None:
     servers = [
         {"name": "some", "command": "some-server"},
@@ -183,6 +184,7 @@ def test_a_port_that_another_program_has_leaves_with_1(env: dict[str, str]) -> N
     assert f"cannot listen on 127.0.0.1 port {port}" in found["port"]["finding"]
 
 
+@pytest.mark.slow
 async def test_an_agent_that_serves_there_already_is_no_fault(tmp_path: Path) -> None:
     setup = AgentSetup(tmp_path, "http://127.0.0.1:1/v1")
     async with running_agent(setup) as agent:
@@ -278,6 +280,7 @@ def test_who_may_send_messages(tmp_path: Path, tokens: dict[str, str], status: s
         ),
     ],
 )
+@pytest.mark.slow
 def test_what_a_command_may_do_is_tried(tmp_path: Path, sandbox: str, said: tuple[str, str]) -> None:
     env = AgentSetup(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": sandbox}).prepare()
     # Of this machine's other agents, root would see the key that all tests use.
@@ -287,6 +290,7 @@ def test_what_a_command_may_do_is_tried(tmp_path: Path, sandbox: str, said: tupl
     assert said[1] in found["sandbox"]["finding"]
 
 
+@pytest.mark.slow
 def test_a_credential_that_a_command_could_read_is_a_warning(tmp_path: Path) -> None:
     env = AgentSetup(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": "container"}).prepare()
     secret = uuid.uuid4().hex
@@ -302,6 +306,7 @@ def test_a_credential_that_a_command_could_read_is_a_warning(tmp_path: Path) -> 
     assert secret not in str(found)
 
 
+@pytest.mark.slow
 def test_a_sandbox_that_cannot_work_leaves_with_3(env: dict[str, str]) -> None:
     code, found = reports(env, (sys.executable, "-m", "tests.e2e.docker_seccomp", "codex_workspace", "doctor"))
     assert code == 3
@@ -352,6 +357,7 @@ async def test_what_a_provider_says_is_judged(tmp_path: Path, status: int, judge
     assert f"Bearer {SECRET}".encode() in asked[0]
 
 
+@pytest.mark.slow
 def test_a_provider_that_nobody_serves_fails_online_only(env: dict[str, str]) -> None:
     done = doctor(env, "--json", "--online")
     assert done.returncode == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 
 import anyio
+import pytest
 
 from tests.e2e.agent_process import REPOSITORY
 from tests.unit.devkit.test_demo import environment, free_of_traces
@@ -13,6 +14,7 @@ from tests.unit.devkit.test_demo import environment, free_of_traces
 COMMAND = (sys.executable, "-m", "codex_workspace", "demo", "--platform")
 
 
+@pytest.mark.slow
 async def test_a_canvas_message_is_handed_on_and_the_answer_comes_back_to_the_canvas(tmp_path: Path) -> None:
     env = environment(tmp_path, {"PLATFORM_URL": "http://127.0.0.1:1", "WORKSPACE_ID": "another", "A2A_PORT": "1"})
     with anyio.fail_after(60):

@@ -592,6 +592,6 @@ async def test_documented_platform_commands_work(tmp_path: Path) -> None:
             assert json.loads(asked.stdout)["status"] == "queued"
             assert [text_of(row) for row in await api.activity()] == ["What is in this folder?"]
             await api.notify("hello \x1b[31myourself")
-            assert await lines.receive_until(b"\n", 1000) == b"ada: hello yourself"
+            assert await lines.receive_until(b"\n", 1000) == rb"ada: hello \x1b[31myourself"
         process.terminate()
         assert await process.wait() == 0
