@@ -188,10 +188,10 @@ async def test_hardened_container_runs_with_the_shipped_seccomp_profile(tmp_path
         await container.ready()
         assert await container.healthy()
         tried = "echo inside > ok.txt; cat ok.txt; (echo x > /configs/x) 2>&1; (echo x > /x) 2>&1; env"
-        told = output(await send_text(container, command(tried)))
-        assert "inside" in told
-        assert SECRET not in told
-        assert TOKEN not in told
+        printed = output(await send_text(container, command(tried)))
+        assert "inside" in printed
+        assert SECRET not in printed
+        assert TOKEN not in printed
         assert not (volumes.configs / "x").exists()
         root = await container.inside("sh", "-c", "touch /x /app/x /opt/x /home/agent/x", user="1000")
         assert root.stderr.count("Read-only file system") == 4
@@ -227,8 +227,8 @@ async def test_invalid_setting_exits_with_one_sentence(tmp_path: Path, model: Sc
 
 def documented(document: Path) -> list[str]:
     """Return the words of the `docker run` command in a document."""
-    (told,) = re.findall(r"^docker run --detach (?:.*\\\n)*.*", document.read_text(), re.MULTILINE)
-    return shlex.split(told.replace("\\\n", " "))
+    (printed,) = re.findall(r"^docker run --detach (?:.*\\\n)*.*", document.read_text(), re.MULTILINE)
+    return shlex.split(printed.replace("\\\n", " "))
 
 
 async def test_documented_docker_run_command_starts_the_agent(
@@ -394,10 +394,10 @@ async def test_blocked_sandbox_is_rejected_unless_the_container_is_the_sandbox(
         look = (
             "echo it works > ok.txt; cat ok.txt; env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null; true"
         )
-        told = output(await send_text(container, command(look)))
-        assert "it works" in told
-        assert SECRET not in told
-        assert TOKEN not in told
+        printed = output(await send_text(container, command(look)))
+        assert "it works" in printed
+        assert SECRET not in printed
+        assert TOKEN not in printed
         # The /proc files of a process that other processes cannot inspect belong to root.
         for process in await container.processes():
             assert (Path("/proc") / str(process.pid) / "environ").stat().st_uid == 0, process

@@ -51,10 +51,10 @@ async def test_a_follow_up_with_only_a_task_id_continues_its_context(tmp_path: P
         done = await send(client, request("tck-complete-task-4", "four", task_id=message_request.id))
         assert (done.id, done.context_id) == (message_request.id, message_request.context_id)
         assert done.status.state == TaskState.TASK_STATE_COMPLETED
-        said = await texts(client, message_request.id, None)
-        assert [text for text in said if text in ("one", "two", "three", "four")] == ["one", "two", "three", "four"]
+        answers = await texts(client, message_request.id, None)
+        assert [text for text in answers if text in ("one", "two", "three", "four")] == ["one", "two", "three", "four"]
         assert await texts(client, message_request.id, 0) == []
-        assert await texts(client, message_request.id, 2) == said[-2:]
+        assert await texts(client, message_request.id, 2) == answers[-2:]
 
 
 async def texts(client: Client, task_id: str, history_length: int | None) -> list[str]:

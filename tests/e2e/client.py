@@ -147,10 +147,10 @@ class Peer:
 
     async def answer(self, asked: Seen, *parts: Part, streaming: bool = False) -> Seen:
         """Answer a task's question and return the task's end or its next question."""
-        said = Message(role=Role.ROLE_USER, message_id=str(uuid.uuid4()), task_id=asked.task_id, parts=parts)
+        message = Message(role=Role.ROLE_USER, message_id=str(uuid.uuid4()), task_id=asked.task_id, parts=parts)
         seen = Seen(asked.task_id, asked.context_id, asked.state, artifacts=dict(asked.artifacts))
         async for event in (self.streaming if streaming else self.blocking).send_message(
-            SendMessageRequest(message=said)
+            SendMessageRequest(message=message)
         ):
             seen.take(event)
         return seen

@@ -96,6 +96,6 @@ async def test_every_example_works(tmp_path: Path) -> None:
                     await (run_python(here, line, names) if language == "python" else run_shell(here))
                 count += 1
             assert count > 15
-            heard = hook.received[-1]
-            assert heard.headers["x-a2a-notification-token"] == "my-webhook-secret"
+            received = hook.received[-1]
+            assert received.headers["x-a2a-notification-token"] == "my-webhook-secret"
     assert (setup.root / "made.txt").read_text() == "made\n"

@@ -64,8 +64,8 @@ async def test_the_platforms_timeout_is_the_turns_time_budget(setup: AgentSetup)
 async def test_without_a_required_variable_the_agent_does_not_start(setup: AgentSetup) -> None:
     setup = with_runtime(setup, required_env=["SCRIPTED_KEY", "OPENAI_API_KEY", "TICKETS"])
     assert spawn(setup).wait(20) == 2
-    said = setup.log.read_text()
-    assert "config.yaml: runtime_config.required_env[2]: names the variable TICKETS, which is not set" in said
+    log = setup.log.read_text()
+    assert "config.yaml: runtime_config.required_env[2]: names the variable TICKETS, which is not set" in log
     async with running_agent(replace(setup, environment={"TICKETS": "t"})) as agent, peer(agent.url) as client:
         assert (await client.ask("hello")).answer == "You said: hello"
 

@@ -50,9 +50,9 @@ async def send(client: Peer, *parts: Part, context_id: str = "ctx") -> Seen:
 
 def last_user_message(model: ScriptedModel) -> Said:
     """Return the last user message of the model's last call."""
-    said = model.requests[-1].last_user_message
-    assert said is not None
-    return said
+    message = model.requests[-1].last_user_message
+    assert message is not None
+    return message
 
 
 async def task(client: Peer, seen: Seen) -> Task:

@@ -271,8 +271,8 @@ async def test_commands_and_patches_write_only_the_configured_folders(
         ran = next(each for each in events_of_type(ToolResult, events) if each.output)
         assert "Read-only file system" in ran.output
         assert os.readlink("/proc/self/ns/pid") not in ran.output
-        heard = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
-        assert "outside of the project" in heard[-1]
+        outputs = [item.text for item in model.requests[-1].input if isinstance(item, Output)]
+        assert "outside of the project" in outputs[-1]
         # The sandbox also applies to a resumed session.
         options = replace(options, resume=done.session_id)
     assert sorted(file.name for file in more.iterdir()) == ["a1", "a2", "b1", "b2"]

@@ -218,8 +218,8 @@ async def test_a_model_stream_that_is_retried_is_not_duplicated(client: Peer) ->
 
 @pytest.mark.both_backends
 async def test_an_unreachable_model_fails_quickly(setup: AgentSetup) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        address = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
     async with running_agent(replace(setup, model_url=address)) as agent, peer(agent.url) as client:
         with anyio.fail_after(20):
             seen = await client.ask("hello")

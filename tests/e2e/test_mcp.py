@@ -219,8 +219,8 @@ async def test_without_a_required_server_the_agent_does_not_start(setup: AgentSe
     process = spawn(setup)
     with anyio.fail_after(HANG_S):
         assert await anyio.to_thread.run_sync(process.wait) == 3
-    said = setup.log.read_text().splitlines()[-1]
-    assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in said
+    last_line = setup.log.read_text().splitlines()[-1]
+    assert "a required MCP server does not start (mcp_servers of config.yaml): needed: " in last_line
 
 
 def test_the_doctor_reports_each_servers_state(setup: AgentSetup) -> None:

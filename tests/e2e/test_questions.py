@@ -52,8 +52,8 @@ def escalation_script(setup: AgentSetup, *, after: str = "It is done.") -> str:
 
 def model_received(model: ScriptedModel, words: str) -> bool:
     """Whether a user message with these words reached the model."""
-    said = [each for request in model.requests for each in request.input if isinstance(each, Message)]
-    return any(each.role == "user" and words in each.text for each in said)
+    messages = [each for request in model.requests for each in request.input if isinstance(each, Message)]
+    return any(each.role == "user" and words in each.text for each in messages)
 
 
 @asynccontextmanager

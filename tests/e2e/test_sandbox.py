@@ -15,12 +15,12 @@ IN_DOCKER = ("tests.e2e.docker_seccomp", "codex_workspace", "serve")
 def test_an_unavailable_sandbox_is_rejected_with_the_remedies(setup: AgentSetup) -> None:
     process = spawn(setup, IN_DOCKER)
     assert process.wait(20) == 3
-    said = setup.log.read_text()
-    last = said.strip().splitlines()[-1]
+    log = setup.log.read_text()
+    last = log.strip().splitlines()[-1]
     for word in ("codex.sandbox: workspace-write", "bwrap: ", "--security-opt seccomp=", "codex.sandbox to container"):
         assert word in last
-    assert "Traceback" not in said
-    assert "ready" not in said
+    assert "Traceback" not in log
+    assert "ready" not in log
 
 
 async def test_the_container_is_the_sandbox_if_configured(setup: AgentSetup) -> None:

@@ -253,9 +253,9 @@ async def test_commands_cannot_read_hidden_files_and_otherwise_work(setup: Agent
                 ]
                 answered = await client.ask(script(*work, {"say": "Tried."}))
                 assert answered.answer == "Tried."
-                said = [item.text for item in model.requests[-1].input if isinstance(item, Output)][-len(work) :]
-                assert all("CLOSED" in each for each in said[: len(reads)]), said
-                assert "Say hello." in said[len(reads)]
-                assert ("WRITTEN" in said[-1]) == (sandbox == "workspace-write")
+                outputs = [item.text for item in model.requests[-1].input if isinstance(item, Output)][-len(work) :]
+                assert all("CLOSED" in each for each in outputs[: len(reads)]), outputs
+                assert "Say hello." in outputs[len(reads)]
+                assert ("WRITTEN" in outputs[-1]) == (sandbox == "workspace-write")
     stored = (home / "sessions").rglob("*.jsonl")
     assert any(file.stat().st_size for file in stored), "codex itself must be able to write its record"

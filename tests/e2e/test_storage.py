@@ -64,10 +64,10 @@ async def doctor_reports(setup: AgentSetup) -> dict[str, dict[str, str]]:
 @pytest.mark.alone
 async def test_a_second_agent_refuses_to_start_and_names_the_first(setup: AgentSetup, agent: AgentProcess) -> None:
     before = time.monotonic()
-    said = await startup_error(setup)
+    error = await startup_error(setup)
     assert time.monotonic() - before < LOCK_TIMEOUT_S + 3
-    assert f"another agent works on {setup.root / 'state'} (pid {agent.process.pid}, since 2" in said
-    assert agent.url in said
+    assert f"another agent works on {setup.root / 'state'} (pid {agent.process.pid}, since 2" in error
+    assert agent.url in error
     async with peer(agent.url) as client:
         assert (await client.ask("Hello")).state == COMPLETED
     found = await doctor_reports(setup)
@@ -93,8 +93,10 @@ async def test_a_killed_agent_and_its_codex_hold_no_locks(setup: AgentSetup) -> 
 async def test_a_foreign_database_is_reported_and_replaced_on_request(setup: AgentSetup, content: bytes) -> None:
     setup.prepare()
     database(setup).write_bytes(content)
-    said = await startup_error(setup)
-    assert said.startswith(f"configuration: DATABASE_URL: {database(setup)} is no SQLite database; it is left as it is")
+    error = await startup_error(setup)
+    assert error.startswith(
+        f"configuration: DATABASE_URL: {database(setup)} is no SQLite database; it is left as it is"
+    )
     assert database(setup).read_bytes() == content
     found = await doctor_reports(setup)
     assert found["schema"]["status"] == "failed"
@@ -131,8 +133,8 @@ async def test_the_doctor_shows_the_schema_version_and_a_newer_one_is_rejected(s
     assert (await doctor_reports(setup))["schema"]["finding"] == f"version {SCHEMA_VERSION}"
     with closing(sqlite3.connect(database(setup))) as connection, connection:
         connection.execute("insert into schema_version values (99, 0)")
-    said = await startup_error(setup)
-    assert "has schema version 99, and this agent supports only version 1" in said
+    error = await startup_error(setup)
+    assert "has schema version 99, and this agent supports only version 1" in error
     assert (await doctor_reports(setup))["schema"]["status"] == "failed"
 
 

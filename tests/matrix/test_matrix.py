@@ -126,25 +126,25 @@ def outside(scene: Scene) -> Path:
     return scene.setup.root / f"{uuid.uuid4()}.txt"
 
 
-def is_there(file: Path) -> bool:
+def exists(file: Path) -> bool:
     return file.exists()
 
 
-async def asked_about(scene: Scene, file: Path, *, streaming: bool) -> Seen:
+async def ask_for_approval(scene: Scene, file: Path, *, streaming: bool) -> Seen:
     """Let the model request to create a file outside the sandbox."""
     wish = script({"run": f"echo made > {file}", "escalate": True}, {"say": "So be it."})
     seen = await seen_of(scene.client.send(message(wish), streaming=streaming))
     assert seen.state == ASKING
     assert f"echo made > {file}" in seen.sentence
     assert seen.question["kind"] == "command"
-    assert not is_there(file)
+    assert not exists(file)
     return seen
 
 
 @WAYS
 async def test_approval_yes(scene: Scene, streaming: bool) -> None:
     file = outside(scene)
-    seen = await asked_about(scene, file, streaming=streaming)
+    seen = await ask_for_approval(scene, file, streaming=streaming)
     done = await answered(scene, seen, "Yes, please.", streaming=streaming)
     assert (done.state, done.answer) == (COMPLETED, "So be it.")
     assert file.read_text() == "made\n"
@@ -153,21 +153,21 @@ async def test_approval_yes(scene: Scene, streaming: bool) -> None:
 @WAYS
 async def test_approval_no(scene: Scene, streaming: bool) -> None:
     file = outside(scene)
-    seen = await asked_about(scene, file, streaming=streaming)
+    seen = await ask_for_approval(scene, file, streaming=streaming)
     done = await answered(scene, seen, "No, leave it alone.", streaming=streaming)
-    assert (done.state, is_there(file)) == (COMPLETED, False)
-    assert any("leave it alone" in said.text for said in users_words(scene.model))
+    assert (done.state, exists(file)) == (COMPLETED, False)
+    assert any("leave it alone" in message_.text for message_ in user_messages(scene.model))
 
 
 async def test_approval_by_data(scene: Scene) -> None:
     file = outside(scene)
-    seen = await asked_about(scene, file, streaming=False)
+    seen = await ask_for_approval(scene, file, streaming=False)
     decision = {"questionId": seen.question["questionId"], "decision": "approve"}
     done = await answered(scene, seen, Part(data=ParseDict(decision, Value())), streaming=False)
-    assert (done.state, is_there(file)) == (COMPLETED, True)
+    assert (done.state, exists(file)) == (COMPLETED, True)
 
 
-def users_words(model: ScriptedModel) -> list[Said]:
+def user_messages(model: ScriptedModel) -> list[Said]:
     """Return the user messages of the model's last call."""
     return [each for each in model.requests[-1].input if isinstance(each, Said) and each.role == "user"]
 
@@ -177,11 +177,11 @@ async def test_image_in(scene: Scene, streaming: bool) -> None:
     image = Part(raw=png(), media_type="image/png", filename="dot.png")
     seen = await seen_of(scene.client.send(message("What is this?", image), streaming=streaming))
     assert seen.state == COMPLETED
-    said = scene.model.requests[-1].last_user_message
-    assert said is not None
-    (url,) = said.images
+    message_ = scene.model.requests[-1].last_user_message
+    assert message_ is not None
+    (url,) = message_.images
     assert url.startswith("data:image/png;base64,")
-    assert "What is this?" in said.text
+    assert "What is this?" in message_.text
 
 
 @WAYS
@@ -197,9 +197,9 @@ async def test_file_out(scene: Scene, streaming: bool) -> None:
     assert (part.raw, part.media_type, part.filename) == (png(), "image/png", "Dot.png")
 
 
-def old_form(heard: Received) -> StreamResponse:
+def from_0_3(received: Received) -> StreamResponse:
     """Read a notification of A2A 0.3: a whole task."""
-    return StreamResponse(task=to_core_task(OldTask.model_validate_json(heard.body)))
+    return StreamResponse(task=to_core_task(OldTask.model_validate_json(received.body)))
 
 
 async def test_push(scene: Scene) -> None:
@@ -208,15 +208,15 @@ async def test_push(scene: Scene) -> None:
         config = TaskPushNotificationConfig(url=hook.url, token="a-secret")
         sent.configuration.task_push_notification_config.CopyFrom(config)
         seen = await seen_of(scene.client.send(sent))
-        told, number = Seen(), 0
-        while told.state not in TERMINAL:
-            heard = (await hook.heard(number + 1))[number]
+        task, number = Seen(), 0
+        while task.state not in TERMINAL:
+            received = (await hook.heard(number + 1))[number]
             number += 1
-            assert heard.headers["x-a2a-notification-token"] == "a-secret"
-            told.take(old_form(heard) if scene.kind.is_old else ParseDict(heard.payload, StreamResponse()))
-    assert told.task_id == seen.task_id
-    assert (told.tasks, told.terminals) == ((number, 0) if scene.kind.is_old else (1, 1))
-    assert (told.state, told.answer) == (seen.state, seen.answer) == (COMPLETED, "You said: hello there")
+            assert received.headers["x-a2a-notification-token"] == "a-secret"
+            task.take(from_0_3(received) if scene.kind.is_old else ParseDict(received.payload, StreamResponse()))
+    assert task.task_id == seen.task_id
+    assert (task.tasks, task.terminals) == ((number, 0) if scene.kind.is_old else (1, 1))
+    assert (task.state, task.answer) == (seen.state, seen.answer) == (COMPLETED, "You said: hello there")
 
 
 async def test_list(scene: Scene) -> None:

@@ -11,8 +11,8 @@ from tests.matrix.remote import Json, Wire
 
 
 def _new_request(request: SendMessageRequest) -> Json:
-    said: Json = MessageToDict(request)
-    return said
+    data: Json = MessageToDict(request)
+    return data
 
 
 def _new_event(event: Json) -> StreamResponse:
@@ -21,8 +21,8 @@ def _new_event(event: Json) -> StreamResponse:
 
 def _old_request(request: SendMessageRequest) -> Json:
     params = conversions.to_compat_send_message_request(request, "").params
-    said: Json = params.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return said
+    data: Json = params.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return data
 
 
 def _old_event(event: Json) -> StreamResponse:

@@ -49,8 +49,8 @@ class Recorder:
 def message(message_id: str) -> dict[str, object]:
     """Return the JSON-RPC request that sends one text in the context `path`."""
     parts = [{"text": "hello"}]
-    said = {"role": "ROLE_USER", "messageId": message_id, "contextId": "path", "parts": parts}
-    return {"jsonrpc": "2.0", "id": message_id, "method": "SendMessage", "params": {"message": said}}
+    content = {"role": "ROLE_USER", "messageId": message_id, "contextId": "path", "parts": parts}
+    return {"jsonrpc": "2.0", "id": message_id, "method": "SendMessage", "params": {"message": content}}
 
 
 async def modules_of_second_message(root: Path) -> list[str]:

@@ -65,8 +65,8 @@ BAD: Final[Mapping[str, Bad]] = {
     "a tag": _not_yaml("name: !python/object:os.system x\n", "line 1, column 7: ", "could not determine a constructor"),
     "a NUL": _not_yaml("name: a\x00b\n", "", "is not YAML"),
     "not UTF-8": _file("configs/config.yaml", b"name: \xff\n", "", "is not YAML"),
-    "an alias of nothing": _not_yaml("name: *nobody\n", "line 1, column 7: ", "undefined alias"),
-    "a day that is none": _not_yaml(GOOD + "version: 2024-99-99\n", "", "a value that YAML cannot make"),
+    "an undefined alias": _not_yaml("name: *nobody\n", "line 1, column 7: ", "undefined alias"),
+    "an invalid date": _not_yaml(GOOD + "version: 2024-99-99\n", "", "a value that YAML cannot make"),
     "deep nesting": _not_yaml("[" * 5000, "", "nested too deeply"),
     "a key twice": _not_yaml(GOOD + "name: other\n", "line 4, column 1: ", "the key name is there twice"),
     "a key of a section twice": _not_yaml(
@@ -94,23 +94,25 @@ BAD: Final[Mapping[str, Bad]] = {
         "is missing; it must be",
         schema=False,
     ),
-    "a schema version to come": _key("template_schema_version: 2\n", "template_schema_version", "number 1, but is 2"),
+    "a future schema version": _key("template_schema_version: 2\n", "template_schema_version", "number 1, but is 2"),
     "a schema version that is true": _key(
         "template_schema_version: true\n", "template_schema_version", "must be a whole number 1, but is true"
     ),
     "a schema version in quotes": _key("template_schema_version: '1'\n", "template_schema_version", "but is text"),
-    "a slip": _key("modle: x\n", "modle", "is not a known key (did you mean model?)"),
-    "a slip in a section": _key("codex:\n  sandbx: x\n", "codex.sandbx", "is not a known key (did you mean sandbox?)"),
+    "a misspelled key": _key("modle: x\n", "modle", "is not a known key (did you mean model?)"),
+    "a misspelled key of a section": _key(
+        "codex:\n  sandbx: x\n", "codex.sandbx", "is not a known key (did you mean sandbox?)"
+    ),
     "a key without its unit": _key(
         "codex:\n  turn_timeout: 5\n", "codex.turn_timeout", "is not a known key (did you mean turn_timeout_s?)"
     ),
-    "a slip in a key of the platform's": _key("initial_promt: hi\n", "initial_promt", "did you mean initial_prompt?"),
-    "a slip in its section": _key(
+    "a misspelled platform key": _key("initial_promt: hi\n", "initial_promt", "did you mean initial_prompt?"),
+    "a misspelled key of a platform section": _key(
         "runtime_config:\n  requird_env: []\n", "runtime_config.requird_env", "did you mean required_env?"
     ),
-    "a key of nobody's": _key("qqqq: 1\n", "qqqq", "is not a known key"),
+    "an unknown key": _key("qqqq: 1\n", "qqqq", "is not a known key"),
     "a key of two lines": _key('"two\\nlines": 1\n', "'two\\nlines'", "is not a known key"),
-    "a limit of nobody's": _key("limits:\n  max_bytes: 1\n", "limits.max_bytes", "is not a known key"),
+    "an unknown limit": _key("limits:\n  max_bytes: 1\n", "limits.max_bytes", "is not a known key"),
     # --- values of the wrong type
     "a number as name": Bad(
         "name: 5\nruntime: codex\nmodel: x\n",
@@ -119,8 +121,8 @@ BAD: Final[Mapping[str, Bad]] = {
     ),
     "a no as name": Bad("name: no\nruntime: codex\nmodel: x\n", CONFIG + "name: ", "but is false; put it in quotes"),
     "a blank name": Bad("name: '  '\nruntime: codex\nmodel: x\n", CONFIG + "name: ", "must be one line of text"),
-    "a version without quotes": _key("version: 1.0\n", "version", "must be text, but is a number; put it in quotes"),
-    "a day as version": _key("version: 2024-01-01\n", "version", "must be text, but is a date"),
+    "an unquoted version": _key("version: 1.0\n", "version", "must be text, but is a number; put it in quotes"),
+    "a date as version": _key("version: 2024-01-01\n", "version", "must be text, but is a date"),
     "a description without any": _key("description: null\n", "description", "must be text, but is empty"),
     "text for a list": _key("skills: git\n", "skills", "must be a list, each item the name of a folder"),
     "a number in a list of texts": _key(
@@ -146,64 +148,68 @@ BAD: Final[Mapping[str, Bad]] = {
     ),
     # --- values out of range
     "a port too high": _key("a2a: {port: 70000}\n", "a2a.port", "must be a whole number from 0 to 65535, but is 70000"),
-    "no time at all": _key(
+    "a zero duration": _key(
         "codex:\n  turn_timeout_s: 0\n", "codex.turn_timeout_s", "must be a number from 0.1 to 604800"
     ),
-    "a time that is no number": _key(
+    "a duration that is not a number": _key(
         "codex:\n  turn_timeout_s: .nan\n", "codex.turn_timeout_s", "but is nan", schema=False
     ),
-    "a time before now": _key(
+    "a negative duration": _key(
         "codex:\n  turn_inactivity_timeout_s: -1\n", "codex.turn_inactivity_timeout_s", "must be a number from 0.1"
     ),
-    "a time beyond all": _key(f"codex:\n  turn_timeout_s: {10**400}\n", "codex.turn_timeout_s", "but is 10000000000"),
-    "a grace longer than an engine's": _key(
+    "a duration over the maximum": _key(
+        f"codex:\n  turn_timeout_s: {10**400}\n", "codex.turn_timeout_s", "but is 10000000000"
+    ),
+    "a grace period longer than an engine's": _key(
         "codex:\n  shutdown_grace_s: 61\n", "codex.shutdown_grace_s", "must be a number from 0 to 60"
     ),
     "more text than codex takes": _key(
         "limits: {max_text_chars: 2000000}\n", "limits.max_text_chars", "from 1 to 1048576, but is 2000000"
     ),
-    "a limit of nothing": _key("limits: {max_message_bytes: 0}\n", "limits.max_message_bytes", "must be a whole"),
+    "a limit of zero": _key("limits: {max_message_bytes: 0}\n", "limits.max_message_bytes", "must be a whole"),
     "a negative age": _key("storage: {keep_days: -1}\n", "storage.keep_days", "must be a number from 0 to 36500"),
-    "a webhook's timeout beyond all": _key("push: {timeout_s: 600}\n", "push.timeout_s", "must be a number from 0.1"),
+    "a webhook timeout over the maximum": _key(
+        "push: {timeout_s: 600}\n", "push.timeout_s", "must be a number from 0.1"
+    ),
     "a sandbox with an underscore": _key(
         "codex:\n  sandbox: workspace_write\n",
         "codex.sandbox",
         "must be one of read-only, workspace-write, danger-full-access, container, but is 'workspace_write' "
         "(did you mean workspace-write?)",
     ),
-    "an approval policy of the past": _key(
+    "an obsolete approval policy": _key(
         "codex:\n  approval_policy: on-failure\n", "codex.approval_policy", "must be one of never, on-request"
     ),
-    "conversations of no kind": _key(
+    "an unknown value of conversations": _key(
         "codex:\n  conversations: single\n", "codex.conversations", "must be one of main, per-context"
     ),
     "an effort as a number": _key(
         "codex:\n  reasoning_effort: 3\n", "codex.reasoning_effort", "must be a word such as"
     ),
-    "a mid-turn of no kind": _key("codex:\n  mid_turn: later\n", "codex.mid_turn", "must be one of queue, steer"),
+    "an unknown mid-turn policy": _key("codex:\n  mid_turn: later\n", "codex.mid_turn", "must be one of queue, steer"),
     "a web search of yes": _key("codex:\n  web_search: true\n", "codex.web_search", "must be one of disabled, cached"),
-    "a recovery of no kind": _key("codex:\n  recovery: never\n", "codex.recovery", "must be one of resume, rerun"),
-    "a backend of no kind": _key("codex:\n  backend: sdk\n", "codex.backend", "must be one of app-server, exec"),
-    "approvals where nobody is asked": _key(
+    "an unknown recovery policy": _key("codex:\n  recovery: never\n", "codex.recovery", "must be one of resume, rerun"),
+    "an unknown backend": _key("codex:\n  backend: sdk\n", "codex.backend", "must be one of app-server, exec"),
+    "approvals that the backend cannot ask for": _key(
         "codex: {backend: exec, approval_policy: on-request}\n",
         "codex.approval_policy",
         "cannot be on-request with codex.backend: exec",
         schema=False,
     ),
-    "steering where nothing is taken": _key(
+    "steering with a backend without it": _key(
         "codex: {backend: exec, mid_turn: steer}\n",
         "codex.mid_turn",
         "cannot be steer with codex.backend: exec",
         schema=False,
     ),
-    "hiding where nothing is hidden": _key(
+    "hiding secrets with a backend without it": _key(
         "codex: {backend: exec, hide_secrets: true}\n",
         "codex.hide_secrets",
         "cannot be true with codex.backend: exec",
         schema=False,
     ),
     # --- writable folders
-    "a writable folder that is not there": _key(
+    "a missing writable folder": _key(
         "codex: {writable_folders: [nowhere]}\n",
         "codex.writable_folders[0]",
         "must be a folder that exists",
@@ -222,19 +228,19 @@ BAD: Final[Mapping[str, Bad]] = {
         schema=False,
     ),
     # --- A2A and principals
-    "no protocol": _key(
+    "no A2A version": _key(
         "a2a: {protocol_versions: []}\n", "a2a.protocol_versions", "must name each version once", schema=False
     ),
-    "a protocol twice": _key(
+    "an A2A version twice": _key(
         'a2a: {protocol_versions: ["1.0", "1.0"]}\n',
         "a2a.protocol_versions",
         "must name each version once",
         schema=False,
     ),
-    "a protocol of the past": _key(
+    "an obsolete A2A version": _key(
         'a2a: {protocol_versions: ["0.2"]}\n', "a2a.protocol_versions[0]", "must be one of 1.0, 0.3, but is '0.2'"
     ),
-    "a protocol without quotes": _key(
+    "an unquoted A2A version": _key(
         "a2a: {protocol_versions: [1.0]}\n", "a2a.protocol_versions[0]", "must be one of 1.0, 0.3, but is a number"
     ),
     "a signature for the older protocol": _key(
@@ -278,7 +284,7 @@ BAD: Final[Mapping[str, Bad]] = {
         schema=False,
         ADA=CREDENTIAL,
     ),
-    "a webhook's network that is none": _key(
+    "an invalid webhook network": _key(
         "push: {allow: [internal, 10.0.0.0/33]}\n",
         "push.allow[1]",
         "must be a host name, an address, or a network such as 10.0.0.0/8, but is '10.0.0.0/33'",
@@ -301,7 +307,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "is a duplicate: 'a'",
         schema=False,
     ),
-    "an MCP server with the name of our own": _key(
+    "an MCP server with the built-in server's name": _key(
         "agent_tools: always\nmcp_servers: [{name: agent, command: x}]\n",
         "mcp_servers[0].name",
         "must not be agent, which is the agent's own; rename it, or set agent_tools: never",
@@ -311,13 +317,13 @@ BAD: Final[Mapping[str, Bad]] = {
     "a provider without a mode": _key(
         "providers: [{name: a}]\n", "providers[0].auth_mode", "is missing; it must be one of openai_api"
     ),
-    "a provider of no kind": _key(
+    "an unknown auth mode": _key(
         "providers: [{name: a, auth_mode: api}]\n", "providers[0].auth_mode", "must be one of openai_api"
     ),
-    "a provider's key of nobody's": _key(
+    "an unknown key of a provider": _key(
         "providers: [{name: a, auth_mode: openai_api, url: x}]\n", "providers[0].url", "is not a known key"
     ),
-    "the wire of the past": _key(
+    "an obsolete wire API": _key(
         f"providers: [{{name: a, {COMPAT}, wire_api: chat}}]\n",
         "providers[0].wire_api",
         "must be responses, but is 'chat'",
@@ -376,7 +382,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "is a duplicate: 'a'",
         schema=False,
     ),
-    "a provider that is not there": _key(
+    "an unknown provider": _key(
         "runtime_config: {provider: opnai}\n",
         "runtime_config.provider",
         "must be one of openai, chatgpt, but is 'opnai' (did you mean openai?)",
@@ -436,7 +442,7 @@ BAD: Final[Mapping[str, Bad]] = {
         T="t",
         schema=False,
     ),
-    "a variable's name that is none": _key(
+    "an invalid variable name": _key(
         "mcp_servers: [{name: a, command: x, env: {a-b: y}}]\n",
         "mcp_servers[0].env",
         "holds the key 'a-b', but a key must be the name of an environment variable",
@@ -465,17 +471,17 @@ BAD: Final[Mapping[str, Bad]] = {
         schema=False,
     ),
     # --- prompt files and skills
-    "a prompt file that is not there": _key(
+    "a missing prompt file": _key(
         "prompt_files: [how.md]\n",
         "prompt_files[0]",
         "which is not there; write it, or take the entry away",
         schema=False,
     ),
-    "a prompt file of somebody else's": _key(
+    "a missing prompt file outside": _key(
         "prompt_files: [../state/auth.json]\n", "prompt_files[0]", "which is not there", schema=False
     ),
     "a prompt file outside": _key("prompt_files: [/etc/passwd]\n", "prompt_files[0]", "is outside of", schema=False),
-    "a skill that is not there": _key("skills: [notes]\n", "skills[0]", "which is not there; write it", schema=False),
+    "a missing skill": _key("skills: [notes]\n", "skills[0]", "which is not there; write it", schema=False),
     "a skill that is a path": _key("skills: [../notes]\n", "skills[0]", "must be the name of a folder"),
     "a skill without a head": Bad(
         GOOD + "skills: [notes]\n",
@@ -492,9 +498,7 @@ BAD: Final[Mapping[str, Bad]] = {
         schema=False,
     ),
     # --- codex's own files
-    "a config.toml that is none": _file(
-        "state/codex/config.toml", "a = 1\nb = \n", "line 2, column 5: ", "Invalid value"
-    ),
+    "an invalid config.toml": _file("state/codex/config.toml", "a = 1\nb = \n", "line 2, column 5: ", "Invalid value"),
     "a config.toml with a key twice": _file(
         "state/codex/config.toml", "a = 1\na = 2\n", "line 2, column 6: ", "Cannot overwrite a value; the file is left"
     ),
@@ -508,13 +512,13 @@ BAD: Final[Mapping[str, Bad]] = {
         "state/codex/config.toml", "[model]\nx = 1\n", "model: ", "the file is left as it is"
     ),
     "a file where CODEX_HOME is": _file("state/codex", "", "", "cannot be used as part of CODEX_HOME"),
-    "a login that is none": _variable(
+    "an invalid login": _variable(
         "CODEX_AUTH_JSON", "is not JSON; run `codex login`", CODEX_AUTH_JSON=f"{CREDENTIAL} {{"
     ),
     "a login without tokens": _variable("CODEX_AUTH_JSON", "has no valid tokens; run", CODEX_AUTH_JSON="{}"),
     # --- the environment
     "a port by name": _variable("A2A_PORT", "must be a whole number from 0 to 65535, but is text", A2A_PORT="http"),
-    "a port's number too high": _variable("A2A_PORT", "must be a whole number from 0 to 65535", A2A_PORT="65536"),
+    "a port number too high": _variable("A2A_PORT", "must be a whole number from 0 to 65535", A2A_PORT="65536"),
     "a negative port": _variable("A2A_GRPC_PORT", "must be a whole number from 0 to 65535", A2A_GRPC_PORT="-1"),
     "one port for two": _variable(
         "A2A_GRPC_PORT", "must differ from A2A_PORT, but both are 8001", A2A_PORT="8001", A2A_GRPC_PORT="8001"
@@ -527,10 +531,10 @@ BAD: Final[Mapping[str, Bad]] = {
     "a collector without a scheme": _variable(
         "OTEL_EXPORTER_OTLP_ENDPOINT", "must be an http://", OTEL_EXPORTER_OTLP_ENDPOINT="collector:4318"
     ),
-    "a protocol that is not there": _variable(
+    "an unknown OTLP protocol": _variable(
         "OTEL_EXPORTER_OTLP_PROTOCOL", "must be http/protobuf, but is", OTEL_EXPORTER_OTLP_PROTOCOL="grpc"
     ),
-    "an exporter that is not there": _variable(
+    "an unknown exporter": _variable(
         "OTEL_TRACES_EXPORTER", "must be one of otlp, none", OTEL_TRACES_EXPORTER="zipkin"
     ),
     "beyond loopback without a token": _variable(
@@ -545,9 +549,9 @@ BAD: Final[Mapping[str, Bad]] = {
     "a public address without a scheme": _variable("A2A_PUBLIC_URL", "must be an http://", A2A_PUBLIC_URL="agent:80"),
     "a model of two lines": _variable("MODEL", "must be one line of text, not blank", MODEL="gpt\n-5"),
     "a provider as MODEL": _variable("MODEL", "openai is a provider, not a model", MODEL="openai"),
-    "a log of no format": _variable("LOG_FORMAT", "must be one of text, json, but is 'xml'", LOG_FORMAT="xml"),
-    "a log of no level": _variable("LOG_LEVEL", "must be one of debug, info, warning, error", LOG_LEVEL="loud"),
-    "a workspace that is not there": _variable("WORKSPACE_DIR", "must be a folder that exists", WORKSPACE_DIR="/none"),
+    "an unknown log format": _variable("LOG_FORMAT", "must be one of text, json, but is 'xml'", LOG_FORMAT="xml"),
+    "an unknown log level": _variable("LOG_LEVEL", "must be one of debug, info, warning, error", LOG_LEVEL="loud"),
+    "a missing workspace": _variable("WORKSPACE_DIR", "must be a folder that exists", WORKSPACE_DIR="/none"),
     "a database without a scheme": _variable("DATABASE_URL", "must be a URL such as", DATABASE_URL=CREDENTIAL),
     "a platform without an id": _variable(
         "WORKSPACE_ID", "is missing; PLATFORM_URL is set", PLATFORM_URL="http://platform"
@@ -556,13 +560,13 @@ BAD: Final[Mapping[str, Bad]] = {
     "a secret where its file is meant": _variable(
         "A2A_TOKEN_FILE", "names a file that cannot be read (No such file", A2A_TOKEN_FILE=CREDENTIAL
     ),
-    "a secret's file that is not there": _variable(
+    "a missing secret file": _variable(
         "A2A_TOKEN_FILE",
         "names a file that cannot be read (No such file or directory); correct the path /nowhere/token, or create",
         A2A_TOKEN_FILE="/nowhere/token",
     ),
-    "a folder as a secret's file": _variable("A2A_TOKEN_FILE", "cannot be read (Is a directory)", A2A_TOKEN_FILE="/"),
-    "an empty file of a secret": _variable("A2A_TOKEN_FILE", "is empty", A2A_TOKEN_FILE="/dev/null"),
+    "a folder as a secret file": _variable("A2A_TOKEN_FILE", "cannot be read (Is a directory)", A2A_TOKEN_FILE="/"),
+    "an empty secret file": _variable("A2A_TOKEN_FILE", "is empty", A2A_TOKEN_FILE="/dev/null"),
     "a secret and its file": _variable(
         "A2A_TOKEN_FILE", "is set as well as A2A_TOKEN; set one of them", A2A_TOKEN_FILE="/x", A2A_TOKEN=CREDENTIAL
     ),
@@ -602,14 +606,14 @@ BAD: Final[Mapping[str, Bad]] = {
         schema=False,
         command="serve",
     ),
-    "a signing key that is not there": Bad(
+    "a missing signing key": Bad(
         GOOD + 'a2a: {protocol_versions: ["1.0"], signing_key_file: key.pem}\n',
         CONFIG + "a2a.signing_key_file: ",
         "which cannot be read (No such file or directory); it must be a PEM file that this user may read",
         schema=False,
         command="serve",
     ),
-    "a database that is none": Bad(
+    "a file that is no database": Bad(
         GOOD,
         "DATABASE_URL: {root}/state/workspace.sqlite3 ",
         "is no SQLite database; it is left as it is: restore a backup, or rename the file with",
@@ -617,7 +621,7 @@ BAD: Final[Mapping[str, Bad]] = {
         schema=False,
         command="serve",
     ),
-    "a database driver that is not there": Bad(
+    "a missing database driver": Bad(
         GOOD,
         "DATABASE_URL: ",
         "name an asynchronous driver and install it",

@@ -136,9 +136,9 @@ class Recorder:
         records: list[Mapping[str, object]] = []
         thread = None
         for steps in scenario.runs:
-            said = await self._run(f"Do this.\n{MARKER}{json.dumps(steps)}", thread, scenario.stop_at)
-            thread = thread or _thread_in(said)
-            records += said
+            output = await self._run(f"Do this.\n{MARKER}{json.dumps(steps)}", thread, scenario.stop_at)
+            thread = thread or _thread_in(output)
+            records += output
         return records
 
     def _prepare(self, config: Mapping[str, object]) -> None:
@@ -209,10 +209,10 @@ async def _lines(process: Process) -> AsyncIterator[str]:
 
 
 def _version(codex: Path) -> tuple[int, ...]:
-    said = subprocess.run([str(codex), "--version"], check=True, capture_output=True, text=True).stdout
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
+    output = subprocess.run([str(codex), "--version"], check=True, capture_output=True, text=True).stdout
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", output)
     if found is None:
-        raise SystemExit(f"{codex} says no version: {said!r}")
+        raise SystemExit(f"{codex} says no version: {output!r}")
     return tuple(map(int, found.groups()))
 
 

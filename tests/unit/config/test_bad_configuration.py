@@ -65,7 +65,7 @@ def test_what_is_wrong_is_one_sentence_and_exit_code_2(
 @pytest.mark.parametrize(
     "kind",
     [
-        *("a slip in a section", "a key with a line break", "a config.toml with a key twice"),
+        *("a misspelled key of a section", "a key with a line break", "a config.toml with a key twice"),
         *(kind for kind, bad in BAD.items() if bad.command == "serve"),
     ],
 )
