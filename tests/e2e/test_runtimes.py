@@ -230,7 +230,7 @@ def third_party_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: of-others\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        f"[{GROUP}]\nNothing = {__name__}:nothing\nbroken = no_such_module:x\nodd = {__name__}:NAMES\n"
+        f"[{GROUP}]\nNothing = {__name__}:open_null_runtime\nbroken = no_such_module:x\nodd = {__name__}:NAMES\n"
         "raising = of_others_raising:x\nspelt = of_others_spelt:x\n"
     )
     (tmp_path / "site" / "of_others_raising.py").write_text("raise RuntimeError('no luck')")
