@@ -162,8 +162,8 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
         async with open_agent(settings, provider, env, url) as agent:
 
             async def begin() -> str:
-                codex = await agent.codex.start()
-                return f"codex {format_version(codex.version)}, model {provider.model}"
+                version = await agent.codex.start()
+                return f"codex {format_version(version)}, model {provider.model}"
 
             yield ServedExecutor(
                 agent.executor,

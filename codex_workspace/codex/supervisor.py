@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 from codex_workspace.app_server import Connection
 from codex_workspace.common.concurrency import backoff
 from codex_workspace.common.errors import CodexCannotStart, CodexEnded, CodexError
+from codex_workspace.common.values import Version
 from codex_workspace.runtimes.backend import BackendStats
 
 logger = logging.getLogger(__name__)
@@ -125,14 +126,14 @@ class CodexSupervisor:
         if self._instance is not None:
             await self._instance.close()
 
-    async def start(self) -> Connection:
-        """Return codex after one attempt without a pause.
+    async def start(self) -> Version:
+        """Start codex with one attempt without a pause, and return its version.
 
         Raises:
             CodexCannotStart: codex does not start.
         """
         async with self._start_lock:
-            return (await self._open())[1]
+            return (await self._open())[1].version
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Connection]:

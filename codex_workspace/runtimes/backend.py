@@ -248,19 +248,11 @@ class Thread(Protocol):
         """Wait for exclusive access to the thread, and hold it while the block is open."""
 
 
-class StartedBackend(Protocol):
-    """A backend that has started."""
-
-    @property
-    def version(self) -> Version:
-        """The program's version."""
-
-
 class BackendLifecycle(Protocol):
     """Start and readiness of the program behind a backend."""
 
-    async def start(self) -> StartedBackend:
-        """Start the program without retries; raise CodexCannotStart if it fails."""
+    async def start(self) -> Version:
+        """Start the program without retries, and return its version; raise CodexCannotStart if it fails."""
 
     @property
     def broken_reason(self) -> str | None:

@@ -248,16 +248,13 @@ async def running(
         process.close()
 
 
-async def run_command(
-    launch: Launch, *arguments: str, within_s: float, late: str, delay: Delay | None = None
-) -> CompletedCommand:
+async def run_command(launch: Launch, *arguments: str, within_s: float, delay: Delay | None = None) -> CompletedCommand:
     """Run the CLI with an empty stdin until it exits; end all its descendants.
 
     Args:
         launch: how to start it.
         arguments: its arguments.
         within_s: how long it may take.
-        late: the error's message if it takes longer.
         delay: waits before the process is ended.
 
     Raises:
@@ -274,7 +271,7 @@ async def run_command(
                 # A descendant may hold the pipe open indefinitely.
                 tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_S
         if not process.over.is_set():
-            raise CodexCannotStart(late)
+            raise CodexCannotStart(f"codex {arguments[0]} did not end within {within_s:g} s")
     return CompletedCommand(process.popen.returncode, output.text(), process.stderr.text())
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from codex_workspace.backends.codex_exec.command import mcp_overrides, pass_secrets
@@ -10,7 +10,7 @@ from codex_workspace.backends.codex_exec.mcp_servers import ExecMcpServers, is_s
 from codex_workspace.backends.codex_exec.runtime import CodexExec, run_codex
 from codex_workspace.backends.codex_exec.thread import ExecThread, ExecThreadOptions
 from codex_workspace.backends.codex_exec.turn import FileRequests
-from codex_workspace.codex.sandbox import PROBE_TIMEOUT_S, WITHOUT, sandbox_error
+from codex_workspace.codex.sandbox import WITHOUT, sandbox_error
 from codex_workspace.common.errors import MAX_REASON_CHARS, CodexCannotStart
 from codex_workspace.common.values import KeyPath, TomlValue, Version
 from codex_workspace.config.codex_toml import CONFIG_NAME, Managed
@@ -20,7 +20,6 @@ from codex_workspace.protocol.app_server_reader import ExpectedServers
 from codex_workspace.runtimes.backend import Backend, BackendStats, Thread, ThreadIdStore, ThreadRegistry, ToolCaller
 from codex_workspace.runtimes.cli_run import RunLimits
 from codex_workspace.runtimes.launch import Launch, RunOptions, Sandbox
-from codex_workspace.runtimes.process import CompletedCommand
 
 NO_MODEL: Final[Mapping[KeyPath, TomlValue]] = {
     ("model_provider",): "none",
@@ -40,13 +39,6 @@ _SANDBOXES: Final[Mapping[str, Sandbox]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ExecInfo:
-    """A codex that has passed the checks."""
-
-    version: Version
-
-
 class ExecPreflight:
     """Checks at start whether codex can run turns.
 
@@ -63,8 +55,8 @@ class ExecPreflight:
         self._sandbox = sandbox
         self._servers = servers
 
-    async def start(self) -> ExecInfo:
-        """Check codex's version, its configuration, its sandbox, and the required MCP servers.
+    async def start(self) -> Version:
+        """Check codex's version, which is returned, its configuration, its sandbox, and the required MCP servers.
 
         Raises:
             CodexCannotStart: one of the checks fails.
@@ -73,7 +65,7 @@ class ExecPreflight:
         await require_valid_config(self._launch)
         await require_sandbox(self._launch, self._sandbox)
         await require_mcp_servers(self._codex, self._servers)
-        return ExecInfo(version)
+        return version
 
     @property
     def broken_reason(self) -> str | None:
@@ -98,7 +90,7 @@ async def require_valid_config(launch: Launch) -> None:
     Raises:
         CodexCannotStart: codex rejects the file; contains codex's message.
     """
-    completed = await _run(launch, "mcp", "list")
+    completed = await run_codex(launch, "mcp", "list")
     if completed.exit_code != 0:
         output = completed.stderr or completed.stdout
         _, error, why = output.partition("Error:")
@@ -113,7 +105,7 @@ async def require_sandbox(launch: Launch, mode: str) -> None:
     """
     if mode in WITHOUT:
         return
-    completed = await _run(launch, "sandbox", "--", "true")
+    completed = await run_codex(launch, "sandbox", "--", "true")
     if completed.exit_code != 0:
         raise sandbox_error(mode, completed.last_line[:MAX_REASON_CHARS] or f"exit code {completed.exit_code}")
 
@@ -133,11 +125,6 @@ async def require_mcp_servers(codex: CodexExec, servers: ExecMcpServers) -> None
         if is_server_failure(run.full_diagnostics):
             servers.leave_out_failed(run.full_diagnostics, servers.optional)
         raise CodexCannotStart("codex ended before its session started", run.diagnostics)
-
-
-async def _run(launch: Launch, *arguments: str) -> CompletedCommand:
-    late = f"codex {arguments[0]} did not end within {PROBE_TIMEOUT_S:g} s"
-    return await run_codex(launch, *arguments, within_s=PROBE_TIMEOUT_S, late=late)
 
 
 def further_config(settings: Settings) -> Managed:

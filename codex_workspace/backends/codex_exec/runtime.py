@@ -45,7 +45,7 @@ from codex_workspace.runtimes.events import AgentEvent
 from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, MARK, NO_SERVERS, Launch, RunOptions
 from codex_workspace.runtimes.process import CompletedCommand, Process, new_mark, run_command
 
-VERSION_TIMEOUT_S: Final = 20.0
+COMMAND_TIMEOUT_S: Final = 20.0
 
 MARGIN_S: Final = 2.0
 """How long codex takes to start: it may refresh a login that becomes due within this time."""
@@ -266,16 +266,19 @@ def _last_error(stderr: str) -> str:
     return " ".join(" ".join(lines[errors[-1] if errors else -1 :]).split())[:MAX_REASON_CHARS]
 
 
-async def run_codex(launch: Launch, *arguments: str, within_s: float, late: str) -> CompletedCommand:
-    """Run a codex command that may refresh the login; see `run_command`."""
+async def run_codex(launch: Launch, *arguments: str) -> CompletedCommand:
+    """Run a codex command that may refresh the login.
+
+    Raises:
+        CodexCannotStart: codex cannot be started, or does not end in time.
+    """
     return await run_command(
-        launch, *arguments, within_s=within_s, late=late, delay=partial(wait_for_refresh, launch.codex_home)
+        launch, *arguments, within_s=COMMAND_TIMEOUT_S, delay=partial(wait_for_refresh, launch.codex_home)
     )
 
 
 async def _read_version(launch: Launch) -> Version:
-    late = f"codex did not report its version within {VERSION_TIMEOUT_S:g} s"
-    completed = await run_codex(launch, "--version", within_s=VERSION_TIMEOUT_S, late=late)
+    completed = await run_codex(launch, "--version")
     version = find_version(completed.stdout)
     if version is None:
         shown = ": ".join(filter(None, (f"exit code {completed.exit_code}", completed.last_line)))

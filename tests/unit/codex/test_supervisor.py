@@ -29,6 +29,7 @@ from codex_workspace.codex.supervisor import (
     resident_bytes,
 )
 from codex_workspace.common.errors import CodexCannotStart, CodexGone
+from codex_workspace.common.values import Version
 from tests.support.memory_codex import in_virtual_time
 
 BOUNDS = SupervisorLimits(threads=10)
@@ -44,6 +45,7 @@ class Child(Connection):
     has_completed_turn: bool = False
     error: CodexGone | None = None
     pid: int | None = None
+    version: Version = (0, 169, 0)
     stands_still: bool = False
 
     def die(self) -> None:
@@ -224,7 +226,8 @@ async def test_start_is_one_try() -> None:
     async with scene(failing=1) as now:
         with pytest.raises(CodexCannotStart, match=r"exit code 7\n"):
             await now.supply.start()
-        assert await now.supply.start() is now.factory.made[0]
+        assert await now.supply.start() == (0, 169, 0)
+        assert len(now.factory.made) == 1
 
 
 @given(st.integers(1, 3000), st.integers(1, 1000))
