@@ -63,11 +63,6 @@ def pause_after(failures: int, max_restarts: int) -> float:
     return LONGEST_PAUSE_S if failures >= max_restarts else backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, failures - 2)
 
 
-def default_jitter() -> float:
-    """Return a factor for a pause, so that agents that failed together do not start together."""
-    return random.uniform(0.75, 1.0)
-
-
 def resident_bytes(process_id: int) -> int:
     """Return the resident memory of a process; 0 if it has ended."""
     try:
@@ -84,7 +79,7 @@ class CodexSupervisor:
         tasks: runs the task that holds codex open; `close` must be called before it ends.
         open_it: opens a codex.
         limits: the limits.
-        jitter: returns a factor for each pause.
+        jitter: returns a factor for each pause, so that agents that failed together do not start together.
     """
 
     def __init__(
@@ -92,7 +87,7 @@ class CodexSupervisor:
         tasks: TaskGroup,
         open_it: Callable[[], AbstractAsyncContextManager[Connection]],
         limits: SupervisorLimits,
-        jitter: Callable[[], float] = default_jitter,
+        jitter: Callable[[], float] = lambda: random.uniform(0.75, 1.0),
     ) -> None:
         self._tasks = tasks
         self._open_it = open_it

@@ -397,25 +397,17 @@ async def probe_mcp_servers(codex: Connection, options: ThreadOptions, timeout_s
             f"a required MCP server does not start (mcp_servers of config.yaml): {reason}"
         ) from refusal
     thread_id = id_in(started, "thread")
+    tools: dict[str, list[str]] = {}
     try:
-        return await _query_status(codex, thread_id, options, timeout_s)
+        known = await codex.mcp_status.wait_for(thread_id, options.servers.names, options.servers.within_s)
+        for name in [name for name, problem in known.items() if problem == ""]:
+            # With a name, codex asks the running server; without one, it starts all of them again.
+            params: JsonObject = {"threadId": thread_id, "serverName": name, "detail": "toolsAndAuthOnly"}
+            listed = await codex.call("mcpServerStatus/list", params, timeout_s=timeout_s)
+            servers = objects(listed, "data") if isinstance(listed, dict) else []
+            found = (nested_or_empty(server, "tools") for server in servers if server.get("name") == name)
+            tools[name] = sorted(next(found, {}))
     finally:
         with suppress(CodexError):
             await codex.request("thread/delete", {"threadId": thread_id}, timeout_s)
-
-
-async def _query_status(codex: Connection, thread_id: str, options: ThreadOptions, timeout_s: float) -> McpStatus:
-    expected = options.servers
-    known = await codex.mcp_status.wait_for(thread_id, expected.names, expected.within_s)
-    tools: dict[str, list[str]] = {}
-    for name, status in known.items():
-        if status == "":
-            # With a name, codex asks the running server; without one, it starts all of them again.
-            params: JsonObject = {"threadId": thread_id, "serverName": name, "detail": "toolsAndAuthOnly"}
-            tools[name] = _tools_in(await codex.call("mcpServerStatus/list", params, timeout_s=timeout_s), name)
-    return McpStatus(tools, describe_problems(expected, known))
-
-
-def _tools_in(listed: JsonValue, name: str) -> list[str]:
-    servers = objects(listed, "data") if isinstance(listed, dict) else []
-    return next((sorted(nested_or_empty(server, "tools")) for server in servers if server.get("name") == name), [])
+    return McpStatus(tools, describe_problems(options.servers, known))

@@ -327,8 +327,6 @@ UNKNOWN_END: Final = "unsettled"
 """The kind of failure of a turn whose end codex did not report."""
 
 _TIMED_OUT: Final = "watchdogTimeout"
-OWN_KINDS: Final = frozenset({_TIMED_OUT, UNKNOWN_END})
-"""The kinds that the agent assigns itself; their messages are sentences."""
 
 _STATUS: Final = re.compile(r"unexpected status (\d{3})")
 _URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
@@ -352,7 +350,8 @@ def process_exit_error(exit_code: int | None) -> TurnError:
 
 def describe_failure(failure: TurnError) -> str:
     """Return the sentence about a failure: this module's for a known kind, else codex's message without URLs."""
-    if failure.kind in OWN_KINDS:
+    if failure.kind in (_TIMED_OUT, UNKNOWN_END):
+        # The agent's own sentence.
         return failure.message
     status = _status_of(failure)
     if failure.kind in _BY_KIND:
