@@ -126,8 +126,8 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
     ]
 
 
-def _token_of(platform: PlatformSettings, learned: Callable[[Secret], None] | None = None) -> WorkspaceToken:
-    return WorkspaceToken(platform.token_file, platform.provisioned, platform.token, learned)
+def _token_of(platform: PlatformSettings) -> WorkspaceToken:
+    return WorkspaceToken(platform.token_file, platform.provisioned, platform.token)
 
 
 @asynccontextmanager
@@ -188,7 +188,8 @@ async def _platform(settings: Settings, scrub: Redactor) -> AsyncIterator[Platfo
         if len(token.reveal()) >= SHORTEST_SECRET:
             scrub.add(token.reveal())
 
-    token = _token_of(platform, learn)
+    token = _token_of(platform)
+    token.on_secret = learn
     async with open_platform_client(platform.url, platform.workspace_id, token) as api:
         yield api
 

@@ -22,11 +22,10 @@ from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import OPERATOR, Settings
 from codex_workspace.executor import CodexAppServerExecutor
 from codex_workspace.platform.client_types import WorkspaceRemoved
-from codex_workspace.platform.deadline_reply import DeferredReplies
 from codex_workspace.platform.dispatcher import Dispatcher, open_dispatcher
 from codex_workspace.platform.host_adapter import DelegationResults, RuntimeHostAdapter, open_host_adapter
 from codex_workspace.platform.inbox import Inbox, inbox_slots
-from codex_workspace.platform.runtime_contract import clear_wedge, is_smoke_test, mark_wedged
+from codex_workspace.platform.runtime_contract import is_smoke_test, report_wedge
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +176,7 @@ async def _on_platform(settings: Settings, agent: Agent, adapter: RuntimeHostAda
         yield
         return
     async with open_dispatcher(client, outbox, adapter.handler) as dispatcher, task_group() as tasks:
-        adapter.replies.late = DeferredReplies(outbox, config.answer_within_s, dispatcher)
+        adapter.replies.late, adapter.replies.deadline_s = dispatcher, config.answer_within_s
         # Polled messages belong to the same principal, and so to the same thread, as those that the runtime passes on.
         inbox = (
             Inbox(client, outbox, dispatcher, inbox_slots(settings), OPERATOR) if config.delivery == "poll" else None
@@ -212,10 +211,8 @@ async def report_unhealthy(check: Callable[[], Awaitable[str | None]], every_s: 
     was_wedged = False
     while True:
         problem = await check()
-        if problem is not None:
-            mark_wedged(problem)
-        elif was_wedged:
-            clear_wedge()
+        if problem is not None or was_wedged:
+            report_wedge(problem)
         was_wedged = problem is not None
         await anyio.sleep(every_s)
 

@@ -8,11 +8,12 @@ from typing import ClassVar
 import anyio
 from google.protobuf.json_format import MessageToDict
 
+from codex_workspace.common.files import replace_file
 from codex_workspace.common.telemetry import TaskOutcome
 from codex_workspace.config.environment import Secret
 from codex_workspace.config.settings import OPERATOR, PlatformSettings, Settings
 from codex_workspace.platform.active_tasks import TrackedExecutor
-from codex_workspace.platform.client import PlatformClient, read_secret, write_secret
+from codex_workspace.platform.client import PlatformClient, read_secret
 from codex_workspace.platform.deadline_reply import DeadlineReplyHandler
 from codex_workspace.platform.dispatcher import OWNER
 from codex_workspace.platform.inbox import inbox_slots
@@ -48,7 +49,7 @@ class PlatformMember:
 
         def accept(secret: Secret) -> None:
             if read_secret(self.platform.secret_file) != secret:
-                write_secret(self.platform.secret_file, secret)
+                replace_file(self.platform.secret_file, secret.reveal().encode())
             app.add_principal(OWNER, secret.reveal())
 
         known = read_secret(self.platform.secret_file)

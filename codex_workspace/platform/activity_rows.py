@@ -36,7 +36,6 @@ DELEGATION: Final = "delegation_id"
 """The platform's metadata key for the delegation that a message starts or belongs to."""
 
 RESULT: Final = "delegate_result"
-UPLOAD: Final = "chat_upload_receive"
 ECHO: Final = "notify"
 
 FROM_PEER: Final = "A message from the agent {peer}; it is not from your user:\n\n"
@@ -63,16 +62,13 @@ def read_row(row: ActivityRow, own_id: str, owner: str) -> OutboxMessage:
     has_parts = isinstance(message.get("parts"), list)
     if row.method == RESULT:
         return _result(row, message, own_id, owner)
-    if row.method == ECHO:
-        raise SkippedRow("a notification of our own")
-    if row.method == UPLOAD:
-        raise SkippedRow("an upload")
     if row.has_response:
         raise SkippedRow("it has a response")
     if row.source_id == own_id and not has_parts:
         # A prompt that the workspace sends to itself has parts.
         raise SkippedRow("a report of our own")
     if row.method and not row.method.startswith("message/") and not has_parts:
+        # Among them are uploads and the user's notifications.
         raise SkippedRow(f"unknown method {row.method[:40]}")
     parts = _parts(message.get("parts")) or ([Part(text=safe_text(row.summary))] if row.summary.strip() else [])
     if not parts:

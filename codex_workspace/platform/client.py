@@ -5,8 +5,6 @@ The client retries only a call whose token was rejected, once with each other to
 """
 
 import logging
-import math
-import os
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -18,6 +16,7 @@ from urllib.parse import quote
 import anyio
 import httpx
 
+from codex_workspace.common.files import replace_file
 from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.config.environment import Secret
 from codex_workspace.platform.client_types import (
@@ -54,9 +53,6 @@ PROXY_S: Final = 200.0
 MAX_BODY_BYTES: Final = 32 << 20
 """The limit of a response; a page of the activity holds whole requests of up to 1 MB."""
 
-MAX_PAGE: Final = 500
-"""The platform reduces a larger `limit` to this."""
-
 LONGEST_RETRY_AFTER_S: Final = 300.0
 USUAL_RETRY_AFTER_S: Final = 5.0
 MAX_ERROR_CHARS: Final = 200
@@ -71,19 +67,14 @@ class WorkspaceToken:
         file: where tokens that the platform issues are stored.
         other_files: files that a provisioner writes.
         from_environment: the last resort.
-        on_secret: called with each token in use and with the platform's inbound secret, so that both are redacted.
+
+    `on_secret` is called with each new token and with the platform's inbound secret, so that both are redacted.
     """
 
-    def __init__(
-        self,
-        file: Path,
-        other_files: Sequence[Path] = (),
-        from_environment: Secret | None = None,
-        on_secret: Callable[[Secret], None] | None = None,
-    ) -> None:
+    def __init__(self, file: Path, other_files: Sequence[Path] = (), from_environment: Secret | None = None) -> None:
         self._files = (file, *other_files)
         self._from_environment = from_environment
-        self._on_secret = on_secret
+        self.on_secret: Callable[[Secret], None] = lambda _secret: None
         self.current: Secret | None = next(self.candidates(), None)
 
     def candidates(self) -> Iterator[Secret]:
@@ -97,30 +88,13 @@ class WorkspaceToken:
 
     def store(self, token: Secret) -> None:
         """Store a new token durably and use it."""
-        write_secret(self._files[0], token)
+        replace_file(self._files[0], token.reveal().encode())
         self.use(token)
 
     def use(self, token: Secret) -> None:
         """Use this token from now on."""
         self.current = token
-        self.report(token)
-
-    def report(self, secret: Secret) -> None:
-        """Have a secret redacted."""
-        if self._on_secret is not None:
-            self._on_secret(secret)
-
-
-def write_secret(file: Path, secret: Secret) -> None:
-    """Store a secret durably in a file with mode 0600."""
-    new = file.with_name(f"{file.name}.new")
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with os.fdopen(descriptor, "w") as out:
-        out.write(secret.reveal())
-        out.flush()
-        os.fsync(out.fileno())
-    new.replace(file)
+        self.on_secret(token)
 
 
 def read_secret(file: Path) -> Secret | None:
@@ -187,7 +161,7 @@ class PlatformClient:
     def _inbound_secret(self, fields: JsonObject) -> Secret | None:
         secret = as_secret(text_field(fields, "platform_inbound_secret"))
         if secret is not None:
-            self._token.report(secret)
+            self._token.on_secret(secret)
         return secret
 
     async def is_removed(self) -> bool:
@@ -202,42 +176,28 @@ class PlatformClient:
 
     # --- The inbox ---
 
-    async def activity(
-        self,
-        *,
-        kind: str = "a2a_receive",
-        since_id: str | None = None,
-        since_s: int | None = None,
-        before: str | None = None,
-        limit: int = 100,
-    ) -> list[ActivityRow]:
+    async def activity(self, *, limit: int = 100, **where: str | int | None) -> list[ActivityRow]:
         """Return rows of the workspace's activity, oldest first.
 
-        With `since_id`, the rows after that row; else the newest rows, of the last `since_s` seconds, before `before`
-        (RFC 3339). There may be fewer than `limit`, if the response would be too large.
+        `where`: the platform's parameters. With `since_id`, the rows after that row; else the newest rows, of the last
+        `since_secs` seconds, before `before_ts` (RFC 3339). There may be fewer than `limit`, if the response would be
+        too large.
 
         Raises:
             CursorLost: the platform does not have the row `since_id` any more.
         """
-        params: dict[str, str] = {"type": kind, "limit": str(min(limit, MAX_PAGE))}
-        if since_id is not None:
-            params["since_id"] = since_id
-        if since_s is not None:
-            params["since_secs"] = str(since_s)
-        if before is not None:
-            params["before_ts"] = before
+        given = {"type": "a2a_receive", "limit": limit, **where}
+        params = {name: str(value) for name, value in given.items() if value is not None}
         try:
             found = await self._call("GET", f"{self._self}/activity", params=params)
         except ResponseTooLarge:
             if limit <= 1:
                 raise
-            return await self.activity(
-                kind=kind, since_id=since_id, since_s=since_s, before=before, limit=min(limit, MAX_PAGE) // 2
-            )
+            return await self.activity(limit=limit // 2, **where)
         if not isinstance(found, list):
             raise PlatformUnreachable("The platform's activity is not a list.", outcome_unknown=True)
         rows = [row for each in found if (row := read_activity_row(each)) is not None]
-        return rows if since_id is not None else rows[::-1]
+        return rows if "since_id" in where else rows[::-1]
 
     async def acknowledge(self, seq: int) -> bool:
         """Acknowledge all rows up to `seq`, so that the platform may prune them; False if it has no such call."""
@@ -450,7 +410,7 @@ def _retry_after(response: httpx.Response, fields: JsonObject) -> float:
         seconds = float(str(value))
     except ValueError:
         return USUAL_RETRY_AFTER_S
-    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER_S) if math.isfinite(seconds) else USUAL_RETRY_AFTER_S
+    return min(max(0.0, seconds), LONGEST_RETRY_AFTER_S)
 
 
 def _error_text(error: JsonValue) -> str:

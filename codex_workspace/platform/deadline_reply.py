@@ -9,7 +9,6 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
@@ -22,10 +21,10 @@ from google.protobuf.json_format import MessageToDict
 from codex_workspace.common.a2a_terms import ANSWER, WORKING, is_protocol_0_3
 from codex_workspace.common.values import JsonObject
 from codex_workspace.platform.activity_rows import DELEGATION, IN_REPLY_TO, UNKNOWN_PEER, answer_heading, is_answer
-from codex_workspace.platform.dispatcher import Dispatcher, answer_of_task, message_from_push
+from codex_workspace.platform.dispatcher import Dispatcher, answer_of_task
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.deliveries import DeliveryKey
-from codex_workspace.storage.outbox import Outbox, OutboxState, Route
+from codex_workspace.storage.outbox import OutboxState
 from codex_workspace.storage.store import Store
 
 STILL_WORKING: Final = "I am still working on this. I will send the answer as a separate message."
@@ -41,37 +40,6 @@ MAX_DEFERRED: Final = 1000
 """How many tasks are remembered whose answers are sent later."""
 
 
-class DeferredReplies:
-    """Sends late answers through the outbox."""
-
-    def __init__(self, outbox: Outbox, deadline_s: float, dispatcher: Dispatcher) -> None:
-        self.deadline_s = deadline_s
-        self._outbox = outbox
-        self._dispatcher = dispatcher
-
-    async def promise(self, message: Message, owner: str) -> str | None:
-        """Return the promise for a message whose answer is sent separately; None for any other message."""
-        known = await self._outbox.find(message_from_push(message, owner).id)
-        if known is None:
-            return None
-        return STILL_WORKING if known.state is OutboxState.RECEIVED else SENT_SEPARATELY
-
-    async def defer(self, message: Message, owner: str) -> None:
-        """Send the answer to a message, as it was stored, when its task ends; durable on return, idempotent."""
-        added = await self._outbox.add(message_from_push(message, owner))
-        if added is not None:
-            self._dispatcher.follow(added)
-
-    async def absorb(self, message: Message, owner: str) -> None:
-        """Record that the answer to an earlier message answers this one, too."""
-        done = replace(message_from_push(message, owner), state=OutboxState.DONE, route=Route.NONE, request=b"")
-        await self._outbox.add(done)
-
-    def is_asking(self, task_id: str) -> bool:
-        """Tell whether a task with a deferred answer waits for input."""
-        return self._dispatcher.is_asking(task_id)
-
-
 class DeadlineReplies:
     """Turns the task of a message into its response, by the deadline.
 
@@ -80,7 +48,7 @@ class DeadlineReplies:
         send: has a message processed, and waits for the end of its task unless it should return at once.
         attach_files: attach the task's files to the response, instead of naming them.
 
-    `late` sends late answers; None: there is no deadline.
+    late: sends the answers that take more than `deadline_s` seconds; None: there is no deadline.
     """
 
     def __init__(
@@ -90,7 +58,8 @@ class DeadlineReplies:
         *,
         attach_files: bool,
     ) -> None:
-        self.late: DeferredReplies | None = None
+        self.late: Dispatcher | None = None
+        self.deadline_s = 0.0
         self._store = store
         self._send = send
         self._attach_files = attach_files
@@ -140,7 +109,7 @@ class DeadlineReplies:
             await late.absorb(message, owner)
             return status_reply(STILL_WORKING, started)
         answer: Message | Task | None = None
-        with anyio.move_on_after(math.inf if late is None else late.deadline_s):
+        with anyio.move_on_after(math.inf if late is None else self.deadline_s):
             answer = await self._send(_copy(request), call)
         # Another delivery of the same message may have reached its deadline.
         promise = await self._promise(message, started, owner)
@@ -161,8 +130,11 @@ class DeadlineReplies:
             self._deferred.append(started.id)
 
     async def _promise(self, message: Message, started: Task, owner: str) -> Message | None:
-        text = None if self.late is None else await self.late.promise(message, owner)
-        return None if text is None else status_reply(text, started)
+        """Return the promise for a message whose answer is sent separately; None for any other message."""
+        state = None if self.late is None else await self.late.state(message, owner)
+        if state is None:
+            return None
+        return status_reply(STILL_WORKING if state is OutboxState.RECEIVED else SENT_SEPARATELY, started)
 
 
 class DeadlineReplyHandler(IdempotentHandler):

@@ -119,19 +119,33 @@ class Dispatcher:
         self._queues: dict[_Conversation, deque[tuple[OutboxMessage, TaskAnswer | None]]] = {}
         self._questions: dict[tuple[str, str], Task] = {}
 
-    @property
-    def active(self) -> int:
-        """How many messages are not answered, without those that wait for a person."""
-        return len(self._unanswered) - len(self._questions)
+    def free_slots(self, slots: int) -> int:
+        """Return how many more messages may be dispatched if `slots` may be active, those that ask a person aside.
 
-    @property
-    def has_questions(self) -> bool:
-        """Whether a task waits for input."""
-        return bool(self._questions)
+        While a task asks, there are twice as many: the message that answers it may be behind others.
+        """
+        return slots * (2 if self._questions else 1) - len(self._unanswered) + len(self._questions)
 
     def is_asking(self, task_id: str) -> bool:
         """Tell whether a task with a deferred answer waits for input."""
         return any(task.id == task_id for task in self._questions.values())
+
+    async def state(self, message: Message, owner: str) -> OutboxState | None:
+        """Return the state of a pushed message whose answer is sent separately; None for any other message."""
+        known = await self._outbox.find(message_from_push(message, owner).id)
+        return None if known is None else known.state
+
+    async def defer(self, message: Message, owner: str) -> None:
+        """Send the answer to a pushed message, as it was stored, when its task ends; durable on return, idempotent."""
+        added = await self._outbox.add(message_from_push(message, owner))
+        if added is not None and not self.is_closed and added.id not in self._unanswered:
+            self._unanswered.add(added.id)
+            self._enqueue(added)
+
+    async def absorb(self, message: Message, owner: str) -> None:
+        """Record that the answer to an earlier message answers this pushed one, too."""
+        done = replace(message_from_push(message, owner), state=OutboxState.DONE, route=Route.NONE, request=b"")
+        await self._outbox.add(done)
 
     async def resume(self) -> None:
         """Resume the messages of an earlier process, in the order they came."""
@@ -157,8 +171,10 @@ class Dispatcher:
             except StoreUnavailable:
                 await anyio.sleep(FULL_S)
             except A2AError as error:
-                if isinstance(error, UnsupportedOperationError) and _request(message).message.task_id:
-                    message = await self._as_new_message(message)
+                sent = _request(message).message
+                if isinstance(error, UnsupportedOperationError) and sent.task_id:
+                    # The question is no longer open.
+                    message = await self._address(message, "", sent.context_id)
                 elif isinstance(error, InternalError) and str(error) != INTERNAL_ERROR:
                     # The message could not be stored.
                     await anyio.sleep(FULL_S)
@@ -171,13 +187,7 @@ class Dispatcher:
         else:
             self._enqueue(message, rejection)
 
-    def follow(self, message: OutboxMessage) -> None:
-        """Follow the task of a message that was already submitted, and have its answer sent."""
-        if not self.is_closed and message.id not in self._unanswered:
-            self._unanswered.add(message.id)
-            self._enqueue(message, None)
-
-    def _enqueue(self, message: OutboxMessage, answer: TaskAnswer | None) -> None:
+    def _enqueue(self, message: OutboxMessage, answer: TaskAnswer | None = None) -> None:
         """Have a message answered after those of its conversation that came before; None: by its task."""
         conversation = _conversation(message)
         queue = self._queues.get(conversation)
@@ -189,26 +199,20 @@ class Dispatcher:
     async def _answer_all(self, conversation: "_Conversation") -> None:
         queue = self._queues[conversation]
         while queue:
-            await self._answer(*queue.popleft())
+            message = await self._answer(*queue.popleft())
+            self._unanswered.discard(message.id)
+            self._sender.enqueue(message)
         del self._queues[conversation]
 
-    async def _answer(self, message: OutboxMessage, answer: TaskAnswer | None) -> None:
-        """Store the answer to a message and have it sent."""
-        if message.route is Route.LOOK_UP:
-            # At this moment its row is among the newest.
-            message = await self._look_up_sender(message)
+    async def _answer(self, message: OutboxMessage, answer: TaskAnswer | None) -> OutboxMessage:
+        """Store the answer to a message, and its sender; return the message with both."""
+        # At this moment the row of a pushed message is among the newest.
+        message = await self._look_up_sender(message)
         answer = answer or await self._wait_for_answer(message)
-        if message.route is Route.LOOK_UP:
-            message = await self._look_up_sender(message)
+        message = await self._look_up_sender(message)
         if message.route is Route.LOOK_UP:
             message = replace(message, route=Route.USER)
-        if message.route is Route.NONE:
-            await self._outbox.complete(message)
-        else:
-            self._sender.enqueue(
-                await self._outbox.set_reply(message, answer.text_with_files, is_failure=answer.is_failure)
-            )
-        self._unanswered.discard(message.id)
+        return await self._outbox.set_reply(message, answer.text_with_files, is_failure=answer.is_failure)
 
     async def _submit(self, message: OutboxMessage) -> None:
         request = _request(message)
@@ -246,7 +250,7 @@ class Dispatcher:
             digest=prompt_id.encode(),
         )
         added = await self._outbox.add(question)
-        if added is not None and message.route is not Route.NONE:
+        if added is not None:
             self._sender.enqueue(added)
         sender = message.route, message.peer
         self._questions[sender] = task
@@ -267,19 +271,14 @@ class Dispatcher:
     async def _as_input(self, message: OutboxMessage) -> OutboxMessage:
         """Address a message to the task that waits for its sender's input, if there is one."""
         task = self._questions.get((message.route, message.peer))
-        request = _request(message)
-        if task is None or request.message.task_id or request.message.context_id:
+        sent = _request(message).message
+        if task is None or sent.task_id or sent.context_id:
             return message
-        request.message.task_id, request.message.context_id = task.id, task.context_id
-        return await self._save_request(message, request)
+        return await self._address(message, task.id, task.context_id)
 
-    async def _as_new_message(self, message: OutboxMessage) -> OutboxMessage:
-        """Undo `_as_input`: the question is no longer open."""
+    async def _address(self, message: OutboxMessage, task_id: str, context_id: str) -> OutboxMessage:
         request = _request(message)
-        request.message.task_id = ""
-        return await self._save_request(message, request)
-
-    async def _save_request(self, message: OutboxMessage, request: SendMessageRequest) -> OutboxMessage:
+        request.message.task_id, request.message.context_id = task_id, context_id
         message = replace(message, request=request.SerializeToString(deterministic=True))
         await self._outbox.save(message)
         return message
@@ -291,7 +290,7 @@ class Dispatcher:
         if there is no such row.
         """
         missing = failed = 0
-        while missing < ROW_TRIES:
+        while message.route is Route.LOOK_UP and missing < ROW_TRIES:
             try:
                 row = await find_row(self._client, message)
             except PlatformError as error:
@@ -302,12 +301,11 @@ class Dispatcher:
             if row is None:
                 missing += 1
                 await anyio.sleep(ROW_S)
-                continue
-            peer = row.source_id or ""
-            route = Route.USER if not peer else Route.NONE if peer == self._client.workspace_id else Route.PEER
-            message = replace(message, route=route, peer=peer, created_at=row.created_at)
-            await self._outbox.save(message)
-            break
+            else:
+                peer = row.source_id or ""
+                route = Route.USER if not peer else Route.NONE if peer == self._client.workspace_id else Route.PEER
+                message = replace(message, route=route, peer=peer, created_at=row.created_at)
+                await self._outbox.save(message)
         return message
 
 
@@ -330,7 +328,7 @@ _Conversation = tuple[Route, str, str]
 
 def _conversation(message: OutboxMessage) -> _Conversation:
     if message.route is Route.LOOK_UP:
-        return Route.LOOK_UP, message.id, ""
+        return message.route, message.id, ""
     return message.route, message.peer, _request(message).message.context_id
 
 

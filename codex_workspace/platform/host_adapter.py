@@ -34,6 +34,7 @@ from a2a.types import (
 
 from codex_workspace.common.a2a_terms import AuthenticatedUser
 from codex_workspace.common.concurrency import task_group
+from codex_workspace.common.files import replace_file
 from codex_workspace.common.values import JsonObject, quote_untrusted
 from codex_workspace.config.settings import OPERATOR
 from codex_workspace.platform.active_tasks import TrackedExecutor
@@ -116,10 +117,8 @@ class DelegationResults:
     def _remember(self, digests: Iterable[str]) -> None:
         self._digests |= dict.fromkeys(digests)
         self._digests = dict.fromkeys(list(self._digests)[-MAX_DIGESTS:])
-        new_file = self._digest_file.with_name(f"{self._digest_file.name}.new")
         try:
-            new_file.write_text("".join(f"{digest}\n" for digest in self._digests))
-            os.replace(new_file, self._digest_file)
+            replace_file(self._digest_file, "".join(f"{digest}\n" for digest in self._digests).encode())
         except OSError as error:
             logger.warning(
                 "cannot write %s: %s; results may be reported again after a restart", self._digest_file, error

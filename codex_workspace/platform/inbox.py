@@ -111,7 +111,7 @@ class Inbox:
         """Poll once; return the pause before the next poll."""
         try:
             await self._release_held()
-            if self._free_slots() > 0:
+            if self._dispatcher.free_slots(self._slots) > 0:
                 await self._read()
         except CursorLost:
             logger.warning("the inbox's cursor is lost; reading again from its time on, without the completed rows")
@@ -128,10 +128,6 @@ class Inbox:
         self._failures = 0
         return RESULTS_POLL_S if self._only_results else POLL_S
 
-    def _free_slots(self) -> int:
-        # A message that answers a question may be behind others.
-        return self._slots * (2 if self._dispatcher.has_questions else 1) - self._dispatcher.active
-
     async def _read(self) -> None:
         """Read the rows after the cursor and take the new ones, as far as there are slots."""
         if self._cursor is not None:
@@ -141,7 +137,7 @@ class Inbox:
             rows = (await look_back(self._client, lambda _row: True, since_s=int(window_s)))[::-1]
         for row in rows:
             if row.id not in self._read_at:
-                if self._free_slots() <= 0:
+                if self._dispatcher.free_slots(self._slots) <= 0:
                     break
                 await self._take(row)
                 self._read_at[row.id] = time.monotonic()

@@ -23,7 +23,7 @@ from codex_workspace.config.settings import PlatformConfig
 from codex_workspace.platform.active_tasks import ActiveTasks
 from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.client_types import DeliveryMode, PlatformError, PlatformRejected, WorkspaceRemoved
-from codex_workspace.platform.deadline_reply import DeadlineReplyHandler, DeferredReplies
+from codex_workspace.platform.deadline_reply import DeadlineReplyHandler
 from codex_workspace.platform.dispatcher import Dispatcher, open_dispatcher
 from codex_workspace.platform.inbox import Inbox
 from codex_workspace.storage.outbox import Outbox
@@ -84,24 +84,18 @@ class ErrorRate:
         return latest.get(TaskOutcome.FAILED, 0), sum(latest.values())
 
 
+@dataclass(eq=False)
 class PlatformHost:
     """Keeps the agent registered; from `join_platform`."""
 
-    def __init__(
-        self,
-        member: Membership,
-        client: PlatformClient,
-        dispatcher: Dispatcher,
-        inbox: Inbox,
-        handler: DeadlineReplyHandler,
-        stop: anyio.Event,
-    ) -> None:
-        self._member = member
-        self._client = client
-        self._dispatcher = dispatcher
-        self._inbox = inbox
-        self._handler = handler
-        self._stop = stop
+    member: Membership
+    client: PlatformClient
+    dispatcher: Dispatcher
+    inbox: Inbox
+    handler: DeadlineReplyHandler
+    stop: anyio.Event
+
+    def __post_init__(self) -> None:
         self._mode: DeliveryMode | None = None
         self._switched = anyio.Event()
         self._started_at = time.monotonic()
@@ -111,31 +105,31 @@ class PlatformHost:
         """Resume the messages of an earlier process, register, and stay registered until removed or cancelled."""
         try:
             async with task_group() as tasks:
-                await self._dispatcher.resume()
+                await self.dispatcher.resume()
                 tasks.start_soon(self._send_heartbeats)
                 tasks.start_soon(self._poll)
         except WorkspaceRemoved:
             logger.warning("the workspace was removed from the platform; the agent stops")
-            self._stop.set()
+            self.stop.set()
 
     async def _register(self) -> None:
-        config, url, card = self._member.config, self._member.url, self._member.card
+        config, url, card = self.member.config, self.member.url, self.member.card
         wanted: DeliveryMode | None = None if config.delivery == "auto" else config.delivery
         try:
-            mode, inbound_secret = await self._client.register(card, url, wanted)
+            mode, inbound_secret = await self.client.register(card, url, wanted)
         except PlatformRejected as rejected:
             if wanted is not None or rejected.status != 400:
                 raise
             logger.info("the platform cannot push to %s (%s); polling the inbox instead", url, rejected)
-            mode, inbound_secret = await self._client.register(card, url, "poll")
+            mode, inbound_secret = await self.client.register(card, url, "poll")
         if inbound_secret is not None:
-            self._member.on_inbound_secret(inbound_secret)
+            self.member.on_inbound_secret(inbound_secret)
         if mode != self._mode:
             logger.info("registered with the platform, delivery mode %s", mode)
             self._mode = mode
             self._switched.set()
             self._switched = anyio.Event()
-        self._handler.senders = self._member.senders if mode == "push" else frozenset()
+        self.handler.senders = self.member.senders if mode == "push" else frozenset()
 
     async def _poll(self) -> None:
         """Read the inbox; if the platform pushes, only the results of delegations, which are not pushed."""
@@ -144,7 +138,7 @@ class PlatformHost:
             if self._mode is None:
                 await switched.wait()
             else:
-                await self._inbox.run(switched, only_results=self._mode == "push")
+                await self.inbox.run(switched, only_results=self._mode == "push")
 
     async def _send_heartbeats(self) -> None:
         """Register, now and after each outage, and send a heartbeat after each change and every `heartbeat_s` seconds.
@@ -154,40 +148,40 @@ class PlatformHost:
         """
         is_registered, problem = False, ""
         while True:
-            changed, running, pause_s = self._member.active_tasks.changed, self._member.running(), SHORTEST_HEARTBEAT_S
+            changed, running, pause_s = self.member.active_tasks.changed, self.member.running(), SHORTEST_HEARTBEAT_S
             try:
                 if not is_registered:
                     await self._register()
-                inbound_secret = await self._client.heartbeat(await self._report())
+                inbound_secret = await self.client.heartbeat(await self._report())
                 if inbound_secret is not None:
-                    self._member.on_inbound_secret(inbound_secret)
+                    self.member.on_inbound_secret(inbound_secret)
                 is_registered, problem = True, ""
             except PlatformError as error:
-                if isinstance(error, WorkspaceRemoved) or await self._client.is_removed():
+                if isinstance(error, WorkspaceRemoved) or await self.client.is_removed():
                     raise WorkspaceRemoved("The workspace was removed from the platform.") from error
                 if str(error) != problem:
                     logger.warning("cannot register with the platform, or send a heartbeat: %s", error)
                 is_registered, problem = False, str(error)
                 pause_s = max(
-                    min(self._member.config.heartbeat_s, RETRY_S) * random.uniform(0.5, 1.0), error.retry_after_s
+                    min(self.member.config.heartbeat_s, RETRY_S) * random.uniform(0.5, 1.0), error.retry_after_s
                 )
             await anyio.sleep(pause_s)
             if is_registered:
-                with anyio.move_on_after(self._member.config.heartbeat_s - pause_s):
+                with anyio.move_on_after(self.member.config.heartbeat_s - pause_s):
                     await self._wait_for_change(changed, running)
 
     async def _wait_for_change(self, changed: anyio.Event, running: int) -> None:
         """Wait until a message or a turn starts or ends; a message may wait for its turn."""
-        while not changed.is_set() and self._member.running() == running:
+        while not changed.is_set() and self.member.running() == running:
             with anyio.move_on_after(SHORTEST_HEARTBEAT_S):
                 await changed.wait()
 
     async def _report(self) -> JsonObject:
-        failed, ended = self._errors.update(self._member.task_counts(), time.monotonic())
-        problem = await self._member.problem()
+        failed, ended = self._errors.update(self.member.task_counts(), time.monotonic())
+        problem = await self.member.problem()
         return {
-            "active_tasks": self._member.running(),
-            "current_task": next(iter(self._member.active_tasks.texts), ""),
+            "active_tasks": self.member.running(),
+            "current_task": next(iter(self.member.active_tasks.texts), ""),
             "error_rate": round(failed / ended, 3) if ended else 0.0,
             "sample_error": problem or ("A task failed; see the agent's log." if failed else ""),
             "uptime_seconds": int(time.monotonic() - self._started_at),
@@ -211,7 +205,7 @@ async def join_platform(
     """
     async with open_dispatcher(client, outbox, front) as dispatcher, task_group() as tasks:
         inbox = Inbox(client, outbox, dispatcher, member.slots)
-        handler.replies.late = DeferredReplies(outbox, member.config.answer_within_s, dispatcher)
+        handler.replies.late, handler.replies.deadline_s = dispatcher, member.config.answer_within_s
         tasks.start_soon(PlatformHost(member, client, dispatcher, inbox, handler, stop).run)
         try:
             yield

@@ -70,14 +70,14 @@ class ReplySender:
 
     def enqueue(self, message: OutboxMessage) -> None:
         """Send a message's reply after the other replies to the same recipient."""
-        recipient = message.peer if message.route is Route.PEER else ""
-        queue = self._queues.get(recipient)
+        queue = self._queues.get(message.peer)
         if queue is None:
-            queue = self._queues[recipient] = deque()
-            self._tasks.start_soon(self._send_queue, recipient, queue)
+            queue = self._queues[message.peer] = deque()
+            self._tasks.start_soon(self._send_queue, message.peer)
         queue.append(message)
 
-    async def _send_queue(self, recipient: str, queue: deque[OutboxMessage]) -> None:
+    async def _send_queue(self, recipient: str) -> None:
+        queue = self._queues[recipient]
         while queue:
             await self._deliver(queue.popleft())
         del self._queues[recipient]
@@ -121,7 +121,7 @@ class ReplySender:
         if message.route is Route.PEER:
             # The peer's reply to this is dropped: two agents would answer each other for ever.
             await self._client.send(message.peer, text, reply_id(message), _reply_metadata(message))
-        else:
+        elif message.route is not Route.NONE:
             await self._client.notify(text)
 
     async def _has_arrived(self, message: OutboxMessage) -> bool:
@@ -161,7 +161,7 @@ async def look_back(
     seen = set[str]()
     before: str | None = None
     while True:
-        rows = await client.activity(before=before, since_s=since_s, limit=LOOK_BACK_PAGE)
+        rows = await client.activity(before_ts=before, since_secs=since_s, limit=LOOK_BACK_PAGE)
         new = [row for row in reversed(rows) if row.id not in seen]
         found += filter(matches, new)
         if not rows or (only_newest and found) or parse_time(rows[0].created_at) < since:

@@ -99,14 +99,9 @@ async def _report_task(heartbeat: Heartbeat, text: str) -> None:
                 logger.warning("cannot report a task to the platform: %r", error)
 
 
-def mark_wedged(reason: str) -> None:
-    """Have the heartbeat report that the agent cannot work; the platform shows it as degraded."""
-    _call("runtime_wedge", "mark_wedged", reason)
-
-
-def clear_wedge() -> None:
-    """Have the heartbeat report that the agent can work again."""
-    _call("runtime_wedge", "clear_wedge")
+def report_wedge(reason: str | None) -> None:
+    """Have the heartbeat report why the agent cannot work; None: it can work again."""
+    _call("runtime_wedge", "clear_wedge") if reason is None else _call("runtime_wedge", "mark_wedged", reason)
 
 
 def _call(module: str, name: str, *arguments: object) -> object:

@@ -7,7 +7,7 @@ delivery mode `poll` answers by a message of its own, which its delegation does 
 import re
 import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import anyio
@@ -76,17 +76,17 @@ def platform_toolbox(
     )
 
 
+@dataclass(frozen=True, slots=True)
 class PlatformPeers:
     """`PeerTasks` by the platform's delegations; the peers of config.yaml, by their `names`, are `configured`."""
 
-    def __init__(self, client: PlatformClient, configured: PeerTasks, names: Collection[str]) -> None:
-        self._client = client
-        self._configured = configured
-        self._names = frozenset(names)
+    client: PlatformClient
+    configured: PeerTasks
+    names: Collection[str]
 
     async def peers(self) -> list[PeerInfo]:
         """Return all peers, the platform's by their ids; if the platform does not respond, its entry says so."""
-        configured = await self._configured.peers()
+        configured = await self.configured.peers()
         try:
             known = await self._known()
         except AgentError as error:
@@ -95,8 +95,8 @@ class PlatformPeers:
 
     async def delegate(self, peer: str, task: str, wait_s: float, continues: PeerTaskHandle | None) -> PeerTaskReport:
         """See `PeerTasks`."""
-        if peer in self._names:
-            return await self._configured.delegate(peer, task, wait_s, continues)
+        if peer in self.names:
+            return await self.configured.delegate(peer, task, wait_s, continues)
         if continues is not None:
             raise ToolRefused(
                 "On the platform a task cannot be continued; give the peer a new task with all that it needs to know."
@@ -108,19 +108,19 @@ class PlatformPeers:
 
     async def check(self, handle: PeerTaskHandle, wait_s: float) -> PeerTaskReport:
         """See `PeerTasks`."""
-        if handle.peer in self._names:
-            return await self._configured.check(handle, wait_s)
+        if handle.peer in self.names:
+            return await self.configured.check(handle, wait_s)
         return await self._follow(handle, anyio.current_time() + wait_s, None)
 
     async def _known(self) -> list[PlatformPeer]:
-        return [peer for peer in await self._client.peers() if _PLAIN_ID.fullmatch(peer.id)][:MAX_PEERS]
+        return [peer for peer in await self.client.peers() if _PLAIN_ID.fullmatch(peer.id)][:MAX_PEERS]
 
     async def _start(self, target_id: str, task: str) -> str:
         """Return the delegation's id."""
         key = str(uuid.uuid4())
         for left in reversed(range(TRIES)):
             try:
-                started = await self._client.delegate(target_id, task, key)
+                started = await self.client.delegate(target_id, task, key)
                 break
             except PlatformUnreachable as error:
                 if not left:
@@ -132,13 +132,13 @@ class PlatformPeers:
 
     async def _follow(self, handle: PeerTaskHandle, until: float, known: Delegation | None) -> PeerTaskReport:
         """Wait for the end of a delegation, and record that a tool returns its result."""
-        self._client.awaited_delegations.append(handle.task)
+        self.client.awaited_delegations.append(handle.task)
         try:
             report = await self._wait(handle, until, known)
             if report.state in _ENDS.values():
-                self._client.reported_delegations.append(handle.task)
+                self.client.reported_delegations.append(handle.task)
         finally:
-            self._client.awaited_delegations.remove(handle.task)
+            self.client.awaited_delegations.remove(handle.task)
         return report
 
     async def _wait(self, handle: PeerTaskHandle, until: float, known: Delegation | None) -> PeerTaskReport:
@@ -162,7 +162,7 @@ class PlatformPeers:
 
     async def _read(self, handle: PeerTaskHandle) -> Delegation | None:
         """Return the delegation's latest state: the platform may list its start and its end."""
-        rows = [each for each in await self._client.delegations() if each.id == handle.task]
+        rows = [each for each in await self.client.delegations() if each.id == handle.task]
         return next((each for each in rows if each.status in _ENDS), next(iter(rows), None))
 
     async def _full_result(self, ended: Delegation) -> str:
@@ -170,7 +170,7 @@ class PlatformPeers:
         if len(ended.result.encode()) < CUT_BYTES:
             return ended.result
         try:
-            rows = await self._client.activity(kind="delegation")
+            rows = await self.client.activity(type="delegation")
         except (PlatformBusy, PlatformRejected, PlatformUnreachable):
             rows = []
         results = [as_object(row.response) for row in rows if row.method == "delegate_result"]
@@ -178,48 +178,48 @@ class PlatformPeers:
         return next((text for text in found if text), f"{ended.result}{CUT}")
 
 
+@dataclass(frozen=True, slots=True)
 class PlatformMemoryTool:
     """`MemoryTool` by the platform's memories, which belong to the workspace; `principals` have the agent's own."""
 
-    def __init__(self, client: PlatformClient, own: Toolbox, principals: Collection[str]) -> None:
-        self._client = client
-        self._own = own
-        self._principals = frozenset(principals)
+    client: PlatformClient
+    own: Toolbox
+    principals: Collection[str]
 
     async def commit(self, owner: str, content: str) -> None:
         """See `MemoryTool`."""
-        if owner in self._principals:
-            await self._own.memory.commit(owner, content)
+        if owner in self.principals:
+            await self.own.memory.commit(owner, content)
         else:
-            await self._client.commit_memory(content)
+            await self.client.commit_memory(content)
 
     async def recall(self, owner: str, query: str, limit: int) -> Sequence[Memory]:
         """See `MemoryTool`; in the platform's order."""
-        if owner in self._principals:
-            return await self._own.memory.recall(owner, query, limit)
-        return (await self._client.recall_memories(query))[:limit]
+        if owner in self.principals:
+            return await self.own.memory.recall(owner, query, limit)
+        return (await self.client.recall_memories(query))[:limit]
 
     async def history(self, owner: str, context_id: str, limit: int) -> Sequence[Exchange]:
         """See `Toolbox.history`; with the user's notifications."""
-        if owner in self._principals:
-            return await self._own.history(owner, context_id, limit)
-        rows = [_exchange(row) for row in await self._client.activity(limit=limit)]
+        if owner in self.principals:
+            return await self.own.history(owner, context_id, limit)
+        rows = [_exchange(row) for row in await self.client.activity(limit=limit)]
         return [row for row in rows if row.request or row.reply]
 
 
+@dataclass(frozen=True, slots=True)
 class PlatformNotifier:
     """Sends messages to the user by the platform's notifications."""
 
-    def __init__(self, client: PlatformClient, principals: Collection[str]) -> None:
-        self._client = client
-        self._principals = frozenset(principals)
+    client: PlatformClient
+    principals: Collection[str]
 
     async def notify(self, caller: ToolCaller, text: str) -> None:
         """Send a message. It is not retried if its outcome is unknown: the user might get it twice."""
-        if caller.owner in self._principals:
+        if caller.owner in self.principals:
             raise ToolRefused("This caller is not the platform's user; it sees only your answer.")
         try:
-            await self._client.notify(text)
+            await self.client.notify(text)
         except PlatformUnreachable as error:
             if error.outcome_unknown:
                 raise ToolRefused("It is not known whether the user got it; do not send it again.") from error

@@ -71,7 +71,8 @@ async def test_tokens_are_reported_for_redaction(tmp_path: Path) -> None:
     provisioned = tmp_path / ".auth_token"
     async with running_platform() as platform:
         platform.add_workspace(ME, None, "poll", token_file=provisioned)
-        token = WorkspaceToken(tmp_path / "token", [provisioned], on_secret=learned.append)
+        token = WorkspaceToken(tmp_path / "token", [provisioned])
+        token.on_secret = learned.append
         async with open_platform_client(platform.url, ME, token) as api:
             _, inbound_secret = await api.register({"name": "a"}, "http://127.0.0.1:1", "poll")
             platform.rotate_token(ME)
@@ -140,9 +141,9 @@ async def test_rows_come_oldest_first_and_bodies_may_be_texts(token: WorkspaceTo
     ]
     far = Far([httpx.Response(200, json=newest_first)])
     async with api_to(far, token) as api:
-        rows = await api.activity(since_s=600, limit=10_000)
+        rows = await api.activity(since_secs=600, limit=10_000)
     assert rows == [ActivityRow("2", "t2", has_response=True), ActivityRow("3", "t3", request={"params": {}}, seq=3)]
-    assert far.seen[0].url.params["limit"] == "500"
+    assert far.seen[0].url.params["limit"] == "10000"
 
 
 async def test_a_message_to_another_agent_names_its_sender(token: WorkspaceToken) -> None:

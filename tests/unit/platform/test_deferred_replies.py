@@ -16,16 +16,11 @@ from codex_workspace.config.settings import OPERATOR
 from codex_workspace.devkit.platform.app import StandInPlatform, message_of, running_platform
 from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.platform.client import WorkspaceToken, open_platform_client
-from codex_workspace.platform.deadline_reply import (
-    SENT_SEPARATELY,
-    STILL_WORKING,
-    DeferredReplies,
-)
-from codex_workspace.platform.dispatcher import open_dispatcher
+from codex_workspace.platform.dispatcher import Dispatcher, open_dispatcher
 from codex_workspace.server.card import agent_card
 from codex_workspace.server.handler import IdempotentHandler
 from codex_workspace.storage.deliveries import Deliveries, Delivery, DeliveryKey
-from codex_workspace.storage.outbox import Outbox
+from codex_workspace.storage.outbox import Outbox, OutboxState
 from codex_workspace.storage.store import open_store
 from tests.unit.platform.test_host_adapter import Worker
 from tests.unit.server.test_app import OPTIONS
@@ -39,7 +34,7 @@ class Place:
     platform: StandInPlatform
     handler: IdempotentHandler
     worker: Worker
-    late: DeferredReplies
+    late: Dispatcher
     mail: Outbox
 
     async def ask(self) -> None:
@@ -70,8 +65,7 @@ async def place(folder: Path) -> AsyncIterator[Place]:
             open_platform_client(platform.url, ME, WorkspaceToken(folder / "token")) as api,
             open_dispatcher(api, store.outbox, handler) as dispatcher,
         ):
-            late = DeferredReplies(store.outbox, 0.1, dispatcher)
-            yield Place(platform, handler, worker, late, store.outbox)
+            yield Place(platform, handler, worker, dispatcher, store.outbox)
         await handler.aclose()
 
 
@@ -131,16 +125,16 @@ async def test_a_message_to_itself_gets_no_reply(tmp_path: Path) -> None:
         assert all(asked.method == "GET" for asked in own.platform.requests)
 
 
-async def test_a_repeated_message_gets_a_promise_and_not_a_second_answer(tmp_path: Path) -> None:
+async def test_a_deferred_message_has_a_state_and_gets_one_answer(tmp_path: Path) -> None:
     async with place(tmp_path) as own:
-        assert await own.late.promise(ASKED, OPERATOR) is None
+        assert await own.late.state(ASKED, OPERATOR) is None
         await own.ask()
         await own.late.defer(ASKED, OPERATOR)
         own.write_row(None)
         await own.platform.until(lambda: bool(own.platform.notifications(ME)))
-        assert await own.late.promise(ASKED, OPERATOR) in (STILL_WORKING, SENT_SEPARATELY)
-        assert await own.late.promise(ASKED, "another") is None
+        assert await own.late.state(ASKED, OPERATOR) is not None
+        assert await own.late.state(ASKED, "another") is None
         while await own.mail.unfinished():
             await anyio.sleep(0.01)
-        assert await own.late.promise(ASKED, OPERATOR) == SENT_SEPARATELY
+        assert await own.late.state(ASKED, OPERATOR) is OutboxState.DONE
         assert own.platform.notifications(ME) == ["You said: hello"]

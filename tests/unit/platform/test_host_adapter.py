@@ -28,8 +28,8 @@ from a2a.utils.errors import InternalError, InvalidParamsError
 
 from codex_workspace.common.a2a_terms import AuthenticatedUser
 from codex_workspace.config.settings import OPERATOR
-from codex_workspace.platform.deadline_reply import STILL_WORKING, DeferredReplies
-from codex_workspace.platform.dispatcher import NO_ANSWER
+from codex_workspace.platform.deadline_reply import STILL_WORKING
+from codex_workspace.platform.dispatcher import NO_ANSWER, Dispatcher
 from codex_workspace.platform.host_adapter import (
     NOTHING_NEW,
     WAKE_UP_MESSAGE,
@@ -37,6 +37,7 @@ from codex_workspace.platform.host_adapter import (
     RuntimeHostAdapter,
     open_host_adapter,
 )
+from codex_workspace.storage.outbox import OutboxState
 from codex_workspace.storage.store import Store, open_store
 
 
@@ -101,16 +102,15 @@ class Read(EventQueue):
         self.events.append(event)
 
 
-class FakeLateReplies(DeferredReplies):
-    """Records deferred messages; `deadline_s` is how long the host waits."""
+class FakeDispatcher(Dispatcher):
+    """Records deferred messages."""
 
-    def __init__(self, deadline_s: float) -> None:
-        self.deadline_s = deadline_s
+    def __init__(self) -> None:
         self.deferred: list[tuple[str, str]] = []
 
-    async def promise(self, message: Message, owner: str) -> str | None:
+    async def state(self, message: Message, owner: str) -> OutboxState | None:
         await anyio.lowlevel.checkpoint()
-        return STILL_WORKING if (message.message_id, owner) in self.deferred else None
+        return OutboxState.RECEIVED if (message.message_id, owner) in self.deferred else None
 
     async def defer(self, message: Message, owner: str) -> None:
         await anyio.lowlevel.checkpoint()
@@ -159,7 +159,7 @@ class Host:
 
 @asynccontextmanager
 async def host(
-    folder: Path, *, one_main_context: bool = True, late: FakeLateReplies | None = None, heartbeat: object = None
+    folder: Path, *, one_main_context: bool = True, late: FakeDispatcher | None = None, heartbeat: object = None
 ) -> AsyncIterator[Host]:
     worker = Worker()
     results = DelegationResults(folder / "results", folder / "told")
@@ -174,7 +174,7 @@ async def host(
             one_main_context=one_main_context,
         ) as executor,
     ):
-        executor.replies.late = late
+        executor.replies.late, executor.replies.deadline_s = late, 0.05
         yield Host(executor, worker, store)
 
 
@@ -275,14 +275,14 @@ async def test_a_cancel_reaches_the_task(tmp_path: Path) -> None:
 
 
 async def test_an_answer_after_the_deadline_is_deferred(tmp_path: Path) -> None:
-    late = FakeLateReplies(deadline_s=0.05)
+    late = FakeDispatcher()
     async with host(tmp_path, late=late) as own:
         first, again = await own.send("wait", "m-1"), await own.send("wait", "m-1")
         assert first.parts[0].text == STILL_WORKING
         assert first == again
         assert late.deferred == [("m-1", OPERATOR)]
         own.worker.go.set()
-        late.deadline_s = 5
+        own.executor.replies.deadline_s = 5
         # The answer is sent separately, and only there.
         assert await own.said("wait", "m-1") == STILL_WORKING
         assert len(own.worker.heard) == 1
@@ -290,7 +290,7 @@ async def test_an_answer_after_the_deadline_is_deferred(tmp_path: Path) -> None:
 
 
 async def test_a_late_question_is_answered_by_the_next_message(tmp_path: Path) -> None:
-    async with host(tmp_path, late=FakeLateReplies(deadline_s=0.05)) as own:
+    async with host(tmp_path, late=FakeDispatcher()) as own:
         told = await own.send("wait and ask", "m-1")
         assert told.parts[0].text == STILL_WORKING
         task_id = told.message_id.removesuffix("-at-work")

@@ -12,11 +12,7 @@ import anyio
 import pytest
 
 from codex_workspace.platform.active_tasks import MAX_TASK_CHARS, ActiveTasks
-from codex_workspace.platform.runtime_contract import (
-    clear_wedge,
-    mark_wedged,
-    update_heartbeat,
-)
+from codex_workspace.platform.runtime_contract import report_wedge, update_heartbeat
 from tests.support.paths import ROOT
 
 RUNTIMES: Final = ROOT / "tests" / "runtimes"
@@ -123,14 +119,14 @@ def wedge() -> ModuleType:
 @pytest.mark.parametrize("generation", ["may", "august"])
 def test_a_wedge_is_marked_and_cleared(generation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with hosted_by(generation, monkeypatch):
-        mark_wedged("codex is broken")
+        report_wedge("codex is broken")
         assert wedge().wedge_reason() == "codex is broken"
-        clear_wedge()
+        report_wedge(None)
         assert not wedge().is_wedged()
 
 
 def test_a_generation_without_wedges_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with hosted_by("april", monkeypatch):
-        mark_wedged("codex is broken")
-        clear_wedge()
-    mark_wedged("and without any generation")
+        report_wedge("codex is broken")
+        report_wedge(None)
+    report_wedge("and without any generation")

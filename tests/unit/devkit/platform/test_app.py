@@ -205,7 +205,7 @@ async def test_without_a_cursor_the_newest_come_first_with_one_the_oldest(tmp_pa
         assert [text_of(row) for row in await api.activity(limit=2)] == ["m3", "m4"]
         first = (await api.activity())[0]
         assert [text_of(row) for row in await api.activity(since_id=first.id, limit=2)] == ["m1", "m2"]
-        assert await api.activity(since_s=1, before="2020-01-01T00:00:00Z") == []
+        assert await api.activity(since_secs=1, before_ts="2020-01-01T00:00:00Z") == []
         with pytest.raises(CursorLost):
             await api.activity(since_id="00000000-0000-0000-0000-000000000000")
         platform.prune(ADA)
@@ -414,7 +414,7 @@ async def test_of_a_long_result_the_list_has_the_beginning_and_a_row_the_whole()
             delegation_id = await api.delegate(BOB, "review it")
             await platform.until(lambda: platform.delegations[0].status == "completed")
             assert (await api.delegations())[0].result == "ö" * 150
-            (row,) = await api.activity(kind="delegation")
+            (row,) = await api.activity(type="delegation")
             assert await api.activity() == []
     assert (row.method, row.source_id) == ("delegate_result", ADA)
     assert row.response == {"text": long, "delegation_id": delegation_id}
