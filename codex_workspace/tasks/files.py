@@ -73,8 +73,11 @@ def write(workspace: Path, task_id: str, attachments: Sequence[Attachment], cwd:
         raise AttachmentsNotWritten(
             f"The files of the message could not be laid down in {FOLDER} of the workspace: {reason}."
         ) from error
-    seen_from = Path(os.path.relpath(workspace / FOLDER / name, cwd or workspace))
-    lines = [f"- {seen_from / each.name} ({each.media_type}, {len(each.data)} bytes)" for each in attachments]
+    return _note(attachments, Path(os.path.relpath(workspace / FOLDER / name, cwd or workspace)))
+
+
+def _note(attachments: Sequence[Attachment], folder: Path) -> str:
+    lines = [f"- {folder / each.name} ({each.media_type}, {len(each.data)} bytes)" for each in attachments]
     return "\n".join(["These files came with the message:", *lines])
 
 
@@ -165,16 +168,22 @@ def take(arguments: JsonValue, workspace: Path, max_bytes: int, left_bytes: int,
         case _:
             raise HandoverRefused('The arguments have to be {"path": "…"}, with "name" as a string if at all.')
     try:
-        # Opening the file itself would block for a pipe, and may start something for a device.
-        found = os.open((cwd or workspace) / path, os.O_PATH | os.O_CLOEXEC)
-        try:
+        with _found((cwd or workspace) / path) as found:
             data = _read(found, _shown(path), workspace, max_bytes, left_bytes)
-        finally:
-            os.close(found)
     except (OSError, ValueError) as error:
         raise HandoverRefused(f"{_shown(path)} cannot be handed over: {_reason(error)}.") from error
     shown = clean_name(name) or clean_name(path) or "file"
     return Part(raw=data, media_type=guess_media_type(shown, data), filename=shown)
+
+
+@contextmanager
+def _found(path: Path) -> Iterator[int]:
+    """Find a file without opening it, which would block for a pipe and may start something for a device."""
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield found
+    finally:
+        os.close(found)
 
 
 def tool_result(text: str, *, success: bool) -> JsonObject:

@@ -12,9 +12,10 @@ from a2a.types import Artifact, Part, TaskArtifactUpdateEvent
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Struct
 
-from codex_workspace.common.values import JsonObject
+from codex_workspace.common.values import JsonObject, JsonValue
 from codex_workspace.protocol.jsonrpc import safe_text
 from codex_workspace.runtimes.events import AgentEvent, RunDiff, ToolOutput, ToolResult, ToolUse
+from codex_workspace.runtimes.markdown import shortened
 
 ITEMS: Final = "urn:codex-workspace:items"
 """The extension's name, and the key of the artifacts' metadata."""
@@ -24,9 +25,6 @@ INTERVAL_S: Final = 0.25
 
 MAX_OUTPUT_CHARS: Final = 65_536
 """At most this much of a command's output is streamed."""
-
-MAX_KEPT_CHARS: Final = 4000
-"""At most this much stays in the task."""
 
 MAX_DIFF_CHARS: Final = 262_144
 
@@ -62,9 +60,7 @@ class LiveOutput:
         """Apply an event; return what to send at once."""
         match event:
             case ToolUse(id=item, kind="command", input=given):
-                about: JsonObject = {"kind": "commandOutput", "itemId": item, "command": given.get("command")}
-                self._count += 1
-                self._outputs[item] = _Output(f"output-{self._count}", about)
+                self._started(item, given.get("command"))
             case ToolOutput(id=item, text=text) if item in self._outputs:
                 output = self._outputs[item]
                 room = MAX_OUTPUT_CHARS - output.sent_chars - len(output.waiting)
@@ -76,6 +72,11 @@ class LiveOutput:
             case _:
                 pass
         return []
+
+    def _started(self, item: str, command: JsonValue) -> None:
+        self._count += 1
+        about: JsonObject = {"kind": "commandOutput", "itemId": item, "command": command}
+        self._outputs[item] = _Output(f"output-{self._count}", about)
 
     def flush(self, now: float) -> list[TaskArtifactUpdateEvent]:
         """Return the output that waits, whether it is due or not."""
@@ -94,11 +95,7 @@ class LiveOutput:
         return self._update(output.name, Part(text=safe_text(text)), output.about, append=not is_first)
 
     def _closed(self, output: _Output, whole: str) -> TaskArtifactUpdateEvent:
-        kept = whole
-        if len(whole) > MAX_KEPT_CHARS:
-            half = MAX_KEPT_CHARS // 2
-            kept = f"{whole[:half]}\n[… {len(whole) - 2 * half} characters left out …]\n{whole[-half:]}"
-        return self._update(output.name, Part(text=safe_text(kept)), output.about, last=True)
+        return self._update(output.name, Part(text=safe_text(shortened(whole))), output.about, last=True)
 
     def _shown_diff(self, diff: str) -> TaskArtifactUpdateEvent:
         about: JsonObject = {"kind": "diff", "isCut": len(diff) > MAX_DIFF_CHARS}

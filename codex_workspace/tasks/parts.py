@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import isfinite
 from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import Final, NoReturn
@@ -436,12 +437,15 @@ def _plain(place: _Place, value: Value) -> JsonValue:
         case "bool_value":
             return value.bool_value
         case "number_value":
-            number = value.number_value
-            if number != number or abs(number) == float("inf"):
-                place.refuse("contains a number that is not finite.")
-            return int(number) if number.is_integer() and abs(number) <= MAX_EXACT else number
+            return _number(place, value.number_value)
         case _:
             return None
+
+
+def _number(place: _Place, number: float) -> float:
+    if not isfinite(number):
+        place.refuse("contains a number that is not finite.")
+    return int(number) if number.is_integer() and abs(number) <= MAX_EXACT else number
 
 
 def _fitted(stem: str, suffix: str) -> str:

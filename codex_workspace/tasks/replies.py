@@ -112,16 +112,14 @@ class Reply:
         self._task_id = task_id
         self._context_id = context_id
         self._answer = _Answer()
-        self._artifacts: dict[str, Artifact] = {}
-        self._files: list[Artifact] = []
+        # Continues the numbering of an earlier process.
+        self._artifacts = {each.artifact_id: each for each in before if each.artifact_id != ANSWER}
         self._answer_shown = False
         self._final: str | None = None
-        self._patches = 0
+        self._patches = sum(name.startswith("patch-") for name in self._artifacts)
         self._open_tools: dict[str, ToolUse] = {}
         # The item whose start is the last thing that was shown.
         self._started: str | None = None
-        for artifact in before:
-            self._keep(artifact)
 
     @property
     def due(self) -> float | None:
@@ -154,24 +152,14 @@ class Reply:
         status.status.message.parts.append(Part(data=ParseDict(_safe(about), Value())))
         return status
 
-    def _keep(self, artifact: Artifact) -> None:
-        """Continue the numbering of an earlier process."""
-        kind = artifact.artifact_id.partition("-")[0]
-        if artifact.artifact_id != ANSWER:
-            self._artifacts[artifact.artifact_id] = artifact
-        self._patches += kind == "patch"
-        if kind == "file":
-            self._files.append(artifact)
-
     @property
     def files(self) -> list[Artifact]:
         """The files that were handed over so far."""
-        return list(self._files)
+        return [each for name, each in self._artifacts.items() if name.startswith("file-")]
 
     def handed_over(self, artifact: Artifact) -> TaskArtifactUpdateEvent:
         """Return the event that hands over a file; the artifact stays in the task."""
         self._started = None
-        self._files.append(artifact)
         self._artifacts[artifact.artifact_id] = artifact
         return TaskArtifactUpdateEvent(
             task_id=self._task_id, context_id=self._context_id, artifact=artifact, last_chunk=True

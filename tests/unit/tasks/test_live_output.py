@@ -5,11 +5,11 @@ from a2a.types import TaskArtifactUpdateEvent
 from google.protobuf.json_format import MessageToDict
 
 from codex_workspace.runtimes.events import BASH, COMMAND, RunDiff, ToolOutput, ToolResult, ToolUse
+from codex_workspace.runtimes.markdown import MAX_SHOWN_CHARS
 from codex_workspace.tasks.live_output import (
     INTERVAL_S,
     ITEMS,
     MAX_DIFF_CHARS,
-    MAX_KEPT_CHARS,
     MAX_OUTPUT_CHARS,
     LiveOutput,
 )
@@ -72,7 +72,7 @@ def test_what_is_too_long_is_cut(pieces: int) -> None:
         live.see(ToolOutput("i", "x" * MAX_OUTPUT_CHARS))
         shown += sum(len(each.artifact.parts[0].text) for each in live.flush(0.0))
     assert shown == MAX_OUTPUT_CHARS
-    (closed,) = live.see(finished("i", "y" * (MAX_KEPT_CHARS + 10)))
+    (closed,) = live.see(finished("i", "y" * (MAX_SHOWN_CHARS + 10)))
     assert "[… 10 characters left out …]" in closed.artifact.parts[0].text
     live.see(RunDiff("d" * (MAX_DIFF_CHARS + 1)))
     (diff,) = live.flush(0.0)
