@@ -65,11 +65,10 @@ def pause_after(failures: int, max_restarts: int) -> float:
 
 def resident_bytes(process_id: int) -> int:
     """Return the resident memory of a process; 0 if it has ended."""
-    try:
+    with suppress(OSError, IndexError):
         pages = (Path("/proc") / str(process_id) / "statm").read_text().split()[1]
-    except (OSError, IndexError):
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 class CodexSupervisor:

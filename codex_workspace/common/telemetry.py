@@ -240,9 +240,9 @@ class Metrics:
         return generate_latest(self._registry) + generate_latest(current)
 
     def _counter(self, name: str, help_: str, label: str, values: Iterable[str]) -> Counter:
+        """Return a counter whose series start at 0, so that they show their first increase."""
         counter = Counter(PREFIX + name, help_, [label], registry=self._registry)
         for value in values:
-            # A series that starts at 0 shows its first increase.
             counter.labels(str(value))
         return counter
 

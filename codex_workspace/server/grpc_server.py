@@ -76,23 +76,17 @@ class UnauthenticatedError(A2AError):
     """The caller is not authenticated."""
 
 
+@dataclass(frozen=True, slots=True)
 class GrpcContextBuilder(GrpcServerCallContextBuilder):
     """Builds the call context of a gRPC call after authentication, rate limit and version check.
 
     The SDK does not check the version (a2a-python issue #1166); `serves` tells whether the service supports one.
     """
 
-    def __init__(
-        self,
-        authenticator: Authenticator,
-        rates: RateLimiter,
-        extensions: frozenset[str],
-        serves: Callable[[str], bool],
-    ) -> None:
-        self._authenticator = authenticator
-        self._rates = rates
-        self._extensions = extensions
-        self._serves = serves
+    authenticator: Authenticator
+    rates: RateLimiter
+    extensions: frozenset[str]
+    serves: Callable[[str], bool]
 
     def build(self, context: "Context") -> ServerCallContext:
         """Return the context, and set the active extensions in the response.
@@ -104,13 +98,13 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
         """
         headers = _headers(context)
         try:
-            principal = self._authenticator.authenticate(headers)
+            principal = self.authenticator.authenticate(headers)
         except AuthenticationError as error:
             raise UnauthenticatedError(str(error)) from error
-        if wait_s := self._rates.take(principal):
+        if wait_s := self.rates.take(principal):
             raise BusyError("the rate limit of this principal is exceeded", wait_s)
         version = headers.get(VERSION_HEADER.lower()) or PROTOCOL_VERSION_0_3
-        if not self._serves(version):
+        if not self.serves(version):
             raise VersionNotSupportedError(f"A2A version '{version[:20]}' is not supported by this service")
         return ServerCallContext(
             user=AuthenticatedUser(principal),
@@ -121,7 +115,7 @@ class GrpcContextBuilder(GrpcServerCallContextBuilder):
     def _requested_extensions(self, context: "Context", headers: Mapping[str, str]) -> set[str]:
         """Return the requested extensions, and set the active ones in the response."""
         asked = {name.lower(): headers.get(name.lower(), "") for name in EXTENSION_HEADERS}
-        active = {name: active_extensions([value], self._extensions) for name, value in asked.items()}
+        active = {name: active_extensions([value], self.extensions) for name, value in asked.items()}
         context.set_trailing_metadata(tuple((name, ", ".join(uris)) for name, uris in active.items() if uris))
         return set(get_requested_extensions(list(asked.values())))
 

@@ -127,15 +127,13 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
+@dataclass(frozen=True, slots=True)
 class TokenBackend(AuthenticationBackend):
     """Authenticates requests, except those for public paths; `authenticators` are for paths with their own tokens."""
 
-    def __init__(
-        self, authenticator: Authenticator, public_paths: frozenset[str], authenticators: Mapping[str, Authenticator]
-    ) -> None:
-        self._authenticator = authenticator
-        self._public_paths = public_paths
-        self._authenticators = authenticators
+    authenticator: Authenticator
+    public_paths: frozenset[str]
+    authenticators: Mapping[str, Authenticator]
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser] | None:
         """Return the principal; None for a public path.
@@ -143,9 +141,9 @@ class TokenBackend(AuthenticationBackend):
         Raises:
             AuthenticationError: the token is missing or unknown.
         """
-        if conn.scope["path"] in self._public_paths:
+        if conn.scope["path"] in self.public_paths:
             return None
-        authenticator = self._authenticators.get(conn.scope["path"], self._authenticator)
+        authenticator = self.authenticators.get(conn.scope["path"], self.authenticator)
         return AuthCredentials(["authenticated"]), SimpleUser(authenticator.authenticate(conn.headers))
 
 
