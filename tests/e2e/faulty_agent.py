@@ -48,7 +48,7 @@ def kill_after(owner: type, name: str) -> None:
 
 def kill_before_turn() -> None:
     """Make both backends kill the process instead of starting a turn."""
-    kill_before(CodexThread, "_try_start_turn")
+    kill_before(CodexThread, "_send_turn")
     kill_before(ExecThread, "_start_with_servers")
 
 
