@@ -172,18 +172,21 @@ async def test_nothing_is_repeated_after_a_restart(tmp_path: Path) -> None:
         assert setup.echo.heard == [f"life {life}" for life in range(3)]
 
 
-async def test_a_lost_cursor_repeats_nothing_and_loses_nothing(tmp_path: Path) -> None:
+async def test_a_lost_cursor_repeats_nothing_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codex_workspace.platform.inbox.SETTLE_S", 0.1)
     async with world(tmp_path) as (platform, setup):
         async with running_platform_agent(setup) as agent:
             for number in range(3):
                 await platform.canvas_message(ME, str(number))
             await platform.until(lambda: len(platform.notifications(ME)) == 3)
-            assert agent.store.outbox is not None
+            while await agent.store.outbox.load_cursor(ME) is None:
+                await anyio.sleep(0.02)
         platform.faults.next_time(Fault.PRUNED, times=2)
         await platform.canvas_message(ME, "3")
         async with running_platform_agent(setup):
             await platform.canvas_message(ME, "4")
             await platform.until(lambda: len(platform.notifications(ME)) == 5)
+        assert platform.faults.met[Fault.PRUNED]
         assert setup.echo.heard == [str(number) for number in range(5)]
 
 
