@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import tomlkit
 from tomlkit.container import Container, OutOfOrderTableProxy
-from tomlkit.items import Table
+from tomlkit.items import AoT, Table
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.files import replace_file
@@ -159,7 +159,7 @@ def _set(
         if not isinstance(table, Table | OutOfOrderTableProxy):
             name = _dotted(path[:length])
             raise location.at(name).error(f"must be a table that begins with [{name}]{UNCHANGED}")
-    if isinstance(table.get(path[-1]), dict):
+    if isinstance(table.get(path[-1]), dict | AoT):
         raise location.at(_dotted(path)).error(f"must be a value, but is a table{UNCHANGED}")
     item = tomlkit.item(value)
     table[path[-1]] = item  # takes over the comment of the value that it replaces

@@ -321,6 +321,7 @@ def test_a_key_put_into_a_table_of_the_agent_keeps_the_table() -> None:
         ("[[features]]\ngoals = 1\n", "features: must be a table that begins with [features]"),
         ("[model]\nx = 1\n", "model: must be a value, but is a table"),
         ("model.x = 1\n", "model: must be a value, but is a table"),
+        ("[[model]]\n", "model: must be a value, but is a table"),
         ('model_providers.other.name = "x"\n', "cannot be edited without losing keys or comments; write each table"),
         ("[features.goals]\n", "features.goals: must be a value, but is a table"),
         ("features = { mine = 1 }\n", "features: must be a table that begins with [features]"),
