@@ -95,11 +95,10 @@ def try_lock(descriptor: int) -> bool:
     Raises:
         OSError: the file system has no locks.
     """
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def try_lock_file(descriptor: int, path: Path) -> bool:

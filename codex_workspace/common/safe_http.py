@@ -342,7 +342,7 @@ class SafeHttpClient:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        # Created on first use: loading the certificate authorities takes memory and tens of milliseconds.
+        """Created on first use: loading the certificate authorities takes memory and tens of milliseconds."""
         context = httpcore.default_ssl_context()
         # Also the system's certificate authorities, or those of SSL_CERT_FILE.
         context.load_default_certs()

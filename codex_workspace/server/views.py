@@ -53,9 +53,8 @@ class GaugeCollector:
 
     async def _count(self) -> Mapping[str, int] | None:
         async with self._count_lock:
-            now = anyio.current_time()
-            if now - self._counted_at >= COUNTED_S:
-                self._counted, self._counted_at = await self.deliveries.count_by_state(), now
+            if anyio.current_time() - self._counted_at >= COUNTED_S:
+                self._counted, self._counted_at = await self.deliveries.count_by_state(), anyio.current_time()
             return self._counted
 
 
