@@ -52,7 +52,7 @@ async def test_answers_find_their_requests_by_id_in_any_order() -> None:
         assert got == {"a": "a", "b": "b", "c": "c"}
 
 
-async def test_an_error_is_raised_with_its_code_and_words() -> None:
+async def test_an_error_is_raised_with_its_code_and_message() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
@@ -64,7 +64,7 @@ async def test_an_error_is_raised_with_its_code_and_words() -> None:
         await codex.refuse(await codex.read(), -32600, "no active turn")
 
 
-async def test_a_late_answer_is_for_nobody() -> None:
+async def test_a_late_response_is_ignored() -> None:
     async with memory_codex() as codex:
         with pytest.raises(CodexTimeout, match=r"did not answer slow within 0\.01 s"):
             await codex.connection.call("slow", {}, timeout_s=0.01)
@@ -150,7 +150,7 @@ async def test_the_death_of_codex_is_everybodys_at_once() -> None:
         await subscribe("later too")
 
 
-async def test_what_came_before_the_death_is_still_read() -> None:
+async def test_messages_before_the_exit_are_still_read() -> None:
     async with memory_codex() as codex:
         with codex.connection.subscribe("t") as mailbox:
             await codex.tell("turn/started", threadId="t")
@@ -162,7 +162,7 @@ async def test_what_came_before_the_death_is_still_read() -> None:
                 await mailbox.receive()
 
 
-async def test_a_codex_that_does_not_read_holds_nobody_beyond_its_death() -> None:
+async def test_a_codex_that_does_not_read_blocks_no_caller_after_its_exit() -> None:
     """The pipe and the outbox are full of refusals: a request waits for room in it."""
     async with memory_codex() as codex:
         # Each is quoted in its refusal: together they are more than a pipe and the outbox hold.
@@ -193,7 +193,7 @@ async def test_lines_that_are_no_messages_are_skipped(caplog: pytest.LogCaptureF
     assert "WARN not json" in caplog.text
 
 
-async def test_a_line_over_the_bound_is_reported_and_the_rest_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_line_over_the_limit_is_reported_and_the_rest_is_read(caplog: pytest.LogCaptureFixture) -> None:
     async with memory_codex(max_line_bytes=100_000) as codex:
         with codex.connection.subscribe("t") as mailbox:
             await codex.tell("big", threadId="t", text="x" * 200_000)
@@ -202,7 +202,7 @@ async def test_a_line_over_the_bound_is_reported_and_the_rest_goes_on(caplog: py
     assert "skipped a line of 2000" in caplog.text
 
 
-async def test_a_message_may_arrive_byte_by_byte_and_without_its_last_newline() -> None:
+async def test_a_message_may_arrive_byte_by_byte_without_a_final_newline() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
         with codex.connection.subscribe("t") as mailbox:
             line = json.dumps({"method": "said", "params": {"threadId": "t", "text": "é\u2028"}}, ensure_ascii=False)
@@ -216,7 +216,7 @@ async def test_a_message_may_arrive_byte_by_byte_and_without_its_last_newline() 
 # --- Notifications ---
 
 
-async def test_a_thread_hears_only_what_is_its_own() -> None:
+async def test_a_thread_receives_only_its_own_messages() -> None:
     async with memory_codex() as codex:
         with codex.connection.subscribe("a") as a, codex.connection.subscribe("b") as b:
             for thread_id in ("a", "b", "c", None, 7, "a"):
@@ -251,7 +251,7 @@ REFUSALS: dict[str, JsonValue] = {
 
 
 @pytest.mark.parametrize("method", REFUSALS)
-async def test_every_known_request_gets_a_refusal_of_its_shape(method: str) -> None:
+async def test_every_known_request_gets_its_declining_response(method: str) -> None:
     async with memory_codex() as codex:
         await codex.write({"id": 0, "method": method, "params": {"threadId": "unheard of"}})
         assert await codex.read() == {"id": 0, "result": REFUSALS[method]}
@@ -273,7 +273,7 @@ async def test_ids_come_back_with_their_type(id_: int | str) -> None:
         assert (type(echoed), echoed) == (type(id_), id_)
 
 
-async def test_a_request_may_have_the_id_of_one_of_ours() -> None:
+async def test_a_request_may_share_an_id_with_one_of_the_agents() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
@@ -319,7 +319,7 @@ async def all_asked(mailbox: Mailbox, count: int) -> list[Request]:
     return asked
 
 
-async def test_what_was_asked_and_said_is_heard_in_its_order() -> None:
+async def test_requests_and_notifications_keep_their_order() -> None:
     async with memory_codex() as codex:
         with codex.connection.subscribe("t") as mailbox:
             request: JsonObject = {"id": 1, "method": "item/tool/call", "params": {"threadId": "t"}}
@@ -331,7 +331,7 @@ async def test_what_was_asked_and_said_is_heard_in_its_order() -> None:
             assert heard == ["a", "item/tool/call", "b"]
 
 
-async def test_a_listener_that_leaves_refuses_what_it_has_not_answered() -> None:
+async def test_a_closed_listener_declines_its_open_requests() -> None:
     async with memory_codex() as codex:
         with codex.connection.subscribe("t") as mailbox:
             await codex.write({"id": 1, "method": "item/fileChange/requestApproval", "params": {"threadId": "t"}})
@@ -339,7 +339,7 @@ async def test_a_listener_that_leaves_refuses_what_it_has_not_answered() -> None
         assert await codex.read() == {"id": 1, "result": {"decision": "decline"}}
 
 
-async def test_a_slow_answer_holds_up_nothing_else() -> None:
+async def test_a_slow_response_blocks_nothing_else() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
         with codex.connection.subscribe("t"):
             await codex.write({"id": 1, "method": "item/tool/call", "params": {"threadId": "t"}})
@@ -445,7 +445,7 @@ def left_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.alone
-async def test_a_codex_that_behaves_is_greeted_and_left(tmp_path: Path) -> None:
+async def test_a_working_codex_is_initialized_and_stopped(tmp_path: Path) -> None:
     launch = program(
         tmp_path,
         """
@@ -487,7 +487,7 @@ async def two_are_seen(folder: Path) -> None:
 
 
 @pytest.mark.alone
-async def test_a_codex_that_ignores_everything_is_gone_within_eight_seconds(tmp_path: Path) -> None:
+async def test_a_codex_that_ignores_signals_is_killed_within_eight_seconds(tmp_path: Path) -> None:
     signal.setitimer(signal.ITIMER_REAL, 20)
     launch = program(
         tmp_path,
@@ -558,7 +558,7 @@ async def test_a_codex_that_closes_its_output_is_of_no_more_use(tmp_path: Path) 
     assert left_of(tmp_path) == []
 
 
-async def test_a_codex_that_ends_at_once_says_why(tmp_path: Path) -> None:
+async def test_a_codex_that_exits_at_once_is_reported_with_its_stderr(tmp_path: Path) -> None:
     complaint = "\\x1b[31mError\\x1b[0m: bad value for sk-very-secret and other-secret"
     launch = program(tmp_path, f"sys.stderr.write('x' * 5000 + '\\n{complaint}\\n'); sys.exit(1)")
     with pytest.raises(CodexCannotStart, match="cannot start: it ended with exit code 1") as raised:
@@ -603,7 +603,7 @@ async def test_a_codex_that_is_too_old_is_named(tmp_path: Path) -> None:
     assert left_of(tmp_path) == []
 
 
-async def test_megabytes_on_stderr_in_one_line_hold_up_nothing(tmp_path: Path) -> None:
+async def test_megabytes_on_stderr_in_one_line_block_nothing(tmp_path: Path) -> None:
     launch = program(
         tmp_path,
         """
@@ -636,7 +636,7 @@ async def test_a_codex_that_refuses_the_greeting_does_not_start(tmp_path: Path) 
             pytest.fail("it did not start")
 
 
-async def test_a_codex_that_does_not_take_its_configuration_is_told_without_its_values(tmp_path: Path) -> None:
+async def test_a_rejected_configuration_is_reported_without_its_values(tmp_path: Path) -> None:
     launch = program(
         tmp_path,
         """
@@ -672,7 +672,7 @@ async def test_an_error_of_the_block_arrives_plain(tmp_path: Path) -> None:
     assert left_of(tmp_path) == []
 
 
-async def test_a_cancelled_block_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_cancelled_block_leaves_no_process(tmp_path: Path) -> None:
     launch = program(tmp_path, "greet(); read()")
     with anyio.move_on_after(0.5):
         async with open_app_server(launch):

@@ -76,7 +76,7 @@ async def agent(model: ScriptedModel, tmp_path: Path) -> AsyncIterator[AgentProc
         yield agent
 
 
-async def test_one_message_shows_what_comes_of_it_and_leaves_with_0_or_1(agent: AgentProcess) -> None:
+async def test_one_message_shows_its_result_and_exits_with_0_or_1(agent: AgentProcess) -> None:
     said = await chat(agent.url, "-m", script({"run": "echo sum $((40+2))"}, {"say": "Forty-two it is."}))
     assert said.err == ""
     assert said.code == 0
@@ -136,7 +136,7 @@ async def test_a_wrong_token_and_a_missing_one_are_one_sentence(agent: AgentProc
         ("{other}/text", "no A2A agent at {other}/text: Failed to parse JSON for agent card"),
     ],
 )
-async def test_what_is_no_agent_is_said_in_one_sentence(url: str, sentence: str) -> None:
+async def test_an_address_without_an_agent_is_one_sentence(url: str, sentence: str) -> None:
     async with somewhere() as names:
         with pytest.raises(ChatError) as caught:
             async with open_client(url.format(**names)):
@@ -290,7 +290,7 @@ class Output(io.StringIO):
 
 
 @pytest.mark.slow
-async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model: ScriptedModel, tmp_path: Path) -> None:
+async def test_a_broken_stream_is_resumed_and_shown_once(model: ScriptedModel, tmp_path: Path) -> None:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/"
     proxy = Proxy(free_port())
@@ -318,9 +318,7 @@ async def test_a_broken_stream_is_taken_up_again_and_shows_all_of_it_once(model:
 
 
 @pytest.mark.slow
-async def test_an_agent_that_dies_and_comes_back_is_asked_how_the_task_went_on(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
+async def test_a_restarted_agent_is_asked_for_the_task(model: ScriptedModel, tmp_path: Path) -> None:
     setup = AgentSetup(tmp_path, model.base_url, environment={"A2A_PORT": str(free_port()), "A2A_TOKEN": TOKEN})
     async with running_agent(setup) as agent:
         process = await anyio.open_process(
@@ -412,7 +410,7 @@ async def other_agent(
 
 
 @pytest.mark.parametrize(("streaming", "version"), [(True, "1.0"), (False, "1.0"), (True, "0.3"), (False, "0.3")])
-async def test_other_agents_can_be_talked_to_streaming_or_not(streaming: bool, version: str) -> None:
+async def test_other_agents_work_with_and_without_streaming(streaming: bool, version: str) -> None:
     output = io.StringIO()
     view = TurnView(Console(file=output))
     async with other_agent(streaming=streaming, version=version) as url, open_client(url) as client:

@@ -56,7 +56,7 @@ def codex_that_says(folder: Path, text: str) -> str:
     return str(binary)
 
 
-def test_nothing_is_wrong(env: dict[str, str], tmp_path: Path) -> None:
+def test_every_check_passes(env: dict[str, str], tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     done = doctor(env)
     assert (done.returncode, done.stderr) == (0, "")
@@ -72,7 +72,7 @@ def test_nothing_is_wrong(env: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_where_codex_exec_is_used_no_app_server_is_started(tmp_path: Path) -> None:
+def test_with_codex_exec_no_app_server_is_started(tmp_path: Path) -> None:
     servers = [
         {"name": "some", "command": "some-server"},
         {"name": "other", "url": "http://x/", "headers": {"A": "${B}"}},
@@ -93,7 +93,7 @@ def test_where_codex_exec_is_used_no_app_server_is_started(tmp_path: Path) -> No
     assert f"codex does not take {home / 'config.toml'}: " in found["handshake"]["finding"]
 
 
-def test_what_the_agent_is_told_is_shown(env: dict[str, str], tmp_path: Path) -> None:
+def test_the_instructions_are_listed(env: dict[str, str], tmp_path: Path) -> None:
     prompt = Path(env["WORKSPACE_CONFIG_PATH"]) / "system-prompt.md"
     prompt.write_text("Be brief.")
     assert find("instructions", env) == Finding("ok", f"9 characters of {prompt}")
@@ -113,7 +113,7 @@ def test_a_reader_that_leaves_early_is_no_traceback(env: dict[str, str]) -> None
         assert process.wait(20) == 128 + signal.SIGPIPE
 
 
-def test_a_wrong_configuration_leaves_with_2_and_what_depends_on_it_is_not_run(env: dict[str, str]) -> None:
+def test_an_invalid_configuration_exits_with_2_and_skips_dependent_checks(env: dict[str, str]) -> None:
     config = Path(env["WORKSPACE_CONFIG_PATH"]) / "config.yaml"
     config.write_text(f"{config.read_text()}\nnonsense: 1\n")
     code, found = reports(env)
@@ -154,7 +154,7 @@ def test_a_codex_that_does_not_answer_leaves_with_3(env: dict[str, str], tmp_pat
     assert found["handshake"]["finding"].startswith("codex cannot start: it ended with exit code 0")
 
 
-def test_a_broken_config_toml_is_named_where_it_lies_and_leaves_with_2(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_broken_config_toml_is_reported_with_its_path_and_exits_with_2(env: dict[str, str], tmp_path: Path) -> None:
     home = tmp_path / "codex-home"
     home.mkdir()
     (home / "config.toml").write_text("model = \n")
@@ -174,7 +174,7 @@ def test_folders_that_cannot_be_used_leave_with_1(env: dict[str, str], tmp_path:
         assert found[name]["finding"] == f"cannot write to {state}: Not a directory"
 
 
-def test_a_port_that_another_program_has_leaves_with_1(env: dict[str, str]) -> None:
+def test_a_port_in_use_exits_with_1(env: dict[str, str]) -> None:
     with closing(bind("127.0.0.1", 0)) as taken:
         # It takes connections and says nothing.
         port = taken.getsockname()[1]
@@ -233,7 +233,7 @@ def test_the_tested_versions_are_those_that_make_test_and_make_test_versions_run
         ),
     ],
 )
-def test_a_database_is_tried_and_its_password_not_shown(
+def test_a_database_is_checked_without_showing_its_password(
     env: dict[str, str], tmp_path: Path, url: str, status: str, finding: str
 ) -> None:
     given = env | {"DATABASE_URL": url.format(folder=tmp_path)}
@@ -258,7 +258,7 @@ def test_a_workspace_that_cannot_be_written_is_a_warning(env: dict[str, str]) ->
         ({"A2A_TOKEN": "0123456789abcdef", "ADA_TOKEN": "0123"}, "warning", "the token of ada is easy to guess"),
     ],
 )
-def test_who_may_send_messages(tmp_path: Path, tokens: dict[str, str], status: str, finding: str) -> None:
+def test_the_access_rule_is_shown(tmp_path: Path, tokens: dict[str, str], status: str, finding: str) -> None:
     principals = [{"name": "ada", "token_env": "ADA_TOKEN"}] if "ADA_TOKEN" in tokens else []
     setup = AgentSetup(tmp_path, "http://127.0.0.1:1/v1", config={"principals": principals}, environment=tokens)
     found = find("access", setup.prepare())
@@ -281,7 +281,7 @@ def test_who_may_send_messages(tmp_path: Path, tokens: dict[str, str], status: s
     ],
 )
 @pytest.mark.slow
-def test_what_a_command_may_do_is_tried(tmp_path: Path, sandbox: str, said: tuple[str, str]) -> None:
+def test_the_sandbox_is_probed(tmp_path: Path, sandbox: str, said: tuple[str, str]) -> None:
     env = AgentSetup(tmp_path, "http://127.0.0.1:1/v1", codex={"sandbox": sandbox}).prepare()
     # Of this machine's other agents, root would see the key that all tests use.
     code, found = reports(env | {"SCRIPTED_KEY": uuid.uuid4().hex}, WITHOUT_CAPABILITIES)
@@ -325,7 +325,7 @@ def test_a_platform_that_does_not_answer_leaves_with_1(env: dict[str, str]) -> N
     assert find("platform", env) == Finding("ok", "none is configured")
 
 
-async def test_the_model_is_asked_only_online(tmp_path: Path) -> None:
+async def test_the_model_is_requested_only_with_online(tmp_path: Path) -> None:
     async with scripted_model(model="gpt-5.5") as model:
         env = AgentSetup(tmp_path, model.base_url).prepare()
 
@@ -337,7 +337,7 @@ async def test_the_model_is_asked_only_online(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "judged"), [(401, "failed"), (403, "failed"), (404, "warning"), (500, "warning")])
-async def test_what_a_provider_says_is_judged(tmp_path: Path, status: int, judged: str) -> None:
+async def test_a_providers_response_is_interpreted(tmp_path: Path, status: int, judged: str) -> None:
     asked: list[bytes] = []
 
     async def answer(stream: SocketStream) -> None:
@@ -358,7 +358,7 @@ async def test_what_a_provider_says_is_judged(tmp_path: Path, status: int, judge
 
 
 @pytest.mark.slow
-def test_a_provider_that_nobody_serves_fails_online_only(env: dict[str, str]) -> None:
+def test_an_unreachable_provider_fails_with_online_only(env: dict[str, str]) -> None:
     done = doctor(env, "--json", "--online")
     assert done.returncode == 1
     assert json.loads(done.stdout)[-1] == {

@@ -48,25 +48,25 @@ def answering(answers: dict[str, int]) -> Iterator[int]:
     ],
     ids=["ready", "not ready", "another host", "something else"],
 )
-def test_what_is_answered_decides(answers: dict[str, int], problem: str | None) -> None:
+def test_the_response_decides(answers: dict[str, int], problem: str | None) -> None:
     with answering(answers) as port:
         assert probe({"A2A_PORT": str(port)}) == problem
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     with answering({}) as port:
         pass
     assert str(probe({"A2A_PORT": str(port)})).startswith("the agent does not answer: ")
 
 
-def test_the_port_of_config_yaml_is_asked_where_no_variable_names_one(tmp_path: Path) -> None:
+def test_the_port_of_config_yaml_is_the_default(tmp_path: Path) -> None:
     with answering({"/readyz": 200}) as port:
         (tmp_path / "config.yaml").write_text(f"name: a\na2a:\n  port: {port}\n")
         assert probe({"WORKSPACE_CONFIG_PATH": str(tmp_path)}) is None
 
 
 @pytest.mark.parametrize("text", ["name: a\n", "a2a:\n", "a2a: [port]\n", "a2a: {port: x}\n"])
-def test_another_config_yaml_means_the_default_port(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_config_yaml_means_the_default_port(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.yaml").write_text(text)
     # Whatever listens on the default port here, it is asked, and no error comes out.
     said = probe({"WORKSPACE_CONFIG_PATH": str(tmp_path)})
@@ -74,7 +74,7 @@ def test_another_config_yaml_means_the_default_port(tmp_path: Path, text: str) -
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
-def test_the_exit_code_says_it(status: int, code: int) -> None:
+def test_the_exit_code_is_the_result(status: int, code: int) -> None:
     with answering({"/readyz": status}) as port:
         script = TEMPLATE_DIR / "codex_workspace" / "cli" / "probe.py"
         asked = subprocess.run([sys.executable, "-I", script], env={"A2A_PORT": str(port)}, capture_output=True)

@@ -33,7 +33,7 @@ NO_EXECUTOR = dict
         ("tests.unit.cli.test_serve:NO_EXECUTOR", "makes a dict, not an AgentExecutor"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_one_sentence(name: str, sentence: str) -> None:
+def test_an_unknown_executor_is_one_sentence(name: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=f"--executor: .*{re.escape(sentence)}"):
         load_executor(name)
 
@@ -50,7 +50,7 @@ def test_a_factory_makes_the_executor() -> None:
     assert isinstance(load_executor("tests.conformance.sut:executor"), Script)
 
 
-async def test_the_command_line_serves_it_without_codex_and_stops_when_asked(tmp_path: Path) -> None:
+async def test_the_command_line_serves_it_without_codex_and_stops_on_sigterm(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
         "name: sut\nruntime: codex\nmodel: none\nprincipals:\n- name: ada\n  token_env: ADA\n"
     )

@@ -164,7 +164,7 @@ def test_a_turn_reads_as_it_happened(events: list[StreamResponse], expected: str
     assert shown(*events) == expected
 
 
-def test_the_last_line_tells_the_tokens() -> None:
+def test_the_last_line_shows_the_tokens() -> None:
     usage: JsonObject = {USAGE: {"totalTokens": 12345, "inputTokens": 12000, "outputTokens": 345, "thread": {}}}
     assert shown(status(COMPLETED, metadata=usage)) == "[completed, 12,345 tokens (12,000 in, 345 out), 0.0 s]\n"
 
@@ -317,7 +317,7 @@ TURNS: dict[str, tuple[list[TurnEvent], str]] = {
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_a_turn_of_ours_is_shown_as_its_messages_say(name: str) -> None:
+def test_a_turn_is_shown_as_its_events_state(name: str) -> None:
     events, expected = TURNS[name]
     text = shown(*turn(*events))
     assert text == f"{expected}{END}"

@@ -35,7 +35,7 @@ def reads() -> Iterator[JsonObject]:
                 yield message["result"]
 
 
-def test_recorded_turns_end_as_codex_says() -> None:
+def test_recorded_turns_end_with_codexs_status() -> None:
     ends = 0
     for read in reads():
         thread = read["thread"]
@@ -110,18 +110,16 @@ def said(text: str, role: str = "user") -> str:
         ([], False),
     ],
 )
-def test_a_message_that_the_model_remembers_is_found_where_the_record_does_not_show_it(
-    lines: list[str], is_remembered: bool
-) -> None:
+def test_a_message_is_found_in_the_models_history_if_the_record_lacks_it(lines: list[str], is_remembered: bool) -> None:
     assert is_in_rollout(lines, "hello") == is_remembered
 
 
 @given(st.lists(st.text(max_size=30) | json_values.map(json.dumps), max_size=5))
-def test_an_odd_file_remembers_nothing(lines: list[str]) -> None:
+def test_an_unreadable_file_contains_no_message(lines: list[str]) -> None:
     assert not is_in_rollout(lines, "hello, I am not there")
 
 
-def test_the_file_is_where_codex_says() -> None:
+def test_the_file_is_at_codexs_path() -> None:
     found = [rollout_path(read) for read in reads()]
     assert found
     assert all(path is not None and path.name.startswith("rollout-") for path in found)

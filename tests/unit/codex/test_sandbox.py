@@ -29,7 +29,7 @@ async def test_a_sandbox_in_which_a_command_ends_well_is_fine() -> None:
         await check_sandbox(codex.connection, "workspace-write", Path("/somewhere"))
 
 
-async def test_a_sandbox_in_which_a_command_fails_is_refused_with_the_ways_out() -> None:
+async def test_a_sandbox_with_a_failing_command_is_rejected_with_the_remedies() -> None:
     said = "\nbwrap: No permissions to create a new namespace.\nand more\n"
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
         tasks.start_soon(codex.answer, "command/exec", ran(1, said))
@@ -60,7 +60,7 @@ async def test_without_a_sandbox_nothing_is_probed(mode: str) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"exitCode": "0", "stdout": "", "stderr": ""}, {"exitCode": 0}])
-async def test_an_answer_of_no_known_shape_is_said_to_be_one(answer: JsonValue) -> None:
+async def test_an_answer_of_unknown_shape_is_reported(answer: JsonValue) -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
         tasks.start_soon(codex.answer, "command/exec", answer)
         with pytest.raises(ProtocolError, match="command/exec without"):
@@ -108,7 +108,7 @@ async def _look(connection: Connection, setup: AgentSetup, folders: list[Path]) 
     return sight
 
 
-async def test_what_a_command_may_do_in_each_mode(tmp_path: Path) -> None:
+async def test_permissions_of_a_command_in_each_mode(tmp_path: Path) -> None:
     workspace, own = tmp_path / "workspace", os.getpid()
     sight = await seen_with(tmp_path, sandbox="workspace-write")
     assert workspace in sight.writable

@@ -33,7 +33,7 @@ def profile(settings: Settings, env: dict[str, str]) -> dict[str, object]:
     return read
 
 
-def test_what_is_not_there_is_not_named(tmp_path: Path) -> None:
+def test_missing_files_are_not_listed(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, {})
     home = settings.codex_home
     before = profile(settings, {})["filesystem"]
@@ -48,7 +48,7 @@ def test_what_is_not_there_is_not_named(tmp_path: Path) -> None:
     assert {name for name in after if name not in before} == {f"{home}/auth.json", f"{home}/sessions"}
 
 
-def test_files_of_secrets_are_named_by_what_they_are(tmp_path: Path) -> None:
+def test_secret_files_are_listed_with_their_purpose(tmp_path: Path) -> None:
     for name in ("one", "two", "bundle"):
         (tmp_path / name).write_text("secret-" * 4)
     (tmp_path / "link").symlink_to("one")
@@ -61,7 +61,7 @@ def test_files_of_secrets_are_named_by_what_they_are(tmp_path: Path) -> None:
     assert sandbox.secret_files(settings, env) == (tmp_path / "one", tmp_path / "two")
 
 
-def test_what_the_platform_tells_later_is_hidden_from_the_first_command_on(tmp_path: Path) -> None:
+def test_a_secret_issued_later_is_hidden_from_the_first_command(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, {"PLATFORM_URL": "http://platform", "WORKSPACE_ID": "w"})
     assert sandbox.secret_files(settings, {}) == ()
     provisioned = tmp_path / "config" / ".auth_token"
@@ -74,7 +74,7 @@ def test_what_the_platform_tells_later_is_hidden_from_the_first_command_on(tmp_p
     assert kept[0].parent == settings.state_dir
 
 
-def test_the_profile_widens_what_config_yaml_widens_and_nothing_else(tmp_path: Path) -> None:
+def test_the_profile_allows_only_what_config_yaml_allows(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     settings = settings_of(tmp_path, {}, writable_folders=["../more"], network_access=True)
     wide = profile(settings, {})
@@ -89,13 +89,13 @@ def test_the_profile_widens_what_config_yaml_widens_and_nothing_else(tmp_path: P
     assert "network" not in narrow
 
 
-def test_where_nothing_is_hidden_nothing_is_told(tmp_path: Path) -> None:
+def test_without_secrets_there_is_no_profile(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, {}, hide_secrets=False)
     assert sandbox.profile_overrides(settings, {}) == {}
     assert sandbox.profile_of(settings) is None
 
 
-def test_what_cannot_be_hidden_is_refused(tmp_path: Path) -> None:
+def test_a_secret_that_cannot_be_hidden_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"codex\.hide_secrets: needs codex's own sandbox"):
         settings_of(tmp_path, {}, sandbox="container")
     odd = tmp_path / "odd[1]"

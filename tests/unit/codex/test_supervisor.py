@@ -146,7 +146,7 @@ async def test_the_first_failure_costs_no_pause() -> None:
 
 
 @in_virtual_time
-async def test_pauses_grow_and_whoever_waits_gets_codex_in_the_end() -> None:
+async def test_the_backoff_grows_and_waiters_get_codex_in_the_end() -> None:
     async with scene(failing=7) as now:
         await now.get()
         assert now.factory.pauses() == [0, 0.5, 1, 2, LONGEST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
@@ -171,7 +171,7 @@ async def test_jitter_shortens_a_pause() -> None:
 
 
 @in_virtual_time
-async def test_waiting_is_bounded_and_says_why_and_how_often() -> None:
+async def test_waiting_is_bounded_and_reports_cause_and_attempts() -> None:
     async with scene(SupervisorLimits(restart_wait_s=10), failing=99) as now:
         before = anyio.current_time()
         with pytest.raises(CodexCannotStart) as raised:
@@ -184,7 +184,7 @@ async def test_waiting_is_bounded_and_says_why_and_how_often() -> None:
 
 
 @in_virtual_time
-async def test_who_gives_up_leaves_the_next_try_to_the_others() -> None:
+async def test_a_waiter_that_gives_up_leaves_the_next_attempt_to_others() -> None:
     async with scene(SupervisorLimits(restart_wait_s=10), failing=5) as now:
         with pytest.raises(CodexCannotStart):
             await now.turn()
@@ -194,7 +194,7 @@ async def test_who_gives_up_leaves_the_next_try_to_the_others() -> None:
 
 
 @in_virtual_time
-async def test_a_start_that_hangs_is_waited_for_no_longer_than_a_failing_one() -> None:
+async def test_a_hanging_start_is_awaited_no_longer_than_a_failing_one() -> None:
     async with scene(SupervisorLimits(restart_wait_s=10), start_s=15) as now:
         with pytest.raises(CodexCannotStart, match="codex did not start within 10 s"):
             await now.turn()
@@ -203,7 +203,7 @@ async def test_a_start_that_hangs_is_waited_for_no_longer_than_a_failing_one() -
 
 
 @in_virtual_time
-async def test_a_failure_counts_also_where_nobody_waits_for_it_any_more() -> None:
+async def test_a_failure_without_waiters_counts_too() -> None:
     async with scene(failing=2, start_s=15) as now:
         assert await now.supply.not_ready_reason(3) == "codex did not start within 3 s"
         await anyio.sleep(20)
@@ -242,7 +242,7 @@ def test_a_pause_has_its_bounds(failures: int, max_restarts: int) -> None:
 
 
 @in_virtual_time
-async def test_a_codex_that_worked_is_replaced_at_once_however_often_it_dies() -> None:
+async def test_a_codex_that_worked_is_replaced_at_once() -> None:
     async with scene() as now:
         for number in range(20):
             codex = await now.turn(STEADY_S)
@@ -252,7 +252,7 @@ async def test_a_codex_that_worked_is_replaced_at_once_however_often_it_dies() -
 
 
 @in_virtual_time
-async def test_a_codex_that_dies_soon_after_its_start_pauses_nobody_where_its_turn_ended_well() -> None:
+async def test_a_crash_after_a_completed_turn_causes_no_backoff() -> None:
     async with scene() as now:
         for _ in range(20):
             (await now.turn()).die()
@@ -292,7 +292,7 @@ async def test_readiness_starts_codex() -> None:
 
 
 @in_virtual_time
-async def test_a_codex_that_stands_still_is_not_ready_and_ended_after_a_while() -> None:
+async def test_a_frozen_codex_is_not_ready_and_is_killed() -> None:
     async with scene() as now:
         codex = await now.turn(STEADY_S)
         codex.stands_still = True
@@ -308,7 +308,7 @@ async def test_a_codex_that_stands_still_is_not_ready_and_ended_after_a_while() 
         assert (codex.error is not None, len(now.factory.made)) == (True, 2)
 
 
-def test_a_broken_supply_says_why_at_once_and_one_success_heals_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_codex_fails_at_once_until_one_start_succeeds(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     @in_virtual_time
@@ -391,7 +391,7 @@ async def test_running_turns_end_and_new_ones_wait_for_the_next_codex() -> None:
 
 
 @in_virtual_time
-async def test_a_long_turn_keeps_nobody_waiting_for_ever() -> None:
+async def test_a_long_turn_does_not_delay_a_replacement_for_ever() -> None:
     async with scene() as now, anyio.create_task_group() as tasks:
         tasks.start_soon(now.turn, 1000.0)
         await anyio.wait_all_tasks_blocked()

@@ -53,7 +53,7 @@ def record(tmp_path: Path) -> Record:
     return Record(tmp_path)
 
 
-async def test_pages_follow_each_other_and_leave_nothing_out(record: Record) -> None:
+async def test_pages_are_contiguous(record: Record) -> None:
     record.write(*({"n": n} for n in range(7)))
     assert await record.look(0, 3) == ([{"n": 0}, {"n": 1}, {"n": 2}], 3, True)
     assert await record.look(3, 3) == ([{"n": 3}, {"n": 4}, {"n": 5}], 6, True)
@@ -65,7 +65,7 @@ async def test_pages_follow_each_other_and_leave_nothing_out(record: Record) -> 
     assert await record.look(0, 8) == ([{"n": n} for n in range(8)], 8, False)
 
 
-async def test_a_cursor_of_another_record_ends_up_at_this_ones_end(record: Record) -> None:
+async def test_a_foreign_cursor_returns_the_end(record: Record) -> None:
     record.write({"n": 0}, {"n": 1})
     assert await record.look(500) == ([], 2, False)
 
@@ -86,7 +86,7 @@ async def test_a_record_that_was_cut_is_read_anew(record: Record) -> None:
     assert await record.look(2) == ([], 1, False)
 
 
-async def test_no_secret_shows_however_it_is_quoted(record: Record) -> None:
+async def test_secrets_are_redacted_in_any_quoting(record: Record) -> None:
     record.write({"text": f"it is {SECRET}.", SECRET: [json.dumps({"key": SECRET})], "depth": {"a": [[SECRET]]}})
     ((line,), _, _) = await record.look()
     assert line == {"text": "it is ***.", "***": ['{"key": "***"}'], "depth": {"a": [["***"]]}}
@@ -105,7 +105,7 @@ async def test_long_texts_and_lines_are_cut_and_say_so(record: Record) -> None:
     assert longer == {"type": "omitted", "bytes": MAX_LINE_BYTES + len('{"image": ""}\n')}
 
 
-async def test_an_answer_is_bounded_however_many_lines_are_asked_for(record: Record) -> None:
+async def test_a_page_is_bounded_whatever_limit_is_requested(record: Record) -> None:
     record.write(*(["x" * MAX_TEXT_CHARS] * 20 for _ in range(40)))
     lines, cursor, has_more = await record.look(0, 40)
     assert len(json.dumps(lines)) <= MAX_ANSWER_BYTES + 21 * MAX_TEXT_CHARS
@@ -115,14 +115,14 @@ async def test_an_answer_is_bounded_however_many_lines_are_asked_for(record: Rec
 
 
 @pytest.mark.parametrize("raw", [b"no json", b"\xff\xfe", b"[" * 200_000, b""])
-async def test_a_line_that_cannot_be_read_is_told_of(record: Record, raw: bytes) -> None:
+async def test_an_unreadable_line_is_reported(record: Record, raw: bytes) -> None:
     record.file.write_bytes(raw + b'\n{"n": 1}\n')
     lines, cursor, _ = await record.look()
     assert (lines, cursor) == ([{"type": "unreadable", "bytes": len(raw) + 1}, {"n": 1}], 2)
 
 
 @pytest.mark.parametrize("name", [None, "01a1fd95-0000-7f12-a73e-5061c94d0e83", "../../*", "*", ""])
-async def test_a_thread_without_a_record_shows_nothing(record: Record, name: str | None) -> None:
+async def test_a_thread_without_a_record_is_empty(record: Record, name: str | None) -> None:
     record.thread = name
     told = await record.transcripts.lines(3)
     assert told == {

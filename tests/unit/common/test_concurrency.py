@@ -29,7 +29,7 @@ async def test_a_lone_error_arrives_plain_from_the_block_and_from_a_task() -> No
     assert raised.value.__cause__ is None
 
 
-async def test_a_cause_is_kept() -> None:
+async def test_the_cause_is_kept() -> None:
     with pytest.raises(KeyError) as raised:
         async with task_group():
             raise KeyError from OSError("why")
@@ -43,7 +43,7 @@ async def test_several_errors_stay_together() -> None:
     assert raised.group_contains(OSError)
 
 
-async def test_a_cancelled_group_is_left_quietly() -> None:
+async def test_a_cancelled_group_raises_nothing() -> None:
     with anyio.move_on_after(0.01) as scope:
         async with task_group() as tasks:
             tasks.start_soon(anyio.sleep_forever)

@@ -47,7 +47,7 @@ SAID = {
 
 
 @pytest.mark.parametrize(("said", "expected"), SAID.items())
-def test_codexs_words_keep_the_place_and_lose_the_value(said: str, expected: str) -> None:
+def test_codexs_message_keeps_the_position_without_the_value(said: str, expected: str) -> None:
     before = 'WARNING: proceeding (home: "/state")\n'
     assert is_config_error(said)
     assert redact_config_error(before + said) == before + expected
@@ -55,7 +55,7 @@ def test_codexs_words_keep_the_place_and_lose_the_value(said: str, expected: str
     assert CANARY not in redact_config_values(said)
 
 
-def test_other_words_stay_as_they_are() -> None:
+def test_other_messages_are_unchanged() -> None:
     said = 'Error: thread/resume: no rollout found for "x"\n3 | x'
     assert not is_config_error(said)
     assert redact_config_error(said) == said
@@ -63,7 +63,7 @@ def test_other_words_stay_as_they_are() -> None:
 
 
 @given(st.text(), st.text())
-def test_no_value_shows_whatever_stands_around_it(before: str, behind: str) -> None:
+def test_no_value_is_shown_in_any_surrounding(before: str, behind: str) -> None:
     value = f"{before}{CANARY}{behind}"
     debug = json.dumps(value, ensure_ascii=False)
     for quoted in (f"string {debug}, expected a map\nin `a.b`", f"unknown variant `{value}`, expected `a` or `b`"):

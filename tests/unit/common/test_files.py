@@ -65,7 +65,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-async def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path: Path) -> None:
+async def test_a_second_process_is_rejected_with_the_holders_pid(tmp_path: Path) -> None:
     with another_holder(tmp_path) as (process, _):
         with pytest.raises(ConfigError) as refused:
             async with lock_folder(tmp_path):
@@ -78,7 +78,7 @@ async def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_pat
     assert (holder.pid, holder.where) == (process.pid, "http://127.0.0.1:8123/")
 
 
-async def test_a_killed_holder_holds_nothing_though_its_child_lives(tmp_path: Path) -> None:
+async def test_a_killed_holder_releases_the_lock_despite_its_child(tmp_path: Path) -> None:
     with another_holder(tmp_path) as (process, child):
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -92,7 +92,7 @@ async def test_a_killed_holder_holds_nothing_though_its_child_lives(tmp_path: Pa
             os.kill(child, signal.SIGKILL)
 
 
-async def test_a_holder_that_is_just_ending_is_waited_for(tmp_path: Path) -> None:
+async def test_an_ending_holder_is_awaited(tmp_path: Path) -> None:
     with another_holder(tmp_path) as (process, _):
         async with anyio.create_task_group() as tasks:
 
@@ -108,7 +108,7 @@ async def test_a_holder_that_is_just_ending_is_waited_for(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("left", [b"", b"nonsense", b'{"pid": 1}', b"\xff\xfe", b"[" * 5000])
-async def test_what_a_file_says_that_nobody_holds_is_no_obstacle(tmp_path: Path, left: bytes) -> None:
+async def test_a_lock_file_without_holder_is_no_obstacle(tmp_path: Path, left: bytes) -> None:
     (tmp_path / LOCK_NAME).write_bytes(left)
     assert lock_holder(tmp_path) is None
     async with lock_folder(tmp_path, "here"):
@@ -131,7 +131,7 @@ async def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> Non
             pytest.fail("it is held")
 
 
-def test_what_was_removed_before_it_was_locked_is_not_held(tmp_path: Path) -> None:
+def test_a_removed_lock_file_is_not_held(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     removed = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -171,14 +171,14 @@ def test_a_file_is_made_for_its_user_alone_and_replaced(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_what_cannot_be_replaced_stays_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_a_failed_replacement_keeps_the_file_and_leaves_no_other(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
         replace_file(tmp_path / "folder", b"new")
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
 
 
-def test_what_killed_processes_have_left_is_one_file_that_goes_with_the_next(tmp_path: Path) -> None:
+def test_a_killed_processs_temporary_file_is_reused(tmp_path: Path) -> None:
     file = tmp_path / "auth.json"
     replace_file(file, b"old")
     for _ in range(2):
@@ -191,7 +191,7 @@ def test_what_killed_processes_have_left_is_one_file_that_goes_with_the_next(tmp
     assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"new", 0o600)
 
 
-def test_processes_that_replace_one_file_at_once_leave_one_of_their_wholes(tmp_path: Path) -> None:
+def test_concurrent_replacements_leave_one_complete_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     wholes = [bytes([letter]) * (50_000 + letter) for letter in range(100)]
     with ProcessPoolExecutor(2, get_context("spawn")) as others:

@@ -27,7 +27,7 @@ def sleeper(mark: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_only_the_mark_with_its_whole_value_counts() -> None:
+def test_only_the_exact_marker_counts() -> None:
     mark = uuid.uuid4().hex
     with sleeper(mark) as process, sleeper(f"{mark}-longer"):
         assert find_marked(NAME, mark) == [process.pid]
@@ -38,7 +38,7 @@ def test_only_the_mark_with_its_whole_value_counts() -> None:
         assert find_marked(NAME, mark[1:], or_longer=True) == []
 
 
-async def test_sweep_kills_what_is_marked_and_nothing_else() -> None:
+async def test_sweep_kills_marked_processes_only() -> None:
     mark = uuid.uuid4().hex
     with sleeper(mark) as one, sleeper(mark) as two, sleeper("another") as other:
         assert await kill_marked(NAME, mark) == 2

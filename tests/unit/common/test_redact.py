@@ -16,7 +16,7 @@ def streamed(secrets: list[str], pieces: list[str]) -> str:
     return "".join([*(stream.feed(piece) for piece in pieces), stream.finish()])
 
 
-def test_the_longest_secret_goes_first() -> None:
+def test_the_longest_secret_is_redacted_first() -> None:
     scrub = Redactor(["sk-1", "sk-1-longer", ""])
     assert scrub("a sk-1-longer b sk-1 c") == "a *** b *** c"
     assert scrub("nothing") == "nothing"
@@ -63,19 +63,19 @@ def test_bytes_are_looked_through() -> None:
         (["no", "thing"], ["no", "thing"]),
     ],
 )
-def test_what_may_become_a_secret_waits(pieces: list[str], shown: list[str]) -> None:
+def test_a_possible_start_of_a_secret_is_held_back(pieces: list[str], shown: list[str]) -> None:
     stream = Redactor(["sk-secret-1"]).stream()
     assert [stream.feed(piece) for piece in pieces] == shown
 
 
-def test_a_secret_that_begins_another_waits_for_it() -> None:
+def test_a_secret_that_is_a_prefix_of_another_is_held_back() -> None:
     assert streamed(["sk-1", "sk-1-longer"], ["a sk-1", "-longer b"]) == "a *** b"
     assert streamed(["sk-1", "sk-1-longer"], ["a sk-1", "-", "other b"]) == "a ***-other b"
     # The end of the one could begin the other.
     assert streamed(["abcx", "xyz"], ["abcx", "yz"]) == "***yz"
 
 
-def test_what_is_left_in_the_end_shows_no_large_part_of_a_secret() -> None:
+def test_the_rest_reveals_no_large_part_of_a_secret() -> None:
     assert streamed(["sk-secret-1"], ["it is sk-"]) == "it is sk-"
     assert streamed(["sk-secret-1"], ["it is sk-secret-"]) == "it is ***"
     assert streamed(["sk-1", "sk-1-longer"], ["it is sk-1"]) == "it is ***"
@@ -92,7 +92,7 @@ def test_no_cutting_lets_a_secret_through(secrets: list[str], pieces: list[str])
 
 
 @given(pieces=st.lists(st.text("sk-ecrt1 xyz", max_size=6), max_size=10))
-def test_nothing_else_is_changed(pieces: list[str]) -> None:
+def test_other_text_is_unchanged(pieces: list[str]) -> None:
     secret = "sk-secret-1"
     shown, whole = streamed([secret], pieces), "".join(pieces)
     expected = whole.replace(secret, MASK)

@@ -72,7 +72,7 @@ def test_addresses_that_are(address: str) -> None:
 
 
 @given(st.ip_addresses(v=4))
-def test_an_ipv4_address_is_the_same_however_it_is_wrapped(address: ipaddress.IPv4Address) -> None:
+def test_a_wrapped_ipv4_address_is_unwrapped(address: ipaddress.IPv4Address) -> None:
     wrapped = (f"::ffff:{address}", f"64:ff9b::{address}")
     assert {is_public(ipaddress.ip_address(each)) for each in wrapped} == {is_public(address)}
 
@@ -90,7 +90,7 @@ def test_an_ipv4_address_is_the_same_however_it_is_wrapped(address: ipaddress.IP
         ("internal", "hooks.internal", "10.2.3.4", False),
     ],
 )
-def test_what_the_operator_permits(entry: str, host: str, address: str, permitted: bool) -> None:
+def test_the_operators_permissions(entry: str, host: str, address: str, permitted: bool) -> None:
     assert AllowList.parse([entry]).allows(host, ipaddress.ip_address(address)) is permitted
 
 
@@ -115,7 +115,7 @@ def test_entries_that_cannot_be_read_are_named(entry: str) -> None:
         ("https://hooks.example.com/a#b", "hooks.example.com", "/a"),
     ],
 )
-def test_a_url_taken_apart(url: str, authority: str, path: str) -> None:
+def test_a_url_is_split(url: str, authority: str, path: str) -> None:
     target = parse_target(url)
     assert (target.authority, target.path) == (authority, path)
     assert target.origin.endswith(f"//{authority}")
@@ -161,7 +161,7 @@ async def test_a_private_target_is_refused_at_registration(url: str) -> None:
     assert str(refused.value) == NOT_PUBLIC
 
 
-async def test_a_host_that_nobody_knows_is_named_in_a_sentence() -> None:
+async def test_an_unknown_host_is_one_sentence() -> None:
     with pytest.raises(OSError, match=r"^no address is known for nowhere\.invalid \("):
         await resolve_host("nowhere.invalid", 443)
 
@@ -176,7 +176,7 @@ async def test_a_public_target_passes() -> None:
 
 
 @pytest.mark.parametrize(("port", "passes"), [(22, False), (25, False), (80, True), (443, True), (1024, True)])
-async def test_ports_of_other_services_are_refused(port: int, passes: bool) -> None:
+async def test_ports_of_other_services_are_rejected(port: int, passes: bool) -> None:
     guard, url = AddressGuard(AllowList(), resolves_to("1.1.1.1")), f"http://hooks.example.com:{port}/"
     if passes:
         await guard.check(url)
@@ -197,7 +197,7 @@ async def test_a_host_that_cannot_be_found_now_passes_until_it_is_connected_to()
 # --- Requests ---
 
 
-async def test_what_a_webhook_gets() -> None:
+async def test_the_request_a_webhook_receives() -> None:
     async with webhook() as server:
         answer = await to_loopback().post(f"{server.url}?x=1", {"Authorization": "Bearer s"}, b'{"a": 1}')
     assert answer == ResponseAccepted()
@@ -223,7 +223,7 @@ async def test_what_a_webhook_gets() -> None:
         ((500, {}), RequestFailed("HTTP 500")),
     ],
 )
-async def test_what_an_answer_means(
+async def test_the_meaning_of_each_status(
     given_answer: Answer, expected: ResponseAccepted | RequestFailed | ResponseRejected
 ) -> None:
     async with webhook(given_answer) as server:
@@ -274,7 +274,7 @@ async def test_a_name_is_looked_up_once_and_connected_to_by_its_address() -> Non
     assert server.received[0].headers["host"] == f"hooks.internal:{server.port}"
 
 
-async def test_the_next_address_is_tried_where_one_does_not_answer() -> None:
+async def test_the_next_address_is_tried_if_one_fails() -> None:
     async with webhook() as server:
         guard = AddressGuard(AllowList.parse(["hooks.internal"]), resolves_to("127.0.0.2", "127.0.0.1"))
         assert (
@@ -283,7 +283,7 @@ async def test_the_next_address_is_tried_where_one_does_not_answer() -> None:
         )
 
 
-async def test_nobody_there_is_for_later() -> None:
+async def test_an_unreachable_host_is_retried() -> None:
     async with webhook() as server:
         url = server.url
     assert isinstance(await to_loopback().post(url, {}, b"{}"), RequestFailed)

@@ -106,7 +106,7 @@ def test_the_log_for_machines_is_one_object_a_line_and_shows_no_secret() -> None
 
 
 @pytest.mark.parametrize(("level", "warns"), [("DEBUG", True), ("INFO", True), ("ERROR", False)])
-def test_libraries_are_heard_when_they_warn(level: str, warns: bool) -> None:
+def test_warnings_of_libraries_are_logged(level: str, warns: bool) -> None:
     log = log_of(as_json=False, level=level)
     assert "chatter" not in log
     assert ("a2a.server warns" in log) is warns
@@ -147,7 +147,7 @@ def log_of_work(*, as_json: bool, context: str = "ctx") -> str:
     return done.stderr
 
 
-def test_a_line_tells_whose_work_it_is_of_however_deep_it_is_written() -> None:
+def test_a_log_line_names_its_task_at_any_depth() -> None:
     lines = [json.loads(line) for line in log_of_work(as_json=True).splitlines()]
     for number in (1, 2):
         own = [line for line in lines if line.get("task") == f"task-{number}"]
@@ -164,7 +164,7 @@ def test_people_read_the_ids_behind_the_message() -> None:
     assert log.endswith("deep.below: nobody's\n")
 
 
-def test_an_id_that_a_client_made_up_cannot_look_like_another_line_or_hold_a_secret() -> None:
+def test_a_clients_id_cannot_forge_a_log_line_or_contain_a_secret() -> None:
     log = log_of_work(as_json=False, context="a\n12:00:00 ERROR sk-secret")
     assert len(log.splitlines()) == 5
     assert 'context="a\\n12:00:00 ERROR ***"' in log
@@ -195,7 +195,7 @@ class Ended:
     turn_id: str = "turn"
 
 
-def test_what_has_not_happened_yet_is_there_as_zero() -> None:
+def test_counters_start_at_zero() -> None:
     shown = numbers(Metrics())
     for outcome in TurnOutcome:
         assert shown[f"turns_total {outcome}"] == 0
@@ -251,7 +251,7 @@ def test_a_turn_is_counted_with_its_times_and_tokens() -> None:
         (Ended(TurnCompleted("failed", None, None)), "failed"),
     ],
 )
-def test_a_turn_counts_once_however_it_is_left(turn: Ended | None, outcome: str) -> None:
+def test_a_turn_is_counted_once_however_it_ends(turn: Ended | None, outcome: str) -> None:
     telemetry = Telemetry(clock=lambda: 0.0)
     with suppress(ConnectionError), telemetry.message("task", "context", {}) as message, message.turn() as watch:
         if turn is not None:
@@ -263,7 +263,7 @@ def test_a_turn_counts_once_however_it_is_left(turn: Ended | None, outcome: str)
     }
 
 
-def test_who_leaves_the_queue_has_not_waited_for_a_turn() -> None:
+def test_leaving_the_queue_records_no_waiting_time() -> None:
     telemetry = Telemetry(clock=lambda: 0.0)
     with pytest.raises(ConnectionError), telemetry.message("task", "c", {}) as message, message.waiting():
         raise ConnectionError
@@ -298,7 +298,7 @@ class Notes(Tracer):
         return Noted(name, self.notes)
 
 
-def test_items_are_parts_of_their_turn_and_none_outlives_it() -> None:
+def test_item_spans_belong_to_their_turn_and_end_with_it() -> None:
     notes: list[str] = []
     telemetry = Telemetry(tracer=Notes(notes), clock=lambda: 0.0)
     with telemetry.message("task", "c", {}) as message, message.turn() as turn:
@@ -350,7 +350,7 @@ async def test_messages_are_counted_by_state(store: Store) -> None:
     assert counted == {"accepted": 1, "started": 1, "answered": 0, "acknowledged": 0}
 
 
-async def test_the_thread_that_was_last_at_work_is_known(store: Store) -> None:
+async def test_the_last_active_thread_is_known(store: Store) -> None:
     deliveries = store.deliveries
     assert await deliveries.newest_thread() is None
     first, second = await accepted(deliveries, "1", "one"), await accepted(deliveries, "2", "two")
@@ -361,7 +361,7 @@ async def test_the_thread_that_was_last_at_work_is_known(store: Store) -> None:
     assert await deliveries.newest_thread("three") is None
 
 
-async def test_a_database_that_does_not_answer_leaves_the_other_numbers(tmp_path: Path) -> None:
+async def test_a_failing_database_leaves_the_other_metrics(tmp_path: Path) -> None:
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'without_tables.sqlite3'}")
     try:
         values, counted = await GaugeCollector(Deliveries(engine), lambda: 7).read()
@@ -387,7 +387,7 @@ async def exported(
     return collector
 
 
-def test_nobody_pays_for_spans_that_nobody_wants() -> None:
+def test_disabled_tracing_creates_no_spans() -> None:
     program = (
         "import sys; from codex_workspace.cli import serve; from codex_workspace.common import telemetry;"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry.sdk')]"
@@ -415,7 +415,7 @@ async def test_a_span_is_part_of_its_callers_trace(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "told", ["", "00-0-0-01", "00-" + "0" * 32 + "-" + "2" * 16 + "-01", "ff" * 200, "00-" + "z" * 32, "\ud800"]
 )
-async def test_a_caller_that_tells_nonsense_gets_a_trace_of_its_own(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+async def test_an_invalid_traceparent_starts_a_new_trace(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
     def work(tracer: Tracer) -> None:
         tracer.start_span("asked", SpanKind.SERVER, {}, {"traceparent": told}).end()
 
@@ -446,7 +446,7 @@ async def test_an_exception_is_its_spans_error(monkeypatch: pytest.MonkeyPatch) 
     assert asked.error == "KeyError"
 
 
-async def test_an_operators_own_name_and_headers_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_operators_service_name_and_headers_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=mine")
     collector = await exported(
         monkeypatch,

@@ -19,5 +19,5 @@ def test_the_first_version_is_found(text: str, version: Version | None) -> None:
     assert find_version(text) == version
 
 
-def test_a_version_is_shown_as_people_write_it() -> None:
+def test_a_version_is_shown_with_dots() -> None:
     assert format_version((0, 72, 0)) == "0.72.0"

@@ -49,7 +49,7 @@ def test_there_are_more_than_fifty_kinds() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind, bad in BAD.items() if bad.command == "prepare"])
-def test_what_is_wrong_is_one_sentence_and_exit_code_2(
+def test_each_error_is_one_sentence_and_exit_code_2(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = BAD[kind]
@@ -69,7 +69,7 @@ def test_what_is_wrong_is_one_sentence_and_exit_code_2(
         *(kind for kind, bad in BAD.items() if bad.command == "serve"),
     ],
 )
-def test_the_agent_does_not_start_and_says_the_same(tmp_path: Path, kind: str) -> None:
+def test_the_agent_refuses_to_start_with_the_same_sentence(tmp_path: Path, kind: str) -> None:
     bad = BAD[kind]
     env = environment_of(bad, tmp_path)
     ran = subprocess.run(
@@ -80,7 +80,7 @@ def test_the_agent_does_not_start_and_says_the_same(tmp_path: Path, kind: str) -
     assert_is_told(ran.stderr.splitlines()[-1], bad, tmp_path)
 
 
-def test_what_is_not_wrong_is_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_settings_are_not_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = environment_of(Bad(GOOD, "", ""), tmp_path)
     assert main(["prepare"], env) == 0
     assert capsys.readouterr() == ("", "")

@@ -235,7 +235,7 @@ def test_any_file_is_edited_and_restored_or_refused(text: str) -> None:
 
 @given(operators_files(), st.sampled_from(["operator_edit = 1\n", "# operator_edit\n"]), st.data())
 @examples(60)
-def test_what_is_written_between_two_edits_stays(text: str, added: str, data: st.DataObject) -> None:
+def test_changes_between_two_edits_are_kept(text: str, added: str, data: st.DataObject) -> None:
     merged = try_edit(text, MANAGED)
     if merged is None:
         return
@@ -362,7 +362,7 @@ def state(folder: Path) -> dict[str, tuple[bytes, int, int]]:
     return {each.name: (each.read_bytes(), each.stat().st_mtime_ns, each.stat().st_ino) for each in folder.iterdir()}
 
 
-def test_codex_home_is_made_private_and_the_second_start_writes_nothing(tmp_path: Path) -> None:
+def test_codex_home_is_private_and_a_second_start_writes_nothing(tmp_path: Path) -> None:
     settings = make_settings(tmp_path)
     prepare_codex_home(settings, choose(settings))
     home = settings.codex_home
@@ -374,7 +374,7 @@ def test_codex_home_is_made_private_and_the_second_start_writes_nothing(tmp_path
     assert state(home) == first
 
 
-def test_a_key_no_longer_configured_is_taken_out_and_what_codex_wrote_stays(tmp_path: Path) -> None:
+def test_a_key_no_longer_configured_is_removed_and_codexs_keys_stay(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     theirs = "# mine\r\nmodel_reasoning_effort = 'high'\r\n[tools]\r\nx = 1"
     file.write_bytes(theirs.encode())
@@ -432,7 +432,7 @@ except RuntimeError as error:
 """Files of this process end at 3000 bytes, as on a full disk."""
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("# mine\n" * 1000)
     before = file.read_bytes()
@@ -509,7 +509,7 @@ def test_writable_folders_reach_the_real_codex_and_leave_with_their_key(tmp_path
         assert result["sandbox"]["writableRoots"] == [str(tmp_path / folder) for folder in folders]
 
 
-def test_a_provider_without_credential_asks_for_none(tmp_path: Path) -> None:
+def test_a_provider_without_a_credential_needs_none(tmp_path: Path) -> None:
     settings = make_settings(tmp_path)
     provider = replace(choose(settings), env_key=None, credential=None)
     assert ("model_providers", "openai_api", "requires_openai_auth") not in managed_config(settings, provider)
@@ -551,7 +551,7 @@ def ask_codex(settings: Settings) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("theirs", ["", "# mine\nfeatures = { shell_tool = true }\n[model_providers]\nx.name = 'x'\n"])
 @pytest.mark.parametrize("codex", ["", ", sandbox: container, reasoning_effort: low", ", network_access: true"])
-def test_the_real_codex_takes_it_without_a_warning(tmp_path: Path, theirs: str, codex: str) -> None:
+def test_the_real_codex_accepts_it_without_a_warning(tmp_path: Path, theirs: str, codex: str) -> None:
     settings = make_settings(tmp_path, codex)
     settings.codex_home.mkdir(parents=True)
     (settings.codex_home / "config.toml").write_text(theirs)

@@ -46,7 +46,7 @@ def made(mark: str, at: str | None, account: str | None = "one") -> str:
         (made("x" * MAX_BYTES, None), "must have at most"),
     ],
 )
-def test_what_is_no_login_is_named_and_not_shown(content: str, words: str) -> None:
+def test_an_invalid_login_is_reported_without_its_content(content: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as refused:
         read_login(content)
     assert "sk-secret" not in str(refused.value)

@@ -42,12 +42,12 @@ def told(settings: Settings) -> object:
     return thread_options(settings, provider).params().get("config")
 
 
-def test_without_servers_there_is_nothing_of_them(tmp_path: Path) -> None:
+def test_without_servers_nothing_is_configured(tmp_path: Path) -> None:
     settings = load(tmp_path)
     assert (settings.mcp, in_toml(settings), told(settings)) == (McpServers(), {}, None)
 
 
-def test_a_program_with_all_that_can_be_said_of_it(tmp_path: Path) -> None:
+def test_a_stdio_server_with_all_keys(tmp_path: Path) -> None:
     entry = {
         **PROGRAM,
         "args": ["--level", "${NOT_FILLED}"],
@@ -85,7 +85,7 @@ def test_a_program_with_all_that_can_be_said_of_it(tmp_path: Path) -> None:
     assert (settings.mcp.required, settings.mcp.patience_s) == (True, 5.0)
 
 
-def test_an_address_with_all_that_can_be_said_of_it(tmp_path: Path) -> None:
+def test_an_http_server_with_all_keys(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     headers = {"X-Plain": "agent", "X-Key": "id ${PARTNER}"}
@@ -110,7 +110,7 @@ def test_short_values_are_no_secrets_to_look_for(tmp_path: Path) -> None:
     assert "info" not in secrets_of(settings, None)
 
 
-def test_one_that_is_not_required_is_left_out_without_its_variable(tmp_path: Path) -> None:
+def test_an_optional_server_is_omitted_without_its_variable(tmp_path: Path) -> None:
     settings = load(tmp_path, {**PROGRAM, "env": {"KEY": "${MISSING}"}}, {**ADDRESS, "name": "other"})
     assert list(settings.mcp.left_out) == ["srv"]
     assert settings.mcp.left_out["srv"] == (
@@ -119,7 +119,7 @@ def test_one_that_is_not_required_is_left_out_without_its_variable(tmp_path: Pat
     assert [server.name for server in settings.mcp.servers] == ["other"]
 
 
-def test_where_none_is_required_nothing_else_is_different(tmp_path: Path) -> None:
+def test_without_required_servers_nothing_else_differs(tmp_path: Path) -> None:
     settings = load(tmp_path, {**PROGRAM, "required": True}, {**ADDRESS, "name": "other"})
     same = load(tmp_path, PROGRAM, {**ADDRESS, "name": "other"})
     assert settings.mcp.optional == same.mcp
@@ -140,7 +140,7 @@ def examples() -> list[object]:
 
 
 @pytest.mark.parametrize("servers", examples(), ids=["CONFIGURATION", "config.yaml"])
-def test_what_the_documents_show_is_taken(tmp_path: Path, servers: list[object]) -> None:
+def test_documented_servers_are_accepted(tmp_path: Path, servers: list[object]) -> None:
     settings = load(tmp_path, *servers, TICKETS_TOKEN=TOKEN, DOCS_TOKEN="d", TEAM="t")
     assert [server.name for server in settings.mcp.servers] == ["tickets", "docs"]
     assert told(settings) == {
@@ -189,7 +189,7 @@ def test_what_the_documents_show_is_taken(tmp_path: Path, servers: list[object])
         ([PROGRAM | {"enabled_tools": "all"}], "mcp_servers[0].enabled_tools: must be a list"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, entries: list[object], problem: str) -> None:
+def test_errors_name_their_key(tmp_path: Path, entries: list[object], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, *entries, LINES="one\ntwo")
     assert str(caught.value).startswith(f"{tmp_path}/config.yaml: {problem}")

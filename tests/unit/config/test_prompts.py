@@ -38,12 +38,12 @@ def refusal(folder: Path, *named: str) -> str:
         ("---\nname: a\ndescription: d\n---\nfollowed by\n---\nanother rule\n", "a", "d"),
     ],
 )
-def test_what_codex_takes_is_taken(tmp_path: Path, text: str, name: str, description: str) -> None:
+def test_skills_that_codex_accepts_are_accepted(tmp_path: Path, text: str, name: str, description: str) -> None:
     write(tmp_path, "s", text)
     assert read_skills(["s"], tmp_path, PLACE) == (Skill(tmp_path / "skills" / "s", name, description),)
 
 
-def test_the_readme_s_example_is_taken(tmp_path: Path) -> None:
+def test_the_readmes_example_is_accepted(tmp_path: Path) -> None:
     write(tmp_path, "s", the_snippet(CONFIGURATION, "SKILL.md"))
     assert [skill.name for skill in read_skills(["s"], tmp_path, PLACE)] == ["release-notes"]
 
@@ -69,7 +69,7 @@ def test_the_readme_s_example_is_taken(tmp_path: Path) -> None:
         (GOOD + "x" * (256 << 10), "a SKILL.md may have 262144 bytes; shorten it"),
     ],
 )
-def test_what_codex_would_pass_over_is_refused(tmp_path: Path, text: str | bytes, problem: str) -> None:
+def test_skills_that_codex_would_ignore_are_rejected(tmp_path: Path, text: str | bytes, problem: str) -> None:
     write(tmp_path, "s", text)
     assert problem in refusal(tmp_path, "s")
 
@@ -126,7 +126,7 @@ def test_codex_s_home_holds_a_link_for_each_and_no_old_one(tmp_path: Path) -> No
     assert (home / "skills" / "operators").is_dir()
 
 
-def test_what_stands_in_a_link_s_place_is_named_and_left(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_link_is_reported_and_kept(tmp_path: Path) -> None:
     taken = tmp_path / OURS / "a"
     taken.mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"CODEX_HOME: .* move away what is in their place"):

@@ -43,7 +43,7 @@ def test_without_names_the_platform_s_usual_file_is_read(tmp_path: Path) -> None
     assert read(tmp_path, "own.md").text == "Own."
 
 
-def test_what_the_platform_keeps_for_codex_beside_config_yaml_comes_last(tmp_path: Path) -> None:
+def test_platform_files_beside_config_yaml_come_last(tmp_path: Path) -> None:
     (tmp_path / "own.md").write_text("Own.")
     (tmp_path / MEMORY).write_text("A plugin's rule.")
     assert read(tmp_path, "own.md").text == "Own.\n\nA plugin's rule."
@@ -64,7 +64,7 @@ def test_a_link_within_the_folder_is_followed(tmp_path: Path) -> None:
     assert read(tmp_path, "a.md").text == "Linked."
 
 
-def test_what_cannot_be_read_is_named_with_its_key(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_with_its_key(tmp_path: Path) -> None:
     folder = tmp_path / "configs"
     (folder / "folder").mkdir(parents=True)
     (tmp_path / "auth.json").write_text("secret")
@@ -109,7 +109,7 @@ def test_an_endless_file_of_the_usual_name_is_no_prompt(tmp_path: Path) -> None:
 
 
 @given(st.text(), st.text())
-def test_a_digest_tells_instructions_apart(one: str, other: str) -> None:
+def test_a_digest_distinguishes_instructions(one: str, other: str) -> None:
     one, other = one.encode(errors="replace").decode(), other.encode(errors="replace").decode()
     first, second = Instructions(one).digest, Instructions(other).digest
     assert (first == second) == (one == other)

@@ -52,7 +52,7 @@ def test_the_first_variable_set_wins_and_files_work(tmp_path: Path) -> None:
     assert "from-file" not in repr(by_file)
 
 
-def test_openai_base_url_moves_openai_and_nobody_else(tmp_path: Path) -> None:
+def test_openai_base_url_affects_openai_only(tmp_path: Path) -> None:
     env = {"OPENAI_API_KEY": "a", "OPENAI_BASE_URL": "http://127.0.0.1:1/v1"}
     assert choose(tmp_path, env).base_url == "http://127.0.0.1:1/v1"
     entry = f"name: local, {COMPAT}"
@@ -124,26 +124,26 @@ def test_among_equal_matches_the_operator_s_entry_wins(tmp_path: Path) -> None:
     assert choose(tmp_path, {"OPENAI_API_KEY": "a", "M": "m"}, entries=(entry,)).name == "mine"
 
 
-def test_no_credential_is_needed_where_no_variable_is_named(tmp_path: Path) -> None:
+def test_no_credential_is_needed_without_a_variable(tmp_path: Path) -> None:
     chosen = choose(tmp_path, {}, model="llama", entries=(f"name: local, {COMPAT}",))
     assert (chosen.name, chosen.env_key, chosen.credential) == ("local", None, None)
     assert chosen.reason.endswith("credential: none needed")
 
 
-def test_an_entry_named_like_a_built_in_one_takes_its_place(tmp_path: Path) -> None:
+def test_an_entry_overrides_a_built_in_of_the_same_name(tmp_path: Path) -> None:
     entry = "name: openai, auth_mode: openai_api, auth_env: [OTHER_KEY], model_prefixes: [gpt-]"
     chosen = choose(tmp_path, {"OPENAI_API_KEY": "a", "OTHER_KEY": "o"}, entries=(entry,))
     assert (chosen.env_key, chosen.slug, chosen.base_url) == ("OTHER_KEY", "openai_api", "https://api.openai.com/v1")
 
 
-def test_a_model_whose_own_name_begins_so_is_taken_where_its_provider_says_so(tmp_path: Path) -> None:
+def test_a_model_name_may_start_with_a_providers_prefix(tmp_path: Path) -> None:
     by_prefix = f"name: router, {COMPAT}, model_prefixes: [openai/]"
     assert choose(tmp_path, {}, model="openai/gpt-5.5", entries=(by_prefix,)).name == "router"
     by_alias = f"name: router, {COMPAT}, model_aliases: ['openai:gpt-5.5']"
     assert choose(tmp_path, {}, model="openai:gpt-5.5", entries=(by_alias,)).name == "router"
 
 
-def test_an_alias_may_be_its_provider_s_name(tmp_path: Path) -> None:
+def test_an_alias_may_be_its_providers_name(tmp_path: Path) -> None:
     entry = f"name: llama, {COMPAT}, model_aliases: [llama]"
     assert choose(tmp_path, {}, model="llama", entries=(entry,)).model == "llama"
 

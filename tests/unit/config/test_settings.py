@@ -73,7 +73,7 @@ def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
         load_settings({"WORKSPACE_CONFIG_PATH": named}, cwd=tmp_path, root=tmp_path)
 
 
-def test_without_any_folder_for_its_state_it_says_which_variable_to_set(tmp_path: Path) -> None:
+def test_without_a_state_folder_the_error_names_the_variable(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="environment: WORKSPACE_STATE_DIR: must name a folder"):
         load_settings({}, cwd=tmp_path, root=tmp_path)
 
@@ -117,7 +117,7 @@ def test_commented_out_keys_of_the_template_are_true_defaults() -> None:
     assert read_section(LimitsConfig, yaml.safe_load(limits)["limits"], ConfigLocation("limits")) == LimitsConfig()
 
 
-def test_every_key_of_the_design_is_taken(machine: Machine) -> None:
+def test_every_documented_key_is_accepted(machine: Machine) -> None:
     settings = machine.load(
         """
 name: my-agent
@@ -299,7 +299,7 @@ def test_without_any_codex_the_variable_and_the_remedy_are_named() -> None:
         require_codex(None)
 
 
-def test_whoever_listens_beyond_loopback_has_a_token_or_says_otherwise(machine: Machine) -> None:
+def test_listening_beyond_loopback_needs_a_token_or_an_explicit_exception(machine: Machine) -> None:
     assert machine.load(A2A_HOST="::1").tokens == {}
     assert machine.load(A2A_HOST="0.0.0.0", A2A_ALLOW_ANONYMOUS="1").tokens == {}
     settings = machine.load(A2A_HOST="0.0.0.0", A2A_TOKEN="t", A2A_PORT="0", A2A_GRPC_PORT="0")
@@ -356,9 +356,7 @@ def test_every_secret_can_come_from_a_file(machine: Machine) -> None:
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318", "OTEL_SDK_DISABLED": "true"}, False),
     ],
 )
-def test_traces_are_exported_where_there_is_somewhere_to_send_them(
-    machine: Machine, env: dict[str, str], is_on: bool
-) -> None:
+def test_traces_are_exported_if_an_endpoint_is_configured(machine: Machine, env: dict[str, str], is_on: bool) -> None:
     assert machine.load(GOOD, **env).environment.has_traces is is_on
 
 
@@ -456,12 +454,12 @@ def test_a_card_that_cannot_be_is_refused_in_one_sentence(machine: Machine, a2a:
     assert_is_one_sentence(said)
 
 
-def test_a_signature_goes_with_the_newer_version_alone(machine: Machine) -> None:
+def test_a_signature_requires_version_1_0_only(machine: Machine) -> None:
     text = GOOD + 'a2a: {protocol_versions: ["1.0"], signing_key_file: key.pem}\n'
     assert machine.load(text).config.a2a.signing_key_file == "key.pem"
 
 
-def test_what_of_the_agent_s_own_commands_could_change_is_known(tmp_path: Path) -> None:
+def test_folders_that_commands_could_change_are_known(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: agent\nruntime: codex\nruntime_config: {model: m}\n")
     (tmp_path / "apart").mkdir()
 
@@ -477,7 +475,7 @@ def test_what_of_the_agent_s_own_commands_could_change_is_known(tmp_path: Path) 
     assert exposed(tmp_path, "read-only") == exposed(tmp_path, "container") == set()
 
 
-def test_what_the_platform_takes_elsewhere_is_named_and_every_credential_known(tmp_path: Path) -> None:
+def test_platform_settings_from_elsewhere_are_listed_and_credentials_known(tmp_path: Path) -> None:
     text = "name: a\nruntime: codex\nruntime_config: {model: m}\nsandbox: container\neffort: high\n"
     entry = "{name: p, auth_mode: openai_compat_responses, base_url: 'http://h', auth_env: [OTHER_KEY]}"
     (tmp_path / "config.yaml").write_text(f"{text}providers: [{entry}]\n")

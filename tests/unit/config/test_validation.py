@@ -74,7 +74,7 @@ def test_the_committed_file_is_it_and_config_yaml_points_to_it() -> None:
     assert first == f"# yaml-language-server: $schema={COMMITTED.name}"
 
 
-def test_the_doctor_prints_it_whatever_is_wrong_with_the_agent(tmp_path: Path) -> None:
+def test_the_doctor_prints_it_despite_an_invalid_configuration(tmp_path: Path) -> None:
     env = {"WORKSPACE_CONFIG_PATH": str(tmp_path / "nowhere"), "PYTHONPATH": str(TEMPLATE_DIR), "A2A_PORT": "no"}
     asked = subprocess.run(
         [sys.executable, "-m", "codex_workspace", "doctor", "--schema"], env=env, cwd=tmp_path, capture_output=True
@@ -94,7 +94,7 @@ def properties_of(schema: JsonObject, path: str = "") -> Iterator[tuple[str, Jso
 PROPERTIES: Final = dict(properties_of(CONFIG_SCHEMA))
 
 
-def test_every_key_is_explained_and_has_a_default_that_it_takes() -> None:
+def test_every_key_has_a_description_and_a_valid_default() -> None:
     assert len(PROPERTIES) > 100
     for name, schema in PROPERTIES.items():
         of_items = cast("JsonObject", schema.get("items", {}))
@@ -118,7 +118,7 @@ def all_keys_shown() -> str:
     return re.sub(r"(?m)^( *)# ((?: |- )*[A-Za-z][\w-]*:(?: .*)?)$", r"\1\2", keys)
 
 
-def test_config_yaml_is_taken_as_it_is_and_with_every_key_that_it_shows() -> None:
+def test_config_yaml_is_valid_also_with_every_shown_key() -> None:
     assert is_taken_by_schema(yaml.safe_load((TEMPLATE_DIR / "config.yaml").read_text()))
     shown = yaml.safe_load(all_keys_shown())
     read_section(Config, shown, ConfigLocation("config.yaml"))
@@ -149,7 +149,7 @@ TAKEN: Final[Mapping[str, str]] = {
 
 
 @pytest.mark.parametrize("kind", TAKEN)
-def test_what_the_agent_takes_is_taken(tmp_path: Path, kind: str) -> None:
+def test_the_schema_accepts_valid_configurations(tmp_path: Path, kind: str) -> None:
     text = TAKEN[kind]
     config = {"name": "a", "runtime": "codex", "model": "gpt-5.5", **yaml.safe_load(text)}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
@@ -164,12 +164,12 @@ def test_what_the_agent_takes_is_taken(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind, bad in BAD.items() if bad.schema])
-def test_what_the_agent_refuses_is_refused(kind: str) -> None:
+def test_the_schema_rejects_invalid_configurations(kind: str) -> None:
     assert not is_taken_by_schema(yaml.safe_load(BAD[kind].config))
 
 
 @pytest.mark.parametrize("kind", [kind for kind, bad in BAD.items() if not bad.schema])
-def test_what_it_cannot_see_is_no_yaml_or_taken(kind: str) -> None:
+def test_configurations_that_only_the_agent_rejects(kind: str) -> None:
     try:
         config = yaml.safe_load(BAD[kind].config)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -230,7 +230,7 @@ VALUES: Final = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(TEXTS,
 
 @given(st.sampled_from(sorted(KINDS)), VALUES)
 @hypothesis_settings(deadline=None, max_examples=3000)
-def test_each_key_takes_what_the_agent_takes_for_it(key: str, value: JsonValue) -> None:
+def test_each_key_accepts_the_same_values_as_the_agent(key: str, value: JsonValue) -> None:
     alone = create_model("Alone", __base__=Section, key=(KINDS[key], ...))
     try:
         read_section(alone, {"key": value}, ConfigLocation("config.yaml"))

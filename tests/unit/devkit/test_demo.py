@@ -101,7 +101,7 @@ async def test_the_demo_shows_an_answer_a_command_and_a_memory(tmp_path: Path) -
 
 @pytest.mark.parametrize("moment", ["1. Start", "uname"])
 @pytest.mark.slow
-async def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, moment: str) -> None:
+async def test_ctrl_c_leaves_no_process(tmp_path: Path, moment: str) -> None:
     process = await anyio.open_process(
         COMMAND, env=environment(tmp_path), cwd=REPOSITORY, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
     )
@@ -121,7 +121,7 @@ async def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, moment: str) -> None
 
 
 @pytest.mark.slow
-async def test_an_agent_that_does_not_start_is_said_and_leaves_with_1(tmp_path: Path) -> None:
+async def test_an_agent_that_fails_to_start_exits_with_1(tmp_path: Path) -> None:
     env = environment(tmp_path, {"CODEX_BIN": "/bin/false"})
     with anyio.fail_after(40):
         done = await anyio.run_process(COMMAND, env=env, cwd=REPOSITORY, stderr=STDOUT, stdin=DEVNULL, check=False)

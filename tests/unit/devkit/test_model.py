@@ -103,7 +103,7 @@ def test_numbered_text_has_its_length_and_begins_like_a_longer_one(shorter: int,
         ({"usage": {"tokens": 3}}, "`usage`: unknown key `tokens`"),
     ],
 )
-def test_a_mistake_in_a_script_is_named(script: Json, sentence: str) -> None:
+def test_an_error_in_a_script_is_reported(script: Json, sentence: str) -> None:
     with pytest.raises(ScriptError) as caught:
         read_steps(script)
     assert sentence in str(caught.value)
@@ -115,7 +115,7 @@ def test_a_script_is_one_step_or_several() -> None:
     assert read_steps({"tool": {"name": "f", "arguments": {"x": 1}}})[0].tools == (ModelToolCall("f", None, {"x": 1}),)
 
 
-def test_a_script_may_stand_within_other_text_and_the_last_one_counts() -> None:
+def test_the_last_script_within_a_text_counts() -> None:
     request = asking('earlier: @script {"say": "old"} now: @script {"say": "new"} thank you')
     assert choose_step(request).step == Step(say="new")
 
@@ -173,7 +173,7 @@ def test_a_scenario_answers_by_its_first_match(tmp_path: Path) -> None:
         ("- {", "scenario"),
     ],
 )
-def test_a_mistake_in_a_scenario_is_named(tmp_path: Path, text: str, sentence: str) -> None:
+def test_an_error_in_a_scenario_is_reported(tmp_path: Path, text: str, sentence: str) -> None:
     file = tmp_path / "scenario.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -185,7 +185,7 @@ def test_a_mistake_in_a_scenario_is_named(tmp_path: Path, text: str, sentence: s
 # --- Requests ---
 
 
-def test_a_request_is_read_without_what_codex_adds() -> None:
+def test_a_request_is_read_without_codexs_additions() -> None:
     body: Json = {
         "model": "m",
         "prompt_cache_key": "thread-7",
@@ -242,19 +242,19 @@ def test_a_request_is_read_without_what_codex_adds() -> None:
         ),
     ],
 )
-def test_a_command_goes_through_the_tool_that_is_offered(tool: OfferedTool, wanted: dict[str, Json]) -> None:
+def test_a_command_uses_the_offered_tool(tool: OfferedTool, wanted: dict[str, Json]) -> None:
     (item,) = tool_calls(Step(run=("ls",), yield_ms=9), (tool,))
     assert wanted.items() <= item.items()
 
 
-def test_escalation_is_asked_for_in_the_tools_own_words() -> None:
+def test_escalation_uses_the_tools_own_arguments() -> None:
     old = OfferedTool("function", "shell", None, frozenset({"command", "with_escalated_permissions"}))
     (new_item, old_item) = (tool_calls(Step(run=("ls",), escalate=True), (tool,))[0] for tool in (EXEC_COMMAND, old))
     assert '"sandbox_permissions": "require_escalated"' in str(new_item["arguments"])
     assert '"with_escalated_permissions": true' in str(old_item["arguments"])
 
 
-def test_a_patch_goes_through_its_own_tool_or_the_shell() -> None:
+def test_a_patch_uses_its_own_tool_or_the_shell() -> None:
     step = Step(patch="*** Begin Patch\n*** End Patch")
     (custom,) = tool_calls(step, (EXEC_COMMAND, OfferedTool("custom", "apply_patch")))
     (function,) = tool_calls(step, (OfferedTool("function", "apply_patch"),))
@@ -280,13 +280,13 @@ def test_an_mcp_tool_is_called_by_the_name_that_codex_gave_it(
     assert (item["name"], item.get("namespace")) == named
 
 
-def test_what_no_tool_can_do_is_refused() -> None:
+def test_a_step_without_a_tool_is_rejected() -> None:
     for step in (Step(run=("ls",)), Step(patch="p"), read_steps({"plan": ["think"]})[0]):
         with pytest.raises(ScriptError, match="codex offers view_image"):
             tool_calls(step, (OfferedTool("function", "view_image"),))
 
 
-def test_a_plan_is_made_where_codex_offers_it() -> None:
+def test_a_plan_is_made_if_codex_offers_the_tool() -> None:
     step = read_steps({"plan": ["a", {"step": "b", "status": "completed"}]})[0]
     (item,) = tool_calls(step, (OfferedTool("function", "update_plan"),))
     statuses = [{"step": "a", "status": "pending"}, {"step": "b", "status": "completed"}]
@@ -308,7 +308,7 @@ def test_any_chunking_yields_the_same_text(say: str, chunks: int | None, chunk_c
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
-def test_chunks_without_text_are_numbered_and_whole() -> None:
+def test_chunks_without_text_are_numbered() -> None:
     assert deltas_of(answered(asking({"chunks": 3}))[0]) == ["no 000000.", "no 000001.", "no 000002."]
     assert "".join(deltas_of(answered(asking({"chunks": 40, "chunk_chars": 7}))[0])) == numbered_text(280)
     assert "".join(deltas_of(answered(asking({"megabytes": 0.1}))[0])) == numbered_text(100_000)
@@ -347,13 +347,13 @@ def test_faults_end_the_stream() -> None:
     assert (events[-1]["type"], rest) == ("response.failed", [])
 
 
-def test_repeat_says_the_conversation_so_far() -> None:
+def test_repeat_returns_the_conversation_so_far() -> None:
     request = asking("hello", Message("assistant", "hi there"), Message("user", '@script {"repeat": true}'))
     text = "".join(deltas_of(answered(request)[0]))
     assert text.splitlines()[:2] == ["user: hello", "assistant: hi there"]
 
 
-def test_relay_says_what_the_last_tool_call_gave() -> None:
+def test_relay_returns_the_last_tool_result() -> None:
     steps: list[Json] = [{"run": "one"}, {"run": "two"}, {"relay": True}]
     after = (
         Call("1", "exec_command", "{}"),
@@ -409,13 +409,13 @@ async def test_models_are_listed_and_other_paths_are_not_found() -> None:
 
 
 @pytest.mark.parametrize("content", [b"no json", b"[]", b'{"model": "m"}', json.dumps(body_of("@script {")).encode()])
-async def test_what_cannot_be_read_is_a_bad_request(content: bytes) -> None:
+async def test_an_unreadable_body_is_a_bad_request(content: bytes) -> None:
     async with served() as (_, client):
         response = await client.post("/responses", content=content)
         assert (response.status_code, response.json()["error"]["code"]) == (400, "bad_script")
 
 
-async def test_a_failure_happens_as_often_as_it_says_in_each_conversation() -> None:
+async def test_a_failure_repeats_as_configured_per_conversation() -> None:
     text = '@script {"fail": 429, "code": "rate_limit_exceeded", "times": 2, "say": "at last"}'
     async with served() as (_, client):
         for conversation in ("a", "b"):
@@ -436,7 +436,7 @@ async def test_an_outage_fails_every_call_and_ends() -> None:
         assert [(await client.post("/responses", json=body_of(text))).status_code for _ in range(2)] == [429, 200]
 
 
-async def test_a_failure_may_bring_its_own_body() -> None:
+async def test_a_failure_may_have_its_own_body() -> None:
     async with served() as (_, client):
         response = await client.post("/responses", json=body_of('@script {"fail": 529, "body": {"detail": "later"}}'))
         assert (response.status_code, response.json()) == (529, {"detail": "later"})
@@ -508,7 +508,7 @@ async def test_fifty_thousand_deltas_cost_little() -> None:
 # --- The command line ---
 
 
-async def test_the_command_prints_its_url_and_stops_when_told(tmp_path: Path) -> None:
+async def test_the_command_prints_its_url_and_stops_on_sigterm(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("- {match: ., steps: {say: from the file}}")
     module = ("-m", "codex_workspace.devkit.model", "--scenario", str(scenario))
@@ -664,7 +664,7 @@ async def codex_alone(folder: Path, *, approvals: str = "never", name: str = "sc
         yield codex
 
 
-async def test_codex_streams_text_whole_and_remembers(tmp_path: Path) -> None:
+async def test_codex_streams_text_completely_and_remembers(tmp_path: Path) -> None:
     async with asyncio.timeout(30), scripted_model() as model, codex_with(model, tmp_path) as codex:
         plain = await codex.turn("hello there")
         assert (plain.status, plain.streamed, plain.answer) == ("completed", *["You said: hello there"] * 2)
@@ -680,7 +680,7 @@ async def test_codex_streams_text_whole_and_remembers(tmp_path: Path) -> None:
         assert {request.conversation for request in model.requests} == {codex.thread}
 
 
-async def test_codex_runs_commands_and_goes_through_the_steps(tmp_path: Path) -> None:
+async def test_codex_runs_commands_and_all_steps(tmp_path: Path) -> None:
     script: Json = [
         {"say": "first", "run": ["echo one > made.txt", "echo two"]},
         {"run": "cat made.txt; exit 3"},

@@ -212,9 +212,7 @@ def test_the_status_of_the_thread_is_of_every_turn(status: JsonObject, event: Tu
         (7, "other", None),
     ],
 )
-def test_the_kind_of_a_failure_is_a_word_or_the_key_of_an_object(
-    info: JsonValue, kind: str, http_status: int | None
-) -> None:
+def test_a_failure_type_is_a_string_or_an_objects_key(info: JsonValue, kind: str, http_status: int | None) -> None:
     error: JsonObject = {"message": "no", "codexErrorInfo": info, "additionalDetails": "more"}
     failure = TurnError("no", kind, http_status, "more")
     reader = TurnReader(THREAD, TURN)
@@ -223,7 +221,7 @@ def test_the_kind_of_a_failure_is_a_word_or_the_key_of_an_object(
     assert reader.read(turn_completed(status="failed", error=error)) == TurnCompleted("failed", failure, None)
 
 
-def test_a_warning_of_the_thread_is_heard() -> None:
+def test_a_warning_of_the_thread_is_read() -> None:
     event = TurnReader(THREAD, TURN).read(of_thread("warning", message="slow"))
     assert event == WarningReported("slow", will_retry=False)
 
@@ -267,7 +265,7 @@ def test_the_end_of_the_turn(turn: JsonObject, event: TurnEvent) -> None:
         Notification("newThing", {}),
     ],
 )
-def test_what_is_not_of_the_turn_is_not_heard(notification: Notification) -> None:
+def test_events_outside_the_turn_are_ignored(notification: Notification) -> None:
     reader = TurnReader(THREAD, TURN)
     assert reader.read(notification) is None
 
@@ -320,7 +318,7 @@ def test_reading_an_item_never_raises(method: str, item: JsonObject, kind: JsonV
 
 
 @given(fields)
-def test_the_end_of_the_turn_is_heard_whatever_else_it_says(turn: JsonObject) -> None:
+def test_the_end_of_the_turn_is_read_despite_invalid_fields(turn: JsonObject) -> None:
     assert isinstance(TurnReader(THREAD, TURN).read(turn_completed(**turn)), TurnCompleted)
 
 

@@ -40,7 +40,7 @@ def tracker_of(*notes: JsonObject) -> McpStatusTracker:
 # --- What codex has said ---
 
 
-def test_the_last_word_of_a_thread_counts() -> None:
+def test_the_last_status_of_a_thread_counts() -> None:
     known = tracker_of(status("a", "starting"), status("a", "ready"), status("a", "failed", "other")).of("t")
     assert known == {"a": ""}
 
@@ -52,15 +52,15 @@ def test_a_status_belongs_to_its_thread() -> None:
 
 
 @pytest.mark.parametrize("odd", [{}, {"name": 1, "status": "ready"}, {"name": "a"}])
-def test_what_is_of_another_shape_says_nothing(odd: JsonObject) -> None:
+def test_a_status_of_another_shape_is_ignored(odd: JsonObject) -> None:
     assert tracker_of(odd).of("t") == {}
 
 
-def test_a_new_word_of_codex_is_no_end() -> None:
+def test_an_unknown_status_is_not_final() -> None:
     assert tracker_of(status("a", "warming up")).of("t")["a"] is None
 
 
-def test_codex_s_sentence_is_cut_to_what_happened() -> None:
+def test_codexs_message_is_reduced_to_the_cause() -> None:
     failed = "MCP client for `a` failed to start: MCP startup failed: no such\n file."
     late = "MCP client for `b` timed out after 3 seconds. Add or adjust `startup_timeout_sec` in your config.toml:\n[…]"
     startups = tracker_of(status("a", "failed", error=failed), status("b", "failed", error=late))
@@ -71,13 +71,13 @@ def test_codex_s_sentence_is_cut_to_what_happened() -> None:
     }
 
 
-def test_one_that_nobody_has_heard_of_is_missed() -> None:
+def test_a_server_without_status_is_missing() -> None:
     assert describe_problems(TWO, tracker_of(status("a", "ready")).of("t")) == {
         "b": "The MCP server b did not start within 30 s."
     }
 
 
-def test_what_only_the_pipe_carries_has_the_shape_of_codex_s_configuration() -> None:
+def test_settings_sent_over_the_pipe_have_the_shape_of_codexs_configuration() -> None:
     private = {"a": {("env", "KEY"): Secret("1"), ("env", "TOKEN"): Secret("2"), ("http_headers", "X"): Secret("3")}}
     assert ExpectedServers(("a",), private=private).config() == {
         "mcp_servers": {"a": {"env": {"KEY": "1", "TOKEN": "2"}, "http_headers": {"X": "3"}}}
@@ -89,7 +89,7 @@ def test_what_only_the_pipe_carries_has_the_shape_of_codex_s_configuration() -> 
 
 
 @in_virtual_time
-async def test_all_that_are_named_are_waited_for() -> None:
+async def test_all_configured_servers_are_awaited() -> None:
     startups = McpStatusTracker()
     async with anyio.create_task_group() as tasks:
 
@@ -106,7 +106,7 @@ async def test_all_that_are_named_are_waited_for() -> None:
 
 
 @in_virtual_time
-async def test_nobody_waits_longer_than_they_want_or_for_a_codex_that_is_gone() -> None:
+async def test_waiting_ends_at_the_time_out_or_codexs_exit() -> None:
     startups = McpStatusTracker()
     start = anyio.current_time()
     assert await startups.wait_for("t", ("a",), 7) == {}
@@ -156,7 +156,7 @@ async def test_a_turn_waits_for_the_servers_of_its_thread() -> None:
 
 
 @in_virtual_time
-async def test_who_leaves_while_servers_start_leaves_no_turn_behind() -> None:
+async def test_cancelling_while_servers_start_leaves_no_turn() -> None:
     async with with_servers() as setup:
 
         async def leave() -> None:
@@ -178,7 +178,7 @@ async def test_who_leaves_while_servers_start_leaves_no_turn_behind() -> None:
 
 
 @in_virtual_time
-async def test_who_is_missed_is_said_once_and_tried_again_later() -> None:
+async def test_a_missing_server_is_reported_once_and_retried_later() -> None:
     async with with_servers() as setup:
 
         async def first(side: CodexSide) -> None:
@@ -222,7 +222,7 @@ async def test_a_server_that_has_ended_is_started_again_so_often_and_no_more() -
 
 
 @in_virtual_time
-async def test_a_required_server_that_fails_is_told_in_codex_s_words() -> None:
+async def test_a_failing_required_server_is_reported_with_codexs_message() -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
 
         async def play() -> None:
@@ -236,7 +236,7 @@ async def test_a_required_server_that_fails_is_told_in_codex_s_words() -> None:
 
 
 @in_virtual_time
-async def test_a_thread_that_was_for_trying_them_is_taken_away() -> None:
+async def test_the_probe_thread_is_archived() -> None:
     found: list[McpStatus] = []
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
 

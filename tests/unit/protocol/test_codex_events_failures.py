@@ -31,7 +31,7 @@ RAW = "unexpected status {0}: Incorrect API key sk-raw, url: https://gateway.int
         (TurnError("Missing environment variable: `X`.", "other", None, None), "Missing environment variable: `X`."),
     ],
 )
-def test_a_known_failure_has_a_sentence_of_ours(failure: TurnError, said: str) -> None:
+def test_a_known_failure_has_its_own_message(failure: TurnError, said: str) -> None:
     sentence = describe_failure(failure)
     assert said in sentence
     assert "sk-raw" not in sentence
@@ -51,7 +51,7 @@ def test_a_known_failure_has_a_sentence_of_ours(failure: TurnError, said: str) -
         (TurnError("It was silent.", "watchdogTimeout", None, None), {"code": "watchdogTimeout"}),
     ],
 )
-def test_programs_are_told_a_code_and_a_status(failure: TurnError, told: JsonObject) -> None:
+def test_a_failure_has_a_code_and_a_status(failure: TurnError, told: JsonObject) -> None:
     assert error_metadata(failure) == told
 
 

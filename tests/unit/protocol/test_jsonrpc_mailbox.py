@@ -11,14 +11,14 @@ def said(number: int) -> Notification:
     return Notification("said", {"n": number})
 
 
-async def test_all_that_is_unread_is_taken_at_once_and_in_order() -> None:
+async def test_take_returns_all_unread_messages_in_order() -> None:
     mailbox = Mailbox()
     for number in range(3):
         mailbox.put(said(number), 10)
     assert await mailbox.receive() == [said(0), said(1), said(2)]
 
 
-async def test_take_waits_for_something() -> None:
+async def test_take_waits_for_a_message() -> None:
     mailbox = Mailbox()
     assert not mailbox.has_received
     async with anyio.create_task_group() as tasks:
@@ -32,7 +32,7 @@ async def test_take_waits_for_something() -> None:
     assert mailbox.has_received
 
 
-async def test_a_cancelled_take_loses_nothing() -> None:
+async def test_a_cancelled_take_loses_no_message() -> None:
     mailbox = Mailbox()
     with anyio.move_on_after(0.001):
         await mailbox.receive()
@@ -40,7 +40,7 @@ async def test_a_cancelled_take_loses_nothing() -> None:
     assert await mailbox.receive() == [said(1)]
 
 
-async def test_the_end_comes_after_what_was_said_before_and_stays() -> None:
+async def test_the_end_follows_the_earlier_messages_and_stays() -> None:
     mailbox = Mailbox()
     mailbox.put(said(1), 10)
     mailbox.fail(CodexGone("first", "tail"))
@@ -53,7 +53,7 @@ async def test_the_end_comes_after_what_was_said_before_and_stays() -> None:
         assert raised.value.tail == "tail"
 
 
-async def test_an_end_is_heard_by_who_waits() -> None:
+async def test_an_end_wakes_a_waiter() -> None:
     mailbox = Mailbox()
     async with anyio.create_task_group() as tasks:
 
@@ -66,7 +66,7 @@ async def test_an_end_is_heard_by_who_waits() -> None:
         mailbox.fail(CodexGone("gone"))
 
 
-async def test_wake_lets_a_take_return_with_nothing_once() -> None:
+async def test_wake_lets_take_return_empty_once() -> None:
     mailbox = Mailbox()
     mailbox.wake()
     assert await mailbox.receive() == []
@@ -78,7 +78,7 @@ async def test_wake_lets_a_take_return_with_nothing_once() -> None:
     assert await mailbox.receive() == [said(1)]
 
 
-async def test_too_much_unread_ends_the_mailbox_and_keeps_what_fits() -> None:
+async def test_an_overflow_ends_the_mailbox_and_keeps_what_fits() -> None:
     mailbox = Mailbox(max_unread_bytes=100)
     for number in range(3):
         mailbox.put(said(number), 40)
@@ -87,7 +87,7 @@ async def test_too_much_unread_ends_the_mailbox_and_keeps_what_fits() -> None:
         await mailbox.receive()
 
 
-async def test_what_was_read_does_not_count() -> None:
+async def test_read_messages_do_not_count() -> None:
     mailbox = Mailbox(max_unread_bytes=100)
     for number in range(100):
         mailbox.put(said(number), 100)

@@ -74,7 +74,7 @@ def exchanges() -> Iterator[tuple[Request, JsonObject | None]]:
         yield from ((request, None) for request in open_.values())
 
 
-def test_everything_that_people_were_asked_is_read() -> None:
+def test_every_recorded_question_is_parsed() -> None:
     kinds = Counter[str]()
     for request, _ in exchanges():
         question = read_question(request)
@@ -84,7 +84,7 @@ def test_everything_that_people_were_asked_is_read() -> None:
     assert set(ASKS_PEOPLE) <= set(kinds)
 
 
-def test_what_was_recorded_is_answered_in_the_same_shape() -> None:
+def test_recorded_questions_are_answered_in_the_recorded_shape() -> None:
     """Each good answer of the recordings is one that some decision gives, and each decision is held to one."""
     reached = set[str]()
     for request, result in exchanges():
@@ -161,7 +161,7 @@ def test_results(question: Question, decision: Decision, result: JsonObject) -> 
     assert response_to(question, decision) == result
 
 
-def test_a_decision_on_another_kind_of_question_is_an_error() -> None:
+def test_a_decision_on_another_question_type_is_an_error() -> None:
     for question in EXAMPLES.values():
         for decision in (Answers({}), CompletedForm({}), Approved()):
             fits = told(question, decision) is not None
@@ -199,7 +199,7 @@ def test_the_changes_of_a_patch_come_from_its_item() -> None:
     assert asks(PATCH, reason="why", grantRoot="/w") == PatchQuestion((), "why", "/w")
 
 
-def test_permissions_are_kept_as_they_were_asked() -> None:
+def test_permissions_are_granted_as_requested() -> None:
     entry: JsonObject = {"path": {"type": "path", "path": "/o"}, "access": "write"}
     files: JsonObject = {"read": None, "write": ["/o"], "entries": [entry]}
     question = asks(
@@ -293,7 +293,7 @@ def test_modes_of_elicitation() -> None:
         assert elicits(mode=mode, requestedSchema={"properties": {}}) is None
 
 
-def test_what_nobody_could_judge_is_no_question() -> None:
+def test_a_request_without_details_is_no_question() -> None:
     method = "item/commandExecution/requestApproval"
     assert asks(method, command="x" * (MAX_QUESTION_CHARS - 100)) is not None
     assert asks(method, command="x" * MAX_QUESTION_CHARS) is None

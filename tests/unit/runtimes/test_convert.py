@@ -136,7 +136,7 @@ def test_a_recording_is_understood_and_ends_once(recording: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_answer_comes_with_what_was_thought(version: str) -> None:
+def test_an_answer_comes_with_its_reasoning(version: str) -> None:
     events = told(f"{version}/answer")
     thought = [event.text for event in events if isinstance(event, Reasoning)]
     assert "\n".join(thought) == "think hard\nand again"
@@ -186,7 +186,7 @@ def test_commands_are_pairs_with_their_output(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_changed_files_are_told_with_their_kinds(version: str) -> None:
+def test_changed_files_are_listed_with_their_kinds(version: str) -> None:
     events = told(f"{version}/files")
     assert [event.name for event in events if isinstance(event, ToolUse)] == ["Write", "Edit"]
     changes = [event.changes for event in events if isinstance(event, FileChange)]
@@ -198,7 +198,7 @@ def test_changed_files_are_told_with_their_kinds(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_tools_of_mcp_servers_have_their_own_names(version: str) -> None:
+def test_mcp_tools_have_qualified_names(version: str) -> None:
     events = told(f"{version}/mcp")
     uses = [(event.name, event.server, event.input) for event in events if isinstance(event, ToolUse)]
     assert uses == [
@@ -214,7 +214,7 @@ def test_tools_of_mcp_servers_have_their_own_names(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_plan_is_told_whenever_it_changes(version: str) -> None:
+def test_a_plan_is_emitted_whenever_it_changes(version: str) -> None:
     plans = [event for event in told(f"{version}/plan") if isinstance(event, Plan)]
     assert [sum(step.status == "completed" for step in plan.steps) for plan in plans] == [0, 1, 3]
     assert plans[1].steps[:2] == (PlanStep("look", "completed"), PlanStep("write", "pending"))
@@ -237,7 +237,7 @@ def test_a_retry_is_a_warning(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_refused_credential_is_said_once_as_fatal(version: str) -> None:
+def test_a_rejected_credential_is_one_fatal_error(version: str) -> None:
     events = told(f"{version}/refused")
     (fatal,) = [event for event in events if isinstance(event, Error) and event.fatal]
     assert fatal.code == "UNAUTHORIZED"
@@ -245,7 +245,7 @@ def test_a_refused_credential_is_said_once_as_fatal(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_failure_keeps_what_was_done_before(version: str) -> None:
+def test_a_failure_keeps_the_earlier_events(version: str) -> None:
     events = told(f"{version}/failed")
     assert [event.output for event in events if isinstance(event, ToolResult)] == ["before\n"]
     (fatal,) = [event for event in events if isinstance(event, Error) and event.fatal]
@@ -277,7 +277,7 @@ def test_a_warning_ends_nothing(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_run_that_is_cut_anywhere_fails_with_one_end(version: str) -> None:
+def test_a_run_cut_anywhere_fails_with_one_end(version: str) -> None:
     (run,) = runs_of(f"{version}/commands")
     for cut in range(len(run.lines)):
         events = replayed(Run(run.lines[:cut], 101))
@@ -329,7 +329,7 @@ def test_orphans_and_duplicates_become_pairs() -> None:
     ]
 
 
-def test_a_line_that_was_left_out_is_said() -> None:
+def test_a_skipped_line_is_reported() -> None:
     lines = ExecConverter()
     assert lines.skipped(5_000) == [RunWarning("skipped a line of 5000 bytes, which exceeds the limit")]
     assert done(lines.finish(process_exit_error(0))).stop_reason == "failed"
@@ -399,7 +399,7 @@ def test_a_line_of_an_odd_shape_is_passed_through(odd: str) -> None:
     assert [type(event) for event in events] == [UnmappedEvent, Done]
 
 
-def test_what_was_given_up_says_why() -> None:
+def test_an_aborted_run_has_a_reason() -> None:
     run = ExecConverter()
     run.feed(line("thread.started", thread_id="t"))
     run.feed(item("started", id="c", type="command_execution", command="sleep"))
@@ -420,7 +420,7 @@ def test_a_session_that_codex_began_instead_is_not_the_run_s() -> None:
     assert last.error == Error("none", "SESSION_NOT_FOUND", fatal=True)
 
 
-def test_a_turn_that_is_over_stays_completed_whatever_becomes_of_the_process() -> None:
+def test_a_completed_turn_stays_completed_if_the_process_fails() -> None:
     for outcome in ({"failure": WATCHDOG}, {"stopped": True}):
         run = ExecConverter()
         run.feed(ENDED)

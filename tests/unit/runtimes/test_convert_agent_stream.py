@@ -81,12 +81,12 @@ def end(text: str = "") -> Done:
     return Done(text, None, 0, None, "completed")
 
 
-def test_what_was_streamed_is_not_said_again() -> None:
+def test_streamed_text_is_not_repeated() -> None:
     said = said_of(MessageDelta("m", "Hel"), MessageCompleted("m", "Hello", None), MessageDelta("m", "late"), COMPLETED)
     assert said == [Text("m", "Hel"), Text("m", "lo"), AgentMessage("m", "Hello"), end("Hello")]
 
 
-def test_the_sections_of_thoughts_are_parted_and_not_said_again() -> None:
+def test_sections_of_reasoning_are_separated_and_not_repeated() -> None:
     said = said_of(
         ReasoningDelta("r", 0, "a"),
         ReasoningDelta("r", 0, "b"),
@@ -105,7 +105,7 @@ def test_the_sections_of_thoughts_are_parted_and_not_said_again() -> None:
     ]
 
 
-def test_a_failure_is_said_once() -> None:
+def test_a_failure_is_emitted_once() -> None:
     error = Error("limit", "USAGE_LIMIT_EXCEEDED", fatal=True)
     failed = Done("", None, 0, None, "failed", error)
     assert said_of(ErrorReported(FULL), TurnCompleted("failed", FULL, None)) == [error, failed]
@@ -113,7 +113,7 @@ def test_a_failure_is_said_once() -> None:
     assert said_of(ErrorReported(FULL)) == [error, failed]
 
 
-def test_an_end_that_nobody_told_is_a_failure() -> None:
+def test_a_missing_end_is_a_failure() -> None:
     *_, last = said_of(CommandStarted("c", "ls", ""))
     assert isinstance(last, Done)
     assert last.error is not None
@@ -135,7 +135,7 @@ def test_a_further_turn_of_the_run_counts() -> None:
     assert last.stop_reason == "interrupted"
 
 
-def test_the_other_events_are_said_so() -> None:
+def test_other_events_are_converted() -> None:
     finished = ToolCallCompleted("t", None, "look", None, "no", True, Status.FAILED, 5)
     said = said_of(
         PlanUpdated((CodexStep("a", "inProgress"),), "why"),
@@ -166,7 +166,7 @@ def test_output_and_diffs_are_sent_as_they_grow() -> None:
     assert said[1:3] == [ToolOutput("c", "a\n"), RunDiff("+x")]
 
 
-def test_a_resumed_session_s_tokens_are_told_apart_by_its_newest_call() -> None:
+def test_a_resumed_sessions_tokens_are_those_of_its_newest_call() -> None:
     count = TokenUsage(120, 100, 10, 20, 5)
     used = CodexUsage(count, TokenUsage(12, 10, 1, 2, 0))
     session = TokenCounts(100, 10, 20, 5)

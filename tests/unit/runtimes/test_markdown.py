@@ -106,12 +106,12 @@ TOKENS = TokenCounts(1, 0, 1, 0)
         (Done("text", "s", 1, TOKENS, "completed"), ""),
     ],
 )
-def test_events_are_shown_so(event: AgentEvent, shown: str | None) -> None:
+def test_events_are_rendered_as_documented(event: AgentEvent, shown: str | None) -> None:
     assert shown is None or markdown(event) == shown
 
 
 @given(st.text(alphabet="`a\n ~", max_size=200) | st.text())
-def test_nothing_ends_a_fence_from_inside(text: str) -> None:
+def test_text_cannot_close_its_fence(text: str) -> None:
     opening, *inside, closing = fenced(text).split("\n")
     assert opening == closing
     assert re.fullmatch("`{3,}", opening)
@@ -119,7 +119,7 @@ def test_nothing_ends_a_fence_from_inside(text: str) -> None:
 
 
 @given(st.text(alphabet="`a\n ", max_size=50))
-def test_code_is_one_line_that_nothing_ends_from_inside(text: str) -> None:
+def test_inline_code_is_one_line_that_text_cannot_close(text: str) -> None:
     shown = code(text)
     ticks = re.match("`+", shown)
     assert "\n" not in shown
@@ -130,7 +130,7 @@ def test_code_is_one_line_that_nothing_ends_from_inside(text: str) -> None:
     assert ticks[0] not in re.split(r"(?<=[^`])`+$", shown[len(ticks[0]) :])[0]
 
 
-def test_a_long_output_is_cut_in_the_middle_and_says_so() -> None:
+def test_long_output_is_truncated_in_the_middle_with_a_notice() -> None:
     shown = result("first\n" + "x" * 100_000 + "\nlast", is_error=False)
     assert shown.startswith("```\nfirst\n")
     assert shown.endswith("\nlast\n```")
@@ -138,7 +138,7 @@ def test_a_long_output_is_cut_in_the_middle_and_says_so() -> None:
     assert len(shown) < MAX_SHOWN_CHARS + 100
 
 
-def test_only_what_is_shown_of_a_long_output_is_looked_at() -> None:
+def test_only_the_shown_part_of_long_output_is_scanned() -> None:
     began = time.process_time()
     for _ in range(10):
         result("é\x1b\n" * 2_000_000, is_error=False)
@@ -150,7 +150,7 @@ def bash(line: str) -> str:
     return markdown(ToolUse("c", "Bash", "command_execution", {"command": line}))
 
 
-def test_what_a_terminal_would_obey_is_shown_as_what_it_is() -> None:
+def test_terminal_control_characters_are_escaped() -> None:
     assert bash("echo \x1b[31mred") == "**Bash**\n\n```bash\necho \\x1b[31mred\n```"
     assert result("\x1b[2J", is_error=False) == "```\n\\x1b[2J\n```"
     assert markdown(Text("m", "\x1b[2J\u202e\x9b\r")) == "\\x1b[2J\\u202e\\x9b\\r"
@@ -169,15 +169,15 @@ def test_what_a_terminal_would_obey_is_shown_as_what_it_is() -> None:
         ("#1 #2", r"\#1 #2"),
     ],
 )
-def test_only_what_markdown_would_obey_is_escaped(name: str, shown: str) -> None:
+def test_only_markdown_syntax_is_escaped(name: str, shown: str) -> None:
     assert markdown(ToolUse("t", name, name, {})) == f"**{shown}**"
 
 
-def test_a_sentence_is_marked_by_a_word() -> None:
+def test_a_notice_starts_with_its_kind() -> None:
     assert marked("Failed", "The model *refused*.") == "**Failed**: The model *refused*."
 
 
-def test_of_many_lines_the_middle_is_left_out() -> None:
+def test_the_middle_of_many_lines_is_omitted() -> None:
     shown = result("".join(f"{number}\n" for number in range(1000)), is_error=False)
     first, last = ("\n".join(map(str, numbers)) for numbers in (range(10), range(970, 1000)))
     assert shown == f"```\n{first}\n[… {3889 - len(first) - len(last)} characters left out …]\n{last}\n```"
@@ -188,7 +188,7 @@ texts = st.text(alphabet="x\n", max_size=200) | st.integers(0, 20_000).map("x\n"
 
 
 @given(texts, st.none() | st.integers(4, 50))
-def test_a_shortened_text_says_how_much_there_is_not(text: str, max_lines: int | None) -> None:
+def test_a_shortened_text_reports_the_omitted_amount(text: str, max_lines: int | None) -> None:
     shown = shortened(text, max_lines)
     if shown == text:
         assert len(text) <= MAX_SHOWN_CHARS
@@ -215,12 +215,12 @@ def test_a_shortened_text_says_how_much_there_is_not(text: str, max_lines: int |
         ("python -c 1", "python -c 1"),
     ],
 )
-def test_a_command_is_shown_as_a_person_would_type_it(command: str, expected: str) -> None:
+def test_a_command_is_shown_as_typed(command: str, expected: str) -> None:
     assert unwrapped(command) == expected
     assert bash(command) == f"**Bash**\n\n```bash\n{expected}\n```"
 
 
-def test_a_long_list_says_how_much_more_there_is() -> None:
+def test_a_long_list_reports_how_many_more() -> None:
     numbers = range(MAX_LISTED + 7)
     shown = markdown(
         ToolUse("f", "Write", FILES, {"changes": [{"path": str(each), "kind": "add"} for each in numbers]})
@@ -229,7 +229,7 @@ def test_a_long_list_says_how_much_more_there_is() -> None:
     assert len(shown.splitlines()) == 2 + MAX_LISTED + 1
 
 
-def test_a_run_names_what_it_has_changed_and_looked_for_once() -> None:
+def test_a_run_lists_its_changes_and_searches_once() -> None:
     stream = EventConverter()
     changes = (FilePatch("sum.py", "update", ""),)
     told = [

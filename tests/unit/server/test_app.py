@@ -152,7 +152,7 @@ async def test_any_executor_is_served(tmp_path: Path, streaming: bool) -> None:
         assert (task.status.state, answer_of(task)) == (TaskState.TASK_STATE_COMPLETED, "hello")
 
 
-async def test_a_client_may_leave_at_once_and_ask_later(tmp_path: Path) -> None:
+async def test_a_client_may_disconnect_at_once_and_ask_later(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         task = await now.send("wait", wait=False)
         assert task.status.state in (TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING)
@@ -175,13 +175,13 @@ async def test_messages_without_a_context_meet_in_the_main_one(tmp_path: Path) -
         assert (await now.send("three", context_id=own)).context_id == own
 
 
-async def test_messages_without_a_context_may_have_one_each(tmp_path: Path) -> None:
+async def test_messages_without_context_may_get_one_each(tmp_path: Path) -> None:
     async with served(tmp_path, replace(OPTIONS, one_main_context=False)) as now:
         one, two = await now.send("one"), await now.send("two")
         assert one.context_id != two.context_id
 
 
-async def test_a_message_for_a_task_at_work_is_refused_with_the_way_to_do_it(tmp_path: Path) -> None:
+async def test_a_message_for_a_working_task_is_rejected_with_the_remedy(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         task = await now.send("wait", wait=False)
         await now.until(task.id, TaskState.TASK_STATE_WORKING)
@@ -192,9 +192,7 @@ async def test_a_message_for_a_task_at_work_is_refused_with_the_way_to_do_it(tmp
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_message_for_a_task_that_cannot_take_it_is_refused_and_not_kept(
-    tmp_path: Path, streaming: bool
-) -> None:
+async def test_a_message_for_a_finished_task_is_rejected_and_not_stored(tmp_path: Path, streaming: bool) -> None:
     async with served(tmp_path) as now:
         task = await now.send("hello")
         with pytest.raises(UnsupportedOperationError, match=f"has ended.*contextId {task.context_id}"):
@@ -204,9 +202,7 @@ async def test_a_message_for_a_task_that_cannot_take_it_is_refused_and_not_kept(
         assert await now.store.deliveries.unfinished() == []
 
 
-async def test_a_message_that_is_refused_after_it_was_written_down_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_message_rejected_after_storing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task of a follow-up ends in the moment between the look at it and the handing over."""
     async with served(tmp_path) as now:
         task = await now.send("hello")
@@ -247,7 +243,7 @@ async def test_the_older_dialect_is_spoken_too(tmp_path: Path) -> None:
 # --- What stands around it ---
 
 
-async def test_the_card_says_where_and_how(tmp_path: Path) -> None:
+async def test_the_card_has_addresses_and_capabilities(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         card = (await now.http.get("/.well-known/agent-card.json")).json()
         assert (card["name"], card["version"], card["capabilities"]["streaming"]) == ("echo", "1.2.3", True)
@@ -276,7 +272,7 @@ async def test_the_card_lists_the_operator_s_skills(tmp_path: Path) -> None:
     assert list(card.skills[2].examples) == ["Use $release notes."]
 
 
-async def test_the_card_may_be_kept_for_a_while(tmp_path: Path) -> None:
+async def test_the_card_may_be_cached(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         card = await now.http.get("/.well-known/agent-card.json")
         assert card.headers["cache-control"] == "public, max-age=60"
@@ -300,7 +296,7 @@ async def test_a_token_is_needed_for_all_but_card_and_probes(tmp_path: Path) -> 
         assert now.executor.owners == ["operator"]
 
 
-async def test_ready_says_why_not(tmp_path: Path) -> None:
+async def test_readyz_gives_the_reason(tmp_path: Path) -> None:
     async with served(tmp_path) as now:
         assert (await now.http.get("/healthz")).json() == {"status": "ok"}
         assert (await now.http.get("/readyz")).json() == {"status": "ready"}
@@ -339,7 +335,7 @@ async def test_nonsense_is_answered_by_an_error(tmp_path: Path, body: bytes) -> 
 
 
 @pytest.mark.parametrize("path", ["/", "/message:send", "/v1/message:send"])
-async def test_a_client_that_leaves_within_its_body_is_no_mistake_of_ours(
+async def test_a_client_that_disconnects_within_its_body_logs_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     async with served(tmp_path) as now:
@@ -355,7 +351,7 @@ async def test_a_client_that_leaves_within_its_body_is_no_mistake_of_ours(
 # --- The socket ---
 
 
-def test_a_port_that_is_taken_is_one_sentence() -> None:
+def test_a_port_in_use_is_one_sentence() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1 port {port}: Address already in use"):
@@ -363,7 +359,7 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_an_address_of_another_machine_is_one_sentence(host: str) -> None:
+def test_a_foreign_address_is_one_sentence(host: str) -> None:
     with pytest.raises(ConfigError, match=f"A2A_HOST/A2A_PORT: cannot listen on {host} port 0: .*; set A2A_HOST to"):
         bind(host, 0)
 
@@ -389,7 +385,7 @@ async def test_the_server_stops_although_a_stream_is_open(tmp_path: Path) -> Non
         assert anyio.current_time() - began < 4
 
 
-async def test_a_client_that_leaves_while_its_message_is_accepted_loses_nothing(tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_during_acceptance_loses_nothing(tmp_path: Path) -> None:
     """A 0.3 stream that is left cancels its request, wherever it is; here at one time after the other."""
     async with open_store(f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}") as store:
         handler = IdempotentHandler(Echo(), store, None, agent_card(OPTIONS), one_main_context=True)

@@ -34,7 +34,7 @@ def test_a_signed_card_is_verified_and_a_changed_one_is_not(tmp_path: Path) -> N
         verify(card)
 
 
-def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_key_of_another_type_is_rejected(tmp_path: Path) -> None:
     for key in (ec.generate_private_key(ec.SECP384R1()), ed25519.Ed25519PrivateKey.generate()):
         with pytest.raises(ConfigError, match="holds no private key for ES256; make one with `openssl"):
             card_signer(write_key(tmp_path, key), PLACE)

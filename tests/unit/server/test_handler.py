@@ -39,9 +39,7 @@ def told(*pieces: str) -> Task:
 
 
 @given(st.lists(st.text(min_size=1), min_size=1), st.data())
-def test_a_text_is_whole_wherever_its_reader_joins_and_whatever_is_on_its_way(
-    pieces: list[str], data: st.DataObject
-) -> None:
+def test_a_text_is_complete_wherever_a_reader_joins(pieces: list[str], data: st.DataObject) -> None:
     known = data.draw(st.integers(0, len(pieces)))
     since = data.draw(st.integers(0, known))
     snapshot, text = Snapshot(told(*pieces[:known])), "".join(pieces[:known])
@@ -52,7 +50,7 @@ def test_a_text_is_whole_wherever_its_reader_joins_and_whatever_is_on_its_way(
     assert text == "".join(pieces)
 
 
-def test_what_begins_anew_goes_on_from_there() -> None:
+def test_a_restarted_artifact_continues_from_its_new_start() -> None:
     snapshot = Snapshot(told("a long remark"))
     assert not snapshot.contains(piece("short"))
     assert not snapshot.contains(piece(" answer", 5))
@@ -60,7 +58,7 @@ def test_what_begins_anew_goes_on_from_there() -> None:
 
 
 @pytest.mark.parametrize("where", ["history", "status"])
-def test_a_note_is_told_once(where: str) -> None:
+def test_a_note_is_sent_once(where: str) -> None:
     said = Message(message_id="said")
     snapshot = Snapshot(Task(history=[said]) if where == "history" else Task(status=TaskStatus(message=said)))
     assert snapshot.contains(note("said"))
@@ -68,7 +66,7 @@ def test_a_note_is_told_once(where: str) -> None:
     assert snapshot.contains(note("new"))
 
 
-def test_what_has_no_mark_passes() -> None:
+def test_events_without_a_sequence_number_pass() -> None:
     snapshot = Snapshot(told("some"))
     assert not snapshot.contains(TaskStatusUpdateEvent(status=TaskStatus()))
     assert not snapshot.contains(TaskStatusUpdateEvent(status=TaskStatus()))

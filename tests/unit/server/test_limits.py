@@ -133,7 +133,7 @@ async def drained(sock: socket.socket) -> int:
     return got
 
 
-async def test_a_stalled_reader_is_cut_off_and_nobody_else_notices(
+async def test_a_stalled_reader_is_disconnected_without_affecting_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with scene(tmp_path) as talk:
@@ -167,7 +167,7 @@ async def test_a_stalled_reader_is_cut_off_and_nobody_else_notices(
         assert (await talk.call("GetTask", {"id": task_id})).count(PIECE) == PIECES
 
 
-async def test_a_reader_that_takes_its_time_is_not_cut_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slow_reader_is_not_disconnected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with scene(tmp_path) as talk:
         talk.talker.talk.set()
         talk.talker.end.set()
@@ -179,7 +179,7 @@ async def test_a_reader_that_takes_its_time_is_not_cut_off(tmp_path: Path, caplo
         assert "cut off" not in caplog.text
 
 
-async def test_a_single_answer_that_nobody_takes_does_not_keep_its_connection(
+async def test_an_unread_response_does_not_keep_its_connection(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with scene(tmp_path) as talk:
@@ -210,7 +210,7 @@ def test_a_burst_is_let_through_and_then_the_rate() -> None:
     assert [rates.take("ada"), rates.take("ada")] == [0, 1]
 
 
-def test_who_comes_back_when_told_to_is_let_in() -> None:
+def test_a_retry_after_the_given_time_is_accepted() -> None:
     clock = Clock()
     rates = RateLimiter(1, clock)
     assert rates.take("ada") == 0

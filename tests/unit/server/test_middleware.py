@@ -70,7 +70,7 @@ async def test_the_right_token_opens(scheme: str) -> None:
         {b"Authorization": b"Bearer \xff\xfe"},
     ],
 )
-async def test_anything_else_is_refused_with_the_way_to_do_it(headers: Mapping[bytes, bytes]) -> None:
+async def test_anything_else_is_rejected_with_the_remedy(headers: Mapping[bytes, bytes]) -> None:
     async with client("t0ken") as http:
         answer = await http.post("/", headers=headers, content=b"x")
         assert answer.status_code == 401
@@ -81,12 +81,12 @@ async def test_anything_else_is_refused_with_the_way_to_do_it(headers: Mapping[b
         assert "t0ken" not in answer.text
 
 
-async def test_a_token_may_be_shown_as_an_api_key() -> None:
+async def test_a_token_may_be_sent_as_an_api_key() -> None:
     async with client("t0ken") as http:
         assert (await http.get("/", headers={"X-API-Key": "t0ken"})).json()["user"] == OPERATOR
 
 
-async def test_everybody_is_known_by_their_own_token() -> None:
+async def test_each_caller_is_identified_by_their_token() -> None:
     async with client("t0ken", ada="a-token", bob="b-token") as http:
         for name, token in ((OPERATOR, "t0ken"), ("ada", "a-token"), ("bob", "b-token")):
             assert (await http.get("/", headers=bearer(token))).json()["user"] == name
@@ -103,7 +103,7 @@ async def test_public_paths_need_no_token_and_take_any(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/card/more", "/?x=/healthz", "/#/healthz", "/unknown", "/healthz/", "/Healthz"])
-async def test_only_the_whole_path_is_public(path: str) -> None:
+async def test_only_the_exact_path_is_public(path: str) -> None:
     async with client() as http:
         assert (await http.get(path)).status_code == 401
 
@@ -139,13 +139,13 @@ async def test_a_body_over_the_limit_is_refused_by_its_header() -> None:
 
 
 @pytest.mark.parametrize("length", [b"-1", b"1e3", b"abc", b"", b"99999999999999999999"])
-async def test_a_length_that_is_none_is_refused(length: bytes) -> None:
+async def test_an_invalid_content_length_is_rejected(length: bytes) -> None:
     async with client(None) as http:
         answer = await http.post("/", content=chunks(1), headers={b"Content-Length": length})
         assert answer.status_code == 413
 
 
-async def test_a_body_over_the_limit_is_refused_by_what_comes() -> None:
+async def test_a_body_over_the_limit_is_rejected_as_it_arrives() -> None:
     async with client(None) as http:
         answer = await http.post("/", content=chunks(60, 60))
         assert answer.status_code == 413

@@ -161,7 +161,7 @@ async def test_a_notification_that_is_out_of_time_is_given_up_and_the_next_has_i
 
 
 @in_virtual_time
-async def test_an_end_that_nobody_takes_is_given_up_too() -> None:
+async def test_a_rejected_final_status_is_given_up_too() -> None:
     peers = Peers(answers=[RequestFailed("down")] * 100)
     peers.subscribe()
     async with sending(peers, OPTIONS.model_copy(update={"retry_for_s": 0.0})) as sender:
@@ -171,7 +171,7 @@ async def test_an_end_that_nobody_takes_is_given_up_too() -> None:
 
 
 @in_virtual_time
-async def test_what_a_webhook_refuses_is_not_sent_again() -> None:
+async def test_a_rejected_notification_is_not_sent_again() -> None:
     peers = Peers(answers=[ResponseRejected("HTTP 400"), ResponseRejected("HTTP 302")])
     peers.subscribe()
     async with sending(peers) as sender:
@@ -182,7 +182,7 @@ async def test_what_a_webhook_refuses_is_not_sent_again() -> None:
 
 
 @in_virtual_time
-async def test_a_webhook_says_when_it_wants_to_be_asked_again() -> None:
+async def test_a_webhooks_retry_after_is_respected() -> None:
     peers = Peers(
         answers=[RequestFailed("HTTP 429", 20.0), RequestFailed("HTTP 503", 0.0), RequestFailed("HTTP 503", 1e9)]
     )
@@ -193,7 +193,7 @@ async def test_a_webhook_says_when_it_wants_to_be_asked_again() -> None:
 
 
 @in_virtual_time
-async def test_the_sender_is_done_before_the_webhook_has_heard_anything() -> None:
+async def test_the_sender_returns_before_the_webhook_is_called() -> None:
     peers = Peers(held={HOOK: anyio.Event()})
     peers.subscribe()
     async with sending(peers) as sender:
@@ -206,7 +206,7 @@ async def test_the_sender_is_done_before_the_webhook_has_heard_anything() -> Non
 
 
 @in_virtual_time
-async def test_one_webhook_that_stands_still_holds_up_no_other() -> None:
+async def test_a_stalled_webhook_blocks_no_other() -> None:
     slow, quick = "https://slow.example.com/", "https://quick.example.com/"
     peers = Peers(held={slow: anyio.Event()})
     for number in range(40):
@@ -225,7 +225,7 @@ async def test_one_webhook_that_stands_still_holds_up_no_other() -> None:
 
 
 @in_virtual_time
-async def test_no_more_requests_than_allowed_are_on_their_way() -> None:
+async def test_the_number_of_concurrent_requests_is_bounded() -> None:
     peers = Peers()
     for number in range(20):
         url = f"https://host-{number}.example.com/"
@@ -242,7 +242,7 @@ async def test_no_more_requests_than_allowed_are_on_their_way() -> None:
 
 
 @in_virtual_time
-async def test_what_is_told_and_what_is_not() -> None:
+async def test_which_events_are_sent() -> None:
     peers = Peers()
     peers.subscribe()
     asking = TaskState.TASK_STATE_INPUT_REQUIRED
@@ -267,7 +267,7 @@ async def test_what_is_told_and_what_is_not() -> None:
 
 
 @in_virtual_time
-async def test_an_event_is_told_as_it_was_when_it_came() -> None:
+async def test_an_event_is_sent_as_it_was_when_it_occurred() -> None:
     peers = Peers(held={HOOK: anyio.Event()})
     peers.subscribe()
     task = Task(id="t", context_id="c", status=TaskStatus(state=STATES["submitted"]))
@@ -279,7 +279,7 @@ async def test_an_event_is_told_as_it_was_when_it_came() -> None:
 
 
 @in_virtual_time
-async def test_where_too_many_wait_the_oldest_go_and_never_an_end() -> None:
+async def test_a_full_queue_drops_the_oldest_but_never_the_final_status() -> None:
     peers = Peers(held={HOOK: anyio.Event()})
     peers.subscribe()
     peers.subscribe("other")
@@ -297,7 +297,7 @@ async def test_where_too_many_wait_the_oldest_go_and_never_an_end() -> None:
 
 
 @in_virtual_time
-async def test_who_has_unsubscribed_hears_nothing_more() -> None:
+async def test_an_unsubscribed_webhook_gets_nothing_more() -> None:
     peers = Peers(answers=[RequestFailed("down")])
     peers.subscribe()
     async with sending(peers) as sender:
@@ -344,7 +344,7 @@ def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         max_size=30,
     )
 )
-def test_whatever_a_webhook_answers_the_order_stays(answers: list[RequestOutcome]) -> None:
+def test_the_order_holds_whatever_a_webhook_answers(answers: list[RequestOutcome]) -> None:
     @in_virtual_time
     async def run() -> None:
         peers = Peers(answers=list(answers))
@@ -441,7 +441,7 @@ def due_on_disk(folder: Path) -> list[object]:
     return [config_id for (config_id,) in on_disk(folder, "select config_id from push_due order by config_id")]
 
 
-async def test_a_webhook_is_told_what_becomes_of_a_task(tmp_path: Path) -> None:
+async def test_a_webhook_receives_the_events_of_a_task(tmp_path: Path) -> None:
     async with webhook() as server, agent(tmp_path) as working:
         credentials = AuthenticationInfo(scheme="Bearer", credentials="theirs")
         config = TaskPushNotificationConfig(id="a", url=server.url, token="known", authentication=credentials)
@@ -462,7 +462,7 @@ async def test_a_webhook_is_told_what_becomes_of_a_task(tmp_path: Path) -> None:
     assert due_on_disk(tmp_path) == []
 
 
-async def test_a_webhook_of_a_client_of_0_3_is_told_whole_tasks_as_0_3_has_them(tmp_path: Path) -> None:
+async def test_a_webhook_of_a_0_3_client_receives_0_3_tasks(tmp_path: Path) -> None:
     old = ServerCallContext(user=ME.user, state={HEADERS: {"host": "agent"}})
     config = TaskPushNotificationConfig(id="a", url="", token="known")
     async with webhook() as server:
@@ -478,7 +478,7 @@ async def test_a_webhook_of_a_client_of_0_3_is_told_whole_tasks_as_0_3_has_them(
         assert all(b'"kind":"task"' in request.body for request in server.received)
 
 
-async def test_a_webhook_that_is_named_anew_in_1_0_hears_1_0_and_both_are_known_after_a_restart(tmp_path: Path) -> None:
+async def test_a_webhook_set_again_over_1_0_receives_1_0_after_a_restart_too(tmp_path: Path) -> None:
     old = ServerCallContext(user=ME.user, state={HEADERS: {"a2a-version": "0.3"}})
     new = ServerCallContext(user=ME.user, state={HEADERS: {"a2a-version": "1.0"}})
     config = TaskPushNotificationConfig(url="https://hooks.example.com")
@@ -495,7 +495,7 @@ async def test_a_webhook_that_is_named_anew_in_1_0_hears_1_0_and_both_are_known_
 
 
 @pytest.mark.alone
-async def test_a_webhook_that_takes_two_seconds_does_not_slow_the_task(tmp_path: Path) -> None:
+async def test_a_slow_webhook_does_not_slow_the_task(tmp_path: Path) -> None:
     async with webhook(takes_s=2.0) as server, agent(tmp_path) as working:
         began = time.monotonic()
         await working.work(TaskPushNotificationConfig(id="a", url=server.url))
@@ -506,14 +506,14 @@ async def test_a_webhook_that_takes_two_seconds_does_not_slow_the_task(tmp_path:
     assert due_on_disk(tmp_path) == ["a"]
 
 
-async def test_a_webhook_that_fails_twice_gets_everything_in_order(tmp_path: Path) -> None:
+async def test_a_webhook_that_fails_twice_receives_all_in_order(tmp_path: Path) -> None:
     async with webhook((503, {}), (500, {})) as server, agent(tmp_path) as working:
         await working.work(TaskPushNotificationConfig(id="a", url=server.url))
         await server.heard(6)
         assert states_of(server) == [ALL[0], ALL[0], *ALL]
 
 
-async def test_an_end_that_was_not_told_is_told_after_a_restart(tmp_path: Path) -> None:
+async def test_an_unsent_final_status_is_sent_after_a_restart(tmp_path: Path) -> None:
     down = [(503, dict[str, str]())] * 4
     async with webhook(*down) as server:
         async with agent(tmp_path) as working:
@@ -533,7 +533,7 @@ async def test_an_end_that_was_not_told_is_told_after_a_restart(tmp_path: Path) 
             assert await third.push.resume() == 0
 
 
-async def test_the_end_of_a_task_that_a_killed_process_left_is_told(tmp_path: Path) -> None:
+async def test_the_final_status_of_a_killed_processs_task_is_sent(tmp_path: Path) -> None:
     async with webhook() as server:
         async with agent(tmp_path) as working:
             await working.store.tasks.save(task_of(WORKING), ME)
@@ -548,7 +548,7 @@ async def test_the_end_of_a_task_that_a_killed_process_left_is_told(tmp_path: Pa
     assert request.headers["x-a2a-notification-token"] == "known"
 
 
-async def test_who_comes_after_the_end_is_told_it_at_once_and_not_again(tmp_path: Path) -> None:
+async def test_a_webhook_set_after_the_end_receives_it_once(tmp_path: Path) -> None:
     """A task may end before its client comes to name the webhook."""
     async with webhook() as server:
         async with agent(tmp_path) as working:
@@ -565,7 +565,7 @@ async def test_who_comes_after_the_end_is_told_it_at_once_and_not_again(tmp_path
     assert len(server.received) == 1
 
 
-async def test_who_comes_after_the_end_and_is_away_is_told_it_after_a_restart(tmp_path: Path) -> None:
+async def test_an_unreachable_webhook_set_after_the_end_receives_it_after_a_restart(tmp_path: Path) -> None:
     async with webhook(*[(503, dict[str, str]())] * 4) as server:
         async with agent(tmp_path) as working:
             await working.store.tasks.save(task_of(COMPLETED), ME)
@@ -627,7 +627,7 @@ def test_the_documented_configuration_is_valid() -> None:
 # --- Configurations ---
 
 
-async def test_configurations_are_their_owners_alone(tmp_path: Path) -> None:
+async def test_configurations_are_visible_to_their_owner_only(tmp_path: Path) -> None:
     async with agent(tmp_path) as working:
         configs = working.push.configs
         for config_id in ("b", "a"):
@@ -661,7 +661,7 @@ async def test_configurations_outlive_the_process(tmp_path: Path) -> None:
         assert "other" not in again.push.configs.watched
 
 
-async def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:
+async def test_a_deleted_configuration_is_no_longer_used(tmp_path: Path) -> None:
     async with agent(tmp_path) as working:
         configs = working.push.configs
         for config_id in ("a", "b", "c"):
@@ -684,7 +684,7 @@ async def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:
         (TaskPushNotificationConfig(authentication=AuthenticationInfo(scheme="a b")), "authentication.scheme: must"),
     ],
 )
-async def test_what_cannot_be_kept_or_sent_is_refused(
+async def test_an_invalid_configuration_is_rejected(
     tmp_path: Path, config: TaskPushNotificationConfig, named: str
 ) -> None:
     async with agent(tmp_path) as working:
@@ -694,7 +694,7 @@ async def test_what_cannot_be_kept_or_sent_is_refused(
         assert "t" not in working.push.configs.watched
 
 
-async def test_a_task_takes_so_many_configurations(tmp_path: Path) -> None:
+async def test_the_number_of_configurations_per_task_is_bounded(tmp_path: Path) -> None:
     async with agent(tmp_path) as working:
         configs = working.push.configs
         for number in range(MAX_CONFIGS_PER_TASK):

@@ -124,7 +124,7 @@ async def test_an_accepted_message_is_found_as_it_came(tmp_path: Path) -> None:
         assert await store.deliveries.find_by_task("task-1") == accepted
 
 
-async def test_the_whole_request_is_kept(tmp_path: Path) -> None:
+async def test_the_whole_request_is_stored(tmp_path: Path) -> None:
     request = request_of()
     request.configuration.return_immediately = True
     request.metadata["priority"] = "high"
@@ -209,12 +209,12 @@ def asked_in_another_way() -> SendMessageRequest:
     return request
 
 
-def test_how_a_message_is_sent_makes_no_other_message() -> None:
+def test_the_transport_does_not_change_a_messages_identity() -> None:
     assert message_digest(asked_in_another_way()) == message_digest(request_of())
     assert len(message_digest(request_of())) == 32
 
 
-def test_the_order_of_metadata_makes_no_other_message() -> None:
+def test_the_order_of_metadata_does_not_change_a_messages_identity() -> None:
     one, other = with_metadata(NAMES), with_metadata(NAMES[::-1])
     assert one.SerializeToString() != other.SerializeToString()
     assert message_digest(one) == message_digest(other)
@@ -232,13 +232,13 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("change", OTHERS, ids=lambda change: change.ListFields()[0][0].name)
-def test_everything_in_a_message_makes_it_another(change: Message) -> None:
+def test_every_field_changes_a_messages_identity(change: Message) -> None:
     other = request_of()
     other.message.MergeFrom(change)
     assert message_digest(other) != message_digest(request_of())
 
 
-def test_metadata_of_a_message_makes_it_another() -> None:
+def test_metadata_changes_a_messages_identity() -> None:
     assert message_digest(with_metadata(["name"])) != message_digest(request_of())
 
 
@@ -273,9 +273,7 @@ async def test_a_legal_move_is_made(tmp_path: Path, state: DeliveryState, to: De
 
 
 @pytest.mark.parametrize(("state", "to"), ILLEGAL)
-async def test_an_illegal_move_is_refused_and_changes_nothing(
-    tmp_path: Path, state: DeliveryState, to: DeliveryState
-) -> None:
+async def test_an_invalid_transition_is_rejected(tmp_path: Path, state: DeliveryState, to: DeliveryState) -> None:
     async with opened(tmp_path) as store:
         await bring_to(store.deliveries, state)
         before = rows(tmp_path)
@@ -284,7 +282,7 @@ async def test_an_illegal_move_is_refused_and_changes_nothing(
         assert rows(tmp_path) == before
 
 
-async def test_what_was_never_accepted_cannot_be_moved(tmp_path: Path) -> None:
+async def test_an_unknown_message_has_no_transition(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await accept(store.deliveries)
         with pytest.raises(InvalidTransition, match=r"^nobody sent this: None -> started$"):
@@ -299,7 +297,7 @@ async def test_what_was_never_accepted_cannot_be_moved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("act", [start, answer, acknowledge, settle, die])
-async def test_whatever_happens_to_a_message_is_dated(tmp_path: Path, act: Act) -> None:
+async def test_every_transition_has_a_timestamp(tmp_path: Path, act: Act) -> None:
     """What is forgotten by age goes by this date: a message that was old when it was finished stays its time."""
     async with opened(tmp_path) as store:
         await accept(store.deliveries)
@@ -312,7 +310,7 @@ async def test_whatever_happens_to_a_message_is_dated(tmp_path: Path, act: Act) 
         assert before <= changed_at <= time.time()
 
 
-async def test_what_is_acknowledged_already_keeps_its_date(tmp_path: Path) -> None:
+async def test_a_second_acknowledgement_keeps_the_first_timestamp(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await bring_to(store.deliveries, ACKNOWLEDGED)
         before = rows(tmp_path)
@@ -320,7 +318,7 @@ async def test_what_is_acknowledged_already_keeps_its_date(tmp_path: Path) -> No
         assert rows(tmp_path) == before
 
 
-async def test_a_start_notes_its_turn_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
+async def test_a_start_records_its_turn_and_replaces_the_last(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await accept(store.deliveries)
         for turn_id in ("turn-1", "turn-2"):
@@ -330,7 +328,7 @@ async def test_a_start_notes_its_turn_and_the_next_one_takes_its_place(tmp_path:
             assert (found.thread_id, found.turn_id, found.ending) == ("thread-1", turn_id, b"")
 
 
-async def test_the_end_of_an_answer_is_kept_to_the_byte(tmp_path: Path) -> None:
+async def test_the_end_of_an_answer_is_stored_exactly(tmp_path: Path) -> None:
     ending = bytes(range(256)) * 100
     async with opened(tmp_path) as store:
         await bring_to(store.deliveries, STARTED)
@@ -354,7 +352,7 @@ async def test_the_end_can_be_reached_from_every_state(tmp_path: Path, state: De
         assert await store.deliveries.unfinished() == []
 
 
-async def test_settling_a_word_leaves_the_message_that_its_task_answers(tmp_path: Path) -> None:
+async def test_completing_a_reply_leaves_its_tasks_message_open(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         word = DeliveryKey("me", "a word on it")
         await bring_to(store.deliveries, STARTED)
@@ -403,7 +401,7 @@ async def test_a_message_is_withdrawn_as_if_it_had_never_come(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("state", [STARTED, ANSWERED, ACKNOWLEDGED])
-async def test_what_has_begun_is_not_withdrawn(tmp_path: Path, state: DeliveryState) -> None:
+async def test_a_started_message_is_not_withdrawn(tmp_path: Path, state: DeliveryState) -> None:
     async with opened(tmp_path) as store:
         await bring_to(store.deliveries, state)
         before = rows(tmp_path)
@@ -411,7 +409,7 @@ async def test_what_has_begun_is_not_withdrawn(tmp_path: Path, state: DeliverySt
         assert rows(tmp_path) == before
 
 
-async def test_deaths_are_counted_and_move_nothing(tmp_path: Path) -> None:
+async def test_crashes_are_counted_without_a_transition(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await bring_to(store.deliveries, STARTED)
         assert [await store.deliveries.count_codex_death(KEY) for _ in range(3)] == [1, 2, 3]
@@ -445,7 +443,7 @@ async def test_a_tasks_newest_message_is_the_one_it_answers(tmp_path: Path) -> N
             assert newest.key.message_id == message_id
 
 
-async def test_what_is_unfinished_comes_in_the_order_of_acceptance(tmp_path: Path) -> None:
+async def test_unfinished_messages_are_listed_in_order_of_acceptance(tmp_path: Path) -> None:
     keys = [DeliveryKey(owner, message_id) for message_id in ("z", "a", "m", "b") for owner in ("you", "me")]
     async with opened(tmp_path) as store:
         for key in keys:
@@ -473,7 +471,7 @@ async def test_the_order_is_that_of_time_not_that_of_the_file(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("state", DeliveryState)
-async def test_the_next_process_finds_a_message_where_it_was(tmp_path: Path, state: DeliveryState) -> None:
+async def test_the_next_process_finds_a_messages_state(tmp_path: Path, state: DeliveryState) -> None:
     async with opened(tmp_path) as store:
         await accept(store.deliveries)
         await die(store.deliveries)
@@ -536,7 +534,7 @@ async def test_any_sequence_moves_by_the_table_or_is_refused(
         before = found
 
 
-async def test_the_ends_of_our_own_processes_are_counted_by_task(tmp_path: Path) -> None:
+async def test_restarts_of_the_agent_are_counted_per_task(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         assert [await store.deliveries.count_restart("one") for _ in range(3)] == [1, 2, 3]
         assert await store.deliveries.count_restart("other") == 1

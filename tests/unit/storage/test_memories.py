@@ -34,18 +34,18 @@ async def test_the_best_match_comes_first_and_then_the_newest(store: Store) -> N
     assert await recalled(store, "", limit=2) == ["Deploy with make; never on Friday.", "Ada likes tea."]
 
 
-async def test_nobody_recalls_what_is_anothers(store: Store) -> None:
+async def test_memories_are_visible_to_their_owner_only(store: Store) -> None:
     await store.memories.commit("me", "The door's code is 1234.")
     assert await recalled(store, "code", owner="you") == []
 
 
-async def test_what_is_remembered_twice_is_kept_once(store: Store) -> None:
+async def test_a_repeated_memory_is_stored_once(store: Store) -> None:
     for content in ("one", "two", "one"):
         await store.memories.commit("me", content)
     assert await recalled(store, "") == ["one", "two"]
 
 
-async def test_the_oldest_beyond_the_bound_are_forgotten_and_others_keep_theirs(
+async def test_the_oldest_memories_over_the_limit_are_removed_per_owner(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memories, "MAX_MEMORIES", 3)

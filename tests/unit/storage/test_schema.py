@@ -64,13 +64,13 @@ async def assert_rejected(file: Path, found: str) -> None:
     assert dump(file) == before
 
 
-async def test_a_newer_schema_is_rejected_and_left_as_it_is(file: Path) -> None:
+async def test_a_newer_schema_is_rejected_unchanged(file: Path) -> None:
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("insert into schema_version values (?, 0)", (SCHEMA_VERSION + 1,))
     await assert_rejected(file, f"schema version {SCHEMA_VERSION + 1}")
 
 
-async def test_tables_without_a_version_are_rejected_and_left_as_they_are(file: Path) -> None:
+async def test_tables_without_a_version_are_rejected_unchanged(file: Path) -> None:
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("delete from schema_version")
     await assert_rejected(file, "an unknown schema")

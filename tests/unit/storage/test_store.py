@@ -91,7 +91,7 @@ def written() -> Iterator[list[str]]:
 # --- Contexts ---
 
 
-async def test_a_contexts_thread_is_its_owners_alone(tmp_path: Path) -> None:
+async def test_a_contexts_thread_is_visible_to_its_owner_only(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         mine = store.context_thread("me", "context-1")
         assert await mine.load() is None
@@ -106,7 +106,7 @@ async def test_a_contexts_thread_is_its_owners_alone(tmp_path: Path) -> None:
         ]
 
 
-async def test_what_a_thread_was_told_is_kept_with_it(tmp_path: Path) -> None:
+async def test_a_threads_instructions_are_stored_with_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         mine = store.context_thread("me", "context-1")
         assert await mine.instructions() is None
@@ -128,7 +128,7 @@ async def test_a_thread_is_known_to_the_next_process(tmp_path: Path) -> None:
         assert await store.main_context("me") == main
 
 
-async def test_every_owner_has_one_main_context_however_many_ask_first(tmp_path: Path) -> None:
+async def test_every_owner_has_one_main_context_under_concurrency(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         mine = await asyncio.gather(*(store.main_context("me") for _ in range(10)))
         assert len(set(mine)) == 1
@@ -179,7 +179,7 @@ async def test_a_task_that_works_for_long_is_written_now_and_then(tmp_path: Path
     assert await saved_as_it_grows(tmp_path, interval_s=0) == [("a", "None"), ("ab", "ab"), ("abc", "abc")]
 
 
-async def test_within_the_interval_what_grows_is_not_written(tmp_path: Path) -> None:
+async def test_growing_tasks_are_not_written_within_the_interval(tmp_path: Path) -> None:
     assert await saved_as_it_grows(tmp_path, interval_s=math.inf) == [("a", "None"), ("ab", "None"), ("abc", "None")]
 
 
@@ -203,7 +203,7 @@ async def test_a_new_id_is_no_task_until_one_is_saved_under_it(tmp_path: Path) -
             assert states_on_disk(tmp_path)[task_id] == TaskState.Name(state)
 
 
-async def test_what_is_got_is_a_copy(tmp_path: Path) -> None:
+async def test_get_returns_a_copy(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await store.tasks.save(task_of(SUBMITTED), ME)
         await store.tasks.save(task_of(WORKING, "mine"), ME)
@@ -215,7 +215,7 @@ async def test_what_is_got_is_a_copy(tmp_path: Path) -> None:
         assert again.status.state == WORKING
 
 
-async def test_a_task_is_its_owners_alone(tmp_path: Path) -> None:
+async def test_a_task_is_visible_to_its_owner_only(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         for state in (SUBMITTED, WORKING, COMPLETED):
             await store.tasks.save(task_of(state), ME)
@@ -246,7 +246,7 @@ async def test_a_list_does_not_undo_an_end(tmp_path: Path) -> None:
         assert {text_of(await store.tasks.get(task_id, ME)) for task_id in ids} == {"whole"}
 
 
-async def test_closing_writes_what_waits(tmp_path: Path) -> None:
+async def test_closing_writes_pending_tasks(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await store.tasks.save(task_of(SUBMITTED), ME)
         await store.tasks.save(task_of(WORKING, "so far"), ME)
@@ -255,7 +255,7 @@ async def test_closing_writes_what_waits(tmp_path: Path) -> None:
         assert text_of(await store.tasks.get("task-1", ME)) == "so far"
 
 
-async def test_a_deleted_task_is_gone(tmp_path: Path) -> None:
+async def test_a_deleted_task_is_not_found(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await store.tasks.save(task_of(SUBMITTED), ME)
         await store.tasks.save(task_of(WORKING), ME)
@@ -264,7 +264,7 @@ async def test_a_deleted_task_is_gone(tmp_path: Path) -> None:
         assert states_on_disk(tmp_path) == {}
 
 
-async def test_what_an_earlier_process_left_is_failed_with_a_reason(tmp_path: Path) -> None:
+async def test_tasks_of_an_earlier_process_fail_with_a_reason(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         for task_id, states in {
             "submitted": [SUBMITTED],

@@ -132,7 +132,7 @@ def test_no_with_the_reason_that_the_model_receives(words: str, reason: str) -> 
         *("approve this session", "nothing", "know", "noted", "done", "yes " * 200, "approve everything", "allow all"),
     ],
 )
-def test_unclear_words_decide_nothing(words: str) -> None:
+def test_unclear_answers_decide_nothing(words: str) -> None:
     understood = parse_answer(COMMAND, words, None)
     assert isinstance(understood, UnclearAnswer)
 
@@ -170,7 +170,7 @@ def is_documented(words: str) -> bool:
 
 @settings(max_examples=500)
 @given(st.text(max_size=40) | SPOKEN.map(" ".join) | SPOKEN.map(", ".join) | SPOKEN.map("".join))
-def test_only_documented_words_approve(words: str) -> None:
+def test_only_documented_answers_approve(words: str) -> None:
     for question in (COMMAND, ONCE, LINK, form()):
         if isinstance(parse_answer(question, words, None), Approved):
             assert is_documented(words), words
@@ -180,13 +180,13 @@ def test_only_documented_words_approve(words: str) -> None:
 @given(
     st.sampled_from(["no", "not", "however", "if", "never", "make", "wait", "unless", "why"]), SPOKEN, st.integers(0, 8)
 )
-def test_another_word_never_approves(word: str, spoken: list[str], place: int) -> None:
+def test_other_text_never_approves(word: str, spoken: list[str], place: int) -> None:
     words = " ".join([*spoken[:place], word, *spoken[place:]])
     assert not isinstance(parse_answer(COMMAND, words, None), Approved)
 
 
 @pytest.mark.alone
-def test_long_words_are_read_quickly() -> None:
+def test_long_answers_are_parsed_quickly() -> None:
     began = time.perf_counter()
     several = UserQuestion((asked(), asked(id_="r")))
     for filler in ('"', "*", "`", " ", "yes ", "no, ", "1:", "yes,", "\n", "do  ", ".", "always "):
@@ -234,7 +234,7 @@ def test_a_decision_as_data(data: JsonObject, decision: Decision) -> None:
         {"decision": "approve", "content": {}},
     ],
 )
-def test_other_data_is_unclear_and_names_what_is_allowed(data: JsonObject) -> None:
+def test_other_data_is_unclear_and_lists_what_is_allowed(data: JsonObject) -> None:
     understood = parse_answer(COMMAND, "", data)
     assert isinstance(understood, UnclearAnswer)
     assert "approve" in understood.sentence or "reason" in understood.sentence
@@ -253,7 +253,7 @@ def test_other_data_is_unclear_and_names_what_is_allowed(data: JsonObject) -> No
         ("yes", {"decision": "maybe"}, None),
     ],
 )
-def test_words_beside_data(words: str, data: JsonObject, decision: Decision | None) -> None:
+def test_text_beside_data(words: str, data: JsonObject, decision: Decision | None) -> None:
     assert decided(words, COMMAND, data) == decision
 
 
@@ -301,7 +301,7 @@ def test_a_question_can_be_declined(question: UserQuestion) -> None:
     assert decided("", question, {"decision": "approve"}) is None
 
 
-def test_what_is_no_option_is_unclear() -> None:
+def test_an_unknown_option_is_unclear() -> None:
     for words in ("C", "4", "0", "A and B", "", "yes"):
         understood = parse_answer(PICK, words, None)
         assert isinstance(understood, UnclearAnswer)
@@ -392,7 +392,7 @@ COLORS: Final = (Choice("red", "Red"), Choice("dark-blue", "Dark blue"))
         (MultiChoice(COLORS), "red, dark blue", ["red", "dark-blue"]),
     ],
 )
-def test_a_form_of_one_field_takes_its_value(type_: FieldType, words: str, value: JsonValue) -> None:
+def test_a_form_with_one_field_accepts_its_value(type_: FieldType, words: str, value: JsonValue) -> None:
     understood = decided(words, form(field("f", type_)))
     assert understood == CompletedForm({"f": value})
     assert isinstance(understood, CompletedForm)
@@ -460,7 +460,7 @@ def test_a_form_of_several_fields_is_an_object() -> None:
         assert decided("", CAR, data) is None
 
 
-def test_nothing_to_fill_in_is_yes_or_no() -> None:
+def test_a_form_without_fields_is_yes_or_no() -> None:
     empty, optional = form(), form(field("a", TextField(), False), field("b", TextField(), False))
     for question in (empty, optional):
         assert decided("yes", question) == Approved()
@@ -499,9 +499,7 @@ WORDS: Final = st.text(max_size=30) | SPOKEN.map(" ".join) | JSON.map(json.dumps
     WORDS,
     st.none() | st.dictionaries(st.sampled_from(KEYS), JSON | st.dictionaries(st.sampled_from(KEYS), JSON), max_size=3),
 )
-def test_anything_is_understood_or_not_and_has_a_result(
-    question: Question, words: str, data: JsonObject | None
-) -> None:
+def test_any_input_has_a_result(question: Question, words: str, data: JsonObject | None) -> None:
     understood = parse_answer(question, words, data)
     if isinstance(understood, UnclearAnswer):
         assert understood.sentence

@@ -88,7 +88,7 @@ def test_a_patch() -> None:
     assert "does not say which" in approval_prompt(PatchQuestion((), None, None))
 
 
-def test_what_is_long_is_cut_and_says_so() -> None:
+def test_long_text_is_truncated_with_a_notice() -> None:
     large = tuple(FilePatch(f"{number}.txt", "add", "x" * 40_000) for number in range(40))
     question = PatchQuestion(large, None, None)
     assert re.search(r"- and 10 more\n", approval_prompt(question))
@@ -116,7 +116,7 @@ PICK: Final = QuestionField(
 NAME: Final = QuestionField("q2", "Name", "What name?", (), False, True)
 
 
-def test_what_the_model_wants_to_know() -> None:
+def test_the_models_questions_are_shown() -> None:
     assert approval_prompt(UserQuestion((PICK,))) == (
         "Codex asks:\n\nWhich?\n   1. A (Recommended): the first\n   2. B\n   or words of your own\n\n"
         "Answer the number or the words of your choice, or `decline`."
@@ -200,7 +200,7 @@ def test_an_address() -> None:
 
 
 @pytest.mark.parametrize("hidden", ["\x1b[2K", "\r", "\u202e", "\u2066", "\u200b", "\x00", "\ud800"])
-def test_nothing_that_is_shown_hides_what_follows(hidden: str) -> None:
+def test_shown_text_cannot_hide_what_follows(hidden: str) -> None:
     spoken = f"a{hidden}b"
     assert hidden not in approval_prompt(CommandQuestion(spoken, spoken, spoken))
     assert hidden not in approval_prompt(
@@ -225,6 +225,6 @@ QUESTIONS: Final[tuple[Question, ...]] = (
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_every_question_can_be_said_both_ways(question: Question) -> None:
+def test_every_question_has_text_and_data(question: Question) -> None:
     assert approval_prompt(question).count("`decline`") + approval_prompt(question).count("`no`") == 1
     assert json.loads(json.dumps(approval_data(question))) == approval_data(question)

@@ -42,7 +42,7 @@ def modes_of(paths: Iterable[Path]) -> set[int]:
     return {stat.S_IMODE(path.lstat().st_mode) for path in paths}
 
 
-def test_files_stand_in_the_tasks_folder_and_codex_is_told_where(tmp_path: Path) -> None:
+def test_files_are_stored_in_the_tasks_folder_and_their_paths_sent_to_codex(tmp_path: Path) -> None:
     told = write(tmp_path, TASK, [FILE, Attachment("ä b.bin", "application/octet-stream", b"\x00\xff")])
     folder = tmp_path / ".a2a" / TASK
     assert told.splitlines() == [
@@ -55,7 +55,7 @@ def test_files_stand_in_the_tasks_folder_and_codex_is_told_where(tmp_path: Path)
     assert names_in(folder) == ["data.csv", "ä b.bin"]
 
 
-def test_nobody_else_may_read_them(tmp_path: Path) -> None:
+def test_only_the_user_may_read_them(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         write(tmp_path, TASK, [FILE])
@@ -66,7 +66,7 @@ def test_nobody_else_may_read_them(tmp_path: Path) -> None:
     assert modes_of([top / ".gitignore", top / TASK / "data.csv"]) == {0o600}
 
 
-def test_the_paths_are_seen_from_where_commands_run(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_working_folder(tmp_path: Path) -> None:
     (tmp_path / "deep" / "down").mkdir(parents=True)
     told = write(tmp_path, TASK, [FILE], cwd=tmp_path / "deep" / "down")
     assert f"- ../../.a2a/{TASK}/data.csv (" in told
@@ -79,7 +79,7 @@ def test_git_does_not_see_them(tmp_path: Path) -> None:
     assert seen.stdout == b""
 
 
-def test_a_task_that_is_taken_up_again_has_its_files_as_they_came(tmp_path: Path) -> None:
+def test_a_resumed_task_has_its_original_files(tmp_path: Path) -> None:
     told = write(tmp_path, TASK, [FILE])
     (tmp_path / ".a2a" / TASK / "data.csv").write_bytes(b"changed meanwhile, and longer than before")
     (tmp_path / ".a2a" / TASK / "made.txt").write_bytes(b"by the agent")
@@ -89,7 +89,7 @@ def test_a_task_that_is_taken_up_again_has_its_files_as_they_came(tmp_path: Path
 
 
 @pytest.mark.parametrize("task_id", ["..", "a/b", ".", "x" * 65, "a\0b", "\ud800", "../../etc"])
-def test_an_odd_task_id_leads_nowhere_else(tmp_path: Path, task_id: str) -> None:
+def test_an_odd_task_id_stays_inside_the_folder(tmp_path: Path, task_id: str) -> None:
     workspace = tmp_path / "w"
     workspace.mkdir()
     write(workspace, task_id, [FILE])
@@ -145,14 +145,14 @@ def test_a_link_in_place_of_a_file_is_replaced(workspace: Path, elsewhere: Path)
     assert untouched(elsewhere)
 
 
-def test_a_folder_in_place_of_a_file_is_said_and_nothing_is_left(workspace: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_reported_and_cleaned_up(workspace: Path) -> None:
     (workspace / ".a2a" / TASK / "data.csv").mkdir(parents=True)
     with pytest.raises(AttachmentsNotWritten, match=r"could not be laid down in \.a2a of the workspace"):
         write(workspace, TASK, [FILE])
     assert names_in(workspace / ".a2a" / TASK) == ["data.csv"]
 
 
-def test_a_disk_that_takes_no_more_is_said_and_no_half_file_is_left(workspace: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(workspace: Path) -> None:
     write(workspace, TASK, [FILE])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
@@ -164,12 +164,12 @@ def test_a_disk_that_takes_no_more_is_said_and_no_half_file_is_left(workspace: P
     assert names_in(workspace / ".a2a" / TASK) == []
 
 
-def test_a_workspace_that_is_gone_is_said(tmp_path: Path) -> None:
+def test_a_missing_workspace_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AttachmentsNotWritten, match="No such file or directory"):
         write(tmp_path / "gone", TASK, [FILE])
 
 
-def test_a_workspace_may_be_named_by_a_link(workspace: Path, tmp_path: Path) -> None:
+def test_the_workspace_may_be_a_symbolic_link(workspace: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(workspace)
     write(tmp_path / "link", TASK, [FILE])
     assert (workspace / ".a2a" / TASK / "data.csv").read_bytes() == FILE.data
@@ -202,7 +202,7 @@ def test_pruning_follows_no_link(workspace: Path, elsewhere: Path) -> None:
     assert untouched(elsewhere)
 
 
-def test_pruning_where_nothing_was_ever_laid_down(workspace: Path, elsewhere: Path) -> None:
+def test_pruning_without_a_folder(workspace: Path, elsewhere: Path) -> None:
     prune(workspace, before=200)
     assert names_in(workspace) == []
     (workspace / ".a2a").symlink_to(elsewhere)
@@ -241,14 +241,14 @@ def test_a_file_is_handed_over_as_it_is(filled: Path) -> None:
     assert taken({"path": "out/../out/./report.md", "name": None}, filled).raw == b"# Report\n"
 
 
-def test_it_may_get_another_name_and_is_what_it_is(filled: Path) -> None:
+def test_a_file_may_be_renamed_and_keeps_its_type(filled: Path) -> None:
     assert taken({"path": "out/report.md", "name": "../Ä.txt"}, filled).filename == "Ä.txt"
     assert taken({"path": "out/report.md", "name": "..."}, filled).filename == "report.md"
     (filled / "shot").write_bytes(png())
     assert taken({"path": "shot", "name": "shot.txt"}, filled).media_type == "image/png"
 
 
-def test_a_relative_path_begins_where_commands_run(filled: Path) -> None:
+def test_a_relative_path_starts_in_the_working_folder(filled: Path) -> None:
     assert take({"path": "report.md"}, filled, 1000, 1000, cwd=filled / "out").filename == "report.md"
 
 
@@ -272,7 +272,7 @@ def test_a_file_outside_of_the_workspace_is_not(filled: Path, path: str) -> None
     assert refusal({"path": path}, filled).startswith("Only files inside the workspace")
 
 
-def test_a_link_out_of_the_workspace_leads_nowhere(filled: Path, tmp_path: Path) -> None:
+def test_a_link_out_of_the_workspace_is_rejected(filled: Path, tmp_path: Path) -> None:
     (filled / "link").symlink_to(tmp_path / "secret.txt")
     (filled / "folder").symlink_to(tmp_path)
     assert refusal({"path": "link"}, filled).startswith("Only files inside the workspace")
@@ -286,7 +286,7 @@ def test_a_folder_with_the_workspaces_name_as_its_beginning_is_outside(filled: P
     assert refusal({"path": str(beside / "a.txt")}, filled).startswith("Only files inside")
 
 
-def test_what_is_no_file_is_not_opened(filled: Path) -> None:
+def test_only_regular_files_are_opened(filled: Path) -> None:
     os.mkfifo(filled / "pipe")
     assert refusal({"path": "pipe"}, filled) == "pipe is no file; put a folder into an archive and hand that over."
     assert "out is no file" in refusal({"path": "out"}, filled)
@@ -316,7 +316,7 @@ def test_links_that_go_round_in_circles(filled: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [None, [], "out/report.md", {}, {"path": 5}, {"path": "out/report.md", "name": 5}, {"name": "x"}]
 )
-def test_arguments_of_another_shape_are_refused(filled: Path, arguments: JsonValue) -> None:
+def test_invalid_arguments_are_rejected(filled: Path, arguments: JsonValue) -> None:
     assert refusal(arguments, filled).startswith("The arguments have to be ")
 
 

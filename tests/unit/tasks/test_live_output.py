@@ -27,7 +27,7 @@ def shape(update: TaskArtifactUpdateEvent) -> tuple[str, str, bool, bool]:
     return update.artifact.artifact_id, update.artifact.parts[0].text, update.append, update.last_chunk
 
 
-def test_a_command_s_output_grows_and_is_closed_with_the_whole() -> None:
+def test_a_commands_output_grows_and_ends_complete() -> None:
     live = LiveOutput("t", "c")
     assert live.see(started("i")) == live.flush(0.0) == []
     live.see(ToolOutput("i", "one\n"))
@@ -42,7 +42,7 @@ def test_a_command_s_output_grows_and_is_closed_with_the_whole() -> None:
     assert live.due is None
 
 
-def test_every_command_has_an_artifact_that_says_what_it_is_about() -> None:
+def test_every_command_has_an_artifact_with_its_command() -> None:
     live = LiveOutput("t", "c")
     for item in ("a", "b"):
         live.see(started(item, f"run {item}"))
@@ -64,7 +64,7 @@ def test_the_diff_is_the_newest_one() -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 7])
-def test_what_is_too_long_is_cut(pieces: int) -> None:
+def test_long_output_is_truncated(pieces: int) -> None:
     live = LiveOutput("t", "c")
     live.see(started("i"))
     shown = 0
@@ -80,7 +80,7 @@ def test_what_is_too_long_is_cut(pieces: int) -> None:
     assert MessageToDict(diff.artifact.metadata)[ITEMS] == {"kind": "diff", "isCut": True}
 
 
-def test_output_of_a_command_that_nobody_has_started_is_passed_over() -> None:
+def test_output_of_an_unknown_command_is_ignored() -> None:
     live = LiveOutput("t", "c")
     assert live.see(ToolOutput("i", "x")) == live.see(finished("i", "x")) == []
     assert live.due is None

@@ -111,12 +111,12 @@ def refusal_of(*parts: Part, limits: LimitsConfig | None = None) -> str:
 # --- Words ---
 
 
-def test_text_is_said_as_it_is_in_the_parts_order() -> None:
+def test_text_parts_keep_their_order() -> None:
     assert text_of(Part(text="  first\n"), Part(text="second", media_type="text/plain")) == "  first\n\nsecond"
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=5))
-def test_words_alone_are_joined_as_the_sdk_joins_them(texts: list[str]) -> None:
+def test_text_parts_are_joined_as_by_the_sdk(texts: list[str]) -> None:
     joined = "\n".join(texts)
     parts = [Part(text=text) for text in texts]
     if joined.strip():
@@ -126,11 +126,11 @@ def test_words_alone_are_joined_as_the_sdk_joins_them(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("parts", [[], [Part(text="")], [Part(text=" \n")]])
-def test_a_message_that_says_nothing_is_refused(parts: list[Part]) -> None:
+def test_an_empty_message_is_rejected(parts: list[Part]) -> None:
     assert refusal_of(*parts) == "The message has no text."
 
 
-def test_a_small_text_file_stands_among_the_words() -> None:
+def test_a_small_text_file_is_inlined() -> None:
     said = text_of(Part(text="Look:"), raw(b"a,b\n1,2\n", "text/csv", "data.csv"), Part(text="Add it up."))
     assert said == "Look:\nFile data.csv (text/csv):\n```\na,b\n1,2\n```\nAdd it up."
 
@@ -156,7 +156,7 @@ def test_a_text_part_with_a_name_is_a_file() -> None:
     assert text_of(Part(text="x = 1", filename="a.py")) == "File a.py (text/x-python):\n```\nx = 1\n```"
 
 
-def test_data_is_shown_as_json_with_whole_numbers_whole() -> None:
+def test_data_is_shown_as_json_with_integers() -> None:
     content: JsonObject = {"b": [3, 2.5, -0.0, True, None], "a": {"é": "ü"}, "big": 1e300, "exact": 2**53}
     head, _, shown = text_of(data(content)).partition("\n")
     assert head == "File part-1.json (application/json):"
@@ -181,7 +181,7 @@ def test_a_number_that_json_cannot_say_is_refused() -> None:
         (Part(url="http://example.org"), "Linked file: <http://example.org>"),
     ],
 )
-def test_another_url_is_a_link_in_the_words(part: Part, said: str) -> None:
+def test_another_url_becomes_a_link(part: Part, said: str) -> None:
     assert text_of(part).startswith(said)
     assert f"<{part.url}>" in text_of(part)
 
@@ -217,7 +217,7 @@ def test_a_data_url_is_its_content() -> None:
 
 @pytest.mark.parametrize("media_type", IMAGE_MODES)
 @pytest.mark.parametrize("declared", [True, False])
-def test_an_image_stands_where_its_part_stands(media_type: str, declared: bool) -> None:
+def test_an_image_keeps_its_position(media_type: str, declared: bool) -> None:
     image = raw(IMAGES[media_type], media_type if declared else "")
     said = read_parts([Part(text="before"), image, Part(text="after")], LIMITS)
     url = data_url(media_type, IMAGES[media_type])
@@ -228,7 +228,7 @@ def test_an_image_stands_where_its_part_stands(media_type: str, declared: bool) 
     ]
 
 
-def test_an_image_alone_will_do_and_its_name_is_said() -> None:
+def test_a_message_may_be_an_image_alone() -> None:
     assert read_parts([raw(png())], LIMITS).items == [{"type": "image", "url": data_url("image/png", png())}]
     named = read_parts([raw(png(), filename="shot.png")], LIMITS)
     assert named.items == [
@@ -251,14 +251,14 @@ def test_an_image_by_data_url_is_one_by_bytes(media_type: str) -> None:
         Part(url="https://example.org/a", filename="a.JPG"),
     ],
 )
-def test_an_image_by_url_is_refused_with_what_to_do(part: Part) -> None:
+def test_an_image_url_is_rejected_with_the_remedy(part: Part) -> None:
     assert "is an image by URL, which codex does not accept; send its bytes (raw), a data: URL" in refusal_of(part)
 
 
 @pytest.mark.parametrize(
     ("content", "found"), [(JPEG, "image/jpeg"), (b"hello", "not a known image format"), (b"", "not a known image")]
 )
-def test_an_image_has_to_be_what_it_says(content: bytes, found: str) -> None:
+def test_an_images_content_must_match_its_type(content: bytes, found: str) -> None:
     refusal = refusal_of(raw(content, "image/png", "a.png"))
     assert refusal.startswith("Part 1 (a.png) has the media type image/png, but its bytes are ")
     assert found in refusal
@@ -267,7 +267,7 @@ def test_an_image_has_to_be_what_it_says(content: bytes, found: str) -> None:
 # --- Files ---
 
 
-def test_a_large_text_file_and_another_file_are_attachments() -> None:
+def test_large_and_binary_files_are_attachments() -> None:
     long = b"x" * (16 * 1024 + 1)
     said = read_parts(
         [
@@ -286,12 +286,12 @@ def test_a_large_text_file_and_another_file_are_attachments() -> None:
     ]
 
 
-def test_text_in_another_encoding_is_refused_with_what_to_do() -> None:
+def test_text_in_another_encoding_is_rejected_with_the_remedy() -> None:
     refusal = refusal_of(raw("ä".encode("latin-1"), "text/csv", "a.csv"))
     assert refusal.startswith("Part 1 (a.csv) has the media type text/csv, but its bytes are not UTF-8 text; ")
 
 
-def test_a_byte_order_mark_is_not_shown() -> None:
+def test_a_byte_order_mark_is_removed() -> None:
     assert text_of(raw(b"\xef\xbb\xbfa\n", "text/plain", "a.txt")) == "File a.txt (text/plain):\n```\na\n```"
 
 
@@ -346,7 +346,7 @@ and by the usual table of JavaScript."""
 
 
 @pytest.mark.parametrize(("name", "media_types"), SOURCES.items(), ids=SOURCES)
-def test_source_files_are_taken_as_text_whatever_their_name_makes_of_them(name: str, media_types: str) -> None:
+def test_source_files_are_text_whatever_type_their_name_suggests(name: str, media_types: str) -> None:
     of_this_machine = mimetypes.guess_type(name)[0]
     for media_type in filter(None, (*media_types.split(), of_this_machine)):
         assert text_of(raw(b"x = 1\n", media_type, name)) == f"File {name} ({media_type}):\n```\nx = 1\n```"
@@ -354,12 +354,12 @@ def test_source_files_are_taken_as_text_whatever_their_name_makes_of_them(name: 
         assert media_type in INPUT_MODES or media_type in ("text/x-log", "text/rust", "text/x-java-source")
 
 
-def test_a_type_that_also_means_something_else_is_a_file_where_its_bytes_are_no_text() -> None:
+def test_an_ambiguous_type_is_a_file_if_its_bytes_are_not_text() -> None:
     for media_type in ("video/mp2t", "application/x-msdos-program", "application/vnd.wolfram.mathematica.package"):
         assert read_parts([raw(b"G@\x11\x10\0", media_type, "a.ts")], LIMITS).attachments[0].media_type == media_type
 
 
-def test_every_kind_of_text_is_taken_where_it_is_utf_8() -> None:
+def test_every_utf_8_text_type_is_accepted() -> None:
     assert "(text/x-nobody-knows):" in text_of(raw("ü".encode(), "text/X-Nobody-knows; charset=utf-8"))
     assert "its bytes are not UTF-8 text" in refusal_of(raw("ü".encode("latin-1"), "text/x-nobody-knows"))
     for strange in ("text/", "text/*", "text/x y", "text/a`b", "text/a\nb", "text/" + "a" * 200):
@@ -388,12 +388,12 @@ def test_a_part_without_content_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", INPUT_MODES)
-def test_every_mode_of_the_card_is_taken(mode: str) -> None:
+def test_every_input_mode_of_the_card_is_accepted(mode: str) -> None:
     said = read_parts([raw(IMAGES.get(mode, b"text"), mode)], LIMITS)
     assert said.items or said.attachments
 
 
-def test_the_modes_are_exact_and_none_is_there_twice() -> None:
+def test_the_input_modes_are_exact_and_unique() -> None:
     assert len(set(INPUT_MODES)) == len(INPUT_MODES)
     assert all(mode == mode.lower() and "*" not in mode and ";" not in mode for mode in INPUT_MODES)
 
@@ -415,11 +415,11 @@ def test_the_modes_are_exact_and_none_is_there_twice() -> None:
         ("", b"\0", "application/octet-stream"),
     ],
 )
-def test_what_a_file_is_shows_by_its_bytes_and_its_name(name: str, content: bytes, media_type: str) -> None:
+def test_the_type_of_a_file_follows_from_bytes_and_name(name: str, content: bytes, media_type: str) -> None:
     assert guess_media_type(name, content) == media_type
 
 
-def test_what_is_guessed_and_not_taken_goes_as_bytes() -> None:
+def test_a_guessed_type_that_is_not_accepted_becomes_bytes() -> None:
     assert read_parts([raw(b"\0", filename="a.mp4")], LIMITS).attachments[0].media_type == "application/octet-stream"
 
 
@@ -492,11 +492,11 @@ def test_no_two_files_of_a_message_have_one_name(names: list[str]) -> None:
         ([raw(b"abc")], limits_of(max_text_chars=20), "The message has 41 characters; at most 20 are taken."),
     ],
 )
-def test_what_is_too_much_is_refused(parts: list[Part], limits: LimitsConfig, why: str) -> None:
+def test_content_over_the_limits_is_rejected(parts: list[Part], limits: LimitsConfig, why: str) -> None:
     assert refusal_of(*parts, limits=limits).startswith(why)
 
 
-def test_how_large_a_file_may_be_to_stand_among_the_words() -> None:
+def test_the_size_limit_of_inlined_files() -> None:
     limits = limits_of(max_inline_bytes=4)
     assert not read_parts([raw(b"1234")], limits).attachments
     assert read_parts([raw(b"12345")], limits).attachments
@@ -548,7 +548,7 @@ async def real_codex(setup: AgentSetup) -> AsyncIterator[Threads]:
         yield Threads(codex, thread_options(settings, provider).params())
 
 
-async def test_the_model_sees_words_and_images_in_their_order(tmp_path: Path) -> None:
+async def test_the_model_sees_text_and_images_in_order(tmp_path: Path) -> None:
     said = read_parts([Part(text="Look:"), raw(png(), filename="a.png"), Part(text=script({"say": "seen"}))], LIMITS)
     async with scripted_model() as model, real_codex(AgentSetup(tmp_path, model.base_url)) as codex:
         await codex.turn(await codex.start(), said.items)

@@ -124,7 +124,7 @@ def test_the_task_comes_first_with_the_message_that_opened_it() -> None:
     assert len(reply().opened(None).history) == 0
 
 
-def test_working_says_nothing_and_a_notice_says_what_it_is() -> None:
+def test_working_has_no_text_and_a_notice_has_its_kind() -> None:
     working = reply().working()
     assert working.status.state == TaskState.TASK_STATE_WORKING
     assert not working.status.HasField("message")
@@ -135,7 +135,7 @@ def test_working_says_nothing_and_a_notice_says_what_it_is() -> None:
     assert (notice.status.message.task_id, notice.status.message.context_id) == ("task-1", "context-1")
 
 
-def test_the_end_is_the_whole_answer_and_then_one_terminal_status() -> None:
+def test_the_end_is_the_whole_answer_and_one_terminal_status() -> None:
     speaker = reply()
     speaker.see(MessageDelta("m", "Hel"), 1.0)
     speaker.see(MessageDelta("m", "lo"), 1.01)
@@ -148,7 +148,7 @@ def test_the_end_is_the_whole_answer_and_then_one_terminal_status() -> None:
     assert MessageToDict(status.metadata) == {"code": "x", "n": {"a": [1.0]}}
 
 
-def test_a_turn_that_said_nothing_has_no_answer() -> None:
+def test_a_turn_without_text_has_no_answer() -> None:
     only = reply().close(DONE)
     assert [type(event) for event in only] == [TaskStatusUpdateEvent]
     assert isinstance(only[0], TaskStatusUpdateEvent)
@@ -158,7 +158,7 @@ def test_a_turn_that_said_nothing_has_no_answer() -> None:
 # --- The answer ---
 
 
-def test_the_first_piece_goes_out_at_once_and_the_rest_in_turn() -> None:
+def test_the_first_piece_is_sent_at_once_and_the_rest_in_order() -> None:
     speaker, seen = reply(), Seen()
     assert speaker.due is None
     seen.take(speaker.see(MessageDelta("m", "a"), 50.0))
@@ -219,7 +219,7 @@ def test_a_whole_message_adds_what_was_not_streamed() -> None:
     assert seen_of(MessageDelta("m", "who"), MessageCompleted("m", "whole", None)).artifacts == {"answer": "whole"}
 
 
-def test_a_whole_message_that_differs_wins_at_the_end() -> None:
+def test_a_differing_whole_message_wins_at_the_end() -> None:
     speaker, seen = reply(), Seen()
     seen.take(speaker.see(MessageDelta("m", "wrong"), 1.0))
     seen.take(speaker.see(MessageCompleted("m", "right", None), 2.0))
@@ -295,7 +295,7 @@ def test_any_turn_ends_with_exactly_its_answer(turn: list[tuple[TurnEvent, float
 
 
 @given(st.lists(st.tuples(pieces, steps), max_size=30))
-def test_what_is_streamed_of_one_message_is_always_a_beginning_of_it(deltas: list[tuple[str, float]]) -> None:
+def test_streamed_text_is_always_a_prefix_of_its_message(deltas: list[tuple[str, float]]) -> None:
     speaker, seen, now, whole = reply(), Seen(), 5.0, ""
     for text, step in deltas:
         now += step
@@ -314,7 +314,7 @@ def test_what_is_streamed_of_one_message_is_always_a_beginning_of_it(deltas: lis
 # --- Everything else ---
 
 
-def test_a_command_is_shown_twice_and_its_output_cut_in_the_middle() -> None:
+def test_a_command_is_shown_at_start_and_end_with_its_output_truncated() -> None:
     output = "first\n" + "x" * 10_000 + "\nlast\n"
     seen = seen_of(
         CommandStarted("c", "make", "/w"),
@@ -353,7 +353,7 @@ def test_a_command_that_was_stopped_has_no_exit_code() -> None:
     assert seen.notes[1]["exitCode"] is None
 
 
-def test_every_change_of_files_is_a_patch_of_its_own() -> None:
+def test_every_file_change_is_a_separate_patch() -> None:
     change = (FilePatch("/w/a", "add", "hello\n"),)
     seen = seen_of(
         PatchStarted("f", change),
@@ -399,7 +399,7 @@ def test_a_plan_replaces_the_one_before() -> None:
         }
 
 
-def test_a_tool_is_shown_by_server_and_name_with_what_it_was_given_and_gave() -> None:
+def test_a_tool_is_shown_with_server_name_arguments_and_result() -> None:
     seen = seen_of(
         ToolCallStarted("t", "srv", "echo", {"x": [1, None]}),
         ToolCallCompleted("t", "srv", "echo", {"x": [1, None]}, "pong", False, ItemStatus.COMPLETED, 5),
@@ -433,21 +433,19 @@ CHANGED = PatchCompleted("f", (FilePatch("/w/a", "add", "x"),), ItemStatus.COMPL
         ((CHANGED,), f"{BASH_ONE}\n\n"),
     ],
 )
-def test_a_result_that_does_not_stand_below_its_tool_says_of_which_it_is(
-    between: tuple[TurnEvent, ...], head: str
-) -> None:
+def test_a_result_apart_from_its_tool_names_it(between: tuple[TurnEvent, ...], head: str) -> None:
     ended = CommandCompleted("1", "one", "/w", "out\n", 0, ItemStatus.COMPLETED, 1)
     assert seen_of(CommandStarted("1", "one", "/w"), *between, ended).texts[-1] == f"{head}```\nout\n```"
 
 
-def test_tools_that_run_side_by_side_are_told_apart() -> None:
+def test_concurrent_tools_are_distinguished() -> None:
     first = ToolCallCompleted("1", "srv", "f", {"x": 1}, "one", False, ItemStatus.COMPLETED, 1)
     second = ToolCallCompleted("2", None, "g", {}, "two", False, ItemStatus.COMPLETED, 1)
     seen = seen_of(ToolCallStarted("1", "srv", "f", {"x": 1}), ToolCallStarted("2", None, "g", {}), first, second)
     assert seen.texts[2:] == ["**f** (srv)\n\n```\none\n```", "**g**\n\n```\ntwo\n```"]
 
 
-def test_what_a_tool_is_given_is_shown_whatever_it_is() -> None:
+def test_tool_arguments_of_any_type_are_shown() -> None:
     assert seen_of(ToolCallStarted("t", None, "f", ["x"])).texts == [
         '**f**\n\n```json\n{\n  "arguments": [\n    "x"\n  ]\n}\n```'
     ]
@@ -461,12 +459,12 @@ def test_what_a_tool_is_given_is_shown_whatever_it_is() -> None:
         (WarningReported("Reconnecting... 1/5", will_retry=True), "notice", "Reconnecting... 1/5"),
     ],
 )
-def test_a_note_says_what_it_is(event: TurnEvent, kind: str, text: str) -> None:
+def test_a_note_has_its_kind(event: TurnEvent, kind: str, text: str) -> None:
     seen = seen_of(event)
     assert (seen.notes[0]["kind"], seen.texts) == (kind, [text])
 
 
-def test_every_section_of_reasoning_is_a_note_of_its_own() -> None:
+def test_every_section_of_reasoning_is_a_separate_note() -> None:
     assert seen_of(ReasoningCompleted("r", ("one", " \n", "two"))).texts == ["one", "two"]
 
 
@@ -489,11 +487,11 @@ def test_every_section_of_reasoning_is_a_note_of_its_own() -> None:
         ReasoningCompleted("r", ()),
     ],
 )
-def test_the_rest_is_not_shown(event: TurnEvent) -> None:
+def test_other_events_are_not_shown(event: TurnEvent) -> None:
     assert reply().see(event, 1.0) == []
 
 
-def test_usage_is_told_for_the_turn_and_the_thread() -> None:
+def test_usage_is_reported_for_turn_and_thread() -> None:
     assert usage_metadata(None, None) == {}
     turn: JsonObject = {
         "totalTokens": 5,
@@ -508,7 +506,7 @@ def test_usage_is_told_for_the_turn_and_the_thread() -> None:
     assert usage_metadata(count, count) == {USAGE: {**turn, "thread": turn}}
 
 
-def test_an_answer_that_is_taken_up_goes_on_counting_where_the_earlier_process_stopped() -> None:
+def test_a_resumed_answer_continues_the_earlier_processs_numbering() -> None:
     before = [
         Artifact(artifact_id=name, name=name, parts=[Part(text=name)]) for name in ("answer", "patch-1", "file-1")
     ]

@@ -51,6 +51,6 @@ def test_wishes_are_granted(tmp_path: Path) -> None:
         ({"midTurn": "shout"}, "midTurn must be one of"),
     ],
 )
-def test_what_cannot_be_granted_is_refused(tmp_path: Path, wishes: JsonValue, sentence: str) -> None:
+def test_invalid_options_are_rejected(tmp_path: Path, wishes: JsonValue, sentence: str) -> None:
     with pytest.raises(InputRefused, match=f"^metadata {TURN}: .*{sentence}"):
         read(wishes, tmp_path)

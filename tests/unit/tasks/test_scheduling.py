@@ -48,7 +48,7 @@ def refused(
 # --- Places ---
 
 
-def test_a_context_has_so_many_places_and_the_next_message_hears_it() -> None:
+def test_a_full_context_queue_rejects_the_next_message() -> None:
     admission = AdmissionControl(LimitsConfig(max_waiting_per_context=2), Clock())
     entered(admission, "1", "2")
     assert str(refused(admission)) == (
@@ -75,14 +75,14 @@ def test_the_same_message_again_is_never_refused_and_never_counted_twice() -> No
     assert admission.waiting == 1, "the first one's place is its own"
 
 
-def test_a_message_that_cannot_be_written_down_gives_its_place_back() -> None:
+def test_a_message_that_cannot_be_stored_releases_its_slot() -> None:
     admission = AdmissionControl(LimitsConfig(max_waiting_per_context=1), Clock())
     with pytest.raises(ZeroDivisionError), admission.enter("o", "c", "1"):
         raise ZeroDivisionError
     entered(admission, "2")
 
 
-def test_a_promise_that_nobody_claims_does_not_last_for_ever() -> None:
+def test_an_unclaimed_reservation_expires() -> None:
     clock = Clock()
     admission = AdmissionControl(LimitsConfig(max_waiting_per_context=1), clock)
     entered(admission, "never executed")
@@ -171,7 +171,7 @@ async def test_a_running_turn_does_not_count_as_waiting() -> None:
 
 
 @in_virtual_time
-async def test_a_cancelled_waiter_frees_its_place_and_nobody_elses() -> None:
+async def test_a_cancelled_waiter_releases_only_its_slot() -> None:
     admission = AdmissionControl(LimitsConfig(max_waiting_per_context=1, max_running_turns=1))
     scopes: dict[str, anyio.CancelScope] = {}
     ran: list[str] = []

@@ -97,7 +97,7 @@ async def agent_at_address() -> AsyncIterator[Agent]:
 # --- Being there ---
 
 
-async def test_a_token_is_minted_once_and_asked_for_afterwards(tmp_path: Path) -> None:
+async def test_a_token_is_issued_once_and_required_afterwards(tmp_path: Path) -> None:
     async with running_platform() as platform:
         async with open_platform_client(platform.url, ADA, WorkspaceToken(tmp_path / "token")) as api:
             await api.register({"name": "ada"}, "http://127.0.0.1:1/", "push")
@@ -127,14 +127,14 @@ async def test_a_token_is_minted_once_and_asked_for_afterwards(tmp_path: Path) -
         ({"url": "http://localhost:8000"}, None),
     ],
 )
-async def test_what_is_not_registered(change: JsonObject, error: str | None) -> None:
+async def test_unregistered_workspaces_are_rejected(change: JsonObject, error: str | None) -> None:
     body: JsonObject = {"id": ADA, "agent_card": {}, "url": "http://127.0.0.1:1/", **change}
     async with running_platform() as platform, httpx.AsyncClient() as http:
         answer = await http.post(f"{platform.url}/registry/register", json=body)
     assert (answer.status_code, answer.json().get("error")) == (200 if error is None else 400, error)
 
 
-async def test_the_mode_is_the_one_told_else_the_one_kept(tmp_path: Path) -> None:
+async def test_the_delivery_mode_is_the_given_or_the_stored_one(tmp_path: Path) -> None:
     async with running_platform() as platform:
         platform.add_workspace(ADA, delivery="poll")
         async with open_platform_client(platform.url, ADA, WorkspaceToken(tmp_path / "token")) as api:
@@ -143,7 +143,7 @@ async def test_the_mode_is_the_one_told_else_the_one_kept(tmp_path: Path) -> Non
             assert (await api.register({}, "http://127.0.0.1:1", None))[0] == "push"
 
 
-async def test_a_workspace_that_was_removed_is_gone_though_it_seems_to_register(tmp_path: Path) -> None:
+async def test_a_removed_workspace_stays_removed_despite_registration(tmp_path: Path) -> None:
     async with running_platform() as platform:
         platform.add_workspace(ADA, "ada's", "poll")
         async with open_platform_client(
@@ -160,7 +160,7 @@ async def test_a_workspace_that_was_removed_is_gone_though_it_seems_to_register(
         assert platform.workspace(ADA).status == "removed"
 
 
-async def test_a_heartbeat_says_how_an_agent_is() -> None:
+async def test_a_heartbeat_reports_the_agents_state() -> None:
     async with running_platform() as platform, workspace(platform) as api:
         await api.heartbeat({"active_tasks": 2, "current_task": "thinking", "error_rate": 0.6})
         seen = platform.workspace(ADA)
@@ -169,7 +169,7 @@ async def test_a_heartbeat_says_how_an_agent_is() -> None:
         assert platform.workspace(ADA).status == "online"
 
 
-async def test_siblings_and_those_above_and_below_may_talk(tmp_path: Path) -> None:
+async def test_parents_children_and_siblings_may_communicate(tmp_path: Path) -> None:
     carol = "33333333-3333-4333-8333-333333333333"
     async with running_platform() as platform, workspace(platform) as api:
         platform.add_workspace(BOB, "bob's", "poll", name="bob", role="reviewer", parent_id=ADA)
@@ -187,7 +187,7 @@ async def test_siblings_and_those_above_and_below_may_talk(tmp_path: Path) -> No
                 assert raised.value.status == 403
 
 
-async def test_what_is_kept_outlives_a_restart(tmp_path: Path) -> None:
+async def test_stored_state_survives_a_restart(tmp_path: Path) -> None:
     async with running_platform(tmp_path / "platform.db") as platform:
         platform.add_workspace(ADA, "ada's", "poll")
         await platform.canvas_message(ADA, "hello")
@@ -214,7 +214,7 @@ async def test_without_a_cursor_the_newest_come_first_with_one_the_oldest(tmp_pa
 
 
 @pytest.mark.parametrize(("era", "seen"), [("may", []), ("august", ["second"])])
-async def test_of_two_rows_of_a_moment_may_loses_one(era: str, seen: list[str]) -> None:
+async def test_paging_by_id_may_skip_one_of_two_rows_of_the_same_moment(era: str, seen: list[str]) -> None:
     options = StandInOptions(era="may" if era == "may" else "august")
     async with running_platform(options=options) as platform, workspace(platform) as api:
         await platform.canvas_message(ADA, "first")
@@ -230,7 +230,7 @@ async def test_of_two_rows_of_a_moment_may_loses_one(era: str, seen: list[str]) 
     "query",
     [{"since_secs": "0"}, {"since_secs": "x"}, {"source": "x"}, {"peer_id": "x"}, {"before_ts": "yesterday"}],
 )
-async def test_what_is_not_listed(query: dict[str, str]) -> None:
+async def test_unlisted_rows(query: dict[str, str]) -> None:
     async with running_platform() as platform:
         platform.add_workspace(ADA, "ada's", "poll")
         async with httpx.AsyncClient(headers={"Authorization": "Bearer ada's"}) as http:
@@ -268,7 +268,7 @@ async def test_a_file_is_there_until_it_was_fetched() -> None:
             assert (await http.get(f"{path}/content")).status_code == 404
 
 
-async def test_a_row_may_hold_its_body_as_a_text() -> None:
+async def test_a_rows_body_may_be_text() -> None:
     async with running_platform() as platform:
         platform.add_workspace(ADA, "ada's", "poll")
         await platform.canvas_message(ADA, "hello")
@@ -278,7 +278,7 @@ async def test_a_row_may_hold_its_body_as_a_text() -> None:
     assert json.loads(rows[0]["request_body"]) == rows[1]["request_body"]
 
 
-async def test_nobody_speaks_for_another() -> None:
+async def test_a_workspace_cannot_act_for_another() -> None:
     async with running_platform() as platform, workspace(platform):
         platform.add_workspace(BOB, "bob's", "poll")
         async with httpx.AsyncClient(base_url=platform.url, headers={"Authorization": "Bearer ada's"}) as http:
@@ -289,7 +289,7 @@ async def test_nobody_speaks_for_another() -> None:
             assert spoofed.status_code == 401
 
 
-async def test_the_user_may_not_want_to_be_told() -> None:
+async def test_user_notifications_may_be_disabled() -> None:
     async with running_platform() as platform, workspace(platform) as api:
         platform.store.let_talk_to_user(ADA, allowed=False)
         with pytest.raises(PlatformRejected, match="talk_to_user_disabled"):
@@ -300,7 +300,7 @@ async def test_the_user_may_not_want_to_be_told() -> None:
 # --- Push ---
 
 
-async def test_a_pushed_message_is_a_plain_post_and_its_answer_is_shown() -> None:
+async def test_a_pushed_message_is_a_post_and_its_answer_is_shown() -> None:
     async with running_platform() as platform, agent_at_address() as agent:
         platform.add_workspace(ADA, "ada's", "push", url=agent.url)
         outcome = await platform.canvas_message(ADA, "hello", "m1")
@@ -322,7 +322,7 @@ async def test_a_pushed_message_is_a_plain_post_and_its_answer_is_shown() -> Non
         (JSONResponse({"error": {"code": 1}}, 503), 503, "Service Unavailable"),
     ],
 )
-async def test_what_a_caller_is_told_of_a_failure(answer: Response, status: int, error: str) -> None:
+async def test_a_failure_is_reported_to_the_caller(answer: Response, status: int, error: str) -> None:
     async with running_platform() as platform, agent_at_address() as agent:
         agent.answer = answer
         platform.add_workspace(ADA, "ada's", "push", url=agent.url)
@@ -331,7 +331,7 @@ async def test_what_a_caller_is_told_of_a_failure(answer: Response, status: int,
     assert (outcome.status, outcome.body, outcome.failed) == (status, {"error": error}, True)
 
 
-async def test_nobody_at_an_address_and_no_address() -> None:
+async def test_an_unreachable_and_a_missing_address() -> None:
     async with running_platform() as platform:
         platform.add_workspace(ADA, delivery="push", url="http://127.0.0.1:9/")
         platform.add_workspace(BOB, delivery="push")
@@ -339,7 +339,7 @@ async def test_nobody_at_an_address_and_no_address() -> None:
         assert (await platform.canvas_message(BOB, "hello")).status == 503
 
 
-async def test_who_takes_too_long_gets_the_same_body_again_when_idle() -> None:
+async def test_a_timed_out_message_is_redelivered_when_idle() -> None:
     options = StandInOptions(wait_s=0.2)
     async with running_platform(options=options) as platform, agent_at_address() as agent:
         platform.add_workspace(ADA, "ada's", "push", url=agent.url)
@@ -372,7 +372,7 @@ async def test_an_answer_that_is_late_twice_is_lost() -> None:
         assert platform.shown(ADA) == []
 
 
-async def test_who_declares_to_queue_itself_is_not_queued_for() -> None:
+async def test_an_agent_with_its_own_queue_gets_no_redelivery() -> None:
     async with running_platform(options=StandInOptions(wait_s=0.1)) as platform, agent_at_address() as agent:
         platform.add_workspace(ADA, "ada's", "push", url=agent.url)
         agent.may_answer = anyio.Event()
@@ -387,7 +387,7 @@ async def test_who_declares_to_queue_itself_is_not_queued_for() -> None:
 # --- Work ---
 
 
-async def test_work_goes_to_an_agent_once_and_its_result_is_listed() -> None:
+async def test_a_delegation_is_sent_once_and_its_result_listed() -> None:
     async with running_platform(options=StandInOptions(result_rows=True)) as platform, agent_at_address() as agent:
         platform.add_workspace(BOB, "bob's", "push", url=agent.url)
         async with workspace(platform) as api:
@@ -405,7 +405,7 @@ async def test_work_goes_to_an_agent_once_and_its_result_is_listed() -> None:
     assert row.response == {"text": "done", "delegation_id": delegation_id}
 
 
-async def test_of_a_long_result_the_list_has_the_beginning_and_a_row_the_whole() -> None:
+async def test_the_list_cuts_a_long_result_and_its_row_has_all() -> None:
     long = "ö" * 1000
     async with running_platform() as platform, agent_at_address() as agent:
         agent.answer = said(long)
@@ -439,7 +439,7 @@ async def test_august_lists_work_that_was_received_too() -> None:
     assert json.loads(agent.bodies[0])["params"]["message"]["parts"] == [{"kind": "text", "text": "review it"}]
 
 
-async def test_work_for_an_inbox_has_the_word_of_the_inbox_for_its_result() -> None:
+async def test_the_result_of_an_inbox_delegation_is_the_inbox_acknowledgement() -> None:
     async with running_platform() as platform, workspace(platform) as api:
         platform.add_workspace(BOB, "bob's", "poll")
         await api.delegate(BOB, "review it")
@@ -448,7 +448,7 @@ async def test_work_for_an_inbox_has_the_word_of_the_inbox_for_its_result() -> N
     assert json.loads(listed.result)["status"] == "queued"
 
 
-async def test_work_that_takes_too_long_is_done_when_it_is_done() -> None:
+async def test_a_timed_out_delegation_completes_later() -> None:
     async with running_platform(options=StandInOptions(wait_s=0.1)) as platform, agent_at_address() as agent:
         platform.add_workspace(BOB, "bob's", "push", url=agent.url)
         agent.may_answer = anyio.Event()
@@ -461,7 +461,7 @@ async def test_work_that_takes_too_long_is_done_when_it_is_done() -> None:
             assert (await api.delegations())[0].result == "done"
 
 
-async def test_memories_are_found_by_their_words() -> None:
+async def test_memories_are_found_by_their_text() -> None:
     async with running_platform() as platform, workspace(platform) as api:
         await api.commit_memory("The build needs Node 20.")
         await api.commit_memory("The user likes tea.")
@@ -481,7 +481,7 @@ async def test_memories_are_found_by_their_words() -> None:
         (Fault.LOST, PlatformUnreachable, True),
     ],
 )
-async def test_what_a_fault_looks_like_and_whether_it_was_done(
+async def test_each_fault_has_a_status_and_may_have_taken_effect(
     fault: Fault, error: type[Exception], done: bool
 ) -> None:
     async with running_platform() as platform, workspace(platform) as api:
@@ -494,7 +494,7 @@ async def test_what_a_fault_looks_like_and_whether_it_was_done(
     assert platform.faults.met[fault] == 1
 
 
-async def test_an_answer_may_be_late() -> None:
+async def test_a_reply_may_be_delayed() -> None:
     async with running_platform() as platform, workspace(platform) as api:
         platform.faults.late_s = 0.05
         platform.faults.next_time(Fault.LATE)
@@ -533,7 +533,7 @@ async def test_too_many_requests_are_too_many() -> None:
         assert 0 < raised.value.retry_after_s <= 61
 
 
-async def test_faults_by_chance_spare_the_user_and_stop_when_told() -> None:
+async def test_random_faults_spare_the_user_and_stop_on_request() -> None:
     async with running_platform(faults=Faults(seed=7)) as platform, workspace(platform) as api:
         platform.faults.by_chance(1.0, Fault.FAILING)
         await platform.canvas_message(ADA, "hello")
