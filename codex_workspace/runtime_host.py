@@ -5,7 +5,7 @@ import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,12 +19,10 @@ from codex_workspace.common.processes import protect_from_inspection
 from codex_workspace.common.values import JsonObject
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.providers import ChosenProvider, choose_provider
-from codex_workspace.config.settings import OPERATOR, Settings
+from codex_workspace.config.settings import Settings
 from codex_workspace.executor import CodexAppServerExecutor
-from codex_workspace.platform.client_types import WorkspaceRemoved
-from codex_workspace.platform.dispatcher import Dispatcher, open_dispatcher
 from codex_workspace.platform.host_adapter import DelegationResults, RuntimeHostAdapter, open_host_adapter
-from codex_workspace.platform.inbox import Inbox, inbox_slots
+from codex_workspace.platform.inbox import PlatformInbox
 from codex_workspace.platform.runtime_contract import is_smoke_test, report_wedge
 
 logger = logging.getLogger(__name__)
@@ -158,44 +156,16 @@ async def _open_running(
             agent.executor.host_adapter = adapter
             if not is_smoke:
                 tasks.start_soon(report_unhealthy, lambda: _lasting_problem(agent))
+            if agent.platform is not None and not is_smoke:
+                agent.executor.inbox = PlatformInbox(agent.platform, agent.store.outbox, adapter.replies, settings)
+                tasks.start_soon(agent.executor.poll, adapter.handler)
             try:
-                async with nullcontext() if is_smoke else _on_platform(settings, agent, adapter):
-                    yield _Running(agent, adapter)
+                yield _Running(agent, adapter)
             finally:
                 tasks.cancel_scope.cancel()
                 # The next process resumes what is left.
                 with anyio.CancelScope(shield=True):
                     await agent.executor.drain(0.0)
-
-
-@asynccontextmanager
-async def _on_platform(settings: Settings, agent: Agent, adapter: RuntimeHostAdapter) -> AsyncIterator[None]:
-    """Send late answers, and poll the inbox if so configured, while the block is open; only with a platform."""
-    client, outbox, config = agent.platform, agent.store.outbox, settings.config.platform
-    if client is None:
-        yield
-        return
-    async with open_dispatcher(client, outbox, adapter.handler) as dispatcher, task_group() as tasks:
-        adapter.replies.late, adapter.replies.deadline_s = dispatcher, config.answer_within_s
-        # Polled messages belong to the same principal, and so to the same thread, as those that the runtime passes on.
-        inbox = (
-            Inbox(client, outbox, dispatcher, inbox_slots(settings), OPERATOR) if config.delivery == "poll" else None
-        )
-        tasks.start_soon(_read_inbox, dispatcher, inbox)
-        try:
-            yield
-        finally:
-            tasks.cancel_scope.cancel()
-
-
-async def _read_inbox(dispatcher: Dispatcher, inbox: Inbox | None) -> None:
-    """Resume the messages of an earlier process, then poll."""
-    try:
-        await dispatcher.resume()
-        if inbox is not None:
-            await inbox.run(anyio.Event())
-    except WorkspaceRemoved:
-        logger.warning("the workspace was removed from the platform; no more messages are read there")
 
 
 async def _lasting_problem(agent: Agent) -> str | None:

@@ -12,9 +12,10 @@ import time
 from typing import Final
 
 import anyio
+from a2a.server.request_handlers import RequestHandler
 
 from codex_workspace.common.concurrency import backoff
-from codex_workspace.config.settings import Settings
+from codex_workspace.config.settings import OPERATOR, Settings
 from codex_workspace.platform.activity_rows import RESULT, SkippedRow, read_row
 from codex_workspace.platform.client import PlatformClient
 from codex_workspace.platform.client_types import (
@@ -24,7 +25,8 @@ from codex_workspace.platform.client_types import (
     WorkspaceRemoved,
     parse_time,
 )
-from codex_workspace.platform.dispatcher import OWNER, Dispatcher
+from codex_workspace.platform.deadline_reply import DeadlineReplies
+from codex_workspace.platform.dispatcher import OWNER, Dispatcher, open_dispatcher
 from codex_workspace.platform.reply_sender import look_back
 from codex_workspace.storage.outbox import Cursor, Outbox, OutboxMessage, OutboxState
 
@@ -189,3 +191,31 @@ class Inbox:
         await self._outbox.save_cursor(self._cursor_name, self._cursor)
         if settled.seq is not None and self._acknowledges and not self._only_results:
             self._acknowledges = await self._client.acknowledge(settled.seq)
+
+
+class PlatformInbox:
+    """The inbox as the executor's `InboxSource`: sends answers that are late, and polls if so configured."""
+
+    def __init__(self, client: PlatformClient, outbox: Outbox, replies: DeadlineReplies, settings: Settings) -> None:
+        self._client = client
+        self._outbox = outbox
+        self._replies = replies
+        self._settings = settings
+
+    async def run(self, handler: RequestHandler) -> None:
+        """Resume the messages of an earlier process, then poll; until cancelled."""
+        config = self._settings.config.platform
+        async with open_dispatcher(self._client, self._outbox, handler) as dispatcher:
+            self._replies.late, self._replies.deadline_s = dispatcher, config.answer_within_s
+            try:
+                await dispatcher.resume()
+                if config.delivery == "poll":
+                    await self._poll(dispatcher)
+            except WorkspaceRemoved:
+                logger.warning("the workspace was removed from the platform; no more messages are read there")
+            await anyio.sleep_forever()
+
+    async def _poll(self, dispatcher: Dispatcher) -> None:
+        """Read the inbox. Its messages belong to the same principal, and so the same thread, as the runtime's."""
+        inbox = Inbox(self._client, self._outbox, dispatcher, inbox_slots(self._settings), OPERATOR)
+        await inbox.run(anyio.Event())
