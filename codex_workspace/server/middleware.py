@@ -181,8 +181,8 @@ class RequestChecks:
         headers, is_rpc = Headers(scope=scope), scope["path"] == RPC_PATH
         try:
             self._check_rate(scope, is_rpc)
-            _check_type(headers, is_rpc)
             body = await self._body(Request(scope, receive), headers)
+            _check_type(headers, is_rpc)
             scope[CONTENT] = _read_json(body, is_rpc)
         except ClientDisconnect:
             # The client disconnected within its body, and does not read a response.

@@ -138,6 +138,16 @@ async def test_a_body_over_the_limit_is_refused_by_its_header() -> None:
         assert (answer.status_code, answer.json()) == (413, {"error": said})
 
 
+@pytest.mark.parametrize("content_type", ["", "text/plain"])
+async def test_a_body_over_the_limit_is_refused_whatever_its_type(content_type: str) -> None:
+    async with client(None) as http:
+        for body in (b"x" * (MAX_BYTES + 1), chunks(60, 60)):
+            answer = await http.post("/", content=body, headers={"Content-Type": content_type})
+            assert (answer.status_code, "100 bytes" in answer.text) == (413, True)
+        allowed = await http.post("/", content=b"x" * MAX_BYTES, headers={"Content-Type": content_type})
+        assert allowed.status_code == 415
+
+
 @pytest.mark.parametrize("length", [b"-1", b"1e3", b"abc", b"", b"99999999999999999999"])
 async def test_an_invalid_content_length_is_rejected(length: bytes) -> None:
     async with client(None) as http:
