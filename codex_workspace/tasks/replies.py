@@ -190,7 +190,10 @@ class Reply:
             case ToolResult():
                 return self._tool_finished(self._open_tools.pop(event.id), event)
             case Plan(steps=steps, explanation=explanation):
-                listed: list[JsonValue] = [{"step": step.text, "status": step.status} for step in steps]
+                statuses = {"in_progress": "inProgress"}
+                listed: list[JsonValue] = [
+                    {"step": step.text, "status": statuses.get(step.status, step.status)} for step in steps
+                ]
                 part = Part(data=ParseDict(_safe({"explanation": explanation, "steps": listed}), Value()))
                 return [self._artifact("plan", [part], last=True, description=markdown.markdown(event))]
             case RunWarning(message=message, will_retry=will_retry):

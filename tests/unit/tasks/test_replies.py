@@ -388,7 +388,7 @@ def test_a_patch_lists_its_files() -> None:
 
 def test_a_plan_replaces_the_one_before() -> None:
     speaker = reply()
-    for status in ("pending", "completed"):
+    for status in ("pending", "inProgress", "completed"):
         (event,) = speaker.see(PlanUpdated((PlanItem("test", status),), "why"), 1.0)
         assert isinstance(event, TaskArtifactUpdateEvent)
         assert (event.artifact.artifact_id, event.append) == ("plan", False)
