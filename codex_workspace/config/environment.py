@@ -7,21 +7,36 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
-from codex_workspace.config.validation import HttpUrl, Section, Text, read_section
+from codex_workspace.common.values import quoted
+from codex_workspace.config.validation import HttpUrl, Section, Text, problem, read_section
 
 IN_ENVIRONMENT = ConfigLocation("environment")
 """The location of variables: `IN_ENVIRONMENT.at(name).error(…)`."""
 
-Port = Annotated[int, Field(ge=0, le=65535)]
+_FLAGS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+
+
+def _port(value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", value) or int(value) > 65535:
+        raise problem(f"must be a whole number from 0 to 65535, but is {quoted(value)}")
+    return int(value)
+
+
+def _flag(value: str) -> bool:
+    if value.lower() not in _FLAGS:
+        raise problem(f"must be one of {', '.join(_FLAGS)}, but is {quoted(value)}")
+    return _FLAGS[value.lower()]
+
+
+Port = Annotated[int, BeforeValidator(_port)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
 
 
 class Environment(Section):
     """The agent's variables that are not secrets; docs/configuration.md describes them."""
-
-    model_config = ConfigDict(strict=False)
 
     WORKSPACE_CONFIG_PATH: str | None = None
     WORKSPACE_STATE_DIR: str | None = None
@@ -31,15 +46,15 @@ class Environment(Section):
     A2A_HOST: str = "127.0.0.1"
     A2A_PORT: Port | None = None
     A2A_GRPC_PORT: Port | None = None
-    A2A_ALLOW_ANONYMOUS: bool = False
+    A2A_ALLOW_ANONYMOUS: Flag = False
     A2A_PUBLIC_URL: HttpUrl | None = None
     LOG_FORMAT: Annotated[Literal["text", "json"], BeforeValidator(str.lower)] = "text"
     LOG_LEVEL: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(str.lower)] = "info"
     OTEL_EXPORTER_OTLP_ENDPOINT: HttpUrl | None = None
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: HttpUrl | None = None
-    OTEL_EXPORTER_OTLP_PROTOCOL: Literal["http/protobuf"] = "http/protobuf"
-    OTEL_TRACES_EXPORTER: Literal["otlp", "none"] = "otlp"
-    OTEL_SDK_DISABLED: bool = False
+    OTEL_EXPORTER_OTLP_PROTOCOL: Annotated[Literal["http/protobuf"], BeforeValidator(str.lower)] = "http/protobuf"
+    OTEL_TRACES_EXPORTER: Annotated[Literal["otlp", "none"], BeforeValidator(str.lower)] = "otlp"
+    OTEL_SDK_DISABLED: Flag = False
     PLATFORM_URL: HttpUrl | None = None
     WORKSPACE_ID: str | None = None
     CONFIGS_DIR: str | None = None

@@ -517,8 +517,9 @@ BAD: Final[Mapping[str, Bad]] = {
     ),
     "a login without tokens": _variable("CODEX_AUTH_JSON", "has no valid tokens; run", CODEX_AUTH_JSON="{}"),
     # --- the environment
-    "a port by name": _variable("A2A_PORT", "must be a whole number from 0 to 65535, but is text", A2A_PORT="http"),
-    "a port number too high": _variable("A2A_PORT", "must be a whole number from 0 to 65535", A2A_PORT="65536"),
+    "a port by name": _variable("A2A_PORT", "must be a whole number from 0 to 65535, but is 'http'", A2A_PORT="http"),
+    "a port of two numbers": _variable("A2A_PORT", "from 0 to 65535, but is '8_0'", A2A_PORT="8_0"),
+    "a port number too high": _variable("A2A_PORT", "from 0 to 65535, but is '65536'", A2A_PORT="65536"),
     "a negative port": _variable("A2A_GRPC_PORT", "must be a whole number from 0 to 65535", A2A_GRPC_PORT="-1"),
     "one port for two": _variable(
         "A2A_GRPC_PORT", "must differ from A2A_PORT, but both are 8001", A2A_PORT="8001", A2A_GRPC_PORT="8001"
@@ -545,7 +546,12 @@ BAD: Final[Mapping[str, Bad]] = {
     "beyond loopback, in IPv6": _variable("A2A_TOKEN", "or A2A_ALLOW_ANONYMOUS=1", A2A_HOST="::"),
     "a name that may be beyond loopback": _variable("A2A_TOKEN", "is beyond loopback", A2A_HOST="agent.internal"),
     "an empty token": _variable("A2A_TOKEN", "is missing", A2A_HOST="0.0.0.0", A2A_TOKEN=""),
-    "a flag of maybe": _variable("A2A_ALLOW_ANONYMOUS", "must be true or false", A2A_ALLOW_ANONYMOUS="maybe"),
+    "a flag of maybe": _variable(
+        "A2A_ALLOW_ANONYMOUS",
+        "must be one of 1, true, yes, on, 0, false, no, off, but is 'maybe'",
+        A2A_ALLOW_ANONYMOUS="maybe",
+    ),
+    "a flag of one letter": _variable("OTEL_SDK_DISABLED", "must be one of 1, true,", OTEL_SDK_DISABLED="t"),
     "a public address without a scheme": _variable("A2A_PUBLIC_URL", "must be an http://", A2A_PUBLIC_URL="agent:80"),
     "a model of two lines": _variable("MODEL", "must be one line of text, not blank", MODEL="gpt\n-5"),
     "a provider as MODEL": _variable("MODEL", "openai is a provider, not a model", MODEL="openai"),
