@@ -172,7 +172,7 @@ class TurnView:
         self._start_paragraph()
         self._at_cursor = None
         if self._console.is_terminal:
-            self._console.print(Markdown(text, code_theme="ansi_dark", hyperlinks=False), style=style)
+            self._console.print(_parsed(text), style=style)
             self._end = "\n"
         else:
             self._write(f"{text.rstrip()}\n")
@@ -184,6 +184,15 @@ class TurnView:
     def _write(self, text: str) -> None:
         self._end = (self._end + text)[-2:]
         print(text, end="", file=self._console.file, flush=True)
+
+
+def _parsed(text: str) -> Markdown:
+    """Parse Markdown, and clean what the parser decodes: entities, and the %XX of a URL in angle brackets."""
+    parsed = Markdown(text, code_theme="ansi_dark", hyperlinks=False)
+    for token in parsed.parsed:
+        for child in token.children or ():
+            child.content = clean(child.content)
+    return parsed
 
 
 def _text(parts: Sequence[Part]) -> str:

@@ -358,6 +358,9 @@ def test_output_that_is_not_a_terminal_has_no_colors_and_takes_any_text(monkeypa
         held("plan", Value(string_value="x"), EVIL),
         status(FAILED, EVIL),
         StreamResponse(message=said(EVIL)),
+        note("notice", "<http://owned/%1b]0;evil%07%1b[2J>"),
+        held("plan", Value(string_value="x"), "owned\n\n| a |\n|---|\n| <http://y/%c2%9b1m%1b[2J> |"),
+        status(FAILED, "owned &#x202e;evil"),
     ],
 )
 @pytest.mark.parametrize("is_terminal", [False, True])
