@@ -158,7 +158,7 @@ def _chat_error(what: str, error: Exception) -> ChatError:
         case httpx.HTTPStatusError(response=response) if response.status_code in (401, 403):
             return ChatError("the agent rejects the token (HTTP 401): set A2A_TOKEN or A2A_TOKEN_FILE to its token")
         case _:
-            return ChatError(f"{what}: {one_line(str(error))}")
+            return ChatError(one_line(f"{what}: {error}"))
 
 
 async def chat(url: str, message: str | None, env: Mapping[str, str]) -> int:

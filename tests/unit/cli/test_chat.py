@@ -13,16 +13,28 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from typing import cast
 
 import anyio
 import pytest
+from a2a.client import A2AClientError, Client
 from a2a.helpers import new_task_from_user_message
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
 from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
-from a2a.types import AgentCapabilities, AgentCard, AgentInterface, CancelTaskRequest, Part
+from a2a.types import (
+    AgentCapabilities,
+    AgentCard,
+    AgentInterface,
+    CancelTaskRequest,
+    GetTaskRequest,
+    Part,
+    SendMessageRequest,
+    StreamResponse,
+    Task,
+)
 from anyio.abc import SocketAttribute, SocketStream
 from rich.console import Console
 from starlette.applications import Starlette
@@ -36,6 +48,7 @@ from codex_workspace.runtimes.backend import CONTINUE_PROMPT
 from codex_workspace.server.app import bind, serving
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import script
+from tests.support.memory_codex import in_virtual_time
 from tests.support.waiting import HANG_S
 
 TOKEN = "a-token-for-the-tests"
@@ -451,3 +464,24 @@ async def test_a_message_that_is_refused_is_one_sentence() -> None:
         await client.cancel_task(CancelTaskRequest(id=asked.task_id))
         with pytest.raises(ChatError, match=r"^the agent refused: .*terminal state"):
             await conversation.turn("hello")
+
+
+class BrokenAgent:
+    """Somebody else's agent that reports a task and is then unreachable."""
+
+    def __init__(self, task_id: str) -> None:
+        self._task = Task(id=task_id, context_id="c")
+
+    async def send_message(self, _request: SendMessageRequest) -> AsyncIterator[StreamResponse]:
+        yield StreamResponse(task=self._task)
+
+    async def get_task(self, _request: GetTaskRequest) -> Task:
+        raise A2AClientError("down \x1b[2J")
+
+
+@in_virtual_time
+async def test_no_task_id_or_error_controls_the_terminal() -> None:
+    agent, console = cast("Client", BrokenAgent("\x1b]0;owned\x07\nt")), Console(file=io.StringIO())
+    with pytest.raises(ChatError) as failed:
+        await Conversation(agent, console).send("hello", TurnView(console))
+    assert str(failed.value) == r"the state of task \x1b]0;owned\x07 t is unknown: down \x1b[2J"
