@@ -84,6 +84,8 @@ def _provider_table(provider: ChosenProvider) -> dict[KeyPath, TomlValue]:
 def edit(text: str, managed: Managed, file: str = CONFIG_NAME) -> str:
     """Return `text` with the keys of `managed`, and without the agent's other keys.
 
+    A comment inside an array that the agent replaces is lost.
+
     Raises:
         ConfigError: `text` is not TOML, has a value for a table or the reverse, or cannot be edited without a change to
             the operator's keys.
@@ -92,6 +94,7 @@ def edit(text: str, managed: Managed, file: str = CONFIG_NAME) -> str:
     # TOML allows a byte order mark, and a last line without a line break; tomlkit's edits do not.
     bom, body = (_BOM, text[1:]) if text.startswith(_BOM) else ("", text)
     is_edited = False
+    replaced: Counter[str] = Counter()
     try:
         document = tomlkit.parse(body if body.endswith("\n") or not body else f"{body}\n")
         marked = dict(_marked(document))
@@ -103,11 +106,13 @@ def edit(text: str, managed: Managed, file: str = CONFIG_NAME) -> str:
             theirs = content.get(path)
             if type(theirs) is not type(value) or theirs != value:
                 comment = COMMENT if theirs is None else f"{INSTEAD_OF}{tomlkit.item(theirs).as_string()}"
+                if isinstance(theirs, str | list):
+                    replaced += _comments(_text(document, path))
                 _set(document, path, value, None if path in marked else comment, ConfigLocation(file))
                 content[path] = value
                 is_edited = True
         edited = bom + tomlkit.dumps(document)
-        if _values(_parse(edited, file)) != content or _comments(text) - _comments(edited):
+        if _values(_parse(edited, file)) != content or _comments(text) - _comments(edited) - replaced:
             raise ValueError("tomlkit has changed other keys or comments")
     except ConfigError:
         raise
@@ -135,8 +140,16 @@ def _values(content: Mapping[str, object], above: KeyPath = ()) -> dict[KeyPath,
 
 
 def _comments(text: str) -> Counter[str]:
-    """Return the lines that hold a comment alone."""
+    """Return the lines that hold a comment alone, and the lines of strings that look like one."""
     return Counter(stripped for line in text.splitlines() if (stripped := line.strip()).startswith("#"))
+
+
+def _text(document: Mapping[str, Any], path: KeyPath) -> str:
+    """Return the string or array at `path` as it is in the file, with the comment after it."""
+    for key in path[:-1]:
+        document = document[key]
+    item = document[path[-1]]
+    return f"{item.as_string()}{item.trivia.comment_ws}{item.trivia.comment}"
 
 
 def _marked(container: Container, above: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:

@@ -303,6 +303,23 @@ def test_a_value_of_the_operator_is_in_the_comment_and_restored_later() -> None:
     assert edit(merged, {}) == 'model = "first" # why\n'
 
 
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        '"""\n# Style\nBe brief.\n"""',
+        '"""Be brief.\n# End""" # why',
+        "'''\n# Style\n# Style\n'''",
+        '[\n  # the first\n  "Be brief.",\n]',
+    ],
+)
+def test_a_replaced_value_may_have_lines_that_begin_with_a_hash(theirs: str) -> None:
+    text = f"# mine\ndeveloper_instructions = {theirs}\nx = 1\n"
+    merged = edit(text, {("developer_instructions",): "the agent's"})
+    assert parse(merged) == {"developer_instructions": "the agent's", "x": 1}
+    assert merged.startswith("# mine\n")
+    assert parse(edit(merged, {})) == parse(text)
+
+
 def test_a_key_put_into_a_table_of_the_agent_keeps_the_table() -> None:
     merged = edit("", MANAGED)
     with_mine = merged.replace(f"enabled = false {OURS}", f"enabled = false {OURS}\nmine = 1")
