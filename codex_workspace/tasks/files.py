@@ -63,7 +63,8 @@ def write(workspace: Path, task_id: str, attachments: Sequence[Attachment], cwd:
     name = _folder_name(task_id)
     try:
         with _folder(workspace) as top, _folder(FOLDER, top) as tasks, _folder(name, tasks) as folder:
-            _put(tasks, ".gitignore", b"*\n")
+            with suppress(FileExistsError):
+                _create(tasks, ".gitignore", b"*\n")
             for each in attachments:
                 _put(folder, each.name, each.data)
     except OSError as error:
@@ -123,9 +124,15 @@ def _put(folder: int, name: str, data: bytes) -> None:
     """Write a file; a file or link of that name is removed first."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
+    _create(folder, name, data)
+
+
+def _create(folder: int, name: str, data: bytes) -> None:
+    """Write a new file; it is removed if it cannot be written completely."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened = os.open(name, flags, 0o600, dir_fd=folder)
     try:
-        with os.fdopen(os.open(name, flags, 0o600, dir_fd=folder), "wb") as file:
+        with os.fdopen(opened, "wb") as file:
             file.write(data)
     except OSError:
         with suppress(FileNotFoundError):

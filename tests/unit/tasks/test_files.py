@@ -5,6 +5,7 @@ import resource
 import stat
 import subprocess
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,28 @@ def test_git_does_not_see_them(tmp_path: Path) -> None:
     write(tmp_path, TASK, [FILE])
     seen = subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path, check=True, capture_output=True)
     assert seen.stdout == b""
+
+
+def test_the_rule_for_git_is_written_once(tmp_path: Path) -> None:
+    write(tmp_path, TASK, [FILE])
+    rule = tmp_path / ".a2a" / ".gitignore"
+    before = rule.stat()
+    write(tmp_path, "another", [FILE])
+    assert rule.read_text() == "*\n"
+    assert (rule.stat().st_ino, rule.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_folder_in_place_of_the_rule_for_git_stays(tmp_path: Path) -> None:
+    (tmp_path / ".a2a" / ".gitignore").mkdir(parents=True)
+    write(tmp_path, TASK, [FILE])
+    assert (tmp_path / ".a2a" / TASK / "data.csv").read_bytes() == FILE.data
+
+
+def test_files_of_concurrent_tasks_are_all_written(tmp_path: Path) -> None:
+    tasks = [f"task-{number}" for number in range(200)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda task_id: write(tmp_path, task_id, [FILE]), tasks))
+    assert names_in(tmp_path / ".a2a") == sorted([".gitignore", *tasks])
 
 
 def test_a_resumed_task_has_its_original_files(tmp_path: Path) -> None:
