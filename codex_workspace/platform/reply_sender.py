@@ -70,10 +70,11 @@ class ReplySender:
 
     def enqueue(self, message: OutboxMessage) -> None:
         """Send a message's reply after the other replies to the same recipient."""
-        queue = self._queues.get(message.peer)
+        recipient = message.peer if message.route is Route.PEER else ""
+        queue = self._queues.get(recipient)
         if queue is None:
-            queue = self._queues[message.peer] = deque()
-            self._tasks.start_soon(self._send_queue, message.peer)
+            queue = self._queues[recipient] = deque()
+            self._tasks.start_soon(self._send_queue, recipient)
         queue.append(message)
 
     async def _send_queue(self, recipient: str) -> None:
@@ -91,7 +92,6 @@ class ReplySender:
                     break
                 message = await self._outbox.mark_sending(message, may_be_sent=True)
                 await self._send(message)
-                self._silent_since.pop(message.peer, None)
                 break
             except PlatformError as error:
                 if not error.outcome_unknown:
@@ -121,6 +121,7 @@ class ReplySender:
         if message.route is Route.PEER:
             # The peer's reply to this is dropped: two agents would answer each other for ever.
             await self._client.send(message.peer, text, reply_id(message), _reply_metadata(message))
+            self._silent_since.pop(message.peer, None)
         elif message.route is not Route.NONE:
             await self._client.notify(text)
 

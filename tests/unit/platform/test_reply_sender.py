@@ -28,8 +28,8 @@ class Setup:
     mail: Outbox
     sender: ReplySender
 
-    async def enqueue(self, name: str, peer: str) -> None:
-        taken = await self.mail.add(OutboxMessage(name, "me", name, Route.PEER, peer, digest=name.encode()))
+    async def enqueue(self, name: str, peer: str, route: Route = Route.PEER) -> None:
+        taken = await self.mail.add(OutboxMessage(name, "me", name, route, peer, digest=name.encode()))
         assert taken is not None
         self.sender.enqueue(await self.mail.set_reply(taken, name))
 
@@ -66,6 +66,31 @@ async def test_replies_to_a_silent_peer_are_dropped_after_a_while(
         monkeypatch.setattr(reply_sender, "PEER_TIMEOUT_S", 0.0)
         while await setup.mail.unfinished():
             await anyio.sleep(0.01)
+
+
+async def test_the_user_is_notified_of_a_silent_peers_messages_in_their_order(tmp_path: Path) -> None:
+    async with sending_to_silent_peer(tmp_path) as setup:
+        await setup.enqueue("a", PEER)
+        await setup.platform.until(lambda: setup.tries() >= 1)
+        for name, peer in (("b", PEER), ("c", ""), ("d", PEER)):
+            await setup.enqueue(name, peer, Route.USER)
+        with anyio.fail_after(5):
+            await setup.platform.until(lambda: len(setup.platform.notifications(ME)) == 3)
+        assert setup.platform.notifications(ME) == ["b", "c", "d"]
+        assert [message.id for message in await setup.mail.unfinished()][:1] == ["a"]
+
+
+async def test_a_notification_of_the_user_does_not_prolong_a_peers_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FIRST_PAUSE_S": 0.02, "LONGEST_PAUSE_S": 0.2, "PEER_TIMEOUT_S": 0.5}.items():
+        monkeypatch.setattr(reply_sender, name, value)
+    async with sending_to_silent_peer(tmp_path) as setup:
+        await setup.enqueue("a", PEER)
+        with anyio.fail_after(5):
+            while "a" in [message.id for message in await setup.mail.unfinished()]:
+                await setup.enqueue(str(time.monotonic()), PEER, Route.USER)
+                await anyio.sleep(0.02)
 
 
 async def test_look_back_ends_at_the_given_time_or_with_the_first_match(tmp_path: Path) -> None:
