@@ -11,13 +11,14 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import AwareDatetime, BaseModel, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.files import replace_file
 from codex_workspace.config.environment import IN_ENVIRONMENT, Secret, read_secret
+from codex_workspace.config.validation import problem
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +47,30 @@ class Tokens(BaseModel):
     refresh_token: _Token
     account_id: str | None = None
 
+    @property
+    def account(self) -> str | None:
+        """The account; without `account_id`, that of the ID token."""
+        match _claims(self.id_token).get("https://api.openai.com/auth"):
+            case {"chatgpt_account_id": str(account)} if not self.account_id:
+                return account
+            case _:
+                return self.account_id
+
 
 class Login(BaseModel):
     """The content of an auth.json."""
 
     tokens: Tokens
     last_refresh: AwareDatetime | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_api_key(cls, content: object) -> object:
+        match content:
+            case {"OPENAI_API_KEY": str(), **others} if not others.get("tokens"):
+                raise problem("holds an API key and no subscription's login; set OPENAI_API_KEY instead")
+            case _:
+                return content
 
 
 def read_login(content: str) -> Login:
@@ -66,6 +85,8 @@ def read_login(content: str) -> Login:
         return Login.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "problem":
+            raise ValueError(first["msg"]) from None
         key = ".".join(map(str, first["loc"])) or "tokens"
         raise ValueError("is not JSON" if first["type"] == "json_invalid" else f"has no valid {key}") from None
 
@@ -108,17 +129,26 @@ def refresh_due_at(codex_home: Path) -> float | None:
     None: there is no login, or its token has no expiry; minus infinity while the file is being written.
     """
     try:
-        token = read_login(_read_auth_file(codex_home)).tokens.access_token
+        content = _read_auth_file(codex_home)
+        json.loads(content)
     except OSError:
         return None
-    except ValueError:
+    except (RecursionError, ValueError):
         # Codex empties the file before it writes it.
         return -math.inf
     try:
-        claims = json.loads(base64.urlsafe_b64decode(f"{token.split('.')[1]}=="))
-        return float(claims["exp"]) - REFRESHED_AHEAD_S
-    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+        return float(_claims(read_login(content).tokens.access_token)["exp"]) - REFRESHED_AHEAD_S
+    except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
+
+
+def _claims(token: str) -> dict[str, Any]:
+    """Return the claims of a JWT, unchecked; empty if it is not a JWT."""
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(f"{token.split('.')[1]}=="))
+    except (LookupError, RecursionError, ValueError):
+        return {}
+    return claims if isinstance(claims, dict) else {}
 
 
 def update_login(codex_home: Path, provided: Secret) -> None:
@@ -153,4 +183,4 @@ def _is_newer(stored: Secret, provided: Secret) -> bool:
     mine, other = read_login(stored.reveal()), read_login(provided.reveal())
     if mine.last_refresh is None or other.last_refresh is None:
         return False
-    return mine.tokens.account_id == other.tokens.account_id and mine.last_refresh >= other.last_refresh
+    return mine.tokens.account == other.tokens.account and mine.last_refresh >= other.last_refresh

@@ -21,6 +21,7 @@ from codex_workspace.config.login import (
     stored_login,
     update_login,
 )
+from tests.e2e.login_server import token
 from tests.e2e.test_providers import login
 
 TOKENS = {"id_token": "i", "access_token": "a", "refresh_token": "r"}
@@ -40,7 +41,9 @@ def made(mark: str, at: str | None, account: str | None = "one") -> str:
         ("[]", "has no valid tokens"),
         ("{}", "has no valid tokens"),
         ('{"tokens": null}', "has no valid tokens"),
-        ('{"OPENAI_API_KEY": "sk-secret"}', "has no valid tokens"),
+        ('{"OPENAI_API_KEY": "sk-secret"}', "holds an API key and no subscription's login; set OPENAI_API_KEY instead"),
+        ('{"OPENAI_API_KEY": "sk-secret", "tokens": null}', "holds an API key"),
+        ('{"OPENAI_API_KEY": null, "tokens": null}', "has no valid tokens"),
         (json.dumps({"tokens": {**TOKENS, "refresh_token": ""}}), "has no valid tokens.refresh_token"),
         (json.dumps({"tokens": {**TOKENS, "access_token": 7}}), "has no valid tokens.access_token"),
         (made("x" * MAX_BYTES, None), "must have at most"),
@@ -60,8 +63,13 @@ def test_an_invalid_login_is_reported_without_its_content(content: str, words: s
 
 def test_account_and_time_of_a_login_are_read() -> None:
     found = read_login(login("one"))
-    assert found.tokens.account_id == "one"
+    assert found.tokens.account == "one"
     assert found.last_refresh is not None
+    for account_id in (None, ""):
+        named = json.dumps({"tokens": {**TOKENS, "id_token": token("two", "x"), "account_id": account_id}})
+        assert read_login(named).tokens.account == "two"
+    for odd in ("-", "a", "a.b", "a.!!.c", "a.W10.c", "a.bnVsbA.c", "a.e30.c"):
+        assert read_login(json.dumps({"tokens": {**TOKENS, "id_token": odd}})).tokens.account is None
     with pytest.raises(ValueError, match="has no valid last_refresh"):
         read_login(made("a", "yesterday"))
 
@@ -77,8 +85,10 @@ def test_when_codex_refreshes_the_login_on_disk(tmp_path: Path) -> None:
     assert 86_000 < due + REFRESHED_AHEAD_S - time.time() <= 86_400
     endless = base64.urlsafe_b64encode(b'{"exp": 1' + b"0" * 400 + b"}").decode()
     # {}, [], no JWT, and more than a number of seconds can be.
-    for token in ("a.e30.c", "a.W10.c", "a", f"a.{endless}.c"):
-        assert due_at(json.dumps({"tokens": {**TOKENS, "access_token": token}})) is None
+    for odd in ("a.e30.c", "a.W10.c", "a", f"a.{endless}.c"):
+        assert due_at(json.dumps({"tokens": {**TOKENS, "access_token": odd}})) is None
+    for without in ("[]", "{}", '{"OPENAI_API_KEY": "sk-0123456789"}', '{"tokens": {"access_token": "a"}}'):
+        assert due_at(without) is None
     for being_written in ("", '{"tokens": {', "[" * 60_000):
         assert due_at(being_written) == -math.inf
 
@@ -95,6 +105,7 @@ EARLY, LATE = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00.123456789Z"
         (made("f", EARLY), made("codex", LATE), made("t", EARLY, "two"), "t"),
         (made("f", None), made("codex", LATE), made("f", None), "codex"),
         (made("f", None), made("codex", LATE), made("t", None), "t"),  # of unknown age
+        (made("f", EARLY, None), made("codex", LATE, None), made("t", EARLY, None), "codex"),
         (made("f", EARLY), "damaged", made("f", EARLY), "f"),
         (made("f", EARLY), '{"OPENAI_API_KEY": "sk"}', made("t", EARLY), "t"),
     ],
