@@ -47,6 +47,9 @@ NOT_FOUND_TRIES: Final = 10
 PEER_TIMEOUT_S: Final = 3600.0
 """If a peer accepts nothing for this long, each reply to it is tried once more and then dropped."""
 
+MAX_WAITING: Final = 100
+"""Replies that wait for one peer; the oldest is dropped."""
+
 LOOK_BACK_PAGE: Final = 100
 
 ROW_AGE_S: Final = 3600.0
@@ -76,6 +79,9 @@ class ReplySender:
             queue = self._queues[recipient] = deque()
             self._tasks.start_soon(self._send_queue, recipient)
         queue.append(message)
+        if recipient and len(queue) > MAX_WAITING:
+            logger.warning("dropping a reply: too many replies wait for the same peer")
+            self._tasks.start_soon(self._outbox.complete, queue.popleft())
 
     async def _send_queue(self, recipient: str) -> None:
         queue = self._queues[recipient]

@@ -93,6 +93,20 @@ async def test_a_notification_of_the_user_does_not_prolong_a_peers_silence(
                 await anyio.sleep(0.02)
 
 
+async def test_of_too_many_replies_to_one_peer_the_oldest_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_sender, "MAX_WAITING", 2)
+    async with sending_to_silent_peer(tmp_path) as setup:
+        await setup.enqueue("sent now", PEER)
+        await setup.platform.until(lambda: setup.tries() >= 1)
+        for name in "abcd":
+            await setup.enqueue(name, PEER)
+        with anyio.fail_after(5):
+            while [each.id for each in await setup.mail.unfinished()] != ["sent now", "c", "d"]:
+                await anyio.sleep(0.01)
+
+
 async def test_look_back_ends_at_the_given_time_or_with_the_first_match(tmp_path: Path) -> None:
     async with sending_to_silent_peer(tmp_path) as setup:
         for number in range(230):
