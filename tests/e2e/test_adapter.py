@@ -1,4 +1,4 @@
-"""The adapter under each generation of the platform's runtime, and under another host."""
+"""The adapter under each generation of the platform's runtime, and under another host. Covers `runtime_host`."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""A message is answered with every send method, and the task stores the answer."""
+"""A message is answered with every send method, and the task stores the answer. Covers `agent`."""
 
 import json
 import subprocess

@@ -1,6 +1,8 @@
 """Behavior of the exec backend (`backend.py` and `thread.py` of `backends/codex_exec`) over A2A.
 
 The modules marked `both_backends` test what both backends have in common.
+
+Covers `backends.codex_exec.backend` and `backends.codex_exec.thread`.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""The real agent with the real codex on the platform's stand-in: with push delivery, polling, and removed."""
+"""The real agent with the real codex on the platform's stand-in: with push delivery, polling, and removed.
+
+Covers `cli.on_platform`.
+"""
 
 import time
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""Tests of `runtimes/__init__.py`: both runtimes report the same run alike, with the real codex."""
+"""Tests of `runtimes/__init__.py`: both runtimes report the same run alike, with the real codex.
+
+Covers `codex.runtime`.
+"""
 
 import ast
 import sys

@@ -1,6 +1,8 @@
 """Messages through the executor to a codex in memory, in virtual time.
 
 Covers `executor`, `tasks.answering`, `tasks.approval_answers` and `tasks.replies`.
+
+Covers `executor` and `tasks.answering`.
 """
 
 from collections.abc import AsyncIterator

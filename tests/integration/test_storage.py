@@ -1,4 +1,7 @@
-"""Damaged databases are reported, a full disk loses nothing, and retention removes old tasks."""
+"""Damaged databases are reported, a full disk loses nothing, and retention removes old tasks.
+
+Covers `storage.database` and `storage.retention`.
+"""
 
 import os
 import random

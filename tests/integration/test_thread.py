@@ -1,4 +1,7 @@
-"""A context's thread and its turns, with a codex in memory and in virtual time."""
+"""A context's thread and its turns, with a codex in memory and in virtual time.
+
+Covers `codex.thread` and `codex.turn`.
+"""
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,7 @@
-"""All transports over real sockets, with the SDK's own client: their common behavior and their differences."""
+"""All transports over real sockets, with the SDK's own client: their common behavior and their differences.
+
+Covers `server.grpc_server` and `server.sdk_fixes`.
+"""
 
 import json
 import signal

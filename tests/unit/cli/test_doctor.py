@@ -1,4 +1,4 @@
-"""The doctor as a person runs it, on settings that are right and on wrong ones."""
+"""The doctor as a person runs it, on settings that are right and on wrong ones. Covers `cli.checks`."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Logs, metrics and spans."""
+"""Logs, metrics and spans. Covers `tasks.telemetry` and `server.views`."""
 
 import json
 import subprocess

@@ -1,4 +1,7 @@
-"""Whatever is wrong with a configuration, the command line says it in one sentence, and ends with exit code 2."""
+"""Whatever is wrong with a configuration, the command line says it in one sentence, and ends with exit code 2.
+
+Covers `config.loading`.
+"""
 
 import subprocess
 import sys

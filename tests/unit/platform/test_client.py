@@ -1,4 +1,7 @@
-"""The platform's responses as values, and its errors; also covers `client_types`."""
+"""The platform's responses as values, and its errors; also covers `client_types`.
+
+Covers `platform.client_types`.
+"""
 
 import stat
 from collections.abc import AsyncIterator

@@ -1,4 +1,7 @@
-"""Our own host on the stand-in platform: `registration`, `inbox`, `dispatcher`, and pushed messages."""
+"""Our own host on the stand-in platform: `registration`, `inbox`, `dispatcher`, and pushed messages.
+
+Covers `platform.inbox`.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -1,4 +1,7 @@
-"""Calls to the platform's runtime, in each of its generations and without it; also covers `active_tasks`."""
+"""Calls to the platform's runtime, in each of its generations and without it; also covers `active_tasks`.
+
+Covers `platform.active_tasks`.
+"""
 
 import importlib
 import sys

@@ -1,8 +1,11 @@
-"""Tests `runtimes/convert.py` and `runtimes/events.py` with recordings of `codex exec` and arbitrary lines."""
+"""Tests `runtimes/convert.py` and `runtimes/events.py` with recordings of `codex exec` and arbitrary lines.
+
+Covers `runtimes.events` and `protocol.exec_reader`.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,9 +15,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codex_workspace.backends.codex_exec.runtime import ExecConverter
-from codex_workspace.protocol.codex_events import NO_SESSION, TokenUsage, TurnError, process_exit_error
-from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED
+from codex_workspace.common.redact import Redactor, redact_value
+from codex_workspace.protocol.codex_events import (
+    NO_SESSION,
+    CommandOutput,
+    CommandStarted,
+    DiffUpdated,
+    ErrorReported,
+    MessageCompleted,
+    MessageDelta,
+    MessageStarted,
+    PlanUpdated,
+    ReasoningCompleted,
+    ReasoningDelta,
+    TokenUsage,
+    ToolCallCompleted,
+    ToolCallStarted,
+    TurnCompleted,
+    TurnError,
+    TurnEvent,
+    TurnStarted,
+    UnknownEvent,
+    WarningReported,
+    process_exit_error,
+)
+from codex_workspace.protocol.codex_events import ItemStatus as Status
+from codex_workspace.protocol.codex_events import PlanItem as CodexStep
+from codex_workspace.protocol.codex_events import TokensUpdated as CodexUsage
+from codex_workspace.runtimes.convert import NO_RESULT, NONE_USED, EventConverter, EventRedactor
 from codex_workspace.runtimes.events import (
+    BASH,
+    COMMAND,
     AgentEvent,
     AgentMessage,
     Done,
@@ -24,14 +55,20 @@ from codex_workspace.runtimes.events import (
     Plan,
     PlanStep,
     Reasoning,
+    ReasoningSummary,
+    RunDiff,
     RunWarning,
     Text,
     TokenCounts,
+    ToolOutput,
     ToolResult,
     ToolUse,
     UnmappedEvent,
+    Usage,
     as_json,
 )
+from tests.integration.test_recordings import RECORDINGS as THREAD_RECORDINGS
+from tests.integration.test_recordings import TRIMMED, replays_of
 from tests.support.paths import ROOT
 from tests.support.record_exec import SCENARIOS
 
@@ -503,3 +540,249 @@ def test_any_lines_give_balanced_pairs_and_one_end(lines: list[str | bytes], cod
     assert error is None or (error.message, error.code) in [(each.message, each.code) for each in errors]
     for event in events:
         assert as_json(event)["type"] == event.TYPE
+
+
+# --- Tests `EventRedactor` (`runtimes/convert.py`): secrets in the pieces of a text, and in every other event
+
+KEY = "sk-secret-1"
+DONE = Done("", None, 1, None, "interrupted")
+
+
+def redacted(*events: AgentEvent) -> list[AgentEvent]:
+    redactor = EventRedactor(Redactor([KEY]))
+    return [each for event in events for each in redactor.redact(event)]
+
+
+def test_a_secret_that_is_split_between_two_pieces_is_redacted() -> None:
+    assert redacted(Text("a", "it is sk-se"), Text("a", "cret-1."), AgentMessage("a", f"it is {KEY}.")) == [
+        Text("a", "it is "),
+        Text("a", "***."),
+        AgentMessage("a", "it is ***."),
+    ]
+
+
+def test_each_item_has_its_own_stream() -> None:
+    assert redacted(Text("a", "sk-se"), Text("b", "cret-1"), Reasoning("a", "cret-1"), Text("a", "cret-1")) == [
+        Text("b", "cret-1"),
+        Reasoning("a", "cret-1"),
+        Text("a", "***"),
+    ]
+
+
+def test_the_output_of_a_command_is_redacted() -> None:
+    assert redacted(ToolOutput("a", "KEY=sk-"), ToolOutput("a", "secret-1\nX=1")) == [
+        ToolOutput("a", "KEY="),
+        ToolOutput("a", "***\nX=1"),
+    ]
+
+
+def test_text_that_is_held_back_is_sent_at_the_end_of_its_message_or_of_the_turn() -> None:
+    assert redacted(Text("a", "the end: "), Text("a", "s"), AgentMessage("a", "the end: s", "final_answer")) == [
+        Text("a", "the end: "),
+        Text("a", "s", phase="final_answer"),
+        AgentMessage("a", "the end: s", "final_answer"),
+    ]
+    assert redacted(Text("a", "s"), DONE) == [Text("a", "s"), DONE]
+    assert redacted(Text("a", "sk-secret"), DONE) == [Text("a", "***"), DONE]
+
+
+def test_text_that_is_held_back_is_dropped_if_its_message_is_replaced_or_repeated() -> None:
+    again = RunWarning("Reconnecting", will_retry=True)
+    assert redacted(Text("a", "x s"), again, Text("b", "k")) == [Text("a", "x "), again, Text("b", "k")]
+    assert redacted(Text("a", "x s"), Text("a", f"y {KEY}", replaces=True), AgentMessage("a", f"y {KEY}")) == [
+        Text("a", "x "),
+        Text("a", "y ***", replaces=True),
+        AgentMessage("a", "y ***"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ToolUse("a", BASH, COMMAND, {"command": f"curl -H {KEY}", "cwd": f"/{KEY}"}),
+        ToolUse("a", "tool", "tool", {"deep": [{KEY: KEY}, 1, None, True]}, "server"),
+        ToolResult("a", f"x{KEY}", is_error=False),
+        FileChange("a", (FileDiff("x", "add", "nothing"), FileDiff(f"/{KEY}", "add", f"{KEY}\n"))),
+        Plan((PlanStep(f"use {KEY}", "pending"),), KEY),
+        Done(KEY, None, 1, None, "failed", Error(f"bad key {KEY}", "OTHER", fatal=True)),
+        UnmappedEvent("x", {"y": KEY}),
+    ],
+)
+def test_every_text_of_an_event_is_redacted(event: AgentEvent) -> None:
+    (shown,) = redacted(event)
+    assert KEY not in repr(shown)
+    assert "***" in repr(shown)
+    assert type(shown) is type(event)
+
+
+def test_an_event_without_a_secret_is_not_copied() -> None:
+    event = ToolUse("a", BASH, COMMAND, {"command": "ls"})
+    assert redacted(event)[0] is event
+    assert redact_value(event, Redactor([KEY])) is event
+    text = Text("a", KEY)
+    assert EventRedactor(Redactor()).redact(text)[0] is text
+
+
+# --- Tests `EventConverter` (`runtimes/convert.py`) with recordings of the app-server and with single events
+
+COMPLETED = TurnCompleted("completed", None, None)
+FULL = TurnError("limit", "usageLimitExceeded", None, None)
+
+
+@pytest.mark.parametrize("recording", THREAD_RECORDINGS)
+def test_recordings_of_the_app_server_become_balanced_streams(recording: str) -> None:
+    for turn in replays_of(recording):
+        stream = EventConverter()
+        events = [said for event in turn.events for said in stream.convert(event)] + stream.finish()
+        check_balance(events)
+        assert not [event for event in events if isinstance(event, UnmappedEvent)]
+        end = done(events)
+        assert end.text == turn.answer
+        if turn.ends:
+            assert end.stop_reason == turn.ends[-1].status
+        whole = {said.item_id: said.text for said in turn.events if isinstance(said, MessageCompleted)}
+        texts = texts_of(events)
+        for item, text in whole.items():
+            assert texts.get(item, "") == text or TRIMMED in text + texts[item]
+
+
+def said_of(*events: TurnEvent, used_before: TokenUsage | None = NONE_USED) -> Sequence[object]:
+    stream = EventConverter(used_before, clock=lambda: 0.0)
+    return [said for event in events for said in stream.convert(event)] + list(stream.finish())
+
+
+def thread_end(text: str = "") -> Done:
+    return Done(text, None, 0, None, "completed")
+
+
+def test_streamed_text_is_not_repeated() -> None:
+    said = said_of(MessageDelta("m", "Hel"), MessageCompleted("m", "Hello", None), MessageDelta("m", "late"), COMPLETED)
+    assert said == [Text("m", "Hel"), Text("m", "lo"), AgentMessage("m", "Hello"), thread_end("Hello")]
+
+
+def test_sections_of_reasoning_are_separated_and_not_repeated() -> None:
+    said = said_of(
+        ReasoningDelta("r", 0, "a"),
+        ReasoningDelta("r", 0, "b"),
+        ReasoningDelta("r", 1, "c"),
+        ReasoningCompleted("r", ("ab", "c")),
+        ReasoningCompleted("s", ("once",)),
+        COMPLETED,
+    )
+    texts = ["a", "b", "\n\nc"]
+    assert said == [
+        *(Reasoning("r", text) for text in texts),
+        ReasoningSummary("r", ("ab", "c")),
+        Reasoning("s", "once"),
+        ReasoningSummary("s", ("once",)),
+        thread_end(),
+    ]
+
+
+def test_a_failure_is_emitted_once() -> None:
+    error = Error("limit", "USAGE_LIMIT_EXCEEDED", fatal=True)
+    failed = Done("", None, 0, None, "failed", error)
+    assert said_of(ErrorReported(FULL), TurnCompleted("failed", FULL, None)) == [error, failed]
+    assert said_of(TurnCompleted("failed", FULL, None)) == [error, failed]
+    assert said_of(ErrorReported(FULL)) == [error, failed]
+
+
+def test_a_missing_end_is_a_failure() -> None:
+    *_, last = said_of(CommandStarted("c", "ls", ""))
+    assert isinstance(last, Done)
+    assert last.error is not None
+    assert (last.stop_reason, last.error.code) == ("failed", "NO_END")
+
+
+def test_an_interrupted_turn_closes_its_tools() -> None:
+    said = said_of(ToolCallStarted("t", "srv", "echo", "words"), TurnCompleted("interrupted", None, None))
+    assert said == [
+        ToolUse("t", "echo", "echo", {"arguments": "words"}, "srv"),
+        ToolResult("t", NO_RESULT, is_error=True, status="failed"),
+        Done("", None, 0, None, "interrupted"),
+    ]
+
+
+def test_a_further_turn_of_the_run_counts() -> None:
+    *_, last = said_of(COMPLETED, TurnStarted(), TurnCompleted("interrupted", None, None))
+    assert isinstance(last, Done)
+    assert last.stop_reason == "interrupted"
+
+
+def test_other_events_are_converted() -> None:
+    finished = ToolCallCompleted("t", None, "look", None, "no", True, Status.FAILED, 5)
+    said = said_of(
+        PlanUpdated((CodexStep("a", "inProgress"),), "why"),
+        WarningReported("careful", will_retry=False),
+        finished,
+        UnknownEvent("x/y", {"a": 1}),
+        COMPLETED,
+    )
+    assert said == [
+        Plan((PlanStep("a", "in_progress"),), "why"),
+        RunWarning("careful"),
+        ToolUse("t", "look", "look", {}),
+        ToolResult("t", "no", is_error=True, duration_ms=5, status="failed"),
+        UnmappedEvent("x/y", {"a": 1}),
+        thread_end(),
+    ]
+
+
+def test_a_message_has_its_phase_from_its_start() -> None:
+    said = said_of(
+        MessageStarted("m", "commentary"), MessageDelta("m", "I"), MessageCompleted("m", "I", None), COMPLETED
+    )
+    assert said[:2] == [Text("m", "I", phase="commentary"), AgentMessage("m", "I", "commentary")]
+
+
+def test_output_and_diffs_are_sent_as_they_grow() -> None:
+    said = said_of(CommandStarted("c", "ls", ""), CommandOutput("c", "a\n"), DiffUpdated("+x"), COMPLETED)
+    assert said[1:3] == [ToolOutput("c", "a\n"), RunDiff("+x")]
+
+
+def test_a_resumed_sessions_tokens_are_those_of_its_newest_call() -> None:
+    count = TokenUsage(120, 100, 10, 20, 5)
+    used = CodexUsage(count, TokenUsage(12, 10, 1, 2, 0))
+    session = TokenCounts(100, 10, 20, 5)
+    assert said_of(used)[0] == Usage(session, session)
+    assert said_of(used, used_before=None)[0] == Usage(TokenCounts(10, 1, 2, 0), session)
+    assert said_of(used, used_before=replace(count))[0] == Usage(TokenCounts(0, 0, 0, 0), session)
+    untold = CodexUsage(count)
+    assert said_of(untold, used_before=None)[0] == Usage(None, session)
+
+
+@pytest.mark.parametrize(
+    ("events", "answer"),
+    [
+        ([], ""),
+        ([MessageDelta("a", "he"), MessageDelta("a", "llo")], "hello"),
+        ([MessageStarted("a", None), MessageDelta("a", "hel"), MessageCompleted("a", "hello", None)], "hello"),
+        ([MessageCompleted("a", "hello", None), MessageDelta("a", "late")], "hello"),
+        ([MessageCompleted("a", "first", None), MessageCompleted("b", "second", None)], "second"),
+        (
+            [MessageCompleted("a", "answer", "final_answer"), MessageCompleted("b", "by the way", "commentary")],
+            "answer",
+        ),
+        ([MessageCompleted("a", "looking", "commentary"), MessageStarted("b", None)], "looking"),
+        ([MessageCompleted("a", "looking", None), MessageStarted("b", None), MessageDelta("b", "do")], "do"),
+        ([MessageCompleted("a", "hello", None), MessageCompleted("b", "", None)], "hello"),
+        ([MessageDelta("a", "hal"), WarningReported("again", will_retry=True)], ""),
+        (
+            [MessageCompleted("a", "one", None), MessageDelta("b", "hal"), WarningReported("again", will_retry=True)],
+            "one",
+        ),
+        ([TurnCompleted("completed", None, MessageCompleted("a", "hello", None))], "hello"),
+        (
+            [
+                MessageCompleted("a", "hello", None),
+                TurnCompleted("completed", None, MessageCompleted("a", "hello", None)),
+            ],
+            "hello",
+        ),
+    ],
+)
+def test_the_answer_so_far(events: list[TurnEvent], answer: str) -> None:
+    stream = EventConverter()
+    for event in events:
+        stream.convert(event)
+    assert stream.answer == answer

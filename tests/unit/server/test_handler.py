@@ -1,4 +1,4 @@
-"""Snapshots of subscribers, and answered questions."""
+"""Snapshots of subscribers, and answered questions. Covers `common.a2a_terms`."""
 
 import pytest
 from a2a.server.context import ServerCallContext

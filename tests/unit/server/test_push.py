@@ -1,4 +1,7 @@
-"""Telling webhooks: in order, again, after a restart; in virtual time, and with the SDK's handler over real sockets."""
+"""Telling webhooks: in order, again, after a restart; in virtual time, and with the SDK's handler over real sockets.
+
+Covers `storage.push_configs`.
+"""
 
 import logging
 import re

@@ -1,4 +1,7 @@
-"""The agent's own tools, called by a real MCP client; the peers are agents of the SDK's, and such as misbehave."""
+"""The agent's own tools, called by a real MCP client; the peers are agents of the SDK's, and such as misbehave.
+
+Covers `tools.peer_client`.
+"""
 
 import re
 from collections.abc import AsyncIterator
