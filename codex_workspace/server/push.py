@@ -63,7 +63,7 @@ HOST_SHARE: Final = 4
 """One host gets at most this part (1/n) of the parallel requests, so that a slow host does not block others."""
 
 MAX_WAITING_BYTES: Final = 64 << 20
-"""The size of all queued notifications; artifacts can be large."""
+"""The size of all notifications that are queued or in delivery; artifacts can be large."""
 
 CLOSE_GRACE_S: Final = 1.0
 """How long notifications may take when the agent stops; the rest is sent after the next start."""
@@ -111,12 +111,13 @@ class PushService(PushNotificationSender):
         self._slots = anyio.Semaphore(options.max_parallel)
         self._host_slots: WeakValueDictionary[str, anyio.Semaphore] = WeakValueDictionary()
         self._queues: dict[Webhook, deque[Notification]] = {}
+        self._in_delivery: dict[Webhook, Notification] = {}
         self._last_states: dict[str, TaskState] = {}
 
     @property
     def waiting(self) -> int:
-        """The number of queued notifications."""
-        return sum(map(len, self._queues.values()))
+        """The number of notifications that are queued or in delivery."""
+        return len(self._undelivered())
 
     async def validate_url(self, url: str) -> bool:
         """Validate a webhook's URL for the SDK. A host that cannot be resolved now passes; connecting checks again.
@@ -183,19 +184,24 @@ class PushService(PushNotificationSender):
             queue.remove(oldest)
 
     def _is_full(self) -> bool:
-        size = sum(each.size for queue in self._queues.values() for each in queue)
+        size = sum(each.size for each in self._undelivered())
         return self.waiting > self._options.max_waiting or size > MAX_WAITING_BYTES
+
+    def _undelivered(self) -> list[Notification]:
+        return [*self._in_delivery.values(), *itertools.chain.from_iterable(self._queues.values())]
 
     async def _work(self, webhook: Webhook, queue: deque[Notification]) -> None:
         """Send the queued notifications of one webhook."""
         try:
             while queue:
-                await self._send(webhook, queue.popleft())
+                self._in_delivery[webhook] = notification = queue.popleft()
+                await self._send(webhook, notification)
         except Exception:
             # An error must not end the agent; an undelivered end is sent after the next start.
             logger.exception("task %s: dropping a webhook's notifications", webhook[0])
         finally:
             del self._queues[webhook]
+            self._in_delivery.pop(webhook, None)
 
     async def _send(self, webhook: Webhook, notification: Notification) -> None:
         """Send a notification until it is accepted, rejected, timed out, or its webhook is deleted."""

@@ -295,8 +295,36 @@ async def test_a_full_queue_drops_the_oldest_but_never_the_final_status() -> Non
         await sender.send_notification("other", status(COMPLETED))
         await sender.send_notification("t", status(COMPLETED))
         peers.held[HOOK].set()
-    assert sorted(peers.words) == ["COMPLETED", "COMPLETED", "WORKING", "chunk-3"]
+    assert sorted(peers.words) == ["COMPLETED", "COMPLETED", "WORKING"]
     assert sorted(peers.settled_ends) == [("other", "a"), ("t", "a")]
+
+
+@in_virtual_time
+async def test_notifications_in_delivery_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = status(WORKING, "x" * 1000).ByteSize()
+    monkeypatch.setattr("codex_workspace.server.push.MAX_WAITING_BYTES", 3 * size + 100)
+    peers = Peers(held={HOOK: anyio.Event()})
+    async with sending(peers) as sender:
+        for number in range(5):
+            peers.subscribe(f"task-{number}")
+            await sender.send_notification(f"task-{number}", status(WORKING, "x" * 1000))
+            await anyio.wait_all_tasks_blocked()
+        assert (sender.waiting, peers.at_once) == (3, 3)
+        peers.held[HOOK].set()
+    assert (sender.waiting, len(peers.got)) == (0, 3)
+
+
+@in_virtual_time
+async def test_notifications_that_wait_for_a_retry_count_as_waiting() -> None:
+    peers = Peers(answers=[RequestFailed("down")] * 2)
+    peers.subscribe()
+    peers.subscribe("other")
+    async with sending(peers, OPTIONS.model_copy(update={"max_waiting": 1})) as sender:
+        await sender.send_notification("t", status(WORKING))
+        await anyio.sleep(0.5)
+        await sender.send_notification("other", status(WORKING))
+        assert sender.waiting == 1
+    assert peers.words == ["WORKING"] * 3
 
 
 @in_virtual_time
