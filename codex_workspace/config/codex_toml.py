@@ -1,9 +1,12 @@
 """Sets the agent's keys in codex's config.toml and removes them again; everything else in the file is the operator's.
 
 tomlkit edits the file and keeps the operator's keys, order and comments; tomllib checks the result before it replaces
-the file. A comment marks each key of the agent, with the operator's value that it replaces.
+the file. A comment marks each key of the agent, with a digest of its value, and the operator's value that it replaces.
+If the operator changes the value, the key is the operator's.
 """
 
+import hashlib
+import json
 import re
 import tomllib
 from collections import Counter
@@ -13,7 +16,7 @@ from typing import Any, Final
 
 import tomlkit
 from tomlkit.container import Container, OutOfOrderTableProxy
-from tomlkit.items import AoT, Table
+from tomlkit.items import AoT, Item, Table
 
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.common.files import replace_file
@@ -33,9 +36,11 @@ STREAM_MAX_RETRIES = 2
 """With codex's own 4 and 5, a caller waits about 25 s if the model answers 500; with these a few seconds."""
 
 COMMENT: Final = "# set by codex-workspace"
-INSTEAD_OF: Final = f"{COMMENT} instead of "
+INSTEAD_OF: Final = " instead of "
 UNCHANGED: Final = "; the file is left as it is"
 _BOM: Final = "\ufeff"
+_MARK: Final = re.compile(rf"{COMMENT}(?: \((\w+)\))?(.*)")
+"""Groups: the digest of the agent's value, which earlier versions do not write, and the rest of the comment."""
 
 
 # --- The keys
@@ -105,10 +110,10 @@ def edit(text: str, managed: Managed, file: str = CONFIG_NAME) -> str:
         for path, value in managed.items():
             theirs = content.get(path)
             if type(theirs) is not type(value) or theirs != value:
-                comment = COMMENT if theirs is None else f"{INSTEAD_OF}{tomlkit.item(theirs).as_string()}"
                 if isinstance(theirs, str | list):
                     replaced += _comments(_text(document, path))
-                _set(document, path, value, None if path in marked else comment, ConfigLocation(file))
+                item = _set(document, path, value, ConfigLocation(file))
+                _mark(item, value, marked[path] if path in marked else _instead_of(theirs, item.trivia.comment))
                 content[path] = value
                 is_edited = True
         edited = bom + tomlkit.dumps(document)
@@ -153,17 +158,31 @@ def _text(document: Mapping[str, Any], path: KeyPath) -> str:
 
 
 def _marked(container: Container, above: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Return the agent's keys with their comments."""
+    """Return the agent's keys with their comments, each without its mark."""
     for key, item in container.body:
         if key is not None and isinstance(item, Table):
             yield from _marked(item.value, (*above, key.key))
-        elif key is not None and item.trivia.comment.startswith(COMMENT):
-            yield (*above, key.key), item.trivia.comment
+        elif key is not None:
+            mark = _MARK.fullmatch(item.trivia.comment)
+            if mark and mark[1] in (None, _digest(item.unwrap())):
+                yield (*above, key.key), mark[2]
 
 
-def _set(
-    document: MutableMapping[str, Any], path: KeyPath, value: TomlValue, comment: str | None, location: ConfigLocation
-) -> None:
+def _mark(item: Item, value: TomlValue, rest: str) -> None:
+    item.comment(f"{COMMENT} ({_digest(value)}){rest}".rstrip())
+
+
+def _instead_of(theirs: object, comment: str) -> str:
+    """Return what the agent's comment says of the operator's value and comment."""
+    return f"{'' if theirs is None else INSTEAD_OF + tomlkit.item(theirs).as_string()} {comment}"
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:8]
+
+
+def _set(document: MutableMapping[str, Any], path: KeyPath, value: TomlValue, location: ConfigLocation) -> Item:
+    """Set a value and return its item, with the comment of the value that it replaces."""
     table = document
     for length, key in enumerate(path[:-1], start=1):
         if key not in table:
@@ -175,9 +194,8 @@ def _set(
     if isinstance(table.get(path[-1]), dict | AoT):
         raise location.at(_dotted(path)).error(f"must be a value, but is a table{UNCHANGED}")
     item = tomlkit.item(value)
-    table[path[-1]] = item  # takes over the comment of the value that it replaces
-    if comment is not None:
-        item.comment(f"{comment} {item.trivia.comment}".rstrip())
+    table[path[-1]] = item
+    return item
 
 
 def _dotted(path: KeyPath) -> str:

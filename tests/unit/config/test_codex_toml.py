@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -129,6 +130,11 @@ def comments_in(text: str) -> list[str]:
 
 
 OURS = "# set by codex-workspace"
+
+
+def hide_digests(text: str) -> str:
+    """Return `text` without the digest in each comment of the agent."""
+    return re.sub(rf"({OURS}) \(\w{{8}}\)", r"\1", text)
 
 
 @pytest.mark.parametrize("text", HAND_WRITTEN)
@@ -292,14 +298,16 @@ def test_other_keys_replace_the_first_ones(text: str, other: dict[KeyPath, TomlV
 
 def test_top_level_keys_stand_before_every_table_and_comments_stay() -> None:
     merged = edit("# mine\n[tools]\nx = 1 # keep\n", {("model",): "m", ("analytics", "enabled"): False})
-    assert merged == (f'# mine\nmodel = "m" {OURS}\n\n[tools]\nx = 1 # keep\n\n[analytics]\nenabled = false {OURS}\n')
+    assert hide_digests(merged) == (
+        f'# mine\nmodel = "m" {OURS}\n\n[tools]\nx = 1 # keep\n\n[analytics]\nenabled = false {OURS}\n'
+    )
 
 
 def test_a_value_of_the_operator_is_in_the_comment_and_restored_later() -> None:
     merged = edit('model = "first" # why\n', {("model",): "second"})
-    assert merged == f'model = "second" {OURS} instead of "first" # why\n'
+    assert hide_digests(merged) == f'model = "second" {OURS} instead of "first" # why\n'
     merged = edit(merged, {("model",): "third"})
-    assert merged == f'model = "third" {OURS} instead of "first" # why\n'
+    assert hide_digests(merged) == f'model = "third" {OURS} instead of "first" # why\n'
     assert edit(merged, {}) == 'model = "first" # why\n'
 
 
@@ -320,9 +328,26 @@ def test_a_replaced_value_may_have_lines_that_begin_with_a_hash(theirs: str) -> 
     assert parse(edit(merged, {})) == parse(text)
 
 
+@pytest.mark.parametrize("before", ["", 'web_search = "live"\n'])
+def test_a_value_that_the_operator_has_changed_is_the_operators(before: str) -> None:
+    merged = edit(before, {("web_search",): "disabled"})
+    changed = merged.replace('"disabled"', '"mine"')
+    assert edit(changed, {}) == changed
+    assert edit(changed, {("web_search",): "mine"}) == changed
+    managed_again = edit(changed, {("web_search",): "cached"})
+    assert parse(managed_again) == {"web_search": "cached"}
+    assert parse(edit(managed_again, {})) == {"web_search": "mine"}
+    back = changed.replace('"mine"', '"disabled"')
+    assert parse(edit(back, {})) == parse(before)
+
+
+def test_a_key_of_an_earlier_version_is_the_agents_without_a_digest() -> None:
+    assert edit(f'model = "m" {OURS}\nx = 1\n', {}) == "x = 1\n"
+
+
 def test_a_key_put_into_a_table_of_the_agent_keeps_the_table() -> None:
     merged = edit("", MANAGED)
-    with_mine = merged.replace(f"enabled = false {OURS}", f"enabled = false {OURS}\nmine = 1")
+    with_mine = merged.replace("[analytics]\n", "[analytics]\nmine = 1\n")
     assert parse(edit(with_mine, {})) == {"analytics": {"mine": 1}}
 
 
