@@ -44,6 +44,9 @@ FAILED: Final = "This could not be done: "
 NOT_FOUND_TRIES: Final = 10
 """A platform that was restarted may not know the workspace until it registers again."""
 
+ECHO_LOOKUPS: Final = 10
+"""Lookups after which a reply that may have arrived is sent again: reading the activity may fail for ever."""
+
 PEER_TIMEOUT_S: Final = 3600.0
 """If a peer accepts nothing for this long, each reply to it is tried once more and then dropped."""
 
@@ -91,11 +94,14 @@ class ReplySender:
 
     async def _deliver(self, message: OutboxMessage) -> None:
         """Send a reply until it has arrived, was rejected, or its peer has been silent for too long."""
+        lookups = 0
         for tries in count():
             may_be_sent = message.may_be_sent
             try:
-                if may_be_sent and await self._has_arrived(message):
-                    break
+                if may_be_sent and lookups < ECHO_LOOKUPS:
+                    lookups += 1
+                    if await self._has_arrived(message):
+                        break
                 message = await self._outbox.mark_sending(message, may_be_sent=True)
                 await self._send(message)
                 break

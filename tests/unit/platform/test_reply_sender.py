@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from codex_workspace.devkit.platform.app import StandInPlatform, running_platform
+from codex_workspace.devkit.platform.faults import Fault
 from codex_workspace.devkit.platform.records import NewRow
 from codex_workspace.platform import reply_sender
 from codex_workspace.platform.client import PlatformClient, WorkspaceToken, open_platform_client
@@ -105,6 +106,18 @@ async def test_of_too_many_replies_to_one_peer_the_oldest_are_dropped(
         with anyio.fail_after(5):
             while [each.id for each in await setup.mail.unfinished()] != ["sent now", "c", "d"]:
                 await anyio.sleep(0.01)
+
+
+async def test_a_reply_that_cannot_be_looked_up_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_sender, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(reply_sender, "LONGEST_PAUSE_S", 0.001)
+    async with sending_to_silent_peer(tmp_path) as setup:
+        setup.platform.faults.next_time(Fault.FAILING, "/activity", times=1000)
+        setup.platform.faults.next_time(Fault.LOST, "/notify")
+        await setup.enqueue("a", "", Route.USER)
+        with anyio.fail_after(5):
+            await setup.platform.until(lambda: len(setup.platform.notifications(ME)) == 2)
+        assert setup.platform.faults.met[Fault.FAILING] == reply_sender.ECHO_LOOKUPS
 
 
 async def test_look_back_ends_at_the_given_time_or_with_the_first_match(tmp_path: Path) -> None:
