@@ -25,15 +25,15 @@ from codex_workspace.common.values import quoted
 
 MAX_URL_CHARS: Final = 2048
 
-USUAL_PORTS: Final = frozenset({80, 443})
-FIRST_FREE_PORT: Final = 1024
-"""Lower ports belong to services that a POST could harm, such as mail servers; 80 and 443 are allowed."""
+WEB_PORTS: Final = frozenset({80, 443})
+FIRST_ALLOWED_PORT: Final = 1024
+"""Lower ports except 80 and 443 are rejected: a POST could harm their services, such as mail servers."""
 
 MAX_ADDRESSES: Final = 4
-"""How many addresses of a name are tried; they share the request's timeout."""
+"""How many addresses of a host are tried; they share the request's timeout."""
 
-CHECK_LOOK_UP_S: Final = 2.0
-"""How long the check at registration waits for a name server; the addresses are checked again when connecting."""
+CHECK_TIMEOUT_S: Final = 2.0
+"""How long the check of a new webhook waits for a name server; every connection checks the addresses again."""
 
 USER_AGENT: Final = "codex-workspace"
 
@@ -52,12 +52,12 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class TargetRefused(AgentError, ValueError):
-    """No requests are sent to this target; the sentence may be shown to the client that chose the URL."""
+    """The target is not allowed; the message may be shown to the client that chose the URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseAccepted:
-    """The response is a 2xx."""
+    """The response has a 2xx status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def parse_target(url: str) -> Target:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise TargetRefused("the URL cannot be read") from error
+        raise TargetRefused("the URL is malformed") from error
     if parts.scheme not in ("http", "https") or not host:
         raise TargetRefused("the URL must start with http:// or https:// and name a host")
     if parts.username is not None or parts.password is not None:
@@ -126,17 +126,17 @@ def _default_port(scheme: str) -> int:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is a public unicast address; an address that embeds an IPv4 address is judged by that one."""
+    """Whether an address is a public unicast address; if it embeds an IPv4 address, that address is checked."""
     if isinstance(address, ipaddress.IPv6Address):
-        inner = _inner(address)
-        if inner is not None:
-            return is_public(inner)
+        embedded = _embedded_ipv4(address)
+        if embedded is not None:
+            return is_public(embedded)
         if address.teredo is not None or address.is_site_local:
             return False
     return address.is_global and not (address.is_multicast or address.is_reserved)
 
 
-def _inner(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+def _embedded_ipv4(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """Return the IPv4 address in a mapped, 6to4 or NAT64 address."""
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
@@ -145,7 +145,7 @@ def _inner(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """The host names and networks that requests may be sent to although they are not public."""
+    """Host names and networks that are allowed as targets although they are not public."""
 
     hosts: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
@@ -162,7 +162,7 @@ class AllowList:
             try:
                 networks.append(ipaddress.ip_network(entry.strip("[]"), strict=False))
             except ValueError as error:
-                # Numbers only, or a slash: an invalid network, not a host name.
+                # A text of digits and dots, or with a slash, is an invalid network and not a host name.
                 if not re.fullmatch(r"(?![0-9.]+$)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", entry):
                     raise location.item(index).error(
                         f"must be a host name, an address, or a network such as 10.0.0.0/8, but is {quoted(entry)}"
@@ -172,7 +172,7 @@ class AllowList:
 
     def allows(self, host: str, address: Address) -> bool:
         """Whether an entry is the host, or a network that contains the address."""
-        plain = _inner(address) or address if isinstance(address, ipaddress.IPv6Address) else address
+        plain = _embedded_ipv4(address) or address if isinstance(address, ipaddress.IPv6Address) else address
         return host.lower() in self.hosts or any(each in net for net in self.networks for each in {address, plain})
 
 
@@ -185,9 +185,9 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise OSError(f"{host} is no host name") from error
+        raise OSError(f"{host} is not a valid host name") from error
     except socket.gaierror as error:
-        raise OSError(f"no address is known for {host} ({error.strerror})") from error
+        raise OSError(f"cannot resolve {host} ({error.strerror})") from error
     return list(dict.fromkeys(str(info[4][0]) for info in found))
 
 
@@ -219,7 +219,7 @@ class AddressGuard:
             TargetRefused: its address is not allowed.
         """
         target = parse_target(url)
-        with anyio.move_on_after(CHECK_LOOK_UP_S):
+        with anyio.move_on_after(CHECK_TIMEOUT_S):
             try:
                 await self.addresses(target.host, target.port)
             except OSError:
@@ -228,11 +228,11 @@ class AddressGuard:
     def _check_address(self, host: str, port: int, address: Address) -> None:
         if self._allow.allows(host, address):
             return
-        # The message does not contain the address, which would show clients how internal names resolve.
+        # The message omits the address, which would show clients how internal names resolve.
         if not is_public(address):
-            raise TargetRefused("its host is not a public one; the operator can list it in push.allow")
-        if port < FIRST_FREE_PORT and port not in USUAL_PORTS:
-            raise TargetRefused(f"its port must be 80, 443, or {FIRST_FREE_PORT} and above")
+            raise TargetRefused("its host is not public; the operator can allow it with push.allow")
+        if port < FIRST_ALLOWED_PORT and port not in WEB_PORTS:
+            raise TargetRefused(f"its port must be 80, 443, or {FIRST_ALLOWED_PORT} or higher")
 
 
 class GuardedNetwork(httpcore.AsyncNetworkBackend):
@@ -241,7 +241,7 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
     def __init__(self, guard: AddressGuard, timeout_s: float) -> None:
         self._guard = guard
         self._timeout_s = timeout_s
-        self._plain = httpcore.AnyIOBackend()
+        self._backend = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -257,7 +257,7 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
         failure: Exception = OSError("no address")
         for address in addresses:
             try:
-                return await self._plain.connect_tcp(
+                return await self._backend.connect_tcp(
                     address, port, self._timeout_s / len(addresses), local_address, socket_options
                 )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
@@ -289,8 +289,8 @@ class SafeHttpClient:
 
         async def post(target: Target) -> RequestOutcome:
             async with self._request(target, "POST", {"Content-Type": "application/json", **headers}, body) as response:
-                head = {key.lower(): value for key, value in response.headers}
-                return _answer(response.status, head.get(b"retry-after", b"").decode("latin-1"))
+                head = {name.lower(): value for name, value in response.headers}
+                return _outcome_of(response.status, head.get(b"retry-after", b"").decode("latin-1"))
 
         return await self._outcome(url, post)
 
@@ -299,9 +299,9 @@ class SafeHttpClient:
 
         async def fetch(target: Target) -> Fetched | RequestFailed | ResponseRejected:
             async with self._request(target, "GET", {"Accept": "image/*"}, None) as response:
-                answer = _answer(response.status, "")
-                if not isinstance(answer, ResponseAccepted):
-                    return answer
+                outcome = _outcome_of(response.status, "")
+                if not isinstance(outcome, ResponseAccepted):
+                    return outcome
                 data = bytearray()
                 async for piece in response.aiter_stream():
                     data += piece
@@ -342,24 +342,24 @@ class SafeHttpClient:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        """Created on first use: loading the certificate authorities takes memory and tens of milliseconds."""
+        """Created on first use, because loading the certificate authorities takes memory and tens of milliseconds."""
         context = httpcore.default_ssl_context()
-        # Also the system's certificate authorities, or those of SSL_CERT_FILE.
+        # Also trust the system's certificate authorities, or those of SSL_CERT_FILE.
         context.load_default_certs()
         return context
 
 
-def _answer(status: int, retry_after: str) -> RequestOutcome:
+def _outcome_of(status: int, retry_after: str) -> RequestOutcome:
     if 200 <= status < 300:
         return ResponseAccepted()
     if 300 <= status < 400:
         return ResponseRejected(f"HTTP {status}: redirects are not followed")
     if status in (408, 429) or status >= 500:
-        return RequestFailed(f"HTTP {status}", _seconds(retry_after))
+        return RequestFailed(f"HTTP {status}", _retry_after_s(retry_after))
     return ResponseRejected(f"HTTP {status}")
 
 
-def _seconds(retry_after: str) -> float | None:
+def _retry_after_s(retry_after: str) -> float | None:
     """Return the delay of a Retry-After header in seconds; None if it is invalid."""
     if re.fullmatch(r"[0-9]{1,9}", retry_after.strip()):
         return float(retry_after)
@@ -373,4 +373,4 @@ def _header_value(value: str) -> bytes:
     try:
         return value.encode("latin-1")
     except UnicodeEncodeError as error:
-        raise TargetRefused("a header of the webhook's request cannot hold these characters") from error
+        raise TargetRefused("the value of a header contains characters that are not Latin-1") from error

@@ -100,7 +100,7 @@ async def test_a_large_file_is_stored_where_commands_can_read_it(
             "Part 1 has the media type image/png, but its bytes are image/gif",
         ),
         (Part(raw=b"\xff\xfe", media_type="text/plain"), "its bytes are not UTF-8 text"),
-        (Part(url="http://127.0.0.1:9/a.png"), "cannot be fetched: its host is not a public one"),
+        (Part(url="http://127.0.0.1:9/a.png"), "cannot be fetched: its host is not public"),
     ],
 )
 async def test_unsupported_content_is_rejected_with_a_reason(client: Peer, part: Part, words: str) -> None:

@@ -33,7 +33,7 @@ from codex_workspace.common.safe_http import (
 from tests.support.webhook_server import Answer, webhook
 
 LOOPBACK = AllowList.parse(["127.0.0.1"])
-NOT_PUBLIC = "its host is not a public one; the operator can list it in push.allow"
+NOT_PUBLIC = "its host is not public; the operator can allow it with push.allow"
 
 
 def resolves_to(*addresses: str) -> Resolve:
@@ -162,7 +162,7 @@ async def test_a_private_target_is_refused_at_registration(url: str) -> None:
 
 
 async def test_an_unknown_host_is_one_sentence() -> None:
-    with pytest.raises(OSError, match=r"^no address is known for nowhere\.invalid \("):
+    with pytest.raises(OSError, match=r"^cannot resolve nowhere\.invalid \("):
         await resolve_host("nowhere.invalid", 443)
 
 
@@ -181,7 +181,7 @@ async def test_ports_of_other_services_are_rejected(port: int, passes: bool) -> 
     if passes:
         await guard.check(url)
         return
-    with pytest.raises(TargetRefused, match="port must be 80, 443, or 1024 and above"):
+    with pytest.raises(TargetRefused, match="port must be 80, 443, or 1024 or higher"):
         await guard.check(url)
 
 
