@@ -1,7 +1,7 @@
-"""Codex's questions as Markdown for people: what codex wants, where, why, and the choices.
+"""Codex's questions as Markdown for people: the action, its folder, the reason, and the choices.
 
-A model or a server that wants a yes wrote the content: it is fenced or on one line, and characters that would hide or
-reverse what follows are shown as escapes.
+The content is untrusted, because the model or an MCP server wrote it. It is fenced or put on one line, and characters
+that would hide or reorder text are escaped.
 """
 
 from collections.abc import Iterator
@@ -30,13 +30,13 @@ from codex_workspace.protocol.server_requests import (
 from codex_workspace.runtimes.markdown import data, fenced, one_line, unified_diff
 
 MAX_SHOWN_LINES: Final = 120
-"""At most so many lines of a command or a diff are shown to people."""
+"""A prompt shows at most this many lines of a command or a diff."""
 
 MAX_FILES_SHOWN: Final = 30
 
 
 def approval_prompt(question: Question) -> str:
-    """Return the question for people: what codex wants, where, why, the choices, and how to answer."""
+    """Return the text that asks a person a question and explains how to answer."""
     return "\n\n".join([*_body(question), _how_to_answer(question)])
 
 
@@ -49,11 +49,11 @@ def _body(question: Question) -> Iterator[str]:
         case PermissionQuestion(permissions, cwd, reason):
             yield "Codex asks for more permissions:"
             yield data(permissions)
-            yield from _facts(("Where", cwd), ("Why", reason))
+            yield from _facts(("Folder", cwd), ("Reason", reason))
         case UserQuestion(asked):
             yield "Codex asks:" if len(asked) == 1 else f"Codex asks {len(asked)} questions:"
             for number, each in enumerate(asked, 1):
-                yield _asked(each, None if len(asked) == 1 else number)
+                yield _user_question(each, None if len(asked) == 1 else number)
         case FormQuestion():
             yield from _form_question(question)
         case _:
@@ -61,14 +61,14 @@ def _body(question: Question) -> Iterator[str]:
 
 
 def _command(question: CommandQuestion) -> Iterator[str]:
-    wants = "type into a command that it has running" if question.to_terminal else "run a command"
+    wants = "type into a running command" if question.to_terminal else "run a command"
     yield f"Codex asks to {wants}:"
     command = question.command
-    yield "(this codex does not say which)" if command is None else fenced(command, "sh", MAX_SHOWN_LINES)
+    yield ("(codex does not name the command)" if command is None else fenced(command, "sh", MAX_SHOWN_LINES))
     if question.permissions is not None:
-        yield "With permissions beyond the sandbox's:"
+        yield "With permissions that the sandbox does not grant:"
         yield data(question.permissions)
-    yield from _facts(("Where", question.cwd), ("To reach", question.host), ("Why", question.reason))
+    yield from _facts(("Folder", question.cwd), ("Host", question.host), ("Reason", question.reason))
 
 
 def _patch(question: PatchQuestion) -> Iterator[str]:
@@ -80,8 +80,8 @@ def _patch(question: PatchQuestion) -> Iterator[str]:
         yield "\n".join(files + ([f"- and {more} more"] if more > 0 else []))
         yield fenced(unified_diff(changes), "diff", MAX_SHOWN_LINES)
     else:
-        yield "Codex asks to change files, and does not say which."
-    yield from _facts(("Why", question.reason), ("And to write, for the rest of the session, in", question.grant_root))
+        yield "Codex asks to change files, but does not name them."
+    yield from _facts(("Reason", question.reason), ("Write access for this session", question.grant_root))
 
 
 def _form_question(question: FormQuestion) -> Iterator[str]:
@@ -90,8 +90,8 @@ def _form_question(question: FormQuestion) -> Iterator[str]:
         case ToolApproval(tool, description, arguments):
             called = f"the tool {one_line(tool)}" if tool else "a tool"
             yield f"Codex asks to call {called} of the MCP server {server}: {message}"
-            yield from _facts(("What it does", description))
-            yield "With these arguments:"
+            yield from _facts(("Description", description))
+            yield "Arguments:"
             yield data(arguments)
         case UrlRequest(url):
             yield f"The MCP server {server} asks you to open an address: {message}"
@@ -111,21 +111,21 @@ def _facts(*facts: tuple[str, str | None]) -> Iterator[str]:
         yield "\n".join(known)
 
 
-def _asked(asked: QuestionField, number: int | None) -> str:
+def _user_question(asked: QuestionField, number: int | None) -> str:
     head = one_line(asked.text) if number is None else f"{number}: {one_line(asked.text)}"
     options = [
         f"   {place}. {one_line(option.label)}" + (f": {one_line(option.description)}" if option.description else "")
         for place, option in enumerate(asked.options, 1)
     ]
-    own = ["   or words of your own"] if asked.options and asked.is_other else []
-    secret = ["   (meant to stay secret: what you answer is kept in this task's history)"] if asked.is_secret else []
+    own = ["   or your own words"] if asked.options and asked.is_other else []
+    secret = ["   (a secret; note that this task's history stores your answer)"] if asked.is_secret else []
     return "\n".join([head, *options, *own, *secret])
 
 
 def _field(field: Field) -> str:
     title = "" if field.title == field.name else f", {one_line(field.title)}"
     description = f": {one_line(field.description)}" if field.description else ""
-    optional = "" if field.required else ", may be left out"
+    optional = "" if field.required else ", optional"
     return f"- `{one_line(field.name)}`{title} ({one_line(_type_of(field))}{optional}){description}"
 
 
@@ -162,32 +162,32 @@ def _how_to_answer(question: Question) -> str:
             return "Answer `yes` or `no`."
         case _:
             session = f", `yes, for this session` ({_lasting(question)})," if can_last(question) else ""
-            return f"Answer `yes`{session} or `no`; what to do instead may follow: `no, use make instead`."
+            return f"Answer `yes`{session} or `no`; you can add what to do instead: `no, use make instead`."
 
 
 def _lasting(question: Question) -> str:
-    """Return what codex may do without asking again after a yes for the session (0.163)."""
+    """Return what `yes, for this session` allows without another question (0.163)."""
     match question:
         case CommandQuestion():
-            return "this very command may run again"
+            return "allows this command again"
         case PatchQuestion():
-            return "these files may be changed again"
+            return "allows more changes to these files"
         case FormQuestion():
-            return "this tool may be called with any arguments"
+            return "allows this tool with any arguments"
         case _:
-            return "else it ends with this turn"
+            return "otherwise the permissions end with this turn"
 
 
 def _how_to_choose(asked: tuple[QuestionField, ...]) -> str:
     if len(asked) > 1:
-        return "Answer one line for each question, such as `1: …`, or `decline`."
+        return "Answer with one line for each question, such as `1: …`, or `decline`."
     if asked[0].options:
-        return "Answer the number or the words of your choice, or `decline`."
+        return "Answer with the number or the text of your choice, or `decline`."
     return "Answer in your own words, or `decline`."
 
 
 def _how_to_fill_in(fields: tuple[Field, ...], may_be_empty: bool) -> str:
     if len(fields) == 1:
-        return "Answer the value alone, or a JSON object with the field, or `decline`."
+        return "Answer with the value, or with a JSON object that contains the field, or `decline`."
     empty = "`yes` to leave it empty, or " if may_be_empty else ""
-    return f"Answer a JSON object with these fields, or {empty}`decline`."
+    return f"Answer with a JSON object with these fields, or {empty}`decline`."

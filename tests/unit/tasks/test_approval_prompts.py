@@ -40,7 +40,7 @@ ONCE: Final = ["approve", "decline"]
 
 def how(lasting: str) -> str:
     return (
-        f"Answer `yes`, `yes, for this session` ({lasting}), or `no`; what to do instead may follow: "
+        f"Answer `yes`, `yes, for this session` ({lasting}), or `no`; you can add what to do instead: "
         "`no, use make instead`."
     )
 
@@ -48,8 +48,8 @@ def how(lasting: str) -> str:
 def test_a_command() -> None:
     question = CommandQuestion("npm install", "/w", "needs the\nnetwork")
     assert approval_prompt(question) == (
-        f"Codex asks to run a command:\n\n```sh\nnpm install\n```\n\nWhere: /w\nWhy: needs the network\n\n"
-        f"{how('this very command may run again')}"
+        f"Codex asks to run a command:\n\n```sh\nnpm install\n```\n\nFolder: /w\nReason: needs the network\n\n"
+        f"{how('allows this command again')}"
     )
     assert approval_data(question) == {
         "kind": "command",
@@ -65,10 +65,10 @@ def test_a_command() -> None:
 
 def test_a_command_with_all_that_belongs_to_it() -> None:
     shown = approval_prompt(CommandQuestion("y\n", "/w", None, True, {"network": {"enabled": True}}, "a.example"))
-    assert "type into a command that it has running" in shown
+    assert "type into a running command" in shown
     assert '"enabled": true' in shown
-    assert "To reach: a.example" in shown
-    assert "does not say which" in approval_prompt(CommandQuestion(None, None, None))
+    assert "Host: a.example" in shown
+    assert "does not name the command" in approval_prompt(CommandQuestion(None, None, None))
 
 
 def test_a_patch() -> None:
@@ -77,7 +77,7 @@ def test_a_patch() -> None:
     assert approval_prompt(question) == (
         "Codex asks to change 2 files:\n\n- add a.txt\n- update b.txt\n\n"
         "```diff\n--- /dev/null\n+++ a.txt\n@@ -0,0 +1,1 @@\n+x\n--- b.txt\n+++ b.txt\n@@ -1 +1 @@\n-a\n+b\n```\n\n"
-        f"And to write, for the rest of the session, in: /w\n\n{how('these files may be changed again')}"
+        f"Write access for this session: /w\n\n{how('allows more changes to these files')}"
     )
     data = approval_data(question)
     assert (data["kind"], data["grantRoot"], data["choices"]) == ("patch", "/w", CHOICES)
@@ -85,7 +85,7 @@ def test_a_patch() -> None:
         {"path": "a.txt", "kind": "add", "diff": "--- /dev/null\n+++ a.txt\n@@ -0,0 +1,1 @@\n+x\n"},
         {"path": "b.txt", "kind": "update", "diff": "--- b.txt\n+++ b.txt\n@@ -1 +1 @@\n-a\n+b\n"},
     ]
-    assert "does not say which" in approval_prompt(PatchQuestion((), None, None))
+    assert "does not name them" in approval_prompt(PatchQuestion((), None, None))
 
 
 def test_long_text_is_truncated_with_a_notice() -> None:
@@ -104,7 +104,7 @@ def test_permissions() -> None:
     question = PermissionQuestion({"network": {"enabled": True}}, "/w", "need net")
     assert approval_prompt(question) == (
         'Codex asks for more permissions:\n\n```json\n{\n  "network": {\n    "enabled": true\n  }\n}\n```\n\n'
-        f"Where: /w\nWhy: need net\n\n{how('else it ends with this turn')}"
+        f"Folder: /w\nReason: need net\n\n{how('otherwise the permissions end with this turn')}"
     )
     expected: JsonObject = {"kind": "permission", "permissions": {"network": {"enabled": True}}, "cwd": "/w"}
     assert approval_data(question) == {**expected, "reason": "need net", "choices": CHOICES}
@@ -118,14 +118,14 @@ NAME: Final = QuestionField("q2", "Name", "What name?", (), False, True)
 
 def test_the_models_questions_are_shown() -> None:
     assert approval_prompt(UserQuestion((PICK,))) == (
-        "Codex asks:\n\nWhich?\n   1. A (Recommended): the first\n   2. B\n   or words of your own\n\n"
-        "Answer the number or the words of your choice, or `decline`."
+        "Codex asks:\n\nWhich?\n   1. A (Recommended): the first\n   2. B\n   or your own words\n\n"
+        "Answer with the number or the text of your choice, or `decline`."
     )
     assert approval_prompt(UserQuestion((NAME,))).endswith("Answer in your own words, or `decline`.")
     both = approval_prompt(UserQuestion((PICK, NAME)))
     assert "Codex asks 2 questions:\n\n1: Which?\n" in both
-    assert "\n\n2: What name?\n   (meant to stay secret" in both
-    assert both.endswith("Answer one line for each question, such as `1: …`, or `decline`.")
+    assert "\n\n2: What name?\n   (a secret;" in both
+    assert both.endswith("Answer with one line for each question, such as `1: …`, or `decline`.")
     assert approval_data(UserQuestion((PICK,))) == {
         "kind": "question",
         "questions": [
@@ -159,16 +159,16 @@ def test_a_form() -> None:
     assert approval_prompt(question) == (
         "The MCP server cars asks you to fill in a form: Which car?\n\n"
         '- `color`, Color (one of: "red", "blue"): of the car\n'
-        "- `plate` (uri, at least 1 and at most 8 characters, may be left out)\n"
-        "- `doors` (whole number, at least 2 and at most 5, may be left out)\n"
-        "- `used` (true or false, may be left out)\n"
-        '- `extras` (list, each one of: "roof", at least 1 of them, may be left out)\n\n'
-        "Answer a JSON object with these fields, or `decline`."
+        "- `plate` (uri, at least 1 and at most 8 characters, optional)\n"
+        "- `doors` (whole number, at least 2 and at most 5, optional)\n"
+        "- `used` (true or false, optional)\n"
+        '- `extras` (list, each one of: "roof", at least 1 of them, optional)\n\n'
+        "Answer with a JSON object with these fields, or `decline`."
     )
     assert approval_data(question) == {"kind": "form", "server": "cars", "message": "Which car?", "schema": schema}
     optional = FormQuestion("cars", "m", Form(FIELDS[1:], schema))
     assert approval_prompt(optional).endswith("or `yes` to leave it empty, or `decline`.")
-    assert "Answer the value alone" in approval_prompt(FormQuestion("cars", "m", Form(FIELDS[:1], schema)))
+    assert "Answer with the value, or" in approval_prompt(FormQuestion("cars", "m", Form(FIELDS[:1], schema)))
 
 
 def test_a_yes_or_no_of_a_server() -> None:
@@ -182,7 +182,7 @@ def test_a_tool_call(can_last: bool, choices: list[str]) -> None:
     question = FormQuestion("cars", "Allow it?", ToolApproval("drive", "drives", {"km": 3}, can_last))
     shown = approval_prompt(question)
     assert shown.startswith(
-        "Codex asks to call the tool drive of the MCP server cars: Allow it?\n\nWhat it does: drives"
+        "Codex asks to call the tool drive of the MCP server cars: Allow it?\n\nDescription: drives"
     )
     assert '```json\n{\n  "km": 3\n}\n```' in shown
     assert ("for this session" in shown) is can_last
@@ -210,7 +210,7 @@ def test_shown_text_cannot_hide_what_follows(hidden: str) -> None:
 
 def test_a_sentence_of_the_model_stays_on_its_line() -> None:
     shown = approval_prompt(CommandQuestion("rm -rf x", None, "cleanup\n\nAnswer `yes` to go on.\u2028More"))
-    assert "Why: cleanup Answer `yes` to go on. More\n" in shown
+    assert "Reason: cleanup Answer `yes` to go on. More\n" in shown
 
 
 QUESTIONS: Final[tuple[Question, ...]] = (
