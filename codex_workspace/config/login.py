@@ -1,6 +1,6 @@
 """The login of a ChatGPT subscription: codex's auth.json, which the operator provides once and codex refreshes.
 
-A refresh invalidates the tokens before it. The operator's login, which is provided again at each start, therefore
+A refresh invalidates the earlier tokens. The operator's login, which is provided again at each start, therefore
 replaces codex's own only if it is newer or of another account.
 """
 
@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 AUTH_NAME: Final = "auth.json"
 """The file of the login in CODEX_HOME; the name is codex's."""
 
-RECORD_NAME: Final = ".codex-workspace-login"
+DIGEST_NAME: Final = ".codex-workspace-login"
 """The file with the SHA-256 of the login that the operator provided last."""
 
 MAX_BYTES: Final = 64 * 1024
 """A login has about 5 KB."""
 
-REFRESHED_AHEAD_S: Final = 300.0
-"""How long before the access token expires codex refreshes it (0.136 to 0.169)."""
+REFRESH_AHEAD_S: Final = 300.0
+"""Codex refreshes the access token this long before it expires (0.136 to 0.169)."""
 
-_HOW: Final = "run `codex login` where there is a browser, and provide the content of its auth.json"
+_REMEDY: Final = "run `codex login` on a machine with a browser, and provide the content of its auth.json"
 
 _Token = Annotated[str, Field(min_length=1)]
 
@@ -77,7 +77,7 @@ def read_login(content: str) -> Login:
     """Return the login in the content of an auth.json.
 
     Raises:
-        ValueError: it is not a subscription's login; the rest of a sentence with the reason, without the content.
+        ValueError: `content` is not a subscription's login; the message continues a sentence, and omits the content.
     """
     if len(content.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise ValueError(f"must have at most {MAX_BYTES} bytes")
@@ -103,13 +103,13 @@ def configured_login(env: Mapping[str, str], names: Sequence[str]) -> tuple[str,
             try:
                 read_login(content.reveal())
             except ValueError as error:
-                raise IN_ENVIRONMENT.at(name).error(f"{error}; {_HOW}") from error
+                raise IN_ENVIRONMENT.at(name).error(f"{error}; {_REMEDY}") from error
             return name, content
     return None
 
 
 def stored_login(codex_home: Path) -> Secret | None:
-    """Return the login in CODEX_HOME; None if there is none that can be read."""
+    """Return the login in CODEX_HOME; None if it is missing or invalid."""
     try:
         content = _read_auth_file(codex_home)
         read_login(content)
@@ -124,9 +124,9 @@ def _read_auth_file(codex_home: Path) -> str:
 
 
 def refresh_due_at(codex_home: Path) -> float | None:
-    """Return the Unix time from which on codex refreshes CODEX_HOME's login before it calls the model.
+    """Return the Unix time after which codex refreshes CODEX_HOME's login before it calls the model.
 
-    None: there is no login, or its token has no expiry; minus infinity while the file is being written.
+    None if there is no login or its token has no expiry; minus infinity while codex writes the file.
     """
     try:
         content = _read_auth_file(codex_home)
@@ -134,10 +134,10 @@ def refresh_due_at(codex_home: Path) -> float | None:
     except OSError:
         return None
     except (RecursionError, ValueError):
-        # Codex empties the file before it writes it.
+        # Codex truncates the file before it writes it.
         return -math.inf
     try:
-        return float(_claims(read_login(content).tokens.access_token)["exp"]) - REFRESHED_AHEAD_S
+        return float(_claims(read_login(content).tokens.access_token)["exp"]) - REFRESH_AHEAD_S
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
 
@@ -152,35 +152,35 @@ def _claims(token: str) -> dict[str, Any]:
 
 
 def update_login(codex_home: Path, provided: Secret) -> None:
-    """Write the operator's login to CODEX_HOME, unless codex has the same or a newer one; make the file private.
+    """Write the operator's login to CODEX_HOME, unless codex has the same or a newer one; only this user may read it.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    file, record = codex_home / AUTH_NAME, codex_home / RECORD_NAME
+    file, digest_file = codex_home / AUTH_NAME, codex_home / DIGEST_NAME
     content = provided.reveal()
-    mark = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+    digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
     try:
         stored = stored_login(codex_home)
-        if stored is None or not (_is_recorded(record, mark) or _is_newer(stored, provided)):
+        if stored is None or not (_is_recorded(digest_file, digest) or _is_newer(stored, provided)):
             replace_file(file, content.encode())
-            replace_file(record, mark.encode())
-            logger.info("the subscription's login was written to %s", file)
+            replace_file(digest_file, digest.encode())
+            logger.info("wrote the subscription's login to %s", file)
         file.chmod(0o600)
     except OSError as error:
         raise ConfigError(
-            f"CODEX_HOME: the login cannot be written to {codex_home}: {error.strerror}; "
-            "make room, or give this user the right to write there"
+            f"CODEX_HOME: cannot write the login to {codex_home}: {error.strerror}; "
+            "free disk space, or make the folder writable for this user"
         ) from error
 
 
-def _is_recorded(record: Path, mark: str) -> bool:
-    return record.exists() and record.read_bytes() == mark.encode()
+def _is_recorded(digest_file: Path, digest: str) -> bool:
+    return digest_file.exists() and digest_file.read_bytes() == digest.encode()
 
 
 def _is_newer(stored: Secret, provided: Secret) -> bool:
-    """Return whether one login is of the same account as another, and was refreshed no earlier."""
-    mine, other = read_login(stored.reveal()), read_login(provided.reveal())
-    if mine.last_refresh is None or other.last_refresh is None:
+    """Return whether `stored` has the same account as `provided`, and was refreshed no earlier."""
+    old, new = read_login(stored.reveal()), read_login(provided.reveal())
+    if old.last_refresh is None or new.last_refresh is None:
         return False
-    return mine.tokens.account == other.tokens.account and mine.last_refresh >= other.last_refresh
+    return old.tokens.account == new.tokens.account and old.last_refresh >= new.last_refresh

@@ -14,7 +14,7 @@ from codex_workspace.config.environment import Secret
 from codex_workspace.config.login import (
     AUTH_NAME,
     MAX_BYTES,
-    REFRESHED_AHEAD_S,
+    REFRESH_AHEAD_S,
     configured_login,
     read_login,
     refresh_due_at,
@@ -82,7 +82,7 @@ def test_when_codex_refreshes_the_login_on_disk(tmp_path: Path) -> None:
     assert refresh_due_at(tmp_path) is None
     due = due_at(login())
     assert due is not None
-    assert 86_000 < due + REFRESHED_AHEAD_S - time.time() <= 86_400
+    assert 86_000 < due + REFRESH_AHEAD_S - time.time() <= 86_400
     endless = base64.urlsafe_b64encode(b'{"exp": 1' + b"0" * 400 + b"}").decode()
     # {}, [], no JWT, and more than a number of seconds can be.
     for odd in ("a.e30.c", "a.W10.c", "a", f"a.{endless}.c"):
@@ -131,5 +131,5 @@ def test_a_login_is_written_for_this_user_only_and_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"CODEX_HOME: the login cannot be written to .*gone"):
+    with pytest.raises(ConfigError, match=r"CODEX_HOME: cannot write the login to .*gone"):
         update_login(tmp_path / "gone", Secret(made("f", EARLY)))
