@@ -23,7 +23,7 @@ from codex_workspace.common.errors import AgentError, CodexError, ConfigError
 from codex_workspace.common.files import lock_holder
 from codex_workspace.common.redact import Redactor
 from codex_workspace.config.loading import is_loopback, load_settings
-from codex_workspace.config.prompts import CODEX_READS_BYTES, MEMORY
+from codex_workspace.config.prompts import AGENTS_FILE, MAX_AGENTS_FILE_BYTES
 from codex_workspace.config.providers import ChosenProvider, choose_provider
 from codex_workspace.config.settings import MISPLACED, Settings
 from codex_workspace.runtimes.markdown import clean
@@ -124,13 +124,13 @@ def check_instructions(facts: Facts) -> Finding:
     told, skills = facts.settings.instructions, [skill.name for skill in facts.settings.skills]
     files = f"{len(told.text)} characters of {', '.join(map(str, told.files))}" if told.files else "none"
     finding = f"{files}; skills: {', '.join(skills)}" if skills else files
-    project = facts.settings.workspace_dir / MEMORY
+    project = facts.settings.workspace_dir / AGENTS_FILE
     size = project.stat().st_size if project.is_file() else 0
-    if size <= CODEX_READS_BYTES:
+    if size <= MAX_AGENTS_FILE_BYTES:
         return Finding("ok", finding)
     return Finding(
         "warning",
-        f"{finding}\n{project} has {size} bytes; codex reads only the first {CODEX_READS_BYTES}",
+        f"{finding}\n{project} has {size} bytes; codex reads only the first {MAX_AGENTS_FILE_BYTES}",
         f"shorten it, or raise project_doc_max_bytes in {facts.settings.codex_home / 'config.toml'}",
     )
 

@@ -21,26 +21,26 @@ from pydantic import Field
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.config.validation import Section, matching, read_section
 
-USUAL: Final = "system-prompt.md"
-"""The prompt file that is read if config.yaml names none and it exists; the platform's rule."""
+DEFAULT_PROMPT_FILE: Final = "system-prompt.md"
+"""The prompt file that is read if it exists and config.yaml names none, as on the platform."""
 
-MEMORY: Final = "AGENTS.md"
-"""Beside config.yaml the platform keeps what its plugins and its persona say to codex. Codex itself reads files of this
-name in its own home and in the workspace only."""
+AGENTS_FILE: Final = "AGENTS.md"
+"""The file beside config.yaml with the instructions of the platform's plugins and persona. Codex itself reads files of
+this name only in its own home and in the workspace."""
 
-CODEX_READS_BYTES: Final = 32 << 10
-"""Of the workspace's files of that name, where codex is not told otherwise; older ones drop the rest in silence."""
+MAX_AGENTS_FILE_BYTES: Final = 32 << 10
+"""Codex's default limit for such files of the workspace; older versions drop the rest without a message."""
 
-MAX_BYTES: Final = 128 << 10
+MAX_PROMPT_BYTES: Final = 128 << 10
 """The limit for all prompt files. They are part of every model call; this is about 30,000 tokens."""
 
 _CHANGED: Final = (
-    "The operator has changed the instructions of this agent. These are in force from now on, "
-    "in place of those that the operator gave earlier in this conversation:"
+    "The operator has changed the instructions of this agent. From now on, follow these instead of "
+    "the operator's earlier instructions in this conversation:"
 )
-_TAKEN_BACK: Final = (
-    "The operator has taken back the instructions of this agent. "
-    "Those that the operator gave earlier in this conversation are no longer in force."
+_REMOVED: Final = (
+    "The operator has removed the instructions of this agent. "
+    "The operator's earlier instructions in this conversation no longer apply."
 )
 
 
@@ -58,70 +58,70 @@ class Instructions:
 
     @property
     def amendment(self) -> str:
-        """The message for a thread that has other instructions."""
-        return f"{_CHANGED}\n\n{self.text}" if self.text else _TAKEN_BACK
+        """The message to a thread that was started with other instructions."""
+        return f"{_CHANGED}\n\n{self.text}" if self.text else _REMOVED
 
 
 def read_instructions(
-    named: Sequence[str], folder: Path, place: ConfigLocation, read_by_codex: Collection[Path] = ()
+    named: Sequence[str], folder: Path, location: ConfigLocation, read_by_codex: Collection[Path] = ()
 ) -> Instructions:
-    """Read the files that `prompt_files` names (or the usual one), and what the platform keeps for codex beside them.
+    """Read the files that `prompt_files` names (or the default one), and the platform's AGENTS.md beside config.yaml.
 
     Args:
-        named: seen from `folder`, the folder of config.yaml, and in it.
-        place: where `named` stands.
-        read_by_codex: folders whose `AGENTS.md` codex reads itself.
+        named: paths relative to `folder`, the folder of config.yaml; they must be inside it.
+        location: the location of `named`, for errors.
+        read_by_codex: the folders in which codex reads AGENTS.md itself.
 
     Raises:
-        ConfigError: a named file is missing, or outside of `folder`; or one is no text, or all together are too large.
+        ConfigError: a named file is missing or outside of `folder`, a file is not text, or all together are too large.
     """
-    files = [(folder / name, place.item(index)) for index, name in enumerate(named)]
-    usual = [] if files else [folder / USUAL]
-    memory = [] if folder in read_by_codex else [folder / MEMORY]
-    files += [(file, ConfigLocation(str(file))) for file in (*usual, *memory) if file.is_file()]
+    files = [(folder / name, location.item(index)) for index, name in enumerate(named)]
+    default = [] if files else [folder / DEFAULT_PROMPT_FILE]
+    agents = [] if folder in read_by_codex else [folder / AGENTS_FILE]
+    files += [(file, ConfigLocation(str(file))) for file in (*default, *agents) if file.is_file()]
     texts: list[str] = []
-    left = MAX_BYTES
-    for file, where in files:
-        text = read_text(file, folder, where, left, f"all prompt files have more than {MAX_BYTES} bytes")
-        left -= len(text.encode())
+    remaining_bytes, too_large = MAX_PROMPT_BYTES, f"all prompt files have more than {MAX_PROMPT_BYTES} bytes"
+    for file, source in files:
+        text = read_text(file, folder, source, remaining_bytes, too_large)
+        remaining_bytes -= len(text.encode())
         texts.append(text.removeprefix("\ufeff").replace("\r\n", "\n").strip())
     return Instructions("\n\n".join(text for text in texts if text), tuple(file for file, _ in files))
 
 
-def read_text(file: Path, folder: Path, place: ConfigLocation, max_bytes: int, too_large: str) -> str:
-    """Return what is in a file of the operator's, of at most `max_bytes`; `too_large` says of what it is too much.
+def read_text(file: Path, folder: Path, location: ConfigLocation, max_bytes: int, too_large: str) -> str:
+    """Return the content of one of the operator's files, at most `max_bytes`; `too_large` states the limit for errors.
 
     Raises:
-        ConfigError: at `place`; it is missing, no plain file, outside of `folder`, too large, or no UTF-8 text.
+        ConfigError: at `location`; the file is missing, not regular, outside of `folder`, too large, or not UTF-8 text.
     """
     try:
         real = file.resolve(strict=True)
         # The model reads these files, and any caller may ask for their content.
         if not real.is_relative_to(folder.resolve()):
-            raise place.error(f"names {file}, which is outside of {folder}; put the file, or a copy, in there")
-        content = _read_plain(real, max_bytes + 1)
+            raise location.error(f"names {file}, which is outside of {folder}; move or copy the file into that folder")
+        content = _read_regular(real, max_bytes + 1)
     except FileNotFoundError as error:
-        raise place.error(f"names {file}, which is not there; write it, or take the entry away") from error
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a NUL in the name
+        raise location.error(f"names {file}, which does not exist; create it, or remove the entry") from error
+    except (OSError, RuntimeError, ValueError) as error:  # such as a loop of links, or a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else error
-        raise place.error(
+        raise location.error(
             f"names {file}, which cannot be read ({reason}); it must be a file that this user may read"
         ) from error
     if content is None:
-        raise place.error(f"names {file}, which is no plain file; it must be one with text")
+        raise location.error(f"names {file}, which is not a regular file; it must be a text file")
     if len(content) > max_bytes:
-        raise place.error(f"is too much with {file}: {too_large}; shorten it")
+        raise location.error(f"names {file}, which is too large: {too_large}; shorten it")
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise place.error(f"names {file}, whose byte {error.start + 1} is not UTF-8; save it as UTF-8 text") from error
+        raise location.error(f"names {file}, which is not UTF-8 at byte {error.start + 1}; save it as UTF-8") from error
     if "\0" in text:
-        raise place.error(f"names {file}, which holds a NUL; it must be text")
+        raise location.error(f"names {file}, which contains a NUL character; it must be text")
     return text
 
 
-def _read_plain(file: Path, max_bytes: int) -> bytes | None:
-    """Return the beginning of a plain file; None for a folder, a pipe or a device, which are not waited for."""
+def _read_regular(file: Path, max_bytes: int) -> bytes | None:
+    """Return the first `max_bytes` of a regular file; None for a folder, a pipe or a device, which could block."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -132,24 +132,24 @@ def _read_plain(file: Path, max_bytes: int) -> bytes | None:
         os.close(descriptor)
 
 
-FOLDER: Final = "skills"
-"""The folder beside config.yaml with `<name>/SKILL.md`, as the platform has it."""
+SKILL_FOLDER: Final = "skills"
+"""The folder beside config.yaml that contains `<name>/SKILL.md`, as on the platform."""
 
-OURS: Final = Path("skills", "codex-workspace")
-"""The folder in CODEX_HOME with links to the skills and nothing else."""
+LINK_FOLDER: Final = Path("skills", "codex-workspace")
+"""The folder in CODEX_HOME that contains the links to the skills, and nothing else."""
 
-MAX_BYTES_SKILLS: Final = 256 << 10
+MAX_SKILL_BYTES: Final = 256 << 10
 """The limit for one SKILL.md."""
 
 SkillFolder = Annotated[
     str,
     matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "the name of a folder: 1 to 64 letters, digits, dots, _ or -"),
 ]
-_FRONT: Final = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_FRONT_MATTER: Final = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 
 
 class _FrontMatter(Section):
-    """The keys of a SKILL.md that codex requires; it ignores or checks further ones itself."""
+    """The keys of a SKILL.md that codex requires; it ignores other keys or checks them itself."""
 
     name: Annotated[str, matching(r"[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]{0,63}", "one line of 1 to 64 characters")]
     description: Annotated[str, Field(pattern=r"\S", max_length=1024, title="a text of 1 to 1024 characters")]
@@ -157,68 +157,68 @@ class _FrontMatter(Section):
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """A skill for codex: its folder, and the name and description in its SKILL.md."""
+    """A skill for codex: its folder, and the name and description from its SKILL.md."""
 
     folder: Path
     name: str
     description: str
 
 
-def read_skills(named: Sequence[str], folder: Path, place: ConfigLocation) -> tuple[Skill, ...]:
-    """Read the skills that config.yaml names, from `folder`, which is config.yaml's own.
+def read_skills(named: Sequence[str], folder: Path, location: ConfigLocation) -> tuple[Skill, ...]:
+    """Read the skills that config.yaml names; `folder` is the folder of config.yaml.
 
     Raises:
-        ConfigError: one is missing, codex would not take it, or two have one name; at `place`.
+        ConfigError: at `location`; a skill is missing, codex would reject it, or two have the same name.
     """
     skills: list[Skill] = []
     for index, name in enumerate(named):
-        where = place.item(index)
-        skill = _read_skill(folder / FOLDER / name, folder, where)
+        here = location.item(index)
+        skill = _read_skill(folder / SKILL_FOLDER / name, folder, here)
         if any(skill.name == other.name for other in skills):
-            raise where.error(f"is a skill with the name {skill.name}, as is another; change `name` in its SKILL.md")
+            raise here.error(f"has the name of another skill, {skill.name}; change `name` in its SKILL.md")
         skills.append(skill)
     return tuple(skills)
 
 
-def _read_skill(skill: Path, folder: Path, place: ConfigLocation) -> Skill:
+def _read_skill(skill: Path, folder: Path, location: ConfigLocation) -> Skill:
     file = skill / "SKILL.md"
-    text = read_text(file, folder, place, MAX_BYTES_SKILLS, f"a SKILL.md may have {MAX_BYTES_SKILLS} bytes")
-    found = _FRONT.match(text)
+    text = read_text(file, folder, location, MAX_SKILL_BYTES, f"a SKILL.md may have at most {MAX_SKILL_BYTES} bytes")
+    found = _FRONT_MATTER.match(text)
     if found is None:
-        raise place.error(f"names {file}, which must begin with a line ---, keys, and another line ---")
+        raise location.error(f"names {file}, which must begin with a line ---, keys, and another line ---")
     try:
         keys = yaml.safe_load(found[1])
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise place.error(f"names {file}, whose head is not YAML: {' '.join(str(error).split())}") from error
+        raise location.error(f"names {file}, whose front matter is not YAML: {' '.join(str(error).split())}") from error
     known = {key: keys[key] for key in ("name", "description") if key in keys} if isinstance(keys, dict) else keys
-    front = read_section(_FrontMatter, known, ConfigLocation(str(file)))
-    return Skill(skill, front.name, front.description)
+    front_matter = read_section(_FrontMatter, known, ConfigLocation(str(file)))
+    return Skill(skill, front_matter.name, front_matter.description)
 
 
 def link_skill_folders(codex_home: Path, skills: Sequence[Skill]) -> None:
-    """Link `skills`, and no others of the agent's, into an existing CODEX_HOME.
+    """Link `skills` into an existing CODEX_HOME, and remove the agent's other links.
 
     Raises:
-        ConfigError: the links cannot be made.
+        ConfigError: the links cannot be created.
     """
-    ours = codex_home / OURS
+    folder = codex_home / LINK_FOLDER
     wanted = {skill.folder.name: str(skill.folder) for skill in skills}
     try:
         if wanted:
-            ours.mkdir(parents=True, exist_ok=True)
-        there = {link.name: os.readlink(link) for link in _links(ours)}
-        for name in there.keys() - wanted.keys():
-            (ours / name).unlink()
+            folder.mkdir(parents=True, exist_ok=True)
+        existing = {link.name: os.readlink(link) for link in _links(folder)}
+        for name in existing.keys() - wanted.keys():
+            (folder / name).unlink()
         for name, target in wanted.items():
-            if there.get(name) != target:
-                (ours / name).unlink(missing_ok=True)
-                (ours / name).symlink_to(target)
+            if existing.get(name) != target:
+                (folder / name).unlink(missing_ok=True)
+                (folder / name).symlink_to(target)
     except OSError as error:
         raise ConfigError(
-            f"CODEX_HOME: {ours} cannot hold links to the skills ({error.strerror}: {error.filename}); "
-            "move away what is in their place, or give this user the right to write there"
+            f"CODEX_HOME: cannot create links to the skills in {folder} ({error.strerror}: {error.filename}); "
+            "remove the files in their place, or make the folder writable for this user"
         ) from error
 
 
-def _links(ours: Path) -> list[Path]:
-    return [entry for entry in ours.iterdir() if entry.is_symlink()] if ours.is_dir() else []
+def _links(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if entry.is_symlink()] if folder.is_dir() else []

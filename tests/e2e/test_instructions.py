@@ -97,7 +97,7 @@ async def test_a_conversation_receives_each_instruction_change_once(
     setup.write_prompt("")
     await ask(setup, "seven")
     last = model.requests[-1]
-    (position,) = occurrences(last, "no longer in force")
+    (position,) = occurrences(last, "no longer apply")
     assert occurrences(last, NEW_INSTRUCTIONS)[0] < position < position_of(last, "seven")
 
 

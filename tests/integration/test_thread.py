@@ -910,7 +910,7 @@ async def test_unchanged_instructions_are_not_sent_again() -> None:
     [
         (OLD_INSTRUCTIONS, BRIEF_OPTIONS, "Be brief."),
         (Instructions(), BRIEF_OPTIONS, "Be brief."),
-        (OLD_INSTRUCTIONS, OPTIONS, "no longer in force"),
+        (OLD_INSTRUCTIONS, OPTIONS, "no longer apply"),
     ],
 )
 @in_virtual_time

@@ -474,14 +474,14 @@ BAD: Final[Mapping[str, Bad]] = {
     "a missing prompt file": _key(
         "prompt_files: [how.md]\n",
         "prompt_files[0]",
-        "which is not there; write it, or take the entry away",
+        "which does not exist; create it, or remove the entry",
         schema=False,
     ),
     "a missing prompt file outside": _key(
-        "prompt_files: [../state/auth.json]\n", "prompt_files[0]", "which is not there", schema=False
+        "prompt_files: [../state/auth.json]\n", "prompt_files[0]", "which does not exist", schema=False
     ),
     "a prompt file outside": _key("prompt_files: [/etc/passwd]\n", "prompt_files[0]", "is outside of", schema=False),
-    "a missing skill": _key("skills: [notes]\n", "skills[0]", "which is not there; write it", schema=False),
+    "a missing skill": _key("skills: [notes]\n", "skills[0]", "which does not exist; create it", schema=False),
     "a skill that is a path": _key("skills: [../notes]\n", "skills[0]", "must be the name of a folder"),
     "a skill without a head": Bad(
         GOOD + "skills: [notes]\n",

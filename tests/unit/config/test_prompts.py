@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from codex_workspace.common.errors import ConfigError, ConfigLocation
 from codex_workspace.config.loading import load_settings
 from codex_workspace.config.prompts import (
-    MAX_BYTES,
-    MEMORY,
-    OURS,
-    USUAL,
+    AGENTS_FILE,
+    DEFAULT_PROMPT_FILE,
+    LINK_FOLDER,
+    MAX_PROMPT_BYTES,
     Instructions,
     Skill,
     link_skill_folders,
@@ -67,8 +67,8 @@ def test_the_readmes_example_is_accepted(tmp_path: Path) -> None:
         ("\n" + GOOD, "which must begin with a line ---"),
         ("\ufeff" + GOOD, "which must begin with a line ---"),
         ("---\nname: a\ndescription: d\n", "which must begin with a line ---"),
-        ("---\nname: [a\n---\n", "whose head is not YAML"),
-        ("---\nname: a\ndescription: Use when: always\n---\n", "whose head is not YAML"),
+        ("---\nname: [a\n---\n", "whose front matter is not YAML"),
+        ("---\nname: a\ndescription: Use when: always\n---\n", "whose front matter is not YAML"),
         ("---\nname: &a [*a]\n---\n", "SKILL.md: name: must be one line of 1 to 64 characters, but is a list"),
         ("---\njust text\n---\n", "SKILL.md: must be a mapping of keys, but is text"),
         ("---\ndescription: d\n---\n", "SKILL.md: name: is missing"),
@@ -77,8 +77,8 @@ def test_the_readmes_example_is_accepted(tmp_path: Path) -> None:
         (f"---\nname: {'a' * 65}\ndescription: d\n---\n", "SKILL.md: name: must be one line of 1 to 64 characters"),
         ("---\nname: a\ndescription: ' '\n---\n", "SKILL.md: description: must be a text of 1 to 1024 characters"),
         (f"---\nname: a\ndescription: {'d' * 1025}\n---\n", "description: must be a text of 1 to 1024 characters"),
-        (b"---\nname: a\ndescription: \xff\n---\n", "whose byte 26 is not UTF-8"),
-        (GOOD + "x" * (256 << 10), "a SKILL.md may have 262144 bytes; shorten it"),
+        (b"---\nname: a\ndescription: \xff\n---\n", "which is not UTF-8 at byte 26"),
+        (GOOD + "x" * (256 << 10), "a SKILL.md may have at most 262144 bytes; shorten it"),
     ],
 )
 def test_skills_that_codex_would_ignore_are_rejected(tmp_path: Path, text: str | bytes, problem: str) -> None:
@@ -90,7 +90,7 @@ def test_a_skill_that_is_not_there_is_named_with_its_key(tmp_path: Path) -> None
     write(tmp_path, "a")
     sentence = refusal(tmp_path, "a", "b")
     assert sentence.startswith("config.yaml: skills[1]: names ")
-    assert "skills/b/SKILL.md, which is not there; write it, or take the entry away" in sentence
+    assert "skills/b/SKILL.md, which does not exist; create it, or remove the entry" in sentence
 
 
 def test_one_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_one_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "a")
     write(tmp_path, "b")
-    assert refusal(tmp_path, "a", "b").startswith("config.yaml: skills[1]: is a skill with the name notes")
+    assert refusal(tmp_path, "a", "b").startswith("config.yaml: skills[1]: has the name of another skill, notes")
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "/etc", ".hidden", "", "a" * 65])
@@ -116,7 +116,7 @@ def test_a_name_is_a_folder_s(tmp_path: Path, name: str) -> None:
 
 
 def links(home: Path) -> dict[str, str]:
-    ours = home / OURS
+    ours = home / LINK_FOLDER
     return {link.name: os.readlink(link) for link in ours.iterdir()} if ours.exists() else {}
 
 
@@ -125,12 +125,12 @@ def test_codex_s_home_holds_a_link_for_each_and_no_old_one(tmp_path: Path) -> No
     (home / "skills" / "operators").mkdir(parents=True)
     a, b, moved = Skill(there / "a", "a", "d"), Skill(there / "b", "b", "d"), Skill(tmp_path / "a", "a", "d")
     link_skill_folders(home, ())
-    assert not (home / OURS).exists()
+    assert not (home / LINK_FOLDER).exists()
     link_skill_folders(home, (a, b))
     assert links(home) == {"a": str(there / "a"), "b": str(there / "b")}
-    made = (home / OURS).stat().st_mtime_ns
+    made = (home / LINK_FOLDER).stat().st_mtime_ns
     link_skill_folders(home, (a, b))
-    assert (home / OURS).stat().st_mtime_ns == made, "a second start changes nothing"
+    assert (home / LINK_FOLDER).stat().st_mtime_ns == made, "a second start changes nothing"
     link_skill_folders(home, (moved,))
     assert links(home) == {"a": str(tmp_path / "a")}
     link_skill_folders(home, ())
@@ -139,9 +139,9 @@ def test_codex_s_home_holds_a_link_for_each_and_no_old_one(tmp_path: Path) -> No
 
 
 def test_a_file_in_place_of_a_link_is_reported_and_kept(tmp_path: Path) -> None:
-    taken = tmp_path / OURS / "a"
+    taken = tmp_path / LINK_FOLDER / "a"
     taken.mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"CODEX_HOME: .* move away what is in their place"):
+    with pytest.raises(ConfigError, match=r"CODEX_HOME: .* remove the files in their place"):
         link_skill_folders(tmp_path, (Skill(tmp_path / "a", "a", "d"),))
     assert taken.is_dir()
 
@@ -174,7 +174,7 @@ def test_files_come_one_after_the_other_as_they_are_named(tmp_path: Path) -> Non
 
 def test_without_names_the_platform_s_usual_file_is_read(tmp_path: Path) -> None:
     assert read(tmp_path) == Instructions()
-    (tmp_path / USUAL).write_text("Usual.")
+    (tmp_path / DEFAULT_PROMPT_FILE).write_text("Usual.")
     (tmp_path / "own.md").write_text("Own.")
     assert read(tmp_path).text == "Usual."
     assert read(tmp_path, "own.md").text == "Own."
@@ -182,7 +182,7 @@ def test_without_names_the_platform_s_usual_file_is_read(tmp_path: Path) -> None
 
 def test_platform_files_beside_config_yaml_come_last(tmp_path: Path) -> None:
     (tmp_path / "own.md").write_text("Own.")
-    (tmp_path / MEMORY).write_text("A plugin's rule.")
+    (tmp_path / AGENTS_FILE).write_text("A plugin's rule.")
     assert read(tmp_path, "own.md").text == "Own.\n\nA plugin's rule."
     assert read_instructions(["own.md"], tmp_path, PROMPT_FILES, read_by_codex=(tmp_path,)).text == "Own."
 
@@ -212,17 +212,17 @@ def test_an_unreadable_file_is_reported_with_its_key(tmp_path: Path) -> None:
     os.mkfifo(folder / "pipe.md")
     (folder / "good.md").write_text("Good.")
     for name, problem in {
-        "missing.md": "which is not there; write it, or take the entry away",
+        "missing.md": "which does not exist; create it, or remove the entry",
         "good.md/x.md": "which cannot be read (Not a directory)",
         "../auth.json": "which is outside of",
         str(tmp_path / "auth.json"): "which is outside of",
         "/proc/self/environ": "which is outside of",
         "link.md": "which is outside of",
         "loop.md": "which cannot be read",
-        "folder": "which is no plain file",
-        "pipe.md": "which is no plain file",
-        "latin.md": "whose byte 4 is not UTF-8",
-        "nul.md": "which holds a NUL",
+        "folder": "which is not a regular file",
+        "pipe.md": "which is not a regular file",
+        "latin.md": "which is not UTF-8 at byte 4",
+        "nul.md": "which contains a NUL",
     }.items():
         sentence = prompt_refusal(folder, "good.md", name)
         assert sentence.startswith("config.yaml: prompt_files[1]: names "), sentence
@@ -231,17 +231,17 @@ def test_an_unreadable_file_is_reported_with_its_key(tmp_path: Path) -> None:
 
 
 def test_all_together_have_a_bound(tmp_path: Path) -> None:
-    (tmp_path / "a.md").write_text("a" * (MAX_BYTES - 1))
+    (tmp_path / "a.md").write_text("a" * (MAX_PROMPT_BYTES - 1))
     (tmp_path / "b.md").write_text("b")
     (tmp_path / "c.md").write_text("c")
-    assert len(read(tmp_path, "a.md", "b.md").text) == MAX_BYTES + 2
+    assert len(read(tmp_path, "a.md", "b.md").text) == MAX_PROMPT_BYTES + 2
     sentence = prompt_refusal(tmp_path, "a.md", "b.md", "c.md")
-    assert sentence.startswith("config.yaml: prompt_files[2]: is too much with ")
-    assert f"all prompt files have more than {MAX_BYTES} bytes; shorten it" in sentence
+    assert sentence.startswith("config.yaml: prompt_files[2]: names ")
+    assert f"all prompt files have more than {MAX_PROMPT_BYTES} bytes; shorten it" in sentence
 
 
 def test_an_endless_file_of_the_usual_name_is_no_prompt(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / USUAL)
+    os.mkfifo(tmp_path / DEFAULT_PROMPT_FILE)
     assert read(tmp_path) == Instructions()
 
 
@@ -259,12 +259,12 @@ def test_settings_read_them_from_the_folder_of_config_yaml(tmp_path: Path) -> No
     folder.mkdir()
     (folder / "config.yaml").write_text("name: a\nruntime: codex\nmodel: m\nprompt_files: [how.md]\n")
     (folder / "how.md").write_text("Be brief.")
-    (folder / MEMORY).write_text("A plugin's rule.")
+    (folder / AGENTS_FILE).write_text("A plugin's rule.")
     assert load_settings({}, cwd=tmp_path, root=tmp_path).instructions.text == "Be brief.\n\nA plugin's rule."
     # Codex works in that folder, and reads its AGENTS.md by itself.
     assert load_settings({}, cwd=folder, root=tmp_path).instructions.text == "Be brief."
     (folder / "how.md").unlink()
     with pytest.raises(
-        ConfigError, match=r"configs/config\.yaml: prompt_files\[0\]: names .*how\.md, which is not there"
+        ConfigError, match=r"configs/config\.yaml: prompt_files\[0\]: names .*how\.md, which does not exist"
     ):
         load_settings({}, cwd=tmp_path, root=tmp_path)
