@@ -9,11 +9,11 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError, WrapValidator, model_validator
 
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.common.files import replace_file
@@ -36,6 +36,16 @@ REFRESH_AHEAD_S: Final = 300.0
 
 _REMEDY: Final = "run `codex login` on a machine with a browser, and provide the content of its auth.json"
 
+
+def _or_none(value: object, validate: Callable[[object], object]) -> object:
+    try:
+        return validate(value)
+    except ValidationError:
+        return None
+
+
+_UNKNOWN_IF_INVALID: Final = WrapValidator(_or_none)
+
 _Token = Annotated[str, Field(min_length=1)]
 
 
@@ -45,7 +55,7 @@ class Tokens(BaseModel):
     id_token: _Token
     access_token: _Token
     refresh_token: _Token
-    account_id: str | None = None
+    account_id: Annotated[str | None, _UNKNOWN_IF_INVALID] = None
 
     @property
     def account(self) -> str | None:
@@ -61,7 +71,7 @@ class Login(BaseModel):
     """The content of an auth.json."""
 
     tokens: Tokens
-    last_refresh: AwareDatetime | None = None
+    last_refresh: Annotated[AwareDatetime | None, _UNKNOWN_IF_INVALID] = None
 
     @model_validator(mode="before")
     @classmethod

@@ -70,8 +70,12 @@ def test_account_and_time_of_a_login_are_read() -> None:
         assert read_login(named).tokens.account == "two"
     for odd in ("-", "a", "a.b", "a.!!.c", "a.W10.c", "a.bnVsbA.c", "a.e30.c"):
         assert read_login(json.dumps({"tokens": {**TOKENS, "id_token": odd}})).tokens.account is None
-    with pytest.raises(ValueError, match="has no valid last_refresh"):
-        read_login(made("a", "yesterday"))
+
+
+@pytest.mark.parametrize("odd", ["yesterday", "2026-01-01T00:00:00", "", True, {}])
+def test_an_account_and_time_that_are_invalid_are_unknown(odd: object) -> None:
+    found = read_login(json.dumps({"tokens": {**TOKENS, "account_id": {"id": odd}}, "last_refresh": odd}))
+    assert (found.tokens.account_id, found.last_refresh) == (None, None)
 
 
 def test_when_codex_refreshes_the_login_on_disk(tmp_path: Path) -> None:
@@ -105,6 +109,7 @@ EARLY, LATE = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00.123456789Z"
         (made("f", EARLY), made("codex", LATE), made("t", EARLY, "two"), "t"),
         (made("f", None), made("codex", LATE), made("f", None), "codex"),
         (made("f", None), made("codex", LATE), made("t", None), "t"),  # of unknown age
+        (made("f", EARLY), made("codex", "2026-02-01T00:00:00"), made("f", EARLY), "codex"),
         (made("f", EARLY, None), made("codex", LATE, None), made("t", EARLY, None), "codex"),
         (made("f", EARLY), "damaged", made("f", EARLY), "f"),
         (made("f", EARLY), '{"OPENAI_API_KEY": "sk"}', made("t", EARLY), "t"),
