@@ -2,7 +2,7 @@
 
 import base64
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,7 +128,7 @@ class ExecThread:
                 model=own.model or self._options.run.model,
                 cwd=own.cwd or self._options.run.cwd,
                 output_schema=own.output_schema,
-                images=_write_images(turn_input, self._codex.launch, files),
+                images=await _write_images(turn_input, self._codex.launch, files),
                 config=config,
             )
             with self._file_requests.expecting(self._caller) as calls:
@@ -245,13 +245,17 @@ def _prompt(turn_input: TurnInput) -> str:
     return "\n\n".join(input_texts(turn_input)) or IMAGES_ONLY
 
 
-def _write_images(turn_input: TurnInput, launch: Launch, files: ExitStack) -> tuple[Path, ...]:
+async def _write_images(turn_input: TurnInput, launch: Launch, files: ExitStack) -> tuple[Path, ...]:
     """Write the images of a message, which are data URLs, to files: `codex exec` accepts no other form."""
     urls = [url for item in turn_input if isinstance(url := item.get("url"), str)]
     if not urls:
         return ()
     folder = files.enter_context(run_folder(launch))
     images = tuple(folder / str(number) for number in range(len(urls)))
-    for image, url in zip(images, urls, strict=True):
-        image.write_bytes(base64.b64decode(url.partition(",")[2]))
+    await anyio.to_thread.run_sync(_write_data_urls, images, urls)
     return images
+
+
+def _write_data_urls(files: Iterable[Path], urls: Iterable[str]) -> None:
+    for file, url in zip(files, urls, strict=True):
+        file.write_bytes(base64.b64decode(url.partition(",")[2]))
