@@ -262,12 +262,19 @@ def _read_json(body: bytes, is_rpc: bool) -> JsonValue:
         content: JsonValue = json.loads(body)
     except json.JSONDecodeError:
         return None
-    except (UnicodeDecodeError, RecursionError) as error:
-        sentence = f"the body is {'not UTF-8' if isinstance(error, UnicodeDecodeError) else 'nested too deeply'}"
-        if is_rpc:
-            raise _Rejected(JSONResponse(rpc_error(PARSE_ERROR_CODE, sentence))) from error
-        raise _Rejected(_error_response(400, sentence)) from error
+    except UnicodeDecodeError as error:
+        raise _unreadable("is not UTF-8", is_rpc) from error
+    except RecursionError as error:
+        raise _unreadable("is nested too deeply", is_rpc) from error
+    except ValueError as error:
+        # Python's limit is 4300 digits.
+        raise _unreadable("contains an integer of too many digits", is_rpc) from error
     return content
+
+
+def _unreadable(reason: str, is_rpc: bool) -> _Rejected:
+    sentence = f"the body {reason}"
+    return _Rejected(JSONResponse(rpc_error(PARSE_ERROR_CODE, sentence)) if is_rpc else _error_response(400, sentence))
 
 
 def _set_version(scope: Scope, headers: Headers) -> None:

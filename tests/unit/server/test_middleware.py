@@ -27,7 +27,7 @@ async def echo(request: Request) -> Response:
     return JSONResponse({"user": user, "bytes": len(body)})
 
 
-def client(token: str | None = TOKEN, **others: str) -> httpx.AsyncClient:
+def client(token: str | None = TOKEN, *, max_bytes: int = MAX_BYTES, **others: str) -> httpx.AsyncClient:
     tokens = {} if token is None else {OPERATOR: token, **others}
     app = Starlette(
         routes=[Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/healthz", "/card", "/card/more")],
@@ -35,7 +35,7 @@ def client(token: str | None = TOKEN, **others: str) -> httpx.AsyncClient:
             Middleware(
                 AuthenticationMiddleware, backend=TokenBackend(Authenticator(tokens), PUBLIC, {}), on_error=unauthorized
             ),
-            Middleware(RequestChecks, rates=RateLimiter(60_000), max_bytes=MAX_BYTES, extensions=frozenset()),
+            Middleware(RequestChecks, rates=RateLimiter(60_000), max_bytes=max_bytes, extensions=frozenset()),
         ],
     )
     headers = {"Content-Type": "application/json"}
@@ -162,6 +162,22 @@ async def test_a_body_over_the_limit_is_rejected_as_it_arrives() -> None:
         assert "over the limit of 100 bytes" in answer.text
         lying = await http.post("/", content=chunks(60, 60), headers={b"Content-Length": b"10"})
         assert lying.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b'"\xff"', "the body is not UTF-8"),
+        (b"[" * 100_000, "the body is nested too deeply"),
+        (b'{"id": ' + b"1" * 4301 + b"}", "the body contains an integer of too many digits"),
+    ],
+)
+async def test_an_unreadable_body_is_rejected(body: bytes, sentence: str) -> None:
+    async with client(None, max_bytes=1_000_000) as http:
+        rpc, rest = await http.post("/", content=body), await http.post("/card/more", content=body)
+    assert (rpc.json()["error"]["code"], rpc.json()["error"]["message"]) == (-32700, sentence)
+    error = {"code": 400, "status": "INVALID_ARGUMENT", "message": sentence}
+    assert (rest.status_code, rest.json()) == (400, {"error": error})
 
 
 # --- Replaced responses ---
