@@ -165,6 +165,8 @@ def check_codex_home(facts: Facts) -> Finding:
 
 def _writable(folder: Path) -> Finding:
     there = nearest_existing(folder)
+    if not there.is_dir():
+        raise CheckFailed(f"{folder} cannot be used: {there} is a file")
     # Permission bits do not show this for root.
     with explained(f"cannot write to {there}"), tempfile.TemporaryFile(dir=there):
         return Finding("ok", f"{folder}" if there == folder else f"{folder} (is created at the first start)")

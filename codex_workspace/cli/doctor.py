@@ -24,7 +24,7 @@ from codex_workspace.cli import checks
 from codex_workspace.cli.checks import CheckFailed, Facts, Finding, explained
 from codex_workspace.codex import sandbox
 from codex_workspace.codex.thread import ThreadOptions, probe_mcp_servers
-from codex_workspace.common.errors import AgentError, CodexError, ConfigError
+from codex_workspace.common.errors import AgentError, CodexCannotStart, CodexError, ConfigError
 from codex_workspace.common.files import lock_folder
 from codex_workspace.common.values import find_version, format_version
 from codex_workspace.config.codex_toml import prepare_codex_home
@@ -44,11 +44,15 @@ VERSION_TIMEOUT_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check, the remedy and the exit code of its failure, and the checks that must have succeeded before it."""
+    """A check, the remedies and the exit code of its failure, and the checks that must have succeeded before it.
+
+    correction: the remedy if a ConfigError is the finding.
+    """
 
     name: str
     run: Callable[[Facts], Finding]
     remedy: str = ""
+    correction: str = "correct this and run the doctor again"
     needs: tuple[str, ...] = ("config",)
     exit_code: int = EXIT_OTHER
 
@@ -88,9 +92,11 @@ def run_check(check: Check, facts: Facts, before: Mapping[str, Finding]) -> tupl
     code = check.exit_code
     try:
         found = check.run(facts)
+    except ConfigError as error:
+        found, code = Finding("failed", str(error), check.correction), EXIT_CONFIG
     except (AgentError, OSError) as error:
         found = Finding("failed", str(error))
-        code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_CODEX if isinstance(error, CodexError) else code
+        code = EXIT_CODEX if isinstance(error, CodexError) else code
     remedy = found.remedy or (check.remedy if found.status in ("warning", "failed") else "")
     found = Finding(found.status, facts.redact(found.finding), facts.redact(remedy))
     return found, code if found.status == "failed" else 0
@@ -179,7 +185,8 @@ async def _start_exec(launch: Launch, facts: Facts) -> Finding:
     names = ", ".join(server.name for server in servers.servers) or "none"
     missed = [f"{name}: {why}" for name, why in servers.left_out.items()]
     text = f"{names}: not started; with codex.backend: exec only a turn starts them"
-    facts.mcp_servers = Finding("warning" if missed else "ok", "\n".join((text, *missed)))
+    remedy = "set those variables" if missed else ""
+    facts.mcp_servers = Finding("warning" if missed else "ok", "\n".join((text, *missed)), remedy)
     return Finding("ok", f"codex {format_version(version)} read its configuration in {milliseconds:.0f} ms")
 
 
@@ -277,23 +284,26 @@ async def _start_mcp_servers(codex: Connection, options: ThreadOptions, facts: F
     return Finding("failed" if failed else "warning" if found.problems else "ok", text)
 
 
-def _found(result: Finding | CodexError) -> Finding:
-    """Return what the handshake has found out.
+def _found(result: Finding | CodexError, failure: str) -> Finding:
+    """Return what the handshake has found out; `failure` says what a later error of the connection prevented.
 
     Raises:
-        CodexError: the inspection failed.
+        CodexCannotStart: the sandbox cannot work.
     """
-    if isinstance(result, CodexError):
+    if isinstance(result, CodexCannotStart):
         raise result
+    if isinstance(result, CodexError):
+        return Finding("failed", f"{failure}: {result}", "see the handshake check")
     return result
 
 
-_CORRECT: Final = "correct this and run the doctor again"
 _PERMIT: Final = "give this user permission to read and write it, or choose another folder with"
 
 CHECKS: Final = (
-    Check("config", checks.check_config, _CORRECT, needs=()),
-    Check("provider", checks.check_provider, "set the credential, or choose another provider in config.yaml"),
+    Check("config", checks.check_config, needs=()),
+    Check(
+        "provider", checks.check_provider, correction="set the credential, or choose another provider in config.yaml"
+    ),
     Check("instructions", checks.check_instructions),
     Check("access", checks.check_access),
     Check(
@@ -313,13 +323,30 @@ CHECKS: Final = (
         "restore a backup of the file, or rename it: `python -m codex_workspace doctor --set-aside`",
         exit_code=EXIT_CONFIG,
     ),
-    Check("database", checks.check_database, "correct DATABASE_URL", needs=("config", "schema")),
+    Check(
+        "database",
+        checks.check_database,
+        "correct DATABASE_URL, or remove it to use a file in the state folder",
+        needs=("config", "schema"),
+    ),
     Check("port", checks.check_port, "stop the other program, or set A2A_PORT to another port"),
-    Check("handshake", check_handshake, "check CODEX_BIN and CODEX_HOME/config.toml", needs=("provider", "codex")),
-    Check("sandbox", lambda facts: _found(facts.sandbox), "see docs/sandbox.md", needs=("handshake",)),
+    Check(
+        "handshake",
+        check_handshake,
+        "see codex's message above; check CODEX_BIN and CODEX_HOME/config.toml",
+        needs=("provider", "codex"),
+        exit_code=EXIT_CODEX,
+    ),
+    Check(
+        "sandbox",
+        lambda facts: _found(facts.sandbox, "no command could be run"),
+        "see docs/sandbox.md",
+        needs=("handshake",),
+        exit_code=EXIT_CODEX,
+    ),
     Check(
         "mcp servers",
-        lambda facts: _found(facts.mcp_servers),
+        lambda facts: _found(facts.mcp_servers, "the servers cannot be started"),
         "correct mcp_servers in config.yaml; run the server's command by hand, or request its URL",
         needs=("handshake",),
         exit_code=EXIT_CODEX,

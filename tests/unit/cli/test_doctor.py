@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sqlite3
 import sys
 import uuid
 from contextlib import closing
@@ -14,8 +15,10 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from codex_workspace.cli.checks import Facts, Finding, check_config, check_provider
 from codex_workspace.cli.doctor import CHECKS, ONLINE, TESTED_VERSIONS, run_check
+from codex_workspace.common.errors import CodexCannotStart, CodexError
 from codex_workspace.devkit.model import scripted_model
 from codex_workspace.server.app import bind
+from codex_workspace.storage.schema import SDK_TABLES, metadata
 from tests.e2e.agent_process import REPOSITORY, SECRET, AgentSetup, running_agent
 
 COMMAND = (sys.executable, "-m", "codex_workspace", "doctor")
@@ -85,6 +88,7 @@ def test_with_codex_exec_no_app_server_is_started(tmp_path: Path) -> None:
     assert "sandbox works here; commands are not tried" in found["sandbox"]["finding"]
     assert "some: not started" in found["mcp servers"]["finding"]
     assert "names the variable B" in found["mcp servers"]["finding"]
+    assert found["mcp servers"]["remedy"] == "set those variables"
     home = tmp_path / "state" / "codex"
     home.mkdir()
     (home / "config.toml").write_text("[tui]\nnotifications = 17\n")
@@ -129,6 +133,7 @@ def test_a_missing_credential_leaves_with_2_and_the_rest_is_looked_at(env: dict[
     assert code == 2
     assert found["provider"]["status"] == "failed"
     assert "SCRIPTED_KEY" in found["provider"]["finding"]
+    assert found["provider"]["remedy"] == "set the credential, or choose another provider in config.yaml"
     assert found["handshake"] == {
         "check": "handshake",
         "status": "not run",
@@ -152,6 +157,7 @@ def test_a_codex_that_does_not_answer_leaves_with_3(env: dict[str, str], tmp_pat
     assert found["codex"]["status"] == "ok"
     assert found["handshake"]["status"] == "failed"
     assert found["handshake"]["finding"].startswith("codex cannot start: it ended with exit code 0")
+    assert found["handshake"]["remedy"].startswith("see codex's message above; check CODEX_BIN")
 
 
 def test_a_broken_config_toml_is_reported_with_its_path_and_exits_with_2(env: dict[str, str], tmp_path: Path) -> None:
@@ -161,6 +167,7 @@ def test_a_broken_config_toml_is_reported_with_its_path_and_exits_with_2(env: di
     code, found = reports(env | {"CODEX_HOME": str(home)})
     assert (code, found["handshake"]["status"]) == (2, "failed")
     assert str(home / "config.toml") in found["handshake"]["finding"]
+    assert found["handshake"]["remedy"] == "correct this and run the doctor again"
     assert "codex-workspace-doctor-" not in json.dumps(found)
 
 
@@ -171,7 +178,9 @@ def test_folders_that_cannot_be_used_leave_with_1(env: dict[str, str], tmp_path:
     assert code == 1
     for name in ("state", "codex home"):
         assert found[name]["status"] == "failed"
-        assert found[name]["finding"] == f"cannot write to {state}: Not a directory"
+        assert found[name]["finding"].endswith(f"cannot be used: {state} is a file")
+    assert "choose another folder with WORKSPACE_STATE_DIR" in found["state"]["remedy"]
+    assert "choose another folder with CODEX_HOME" in found["codex home"]["remedy"]
 
 
 def test_a_port_in_use_exits_with_1(env: dict[str, str]) -> None:
@@ -240,8 +249,42 @@ def test_a_database_is_checked_without_showing_its_password(
     found = find("database", given)
     assert found.status == status
     assert found.finding.startswith(finding.format(folder=tmp_path))
+    assert ("correct DATABASE_URL, or remove it" in found.remedy) == (status == "failed")
     assert "hidden-word" not in found.finding
     assert facts(given).redact("hidden-word") == ("***" if "hidden-word" in url else "hidden-word")
+
+
+def test_a_damaged_database_may_be_set_aside_and_a_newer_one_not(env: dict[str, str], tmp_path: Path) -> None:
+    given = env | {"DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/agent.sqlite3"}
+    (tmp_path / "agent.sqlite3").write_text("no database")
+    damaged = find("schema", given)
+    assert (damaged.status, "doctor --set-aside" in damaged.remedy) == ("failed", True)
+    (tmp_path / "agent.sqlite3").unlink()
+    with closing(sqlite3.connect(tmp_path / "agent.sqlite3")) as database:
+        database.execute("CREATE TABLE schema_version (version INTEGER, created_at FLOAT)")
+        database.execute("INSERT INTO schema_version VALUES (99, 0)")
+        for table in (*metadata.tables, *SDK_TABLES):
+            database.execute(f"CREATE TABLE IF NOT EXISTS {table} (x)")
+        database.commit()
+    newer = find("schema", given)
+    assert (newer.status, newer.remedy) == ("failed", "correct this and run the doctor again")
+    assert "schema version 99" in newer.finding
+
+
+@pytest.mark.parametrize(
+    ("error", "finding", "remedy"),
+    [
+        (CodexError("gone"), "no command could be run: gone", "see the handshake check"),
+        (CodexCannotStart("no sandbox"), "no sandbox", "see docs/sandbox.md"),
+    ],
+)
+def test_a_failed_sandbox_check_names_the_remedy(
+    env: dict[str, str], error: CodexError, finding: str, remedy: str
+) -> None:
+    known = facts(env)
+    known.sandbox = error
+    (check,) = (check for check in CHECKS if check.name == "sandbox")
+    assert run_check(check, known, {}) == (Finding("failed", finding, remedy), 3)
 
 
 def test_a_workspace_that_cannot_be_written_is_a_warning(env: dict[str, str]) -> None:
