@@ -136,7 +136,8 @@ class Inbox:
             rows = await self._client.activity(since_id=self._cursor.row_id, limit=PAGE)
         else:
             window_s = min(time.time() - self._since, LONGEST_WINDOW_S)
-            rows = (await look_back(self._client, lambda _row: True, since_s=int(window_s)))[::-1]
+            # The rest of the window is read after the cursor, once there is one.
+            rows = (await look_back(self._client, lambda _row: True, since_s=int(window_s), keep=PAGE))[::-1]
         for row in rows:
             if row.id not in self._read_at:
                 if self._dispatcher.free_slots(self._slots) <= 0:

@@ -54,6 +54,7 @@ MAX_WAITING: Final = 100
 """Replies that wait for one peer; the oldest is dropped."""
 
 LOOK_BACK_PAGE: Final = 100
+MAX_PAGES: Final = 1000
 
 ROW_AGE_S: Final = 3600.0
 """How much older than the outbox message the row of a pushed message may be, by the platform's clock."""
@@ -164,24 +165,29 @@ async def look_back(
     *,
     since_s: int | None = None,
     only_newest: bool = False,
+    keep: int | None = None,
 ) -> list[ActivityRow]:
     """Read the activity from its newest row backwards; return the matching rows, newest first.
 
     Reading ends at `since` (seconds since 1970, the platform's clock), `since_s` seconds ago, or, with `only_newest`,
-    with the page that has a matching row.
+    with the page that has a matching row; at the latest after `MAX_PAGES`. `keep`: return only so many, the oldest.
     """
-    found: list[ActivityRow] = []
+    found: deque[ActivityRow] = deque(maxlen=keep)
     seen = set[str]()
     before: str | None = None
-    while True:
+    for _ in range(MAX_PAGES):
         rows = await client.activity(before_ts=before, since_secs=since_s, limit=LOOK_BACK_PAGE)
         new = [row for row in reversed(rows) if row.id not in seen]
         found += filter(matches, new)
         if not rows or (only_newest and found) or parse_time(rows[0].created_at) < since:
-            return found
+            break
+        if not new and before == rows[0].created_at:
+            # The platform does not read on: the timestamp is invalid, or included in the page before it.
+            break
         seen |= {row.id for row in new}
         # The next page begins with the moment at which this one ends: there may be more rows of it.
         before = just_after(rows[0].created_at) if new else rows[0].created_at
+    return list(found)
 
 
 async def find_row(client: PlatformClient, message: OutboxMessage) -> ActivityRow | None:

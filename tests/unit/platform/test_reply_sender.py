@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 
 from codex_workspace.devkit.platform.app import StandInPlatform, running_platform
@@ -18,6 +19,7 @@ from codex_workspace.platform.reply_sender import ReplySender, look_back
 from codex_workspace.storage.outbox import Outbox, OutboxMessage, Route
 from codex_workspace.storage.store import open_store
 from tests.support.platform_agent import ME, PEER
+from tests.unit.platform.test_client import Far
 
 
 @dataclass
@@ -133,3 +135,22 @@ async def test_look_back_ends_at_the_given_time_or_with_the_first_match(tmp_path
         assert await summaries(0.0) == expected
         assert (await summaries(0.0, only_newest=True))[0] == "199"
         assert len(await summaries(time.time() + 60)) < len(expected)
+
+
+@pytest.mark.parametrize("created_at", ["2026-08-01T00:00:00Z", "no time"])
+async def test_look_back_ends_if_the_platform_shows_the_same_rows_again(tmp_path: Path, created_at: str) -> None:
+    pages = [[{"id": "a", "created_at": created_at}]] * 5
+    far = Far([httpx.Response(200, json=page) for page in pages])
+    async with open_platform_client(
+        "http://platform.test", ME, WorkspaceToken(tmp_path / "token"), httpx.MockTransport(far)
+    ) as api:
+        assert [row.id for row in await look_back(api, lambda _row: True)] == ["a"]
+
+
+async def test_look_back_reads_a_limited_number_of_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_sender, "MAX_PAGES", 3)
+    far = Far([httpx.Response(200, json=[{"id": str(number), "created_at": "no time"}]) for number in range(10)])
+    async with open_platform_client(
+        "http://platform.test", ME, WorkspaceToken(tmp_path / "token"), httpx.MockTransport(far)
+    ) as api:
+        assert [row.id for row in await look_back(api, lambda _row: True, keep=2)] == ["1", "2"]
