@@ -115,20 +115,22 @@ class Inbox:
             await self._release_held()
             if self._dispatcher.free_slots(self._slots) > 0:
                 await self._read()
-        except CursorLost:
-            logger.warning("the inbox's cursor is lost; reading again from its time on, without the completed rows")
-            if self._cursor is not None:
-                self._since, self._cursor = parse_time(self._cursor.created_at) - CLOCK_SKEW_S, None
         except WorkspaceRemoved:
             raise
         except PlatformError as error:
-            pause_s = max(backoff(POLL_S, LONGEST_PAUSE_S, self._failures), error.retry_after_s)
-            self._failures += 1
-            log = logger.warning if self._failures == WARN_AFTER else logger.info
-            log("cannot read the inbox: %s Retrying in about %.1f s", error, pause_s)
-            return pause_s
+            if self._cursor is None or not isinstance(error, CursorLost):
+                return self._pause_after(error)
+            logger.warning("the inbox's cursor is lost; reading again from its time on, without the completed rows")
+            self._since, self._cursor = parse_time(self._cursor.created_at) - CLOCK_SKEW_S, None
         self._failures = 0
         return RESULTS_POLL_S if self._only_results else POLL_S
+
+    def _pause_after(self, error: PlatformError) -> float:
+        pause_s = max(backoff(POLL_S, LONGEST_PAUSE_S, self._failures), error.retry_after_s)
+        self._failures += 1
+        log = logger.warning if self._failures == WARN_AFTER else logger.info
+        log("cannot read the inbox: %s Retrying in about %.1f s", error, pause_s)
+        return pause_s
 
     async def _read(self) -> None:
         """Read the rows after the cursor and take the new ones, as far as there are slots."""

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 
 from codex_workspace.devkit.platform.app import running_platform
@@ -41,6 +42,30 @@ async def polling(folder: Path, api: PlatformClient) -> AsyncIterator[Recorder]:
         tasks.start_soon(Inbox(api, store.outbox, recorder, 10).run, anyio.Event())
         yield recorder
         tasks.cancel_scope.cancel()
+
+
+async def test_an_error_410_without_a_cursor_is_a_failure_with_growing_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(inbox, "POLL_S", 0.001)
+    polls = 0
+
+    async def respond(_request: httpx.Request) -> httpx.Response:
+        await anyio.lowlevel.checkpoint()
+        nonlocal polls
+        polls += 1
+        return httpx.Response(410, json={"error": "gone"})
+
+    token = WorkspaceToken(tmp_path / "token")
+    with anyio.fail_after(5):
+        async with (
+            open_platform_client("http://platform.test", ME, token, httpx.MockTransport(respond)) as api,
+            polling(tmp_path, api),
+        ):
+            while polls <= inbox.WARN_AFTER + 1:
+                await anyio.sleep(0.001)
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("cannot read the inbox")
 
 
 async def test_only_one_page_of_rows_is_kept_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
