@@ -128,22 +128,22 @@ class CodexAppServerExecutor(AgentExecutor):
         assert message is not None
         prompt_id = context.call_context.state.get(ANSWERED_PROMPT)
         if _is_resumed_answer(context) or (job is None and prompt_id is not None):
-            # The question ended with its process or with its task; the task's own message is resumed.
-            await self._settle(context, message)
+            # The question no longer exists: its process or its task has ended. The task's own message is resumed.
+            await self._complete_delivery(context, message)
             return
         if job is None:
             job = self._start(context, event_queue)
         else:
-            await self._settle(context, message)
+            await self._complete_delivery(context, message)
             job.receive(message, event_queue, prompt_id)
-        await job.rested()
+        await job.wait_or_raise()
 
     def _start(self, context: RequestContext, event_queue: EventQueue) -> Job:
         job = self._jobs[task_and_context_ids(context)[0]] = Job(self, context, event_queue)
         if self._stopping and self.policy is RecoveryPolicy.FAIL:
             job.stop(Outcome(TaskState.TASK_STATE_REJECTED, STOPPING))
         elif self._stopping:
-            job.set_aside()
+            job.suspend()
         self._tasks.start_soon(self._run, job)
         return job
 
@@ -153,7 +153,7 @@ class CodexAppServerExecutor(AgentExecutor):
         finally:
             del self._jobs[job.task_id]
 
-    async def _settle(self, context: RequestContext, message: Message) -> None:
+    async def _complete_delivery(self, context: RequestContext, message: Message) -> None:
         """Record that an answer to a question needs no answer of its own."""
         await self.deliveries.complete(DeliveryKey(context.call_context.user.user_name, message.message_id))
 
@@ -173,18 +173,18 @@ class CodexAppServerExecutor(AgentExecutor):
             await job.over.wait()
 
     async def drain(self, grace_s: float) -> None:
-        """Start nothing more, give running turns `grace_s` seconds, and set the other tasks aside.
+        """Start no more turns, let running turns continue for `grace_s` seconds, and suspend the other tasks.
 
         The next process resumes those tasks; if the operator turned recovery off, they fail now. Tasks that ask a
-        question are set aside in any case.
+        question are always suspended.
         """
         self._stopping = True
         with anyio.move_on_after(grace_s):
-            await self._all_at_rest()
+            await self._all_idle()
         if self.policy is RecoveryPolicy.FAIL:
             await self._fail_all()
         for job in list(self._jobs.values()):
-            job.set_aside()
+            job.suspend()
         with anyio.move_on_after(STOP_TIMEOUT_S):
             await self._all_over()
         for job in self._jobs.values():
@@ -197,11 +197,11 @@ class CodexAppServerExecutor(AgentExecutor):
             sentence = STOPPED if job.turn is not None else NOT_BEGUN
             job.stop(Outcome(TaskState.TASK_STATE_FAILED, sentence, code("agentStopped")))
         with anyio.move_on_after(STOP_TIMEOUT_S):
-            await self._all_at_rest()
+            await self._all_idle()
 
-    async def _all_at_rest(self) -> None:
+    async def _all_idle(self) -> None:
         while jobs := self._active():
-            await jobs[0].at_rest()
+            await jobs[0].wait_until_idle()
 
     async def _all_over(self) -> None:
         for job in list(self._jobs.values()):
@@ -224,11 +224,11 @@ class CodexAppServerExecutor(AgentExecutor):
 
 
 def _is_handled(context: RequestContext) -> bool:
-    """Return whether a handler of this agent passes the request on, and not a foreign host."""
+    """Return whether the request comes from a handler of this agent, and not from another host."""
     return not context.call_context.state.keys().isdisjoint((HANDLED, RESUMED))
 
 
 def _is_resumed_answer(context: RequestContext) -> bool:
-    """Return whether a resumed message was an answer to a question: then it named its task."""
+    """Return whether a resumed message was an answer to a question; only an answer contains a task ID."""
     delivery = context.call_context.state.get(RESUMED)
     return isinstance(delivery, Delivery) and bool(SendMessageRequest.FromString(delivery.request).message.task_id)

@@ -1,4 +1,4 @@
-"""`Job` answers one message: it waits for its turn, runs it, serves its questions, and ends its task."""
+"""`Job` answers one message: it waits in the queue, runs the turn, handles its questions, and ends the task."""
 
 import logging
 import math
@@ -46,11 +46,11 @@ from codex_workspace.storage.deliveries import (
     message_digest,
 )
 from codex_workspace.tasks.approval_answers import (
-    HELD_UP,
+    BLOCKED,
     NO_ANSWER,
+    QUESTION_LOST,
     TIMED_OUT,
     TOO_LATE,
-    VOID,
     OpenQuestion,
     ReceivedAnswer,
     UnclearAnswer,
@@ -79,15 +79,15 @@ from codex_workspace.tasks.telemetry import MessageTelemetry, Telemetry, TurnTel
 logger = logging.getLogger(__name__)
 
 AGENT_ENDED: Final = "the agent ended during the turn"
-"""Why a turn was interrupted that an earlier process had started."""
+"""The reason for the interruption of a turn that an earlier process started."""
 
 
 class TurnInterrupted(CodexError):
-    """The process of a turn died, and the turn was not being stopped."""
+    """Codex died during a turn that was not being stopped."""
 
 
 class AgentServices(Protocol):
-    """What all jobs share; `CodexAppServerExecutor` provides it."""
+    """The services that all jobs share; implemented by `CodexAppServerExecutor`."""
 
     telemetry: Telemetry
     threads: ThreadRegistry[Thread]
@@ -130,10 +130,10 @@ class Job:
         before = context.current_task.artifacts if context.current_task is not None else []
         self._reply = Reply(self.task_id, self.context_id, live, before)
         self._turn_id: str | None = None
-        self._at_rest = anyio.Event()
-        self._life = anyio.CancelScope()
-        self._waiting = anyio.CancelScope()
-        self._stopped_as: Outcome | None = None
+        self._idle = anyio.Event()
+        self._run_scope = anyio.CancelScope()
+        self._queue_scope = anyio.CancelScope()
+        self._stop_outcome: Outcome | None = None
         self._question: OpenQuestion | None = None
         self._answers: deque[ReceivedAnswer] = deque()
         self._joined: Job | None = None
@@ -143,36 +143,36 @@ class Job:
         """Whether the task waits for an answer to a question."""
         return self._question is not None
 
-    async def rested(self) -> None:
-        """Wait until the job is over or asks a question; raise the error that ended it without a terminal status."""
-        await self.at_rest()
+    async def wait_or_raise(self) -> None:
+        """Wait until the job is over or asks a question; raise an error that ended it without a terminal status."""
+        await self.wait_until_idle()
         if self.error is not None:
             raise self.error
 
-    async def at_rest(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until the job is over or asks a question."""
-        await self._at_rest.wait()
+        await self._idle.wait()
 
     def receive(self, message: Message, event_queue: EventQueue, prompt_id: str | None = None) -> None:
-        """Accept an answer to the question with message id `prompt_id`; further events go to `event_queue`."""
+        """Accept an answer to the question with message id `prompt_id`; further events are sent to `event_queue`."""
         self._answers.append(ReceivedAnswer(message, prompt_id))
         self._queue = event_queue
-        self._at_rest = anyio.Event()
+        self._idle = anyio.Event()
         if self.over.is_set():
-            self._at_rest.set()
+            self._idle.set()
         elif self.turn is not None:
             self.turn.wake()
 
-    async def held_up_by(self, asking: "Job") -> None:
+    async def notify_blocked_by(self, asking: "Job") -> None:
         """Send the notice that this task waits until a question of another task is answered."""
-        say = self._reply.waits if self._joined is None else self._reply.notice
-        await self._send([say(HELD_UP.format(task_id=asking.task_id))])
+        notice = self._reply.waits if self._joined is None else self._reply.notice
+        await self._send([notice(BLOCKED.format(task_id=asking.task_id))])
 
     def stop(self, outcome: Outcome) -> None:
         """End the task with `outcome`: leave the queue, or interrupt the turn."""
-        self._stopped_as = self._stopped_as or outcome
+        self._stop_outcome = self._stop_outcome or outcome
         if self.turn is None:
-            self._waiting.cancel()
+            self._queue_scope.cancel()
         else:
             self.turn.interrupt()
 
@@ -181,26 +181,26 @@ class Job:
         if self.turn is not None:
             self.turn.kill()
 
-    def set_aside(self) -> None:
-        """Leave the task as it is, to be resumed by the next process."""
-        self._life.cancel()
+    def suspend(self) -> None:
+        """Leave the task unfinished; the next process resumes it."""
+        self._run_scope.cancel()
 
     async def run(self) -> None:
-        """Answer the message: the task object first, a terminal status last, and no exception in between."""
+        """Answer the message: send the task first and a terminal status last. Exceptions are stored in `error`."""
         message_id, services = self._message.message_id or self.task_id, self._services
-        telemetry = services.telemetry.message(self.task_id, self.context_id, self._context.call_context.state)
+        recorded = services.telemetry.message(self.task_id, self.context_id, self._context.call_context.state)
         claim = services.admission.claim(self.owner, self.context_id, message_id)
         try:
-            with telemetry as watch, self._life, claim as slot:
+            with recorded as telemetry, self._run_scope, claim as slot:
                 self._slot = slot
-                await self._work(watch)
+                await self._work(telemetry)
         except Exception as error:
-            # The request that waits for the task gets it; other tasks are not affected.
+            # Only the request that waits for this task raises the error.
             logger.log(logging.INFO if isinstance(error, UnsupportedOperationError) else logging.ERROR, "%s", error)
             self.error = error
         finally:
             self.over.set()
-            self._at_rest.set()
+            self._idle.set()
 
     @property
     def _message(self) -> Message:
@@ -208,7 +208,7 @@ class Job:
         assert message is not None
         return message
 
-    async def _work(self, watch: MessageTelemetry) -> None:
+    async def _work(self, telemetry: MessageTelemetry) -> None:
         if self._context.current_task is None:
             await self._send([self._reply.opened(self._message)])
         delivery = self._delivery = await self._stored()
@@ -216,20 +216,20 @@ class Job:
             self.ended = Task.FromString(delivery.ending)
             await self._send(replay_events(self.ended))
             return
-        ended = await self._answer(watch)
+        ended = await self._answer(telemetry)
         # The answer is stored before it is sent.
         await self._services.deliveries.mark_answered(delivery.key, ended.SerializeToString())
         self.ended = ended
-        watch.ended(TASK_OUTCOMES[ended.status.state])
+        telemetry.ended(TASK_OUTCOMES[ended.status.state])
         await self._send([*self._close_question(), *closing_events(ended)])
 
     async def _stored(self) -> Delivery:
-        """Return the stored message; store it here if the host has not, or has stored it elsewhere."""
+        """Return the stored message; store it if the host has not stored it in this database."""
         state, deliveries = self._context.call_context.state, self._services.deliveries
         match state.get(RESUMED) or state.get(RECORDED):
             case Delivery() as resumed:
                 return resumed
-            case RecordedMessage(delivery, by) if by is deliveries:
+            case RecordedMessage(delivery, source) if source is deliveries:
                 return delivery
         key = DeliveryKey(self.owner, self._message.message_id)
         known = await deliveries.find_by_task(self.task_id)
@@ -241,30 +241,30 @@ class Job:
             raise UnsupportedOperationError(message=f"message {key.message_id} is answered by another task")
         return accepted
 
-    async def _answer(self, watch: MessageTelemetry) -> Task:
+    async def _answer(self, telemetry: MessageTelemetry) -> Task:
         """Run the turn and return the finished task."""
         reply = self._reply
         try:
-            with self._waiting:
-                return await self._run(watch)
+            with self._queue_scope:
+                return await self._run(telemetry)
         except InputRefused as error:
             return reply.ended(Outcome(TaskState.TASK_STATE_REJECTED, str(error), code("inputRefused")))
         except AgentError as error:
             logger.warning("task %s failed: %s", self.task_id, error)
-            return reply.ended(self._stopped_as or self._failed(error.public, type(error).__name__))
+            return reply.ended(self._stop_outcome or self._failed(error.public, type(error).__name__))
         except Exception:
             logger.exception("task %s failed with an unexpected error", self.task_id)
             return reply.ended(self._failed(INTERNAL_ERROR, "internal"))
         return reply.ended(self._canceled())
 
     def _canceled(self) -> Outcome:
-        outcome = self._stopped_as or canceled_outcome()
+        outcome = self._stop_outcome or canceled_outcome()
         if self._joined is None:
             return outcome
-        given = f"Its text was already given to task {self._joined.task_id}."
-        return replace(outcome, sentence=f"{outcome.sentence} {given}".strip())
+        addition = f"Task {self._joined.task_id} already received its text."
+        return replace(outcome, sentence=f"{outcome.sentence} {addition}".strip())
 
-    async def _run(self, watch: MessageTelemetry) -> Task:
+    async def _run(self, telemetry: MessageTelemetry) -> Task:
         services, task = self._services, self._context.current_task
         request = self.request = await services.requests.read(self._message, self.task_id)
         thread = services.threads.get(self.owner, self.context_id)
@@ -273,18 +273,18 @@ class Job:
         if not self._is_resumed and request.mid_turn is MidTurn.INTERRUPT:
             request = self.request = await self._supersede(request)
         if self._is_resumed and task is not None and task.status.state in AWAITING_INPUT:
-            await self._send([self._reply.notice(VOID)])
+            await self._send([self._reply.notice(QUESTION_LOST)])
         for other in services.jobs_before(self):
             if other.is_asking:
-                await self.held_up_by(other)
-        async with AsyncExitStack() as held:
-            with watch.waiting():
-                # The thread first, then a slot: a message that waits for its thread must not occupy a slot.
-                lease = await held.enter_async_context(thread.lease())
-                await held.enter_async_context(services.admission.turn(self._slot))
-            return await self._run_turns(lease, request, watch)
+                await self.notify_blocked_by(other)
+        async with AsyncExitStack() as stack:
+            with telemetry.waiting():
+                # First the thread, then a slot: a message that waits for its thread must not occupy a slot.
+                lease = await stack.enter_async_context(thread.lease())
+                await stack.enter_async_context(services.admission.turn(self._slot))
+            return await self._run_turns(lease, request, telemetry)
 
-    async def _run_turns(self, lease: ThreadLease, request: TurnRequest, watch: MessageTelemetry) -> Task:
+    async def _run_turns(self, lease: ThreadLease, request: TurnRequest, telemetry: MessageTelemetry) -> Task:
         """Run turns until one has ended, or the recovery policy gives up."""
         step: TurnInput | TurnCompleted | str = request.turn_input
         deliveries, delivery = self._services.deliveries, self._delivery
@@ -296,8 +296,8 @@ class Job:
             step = next_step(self._services.policy, found, request.turn_input, deaths, restarts, AGENT_ENDED)
         while not isinstance(step, str | TurnCompleted):
             try:
-                with watch.turn() as turn:
-                    return await self._turn(lease, step, request.options, turn)
+                with telemetry.turn() as turn_telemetry:
+                    return await self._turn(lease, step, request.options, turn_telemetry)
             except TurnInterrupted as interrupted:
                 why = str(interrupted)
                 deaths = await deliveries.count_codex_death(delivery.key)
@@ -315,11 +315,11 @@ class Job:
         """Find out how the message's earlier turns ended."""
         delivery = self._delivery
         found = await lease.recorded_end(f"{delivery.task_id}/", request.turn_input, self._turn_id or delivery.turn_id)
-        logger.info("resuming task %s: %s; history says %s", self.task_id, why, found)
+        logger.info("resuming task %s: %s; codex's history: %s", self.task_id, why, found)
         return found
 
     async def _turn(
-        self, lease: ThreadLease, turn_input: TurnInput, options: TurnOptions, watch: TurnTelemetry
+        self, lease: ThreadLease, turn_input: TurnInput, options: TurnOptions, telemetry: TurnTelemetry
     ) -> Task:
         """Run one turn to its end.
 
@@ -330,25 +330,25 @@ class Job:
             async with lease.turn(turn_input, self._new_client_message_id(), options) as started:
                 turn = self.turn = started.turn
                 self._turn_id = turn.turn_id
-                if self._stopped_as is not None:
+                if self._stop_outcome is not None:
                     turn.interrupt()
                 notes = [self._reply.notice(self._services.redactor(started.note))] if started.note else []
-                watch.began(turn)
+                telemetry.began(turn)
                 async with self._recording_start(turn):
                     await self._send([self._reply.working(), *notes])
-                    await self._follow(turn, watch)
+                    await self._follow(turn, telemetry)
         except CodexGone as gone:
             self.turn = None
-            if self._stopped_as is not None:
+            if self._stop_outcome is not None:
                 raise
             raise TurnInterrupted(gone.public) from gone
         return self._reply.ended(self._outcome(turn))
 
     @asynccontextmanager
     async def _recording_start(self, turn: RunningTurn) -> AsyncIterator[None]:
-        """Store that the turn has started, at the same time as the block runs.
+        """Store that the turn has started, while the block runs; the end of the block waits for the write.
 
-        Only the end of the turn has to wait for this: codex's history knows the turn as well.
+        The turn itself need not wait, because codex's history also contains it.
         """
         stored = anyio.Event()
 
@@ -361,22 +361,22 @@ class Job:
             try:
                 yield
             except CodexGone:
-                # A cancelled query closes its connection.
+                # Cancelling the query would close its database connection.
                 await stored.wait()
                 raise
 
-    async def _follow(self, turn: RunningTurn, watch: TurnTelemetry) -> None:
+    async def _follow(self, turn: RunningTurn, telemetry: TurnTelemetry) -> None:
         """Send the turn's events until it has ended, text at most ten times per second."""
         reply, redactor = self._reply, EventRedactor(self._services.redactor)
         while turn.ended is None:
             out: list[A2AEvent] = []
             due = self._question.deadline if self._question is not None else reply.due
             for event in await turn.receive(by=math.inf if due is None else due):
-                watch.see(event)
+                telemetry.see(event)
                 for redacted in redactor.redact(event):
                     out += reply.apply(redacted, anyio.current_time())
             if self._question is not None:
-                self._question.held += out
+                self._question.held_events += out
             else:
                 now, due = anyio.current_time(), reply.due
                 await self._send([*out, *(reply.flush(now) if due is not None and now >= due else [])])
@@ -385,7 +385,7 @@ class Job:
     # --- Requests of codex: tool calls and questions ---
 
     async def _serve_requests(self, turn: RunningTurn) -> None:
-        """Serve codex's pending requests, as far as answers to its questions have arrived."""
+        """Answer codex's pending requests until one of them needs an answer that has not arrived."""
         services = self._services
         while turn.ended is None:
             pending, question = turn.pending, self._question
@@ -424,27 +424,27 @@ class Job:
         question.prompt_id = asking.status.message.message_id
         await self._send([*self._reply.flush(anyio.current_time()), asking])
         for other in self._services.jobs_after(self):
-            await other.held_up_by(self)
-        self._services.admission.step_aside(self._slot)
-        self._at_rest.set()
+            await other.notify_blocked_by(self)
+        self._services.admission.release_slot(self._slot)
+        self._idle.set()
 
     async def _resume_work(self, notes: Sequence[A2AEvent] = ()) -> None:
-        """Continue after a question: wait for a slot, then send what was held back."""
-        held = self._close_question()
-        if self._at_rest.is_set():
-            self._at_rest = anyio.Event()
-        await self._services.admission.step_back(self._slot)
-        await self._send([self._reply.working(), *notes, *held])
+        """Continue after a question: wait for a slot, then send the events that were held back."""
+        held_events = self._close_question()
+        if self._idle.is_set():
+            self._idle = anyio.Event()
+        await self._services.admission.reacquire_slot(self._slot)
+        await self._send([self._reply.working(), *notes, *held_events])
 
     def _close_question(self) -> list[A2AEvent]:
         """Drop the open question; return the events that were held back."""
         question, self._question = self._question, None
-        return question.held if question is not None else []
+        return question.held_events if question is not None else []
 
     # --- Messages that arrive during another turn ---
 
     async def _join(self, request: TurnRequest) -> Task | None:
-        """Add the message to the running turn and return that turn's end; None if no turn accepts it."""
+        """Add the message to the running turn and return its task's end; None if no turn accepts it."""
         other = next((job for job in self._services.jobs_before(self) if job.turn and not job.is_asking), None)
         turn = other.turn if other is not None else None
         client_message_id = self._new_client_message_id()
@@ -456,7 +456,7 @@ class Job:
         await self._send([self._reply.working(), self._reply.notice(note)])
         await other.over.wait()
         if other.ended is None:
-            raise CodexGone("the task whose turn this message joined did not end")
+            raise CodexGone("the task whose turn this message joined was not completed")
         return self._reply.ended_as(other.ended)
 
     async def _supersede(self, request: TurnRequest) -> TurnRequest:
@@ -478,7 +478,7 @@ class Job:
 
     def _outcome(self, turn: RunningTurn) -> Outcome:
         usage = usage_metadata(turn.usage, turn.thread_usage)
-        outcome = self._stopped_as or turn_outcome(turn.ended, self._services.redactor)
+        outcome = self._stop_outcome or turn_outcome(turn.ended, self._services.redactor)
         return replace(outcome, metadata={**outcome.metadata, **usage})
 
     def _failed(self, sentence: str, reason: str) -> Outcome:

@@ -73,8 +73,8 @@ _RECOMMENDED: Final = " (recommended)"
 TIMED_OUT: Final = Declined()
 """The decision if no answer arrives in time."""
 
-VOID: Final = "The agent restarted while it waited for an answer. It continues, and may ask again."
-HELD_UP: Final = (
+QUESTION_LOST: Final = "The agent restarted while it waited for an answer. It continues, and may ask again."
+BLOCKED: Final = (
     "Task {task_id} in this context asks a question first. To answer it, send a message with taskId {task_id}."
 )
 NO_ANSWER: Final = "No answer within {timeout_s:g} s; treated as declined."
@@ -101,20 +101,20 @@ class ReceivedAnswer:
 
 @dataclass(slots=True)
 class OpenQuestion:
-    """A question that waits for an answer until `deadline`; `held` are the events to send after it is answered."""
+    """A question that waits for an answer until `deadline`; `held_events` are sent after it is answered."""
 
     pending: PendingRequest
     question: Question
     deadline: float
     prompt_id: str = ""
-    held: list[A2AEvent] = field(default_factory=list)
+    held_events: list[A2AEvent] = field(default_factory=list)
 
     def prompt(self, redactor: Redactor, unclear: UnclearAnswer | None = None) -> tuple[str, JsonObject]:
         """Return the question for people and for programs; after an unclear answer it says why it is asked again."""
         prompt = approval_prompt(self.question)
         data = redact_value(approval_data(self.question), redactor)
-        told = prompt if unclear is None else f"{unclear.sentence}\n\n{prompt}"
-        return redactor(told), {"questionId": self.pending.id, **data}
+        text = prompt if unclear is None else f"{unclear.sentence}\n\n{prompt}"
+        return redactor(text), {"questionId": self.pending.id, **data}
 
     def decide(self, answers: deque[ReceivedAnswer], now: float) -> Decision | UnclearAnswer | None:
         """Return what the next answer decides; None while there is no answer and time is left."""

@@ -138,7 +138,7 @@ class AdmissionControl:
         if key in self._slots_by_message:
             yield
             return
-        self._forget_broken_promises()
+        self._remove_broken_promises()
         self._check(owner, context_id)
         slot = self._slots_by_message[key] = QueueSlot(owner, context_id, _Phase.PROMISED, self.clock())
         try:
@@ -168,25 +168,25 @@ class AdmissionControl:
             yield
         finally:
             if slot.phase is _Phase.RUNNING:
-                self._give_back(slot)
+                self._release(slot)
 
-    def step_aside(self, slot: QueueSlot) -> None:
+    def release_slot(self, slot: QueueSlot) -> None:
         """Let another turn run while a question is open; does nothing for a slot that is not running."""
         if slot.phase is _Phase.RUNNING:
-            self._give_back(slot)
+            self._release(slot)
             slot.phase = _Phase.ASKING
 
-    async def step_back(self, slot: QueueSlot) -> None:
+    async def reacquire_slot(self, slot: QueueSlot) -> None:
         """Wait until the turn may run again; does nothing for a running slot."""
         if slot.phase is _Phase.ASKING:
             await self._slots.acquire()
             slot.phase, slot.since = _Phase.RUNNING, self.clock()
 
-    def _give_back(self, slot: QueueSlot) -> None:
+    def _release(self, slot: QueueSlot) -> None:
         self._durations.append(self.clock() - slot.since)
         self._slots.release()
 
-    def _forget_broken_promises(self) -> None:
+    def _remove_broken_promises(self) -> None:
         too_old = self.clock() - PROMISE_S
         broken = [key for key, slot in self._slots_by_message.items() if _is_broken(slot, too_old)]
         for key in broken:

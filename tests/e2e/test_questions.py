@@ -16,7 +16,7 @@ from google.protobuf.struct_pb2 import Value
 
 from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.model_requests import Message, Output
-from codex_workspace.tasks.approval_answers import VOID
+from codex_workspace.tasks.approval_answers import QUESTION_LOST
 from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.support.waiting import HANG_S, eventually
@@ -202,7 +202,7 @@ async def test_a_question_lost_with_its_process_is_asked_again(setup: AgentSetup
         done = await client.finished(seen.task_id)
         assert done.state == COMPLETED
         history = await client.history(seen.task_id)
-        assert VOID in history
+        assert QUESTION_LOST in history
         assert not outside_file(setup).exists()
 
 
