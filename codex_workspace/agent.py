@@ -69,12 +69,12 @@ LOOPBACK: Final = "127.0.0.1"
 
 SECONDS_PER_DAY: Final = 86400.0
 
-ASKING: Final[Mapping[str, str]] = {
+QUESTION_FEATURES: Final[Mapping[str, str]] = {
     "features.request_permissions_tool": "true",
     "features.default_mode_request_user_input": "true",
     "suppress_unstable_features_warning": "true",
 }
-"""Lets the model request permissions and ask questions; the last entry suppresses codex's warning about both."""
+"""Lets the model request permissions and ask questions; the last entry suppresses codex's warning about the others."""
 
 
 LOGIN_ON_DISK: Final[Mapping[str, str]] = {"cli_auth_credentials_store": '"file"'}
@@ -100,14 +100,14 @@ class Agent:
             return problem
         return await self.codex.not_ready_reason(READY_TIMEOUT_S)
 
-    async def wedged(self) -> str | None:
-        """Return the lasting reason why nothing can be answered, or None."""
+    async def lasting_problem(self) -> str | None:
+        """Return the lasting problem that prevents all answers, or None."""
         return await self.store.write_problem() or self.codex.broken_reason
 
 
 def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]:
-    """Return every secret that must not show up in a log or an answer."""
-    held = [
+    """Return every secret that must be redacted from logs and answers."""
+    secrets = [
         *settings.tokens.values(),
         *(_token_of(settings.platform).candidates() if settings.platform else ()),
         read_secret(settings.platform.secret_file) if settings.platform else None,
@@ -117,7 +117,7 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
         *settings.peer_tokens.values(),
         settings.metrics_token,
     ]
-    known = [secret.reveal() for secret in held if secret is not None]
+    known = [secret.reveal() for secret in secrets if secret is not None]
     return [
         *known,
         *(part for secret in known for part in tokens_in(secret)),
@@ -139,7 +139,7 @@ async def open_agent(
     `url` is the agent's address; the error of a second agent with the same state folder contains it.
 
     Raises:
-        ConfigError: another agent has the folder, CODEX_HOME's config.toml is broken, the database is damaged or
+        ConfigError: another agent uses the folder, CODEX_HOME's config.toml is broken, the database is damaged or
             newer, or a folder cannot be written.
     """
     prepare_state(settings)
@@ -154,51 +154,51 @@ async def open_agent(
             logger.warning("leaving out the MCP server %s: %s", name, why)
         launch = launch_of(settings, provider, env)
         await end_leftovers(launch.family)
-        scrub = Redactor(each for each in secrets_of(settings, provider) if len(each) >= SHORTEST_SECRET)
-        errands = FileRequests()
+        redactor = Redactor(each for each in secrets_of(settings, provider) if len(each) >= SHORTEST_SECRET)
+        file_requests = FileRequests()
         async with (
-            tracing(settings, scrub) as tracer,
+            tracing(settings, redactor) as tracer,
             open_store(settings.database_url.reveal()) as store,
             _pruning(settings, store),
-            _platform(settings, scrub) as platform,
-            _own_tools(settings, store, scrub, platform, errands) as tools,
-            _backend(settings, provider, launch, store, tools, errands) as backend,
-            _agent(settings, backend, store, Telemetry(tracer=tracer), scrub) as agent,
+            _platform(settings, redactor) as platform,
+            _agent_tools(settings, store, redactor, platform, file_requests) as tools,
+            _backend(settings, provider, launch, store, tools, file_requests) as backend,
+            _agent(settings, backend, store, Telemetry(tracer=tracer), redactor) as agent,
         ):
             yield replace(agent, platform=platform)
 
 
-def tracing(settings: Settings, scrub: Callable[[str], str]) -> AbstractAsyncContextManager[Tracer]:
+def tracing(settings: Settings, redactor: Callable[[str], str]) -> AbstractAsyncContextManager[Tracer]:
     """Export spans while the block is open, if the operator configured it."""
     if not settings.environment.has_traces:
         return nullcontext(NO_TRACER)
     headers = settings.trace_headers
-    return open_tracing(settings.config.name, None if headers is None else headers.reveal(), scrub)
+    return open_tracing(settings.config.name, None if headers is None else headers.reveal(), redactor)
 
 
 @asynccontextmanager
-async def _platform(settings: Settings, scrub: Redactor) -> AsyncIterator[PlatformClient | None]:
+async def _platform(settings: Settings, redactor: Redactor) -> AsyncIterator[PlatformClient | None]:
     """Open the platform's client, if a platform is configured; its tokens are redacted as soon as they are known."""
     platform = settings.platform
     if platform is None:
         yield None
         return
 
-    def learn(token: Secret) -> None:
+    def redact_token(token: Secret) -> None:
         if len(token.reveal()) >= SHORTEST_SECRET:
-            scrub.add(token.reveal())
+            redactor.add(token.reveal())
 
     token = _token_of(platform)
-    token.on_secret = learn
+    token.on_secret = redact_token
     async with open_platform_client(platform.url, platform.workspace_id, token) as api:
         yield api
 
 
 @asynccontextmanager
-async def _own_tools(
-    settings: Settings, store: Store, scrub: Redactor, platform: PlatformClient | None, errands: FileRequests
+async def _agent_tools(
+    settings: Settings, store: Store, redactor: Redactor, platform: PlatformClient | None, file_requests: FileRequests
 ) -> AsyncIterator["ToolServer | None"]:
-    """Serve the agent's own tools to the model, if they are enabled; under codex exec one of them hands over files."""
+    """Serve the agent's own tools to the model, if they are enabled; with codex exec, one tool returns files."""
     if not settings.has_agent_tools:
         yield None
         return
@@ -210,41 +210,40 @@ async def _own_tools(
         PeerClient(settings.config.peers, settings.peer_tokens),
         store.memories,
         store.conversations.newest,
-        hand_over=errands.hand_over if is_exec(settings) else None,
+        hand_over=file_requests.hand_over if is_exec(settings) else None,
     )
     if platform is not None:
         from codex_workspace.platform.tools import platform_toolbox
 
         names = [peer.name for peer in settings.config.peers]
         toolbox = platform_toolbox(toolbox, platform, names, [entry.name for entry in settings.config.principals])
-    # A turn that waits for a peer is silent.
+    # A turn produces no events while it waits for a peer.
     longest_wait_s = max(0.0, settings.config.codex.turn_inactivity_timeout_s - SPARE_S)
-    async with open_tool_server(toolbox, scrub, longest_wait_s) as tools:
+    async with open_tool_server(toolbox, redactor, longest_wait_s) as tools:
         yield tools
 
 
 @asynccontextmanager
 async def _agent(
-    settings: Settings, backend: Backend, store: Store, telemetry: Telemetry, scrub: Redactor
+    settings: Settings, backend: Backend, store: Store, telemetry: Telemetry, redactor: Redactor
 ) -> AsyncIterator[Agent]:
     policy = RecoveryPolicy(settings.config.codex.recovery)
     admission = AdmissionControl(settings.config.limits)
-    orders = _orders(settings, scrub, steers=backend.steers)
+    requests = _request_reader(settings, redactor, steers=backend.steers)
     async with task_group() as tasks:
-        patience_s = settings.config.codex.question_timeout_s
         executor = CodexAppServerExecutor(
             tasks,
             backend.threads,
             store.deliveries,
-            orders,
+            requests,
             policy,
-            scrub,
+            redactor,
             admission,
-            patience_s,
+            settings.config.codex.question_timeout_s,
             asks_people=_asks_people(settings),
             telemetry=telemetry,
         )
-        transcripts = TranscriptReader(settings.codex_home, store.deliveries.newest_thread, scrub)
+        transcripts = TranscriptReader(settings.codex_home, store.deliveries.newest_thread, redactor)
         try:
             yield Agent(executor, store, backend.lifecycle, admission, telemetry, transcripts)
         finally:
@@ -258,17 +257,18 @@ async def _backend(
     launch: Launch,
     store: Store,
     tools: "ToolServer | None",
-    errands: FileRequests,
+    file_requests: FileRequests,
 ) -> AsyncIterator[Backend]:
-    """Provide the backend, and stop its codex when the block is left."""
+    """Provide the backend while the block is open; then stop its codex."""
     if is_exec(settings):
-        yield exec_backend(settings, provider, launch, store.context_thread, tools.added_to if tools else None, errands)
+        add_tools = tools.added_to if tools else None
+        yield exec_backend(settings, provider, launch, store.context_thread, add_tools, file_requests)
         return
     async with task_group() as tasks:
         opener = _opener(launch, settings, thread_options(settings, provider))
-        codex = CodexSupervisor(tasks, opener, _supply_bounds(settings))
+        codex = CodexSupervisor(tasks, opener, _supervisor_limits(settings))
         try:
-            yield Backend(codex, ThreadRegistry(_maker(settings, provider, store, codex, tools)), steers=True)
+            yield Backend(codex, ThreadRegistry(_thread_factory(settings, provider, store, codex, tools)), steers=True)
         finally:
             with anyio.CancelScope(shield=True):
                 await codex.close()
@@ -284,14 +284,14 @@ async def _pruning(settings: Settings, store: Store) -> AsyncIterator[None]:
     storage = settings.config.storage
     async with task_group() as tasks:
         tasks.start_soon(store.retention(storage.keep_days, storage.keep_tasks).run)
-        tasks.start_soon(_forget_files, settings.workspace_dir, store, storage.keep_days)
+        tasks.start_soon(_prune_files, settings.workspace_dir, store, storage.keep_days)
         try:
             yield
         finally:
             tasks.cancel_scope.cancel()
 
 
-async def _forget_files(workspace: Path, store: Store, keep_days: float) -> None:
+async def _prune_files(workspace: Path, store: Store, keep_days: float) -> None:
     """Remove the files of old messages from the workspace, now and every `INTERVAL_S`, until cancelled."""
     while True:
         before = time.time() - keep_days * SECONDS_PER_DAY
@@ -314,8 +314,8 @@ def prepare_state(settings: Settings) -> None:
     try:
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         if file and file != ":memory:" and not Path(file).is_dir():
-            _refuse_emptied(Path(file), settings.codex_home)
-            # SQLite gives its side files the rights of this one.
+            _reject_emptied(Path(file), settings.codex_home)
+            # SQLite creates its journal files with the permissions of this file.
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
         raise ConfigError(
@@ -324,13 +324,13 @@ def prepare_state(settings: Settings) -> None:
         ) from error
 
 
-def _refuse_emptied(file: Path, codex_home: Path) -> None:
-    """Let every file pass but an empty one beside conversations: their tasks and messages were in it."""
+def _reject_emptied(file: Path, codex_home: Path) -> None:
+    """Reject an empty database if codex has conversations: it contained their tasks and messages."""
     sessions = codex_home / "sessions"
     if file.exists() and file.stat().st_size == 0 and sessions.is_dir() and any(sessions.iterdir()):
         raise ConfigError(
-            f"DATABASE_URL: {file} is empty, although {sessions} holds conversations; put a copy of it back "
-            "(one from before an upgrade ends in .bak), or remove the empty file to begin anew"
+            f"DATABASE_URL: {file} is empty, although {sessions} contains conversations; restore a backup "
+            "(those from before an upgrade end in .bak), or remove the empty file to start without their tasks"
         )
 
 
@@ -342,18 +342,18 @@ def launch_of(settings: Settings, provider: ChosenProvider, env: Mapping[str, st
         ConfigError: codex cannot be configured to hide the secret files from commands.
     """
     is_login = provider.auth_mode == SUBSCRIPTION
-    # Our own tools are there, and the provider that nobody is (`exec_standing`), whom no proxy has to hear.
-    asks_loopback = settings.has_agent_tools or is_exec(settings)
+    # The agent's tools listen on loopback, and the preflight of codex exec uses a closed port there.
+    uses_loopback = settings.has_agent_tools or is_exec(settings)
     return Launch(
         binary=require_codex(settings.codex_bin),
         codex_home=settings.codex_home,
         cwd=settings.workspace_dir,
-        environment=without_proxy_for(LOOPBACK, env) if asks_loopback else env,
+        environment=without_proxy_for(LOOPBACK, env) if uses_loopback else env,
         api_key=provider.credential.reveal() if provider.credential is not None and not is_login else None,
         secrets=secrets_of(settings, provider),
         family=_family(settings.state_dir),
         overrides={
-            **(ASKING if _asks_people(settings) else {}),
+            **(QUESTION_FEATURES if _asks_people(settings) else {}),
             **(LOGIN_ON_DISK if is_login else {}),
             **profile_overrides(settings, env),
         },
@@ -365,12 +365,12 @@ def _asks_people(settings: Settings) -> bool:
 
 
 def _family(state: Path) -> str:
-    """Return the name that marks all codex processes of agents with this state folder."""
+    """Return the name that identifies the codex processes of agents with this state folder."""
     return hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:16]
 
 
 def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOptions:
-    """Return the options of every thread; if the container is the sandbox, codex's own is off."""
+    """Return the options of every thread; codex's own sandbox is off if the container is the sandbox."""
     codex = settings.config.codex
     return ThreadOptions(
         cwd=settings.workspace_dir,
@@ -391,19 +391,19 @@ def thread_options(settings: Settings, provider: ChosenProvider) -> ThreadOption
     )
 
 
-def _orders(settings: Settings, scrub: Redactor, *, steers: bool) -> RequestReader:
+def _request_reader(settings: Settings, redactor: Redactor, *, steers: bool) -> RequestReader:
     push = settings.config.push
     return RequestReader(
         settings.workspace_dir,
         MidTurn(settings.config.codex.mid_turn),
         settings.config.limits,
         SafeHttpClient(AddressGuard(AllowList.parse(push.allow)), push.timeout_s).fetch,
-        scrub,
+        redactor,
         steers,
     )
 
 
-def _supply_bounds(settings: Settings) -> SupervisorLimits:
+def _supervisor_limits(settings: Settings) -> SupervisorLimits:
     codex, limits = settings.config.codex, settings.config.limits
     return SupervisorLimits(
         restart_wait_s=codex.restart_wait_s,
@@ -414,8 +414,8 @@ def _supply_bounds(settings: Settings) -> SupervisorLimits:
 
 
 @contextmanager
-def _of_the_start() -> Iterator[None]:
-    """Treat a codex that ends during its checks as one that cannot start."""
+def _as_start_failure() -> Iterator[None]:
+    """Report the end of codex during its first checks as a failed start."""
     try:
         yield
     except CodexGone as gone:
@@ -428,7 +428,7 @@ def _opener(
     @asynccontextmanager
     async def opened() -> AsyncIterator[Connection]:
         async with open_app_server(launch) as codex:
-            with _of_the_start():
+            with _as_start_failure():
                 await check_sandbox(codex, settings.config.codex.sandbox, settings.workspace_dir, options.profile)
                 if settings.mcp.required:
                     request_s = settings.config.codex.request_timeout_s
@@ -438,7 +438,7 @@ def _opener(
     return opened
 
 
-def _maker(
+def _thread_factory(
     settings: Settings,
     provider: ChosenProvider,
     store: Store,
@@ -453,10 +453,10 @@ def _maker(
         request_s=config.request_timeout_s,
     )
 
-    def make(owner: str, context_id: str) -> CodexThread:
-        own = options
+    def create_thread(owner: str, context_id: str) -> CodexThread:
+        with_tools = options
         if tools is not None:
-            own = replace(options, servers=tools.added_to(options.servers, ToolCaller(owner, context_id)))
-        return CodexThread(codex.use, store.context_thread(owner, context_id), own, limits)
+            with_tools = replace(options, servers=tools.added_to(options.servers, ToolCaller(owner, context_id)))
+        return CodexThread(codex.use, store.context_thread(owner, context_id), with_tools, limits)
 
-    return make
+    return create_thread

@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from codex_workspace.agent import Agent, open_agent
-from codex_workspace.codex.transcript import LINES, answer
+from codex_workspace.codex.transcript import LINES, transcript_page
 from codex_workspace.common.concurrency import task_group
 from codex_workspace.common.processes import protect_from_inspection
 from codex_workspace.common.values import JsonObject
@@ -27,14 +27,14 @@ from codex_workspace.platform.runtime_contract import is_smoke_test, report_wedg
 
 logger = logging.getLogger(__name__)
 
-THREAD: Final = "session_id"
-"""The snapshot's key, which the runtime's own adapters use, too; its scrubber lets a UUID pass."""
+THREAD_KEY: Final = "session_id"
+"""The key of the thread ID in a snapshot, as in the runtime's other adapters; the runtime does not redact a UUID."""
 
 REPORTED_RESULTS: Final = "delegation_results_told"
 """The file in the state folder with the digests of reported results."""
 
 HEALTH_INTERVAL_S: Final = 5.0
-"""The interval between health checks; the platform learns the result with the next heartbeat, 30 s apart."""
+"""The interval between health checks; the next heartbeat reports the result to the platform."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +100,18 @@ class RuntimeHost:
             opened.cancel()
 
     def snapshot(self) -> JsonObject:
-        """Return the codex thread of the main context, for a state folder that gets lost."""
+        """Return the ID of the main context's codex thread, from which a lost state folder can be restored."""
         running = self._running
         thread_id = None if running is None else running.adapter.thread_id
-        return {} if thread_id is None else {THREAD: thread_id}
+        return {} if thread_id is None else {THREAD_KEY: thread_id}
 
     def restore(self, snapshot: JsonObject) -> None:
         """Resume the thread of a snapshot if the store has none; the runtime nests the snapshot under `adapter`."""
         running = self._running
         if running is None or not isinstance(snapshot, dict):
             return
-        for held in (snapshot.get("adapter"), snapshot):
-            thread_id = held.get(THREAD) if isinstance(held, dict) else None
+        for candidate in (snapshot.get("adapter"), snapshot):
+            thread_id = candidate.get(THREAD_KEY) if isinstance(candidate, dict) else None
             if isinstance(thread_id, str) and _is_uuid(thread_id):
                 running.adapter.restore(thread_id)
                 return
@@ -120,7 +120,7 @@ class RuntimeHost:
         """Return the lines of the thread's record after the first `since`; see `TranscriptReader.lines`."""
         running = self._running
         if running is None:
-            return answer(since=since)
+            return transcript_page(since=since)
         return await running.agent.transcripts.lines(max(0, since), max(1, limit))
 
     async def close(self) -> None:
@@ -163,20 +163,20 @@ async def _open_running(
                 yield _Running(agent, adapter)
             finally:
                 tasks.cancel_scope.cancel()
-                # The next process resumes what is left.
+                # The next process resumes unfinished tasks.
                 with anyio.CancelScope(shield=True):
                     await agent.executor.drain(0.0)
 
 
 async def _lasting_problem(agent: Agent) -> str | None:
     await agent.not_ready_reason()
-    return await agent.wedged()
+    return await agent.lasting_problem()
 
 
-async def report_unhealthy(check: Callable[[], Awaitable[str | None]], every_s: float = HEALTH_INTERVAL_S) -> None:
-    """Have the platform's heartbeat report, until cancelled, when the agent cannot work, and when it can again.
+async def report_unhealthy(check: Callable[[], Awaitable[str | None]], interval_s: float = HEALTH_INTERVAL_S) -> None:
+    """Report lasting problems and their end to the platform's heartbeat, until cancelled.
 
-    `check` returns the lasting problem, if there is one.
+    `check` returns the current lasting problem, or None.
     """
     was_wedged = False
     while True:
@@ -184,7 +184,7 @@ async def report_unhealthy(check: Callable[[], Awaitable[str | None]], every_s: 
         if problem is not None or was_wedged:
             report_wedge(problem)
         was_wedged = problem is not None
-        await anyio.sleep(every_s)
+        await anyio.sleep(interval_s)
 
 
 def _is_uuid(text: str) -> bool:

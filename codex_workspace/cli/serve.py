@@ -120,7 +120,7 @@ class ServedExecutor:
 
     begin: starts it and returns its description for the log.
     drain: ends running work within the given seconds.
-    wedged: returns why the agent cannot answer for a lasting reason, or None.
+    lasting_problem: returns why the agent cannot answer for a lasting reason, or None.
     """
 
     executor: AgentExecutor
@@ -133,7 +133,7 @@ class ServedExecutor:
     codex: Callable[[], BackendStats] | None = None
     transcripts: TranscriptReader | None = None
     platform: "PlatformClient | None" = None
-    wedged: Readiness | None = None
+    lasting_problem: Readiness | None = None
 
 
 Opening = Callable[[str], AbstractAsyncContextManager[ServedExecutor]]
@@ -176,7 +176,7 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
                 agent.codex.stats,
                 agent.transcripts,
                 agent.platform,
-                agent.wedged,
+                agent.lasting_problem,
             )
 
     extensions = exec_extensions(hands_over=settings.has_agent_tools) if is_exec(settings) else EXTENSIONS
@@ -278,7 +278,7 @@ def _platform_member(settings: Settings, hosted: ServedExecutor) -> "PlatformMem
         hosted.admission,
         TrackedExecutor(hosted.executor),
         hosted.telemetry.metrics.task_counts.copy,
-        hosted.wedged or hosted.store.write_problem,
+        hosted.lasting_problem or hosted.store.write_problem,
     )
 
 

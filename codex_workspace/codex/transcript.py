@@ -49,9 +49,9 @@ class TranscriptReader:
         thread_id = await self.newest_thread(context_id)
         file = None if thread_id is None else await anyio.to_thread.run_sync(self._file_of, thread_id)
         if file is None:
-            return answer(since=since)
+            return transcript_page(since=since)
         lines, cursor, has_more = await anyio.to_thread.run_sync(self._read, file, since, min(limit, MAX_LINES))
-        return answer(lines, cursor, has_more=has_more, source=str(file))
+        return transcript_page(lines, cursor, has_more=has_more, source=str(file))
 
     def _file_of(self, thread_id: str) -> Path | None:
         if not THREAD_ID_PATTERN.fullmatch(thread_id):
@@ -96,7 +96,7 @@ class TranscriptReader:
                 return value
 
 
-def answer(
+def transcript_page(
     lines: list[JsonValue] | None = None,
     since: int = 0,
     *,

@@ -243,7 +243,7 @@ async def test_an_emptied_database_is_not_treated_as_new(setup: AgentSetup) -> N
     database(setup).write_bytes(b"")
     sentence = await startup_error(setup)
     assert f"{database(setup)} is empty, although" in sentence
-    assert "remove the empty file to begin anew" in sentence
+    assert "remove the empty file to start without" in sentence
     database(setup).unlink()
     async with running_agent(setup) as agent, peer(agent.url) as client:
         assert (await client.ask_blocking("hello")).state == COMPLETED

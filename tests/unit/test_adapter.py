@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapter import Adapter
-from codex_workspace.codex.transcript import answer
+from codex_workspace.codex.transcript import transcript_page
 from codex_workspace.common.errors import ConfigError
 from codex_workspace.platform.runtime_contract import AdapterConfig
 
@@ -19,7 +19,7 @@ async def test_before_the_start_there_is_no_state_and_no_transcript() -> None:
     adapter = Adapter()
     adapter.restore_state({"adapter": {"session_id": "11111111-1111-4111-8111-111111111111"}})
     assert adapter.pre_stop_state() == {}
-    assert await adapter.transcript_lines(since=3) == answer(since=3)
+    assert await adapter.transcript_lines(since=3) == transcript_page(since=3)
     await adapter.close()
 
 
