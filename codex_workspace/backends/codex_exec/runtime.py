@@ -6,6 +6,8 @@ between the request and the response, the token on disk is already used, and the
 time while a refresh is due, and no process is ended during one.
 """
 
+import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -44,6 +46,8 @@ from codex_workspace.runtimes.convert import NONE_USED
 from codex_workspace.runtimes.events import AgentEvent
 from codex_workspace.runtimes.launch import DEFAULT_OPTIONS, MARK, NO_SERVERS, Launch, RunOptions
 from codex_workspace.runtimes.process import CompletedCommand, Process, new_mark, run_command
+
+logger = logging.getLogger(__name__)
 
 COMMAND_TIMEOUT_S: Final = 20.0
 
@@ -198,27 +202,43 @@ class ExecConverter(LineConverter):
 
 
 class LoginLock:
-    """Delays the start of runs while another run may be refreshing the login of `codex_home`."""
+    """Delays the start of runs while another run may be refreshing the login of `codex_home`.
+
+    A login that is not refreshed while a run waits for `PATIENCE_S` delays no further run.
+    """
 
     def __init__(self, codex_home: Path) -> None:
         self._home = codex_home
         self._refreshing = 0
+        self._last_start = -math.inf
+        self._given_up: float | None = None
 
     @asynccontextmanager
     async def passed(self) -> AsyncIterator[None]:
         """Wait until no other run is about to refresh the login, at most `PATIENCE_S`; the block is a run."""
-        is_due = False
-        with anyio.move_on_after(PATIENCE_S):
-            is_due = await _is_refresh_due(self._home)
-            while is_due and self._refreshing:
+        last_start = self._last_start
+        due_at = await _refresh_due_at(self._home)
+        with anyio.move_on_after(PATIENCE_S) as patience:
+            while due_at is not None and due_at != self._given_up and self._refreshing:
                 # Another process writes the file, so it is polled.
                 await anyio.sleep(LOOK_AGAIN_S)
-                is_due = await _is_refresh_due(self._home)
+                due_at = await _refresh_due_at(self._home)
+        if patience.cancelled_caught and due_at is not None:
+            self._give_up(due_at, last_start)
+        is_due = due_at is not None
+        if is_due:
+            self._last_start = time.time()
         self._refreshing += is_due
         try:
             yield
         finally:
             self._refreshing -= is_due
+
+    def _give_up(self, due_at: float, last_start: float) -> None:
+        """Remember the login, unless it is being written, or was not due yet when the last run started."""
+        if -math.inf < due_at < last_start:
+            logger.warning("codex has not refreshed the login within %g s; further runs do not wait", PATIENCE_S)
+            self._given_up = due_at
 
 
 async def wait_for_refresh(codex_home: Path, is_over: Callable[[], bool]) -> None:
@@ -231,7 +251,7 @@ async def wait_for_refresh(codex_home: Path, is_over: Callable[[], bool]) -> Non
     with anyio.CancelScope(shield=True):
         while not is_over() and anyio.current_time() < ends:
             try:
-                if not await _is_refresh_due(codex_home):
+                if await _refresh_due_at(codex_home) is None:
                     break
                 await anyio.sleep(LOOK_AGAIN_S)
             except anyio.get_cancelled_exc_class() as error:
@@ -241,9 +261,10 @@ async def wait_for_refresh(codex_home: Path, is_over: Callable[[], bool]) -> Non
         raise cancelled
 
 
-async def _is_refresh_due(codex_home: Path) -> bool:
+async def _refresh_due_at(codex_home: Path) -> float | None:
+    """Return the time from which codex refreshes the login; None if the login is fresh or missing."""
     due_at = await anyio.to_thread.run_sync(refresh_due_at, codex_home)
-    return due_at is not None and due_at - MARGIN_S < time.time()
+    return due_at if due_at is not None and due_at - MARGIN_S < time.time() else None
 
 
 def _explain_exit(process: Process, *, is_resumed: bool) -> TurnError | None:

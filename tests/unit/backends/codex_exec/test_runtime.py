@@ -67,6 +67,43 @@ async def test_other_runs_wait_until_the_run_ends_or_the_time_is_up(
         await enter_and_leave(gate)
 
 
+async def test_after_a_wait_in_vain_no_run_waits_for_the_same_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, -1)
+    gate = LoginLock(tmp_path)
+    monkeypatch.setattr(runtime, "PATIENCE_S", 0.1)
+    async with gate.passed():
+        await enter_and_leave(gate)
+        monkeypatch.setattr(runtime, "PATIENCE_S", FOREVER_S)
+        await enter_and_leave(gate)
+        assert [record.message for record in caplog.records] == [
+            "codex has not refreshed the login within 0.1 s; further runs do not wait"
+        ]
+        write(tmp_path, -2)
+        with anyio.move_on_after(0.1) as too_early:
+            await enter_and_leave(gate)
+        assert too_early.cancelled_caught, "another login is waited for again"
+
+
+@pytest.mark.parametrize("state", ["not due yet", "being written"])
+async def test_a_login_that_may_still_be_refreshed_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr(runtime, "MARGIN_S", 60)
+    write(tmp_path, 5.5)
+    if state == "being written":
+        (tmp_path / AUTH_NAME).write_text("")
+    gate = LoginLock(tmp_path)
+    monkeypatch.setattr(runtime, "PATIENCE_S", 0.1)
+    async with gate.passed():
+        await enter_and_leave(gate)
+        monkeypatch.setattr(runtime, "PATIENCE_S", FOREVER_S)
+        with anyio.move_on_after(0.1) as too_early:
+            await enter_and_leave(gate)
+        assert too_early.cancelled_caught
+
+
 async def test_a_run_that_began_with_a_fresh_login_delays_no_other(tmp_path: Path) -> None:
     write(tmp_path, 60)
     gate = LoginLock(tmp_path)
