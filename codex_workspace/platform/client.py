@@ -242,7 +242,7 @@ class PlatformClient:
     async def peers(self) -> list[PlatformPeer]:
         """Return the agents that this workspace may send messages to."""
         found = await self._call("GET", f"/registry/{quote(self.workspace_id, safe='')}/peers")
-        return [_read_peer(each) for each in as_objects(found)]
+        return [peer for each in as_objects(found) if (peer := _read_peer(each)).id]
 
     async def delegate(self, target_id: str, task: str, idempotency_key: str | None = None) -> str:
         """Give another agent a task to do in the background; return the delegation's id."""

@@ -233,6 +233,12 @@ async def test_too_large_a_response_is_not_read(token: WorkspaceToken) -> None:
             await api.peers()
 
 
+async def test_a_peer_without_an_id_is_left_out(token: WorkspaceToken) -> None:
+    rows = [{"id": "", "name": "x"}, {"name": "y"}, "no row", {"id": "b", "name": "z"}]
+    async with api_to(Far([httpx.Response(200, json=rows)]), token) as api:
+        assert [peer.id for peer in await api.peers()] == ["b"]
+
+
 async def test_a_refused_connection_has_no_effect(token: WorkspaceToken) -> None:
     async with open_platform_client("http://127.0.0.1:9", ME, token) as api:
         with pytest.raises(PlatformUnreachable) as raised:
