@@ -61,8 +61,8 @@ MAX_FILE_BYTES: Final = 4 << 20
 MAX_REPORT_CHARS: Final = 60_000
 """The length of all results in one message."""
 
-MAX_DIGESTS: Final = 500
-"""The runtime reports the newest 50 delegations and the newest 100 messages."""
+MAX_DIGESTS: Final = 4000
+"""The runtime reports the newest 50 delegations and the newest 100 messages; each message adds a digest."""
 
 DIGEST_CHARS: Final = 32
 
@@ -115,7 +115,10 @@ class DelegationResults:
         return is_message or _record_digest(record) in self._digests
 
     def _remember(self, digests: Iterable[str]) -> None:
-        self._digests |= dict.fromkeys(digests)
+        new = dict.fromkeys(digests)
+        if new.keys() <= self._digests.keys():
+            return
+        self._digests |= new
         self._digests = dict.fromkeys(list(self._digests)[-MAX_DIGESTS:])
         try:
             replace_file(self._digest_file, "".join(f"{digest}\n" for digest in self._digests).encode())

@@ -28,14 +28,15 @@ from a2a.utils.errors import InternalError, InvalidParamsError
 
 from codex_workspace.common.a2a_terms import AuthenticatedUser
 from codex_workspace.config.settings import OPERATOR
+from codex_workspace.platform import host_adapter
 from codex_workspace.platform.deadline_reply import STILL_WORKING
 from codex_workspace.platform.dispatcher import NO_ANSWER, Dispatcher
 from codex_workspace.platform.host_adapter import (
-    MAX_DIGESTS,
     MAX_REPORT_CHARS,
     NOTHING_NEW,
     WAKE_UP_MESSAGE,
     DelegationResults,
+    NewResults,
     RuntimeHostAdapter,
     open_host_adapter,
 )
@@ -463,14 +464,33 @@ def test_long_results_are_cut_with_a_note(begin: Callable[[], DelegationResults]
     assert "characters left out" in text
 
 
-def test_the_digests_are_limited_to_the_newest(
-    begin: Callable[[], DelegationResults], file: Path, tmp_path: Path
-) -> None:
+def test_a_result_is_known_after_thousands_of_messages(begin: Callable[[], DelegationResults], file: Path) -> None:
     results = begin()
-    for number in range(MAX_DIGESTS + 1):
+    leave(file, result(1))
+    results.mark_reported(results.take())
+    results.mark_reported(NewResults("", digests=tuple(f"{number:032}" for number in range(3000))))
+    leave(file, result(1, timestamp=2.0))
+    assert begin().take().text == ""
+
+
+def test_a_known_digest_is_not_written_again(begin: Callable[[], DelegationResults], tmp_path: Path) -> None:
+    results = begin()
+    results.record_message("hello")
+    (tmp_path / "told").unlink()
+    results.record_message("hello")
+    results.mark_reported(results.take())
+    assert not (tmp_path / "told").exists()
+
+
+def test_the_digests_are_limited_to_the_newest(
+    begin: Callable[[], DelegationResults], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_adapter, "MAX_DIGESTS", 10)
+    results = begin()
+    for number in range(11):
         results.record_message(f"message {number}")
-    assert len((tmp_path / "told").read_text().splitlines()) == MAX_DIGESTS
-    leave(file, result(1, f"message {MAX_DIGESTS}", source_id="w-1"))
+    assert len((tmp_path / "told").read_text().splitlines()) == 10
+    leave(file, result(1, "message 10", source_id="w-1"))
     assert begin().take().text == ""
 
 
