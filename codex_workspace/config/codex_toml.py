@@ -98,7 +98,7 @@ def edit(text: str, managed: Managed, file: str = CONFIG_NAME) -> str:
     content = _values(_parse(text, file))
     # TOML allows a byte order mark, and a last line without a line break; tomlkit's edits do not.
     bom, body = (_BOM, text[1:]) if text.startswith(_BOM) else ("", text)
-    is_edited = False
+    is_edited, document = False, tomlkit.document()
     replaced: Counter[str] = Counter()
     try:
         document = tomlkit.parse(body if body.endswith("\n") or not body else f"{body}\n")
@@ -117,15 +117,30 @@ def edit(text: str, managed: Managed, file: str = CONFIG_NAME) -> str:
                 content[path] = value
                 is_edited = True
         edited = bom + tomlkit.dumps(document)
-        if _values(_parse(edited, file)) != content or _comments(text) - _comments(edited) - replaced:
+        if (
+            _values(tomllib.loads(edited.removeprefix(_BOM))) != content
+            or _comments(text) - _comments(edited) - replaced
+        ):
             raise ValueError("tomlkit has changed other keys or comments")
     except ConfigError:
         raise
     except Exception as error:  # tomlkit raises many kinds for what it cannot edit
-        raise ConfigError(
-            f"{file}: cannot be edited without losing keys or comments; write each table once, as [table]{UNCHANGED}"
-        ) from error
+        raise _not_editable(document, managed, ConfigLocation(file)) from error
     return edited if is_edited else text
+
+
+def _not_editable(document: Container, managed: Managed, location: ConfigLocation) -> ConfigError:
+    """Return the error for a file that tomlkit cannot edit; the usual cause is dotted keys beside new tables."""
+    tables = {path[0] for path in managed if len(path) > 2}
+    for key, item in document.body:
+        if key is not None and key.is_dotted() and key.key in tables:
+            path = next(iter(_values({key.key: item.unwrap()})))
+            table = f"[{_dotted(path[:-1])}]"
+            problem = f"must be the key {_dotted(path[-1:])} in a table that begins with {table}{UNCHANGED}"
+            return location.at(_dotted(path)).error(problem)
+    return location.error(
+        f"cannot be edited without losing keys or comments; write each table once, as [table]{UNCHANGED}"
+    )
 
 
 def _parse(text: str, file: str) -> dict[str, Any]:
@@ -190,9 +205,12 @@ def _set(document: MutableMapping[str, Any], path: KeyPath, value: TomlValue, lo
         table = table[key]
         if not isinstance(table, Table | OutOfOrderTableProxy):
             name = _dotted(path[:length])
-            raise location.at(name).error(f"must be a table that begins with [{name}]{UNCHANGED}")
+            raise location.at(name).error(
+                f"must be a table that begins with [{name}], not a value, a list or {{…}}{UNCHANGED}"
+            )
     if isinstance(table.get(path[-1]), dict | AoT):
-        raise location.at(_dotted(path)).error(f"must be a value, but is a table{UNCHANGED}")
+        name = _dotted(path)
+        raise location.at(name).error(f"must be a value, but is a table; remove it, or write {name} = …{UNCHANGED}")
     item = tomlkit.item(value)
     table[path[-1]] = item
     return item

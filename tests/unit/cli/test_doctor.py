@@ -171,6 +171,25 @@ def test_a_broken_config_toml_is_reported_with_its_path_and_exits_with_2(env: di
     assert "codex-workspace-doctor-" not in json.dumps(found)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('model_providers = { x = { name = "x" } }\n', "model_providers: must be a table that begins with"),
+        ('model_providers.x.name = "x"\n', "model_providers.x.name: must be the key name in a table that begins with"),
+    ],
+)
+def test_a_config_toml_that_cannot_be_edited_is_reported_with_its_key(
+    env: dict[str, str], tmp_path: Path, text: str, problem: str
+) -> None:
+    home = tmp_path / "codex-home"
+    home.mkdir()
+    (home / "config.toml").write_text(text)
+    found = find("handshake", env | {"CODEX_HOME": str(home)})
+    assert found.finding.startswith(f"{home / 'config.toml'}: {problem} [model_providers")
+    assert found.finding.endswith("; the file is left as it is")
+    assert found.remedy == "correct this and run the doctor again"
+
+
 def test_folders_that_cannot_be_used_leave_with_1(env: dict[str, str], tmp_path: Path) -> None:
     state = tmp_path / "a-file"
     state.touch()

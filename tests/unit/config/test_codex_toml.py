@@ -361,12 +361,18 @@ def test_a_key_put_into_a_table_of_the_agent_keeps_the_table() -> None:
         ("features = 3\n", "features: must be a table that begins with [features]"),
         ("[[features]]\n", "features: must be a table that begins with [features]"),
         ("[[features]]\ngoals = 1\n", "features: must be a table that begins with [features]"),
-        ("[model]\nx = 1\n", "model: must be a value, but is a table"),
+        ("[model]\nx = 1\n", "model: must be a value, but is a table; remove it, or write model = …; the file is left"),
         ("model.x = 1\n", "model: must be a value, but is a table"),
         ("[[model]]\n", "model: must be a value, but is a table"),
-        ('model_providers.other.name = "x"\n', "cannot be edited without losing keys or comments; write each table"),
+        (
+            'model_providers."a.b".name = "x"\n',
+            'model_providers."a.b".name: must be the key name in a table that begins with [model_providers."a.b"]; ',
+        ),
         ("[features.goals]\n", "features.goals: must be a value, but is a table"),
-        ("features = { mine = 1 }\n", "features: must be a table that begins with [features]"),
+        (
+            "features = { mine = 1 }\n",
+            "features: must be a table that begins with [features], not a value, a list or {…}; ",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_edited_is_one_sentence_and_not_changed(tmp_path: Path, text: str, words: str) -> None:
