@@ -61,28 +61,28 @@ from codex_workspace.tasks.scheduling import AdmissionControl, QueueFull
 class Snapshot:
     """The content of a task that a subscriber has received.
 
-    The SDK starts to collect a subscriber's events before it reads the task, so that events in between would be sent
-    twice.
+    The SDK starts to collect a subscriber's events before it reads the task. Without the snapshot, events in between
+    would be sent twice.
     """
 
     def __init__(self, task: Task) -> None:
         self._chars = {artifact.artifact_id: _chars(artifact.parts) for artifact in task.artifacts}
-        self._said = {message.message_id for message in task.history}
-        self._said.add(task.status.message.message_id)
+        self._message_ids = {message.message_id for message in task.history}
+        self._message_ids.add(task.status.message.message_id)
 
     def contains(self, event: Event) -> bool:
-        """Whether the snapshot contains an event's content; if not, add it."""
+        """Whether the snapshot contains an event's content. If not, add it."""
         match event:
             case TaskArtifactUpdateEvent():
-                return self._has_piece(event)
+                return self._has_chunk(event)
             case TaskStatusUpdateEvent() if event.status.message.message_id:
-                is_known = event.status.message.message_id in self._said
-                self._said.add(event.status.message.message_id)
+                is_known = event.status.message.message_id in self._message_ids
+                self._message_ids.add(event.status.message.message_id)
                 return is_known
             case _:
                 return False
 
-    def _has_piece(self, update: TaskArtifactUpdateEvent) -> bool:
+    def _has_chunk(self, update: TaskArtifactUpdateEvent) -> bool:
         name, chars = update.artifact.artifact_id, _chars(update.artifact.parts)
         known = self._chars.get(name, 0)
         if not update.append:
@@ -107,17 +107,17 @@ logger = logging.getLogger(__name__)
 TASK_APPEARS_WITHIN_S: Final = 5.0
 """How long to wait for the task of an accepted message; it takes milliseconds."""
 
-LEFT_BEHIND: Final = "The agent was stopped during this task, and its message was not stored."
+NOT_STORED: Final = "The agent was stopped during this task, and its message was not stored."
 
 
-MAX_TASKS: Final = 10_000
-"""How many tasks' questions are remembered; a question is open for an hour at most."""
+MAX_REMEMBERED_TASKS: Final = 10_000
+"""How many tasks' last questions are remembered."""
 
 
 class AnsweredQuestions:
-    """Remembers the last answered question of each task, so that a second answer is not applied to the next question.
+    """Remembers the last answered question of each task, so that a second answer does not answer the next question.
 
-    A question is identified by its time: the SDK removes its message from the status when an answer comes in.
+    A question is identified by its time, because the SDK removes its message from the status when it gets an answer.
     """
 
     def __init__(self) -> None:
@@ -128,9 +128,9 @@ class AnsweredQuestions:
         asked_at = task.status.timestamp.ToNanoseconds()
         known = self._last.pop(task.id, (0, ""))
         is_new = known[0] != asked_at
-        # The last task is the most recent one.
+        # Inserted again, so that the first entry is the oldest.
         self._last[task.id] = (asked_at, message_id) if is_new else known
-        if len(self._last) > MAX_TASKS:
+        if len(self._last) > MAX_REMEMBERED_TASKS:
             del self._last[next(iter(self._last))]
         return is_new or not asked_at or known[1] == message_id
 
@@ -140,7 +140,7 @@ class AnsweredQuestions:
             del self._last[task_id]
 
     def is_answered(self, task_id: str, status: TaskStatus) -> bool:
-        """Whether a status is a question that was answered; the task has not sent its next status yet."""
+        """Whether a status is an answered question; the task has not sent its next status yet."""
         asked_at = status.timestamp.ToNanoseconds()
         return status.state in AWAITING_INPUT and asked_at > 0 and self._last.get(task_id, (0, ""))[0] == asked_at
 
@@ -159,14 +159,14 @@ class IdempotentHandler(DefaultRequestHandler):
         push: PushService | None = None,
     ) -> None:
         self._answered = AnsweredQuestions()
-        chooser = _MessageAcceptor(
-            store, admission, self._answered, one_main_context=one_main_context, takes_push=push is not None
+        acceptor = _MessageAcceptor(
+            store, admission, self._answered, one_main_context=one_main_context, has_push=push is not None
         )
         super().__init__(
             executor,
             store.tasks,
             card,
-            request_context_builder=chooser,
+            request_context_builder=acceptor,
             push_config_store=push.configs if push else None,
             push_sender=push,
             push_url_validator=push.validate_url if push else None,
@@ -175,13 +175,13 @@ class IdempotentHandler(DefaultRequestHandler):
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
         """Answer a message; for a repeated message, return the first one's answer."""
-        known = await self._known(params, context)
+        known = await self._find_delivery(params, context)
         if known is None:
             try:
                 async with self._withdraw_if_rejected(context):
                     answer: Message | Task = await super().on_message_send(params, context)
-            except _AcceptedMeanwhile as other:
-                known = other.delivery
+            except _AcceptedMeanwhile as accepted:
+                known = accepted.delivery
             else:
                 return answer
         if not params.configuration.return_immediately:
@@ -193,14 +193,14 @@ class IdempotentHandler(DefaultRequestHandler):
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
         """Stream a message's answer; for a repeated message, join the first one's stream."""
-        known = await self._known(params, context)
+        known = await self._find_delivery(params, context)
         if known is None:
             try:
                 async with self._withdraw_if_rejected(context):
                     async for event in super().on_message_send_stream(params, context):
                         yield event
-            except _AcceptedMeanwhile as other:
-                known = other.delivery
+            except _AcceptedMeanwhile as accepted:
+                known = accepted.delivery
         if known is not None:
             async for event in self._join(known, context):
                 yield event
@@ -220,7 +220,7 @@ class IdempotentHandler(DefaultRequestHandler):
                 yield event
 
     async def resume(self) -> int:
-        """Resume the messages that an earlier process left unfinished, in the order they came; return how many."""
+        """Resume the messages that an earlier process left unfinished, in their order; return their number."""
         resumed: list[str] = []
         for delivery in await self._store.deliveries.unfinished():
             user = AuthenticatedUser(delivery.key.owner)
@@ -233,13 +233,13 @@ class IdempotentHandler(DefaultRequestHandler):
             active_task, request_context = await self._setup_active_task(request, context)
             await active_task.enqueue_request(request_context)
             resumed.append(delivery.task_id)
-        await self._store.fail_unfinished(LEFT_BEHIND, excluded=resumed)
+        await self._store.fail_unfinished(NOT_STORED, excluded=resumed)
         return len(resumed)
 
     async def _setup_active_task(
         self, params: SendMessageRequest, call_context: ServerCallContext
     ) -> tuple[ActiveTask, RequestContext]:
-        # A client that disconnects from a 0.3 stream cancels the request, but a stored message must be processed.
+        # The disconnect of a 0.3 streaming client cancels the request, but a stored message must be processed.
         with anyio.CancelScope(shield=True):
             accepted: tuple[ActiveTask, RequestContext] = await super()._setup_active_task(params, call_context)
         return accepted
@@ -248,23 +248,23 @@ class IdempotentHandler(DefaultRequestHandler):
     async def _withdraw_if_rejected(self, context: ServerCallContext) -> AsyncIterator[None]:
         """Delete the stored message if the request is rejected afterwards.
 
-        A task may end between its check and the moment when it gets the message.
+        A task may end after it was checked and before it receives the message.
         """
         try:
             yield
         except (A2AError, QueueShutDown) as error:
-            written_down = context.state.get(RECORDED)
-            if isinstance(written_down, RecordedMessage):
-                delivery = written_down.delivery
+            recorded = context.state.get(RECORDED)
+            if isinstance(recorded, RecordedMessage):
+                delivery = recorded.delivery
                 self._answered.release(delivery.task_id, delivery.key.message_id)
-                await written_down.deliveries.withdraw(delivery.key)
+                await recorded.deliveries.withdraw(delivery.key)
             if isinstance(error, QueueShutDown):
                 raise UnsupportedOperationError(
-                    message="the task has ended meanwhile; the message was not processed"
+                    message="the task ended first; the message was not processed"
                 ) from error
             raise
 
-    async def _known(self, params: SendMessageRequest, context: ServerCallContext) -> Delivery | None:
+    async def _find_delivery(self, params: SendMessageRequest, context: ServerCallContext) -> Delivery | None:
         message_id = params.message.message_id
         if len(message_id) > MAX_ID_CHARS:
             raise InvalidParamsError(message=f"messageId: at most {MAX_ID_CHARS} characters")
@@ -281,19 +281,19 @@ class IdempotentHandler(DefaultRequestHandler):
     async def _join(self, delivery: Delivery, context: ServerCallContext) -> AsyncGenerator[Event, None]:
         """Yield the current task, then its events."""
         task = await self._task(delivery, context)
-        if not self._is_at_rest(task.id, task.status):
+        if not self._is_idle(task.id, task.status):
             # If the task ends at this moment, the SDK raises, omits the last event, or sends it twice.
             with suppress(UnsupportedOperationError):
                 request = SubscribeToTaskRequest(id=task.id)
                 async with aclosing(self.on_subscribe_to_task(request, context)) as events:
                     async for event in events:
                         yield event
-                        if isinstance(event, Task | TaskStatusUpdateEvent) and self._is_at_rest(task.id, event.status):
+                        if isinstance(event, Task | TaskStatusUpdateEvent) and self._is_idle(task.id, event.status):
                             return
             task = await self._task(delivery, context)
         yield task
 
-    def _is_at_rest(self, task_id: str, status: TaskStatus) -> bool:
+    def _is_idle(self, task_id: str, status: TaskStatus) -> bool:
         return status.state not in WORKING and not self._answered.is_answered(task_id, status)
 
     async def _task(self, delivery: Delivery, context: ServerCallContext) -> Task:
@@ -324,11 +324,11 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         answered: AnsweredQuestions,
         *,
         one_main_context: bool,
-        takes_push: bool,
+        has_push: bool,
     ) -> None:
         super().__init__()
         self._answered = answered
-        self._takes_push = takes_push
+        self._has_push = has_push
         self._store = store
         self._admission = admission
         self._one_main_context = one_main_context
@@ -346,7 +346,7 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         Raises:
             InvalidParamsError: the context ID is too long, or the message ID was used for another message.
             TaskNotFoundError: the message's task does not exist.
-            UnsupportedOperationError: the message's task is working, has ended, or was answered already.
+            UnsupportedOperationError: the message's task is running or has ended, or its question was answered already.
             BusyError: too many messages wait.
             InternalError: the message cannot be stored.
         """
@@ -360,17 +360,17 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
             context_id = await self._claim_question(task_id, params.message.message_id, context)
         try:
             return await self._accept(context, params, task_id, context_id)
-        except (A2AError, StoreUnavailable) as refused:
+        except (A2AError, StoreUnavailable) as error:
             if task_id is not None:
                 self._answered.release(task_id, params.message.message_id)
-            if isinstance(refused, StoreUnavailable):
-                raise InternalError(message=refused.public) from refused
+            if isinstance(error, StoreUnavailable):
+                raise InternalError(message=error.public) from error
             raise
         except QueueFull as full:
             raise busy(context, str(full), full.retry_after_s) from full
 
     def _check(self, params: SendMessageRequest, context_id: str | None) -> None:
-        if params.configuration.HasField("task_push_notification_config") and not self._takes_push:
+        if params.configuration.HasField("task_push_notification_config") and not self._has_push:
             raise PushNotificationNotSupportedError
         if context_id is not None and len(context_id) > MAX_CONTEXT_ID_CHARS:
             raise InvalidParamsError(message=f"contextId: at most {MAX_CONTEXT_ID_CHARS} characters")
@@ -383,7 +383,7 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         if not is_answer and context_id is None and self._one_main_context:
             context_id = await self._store.main_context(context.user.user_name)
         task_id, context_id = task_id or self._store.tasks.new_ids.make(), context_id or str(uuid.uuid4())
-        # The answer to a question takes no slot: its task waits for it.
+        # An answer to a question needs no place in the queue, because its task already has one.
         with nullcontext() if is_answer else self._reserve_slot(context, context_id, message_id or task_id):
             if message_id:
                 await self._store_message(params, context, task_id, context_id)
@@ -417,7 +417,7 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
             raise TaskNotFoundError
         if known.status.state in WORKING:
             raise UnsupportedOperationError(
-                message=f"task {task_id} is running and waits for no input; "
+                message=f"task {task_id} is running and does not wait for input; "
                 f"wait for its end or its next question, or send a new message with contextId {known.context_id} only"
             )
         if known.status.state in TERMINAL:
@@ -432,7 +432,7 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
         return known.context_id
 
 
-class _ThisId(IDGenerator):
+class _StoredTaskId(IDGenerator):
     """Generates the task ID that was stored."""
 
     def __init__(self, task_id: str) -> None:
@@ -452,4 +452,4 @@ def _request_context(
     context: ServerCallContext, params: SendMessageRequest, task_id: str, context_id: str
 ) -> RequestContext:
     # The ID comes from a generator, so that the SDK creates the task if it does not exist.
-    return RequestContext(context, params, None, context_id, task_id_generator=_ThisId(task_id))
+    return RequestContext(context, params, None, context_id, task_id_generator=_StoredTaskId(task_id))

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codex_workspace.common.a2a_terms import OFFSET
-from codex_workspace.server.handler import MAX_TASKS, AnsweredQuestions, Snapshot
+from codex_workspace.server.handler import MAX_REMEMBERED_TASKS, AnsweredQuestions, Snapshot
 
 
 def piece(text: str, offset: int | None = None) -> TaskArtifactUpdateEvent:
@@ -133,7 +133,7 @@ def test_a_rejected_message_is_no_answer() -> None:
 
 def test_a_limited_number_of_tasks_is_remembered() -> None:
     answered = AnsweredQuestions()
-    for number in range(MAX_TASKS + 1):
+    for number in range(MAX_REMEMBERED_TASKS + 1):
         assert answered.claim(asking(1, str(number)), "m")
     assert answered.claim(asking(1, "0"), "other"), "forgotten"
-    assert not answered.claim(asking(1, str(MAX_TASKS)), "other")
+    assert not answered.claim(asking(1, str(MAX_REMEMBERED_TASKS)), "other")
