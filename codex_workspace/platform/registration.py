@@ -1,6 +1,6 @@
-"""Our own host on the platform: registration, heartbeat, delivery mode and removal.
+"""Keeps the agent registered on the platform: registration, heartbeats, delivery mode and removal.
 
-Other callers are served whatever the platform does. If the platform removes the workspace, `stop` is set.
+Other callers are served even if the platform fails. If the platform removes the workspace, the agent stops.
 """
 
 import logging
@@ -34,26 +34,26 @@ RETRY_S: Final = 5.0
 """The longest pause after an error, if the platform does not ask for a longer one."""
 
 SHORTEST_HEARTBEAT_S: Final = 1.0
-"""A change is reported at once, but not more often than this."""
+"""Changes are reported at once, but two heartbeats are at least this far apart."""
 
 ERROR_WINDOW_S: Final = 300.0
-"""The error rate is that of the tasks that ended within this time."""
+"""The error rate covers the tasks that ended within this time."""
 
 CAPABILITIES: Final = (
     *("heartbeat", "scheduler", "session", "status_mgmt", "retry", "activity_decoration", "channel_dispatch"),
 )
-"""None of the platform's services is replaced. With `session` the platform would reject messages during a turn."""
+"""All reported as false: the agent replaces no service of the platform. `session` would block messages in a turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """How the agent is on the platform.
+    """The agent's registration on the platform, and the values of its heartbeats.
 
-    url: where the platform reaches it. senders: the principals whose messages may come from the platform.
-    on_inbound_secret: gets the token of the platform's calls to the agent.
+    url: the agent's address for the platform. senders: the principals whose messages may come from the platform.
+    on_inbound_secret: receives the token that the platform sends with its requests.
 
-    Of the heartbeat: active_tasks: the messages being processed. task_counts: how tasks have ended so far. problem: why
-    no message can be answered, for a lasting reason. running: the number of running turns.
+    For heartbeats: active_tasks: the messages being processed. task_counts: the number of ended tasks by outcome.
+    problem: returns the lasting problem that prevents answers. running: returns the number of running turns.
     """
 
     config: PlatformConfig
@@ -69,13 +69,13 @@ class Membership:
 
 
 class ErrorRate:
-    """The share of failed tasks among those of the last minutes."""
+    """The share of failed tasks among the tasks of the last minutes."""
 
     def __init__(self) -> None:
         self._counts: deque[tuple[float, Mapping[TaskOutcome, int]]] = deque()
 
     def update(self, counts: Mapping[TaskOutcome, int], now: float) -> tuple[int, int]:
-        """Record the counts so far; return how many of the latest tasks failed, and how many there were."""
+        """Record the total counts; return how many of the latest tasks failed, and how many ended."""
         self._counts.append((now, counts))
         while len(self._counts) > 1 and self._counts[1][0] <= now - ERROR_WINDOW_S:
             self._counts.popleft()
@@ -86,9 +86,9 @@ class ErrorRate:
 
 @dataclass(eq=False)
 class PlatformHost:
-    """Keeps the agent registered; from `join_platform`."""
+    """Keeps the agent registered; created by `join_platform`."""
 
-    member: Membership
+    membership: Membership
     client: PlatformClient
     dispatcher: Dispatcher
     inbox: Inbox
@@ -97,7 +97,7 @@ class PlatformHost:
 
     def __post_init__(self) -> None:
         self._mode: DeliveryMode | None = None
-        self._switched = anyio.Event()
+        self._mode_changed = anyio.Event()
         self._started_at = time.monotonic()
         self._errors = ErrorRate()
 
@@ -113,7 +113,7 @@ class PlatformHost:
             self.stop.set()
 
     async def _register(self) -> None:
-        config, url, card = self.member.config, self.member.url, self.member.card
+        config, url, card = self.membership.config, self.membership.url, self.membership.card
         wanted: DeliveryMode | None = None if config.delivery == "auto" else config.delivery
         try:
             mode, inbound_secret = await self.client.register(card, url, wanted)
@@ -123,22 +123,22 @@ class PlatformHost:
             logger.info("the platform cannot push to %s (%s); polling the inbox instead", url, rejected)
             mode, inbound_secret = await self.client.register(card, url, "poll")
         if inbound_secret is not None:
-            self.member.on_inbound_secret(inbound_secret)
+            self.membership.on_inbound_secret(inbound_secret)
         if mode != self._mode:
             logger.info("registered with the platform, delivery mode %s", mode)
             self._mode = mode
-            self._switched.set()
-            self._switched = anyio.Event()
-        self.handler.senders = self.member.senders if mode == "push" else frozenset()
+            self._mode_changed.set()
+            self._mode_changed = anyio.Event()
+        self.handler.senders = self.membership.senders if mode == "push" else frozenset()
 
     async def _poll(self) -> None:
         """Read the inbox; if the platform pushes, only the results of delegations, which are not pushed."""
         while True:
-            switched = self._switched
+            mode_changed = self._mode_changed
             if self._mode is None:
-                await switched.wait()
+                await mode_changed.wait()
             else:
-                await self.inbox.run(switched, only_results=self._mode == "push")
+                await self.inbox.run(mode_changed, only_results=self._mode == "push")
 
     async def _send_heartbeats(self) -> None:
         """Register, now and after each outage, and send a heartbeat after each change and every `heartbeat_s` seconds.
@@ -148,13 +148,17 @@ class PlatformHost:
         """
         is_registered, problem = False, ""
         while True:
-            changed, running, pause_s = self.member.active_tasks.changed, self.member.running(), SHORTEST_HEARTBEAT_S
+            changed, running, pause_s = (
+                self.membership.active_tasks.changed,
+                self.membership.running(),
+                SHORTEST_HEARTBEAT_S,
+            )
             try:
                 if not is_registered:
                     await self._register()
                 inbound_secret = await self.client.heartbeat(await self._report())
                 if inbound_secret is not None:
-                    self.member.on_inbound_secret(inbound_secret)
+                    self.membership.on_inbound_secret(inbound_secret)
                 is_registered, problem = True, ""
             except PlatformError as error:
                 if isinstance(error, WorkspaceRemoved) or await self.client.is_removed():
@@ -163,25 +167,25 @@ class PlatformHost:
                     logger.warning("cannot register with the platform, or send a heartbeat: %s", error)
                 is_registered, problem = False, str(error)
                 pause_s = max(
-                    min(self.member.config.heartbeat_s, RETRY_S) * random.uniform(0.5, 1.0), error.retry_after_s
+                    min(self.membership.config.heartbeat_s, RETRY_S) * random.uniform(0.5, 1.0), error.retry_after_s
                 )
             await anyio.sleep(pause_s)
             if is_registered:
-                with anyio.move_on_after(self.member.config.heartbeat_s - pause_s):
+                with anyio.move_on_after(self.membership.config.heartbeat_s - pause_s):
                     await self._wait_for_change(changed, running)
 
     async def _wait_for_change(self, changed: anyio.Event, running: int) -> None:
         """Wait until a message or a turn starts or ends; a message may wait for its turn."""
-        while not changed.is_set() and self.member.running() == running:
+        while not changed.is_set() and self.membership.running() == running:
             with anyio.move_on_after(SHORTEST_HEARTBEAT_S):
                 await changed.wait()
 
     async def _report(self) -> JsonObject:
-        failed, ended = self._errors.update(self.member.task_counts(), time.monotonic())
-        problem = await self.member.problem()
+        failed, ended = self._errors.update(self.membership.task_counts(), time.monotonic())
+        problem = await self.membership.problem()
         return {
-            "active_tasks": self.member.running(),
-            "current_task": next(iter(self.member.active_tasks.texts), ""),
+            "active_tasks": self.membership.running(),
+            "current_task": next(iter(self.membership.active_tasks.texts), ""),
             "error_rate": round(failed / ended, 3) if ended else 0.0,
             "sample_error": problem or ("A task failed; see the agent's log." if failed else ""),
             "uptime_seconds": int(time.monotonic() - self._started_at),
@@ -192,21 +196,21 @@ class PlatformHost:
 
 @asynccontextmanager
 async def join_platform(
-    member: Membership,
+    membership: Membership,
     client: PlatformClient,
     outbox: Outbox,
     front: RequestHandler,
     handler: DeadlineReplyHandler,
     stop: anyio.Event,
 ) -> AsyncIterator[None]:
-    """Be on the platform while the block is open.
+    """Keep the agent registered on the platform while the block is open.
 
-    front: answers the messages of the inbox. handler: answers those that the platform pushes. stop: set on a removal.
+    front: answers messages from the inbox. handler: answers pushed messages. stop: set if the workspace is removed.
     """
     async with open_dispatcher(client, outbox, front) as dispatcher, task_group() as tasks:
-        inbox = Inbox(client, outbox, dispatcher, member.slots)
-        handler.replies.late, handler.replies.deadline_s = dispatcher, member.config.answer_within_s
-        tasks.start_soon(PlatformHost(member, client, dispatcher, inbox, handler, stop).run)
+        inbox = Inbox(client, outbox, dispatcher, membership.slots)
+        handler.replies.late, handler.replies.deadline_s = dispatcher, membership.config.answer_within_s
+        tasks.start_soon(PlatformHost(membership, client, dispatcher, inbox, handler, stop).run)
         try:
             yield
         finally:
