@@ -112,7 +112,7 @@ def secrets_of(settings: Settings, provider: ChosenProvider | None) -> list[str]
         *(_token_of(settings.platform).candidates() if settings.platform else ()),
         read_secret(settings.platform.secret_file) if settings.platform else None,
         provider.credential if provider else None,
-        *settings.unused,
+        *settings.credentials,
         *settings.mcp.secrets,
         *settings.peer_tokens.values(),
         settings.metrics_token,

@@ -95,7 +95,7 @@ def load_settings(
         instructions=read_instructions(config.prompt_files, folder, location.at("prompt_files"), (workspace, home)),
         skills=read_skills(config.skills, folder, location.at("skills")),
         misplaced=tuple(key for key in MISPLACED if isinstance(content, dict) and key in content),
-        unused=_credentials_in(env, config),
+        credentials=_credentials_in(env, config),
         peer_tokens={
             peer.name: require_header_secret(env, peer.token_env, location.at(f"peers[{index}].token_env"))
             for index, peer in enumerate(config.peers)

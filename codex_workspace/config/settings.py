@@ -1,6 +1,6 @@
 """The keys of config.yaml as pydantic models, and the frozen `Settings` of a process.
 
-A new key is a new field here. `loading` makes the settings.
+A new key is a new field here. `loading` creates the settings.
 """
 
 import re
@@ -53,7 +53,7 @@ TEMPLATE_DIR: Final = PACKAGE_DIR if (PACKAGE_DIR / CONFIG_NAME).is_file() else 
 class RuntimeConfig(Section):
     """The platform's section for a runtime.
 
-    model: The model, by the provider's name for it. Takes precedence over the top-level model; MOLECULE_MODEL and
+    model: The model's name at the provider. Takes precedence over the top-level model; MOLECULE_MODEL and
         MODEL take precedence over both.
     provider: The name of the provider to use.
     providers: Names that the platform offers for choice.
@@ -115,12 +115,12 @@ class ProviderEntry(Section):
             raise problem("is not for auth_mode openai_api; set OPENAI_BASE_URL instead", "base_url")
         if self.model_provider_slug in RESERVED_SLUGS:
             raise problem(
-                f"must not be one of codex's own ({', '.join(sorted(RESERVED_SLUGS))})", "model_provider_slug"
+                f"must not be a built-in provider of codex ({', '.join(sorted(RESERVED_SLUGS))})", "model_provider_slug"
             )
         for index, name in enumerate(self.auth_env):
             if name in SECRETS or name in Environment.model_fields:
                 raise problem(
-                    f"must be a variable of the provider's own, but {name} is the agent's", f"auth_env[{index}]"
+                    f"must be a variable of the provider, but {name} belongs to the agent", f"auth_env[{index}]"
                 )
         return self
 
@@ -146,10 +146,10 @@ class A2AConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.protocol_versions or len(set(self.protocol_versions)) < len(self.protocol_versions):
-            raise problem("must name each version once, and at least one", "protocol_versions")
+            raise problem("must list at least one version, and each only once", "protocol_versions")
         if self.signing_key_file is not None and self.protocol_versions != ("1.0",):
             raise problem(
-                'needs protocol_versions: ["1.0"]; the signature does not cover what a card adds for 0.3 clients',
+                'needs protocol_versions: ["1.0"]; the signature does not cover the fields for 0.3 clients',
                 "signing_key_file",
             )
         return self
@@ -159,7 +159,7 @@ class PrincipalEntry(Section):
     """A caller with a token of its own, from a variable or a file.
 
     name: The owner of the contexts and tasks that are created with the token.
-    token_env: The variable with the token, or NAME of NAME_FILE.
+    token_env: The variable with the token; the variable with _FILE appended can name a file instead.
     token_file: The file with the token, relative to config.yaml's folder.
     """
 
@@ -182,7 +182,7 @@ class PeerEntry(Section):
     name: The peer's name for the model.
     url: The peer's address.
     description: What the peer is good for, for the model; the default is the description on its card.
-    token_env: The variable with the bearer token for the peer, or NAME of NAME_FILE.
+    token_env: The variable with the bearer token for the peer; with _FILE appended, it can name a file instead.
     allow_private: Allow an address that is not public, such as this machine's or a container network's.
     """
 
@@ -243,11 +243,11 @@ class CodexConfig(Section):
     def _check(self) -> Self:
         if self.writable_folders and self.sandbox != "workspace-write":
             raise problem(
-                f"needs sandbox workspace-write, but the sandbox is {self.sandbox}; leave one of them out",
+                f"needs sandbox workspace-write, but the sandbox is {self.sandbox}; remove one of them",
                 "writable_folders",
             )
         if self.hide_secrets and self.sandbox not in ("read-only", "workspace-write"):
-            raise problem(f"needs codex's own sandbox, but the sandbox is {self.sandbox}; leave it out", "hide_secrets")
+            raise problem(f"needs codex's own sandbox, but the sandbox is {self.sandbox}; remove it", "hide_secrets")
         unsupported = {
             "approval_policy": (self.approval_policy != "never", "asks for no approval"),
             "mid_turn": (self.mid_turn == "steer", "accepts no input during a turn"),
@@ -257,7 +257,7 @@ class CodexConfig(Section):
             if is_set and self.backend == "exec":
                 value = str(getattr(self, key)).lower()
                 raise problem(
-                    f"cannot be {value} with codex.backend: exec, as codex exec {why}; change one of the two", key
+                    f"cannot be {value} with codex.backend: exec, because codex exec {why}; change one of them", key
                 )
         return self
 
@@ -304,10 +304,10 @@ class LimitsConfig(Section):
 
 
 class StorageConfig(Section):
-    """How long ended tasks are kept; unfinished tasks always are.
+    """How long ended tasks are kept; unfinished tasks are never deleted.
 
     keep_days: Tasks that ended longer ago are deleted.
-    keep_tasks: The oldest ended tasks beyond this number, over all contexts, are deleted.
+    keep_tasks: The oldest ended tasks beyond this number, in all contexts, are deleted.
     """
 
     keep_days: Annotated[float, Field(ge=0, le=36_500)] = 30.0
@@ -317,11 +317,11 @@ class StorageConfig(Section):
 class PushConfig(Section):
     """Webhook notifications; a2a.push_notifications turns them on and off.
 
-    allow: Host names, addresses and networks that are not public and that webhooks may use all the same.
+    allow: Host names, addresses and networks that webhooks may use although they are not public.
     timeout_s: The time limit of a request.
     retry_for_s: How long a notification is retried; 0 = no retry.
-    max_waiting: Notifications that wait in memory; beyond it the oldest are dropped that do not end a task.
-    max_parallel: Requests at the same time; a single host gets a quarter of them.
+    max_waiting: Notifications that wait in memory; above this, the oldest that do not end a task are dropped.
+    max_parallel: Requests at the same time; at most a quarter of them to one host.
     """
 
     allow: Items[Text] = ()
@@ -334,7 +334,7 @@ class PushConfig(Section):
 class PlatformConfig(Section):
     """The connection to the platform, which PLATFORM_URL and WORKSPACE_ID turn on.
 
-    delivery: Messages are pushed to the agent, or polled from its inbox. auto = as the platform is set, and poll if the
+    delivery: Messages are pushed to the agent, or polled from its inbox. auto = the platform's setting, or poll if the
         platform cannot reach the agent's address.
     heartbeat_s: The longest time between two heartbeats.
     answer_within_s: A pushed message that takes longer is acknowledged, and its answer is sent later. The platform
@@ -441,9 +441,9 @@ class Settings:
     database_url: SQLAlchemy's form, with an async driver; a secret because it can contain a password.
     mcp: `mcp_servers` of config.yaml with the values of their variables.
     instructions, skills: the content of the files that config.yaml names.
-    model, model_source: the model as the operator names it, and the variable or key with it.
+    model, model_source: the model in the operator's words, and the variable or key that sets it.
     misplaced: the keys of `MISPLACED` in config.yaml.
-    unused: every credential in the environment, used or not.
+    credentials: every credential in the environment, used or not.
     peer_tokens: by the name of the peer.
     """
 
@@ -466,7 +466,7 @@ class Settings:
     instructions: Instructions = field(default_factory=Instructions)
     skills: tuple[Skill, ...] = ()
     misplaced: tuple[str, ...] = ()
-    unused: tuple[Secret, ...] = ()
+    credentials: tuple[Secret, ...] = ()
     peer_tokens: Mapping[str, Secret] = field(default_factory=dict)
 
     @property
@@ -482,12 +482,12 @@ class Settings:
 
     @property
     def writable_folders(self) -> tuple[Path, ...]:
-        """Where commands in the workspace-write sandbox may write, besides the workspace; absolute."""
+        """The absolute folders besides the workspace that commands in the workspace-write sandbox may write to."""
         return tuple((self.workspace_dir / folder).resolve() for folder in self.config.codex.writable_folders)
 
     @property
     def exposed(self) -> Mapping[str, Path]:
-        """The files of the agent's own that sandboxed commands can change because they are in the workspace."""
+        """The agent's own files that sandboxed commands can change because they are in the workspace."""
         if self.config.codex.sandbox != "workspace-write":
             return {}
         own = {

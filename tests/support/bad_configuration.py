@@ -224,17 +224,17 @@ BAD: Final[Mapping[str, Bad]] = {
     "writable folders without a sandbox": _key(
         "codex: {writable_folders: [.], sandbox: container}\n",
         "codex.writable_folders",
-        "needs sandbox workspace-write, but the sandbox is container; leave one of them out",
+        "needs sandbox workspace-write, but the sandbox is container; remove one of them",
         schema=False,
     ),
     # --- A2A and principals
     "no A2A version": _key(
-        "a2a: {protocol_versions: []}\n", "a2a.protocol_versions", "must name each version once", schema=False
+        "a2a: {protocol_versions: []}\n", "a2a.protocol_versions", "must list at least one version", schema=False
     ),
     "an A2A version twice": _key(
         'a2a: {protocol_versions: ["1.0", "1.0"]}\n',
         "a2a.protocol_versions",
-        "must name each version once",
+        "must list at least one version",
         schema=False,
     ),
     "an obsolete A2A version": _key(
@@ -336,7 +336,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "the agent's own variable as a provider's": _key(
         f"providers: [{{name: a, {COMPAT}, auth_env: [A2A_TOKEN]}}]\n",
         "providers[0].auth_env[0]",
-        "must be a variable of the provider's own, but A2A_TOKEN is the agent's",
+        "must be a variable of the provider, but A2A_TOKEN belongs to the agent",
         schema=False,
     ),
     "a slug with a point": _key(
@@ -347,7 +347,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a slug of codex's own": _key(
         f"providers: [{{name: a, {COMPAT}, model_provider_slug: ollama}}]\n",
         "providers[0].model_provider_slug",
-        "must not be one of codex's own",
+        "must not be a built-in provider of codex",
         schema=False,
     ),
     "an endpoint without an address": _key(

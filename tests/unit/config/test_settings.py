@@ -445,8 +445,8 @@ def test_principals_that_are_wrong_are_refused_in_one_sentence(
 @pytest.mark.parametrize(
     ("a2a", "sentence"),
     [
-        ("protocol_versions: []", "a2a.protocol_versions: must name each version once, and at least one"),
-        ('protocol_versions: ["1.0", "1.0"]', "a2a.protocol_versions: must name each version once"),
+        ("protocol_versions: []", "a2a.protocol_versions: must list at least one version, and each only once"),
+        ('protocol_versions: ["1.0", "1.0"]', "a2a.protocol_versions: must list at least one version"),
         ('protocol_versions: ["0.2"]', "must be one of 1.0, 0.3, but is '0.2'"),
         ("signing_key_file: key.pem", 'a2a.signing_key_file: needs protocol_versions: ["1.0"]'),
         ("grpc_url: http://x:1", "a2a.grpc_url: must be host:port"),
@@ -486,4 +486,4 @@ def test_platform_settings_from_elsewhere_are_listed_and_credentials_known(tmp_p
     env = {"OPENAI_API_KEY": "sk-1", "OTHER_KEY": "k-2", "MOLECULE_WORKSPACE_TOKEN": "t-3", "HOME": str(tmp_path)}
     settings = load_settings(env, config_path=tmp_path, cwd=tmp_path, root=tmp_path)
     assert settings.misplaced == ("sandbox", "effort")
-    assert [secret.reveal() for secret in settings.unused] == ["sk-1", "t-3", "k-2"]
+    assert [secret.reveal() for secret in settings.credentials] == ["sk-1", "t-3", "k-2"]
