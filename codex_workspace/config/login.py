@@ -34,6 +34,9 @@ MAX_BYTES: Final = 64 * 1024
 REFRESH_AHEAD_S: Final = 300.0
 """Codex refreshes the access token this long before it expires (0.136 to 0.169)."""
 
+REFRESH_AFTER_S: Final = 8 * 86_400.0
+"""Codex refreshes an access token without an expiry this long after the last refresh (0.163)."""
+
 _REMEDY: Final = "run `codex login` on a machine with a browser, and provide the content of its auth.json"
 
 
@@ -136,7 +139,7 @@ def _read_auth_file(codex_home: Path) -> str:
 def refresh_due_at(codex_home: Path) -> float | None:
     """Return the Unix time after which codex refreshes CODEX_HOME's login before it calls the model.
 
-    None if there is no login or its token has no expiry; minus infinity while codex writes the file.
+    None if there is no login, or it has neither expiry nor last refresh; minus infinity while codex writes the file.
     """
     try:
         content = _read_auth_file(codex_home)
@@ -147,9 +150,13 @@ def refresh_due_at(codex_home: Path) -> float | None:
         # Codex truncates the file before it writes it.
         return -math.inf
     try:
-        return float(_claims(read_login(content).tokens.access_token)["exp"]) - REFRESH_AHEAD_S
-    except (ArithmeticError, LookupError, TypeError, ValueError):
+        login = read_login(content)
+    except ValueError:
         return None
+    try:
+        return float(_claims(login.tokens.access_token)["exp"]) - REFRESH_AHEAD_S
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return login.last_refresh.timestamp() + REFRESH_AFTER_S if login.last_refresh is not None else None
 
 
 def _claims(token: str) -> dict[str, Any]:

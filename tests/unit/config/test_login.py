@@ -5,6 +5,7 @@ import json
 import math
 import stat
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,11 @@ def test_when_codex_refreshes_the_login_on_disk(tmp_path: Path) -> None:
     endless = base64.urlsafe_b64encode(b'{"exp": 1' + b"0" * 400 + b"}").decode()
     # {}, [], no JWT, and more than a number of seconds can be.
     for odd in ("a.e30.c", "a.W10.c", "a", f"a.{endless}.c"):
-        assert due_at(json.dumps({"tokens": {**TOKENS, "access_token": odd}})) is None
+        tokens = {"tokens": {**TOKENS, "access_token": odd}}
+        assert due_at(json.dumps(tokens)) is None
+        refreshed = datetime(2026, 1, 1, tzinfo=UTC)
+        expected = (refreshed + timedelta(days=8)).timestamp()
+        assert due_at(json.dumps({**tokens, "last_refresh": refreshed.isoformat()})) == expected
     for without in ("[]", "{}", '{"OPENAI_API_KEY": "sk-0123456789"}', '{"tokens": {"access_token": "a"}}'):
         assert due_at(without) is None
     for being_written in ("", '{"tokens": {', "[" * 60_000):
