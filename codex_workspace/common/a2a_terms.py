@@ -9,7 +9,7 @@ from a2a.types import TaskState
 from a2a.utils.constants import PROTOCOL_VERSION_0_3, VERSION_HEADER
 
 ANSWER: Final = "answer"
-"""ID and name of the artifact with the agent's answer; all other artifacts are sent whole."""
+"""ID and name of the artifact with the agent's answer; all other artifacts are sent in one piece."""
 
 OFFSET: Final = "offset"
 """Metadata key of an update with `append`: the number of characters that the artifact has before it."""
@@ -25,10 +25,10 @@ TERMINAL: Final = frozenset(
         TaskState.TASK_STATE_REJECTED,
     }
 )
-"""No event follows."""
+"""The states after which the agent sends no event."""
 
 WORKING: Final = frozenset({TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING})
-"""The agent will send more events."""
+"""The states in which the agent will send more events."""
 
 AWAITING_INPUT: Final = frozenset({TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_AUTH_REQUIRED})
 """The task waits for a message."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-CONFIG_REJECTED: Final = "codex does not take its config.toml; the operator has to mend it"
+CONFIG_REJECTED: Final = "codex rejects its config.toml; the operator has to correct it"
 """The sentence for peers if codex's configuration is invalid."""
 
 MAX_REASON_CHARS: Final = 500
@@ -77,7 +77,7 @@ class CodexCannotStart(CodexEnded):
         redacted."""
         why = " ".join(redact_config_values(message).split())[:MAX_REASON_CHARS]
         error = cls(CONFIG_REJECTED, f"{file}: {why}")
-        error.args = (f"codex does not take {file}: {why}; mend the file",)
+        error.args = (f"codex rejects {file}: {why}; correct the file",)
         return error
 
 
@@ -122,7 +122,7 @@ class ProtocolError(CodexError):
 
 
 class ToolRefused(AgentError):
-    """A tool cannot do what the model asked for; the sentence is for the model, and holds no words of a peer's."""
+    """A tool cannot do what the model asked for; the sentence is for the model, and contains no text of a peer."""
 
 
 # Codex quotes an invalid value, or the whole line of the file. The line number and the key are enough to correct it.
@@ -137,10 +137,10 @@ _CONFIG_ERROR: Final = re.compile(
     re.MULTILINE,
 )
 _LINES: Final = re.compile(r"^[ \t]*\d*[ \t]*\|.*\n?", re.MULTILINE)
-"""The quoted lines of the file, each after its number and a bar."""
+"""The quoted lines of the file, each after its line number and a bar."""
 
 _QUOTED: Final = re.compile(r"[\"`].*[\"`]", re.DOTALL)
-"""From the first quotation mark to the last, because a value may contain some."""
+"""From the first quotation mark to the last, because a value may contain quotation marks."""
 
 _IN: Final = re.compile(r"\n\s*in `")
 
@@ -166,7 +166,7 @@ def redact_config_error(message: str) -> str:
 
 
 def _end_of_values(text: str) -> int:
-    """Return the index after which there are no values: where codex names the expected type, or the key."""
+    """Return the index at which codex names the expected type or the key; no values follow."""
     expected = text.rfind(", expected ")
     if expected >= 0:
         return expected

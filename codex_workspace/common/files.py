@@ -21,11 +21,11 @@ from codex_workspace.common.errors import ConfigError
 LOCK_NAME: Final = "agent.lock"
 
 LOCK_TIMEOUT_S: Final = 1.0
-"""The holder may be about to exit, or be the doctor, which holds the lock for an instant."""
+"""The lock's holder may be about to exit, or be `doctor`, which releases it at once."""
 
 LOCK_INTERVAL_S: Final = 0.05
 
-UNKNOWN: Final = "it does not say which"
+UNKNOWN: Final = "process unknown"
 
 REPLACE_TIMEOUT_S: Final = 10.0
 """How long to wait for another process that replaces the same file; it takes some milliseconds."""
@@ -53,7 +53,7 @@ class Holder:
 async def lock_folder(folder: Path, where: str | None = None) -> AsyncIterator[None]:
     """Hold the lock of a folder; the kernel releases it when the process ends, and children do not inherit it.
 
-    The lock file is emptied but not removed: its removal would release the lock of a process that opened it meanwhile.
+    The lock file is emptied but not removed: removing it would release the lock of a process that has just opened it.
 
     Raises:
         ConfigError: another process holds the lock, or the file system has no locks.
@@ -75,7 +75,7 @@ async def lock_folder(folder: Path, where: str | None = None) -> AsyncIterator[N
 
 
 def lock_holder(folder: Path) -> Holder | str | None:
-    """Return who holds a folder, `UNKNOWN` if the holder is not known, None if it is not held."""
+    """Return the process that holds the lock, `UNKNOWN` if it is not known, None if the folder is not locked."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def _open_lock(folder: Path) -> int:
     except OSError as error:
         raise ConfigError(
             f"WORKSPACE_STATE_DIR: {folder / LOCK_NAME} cannot be opened: {error.strerror}; "
-            "give this user the right to write there, or set another folder"
+            "make the folder writable for this user, or set another folder"
         ) from error
 
 
@@ -140,7 +140,7 @@ async def _lock_in_time(descriptor: int, folder: Path) -> bool:
 def _write_holder(descriptor: int, where: str | None) -> None:
     since = datetime.now(UTC).isoformat(timespec="seconds")
     holder = Holder(os.getpid(), socket.gethostname(), since, where or " ".join(sys.orig_argv[:4]))
-    # If the disk is full, the lock works without naming its holder.
+    # If the disk is full, the lock works without its holder's name.
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(asdict(holder)).encode(), 0)
@@ -194,7 +194,7 @@ def _open_locked(new: Path) -> int:
     while True:
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            # The process that held the lock may have renamed the file meanwhile.
+            # The process that held the lock may have renamed the file before.
             locked = try_lock_file(descriptor, new)
         except BaseException:
             os.close(descriptor)

@@ -38,14 +38,14 @@ def protect_from_inspection() -> None:
 def find_marked(name: str, value: str, *, or_longer: bool = False) -> list[int]:
     """Return the IDs of all processes with `name=value` in their environment, except zombies.
 
-    If the environment is not readable, because the program's file is not, an argument `….name="value"` counts.
+    If the environment is not readable because the program's file is not, an argument `….name="value"` counts instead.
 
     or_longer: also find values that start with `value`.
     """
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            # It has ended meanwhile, or belongs to another user.
+            # The process has ended, or belongs to another user.
             with suppress(OSError):
                 if _has_mark(folder, name, value, or_longer=or_longer):
                     found.append(int(folder.name))
@@ -94,7 +94,7 @@ def _stats() -> dict[int, _Stat]:
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            # It has ended meanwhile.
+            # The process has ended.
             with suppress(OSError):
                 # The name, in parentheses, may contain anything.
                 fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()

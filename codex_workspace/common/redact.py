@@ -25,7 +25,7 @@ class Redactor:
         self._set_forms({form for secret in secrets if secret for form in _forms(secret)})
 
     def add(self, secret: str) -> None:
-        """Redact another secret; streams that exist already do not redact it."""
+        """Redact another secret; existing streams do not redact it."""
         self._set_forms({*self._forms, *_forms(secret)})
 
     def _set_forms(self, forms: Iterable[str]) -> None:
@@ -66,14 +66,14 @@ class RedactedStream:
         shown: list[str] = []
         begin = 0
         for found in self._any.finditer(text) if any(form in text for form in self._forms) else ():
-            if self._waits_from(text, begin) <= found.start():
+            if self._secret_start(text, begin) <= found.start():
                 # It may be part of a longer secret.
                 break
             shown += (text[begin : found.start()], MASK)
             begin = found.end()
-        waits = self._waits_from(text, begin)
-        self._held = text[waits:]
-        return "".join((*shown, text[begin:waits]))
+        end = self._secret_start(text, begin)
+        self._held = text[end:]
+        return "".join((*shown, text[begin:end]))
 
     def finish(self) -> str:
         """Return the text that was held back; `***` if it is a large part of a secret."""
@@ -83,8 +83,8 @@ class RedactedStream:
         text = self._any.sub(MASK, held)
         return text if text != held or len(held) < MIN_TAIL_CHARS else MASK
 
-    def _waits_from(self, text: str, begin: int) -> int:
-        """Return the index in `text`, from `begin` on, where a secret may start; the length of `text` if nowhere."""
+    def _secret_start(self, text: str, begin: int) -> int:
+        """Return the index in `text`, from `begin` on, where a secret may start; or the length of `text`."""
         first = len(text)
         for form in self._forms:
             at = text.find(form[0], max(begin, len(text) - len(form) + 1), first)

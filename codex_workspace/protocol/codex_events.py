@@ -303,7 +303,7 @@ MAX_QUOTED_CHARS: Final = 500
 
 _BY_STATUS: Final = {
     401: "The model provider refused the credential (HTTP 401); the operator has to renew it.",
-    402: "The model provider wants payment (HTTP 402); the operator has to look at the account.",
+    402: "The model provider requires payment (HTTP 402); the operator has to look at the account.",
     403: "The model provider does not allow this (HTTP 403); the operator has to check the credential's rights.",
     404: "The model provider does not know the model or the address (HTTP 404); the operator has to check both.",
     429: "The model provider limits the rate (HTTP 429); try again later.",

@@ -108,7 +108,7 @@ async def test_a_config_toml_that_codex_rejects(setup: AgentSetup, setting: str)
     file.write_text(f"{setting}\n")
     done = await _start(setup)
     assert done.returncode == 3
-    assert f"codex does not take {file}: " in done.stderr.decode()
+    assert f"codex rejects {file}: " in done.stderr.decode()
     assert CANARY not in done.stderr.decode()
     assert b"Traceback" not in done.stderr
     assert b"ready" not in done.stderr

@@ -652,8 +652,8 @@ async def test_a_rejected_configuration_is_reported_without_its_values(tmp_path:
             pytest.fail("it did not start")
     assert raised.value.public == CONFIG_REJECTED
     assert str(raised.value) == (
-        f"codex does not take {tmp_path / 'config.toml'}: other words: invalid type: string …, expected a map; "
-        "mend the file"
+        f"codex rejects {tmp_path / 'config.toml'}: other words: invalid type: string …, expected a map; "
+        "correct the file"
     )
 
 

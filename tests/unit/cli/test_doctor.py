@@ -94,7 +94,7 @@ def test_with_codex_exec_no_app_server_is_started(tmp_path: Path) -> None:
     (home / "config.toml").write_text("[tui]\nnotifications = 17\n")
     code, found = reports(env)
     assert code == 3
-    assert f"codex does not take {home / 'config.toml'}: " in found["handshake"]["finding"]
+    assert f"codex rejects {home / 'config.toml'}: " in found["handshake"]["finding"]
 
 
 def test_the_instructions_are_listed(env: dict[str, str], tmp_path: Path) -> None:
