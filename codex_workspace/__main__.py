@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     platform.add_argument(
         "--faults", default="", metavar="NAME=SHARE,…", help="what goes wrong, such as all=0.05 or 429=0.1,lost=0.1"
     )
-    doctor = commands.add_parser("doctor", help="say what is wrong, and how to mend it")
+    doctor = commands.add_parser("doctor", help="diagnose problems and show remedies")
     doctor.add_argument("--json", action="store_true", help="for programs")
     doctor.add_argument("--online", action="store_true", help="also ask the model's provider")
     doctor.add_argument("--schema", action="store_true", help="print the JSON Schema of config.yaml, and nothing else")

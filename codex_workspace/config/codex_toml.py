@@ -36,7 +36,7 @@ STREAM_MAX_RETRIES = 2
 """With codex's own 4 and 5, a caller waits about 25 s if the model answers 500; with these a few seconds."""
 
 COMMENT: Final = "# set by codex-workspace"
-INSTEAD_OF: Final = " instead of "
+REPLACED: Final = " instead of "
 UNCHANGED: Final = "; the file is left as it is"
 _BOM: Final = "\ufeff"
 _MARK: Final = re.compile(rf"{COMMENT}(?: \((\w+)\))?(.*)")
@@ -189,7 +189,7 @@ def _mark(item: Item, value: TomlValue, rest: str) -> None:
 
 def _instead_of(theirs: object, comment: str) -> str:
     """Return what the agent's comment says of the operator's value and comment."""
-    return f"{'' if theirs is None else INSTEAD_OF + tomlkit.item(theirs).as_string()} {comment}"
+    return f"{'' if theirs is None else REPLACED + tomlkit.item(theirs).as_string()} {comment}"
 
 
 def _digest(value: object) -> str:
@@ -228,7 +228,7 @@ def _restore(document: MutableMapping[str, Any], path: KeyPath, comment: str) ->
     tables = [document]
     for key in path[:-1]:
         tables.append(tables[-1][key])
-    theirs = comment.removeprefix(INSTEAD_OF)
+    theirs = comment.removeprefix(REPLACED)
     if theirs != comment:
         ((_, item),) = tomlkit.parse(f"value = {theirs}").body
         comment = item.trivia.comment

@@ -107,7 +107,7 @@ def read_environment(env: Mapping[str, str]) -> Environment:
 class Secret:
     """A text that only `reveal` returns; `str`, `repr`, f-strings and `dataclasses.asdict` show `***`.
 
-    Not a dataclass, as `asdict` would copy the text.
+    It is not a dataclass, because `asdict` would copy the text.
     """
 
     __slots__ = ("_text",)
@@ -116,7 +116,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself; for the one location that sends it."""
+        """Return the text, only for the code that sends it."""
         return self._text
 
     def __repr__(self) -> str:
@@ -212,14 +212,14 @@ def _text_of(file: Path, location: ConfigLocation) -> str:
 
 def _for_header(secret: Secret, location: ConfigLocation) -> Secret:
     if not re.fullmatch(r"[\x21-\x7e]+", secret.reveal()):
-        raise location.error("must be printable ASCII without blanks or line breaks")
+        raise location.error("must be printable ASCII without spaces or line breaks")
     return secret
 
 
 # --- Secrets inside of values, for redaction
 
 SHORTEST_TOKEN: Final = 20
-"""Shorter texts in a JSON credential are its kind, an account number or a date."""
+"""Shorter texts in a JSON credential are not tokens but, for example, its type or a date."""
 
 SHORTEST_HEADER_SECRET: Final = 8
 """Shorter values of a header are not secrets but, for example, a tenant's number."""
@@ -232,7 +232,7 @@ def tokens_in(credential: str) -> list[str]:
 
 
 def header_secrets(headers: str) -> list[str]:
-    """Return the secret values in `name=value,…`, and the token alone of one such as "Bearer …"."""
+    """Return the secret values in `name=value,…`, and the token alone in values such as "Bearer …"."""
     values = [unquote(pair.partition("=")[2].strip()) for pair in headers.split(",")]
     values += [value.rpartition(" ")[2] for value in values if " " in value]
     return [value for value in values if len(value) >= SHORTEST_HEADER_SECRET]
@@ -250,7 +250,7 @@ def secrets_in_url(url: str) -> list[str]:
 
 
 def without_proxy_for(host: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with `host` excepted from its proxies, if it names any."""
+    """Return the environment with `host` added to NO_PROXY, if it configures a proxy."""
     if not any(name.lower() in ("http_proxy", "all_proxy") for name in env):
         return dict(env)
     excepted = {name: f"{env[name]},{host}" if env.get(name) else host for name in ("NO_PROXY", "no_proxy")}

@@ -59,10 +59,10 @@ def load_settings(
     Args:
         config_path: The folder of config.yaml; takes precedence over WORKSPACE_CONFIG_PATH.
         cwd: Replaces the current folder.
-        root: The folder in which `configs` and `workspace` are looked up.
+        root: The folder that may contain `configs` and `workspace`.
 
     Raises:
-        ConfigError: one sentence with file or variable, key, and what is allowed.
+        ConfigError: the file or variable, the key, and the allowed values, in one sentence.
     """
     variables = read_environment(env)
     here = (cwd or Path.cwd()).resolve()
@@ -135,7 +135,7 @@ def _check_names(settings: Settings, location: ConfigLocation) -> None:
 
 
 def _check_writable_folders(settings: Settings, location: ConfigLocation) -> None:
-    """Reject writable folders that do not exist, or that contain files of the agent's."""
+    """Reject writable folders that do not exist, or that overlap with the agent's own files."""
     own = {
         "the state folder": settings.state_dir,
         "CODEX_HOME": settings.codex_home,
@@ -143,13 +143,13 @@ def _check_writable_folders(settings: Settings, location: ConfigLocation) -> Non
         "the skills": settings.config_file.parent / "skills",
     }
     for index, folder in enumerate(settings.writable_folders):
-        # Codex accepts any name, and its sandbox then fails at the first command.
+        # Codex accepts a folder that does not exist, and then its sandbox fails at the first command.
         if not folder.is_dir():
             raise location.item(index).error(f"must be a folder that exists, but {folder} is not")
         for name, path in own.items():
             if folder.is_relative_to(path.resolve()) or path.resolve().is_relative_to(folder):
                 raise location.item(index).error(
-                    f"must be apart from {name} ({path}), as commands could change the agent there, but is {folder}"
+                    f"must not overlap with {name} ({path}), as commands could change the agent, but is {folder}"
                 )
 
 
@@ -175,14 +175,14 @@ def _state_dir(variables: Environment, cwd: Path, root: Path) -> Path:
         return base / "codex-workspace"
     if home := variables.path(variables.HOME, cwd):
         return home / ".local" / "state" / "codex-workspace"
-    raise IN_ENVIRONMENT.at("WORKSPACE_STATE_DIR").error("must name a folder, as neither /configs nor HOME is there")
+    raise IN_ENVIRONMENT.at("WORKSPACE_STATE_DIR").error("is missing, and so are /configs and HOME; set it to a folder")
 
 
 def _workspace_dir(variables: Environment, cwd: Path, root: Path) -> Path:
     named = variables.path(variables.WORKSPACE_DIR, cwd)
     mounted = root / "workspace"
     folder = named or (mounted if mounted.is_dir() else cwd)
-    # Codex takes any cwd, and every command in one that is not there fails.
+    # Codex accepts a cwd that does not exist, and then every command fails.
     if not folder.is_dir():
         raise IN_ENVIRONMENT.at("WORKSPACE_DIR").error(f"must be a folder that exists, but {folder} is not")
     return folder
@@ -247,7 +247,7 @@ def _wheel_binary() -> Path | None:
 
 
 def _model(variables: Environment, config: Config, location: ConfigLocation) -> tuple[str, str]:
-    """Return the model and its source, in the platform's order; without its default, which no codex provider has."""
+    """Return the model and its source in the platform's order, without its default, which is not for codex."""
     top = None if config.model == PLATFORM_DEFAULT_MODEL else config.model
     for model, source in (
         (variables.MOLECULE_MODEL, "environment: MOLECULE_MODEL"),

@@ -109,7 +109,7 @@ class McpServer:
 
 @dataclass(frozen=True, slots=True)
 class McpServers:
-    """All servers. `left_out`: for each server that is left out, why."""
+    """All servers. `left_out`: the reason for each server that is left out, by name."""
 
     servers: tuple[McpServer, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -134,13 +134,13 @@ class McpServers:
         return [secret for server in self.servers for secret in server.secrets]
 
     def threads_within(self, processes: int, threads: int) -> int:
-        """Return the number of threads, at most `threads`, that run `processes` server processes in total."""
+        """Return the number of threads, at most `threads`, that run at most `processes` server processes in total."""
         programs = sum(("command",) in server.table for server in self.servers)
         return min(threads, max(1, processes // programs)) if programs else threads
 
     @property
     def required(self) -> bool:
-        """Whether no turn starts without one of them."""
+        """Whether a server must run before a turn can start."""
         return any(server.required for server in self.servers)
 
     @property
@@ -225,12 +225,12 @@ def _filled(text: str, env: Mapping[str, str], location: ConfigLocation, secrets
             return "${"
         name = reference[1]
         if name is None:
-            raise location.error("holds ${ without the name of a variable and }; a plain ${ is written $${")
+            raise location.error("contains ${ without a variable name and }; write $${ for a plain ${")
         value = read_secret(env, name)
         if value is None:
             raise VariableNotSet(name, location)
         if "\0" in value.reveal():
-            raise IN_ENVIRONMENT.at(name).error("holds a NUL, which a variable cannot contain")
+            raise IN_ENVIRONMENT.at(name).error("contains a NUL character, which a variable cannot contain")
         if name not in _PLAIN and len(value.reveal()) >= SHORTEST_SECRET:
             secrets.append(value)
         return value.reveal()

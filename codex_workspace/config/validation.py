@@ -23,12 +23,12 @@ _Section = TypeVar("_Section", bound="Section")
 
 
 def problem(sentence: str, key: str = "") -> PydanticCustomError:
-    """Return the error that a validator raises for a problem of a section or of its `key`, as it is reported."""
+    """Return an error for validators of a section to raise; `key` is the invalid key."""
     return PydanticCustomError("problem", "{sentence}", {"sentence": sentence, "key": key})
 
 
 def matching(pattern: str, allowed: str) -> Any:  # pydantic types its `Field` so
-    """Return the constraint that a whole text matches `pattern`; `allowed` completes the sentence "must be …"."""
+    """Return the constraint that a text matches `pattern` in full; `allowed` completes the sentence "must be …"."""
     return Field(pattern=f"^(?:{pattern})$", title=allowed)
 
 
@@ -156,17 +156,17 @@ def _config_error(error: ValidationError, schema: JsonObject, location: ConfigLo
     # An unknown key first: a misspelled key is often the reason for a missing one.
     details = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
     path = details["loc"]
-    of_a_key = 1 if details["type"] == "extra_forbidden" else 2 if path[-1:] == ("[key]",) else 0
-    for step in path[: len(path) - of_a_key]:
+    tail_length = 1 if details["type"] == "extra_forbidden" else 2 if path[-1:] == ("[key]",) else 0
+    for step in path[: len(path) - tail_length]:
         location = location.item(step) if isinstance(step, int) else location.at(_key(step))
         schema = _schema_within(schema, step)
-    match path[len(path) - of_a_key :]:
+    match path[len(path) - tail_length :]:
         case (key,):
             known = cast("JsonObject", schema["properties"])
             return location.at(_key(str(key))).error(f"is not a known key{did_you_mean(str(key), known)}")
         case (key, _):
             allowed = _allowed(cast("JsonObject", schema["propertyNames"]))
-            return location.error(f"holds the key {quoted(str(key))}, but a key must be {allowed}")
+            return location.error(f"contains the key {quoted(str(key))}, but a key must be {allowed}")
         case _ if details["type"] == "problem":
             key = details["ctx"]["key"]
             return (location.at(key) if key else location).error(details["msg"])
@@ -179,7 +179,7 @@ def _key(name: str) -> str:
 
 
 def _schema_within(schema: JsonObject, step: int | str) -> JsonObject:
-    """Return the schema of one item, or of one key, of what `schema` describes."""
+    """Return the schema of one item or one key of the values that `schema` describes."""
     if isinstance(step, int):
         return cast("JsonObject", schema["items"])
     properties = cast("JsonObject", schema.get("properties", {}))
@@ -218,11 +218,11 @@ def _allowed(schema: JsonObject) -> str:
         case {"type": kind}:
             return {"string": "text", "boolean": "true or false", "object": "a mapping of keys"}[str(kind)]
         case _:
-            raise TypeError(f"no words for {schema}")
+            raise TypeError(f"cannot describe {schema}")
 
 
 def _actual(value: object, schema: JsonObject) -> str:
-    """Return what stands there. A text is shown only if the schema lists the allowed ones: it may be a secret."""
+    """Describe the actual value. A text is shown only if the schema lists allowed texts, because it may be a secret."""
     kind = schema["type"][0] if isinstance(schema["type"], list) else schema["type"]
     match value:
         case None:
@@ -251,7 +251,7 @@ def _actual(value: object, schema: JsonObject) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the known name that resembles `name`; empty if there is none."""
+    """Return a hint with the known name that is similar to `name`; empty if there is none."""
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -263,7 +263,7 @@ class _StrictLoader(yaml.SafeLoader):
     """A SafeLoader that rejects duplicate keys and keys that are not text."""
 
     def compose_mapping_node(self, anchor: dict[str, yaml.Node]) -> yaml.MappingNode:
-        # Before values are constructed: merge keys (`<<`) may then add keys that are already there.
+        # Check before values are constructed, because merge keys (`<<`) may repeat keys.
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
@@ -272,7 +272,7 @@ class _StrictLoader(yaml.SafeLoader):
             if key.tag != "tag:yaml.org,2002:str":
                 raise yaml.MarkedYAMLError(problem="a key must be text", problem_mark=key.start_mark)
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value} is there twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value} is a duplicate", problem_mark=key.start_mark)
             seen.add(key.value)
         return node
 
@@ -285,7 +285,7 @@ def load_yaml(file: Path) -> object:
     """
     location = ConfigLocation(str(file))
     try:
-        # Bytes, so that PyYAML itself names the position of one that is not UTF-8.
+        # Bytes, so that PyYAML reports the position of invalid UTF-8.
         return yaml.load(file.read_bytes(), _StrictLoader)
     except OSError as error:
         raise location.error(f"cannot be read ({error.strerror})") from error
@@ -296,7 +296,7 @@ def load_yaml(file: Path) -> object:
     except yaml.YAMLError as error:
         raise location.error(f"is not YAML: {_one_line(str(error))}") from error
     except ValueError as error:
-        raise location.error(f"holds a value that YAML cannot make: {_one_line(str(error))}") from error
+        raise location.error(f"contains an invalid value: {_one_line(str(error))}") from error
     except RecursionError as error:
         raise location.error("is nested too deeply") from error
 

@@ -66,13 +66,13 @@ BAD: Final[Mapping[str, Bad]] = {
     "a NUL": _not_yaml("name: a\x00b\n", "", "is not YAML"),
     "not UTF-8": _file("configs/config.yaml", b"name: \xff\n", "", "is not YAML"),
     "an undefined alias": _not_yaml("name: *nobody\n", "line 1, column 7: ", "undefined alias"),
-    "an invalid date": _not_yaml(GOOD + "version: 2024-99-99\n", "", "a value that YAML cannot make"),
+    "an invalid date": _not_yaml(GOOD + "version: 2024-99-99\n", "", "contains an invalid value"),
     "deep nesting": _not_yaml("[" * 5000, "", "nested too deeply"),
-    "a key twice": _not_yaml(GOOD + "name: other\n", "line 4, column 1: ", "the key name is there twice"),
+    "a key twice": _not_yaml(GOOD + "name: other\n", "line 4, column 1: ", "the key name is a duplicate"),
     "a key of a section twice": _not_yaml(
         GOOD + "codex:\n  sandbox: read-only\n  sandbox: container\n",
         "line 6, column 3: ",
-        "the key sandbox is there twice",
+        "the key sandbox is a duplicate",
     ),
     "a number as key": Bad(GOOD + "1: x\n", CONFIG + "line 4, column 1: ", "a key must be text"),
     "a list as key": _not_yaml(GOOD + "? [a]\n: x\n", "line 4, column 3: ", "a key must be text"),
@@ -218,7 +218,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a writable folder of the agent's": _key(
         "codex: {writable_folders: [../state]}\n",
         "codex.writable_folders[0]",
-        "must be apart from the state folder",
+        "must not overlap with the state folder",
         schema=False,
     ),
     "writable folders without a sandbox": _key(
@@ -445,7 +445,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "an invalid variable name": _key(
         "mcp_servers: [{name: a, command: x, env: {a-b: y}}]\n",
         "mcp_servers[0].env",
-        "holds the key 'a-b', but a key must be the name of an environment variable",
+        "contains the key 'a-b', but a key must be the name of an environment variable",
     ),
     "a number for a program's variable": _key(
         "mcp_servers: [{name: a, command: x, env: {X: 8080}}]\n",
@@ -455,7 +455,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a reference without its end": _key(
         "mcp_servers: [{name: a, command: x, env: {X: '${A'}}]\n",
         "mcp_servers[0].env.X",
-        "holds ${ without the name of a variable and }; a plain ${ is written $${",
+        "contains ${ without a variable name and }; write $${ for a plain ${",
         schema=False,
     ),
     "a required server whose variable is not set": _key(
@@ -527,7 +527,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "one token for metrics and all": _variable(
         "METRICS_TOKEN", "is a principal's token as well", METRICS_TOKEN=CREDENTIAL, A2A_TOKEN=CREDENTIAL
     ),
-    "a token of two words": _variable("A2A_TOKEN", "must be printable ASCII without blanks", A2A_TOKEN="two words"),
+    "a token of two words": _variable("A2A_TOKEN", "must be printable ASCII without spaces", A2A_TOKEN="two words"),
     "a metrics token of two words": _variable("METRICS_TOKEN", "must be printable ASCII", METRICS_TOKEN="a b"),
     "a collector without a scheme": _variable(
         "OTEL_EXPORTER_OTLP_ENDPOINT", "must be an http://", OTEL_EXPORTER_OTLP_ENDPOINT="collector:4318"
@@ -580,7 +580,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "OPENAI_API_KEY_FILE", "is set as well as OPENAI_API_KEY; set one of them", OPENAI_API_KEY_FILE="/x"
     ),
     "a key with a line break": _variable(
-        "OPENAI_API_KEY", "must be printable ASCII without blanks or line breaks", OPENAI_API_KEY=f"{CREDENTIAL}\n"
+        "OPENAI_API_KEY", "must be printable ASCII without spaces or line breaks", OPENAI_API_KEY=f"{CREDENTIAL}\n"
     ),
     "a base URL with a password": _variable(
         "OPENAI_BASE_URL", "must be an http://", OPENAI_BASE_URL=f"http://u:{CREDENTIAL}@h/v1"

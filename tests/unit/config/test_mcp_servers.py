@@ -168,9 +168,9 @@ def test_documented_servers_are_accepted(tmp_path: Path, servers: list[object]) 
         ([ADDRESS | {"url": "https://u:p@mcp.example"}], "mcp_servers[0].url: must be an http:// or https:// URL"),
         ([PROGRAM | {"env": ["X=y"]}], "mcp_servers[0].env: must be a mapping, each value text, but is a list"),
         ([PROGRAM | {"env": {"X": 8080}}], "mcp_servers[0].env.X: must be text, but is a number; put it in quotes"),
-        ([PROGRAM | {"env": {"a-b": "y"}}], "mcp_servers[0].env: holds the key 'a-b', but a key must be the name of"),
-        ([PROGRAM | {"env": {"X": "${A"}}], "mcp_servers[0].env.X: holds ${ without the name of a variable and }"),
-        ([PROGRAM | {"env": {"X": "${A B}"}}], "mcp_servers[0].env.X: holds ${ without the name of a variable and }"),
+        ([PROGRAM | {"env": {"a-b": "y"}}], "mcp_servers[0].env: contains the key 'a-b', but a key must be the name"),
+        ([PROGRAM | {"env": {"X": "${A"}}], "mcp_servers[0].env.X: contains ${ without a variable name and }"),
+        ([PROGRAM | {"env": {"X": "${A B}"}}], "mcp_servers[0].env.X: contains ${ without a variable name and }"),
         (
             [PROGRAM | {"env": {"X": "${NOT_SET}"}, "required": True}],
             "mcp_servers[0].env.X: names the variable NOT_SET, which is not set; set it (or NOT_SET_FILE)",
@@ -196,6 +196,6 @@ def test_errors_name_their_key(tmp_path: Path, entries: list[object], problem: s
 
 
 def test_a_bearer_token_has_no_blank_in_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="environment: MY_TOKEN: must be printable ASCII without blanks") as caught:
+    with pytest.raises(ConfigError, match="environment: MY_TOKEN: must be printable ASCII without spaces") as caught:
         load(tmp_path, ADDRESS | {"bearer_token_env": "MY_TOKEN"}, MY_TOKEN="to ken")
     assert "to ken" not in str(caught.value)

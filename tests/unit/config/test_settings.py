@@ -74,7 +74,7 @@ def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
 
 
 def test_without_a_state_folder_the_error_names_the_variable(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="environment: WORKSPACE_STATE_DIR: must name a folder"):
+    with pytest.raises(ConfigError, match="environment: WORKSPACE_STATE_DIR: is missing"):
         load_settings({}, cwd=tmp_path, root=tmp_path)
 
 
@@ -194,13 +194,13 @@ def test_writable_folders_are_seen_from_the_workspace(machine: Machine) -> None:
         ("writable_folders: [cache, configs/config.yaml]", "[1]", "must be a folder that exists"),
         ("writable_folders: [cache], sandbox: container", "", "needs sandbox workspace-write, but the sandbox is"),
         ("writable_folders: [cache], sandbox: read-only", "", "but the sandbox is read-only"),
-        ("writable_folders: [configs]", "[0]", "must be apart from the state folder"),
-        ("writable_folders: [state]", "[0]", "must be apart from the state folder"),
-        ("writable_folders: [to-config]", "[0]", "must be apart from config.yaml ("),
-        ("writable_folders: [to-config/skills/one]", "[0]", "must be apart from the skills"),
-        ("writable_folders: [to-home]", "[0]", "must be apart from CODEX_HOME"),
-        ("writable_folders: ['.']", "[0]", "must be apart from"),
-        ("writable_folders: [/]", "[0]", "must be apart from"),
+        ("writable_folders: [configs]", "[0]", "must not overlap with the state folder"),
+        ("writable_folders: [state]", "[0]", "must not overlap with the state folder"),
+        ("writable_folders: [to-config]", "[0]", "must not overlap with config.yaml ("),
+        ("writable_folders: [to-config/skills/one]", "[0]", "must not overlap with the skills"),
+        ("writable_folders: [to-home]", "[0]", "must not overlap with CODEX_HOME"),
+        ("writable_folders: ['.']", "[0]", "must not overlap with"),
+        ("writable_folders: [/]", "[0]", "must not overlap with"),
         ("writable_folders: cache", "", "must be a list"),
     ],
 )
