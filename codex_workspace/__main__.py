@@ -123,20 +123,37 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run the agent until SIGTERM")
     serve.add_argument(
-        "--executor", metavar="MODULE:FACTORY", help="answer with the AgentExecutor that this makes, not with codex"
+        "--executor",
+        metavar="MODULE:FACTORY",
+        help="serve the AgentExecutor that this factory returns instead of codex",
     )
     commands.add_parser("prepare", help="write codex's configuration and stop")
-    demo = commands.add_parser("demo", help="see the whole thing at work, without a key")
-    demo.add_argument("--platform", action="store_true", help="two agents on a stand-in of the platform")
-    platform = commands.add_parser("platform", help="run a stand-in of the platform, to try agents on this machine")
-    platform.add_argument("--host", default="127.0.0.1", help="where it listens (default: %(default)s)")
-    platform.add_argument("--port", type=int, default=8080, help="(default: %(default)s; 0 takes a free one)")
-    platform.add_argument("--file", type=Path, help="keep everything in this SQLite file, not in memory")
+    demo = commands.add_parser("demo", help="run the demo with a scripted model; needs no API key")
+    demo.add_argument("--platform", action="store_true", help="run two agents on a local stand-in for the platform")
+    platform = commands.add_parser("platform", help="run a local stand-in for the platform, for tests")
+    platform.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
     platform.add_argument(
-        "--mode", choices=("push", "poll"), default="push", help="for agents that do not say (default: %(default)s)"
+        "--port", type=int, default=8080, help="the port to listen on (default: %(default)s; 0 chooses a free port)"
+    )
+    platform.add_argument("--file", type=Path, help="store everything in this SQLite file instead of in memory")
+    platform.add_argument(
+        "--mode",
+        choices=("push", "poll"),
+        default="push",
+        help="delivery mode of agents that name none (default: %(default)s)",
     )
     platform.add_argument(
-        "--faults", default="", metavar="NAME=SHARE,…", help="what goes wrong, such as all=0.05 or 429=0.1,lost=0.1"
+        "--faults",
+        default="",
+        metavar="NAME=SHARE,…",
+        help="failures to inject and their shares, such as all=0.05 or 429=0.1,lost=0.1",
+    )
+    doctor = commands.add_parser("doctor", help="diagnose problems and print remedies")
+    doctor.add_argument("--json", action="store_true", help="print the report as JSON")
+    doctor.add_argument("--online", action="store_true", help="also send a request to the model's provider")
+    doctor.add_argument("--schema", action="store_true", help="print the JSON Schema of config.yaml and exit")
+    doctor.add_argument(
+        "--set-aside", action="store_true", help="rename a damaged database; the next start creates a new one"
     )
     doctor = commands.add_parser("doctor", help="diagnose problems and show remedies")
     doctor.add_argument("--json", action="store_true", help="for programs")
@@ -147,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument(
         "url", nargs="?", default="http://127.0.0.1:8000", help="the agent's address (default: %(default)s)"
     )
-    chat.add_argument("--message", "-m", help="send this one message instead of asking for them")
+    chat.add_argument("--message", "-m", help="send this message and exit; without it, chat prompts for messages")
     return parser
 
 

@@ -151,7 +151,7 @@ async def open_agent(
         create_secret_files(settings)
         link_skill_folders(settings.codex_home, settings.skills)
         for name, why in settings.mcp.left_out.items():
-            logger.warning("leaving out the MCP server %s: %s", name, why)
+            logger.warning("skipping the MCP server %s: %s", name, why)
         launch = launch_of(settings, provider, env)
         await end_leftovers(launch.family)
         redactor = Redactor(each for each in secrets_of(settings, provider) if len(each) >= SHORTEST_SECRET)

@@ -172,7 +172,7 @@ class Connection:
             return await self.call(method, params, timeout_s=timeout_s)
         except CodexTimeout as timeout:
             self.kill()
-            raise CodexGone(f"codex did not answer {method} within {timeout_s:g} s and was ended") from timeout
+            raise CodexGone(f"codex did not answer {method} within {timeout_s:g} s and was killed") from timeout
 
     @contextmanager
     def subscribe(self, thread_id: str) -> Iterator[Mailbox]:
@@ -204,7 +204,7 @@ class Connection:
         """Kill codex and fail the connection."""
         if self._kill is not None:
             self._kill()
-        self.fail(CodexGone("codex stopped answering and was ended"))
+        self.fail(CodexGone("codex stopped responding and was killed"))
 
     def fail(self, error: CodexGone) -> None:
         """Make all open and later requests, and all subscriptions, raise `error`."""

@@ -62,7 +62,7 @@ class Conversation:
             await self.send(text, view)
             tasks.cancel_scope.cancel()
         if not view.outcome:
-            view.show_problem("The agent may still work on the task.")
+            view.show_problem("The task may still be running.")
         return view.completed
 
     async def send(self, text: str, view: TurnView) -> None:
@@ -92,7 +92,7 @@ class Conversation:
                     return
         except A2AError as error:
             if not view.task_id:
-                raise _chat_error("the agent refused", error) from error
+                raise _chat_error("the agent rejected the message", error) from error
         await self._poll(view)
 
     async def _poll(self, view: TurnView) -> None:

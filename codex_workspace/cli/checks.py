@@ -169,7 +169,7 @@ def _writable(folder: Path) -> Finding:
         raise CheckFailed(f"{folder} cannot be used: {there} is a file")
     # Permission bits do not show this for root.
     with explained(f"cannot write to {there}"), tempfile.TemporaryFile(dir=there):
-        return Finding("ok", f"{folder}" if there == folder else f"{folder} (is created at the first start)")
+        return Finding("ok", f"{folder}" if there == folder else f"{folder} (created at the first start)")
 
 
 def nearest_existing(folder: Path) -> Path:
@@ -228,7 +228,7 @@ def check_database(facts: Facts) -> Finding:
     shown = url.render_as_string(hide_password=True)
     file = sqlite_file(facts.settings.database_url.reveal())
     if file is not None and not file.exists():
-        return Finding("ok", f"{shown} (is created at the first start)")
+        return Finding("ok", f"{shown} (created at the first start)")
     with explained(f"cannot open {shown}"):
         anyio.run(_connect, facts.settings.database_url.reveal())
     return Finding("ok", shown)
@@ -287,7 +287,7 @@ def check_model(facts: Facts) -> Finding:
     """Check that the provider answers, accepts the credential and has the model. Costs no tokens."""
     provider, at = facts.provider, facts.provider.base_url
     if provider.auth_mode == "chatgpt_subscription":
-        return Finding("not run", "a request would use up the subscription; send the agent a message instead")
+        return Finding("not run", "a request would count against the subscription; send the agent a message instead")
     headers = {"Authorization": f"Bearer {provider.credential.reveal()}"} if provider.credential else {}
     with explained(f"{at} does not answer"):
         answer = httpx.get(f"{at.rstrip('/')}/models", headers=headers, timeout=PROVIDER_TIMEOUT_S)

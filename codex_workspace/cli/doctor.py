@@ -147,7 +147,7 @@ def check_codex(facts: Facts) -> Finding:
         )
     version = find_version(asked.stdout.decode("utf-8", "replace"))
     if version is None:
-        raise CheckFailed(f"{binary} prints no version, so it is not codex")
+        raise CheckFailed(f"{binary} does not print a version, so it is not codex")
     oldest, newest = TESTED_VERSIONS
     tested = f"tested versions: {format_version(oldest)} to {format_version(newest)}"
     shown = f"codex {format_version(version)} at {binary}"
@@ -184,7 +184,7 @@ async def _start_exec(launch: Launch, facts: Facts) -> Finding:
     servers = facts.settings.mcp
     names = ", ".join(server.name for server in servers.servers) or "none"
     missed = [f"{name}: {why}" for name, why in servers.left_out.items()]
-    text = f"{names}: not started; with codex.backend: exec only a turn starts them"
+    text = f"{names}: not started; with codex.backend: exec, each turn starts them"
     remedy = "set those variables" if missed else ""
     facts.mcp_servers = Finding("warning" if missed else "ok", "\n".join((text, *missed)), remedy)
     return Finding("ok", f"codex {format_version(version)} read its configuration in {milliseconds:.0f} ms")
@@ -211,7 +211,7 @@ async def _try_exec_sandbox(launch: Launch, facts: Facts) -> Finding:
     mode = facts.settings.config.codex.sandbox
     await exec_backend.require_sandbox(launch, mode)
     made = "codex's sandbox is off" if mode in sandbox.WITHOUT else "codex's sandbox works here"
-    return Finding("ok", f"{mode}: {made}; commands are not tried with codex.backend: exec")
+    return Finding("ok", f"{mode}: {made}; commands are not tested with codex.backend: exec")
 
 
 async def _inspect_sandbox(codex: Connection, facts: Facts) -> Finding:
@@ -226,13 +226,13 @@ async def _inspect_sandbox(codex: Connection, facts: Facts) -> Finding:
         shown = ", ".join(f"{process} ({_program(process)})" for process in holders[:5])
         return Finding(
             "warning",
-            f"{text}; it saw the agent's credentials in the environment of the processes {shown}",
+            f"{text}; it can read the agent's credentials in the environment of the processes {shown}",
             "start the agent as a separate, non-root user, from a process without credentials",
         )
     if settings.exposed:
         changeable = " and ".join(settings.exposed)
-        return Finding("warning", f"{text}; so it can change {changeable}", "set WORKSPACE_DIR to another folder")
-    return Finding("ok", f"{text}; it saw no credential")
+        return Finding("warning", f"{text}, so it can change {changeable}", "set WORKSPACE_DIR to another folder")
+    return Finding("ok", f"{text}; it cannot read credentials")
 
 
 def _abilities(report: sandbox.SandboxReport, named: Mapping[str, Path]) -> str:

@@ -72,7 +72,7 @@ def load_executor(name: str) -> AgentExecutor:
         raise ConfigError(f"--executor: {module_name} has no function {attribute}")
     made = factory()
     if not isinstance(made, AgentExecutor):
-        raise ConfigError(f"--executor: {name} makes a {type(made).__name__}, not an AgentExecutor")
+        raise ConfigError(f"--executor: {name} returns a {type(made).__name__}, not an AgentExecutor")
     return made
 
 
@@ -83,7 +83,7 @@ T = TypeVar("T")
 EXTENSIONS = (
     AgentExtension(uri=USAGE, description="Token usage of a turn, in the metadata of its last status."),
     AgentExtension(uri=TURN, description="Per-message turn options, such as the model, in the message's metadata."),
-    AgentExtension(uri=ITEMS, description="Output of commands and the current diff, as artifacts that grow."),
+    AgentExtension(uri=ITEMS, description="Output of commands and the current diff, streamed as artifacts."),
 )
 """Optional extensions."""
 
@@ -93,12 +93,12 @@ LIMITS = "urn:codex-workspace:limits"
 
 def exec_extensions(*, hands_over: bool) -> tuple[AgentExtension, ...]:
     """Return the extensions of an agent with `codex exec`; `hands_over`: whether it can hand over files."""
-    files = "" if hands_over else "no files are handed over, "
+    files = "" if hands_over else "files cannot be sent, "
     limits = AgentExtension(
         uri=LIMITS,
         description=(
-            "Each turn is a process of its own: a message cannot join a running one (midTurn steer is refused), no "
-            f"questions are asked, {files}and each text comes whole."
+            "Each turn runs in its own process: a message cannot join a running turn (midTurn steer is rejected), no "
+            f"questions are asked, {files}and each text is sent as a whole."
         ),
     )
     return (*(extension for extension in EXTENSIONS if extension.uri != ITEMS), limits)
@@ -157,7 +157,8 @@ async def serve(settings: Settings, env: Mapping[str, str]) -> None:
             logger.warning("%s: %s has no effect; use %s", settings.config_file, key, MISPLACED[key])
         if settings.exposed:
             logger.warning(
-                "WORKSPACE_DIR: commands can change %s in it; set it to another folder", " and ".join(settings.exposed)
+                "WORKSPACE_DIR: commands can change %s in this folder; set it to another folder",
+                " and ".join(settings.exposed),
             )
         async with open_agent(settings, provider, env, url) as agent:
 

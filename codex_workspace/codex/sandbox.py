@@ -131,7 +131,7 @@ async def run(codex: Connection, command: list[str], folder: Path, profile: str 
             raise InvalidField("a result")
         return CommandResult(number(result, "exitCode"), text(result, "stdout"), text(result, "stderr"))
     except InvalidField as error:
-        raise ProtocolError(f"codex answered command/exec without {error}") from error
+        raise ProtocolError(f"codex's response to command/exec lacks {error}") from error
 
 
 async def inspect_sandbox(
@@ -235,7 +235,7 @@ def _platform_files(settings: Settings) -> tuple[Path, ...]:
 
 def _literal(path: Path) -> str:
     if _PATTERN_CHARS & set(str(path)):
-        raise ConfigError(f"codex.hide_secrets: {path} has one of * ? [ ] {{ }} \\ in its name, which codex misreads")
+        raise ConfigError(f"codex.hide_secrets: {path} contains * ? [ ] {{ }} or \\, which codex misreads; rename it")
     return str(path)
 
 

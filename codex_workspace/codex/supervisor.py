@@ -175,7 +175,7 @@ class CodexSupervisor:
         if silent_s >= MAX_SILENCE_S:
             logger.warning("codex has not responded for %.0f s; killing it", silent_s)
             codex.kill()
-        return f"codex has not answered for {silent_s:.0f} s"
+        return f"codex has not responded for {silent_s:.0f} s"
 
     async def _running(self) -> "tuple[_Instance, Connection]":
         with anyio.move_on_after(self._limits.restart_wait_s):
@@ -190,7 +190,7 @@ class CodexSupervisor:
         failure = self._last_failure
         if failure is None:
             raise CodexCannotStart(f"codex did not start within {self._limits.restart_wait_s:g} s")
-        raise CodexCannotStart(f"{failure.sentence}; given up after {self._count()}", failure.tail)
+        raise CodexCannotStart(f"{failure.sentence}; gave up after {self._count()}", failure.tail)
 
     async def _open(self) -> "tuple[_Instance, Connection]":
         """Return the usable codex; wait for the one that is opening, or open one."""
@@ -258,7 +258,7 @@ class CodexSupervisor:
         instance.over.set()
         self._deaths += 1
         if codex.has_completed_turn and instance.age() >= STEADY_S:
-            logger.warning("%s; it is restarted when it is needed", codex.error)
+            logger.warning("%s; the next turn restarts it", codex.error)
         else:
             self._failed(codex.error)
 
@@ -268,7 +268,7 @@ class CodexSupervisor:
         pause = pause_after(self._failures, self._limits.max_restarts) * self._jitter()
         self._next_start = anyio.current_time() + pause
         if self._failures == self._limits.max_restarts:
-            logger.error("codex counts as broken after %s; starts continue: %s", self._count(), error)
+            logger.error("codex is broken after %s; still retrying: %s", self._count(), error)
         else:
             level = logging.WARNING if self._failures < self._limits.max_restarts else logging.DEBUG
             logger.log(level, "%s, next start in %.1f s: %s", self._count(), pause, error)
@@ -301,11 +301,11 @@ class CodexSupervisor:
         if failure is None:
             return f"codex did not start within {waited_s:g} s"
         if self._current() is not None:
-            then = "it was started just now"
+            then = "it has just started"
         elif pause := self._pause():
-            then = f"next try in {math.ceil(pause)} s"
+            then = f"next attempt in {math.ceil(pause)} s"
         else:
-            then = "it is being started again"
+            then = "it is restarting"
         return f"{failure.public}; {self._count()}, {then}"
 
     def _count(self) -> str:

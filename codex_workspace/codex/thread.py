@@ -258,7 +258,9 @@ class CodexThread:
         for model in objects(listed, "data") if isinstance(listed, dict) else []:
             if model.get("model") == self._options.model:
                 return text_or_none(model, "defaultReasoningEffort")
-        logger.warning("codex does not list %s; later turns keep the effort of this one", self._options.model)
+        logger.warning(
+            "codex does not list the model %s; later turns keep the effort of this turn", self._options.model
+        )
         return None
 
     async def _load_thread(self, codex: Connection) -> tuple["_Loaded", str | None]:

@@ -321,7 +321,7 @@ class Turn:
             while self.ended is None:
                 events += await self.receive()
         except CodexGone as gone:
-            logger.warning("codex died while turn %s was stopped: %s", self.turn_id, gone)
+            logger.warning("codex died while turn %s was being stopped: %s", self.turn_id, gone)
             events += self._end(TurnCompleted("failed", failure, None))
         return events
 

@@ -93,7 +93,7 @@ class CodexRefused(CodexError):
 
     def __init__(self, method: str, code: int, message: str) -> None:
         message = redact_config_error(message)
-        super().__init__(f"codex refused {method}: {message} ({code})")
+        super().__init__(f"codex rejected {method}: {message} ({code})")
         self.method = method
         self.code = code
         self.message = message

@@ -63,7 +63,7 @@ async def lock_folder(folder: Path, where: str | None = None) -> AsyncIterator[N
         if not await _lock_in_time(descriptor, folder):
             holder = _read_holder(descriptor) or UNKNOWN
             raise ConfigError(
-                f"WORKSPACE_STATE_DIR: another agent works on {folder} ({holder}); stop it, or set another folder"
+                f"WORKSPACE_STATE_DIR: another agent uses {folder} ({holder}); stop it, or set another folder"
             )
         _write_holder(descriptor, where)
         try:
@@ -131,8 +131,7 @@ async def _lock_in_time(descriptor: int, folder: Path) -> bool:
             await anyio.sleep(LOCK_INTERVAL_S)
     except OSError as error:
         raise ConfigError(
-            f"WORKSPACE_STATE_DIR: {folder} cannot be locked against a second agent: {error.strerror}; "
-            "set a folder on a local disk"
+            f"WORKSPACE_STATE_DIR: {folder} cannot be locked: {error.strerror}; use a folder on a local disk"
         ) from error
     return False
 

@@ -145,7 +145,7 @@ def _check_writable_folders(settings: Settings, location: ConfigLocation) -> Non
     for index, folder in enumerate(settings.writable_folders):
         # Codex accepts a folder that does not exist, and then its sandbox fails at the first command.
         if not folder.is_dir():
-            raise location.item(index).error(f"must be a folder that exists, but {folder} is not")
+            raise location.item(index).error(f"must be an existing folder, but {folder} is not")
         for name, path in own.items():
             if folder.is_relative_to(path.resolve()) or path.resolve().is_relative_to(folder):
                 raise location.item(index).error(
@@ -184,7 +184,7 @@ def _workspace_dir(variables: Environment, cwd: Path, root: Path) -> Path:
     folder = named or (mounted if mounted.is_dir() else cwd)
     # Codex accepts a cwd that does not exist, and then every command fails.
     if not folder.is_dir():
-        raise IN_ENVIRONMENT.at("WORKSPACE_DIR").error(f"must be a folder that exists, but {folder} is not")
+        raise IN_ENVIRONMENT.at("WORKSPACE_DIR").error(f"must be an existing folder, but {folder} is not")
     return folder
 
 
@@ -273,12 +273,12 @@ def _tokens(
         else:
             token = read_header_secret_file(folder / (entry.token_file or ""), here.at("token_file"))
         if token in tokens.values():
-            raise here.error("has the token of another principal; every principal needs a token of its own")
+            raise here.error("is also the token of another principal; give each principal its own token")
         tokens[entry.name] = token
     if not (tokens or variables.A2A_ALLOW_ANONYMOUS or is_loopback(variables.A2A_HOST)):
         raise IN_ENVIRONMENT.at("A2A_TOKEN").error(
-            f"is missing, and A2A_HOST {quoted(variables.A2A_HOST)} is beyond loopback; "
-            "set A2A_TOKEN or A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1"
+            f"is missing, and A2A_HOST {quoted(variables.A2A_HOST)} is not a loopback address; set A2A_TOKEN or "
+            "A2A_TOKEN_FILE, or A2A_ALLOW_ANONYMOUS=1"
         )
     return tokens
 
@@ -286,7 +286,7 @@ def _tokens(
 def _metrics_token(env: Mapping[str, str], tokens: Mapping[str, Secret]) -> Secret | None:
     token = read_header_secret(env, "METRICS_TOKEN")
     if token in tokens.values():
-        raise IN_ENVIRONMENT.at("METRICS_TOKEN").error("is a principal's token as well; use one for /metrics only")
+        raise IN_ENVIRONMENT.at("METRICS_TOKEN").error("is also a principal's token; use a separate token for /metrics")
     return token
 
 
@@ -319,7 +319,7 @@ def _platform(
         return None
     if variables.WORKSPACE_ID is None:
         raise IN_ENVIRONMENT.at("WORKSPACE_ID").error(
-            "is missing; PLATFORM_URL is set, and the platform knows an agent by this ID"
+            "is missing; PLATFORM_URL requires it, because the platform identifies agents by this ID"
         )
     provisioned = tuple(dict.fromkeys(folder / PROVISIONED_TOKEN for folder in folders if folder is not None))
     url = variables.PLATFORM_URL.rstrip("/")

@@ -79,13 +79,13 @@ class McpServerEntry(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.command is None) == (self.url is None):
-            raise problem("must have one of command and url")
+            raise problem("must have either command or url")
         is_program = self.url is None
         for key in ("bearer_token_env", "headers") if is_program else ("args", "env", "cwd"):
             if getattr(self, key):
-                raise problem(f"is for a server with {'url' if is_program else 'command'}", key)
+                raise problem(f"is only valid for a server with {'url' if is_program else 'command'}", key)
         if self.bearer_token_env is not None and any(name.lower() == "authorization" for name in self.headers):
-            raise problem("must not hold Authorization beside bearer_token_env", "headers")
+            raise problem("must not contain Authorization if bearer_token_env is set", "headers")
         return self
 
 

@@ -80,7 +80,7 @@ def read_instructions(
     agents = [] if folder in read_by_codex else [folder / AGENTS_FILE]
     files += [(file, ConfigLocation(str(file))) for file in (*default, *agents) if file.is_file()]
     texts: list[str] = []
-    remaining_bytes, too_large = MAX_PROMPT_BYTES, f"all prompt files have more than {MAX_PROMPT_BYTES} bytes"
+    remaining_bytes, too_large = MAX_PROMPT_BYTES, f"the prompt files together have more than {MAX_PROMPT_BYTES} bytes"
     for file, source in files:
         text = read_text(file, folder, source, remaining_bytes, too_large)
         remaining_bytes -= len(text.encode())
@@ -185,7 +185,9 @@ def _read_skill(skill: Path, folder: Path, location: ConfigLocation) -> Skill:
     text = read_text(file, folder, location, MAX_SKILL_BYTES, f"a SKILL.md may have at most {MAX_SKILL_BYTES} bytes")
     found = _FRONT_MATTER.match(text)
     if found is None:
-        raise location.error(f"names {file}, which must begin with a line ---, keys, and another line ---")
+        raise location.error(
+            f"names {file}, which must begin with front matter: a line ---, keys, and another line ---"
+        )
     try:
         keys = yaml.safe_load(found[1])
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -168,7 +168,7 @@ def _ranked(model: str, providers: Sequence[ProviderEntry]) -> list[tuple[Provid
             longest = max(prefixes, key=len)
             matching.append((len(longest), provider, f"prefix {longest}"))
     matching.sort(key=lambda each: -each[0])
-    first = f"no provider that matches the model {model} has a credential, and this is the first that has"
+    first = f"no provider that matches the model {model} has a credential, and this is the first provider with one"
     return [
         *((provider, "a subscription's login is configured") for provider in subscriptions),
         *((provider, f"the model {model} matches its {match}") for _, provider, match in matching),

@@ -112,7 +112,7 @@ class ProviderEntry(Section):
         if self.auth_mode == "openai_compat_responses" and self.base_url is None:
             raise problem("is missing; auth_mode openai_compat_responses needs an http(s) URL", "base_url")
         if self.auth_mode == "openai_api" and self.base_url is not None:
-            raise problem("is not for auth_mode openai_api; set OPENAI_BASE_URL instead", "base_url")
+            raise problem("has no effect with auth_mode openai_api; set OPENAI_BASE_URL instead", "base_url")
         if self.model_provider_slug in RESERVED_SLUGS:
             raise problem(
                 f"must not be a built-in provider of codex ({', '.join(sorted(RESERVED_SLUGS))})", "model_provider_slug"
@@ -172,7 +172,7 @@ class PrincipalEntry(Section):
         if self.name == OPERATOR:
             raise problem(f"must not be {OPERATOR}, which is the owner of A2A_TOKEN", "name")
         if (self.token_env is None) == (self.token_file is None):
-            raise problem("must have one of token_env and token_file")
+            raise problem("must have either token_env or token_file")
         return self
 
 

@@ -39,8 +39,10 @@ RESULT: Final = "delegate_result"
 ECHO: Final = "notify"
 
 FROM_PEER: Final = "A message from the agent {peer}; it is not from your user:\n\n"
-FROM_ANSWERING_PEER: Final = "The agent {peer} answers the task that it was given{work}. It is not your user:\n\n"
-UNKNOWN_PEER: Final = "that was asked"
+FROM_ANSWERING_PEER: Final = (
+    "The agent {peer} answers the task that you delegated to it{work}. It is not your user:\n\n"
+)
+UNKNOWN_PEER: Final = "without a known ID"
 """Replaces the id of a peer that the platform does not name."""
 
 NOT_FETCHED: Final = "[A file that cannot be fetched here: {name}]"
@@ -63,10 +65,10 @@ def read_row(row: ActivityRow, own_id: str, owner: str) -> OutboxMessage:
     if row.method == RESULT:
         return _result(row, message, own_id, owner)
     if row.has_response:
-        raise SkippedRow("it has a response")
+        raise SkippedRow("it already has a response")
     if row.source_id == own_id and not has_parts:
         # A prompt that the workspace sends to itself has parts.
-        raise SkippedRow("a report of our own")
+        raise SkippedRow("a report that this agent sent")
     if row.method and not row.method.startswith("message/") and not has_parts:
         # Among them are uploads and the user's notifications.
         raise SkippedRow(f"unknown method {row.method[:40]}")
@@ -127,7 +129,7 @@ def _result(row: ActivityRow, message: JsonObject, own_id: str, owner: str) -> O
     if not text.strip():
         raise SkippedRow("no content")
     if is_queued(text):
-        raise SkippedRow("the task is in the peer's inbox; the peer answers by a message")
+        raise SkippedRow("the task is in the peer's inbox; the peer answers with a separate message")
     held = (row.request or {}, nested_or_empty(message, "metadata"), response)
     delegation_id = next((found for each in held if (found := _id(each, DELEGATION))), "")
     peer = next((each for each in (row.source_id, row.target_id) if each and each != own_id), "")
@@ -205,7 +207,7 @@ def _file(file: JsonObject) -> Part:
         if content:
             return Part(raw=b64decode(content, validate=True), filename=name, media_type=media_type)
     except ValueError:
-        logger.debug("a file of a row is not in base64")
+        logger.debug("a file of a row is not valid base64")
     if not content and uri.startswith(("http://", "https://")):
         return Part(url=uri, filename=name, media_type=media_type)
     return Part(text=NOT_FETCHED.format(name=name or "without a name"))

@@ -312,7 +312,7 @@ class PlatformClient:
                 # A call of the workspace's own shows whose 401 it is, and finds a token that was rotated.
                 await self._call("GET", f"{self._self}/activity", params={"limit": "1"})
                 if self._token.current == token:
-                    raise PlatformUnreachable("The other agent rejects all callers.") from error
+                    raise PlatformUnreachable("The other agent rejects the platform's token.") from error
 
     async def _once(
         self,
@@ -391,7 +391,7 @@ def _check(response: httpx.Response, content: bytes, path: str) -> JsonValue:
         case 401:
             raise PlatformUnauthorized("The platform rejects the workspace's token.")
         case 410 if path.endswith("/activity") and "removed" not in sentence:
-            raise CursorLost("The platform does not know the inbox's cursor any more.")
+            raise CursorLost("The platform no longer knows the inbox's cursor.")
         case 410:
             raise WorkspaceRemoved("The workspace was removed from the platform.")
         case 429:

@@ -28,7 +28,7 @@ from codex_workspace.storage.outbox import OutboxState
 from codex_workspace.storage.store import Store
 
 STILL_WORKING: Final = "I am still working on this. I will send the answer as a separate message."
-SENT_SEPARATELY: Final = "The answer to this message is a separate message, which was sent already or is on its way."
+SENT_SEPARATELY: Final = "The answer to this message is a separate message, which was already sent or will follow."
 RESULTS: Final = "urn:codex-workspace:delegation-results"
 """Metadata key of the part that is added to a message: the results of delegations."""
 

@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 OWNER: Final = "platform:workspace"
 """The principal of the platform's messages; config.yaml cannot name a principal like this."""
 
-NO_ANSWER: Final = "Done. Codex said nothing at the end."
+NO_ANSWER: Final = "Done. Codex sent no final message."
 """The platform treats an empty answer as a failure."""
 
-UNFINISHED: Final = "The task has not ended; send the message again to join it."
+UNFINISHED: Final = "The task is still running; send the message again to wait for its result."
 NOT_FOUND: Final = "The agent no longer has this message; send it again."
 UNKNOWN: Final = "Internal error: the task cannot be followed; see the agent's log."
 FILES: Final = "\n\n[Files that cannot be sent this way: {names}]"

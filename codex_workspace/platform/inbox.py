@@ -120,7 +120,9 @@ class Inbox:
         except PlatformError as error:
             if self._cursor is None or not isinstance(error, CursorLost):
                 return self._pause_after(error)
-            logger.warning("the inbox's cursor is lost; reading again from its time on, without the completed rows")
+            logger.warning(
+                "the inbox's cursor is invalid; reading again from its timestamp and skipping completed rows"
+            )
             self._since, self._cursor = parse_time(self._cursor.created_at) - CLOCK_SKEW_S, None
         self._failures = 0
         return RESULTS_POLL_S if self._only_results else POLL_S
@@ -215,7 +217,7 @@ class PlatformInbox:
                 if config.delivery == "poll":
                     await self._poll(dispatcher)
             except WorkspaceRemoved:
-                logger.warning("the workspace was removed from the platform; no more messages are read there")
+                logger.warning("the workspace was removed from the platform; its inbox is no longer read")
             await anyio.sleep_forever()
 
     async def _poll(self, dispatcher: Dispatcher) -> None:

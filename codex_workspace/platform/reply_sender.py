@@ -39,7 +39,7 @@ MAX_REPLY_CHARS: Final = 200_000
 """The platform accepts 1 MB; a character may have four bytes."""
 
 CUT: Final = "\n\n[The answer is too long for the platform; the rest is left out.]"
-FAILED: Final = "This could not be done: "
+FAILED: Final = "The task failed: "
 
 NOT_FOUND_TRIES: Final = 10
 """A platform that was restarted may not know the workspace until it registers again."""

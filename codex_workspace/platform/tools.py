@@ -41,7 +41,7 @@ LONGEST_POLL_S: Final = 5.0
 CUT_BYTES: Final = 290
 """The platform lists at most 300 bytes of a result, cut between characters."""
 
-CUT: Final = "\n[The platform shows no more of it; it may have been longer.]"
+CUT: Final = "\n[The platform truncated this text; the original may be longer.]"
 
 TRIES: Final = 3
 """How often a delegation is sent if the response is lost; its key makes the platform accept it once."""
@@ -99,7 +99,8 @@ class PlatformPeers:
             return await self.configured.delegate(peer, task, wait_s, continues)
         if continues is not None:
             raise ToolRefused(
-                "On the platform a task cannot be continued; give the peer a new task with all that it needs to know."
+                "Tasks on the platform cannot be continued; delegate a new task that contains all the information the "
+                "peer needs."
             )
         until = anyio.current_time() + wait_s
         target = _find_peer(await self._known(), peer)
@@ -124,7 +125,7 @@ class PlatformPeers:
                 break
             except PlatformUnreachable as error:
                 if not left:
-                    raise ToolRefused(f"{error.public} It is not known whether the peer got the task.") from error
+                    raise ToolRefused(f"{error.public} It is unknown whether the peer received the task.") from error
                 await anyio.sleep(POLL_S)
         if not _PLAIN_ID.fullmatch(started):
             raise ToolRefused("The platform accepted the task, but its response has no usable delegation_id.")
@@ -217,19 +218,21 @@ class PlatformNotifier:
     async def notify(self, caller: ToolCaller, text: str) -> None:
         """Send a message. It is not retried if its outcome is unknown: the user might get it twice."""
         if caller.owner in self.principals:
-            raise ToolRefused("This caller is not the platform's user; it sees only your answer.")
+            raise ToolRefused("This caller is not the platform's user and receives only your answer.")
         try:
             await self.client.notify(text)
         except PlatformUnreachable as error:
             if error.outcome_unknown:
-                raise ToolRefused("It is not known whether the user got it; do not send it again.") from error
+                raise ToolRefused(
+                    "It is unknown whether the user received the message; do not send it again."
+                ) from error
             raise
 
 
 def _find_peer(peers: Sequence[PlatformPeer], name: str) -> PlatformPeer:
     found = [peer for peer in peers if name in (peer.id, peer.name)]
     if len(found) != 1:
-        raise ToolRefused("There is no one peer of that name; list_peers returns the peers with their ids.")
+        raise ToolRefused("No peer, or more than one, has that name; use an ID from list_peers.")
     return found[0]
 
 

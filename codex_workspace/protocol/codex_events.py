@@ -309,13 +309,13 @@ _BY_STATUS: Final = {
     429: "The model provider limits the rate (HTTP 429); try again later.",
 }
 _BY_KIND: Final = {
-    "usageLimitExceeded": "The model account's usage limit is reached; try again after it was renewed.",
-    "rateLimitExceeded": "The model provider limits the rate; try again later.",
+    "usageLimitExceeded": "The model account's usage limit is reached; try again after it is reset.",
+    "rateLimitExceeded": "The model provider's rate limit is reached; try again later.",
     "serverOverloaded": "The model provider is overloaded; try again later.",
     "internalServerError": "The model provider had an internal error (HTTP 500); try again later.",
-    "contextWindowExceeded": "The conversation has outgrown the model's context window; begin a new context.",
-    "modelNotFound": "The model provider does not know the model; the operator has to check its name.",
-    "unauthorized": "The model provider refused the credential; the operator has to renew it.",
+    "contextWindowExceeded": "The conversation is longer than the model's context window; start a new context.",
+    "modelNotFound": "The model provider does not know the model; the operator must check its name.",
+    "unauthorized": "The model provider rejected the credential; the operator must renew it.",
 }
 NO_SESSION: Final = "sessionNotFound"
 """The kind of failure of a run whose session does not exist."""
@@ -345,7 +345,7 @@ def duration_error(total_s: float) -> TurnError:
 def process_exit_error(exit_code: int | None) -> TurnError:
     """Return the failure of a turn whose codex exited, with its exit code if that is known."""
     how = "" if exit_code is None else f" with exit code {exit_code}"
-    return TurnError(f"codex ended{how} before its turn was over", PROCESS_EXITED)
+    return TurnError(f"codex ended{how} before its turn ended", PROCESS_EXITED)
 
 
 def describe_failure(failure: TurnError) -> str:

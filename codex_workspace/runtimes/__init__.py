@@ -93,5 +93,5 @@ def _load(found: EntryPoint) -> Factory:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"runtime: {found.name} ({found.value}) cannot be loaded: {reason}") from error
     if not callable(factory):
-        raise ConfigError(f"runtime: {found.name} ({found.value}) is no function")
+        raise ConfigError(f"runtime: {found.name} ({found.value}) is not a function")
     return factory

@@ -20,8 +20,8 @@ from codex_workspace.protocol.server_requests import Question
 from codex_workspace.runtimes.events import AgentEvent
 
 CONTINUE_PROMPT: Final = (
-    "Your work on the last message was cut off: the process you run in ended. Look at what is done already, then go on "
-    "from there and finish it. Do not do again what is done."
+    "Your work on the last message was interrupted because your process ended. Check what is already done, then "
+    "continue and finish the rest. Do not repeat completed work."
 )
 """The input that resumes an interrupted turn; the message itself is in the thread's history."""
 
@@ -131,14 +131,14 @@ def next_step(
     if isinstance(found, TurnCompleted):
         return found
     if deaths >= MAX_DEATHS:
-        return f"Codex ended {deaths} times while it worked on this message, the last time so: {why}."
+        return f"Codex ended {deaths} times while it worked on this message, most recently: {why}."
     if restarts >= MAX_RESTARTS:
-        return f"The agent ended {restarts} times while it worked on this message; it is not tried again."
+        return f"The agent ended {restarts} times while it worked on this message; the message is not retried."
     if found is TurnRecord.MISSING or policy is RecoveryPolicy.RERUN:
         return turn_input
     if policy is RecoveryPolicy.RESUME:
         return text_input(CONTINUE_PROMPT)
-    return f"The turn was cut off: {why}. Send the message again to go on."
+    return f"The turn was interrupted: {why}. Send the message again to continue."
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ ToolCallEnd = events.CommandCompleted | events.PatchCompleted | events.ToolCallC
 NO_RESULT: Final = "The run ended before codex reported the result."
 """The output of a tool call whose end codex did not report."""
 
-NO_END: Final = TurnError("codex reported no end of the turn", "noEnd")
+NO_END: Final = TurnError("codex did not report the end of the turn", "noEnd")
 NONE_USED: Final = TokenUsage()
 """The tokens of a new session."""
 

@@ -127,7 +127,7 @@ def check_run(prompt: str, options: RunOptions, max_chars: int) -> None:
     if not prompt.strip():
         raise InputRefused("The message has no text.")
     if len(prompt) > max_chars:
-        raise InputRefused(f"The message has {len(prompt)} characters; codex takes at most {max_chars}.")
+        raise InputRefused(f"The message has {len(prompt)} characters; codex accepts at most {max_chars}.")
     if options.full_auto and options.sandbox not in (None, FULL_AUTO):
         raise InputRefused(f"full_auto runs commands in the sandbox {FULL_AUTO}, not in {options.sandbox}.")
     if options.ephemeral and options.resume is not None:

@@ -129,7 +129,7 @@ def markdown(event: AgentEvent) -> str:
         case Error(message=message, code=error_code, fatal=fatal):
             return f"**{FAILED if fatal else NOTE}** ({one_line(error_code)}): {_plain(message)}"
         case Approval(about=about):
-            return f"**Waits for an answer**\n\n{data(about)}"
+            return f"**Waiting for an answer**\n\n{data(about)}"
         case AgentMessage() | ReasoningSummary() | ToolOutput() | RunDiff() | Usage() | UnmappedEvent() | Done():
             return ""
         case _:

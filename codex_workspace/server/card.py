@@ -61,7 +61,7 @@ def extended_card(options: "ServerOptions") -> AgentCard | None:
     if not options.is_extended:
         return None
     card = agent_card(options)
-    setup = AgentExtension(uri=SETUP, description="How this agent is set up; cannot be requested.")
+    setup = AgentExtension(uri=SETUP, description="The agent's configuration; cannot be requested.")
     setup.params.update(dict(options.setup))
     card.capabilities.extensions.append(setup)
     return card
@@ -112,7 +112,7 @@ def _default_skills(input_modes: Sequence[str]) -> list[AgentSkill]:
         AgentSkill(
             id="review",
             name="Review a change",
-            description="Reads a change, or the state of the workspace, and says what is wrong with it.",
+            description="Reviews a change, or the state of the workspace, and reports problems.",
             tags=["code", "review"],
             examples=["Review the last commit.", "What could go wrong with this patch?"],
             input_modes=input_modes,
@@ -170,8 +170,8 @@ def card_signer(file: Path, place: ConfigLocation) -> Callable[[AgentCard], Agen
         key = load_pem_private_key(pem, password=None)
     if not (isinstance(key, EllipticCurvePrivateKey) and isinstance(key.curve, SECP256R1)):
         raise place.error(
-            f"names {file}, which holds no private key for ES256; "
-            "make one with `openssl ecparam -name prime256v1 -genkey -noout`"
+            f"names {file}, which contains no private key for ES256; create one with `openssl ecparam -name "
+            "prime256v1 -genkey -noout`"
         )
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     # jku is left out: it must be an HTTPS URL of the key, and null is not valid.

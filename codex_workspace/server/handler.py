@@ -426,7 +426,10 @@ class _MessageAcceptor(SimpleRequestContextBuilder):
             )
         if not self._answered.claim(known, message_id):
             raise UnsupportedOperationError(
-                message=f"the question of task {task_id} has been answered; wait for its end or its next question"
+                message=(
+                    f"the question of task {task_id} has been answered; wait until the task ends or asks another "
+                    "question"
+                )
             )
         context.state[ANSWERED_PROMPT] = known.status.message.message_id
         return known.context_id

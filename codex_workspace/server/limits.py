@@ -176,9 +176,9 @@ class ConcurrencyLimiter:
         """
         own = self._held.get(principal, 0)
         if own >= self.per_principal:
-            raise LimitExceeded(f"you have {own} {what} open, and may have {self.per_principal}")
+            raise LimitExceeded(f"you have {own} open {what}; at most {self.per_principal} are allowed")
         if self.count >= self.total:
-            raise LimitExceeded(f"as many {what} are open as may ({self.total})")
+            raise LimitExceeded(f"the limit of {self.total} open {what} is reached")
         self._held[principal] = own + 1
         try:
             yield

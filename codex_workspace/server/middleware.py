@@ -209,7 +209,7 @@ class RequestChecks:
                 body += chunk
                 is_over = len(body) > self.max_bytes
         if is_over:
-            raise _Rejected(_error_response(413, f"the body is over the limit of {self.max_bytes} bytes"))
+            raise _Rejected(_error_response(413, f"the body exceeds the limit of {self.max_bytes} bytes"))
         return bytes(body)
 
     def _sending(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> Send:
@@ -380,7 +380,7 @@ def _check_field(field: "AnyField", value: JsonValue, at: str) -> None:
     if enum is not None and value is not None:
         names = enum.values_by_name
         if str(value) not in {*names, *map(str, enum.values_by_number)}:
-            raise InvalidParamsError(message=f"{at}: {quoted(str(value))} is none of {', '.join(names)}")
+            raise InvalidParamsError(message=f"{at}: {quoted(str(value))} is not one of {', '.join(names)}")
     elif message is not None and not message.full_name.startswith("google."):
         _check_message(message, value, f"{at}.")
     elif field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, str):

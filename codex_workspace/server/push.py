@@ -137,7 +137,7 @@ class PushService(PushNotificationSender):
         for each in due:
             self.enqueue_end(each)
         if due:
-            logger.info("sending %d task ends that were not delivered to their webhooks", len(due))
+            logger.info("sending %d final task states that were not delivered to their webhooks", len(due))
         return len(due)
 
     async def send_notification(self, task_id: str, event: PushNotificationEvent) -> None:

@@ -44,7 +44,7 @@ _REASONS: Final = {
     sqlite3.SQLITE_IOERR: "the disk fails",
     sqlite3.SQLITE_READONLY: "the database is read-only",
     sqlite3.SQLITE_CANTOPEN: "the database cannot be opened",
-    sqlite3.SQLITE_BUSY: "another program holds the database",
+    sqlite3.SQLITE_BUSY: "another program has locked the database",
 }
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -95,13 +95,13 @@ class WriteHealth:
         code = getattr(context.original_exception, "sqlite_errorcode", 0) & 0xFF
         if code in _DAMAGED:
             self._is_damaged = True
-            self._set_reason("the database is damaged; see `python -m codex_workspace doctor`", context)
+            self._set_reason("the database is damaged; run `python -m codex_workspace doctor`", context)
             return
         reason = _REASONS.get(code) or _server_reason(context)
         if reason is not None:
             self._set_reason(reason, context)
             raise StoreUnavailable(
-                f"The agent cannot store anything now ({reason}); nothing was accepted, send it again later."
+                f"The agent cannot store data now ({reason}); the request was not accepted, send it again later."
             ) from context.original_exception
 
     def _set_reason(self, reason: str, context: ExceptionContext) -> None:
@@ -150,7 +150,7 @@ def require_intact(file: Path) -> None:
     problem = integrity_problem(file)
     if problem is not None:
         raise ConfigError(
-            f"DATABASE_URL: {file} {problem}; it is left as it is: restore a backup, or rename the file with "
+            f"DATABASE_URL: {file} {problem}; restore a backup, or rename the file with "
             "`python -m codex_workspace doctor --set-aside` to start with an empty database"
         )
 
@@ -166,12 +166,12 @@ def integrity_problem(file: Path) -> str | None:
             return None
         with file.open("rb") as opened:
             if opened.read(len(_MAGIC)) != _MAGIC:
-                return "is no SQLite database"
+                return "is not a SQLite database"
         with closing(_open_read_only(file)) as connection:
             return _damage(connection) or _foreign_or_missing_tables(connection)
     except OSError as error:
         raise ConfigError(
-            f"DATABASE_URL: {file} cannot be read: {error.strerror}; give this user the right to read and write it"
+            f"DATABASE_URL: {file} cannot be read: {error.strerror}; give this user read and write permission"
         ) from error
     except sqlite3.OperationalError as error:
         # Permissions, locks and space, not the file's content.
@@ -199,7 +199,7 @@ def set_aside(file: Path) -> Path:
         ConfigError: the file is intact, or it cannot be renamed.
     """
     if integrity_problem(file) is None:
-        raise ConfigError(f"DATABASE_URL: nothing is wrong with {file}, so it is not set aside")
+        raise ConfigError(f"DATABASE_URL: {file} is intact, so it was not renamed")
     aside = file.with_name(f"{file.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
     try:
         # The main file last: if this is interrupted, the file is still found damaged and the rest follows next time.
@@ -235,7 +235,7 @@ def _foreign_or_missing_tables(connection: sqlite3.Connection) -> str | None:
     query = "select name from sqlite_master where type = 'table' and name not like 'sqlite_%' order by name"
     names = [name for (name,) in connection.execute(query)]
     if names and schema_version.name not in names:
-        return f"is another program's database: it has the tables {', '.join(names[:5])}"
+        return f"belongs to another program: it has the tables {', '.join(names[:5])}"
     if not names or connection.execute("select max(version) from schema_version").fetchone() != (SCHEMA_VERSION,):
         return None
     missing = sorted(TABLES.difference(names))

@@ -451,7 +451,7 @@ class Job:
         if not (other and turn and turn.ended is None and await turn.steer(request.turn_input, client_message_id)):
             return None
         await self._services.deliveries.mark_started(self._delivery.key, turn.thread_id, turn.turn_id)
-        note = f"This message joined the running turn of task {other.task_id}; its answer is for both."
+        note = f"This message joined the running turn of task {other.task_id}; the answer is for both messages."
         self._joined = other
         await self._send([self._reply.working(), self._reply.notice(note)])
         await other.over.wait()

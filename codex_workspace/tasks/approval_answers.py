@@ -226,7 +226,7 @@ def _parse_choice(asked: QuestionField, words: str) -> Decision | UnclearAnswer:
     declined = _declined(_DECLINE if asked.accepts_text else _NO, words)
     if declined is not None:
         return declined
-    return Answers({asked.id: (words,)}) if asked.accepts_text else UnclearAnswer("This is none of the options.")
+    return Answers({asked.id: (words,)}) if asked.accepts_text else UnclearAnswer("This is not one of the options.")
 
 
 def _option(asked: QuestionField, words: str) -> str | None:
@@ -247,7 +247,7 @@ def _parse_lines(asked: Sequence[QuestionField], words: str) -> Decision | Uncle
         name, colon, answer = line.partition(":")
         index = _pick([(each.id, each.header) for each in asked], name) if colon else None
         if index is None or asked[index].id in given:
-            return UnclearAnswer(f"Line {number} names none of the questions, or one that is answered already.")
+            return UnclearAnswer(f"Line {number} does not name a question, or names one that is already answered.")
         given[asked[index].id] = answer.strip()
     return _answers(asked, given)
 
@@ -256,7 +256,7 @@ def _answers(asked: Sequence[QuestionField], given: JsonObject) -> Answers | Unc
     """Return the answers if each question has valid ones; an empty list leaves a question without an answer."""
     if set(given) != {each.id for each in asked}:
         names = ", ".join(format_value(each.id) for each in asked)
-        return UnclearAnswer(f"Answer each of the questions, and no other: {names}.")
+        return UnclearAnswer(f"Answer exactly these questions: {names}.")
     answers: dict[str, tuple[str, ...]] = {}
     for each in asked:
         value = given[each.id]
@@ -265,7 +265,7 @@ def _answers(asked: Sequence[QuestionField], given: JsonObject) -> Answers | Unc
             chosen for text in values if isinstance(text, str) and (chosen := _choice_or_text(each, text)) is not None
         )
         if len(answers[each.id]) < len(values):
-            return UnclearAnswer(f"The answer to {format_value(each.id)} is none of its options.")
+            return UnclearAnswer(f"The answer to {format_value(each.id)} is not one of its options.")
     return Answers(answers)
 
 
@@ -305,7 +305,7 @@ def _parse_value(field: Field, words: str) -> Decision | UnclearAnswer:
     value, expected = _value(field, words)
     if value is not None:
         return _completed((field,), {field.name: value})
-    sentence = f"{format_value(field.name)} has to be {expected}. Or decline."
+    sentence = f"{format_value(field.name)} must be {expected}. To refuse, answer `decline`."
     return _declined(_NO, words) or UnclearAnswer(sentence)
 
 

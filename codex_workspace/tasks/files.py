@@ -36,11 +36,11 @@ MAX_SHOWN_CHARS: Final = 200
 """At most this much of a path is quoted in an error."""
 
 DESCRIPTION: Final = (
-    "Hands a file of the workspace over to the person or program that sent the message, who cannot see the workspace. "
-    "Use it for every file that they ask to be given; the file is sent as it is at this moment."
+    "Sends a file from the workspace to the sender of the message, who cannot see the workspace. Use it for every "
+    "file that the sender asks for; its current content is sent."
 )
 PATH: Final = "The file, inside the workspace."
-NAME: Final = "What to call it; its own name where this is left out."
+NAME: Final = "The file name for the recipient; by default the file's own name."
 
 
 class AttachmentsNotWritten(AgentError):
@@ -70,9 +70,9 @@ def write(workspace: Path, task_id: str, attachments: Sequence[Attachment], cwd:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            reason = "something that is no folder stands in its place"
+            reason = "a file with that name is not a folder"
         raise AttachmentsNotWritten(
-            f"The files of the message could not be laid down in {FOLDER} of the workspace: {reason}."
+            f"The files of the message could not be written to {FOLDER} in the workspace: {reason}."
         ) from error
     return _note(attachments, Path(os.path.relpath(workspace / FOLDER / name, cwd or workspace)))
 
@@ -173,12 +173,12 @@ def take(arguments: JsonValue, workspace: Path, max_bytes: int, left_bytes: int,
         case {"path": str(path), **rest} if isinstance(name := rest.get("name") or "", str):
             pass
         case _:
-            raise HandoverRefused('The arguments have to be {"path": "…"}, with "name" as a string if at all.')
+            raise HandoverRefused('The arguments must be {"path": "…"}, with an optional string "name".')
     try:
         with _found((cwd or workspace) / path) as found:
             data = _read(found, _shown(path), workspace, max_bytes, left_bytes)
     except (OSError, ValueError) as error:
-        raise HandoverRefused(f"{_shown(path)} cannot be handed over: {_reason(error)}.") from error
+        raise HandoverRefused(f"{_shown(path)} cannot be sent: {_reason(error)}.") from error
     shown = clean_name(name) or clean_name(path) or "file"
     return Part(raw=data, media_type=guess_media_type(shown, data), filename=shown)
 
@@ -201,19 +201,17 @@ def tool_result(text: str, *, success: bool) -> JsonObject:
 def _read(found: int, shown: str, workspace: Path, max_bytes: int, left_bytes: int) -> bytes:
     link = f"/proc/self/fd/{found}"
     if not Path(os.readlink(link)).is_relative_to(workspace.resolve()):
-        raise HandoverRefused(
-            "Only files inside the workspace can be handed over; copy it there first, if that is right to do."
-        )
+        raise HandoverRefused("Only files inside the workspace can be sent; if appropriate, copy the file there first.")
     about = os.fstat(found)
     if not stat.S_ISREG(about.st_mode):
-        raise HandoverRefused(f"{shown} is no file; put a folder into an archive and hand that over.")
+        raise HandoverRefused(f"{shown} is not a file; to send a folder, put it into an archive.")
     most = min(max_bytes, left_bytes)
     with os.fdopen(os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         # One byte more than is allowed: the file may have grown since.
         data = b"" if about.st_size > most else file.read(most + 1)
     size = max(about.st_size, len(data))
     if size > max_bytes:
-        raise HandoverRefused(f"{shown} has {size} bytes; a file may have {max_bytes}.")
+        raise HandoverRefused(f"{shown} has {size} bytes; a file may have at most {max_bytes}.")
     if size > left_bytes:
         raise HandoverRefused(f"{shown} has {size} bytes; {left_bytes} are left for this task.")
     return data
@@ -224,11 +222,11 @@ def _reason(error: OSError | ValueError) -> str:
         case FileNotFoundError():
             return "there is no such file"
         case OSError(errno=errno.ELOOP):
-            return "its links go round in circles"
+            return "its symbolic links form a loop"
         case OSError():
             return (error.strerror or "it cannot be read").lower()
         case _:
-            return "this is no path"
+            return "the path is invalid"
 
 
 def _shown(path: str) -> str:

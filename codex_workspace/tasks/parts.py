@@ -155,7 +155,7 @@ def check_input(items: TurnInput, max_chars: int) -> None:
         raise InputRefused("The message has no text.")
     chars = sum(len(text) for text in texts)
     if chars > max_chars:
-        raise InputRefused(f"The message has {chars} characters; at most {max_chars} are taken.")
+        raise InputRefused(f"The message has {chars} characters; at most {max_chars} are accepted.")
 
 
 def image_urls(parts: Sequence[Part]) -> dict[int, str]:
@@ -276,7 +276,7 @@ class _Reader:
         if media_type in IMAGE_MODES:
             place.refuse(
                 "is an image by URL, which codex does not accept; send its bytes (raw), a data: URL, "
-                "or the address in the text."
+                "or the URL in the text."
             )
         about = " ".join(filter(None, (name, f"({media_type})" if media_type else "")))
         self.items += text_input(f"Linked file {about}: <{url}>" if about else f"Linked file: <{url}>")

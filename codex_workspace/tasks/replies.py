@@ -53,7 +53,9 @@ from codex_workspace.tasks.live_output import LiveOutput
 
 logger = logging.getLogger(__name__)
 
-STOPPED: Final = "The agent stopped before the turn was done. The text so far is kept; send the message again to go on."
+STOPPED: Final = (
+    "The agent stopped before the turn was done. The text so far is kept; send the message again to continue."
+)
 NOT_BEGUN: Final = "The agent stopped before it started on this message; send it again."
 STOPPING: Final = "The agent is stopping and accepts no new messages."
 SUPERSEDED: Final = "A newer message in this context replaced this one."

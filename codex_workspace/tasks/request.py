@@ -105,7 +105,7 @@ def _with_folder(overrides: TurnOverrides, value: JsonValue, workspace: Path) ->
     home = workspace.resolve()
     folder = (home / value).resolve()
     if not folder.is_relative_to(home) or not folder.is_dir():
-        raise _refused("workingFolder must be a folder inside of the workspace that exists")
+        raise _refused("workingFolder must be an existing folder inside the workspace")
     return replace(overrides, options=replace(overrides.options, cwd=folder))
 
 
@@ -147,7 +147,7 @@ MAX_FILES: Final = 100
 """At most this many files are handed over in one task."""
 
 HOLDS_A_SECRET: Final = (
-    "The file contains a credential of this agent, so it cannot be handed over; remove the credential first."
+    "The file contains a credential of this agent, so it cannot be sent; remove the credential first."
 )
 
 NO_STEERING: Final = "A message cannot join a running turn of this agent (codex.backend: exec); use queue or interrupt."
@@ -223,15 +223,15 @@ class RequestReader:
         try:
             file = await self._take(call.arguments, reply.files, cwd)
         except HandoverRefused as refused:
-            logger.info("rejected the handover of a file: %s", refused)
+            logger.info("rejected the request to send a file: %s", refused)
             return tool_result(str(refused), success=False), []
         artifact = Artifact(artifact_id=f"file-{len(reply.files) + 1}", name=file.filename, parts=[file])
-        said = f"Handed over as {file.filename} ({file.media_type}, {len(file.raw)} bytes)."
+        said = f"Sent as {file.filename} ({file.media_type}, {len(file.raw)} bytes)."
         return tool_result(said, success=True), [reply.handed_over(artifact)]
 
     async def _take(self, arguments: JsonValue, handed: Sequence[Artifact], cwd: Path | None) -> Part:
         if len(handed) >= MAX_FILES:
-            raise HandoverRefused("No more files can be handed over in this task; put the rest into one archive.")
+            raise HandoverRefused("No more files can be sent in this task; put the rest into one archive.")
         left = self.limits.max_handed_bytes - sum(len(part.raw) for file in handed for part in file.parts)
         most = self.limits.max_handed_file_bytes
         file = await anyio.to_thread.run_sync(files.take, arguments, self.workspace, most, left, cwd)

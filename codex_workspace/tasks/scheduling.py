@@ -42,14 +42,12 @@ class EarlierMessage:
 
 def superseding_prompt(earlier: Sequence[EarlierMessage]) -> str:
     """Return the text that precedes a newer message, with the superseded messages and their partial answers."""
-    return "\n\n".join([*(_story(each) for each in earlier), "The newer message, which goes before:"])
+    return "\n\n".join([*(_story(each) for each in earlier), "The newer message, which takes precedence:"])
 
 
 def _story(each: EarlierMessage) -> str:
     told = f"An earlier message was interrupted by a newer one. It said:\n\n{each.text}"
-    return (
-        f"{told}\n\nOf your answer to it, this much was said:\n\n{each.partial_answer}" if each.partial_answer else told
-    )
+    return f"{told}\n\nYour partial answer to it:\n\n{each.partial_answer}" if each.partial_answer else told
 
 
 PROMISE_S: Final = 30.0

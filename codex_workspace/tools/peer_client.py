@@ -53,7 +53,7 @@ MAX_ANSWER_BYTES: Final = 8 << 20
 FIRST_POLL_S: Final = 0.1
 LONGEST_POLL_S: Final = 3.0
 
-NOT_A2A: Final = "does not answer in A2A"
+NOT_A2A: Final = "does not respond with valid A2A"
 
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}:[A-Za-z0-9._-]{1,128}")
 _ANYWHERE: Final = AllowList.parse(["0.0.0.0/0", "::/0"])
@@ -179,7 +179,7 @@ class PeerClient:
     def _known(self, name: str) -> PeerEntry:
         if name not in self._peers:
             names = ", ".join(self._peers) or "none"
-            raise ToolRefused(f"There is no peer with that name; list_peers lists them: {names}.")
+            raise ToolRefused(f"There is no peer with that name; the peers are: {names}.")
         return self._peers[name]
 
 
@@ -188,7 +188,7 @@ async def _open_http(peer: PeerEntry, token: Secret | None) -> AsyncIterator[htt
     """Open an HTTP client that reaches only the peer.
 
     Raises:
-        ToolRefused: the peer cannot be reached, may not be called, or does not answer in A2A.
+        ToolRefused: the peer cannot be reached, may not be called, or does not respond with valid A2A.
     """
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     if token is not None:

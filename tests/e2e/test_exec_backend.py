@@ -146,14 +146,14 @@ async def test_mcp_servers_and_built_in_tools_work_and_their_secrets_stay_hidden
         {"say": "Done."},
     ]
     async with running_agent(setup) as agent, peer(agent.url) as client:
-        assert "no files are handed over" not in (await card_limits(agent))
+        assert "files cannot be sent" not in (await card_limits(agent))
         (setup.workspace / "out.txt").write_text("hi")
         seen = await client.ask(script(*steps), "ctx")
         whole = await task(client, seen)
     assert (seen.state, seen.answer) == (COMPLETED, "Done.")
     first, echoed, remembered, environment, *refused, handed = tool_outputs(model)
-    assert "Handed over as Report.txt (text/plain, 2 bytes)." in first
-    assert "Handed over as out.txt (text/plain, 9 bytes)." in handed
+    assert "Sent as Report.txt (text/plain, 2 bytes)." in first
+    assert "Sent as out.txt (text/plain, 9 bytes)." in handed
     for reason, expected in zip(
         refused, ("inside the workspace", "no such file", "contains a credential"), strict=True
     ):
@@ -306,10 +306,10 @@ async def test_a_codex_that_exits_before_its_session_is_retried_once(setup: Agen
             assert (seen.state, "the word is apple" in seen.answer) == (COMPLETED, context_id == "ctx"), seen.sentence
         assert sessions() == 2
         for what, sentence in (
-            (killed, "Codex ended 2 times while it worked on this message, the last time so: codex was ended by"),
+            (killed, "Codex ended 2 times while it worked on this message, most recently: codex was ended by"),
             ("echo boom >&2; exit 7\n", "codex ended with exit code 7"),
             ("echo 'Error: Model provider `mine` not found' >&2; exit 1\n", CONFIG_REJECTED),
-            ("exit 0\n", "codex ended with exit code 0 before its turn was over"),
+            ("exit 0\n", "codex ended with exit code 0 before its turn ended"),
         ):
             fault_script.write_text(what)
             seen = await client.ask("hello", "ctx")
@@ -342,4 +342,4 @@ async def test_unsupported_features_are_rejected_and_stated_in_the_card(agent: A
         assert (await http.get("/readyz")).status_code == 200
     limits = await card_limits(agent)
     assert "no questions are asked" in limits
-    assert "no files are handed over" in limits
+    assert "files cannot be sent" in limits

@@ -621,7 +621,7 @@ def test_a_secret_does_not_override_codexs_variables(name: str) -> None:
 
 def test_two_servers_cannot_share_a_variable_with_two_values() -> None:
     servers = tuple(McpServer(name, {}, {("env", "TOKEN"): Secret(name)}, (), 1.0, False, False) for name in "ab")
-    with pytest.raises(ConfigError, match="b: env: TOKEN has another value"):
+    with pytest.raises(ConfigError, match="b: env: TOKEN has different values"):
         mcp_overrides(McpServers(servers))
 
 

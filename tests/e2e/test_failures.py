@@ -187,9 +187,9 @@ def _assert_one_sentence(stderr: bytes, *words: str) -> None:
 
 
 FAULTS: tuple[tuple[dict[str, object], str], ...] = (
-    ({"fail": 401}, "refused the credential (HTTP 401)"),
+    ({"fail": 401}, "rejected the credential (HTTP 401)"),
     ({"fail": 403}, "HTTP 403"),
-    ({"fail": 429}, "limits the rate (HTTP 429)"),
+    ({"fail": 429}, "rate limit is reached (HTTP 429)"),
     ({"fail": 500}, "internal error (HTTP 500)"),
     ({"fail": 503}, "HTTP 503"),
     ({"say": "one two three four", "cut": True}, "stream disconnected"),

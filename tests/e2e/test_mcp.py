@@ -211,7 +211,7 @@ async def test_a_missing_server_is_reported_once_and_the_turn_continues(setup: A
         assert late == "The MCP server late is not available: timed out after 1 seconds."
         again = await client.ask("hello again", "ctx")
         assert (again.state, notices(again)) == (COMPLETED, [])
-    assert "leaving out the MCP server keyless: mcp_servers[1].bearer_token_env names" in setup.log.read_text()
+    assert "skipping the MCP server keyless: mcp_servers[1].bearer_token_env names" in setup.log.read_text()
 
 
 async def test_without_a_required_server_the_agent_does_not_start(setup: AgentSetup) -> None:

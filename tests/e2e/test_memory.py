@@ -75,7 +75,7 @@ async def test_codex_killed_during_a_turn_fails_or_resumes_it_and_the_context_re
         if recovery == "fail":
             failed = await client.finished(seen.task_id, within_s=1.0)
             assert failed.state == FAILED
-            assert "cut off: codex was ended by signal 9 (SIGKILL)" in failed.sentence
+            assert "interrupted: codex was ended by signal 9 (SIGKILL)" in failed.sentence
         async for event in stream:
             seen.take(event)
         assert "SIGKILL" in seen.sentence + "".join(note.status.message.parts[0].text for note in seen.notes)

@@ -68,7 +68,7 @@ async def test_an_interrupting_message_replaces_the_turn_and_loses_nothing(setup
         assert (done.state, done.sentence, done.answer) == (CANCELED, SUPERSEDED, "I begin.")
         assert second.state == COMPLETED
         history = (await client.ask(REPEAT, "ctx")).answer
-        assert "Of your answer to it, this much was said:\n\nI begin." in history
+        assert "Your partial answer to it:\n\nI begin." in history
 
 
 async def test_the_latest_of_several_interrupting_messages_mentions_all(setup: AgentSetup) -> None:
@@ -129,8 +129,8 @@ async def test_one_message_overrides_turn_options(setup: AgentSetup, model: Scri
     ("overrides", "words"),
     [
         ({"colour": "red"}, "'colour' is unknown; valid options: model, effort, workingFolder, outputSchema, midTurn"),
-        ({"workingFolder": "../.."}, "inside of the workspace"),
-        ({"workingFolder": "/etc"}, "inside of the workspace"),
+        ({"workingFolder": "../.."}, "inside the workspace"),
+        ({"workingFolder": "/etc"}, "inside the workspace"),
         ({"workingFolder": "nowhere"}, "that exists"),
         ({"effort": 3}, "a word such as low"),
         ({"midTurn": "later"}, "one of queue, steer, interrupt"),

@@ -66,7 +66,7 @@ async def test_a_second_agent_refuses_to_start_and_names_the_first(setup: AgentS
     before = time.monotonic()
     error = await startup_error(setup)
     assert time.monotonic() - before < LOCK_TIMEOUT_S + 3
-    assert f"another agent works on {setup.root / 'state'} (pid {agent.process.pid}, since 2" in error
+    assert f"another agent uses {setup.root / 'state'} (pid {agent.process.pid}, since 2" in error
     assert agent.url in error
     async with peer(agent.url) as client:
         assert (await client.ask("Hello")).state == COMPLETED
@@ -95,7 +95,7 @@ async def test_a_foreign_database_is_reported_and_replaced_on_request(setup: Age
     database(setup).write_bytes(content)
     error = await startup_error(setup)
     assert error.startswith(
-        f"configuration: DATABASE_URL: {database(setup)} is no SQLite database; it is left as it is"
+        f"configuration: DATABASE_URL: {database(setup)} is not a SQLite database; restore a backup"
     )
     assert database(setup).read_bytes() == content
     found = await doctor_reports(setup)
@@ -120,7 +120,7 @@ async def test_a_valid_database_and_one_in_use_are_not_replaced(setup: AgentSetu
         assert await agent.stop() == 0
     done = await run(setup, "doctor", "--set-aside")
     assert done.returncode == 2
-    assert "nothing is wrong with" in done.stderr.decode()
+    assert "is intact, so it was not renamed" in done.stderr.decode()
     assert database(setup).exists()
 
 
@@ -155,7 +155,9 @@ async def test_a_full_disk_rejects_messages_loses_nothing_and_recovers(setup: Ag
         await eventually(lambda: agent.commands("1.5"))
         full.touch()
         big = "the word is pear " * 30_000
-        with pytest.raises(InternalError, match=r"the disk is full\); nothing was accepted, send it again later"):
+        with pytest.raises(
+            InternalError, match=r"the disk is full\); the request was not accepted, send it again later"
+        ):
             await client.ask(big, "other")
         assert await readiness(agent) == (503, "the disk is full")
         await anyio.sleep(2)

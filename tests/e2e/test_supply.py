@@ -90,16 +90,16 @@ async def test_readiness_the_log_and_the_doctor_say_why_codex_is_broken(setup: A
         program.set_crashes(10**6)
         await kill(agent.codex())
         waiting = await client.begin("hello", "ctx")
-        await eventually(lambda: "counts as broken" in agent.log.read_text())
+        await eventually(lambda: "codex is broken after" in agent.log.read_text())
         asked = time.monotonic()
         answer = await http.get("/readyz")
         assert time.monotonic() - asked < 0.5
         assert answer.status_code == 503
         reason = answer.json()["reason"]
-        assert reason.startswith("codex cannot start: it ended with exit code 1; 3 failures in a row, next try in ")
+        assert reason.startswith("codex cannot start: it ended with exit code 1; 3 failures in a row, next attempt in ")
         assert (await http.get("/healthz")).status_code == 200
         log = agent.log.read_text()
-        assert log.count("counts as broken") == 1
+        assert log.count("codex is broken after") == 1
         assert "no more room in the attic" in log
         found = await anyio.to_thread.run_sync(doctor, other, agent.url)
         assert "but is not ready: codex cannot start: it ended with exit code 1; 3 failures in a row" in found
@@ -121,7 +121,7 @@ async def test_a_message_stops_waiting_for_codex_with_a_reason(setup: AgentSetup
         with anyio.fail_after(8):
             seen = await client.ask("hello", "ctx")
         assert seen.state == FAILED
-        assert seen.sentence == "codex cannot start: it ended with exit code 1; given up after 4 failures in a row"
+        assert seen.sentence == "codex cannot start: it ended with exit code 1; gave up after 4 failures in a row"
 
 
 @pytest.mark.alone
@@ -177,7 +177,7 @@ async def test_a_frozen_codex_is_not_ready(agent: AgentProcess) -> None:
         assert (await http.get("/readyz")).status_code == 200
         agent.codex().send_signal(signal.SIGSTOP)
         answer = await http.get("/readyz")
-        assert (answer.status_code, answer.json()["reason"]) == (503, "codex has not answered for 3 s")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "codex has not responded for 3 s")
         agent.codex().send_signal(signal.SIGCONT)
         assert (await http.get("/readyz")).status_code == 200
 

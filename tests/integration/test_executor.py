@@ -216,7 +216,7 @@ async def test_a_failed_turn_is_a_failed_task_with_a_safe_sentence() -> None:
             await setup.complete(status="failed", error={"message": "http://gw/ said no", "codexErrorInfo": status})
         setup.sent.assert_well_formed()
         assert setup.sent.states[-1] == State.TASK_STATE_FAILED
-        assert "limits the rate (HTTP 429)" in setup.sent.sentence
+        assert "rate limit is reached (HTTP 429)" in setup.sent.sentence
         assert setup.sent.metadata[FAILURE] == {"code": "httpConnectionFailed", "httpStatus": 429.0}
         assert setup.sent.answer == "half"
 

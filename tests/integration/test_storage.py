@@ -96,12 +96,12 @@ def drop_a_table(file: Path) -> None:
 
 DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (truncate_file, "is damaged: "),
-    (write_noise, "is no SQLite database"),
+    (write_noise, "is not a SQLite database"),
     (write_noise_after_the_header, "is damaged: "),
     (overwrite_a_page, "is damaged: "),
-    (write_zeros, "is no SQLite database"),
-    (make_another_programs, "is another program's database: it has the tables albums, songs"),
-    (make_another_programs_tasks, "is another program's database: it has the tables tasks"),
+    (write_zeros, "is not a SQLite database"),
+    (make_another_programs, "belongs to another program: it has the tables albums, songs"),
+    (make_another_programs_tasks, "belongs to another program: it has the tables tasks"),
     (drop_a_table, "is damaged: it lacks the tables deliveries"),
 ]
 
@@ -144,12 +144,12 @@ def test_a_foreign_file_is_set_aside_on_request(file: Path, damage: Callable[[Pa
 
 
 async def test_a_valid_file_is_not_set_aside(file: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing is wrong with"):
+    with pytest.raises(ConfigError, match="is intact, so it was not renamed"):
         set_aside(file)
     async with open_store(url(file)) as store:
         # Also while it is open and some rows are only in the write-ahead log.
         await store.context_thread("me", "new").save("thread")
-        with pytest.raises(ConfigError, match="nothing is wrong with"):
+        with pytest.raises(ConfigError, match="is intact, so it was not renamed"):
             set_aside(file)
         assert file_version(file) == SCHEMA_VERSION
 
@@ -213,7 +213,9 @@ async def test_a_message_that_does_not_fit_is_rejected_and_not_stored(tmp_path: 
         await accept(store, "before")
         assert await store.write_problem() is None
         full.touch()
-        with pytest.raises(StoreUnavailable, match=r"the disk is full\); nothing was accepted, send it again later"):
+        with pytest.raises(
+            StoreUnavailable, match=r"the disk is full\); the request was not accepted, send it again later"
+        ):
             await accept(store, "during", LARGE_TEXT)
         assert await store.write_problem() == "the disk is full"
         request = request_of("during", LARGE_TEXT)

@@ -212,7 +212,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a missing writable folder": _key(
         "codex: {writable_folders: [nowhere]}\n",
         "codex.writable_folders[0]",
-        "must be a folder that exists",
+        "must be an existing folder",
         schema=False,
     ),
     "a writable folder of the agent's": _key(
@@ -248,12 +248,12 @@ BAD: Final[Mapping[str, Bad]] = {
     ),
     "a URL where a host is meant": _key("a2a: {grpc_url: 'http://x:1'}\n", "a2a.grpc_url", "must be host:port"),
     "a principal without a token": _key(
-        "principals: [{name: ada}]\n", "principals[0]", "must have one of token_env and token_file", schema=False
+        "principals: [{name: ada}]\n", "principals[0]", "must have either token_env or token_file", schema=False
     ),
     "a principal with two tokens": _key(
         "principals: [{name: ada, token_env: ADA, token_file: x}]\n",
         "principals[0]",
-        "must have one of token_env and token_file",
+        "must have either token_env or token_file",
         schema=False,
     ),
     "a principal's variable that is not set": _key(
@@ -280,7 +280,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "one token for two": _key(
         "principals: [{name: ada, token_env: ADA}, {name: bob, token_env: ADA}]\n",
         "principals[1]",
-        "has the token of another principal; every principal needs a token of its own",
+        "is also the token of another principal; give each principal its own token",
         schema=False,
         ADA=CREDENTIAL,
     ),
@@ -359,7 +359,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "an address where OpenAI's is known": _key(
         "providers: [{name: a, auth_mode: openai_api, base_url: 'http://h'}]\n",
         "providers[0].base_url",
-        "is not for auth_mode openai_api; set OPENAI_BASE_URL instead",
+        "has no effect with auth_mode openai_api; set OPENAI_BASE_URL instead",
         schema=False,
     ),
     **{
@@ -415,30 +415,30 @@ BAD: Final[Mapping[str, Bad]] = {
     ),
     # --- MCP servers
     "a server without a program": _key(
-        "mcp_servers: [{name: a}]\n", "mcp_servers[0]", "must have one of command and url", schema=False
+        "mcp_servers: [{name: a}]\n", "mcp_servers[0]", "must have either command or url", schema=False
     ),
     "a server with an address and a program": _key(
         "mcp_servers: [{name: a, command: x, url: 'http://h'}]\n",
         "mcp_servers[0]",
-        "must have one of command and url",
+        "must have either command or url",
         schema=False,
     ),
     "arguments for an address": _key(
         "mcp_servers: [{name: a, url: 'http://h', args: [x]}]\n",
         "mcp_servers[0].args",
-        "is for a server with command",
+        "is only valid for a server with command",
         schema=False,
     ),
     "headers for a program": _key(
         "mcp_servers: [{name: a, command: x, headers: {X: y}}]\n",
         "mcp_servers[0].headers",
-        "is for a server with url",
+        "is only valid for a server with url",
         schema=False,
     ),
     "two tokens for a server": _key(
         "mcp_servers: [{name: a, url: 'http://h', bearer_token_env: T, headers: {Authorization: x}}]\n",
         "mcp_servers[0].headers",
-        "must not hold Authorization beside bearer_token_env",
+        "must not contain Authorization if bearer_token_env is set",
         T="t",
         schema=False,
     ),
@@ -486,7 +486,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a skill without a head": Bad(
         GOOD + "skills: [notes]\n",
         CONFIG + "skills[0]: ",
-        "which must begin with a line ---, keys, and another line ---",
+        "which must begin with front matter: a line ---, keys, and another line ---",
         files={"configs/skills/notes/SKILL.md": "Write them.\n"},
         schema=False,
     ),
@@ -500,16 +500,16 @@ BAD: Final[Mapping[str, Bad]] = {
     # --- codex's own files
     "an invalid config.toml": _file("state/codex/config.toml", "a = 1\nb = \n", "line 2, column 5: ", "Invalid value"),
     "a config.toml with a key twice": _file(
-        "state/codex/config.toml", "a = 1\na = 2\n", "line 2, column 6: ", "Cannot overwrite a value; the file is left"
+        "state/codex/config.toml", "a = 1\na = 2\n", "line 2, column 6: ", "Cannot overwrite a value; the file was not"
     ),
     "a config.toml that is not UTF-8": _file(
         "state/codex/config.toml",
         b'a = 1\nb = "\xff"\n',
         "byte 12 ",
-        "is not UTF-8; the file is left as it is",
+        "is not UTF-8; the file was not changed",
     ),
     "a table where our key is": _file(
-        "state/codex/config.toml", "[model]\nx = 1\n", "model: ", "the file is left as it is"
+        "state/codex/config.toml", "[model]\nx = 1\n", "model: ", "the file was not changed"
     ),
     "a file where CODEX_HOME is": _file("state/codex", "", "", "cannot be used as part of CODEX_HOME"),
     "an invalid login": _variable(
@@ -525,7 +525,7 @@ BAD: Final[Mapping[str, Bad]] = {
         "A2A_GRPC_PORT", "must differ from A2A_PORT, but both are 8001", A2A_PORT="8001", A2A_GRPC_PORT="8001"
     ),
     "one token for metrics and all": _variable(
-        "METRICS_TOKEN", "is a principal's token as well", METRICS_TOKEN=CREDENTIAL, A2A_TOKEN=CREDENTIAL
+        "METRICS_TOKEN", "is also a principal's token", METRICS_TOKEN=CREDENTIAL, A2A_TOKEN=CREDENTIAL
     ),
     "a token of two words": _variable("A2A_TOKEN", "must be printable ASCII without spaces", A2A_TOKEN="two words"),
     "a metrics token of two words": _variable("METRICS_TOKEN", "must be printable ASCII", METRICS_TOKEN="a b"),
@@ -540,11 +540,13 @@ BAD: Final[Mapping[str, Bad]] = {
     ),
     "beyond loopback without a token": _variable(
         "A2A_TOKEN",
-        "is missing, and A2A_HOST '0.0.0.0' is beyond loopback; set A2A_TOKEN or A2A_TOKEN_FILE",
+        "is missing, and A2A_HOST '0.0.0.0' is not a loopback address; set A2A_TOKEN or A2A_TOKEN_FILE",
         A2A_HOST="0.0.0.0",
     ),
     "beyond loopback, in IPv6": _variable("A2A_TOKEN", "or A2A_ALLOW_ANONYMOUS=1", A2A_HOST="::"),
-    "a name that may be beyond loopback": _variable("A2A_TOKEN", "is beyond loopback", A2A_HOST="agent.internal"),
+    "a name that may be beyond loopback": _variable(
+        "A2A_TOKEN", "is not a loopback address", A2A_HOST="agent.internal"
+    ),
     "an empty token": _variable("A2A_TOKEN", "is missing", A2A_HOST="0.0.0.0", A2A_TOKEN=""),
     "a flag of maybe": _variable(
         "A2A_ALLOW_ANONYMOUS",
@@ -557,10 +559,10 @@ BAD: Final[Mapping[str, Bad]] = {
     "a provider as MODEL": _variable("MODEL", "openai is a provider, not a model", MODEL="openai"),
     "an unknown log format": _variable("LOG_FORMAT", "must be one of text, json, but is 'xml'", LOG_FORMAT="xml"),
     "an unknown log level": _variable("LOG_LEVEL", "must be one of debug, info, warning, error", LOG_LEVEL="loud"),
-    "a missing workspace": _variable("WORKSPACE_DIR", "must be a folder that exists", WORKSPACE_DIR="/none"),
+    "a missing workspace": _variable("WORKSPACE_DIR", "must be an existing folder", WORKSPACE_DIR="/none"),
     "a database without a scheme": _variable("DATABASE_URL", "must be a URL such as", DATABASE_URL=CREDENTIAL),
     "a platform without an id": _variable(
-        "WORKSPACE_ID", "is missing; PLATFORM_URL is set", PLATFORM_URL="http://platform"
+        "WORKSPACE_ID", "is missing; PLATFORM_URL requires it", PLATFORM_URL="http://platform"
     ),
     "a platform without a scheme": _variable("PLATFORM_URL", "must be an http://", PLATFORM_URL="p", WORKSPACE_ID="w"),
     "a secret where its file is meant": _variable(
@@ -622,7 +624,7 @@ BAD: Final[Mapping[str, Bad]] = {
     "a file that is no database": Bad(
         GOOD,
         "DATABASE_URL: {root}/state/workspace.sqlite3 ",
-        "is no SQLite database; it is left as it is: restore a backup, or rename the file with",
+        "is not a SQLite database; restore a backup, or rename the file with",
         files={"state/workspace.sqlite3": "a letter"},
         schema=False,
         command="serve",

@@ -631,7 +631,7 @@ async def test_a_codex_that_never_answers_does_not_start(tmp_path: Path) -> None
 
 async def test_a_codex_that_refuses_the_greeting_does_not_start(tmp_path: Path) -> None:
     code = 'print(json.dumps({"id": read()["id"], "error": {"code": -32600, "message": "who?"}}), flush=True); read()'
-    with pytest.raises(CodexCannotStart, match="codex refused initialize: who"):
+    with pytest.raises(CodexCannotStart, match="codex rejected initialize: who"):
         async with open_app_server(program(tmp_path, code)):
             pytest.fail("it did not start")
 

@@ -72,7 +72,7 @@ class ExecPreflight:
         """Why codex counts as broken; None while its binary exists."""
         if os.access(self._launch.binary, os.X_OK):
             return None
-        return "codex cannot be started: the program that CODEX_BIN names, or that was installed, is missing"
+        return "codex cannot be started: its executable is missing; install codex, or correct CODEX_BIN"
 
     async def not_ready_reason(self, within_s: float) -> str | None:
         """Return why no turn could start, as far as this is known without starting one."""

@@ -33,7 +33,7 @@ def file_arguments(options: RunOptions, launch: Launch) -> Iterator[list[str]]:
     """
     missing = [image.name for image in options.images if not image.is_file()]
     if missing:
-        raise InputRefused(f"The image {missing[0]} is no file.")
+        raise InputRefused(f"The image {missing[0]} is not a file.")
     if options.output_schema is None and not options.images:
         yield []
         return
@@ -60,14 +60,14 @@ def check(prompt: str, options: RunOptions) -> None:
     """
     check_run(prompt, options, MAX_INPUT_CHARS)
     if options.resume is not None and not _SESSION.fullmatch(options.resume):
-        raise InputRefused("The id of the session to resume is no UUID.")
+        raise InputRefused("The ID of the session to resume is not a UUID.")
     for path in options.config:
         if not path or not all(_BARE_KEY.fullmatch(key) for key in path):
             # Codex splits the path at its dots, even inside quotes.
-            raise InputRefused(f"The setting {'.'.join(path)!r} cannot be given on codex's command line.")
+            raise InputRefused(f"The setting {'.'.join(path)!r} cannot be passed on codex's command line.")
     paths = (options.cwd, *options.writable, *options.images)
     if any("\0" in str(each) for each in (options.model, *paths)):
-        raise InputRefused("A model or a path with a NUL cannot be given on codex's command line.")
+        raise InputRefused("A model or a path must not contain a NUL character.")
 
 
 def arguments(options: RunOptions, files: Sequence[str]) -> list[str]:
@@ -140,7 +140,10 @@ def pass_secrets(
 def _add_variable(environment: dict[str, str], name: str, value: str, server: str) -> None:
     if name in PASSED_ENVIRONMENT or _RESERVED.fullmatch(name):
         raise ConfigError(
-            f"mcp_servers: {server}: env: {name} is codex's own, and cannot hold a secret with codex exec"
+            f"mcp_servers: {server}: env: {name} is reserved by codex; choose another name for a secret with "
+            "codex.backend: exec"
         )
     if environment.setdefault(name, value) != value:
-        raise ConfigError(f"mcp_servers: {server}: env: {name} has another value with another server; give it one")
+        raise ConfigError(
+            f"mcp_servers: {server}: env: {name} has different values in two servers; use one value for both"
+        )

@@ -25,7 +25,7 @@ from codex_workspace.protocol.app_server_reader import (
 
 logger = logging.getLogger(__name__)
 
-NOT_NAMED: Final = "one of the MCP servers has failed, and codex does not say which"
+NOT_NAMED: Final = "an MCP server failed, but codex does not report which one"
 """The reason of a server that was left out because codex's message names none of our servers."""
 
 _CODE: Final = re.compile(r" \(code -?\d+\)\s*$")

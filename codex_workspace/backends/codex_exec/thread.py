@@ -39,7 +39,7 @@ from codex_workspace.runtimes.process import run_folder
 
 logger = logging.getLogger(__name__)
 
-IMAGES_ONLY: Final = "The message is what the images show."
+IMAGES_ONLY: Final = "The message consists of the attached images only."
 """The prompt of a message without text, which `codex exec` would reject."""
 
 
@@ -194,7 +194,7 @@ class ExecThread:
         instructions = self._options.instructions
         amended = prompt
         if await self._memory.instructions() != instructions.digest:
-            logger.info("session %s receives changed instructions", known)
+            logger.info("sending changed instructions to session %s", known)
             amended = f"{instructions.amendment}\n\n{prompt}"
         try:
             return StartedTurn(await self._start(amended, replace(run, resume=known), stack), None)

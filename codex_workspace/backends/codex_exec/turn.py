@@ -20,7 +20,7 @@ from codex_workspace.runtimes.backend import HANDOVER_TOOL, DynamicToolCall, Pen
 from codex_workspace.runtimes.cli_run import CliRun
 from codex_workspace.runtimes.events import AgentEvent, Done
 
-NO_TURN: Final = "The message has ended, so no file can be handed over."
+NO_TURN: Final = "The turn has ended; no more files can be sent."
 
 
 class ToolCalls:

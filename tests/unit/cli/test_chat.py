@@ -99,7 +99,7 @@ async def test_one_message_shows_its_result_and_exits_with_0_or_1(agent: AgentPr
     assert "\x1b" not in said.out
     failed = await chat(agent.url, "-m", script({"fail": 401}))
     assert (failed.code, failed.err) == (1, "")
-    assert "The model provider refused the credential (HTTP 401)" in failed.out
+    assert "The model provider rejected the credential (HTTP 401)" in failed.out
     assert "\n[failed, " in failed.out
 
 
@@ -462,7 +462,7 @@ async def test_a_message_that_is_refused_is_one_sentence() -> None:
         conversation, asked = Conversation(client, console), TurnView(console)
         await conversation.send("ask", asked)
         await client.cancel_task(CancelTaskRequest(id=asked.task_id))
-        with pytest.raises(ChatError, match=r"^the agent refused: .*terminal state"):
+        with pytest.raises(ChatError, match=r"^the agent rejected the message: .*terminal state"):
             await conversation.turn("hello")
 
 

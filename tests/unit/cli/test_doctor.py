@@ -85,7 +85,7 @@ def test_with_codex_exec_no_app_server_is_started(tmp_path: Path) -> None:
     code, found = reports(env)
     assert code == 0
     assert "read its configuration in " in found["handshake"]["finding"]
-    assert "sandbox works here; commands are not tried" in found["sandbox"]["finding"]
+    assert "sandbox works here; commands are not tested" in found["sandbox"]["finding"]
     assert "some: not started" in found["mcp servers"]["finding"]
     assert "names the variable B" in found["mcp servers"]["finding"]
     assert found["mcp servers"]["remedy"] == "set those variables"
@@ -186,7 +186,7 @@ def test_a_config_toml_that_cannot_be_edited_is_reported_with_its_key(
     (home / "config.toml").write_text(text)
     found = find("handshake", env | {"CODEX_HOME": str(home)})
     assert found.finding.startswith(f"{home / 'config.toml'}: {problem} [model_providers")
-    assert found.finding.endswith("; the file is left as it is")
+    assert found.finding.endswith("; the file was not changed")
     assert found.remedy == "correct this and run the doctor again"
 
 
@@ -232,7 +232,7 @@ async def test_an_agent_that_serves_there_already_is_no_fault(tmp_path: Path) ->
         ("codex-cli 0.169.7", "ok", "codex 0.169.7 at {binary}; tested versions: 0.158.0 to 0.169.0"),
         ("codex-cli 0.170.0", "warning", "codex 0.170.0 at {binary} is not tested with this agent"),
         ("codex-cli 1.0.0", "warning", "codex 1.0.0 at {binary} is not tested with this agent"),
-        ("hello", "failed", "{binary} prints no version, so it is not codex"),
+        ("hello", "failed", "{binary} does not print a version, so it is not codex"),
     ],
 )
 def test_a_codex_is_judged_by_its_version(
@@ -253,7 +253,7 @@ def test_the_tested_versions_are_those_that_make_test_and_make_test_versions_run
 @pytest.mark.parametrize(
     ("url", "status", "finding"),
     [
-        ("sqlite+aiosqlite:///{folder}/new.sqlite3", "ok", "sqlite+aiosqlite:///{folder}/new.sqlite3 (is created"),
+        ("sqlite+aiosqlite:///{folder}/new.sqlite3", "ok", "sqlite+aiosqlite:///{folder}/new.sqlite3 (created"),
         (
             "postgresql+asyncpg://me:hidden-word@127.0.0.1:1/x",
             "failed",
@@ -331,10 +331,13 @@ def test_the_access_rule_is_shown(tmp_path: Path, tokens: dict[str, str], status
 @pytest.mark.parametrize(
     ("sandbox", "said"),
     [
-        ("workspace-write", ("can write the workspace", "; cannot reach the network; it saw no credential")),
+        ("workspace-write", ("can write the workspace", "; cannot reach the network; it cannot read credentials")),
         (
             "read-only",
-            ("can only read the workspace, config.yaml's folder", "; cannot reach the network; it saw no credential"),
+            (
+                "can only read the workspace, config.yaml's folder",
+                "; cannot reach the network; it cannot read credentials",
+            ),
         ),
         (
             "container",

@@ -67,7 +67,7 @@ async def test_without_a_sandbox_nothing_is_probed(mode: str) -> None:
 async def test_an_answer_of_unknown_shape_is_reported(answer: JsonValue) -> None:
     async with memory_codex() as codex, anyio.create_task_group() as tasks:
         tasks.start_soon(codex.answer, "command/exec", answer)
-        with pytest.raises(ProtocolError, match="command/exec without"):
+        with pytest.raises(ProtocolError, match="command/exec lacks"):
             await run(codex.connection, ["true"], Path("/somewhere"))
 
 

@@ -177,9 +177,7 @@ async def test_waiting_is_bounded_and_reports_cause_and_attempts() -> None:
         with pytest.raises(CodexCannotStart) as raised:
             await now.turn()
         assert anyio.current_time() - before == 10
-        assert (
-            raised.value.public == "codex cannot start: it ended with exit code 7; given up after 5 failures in a row"
-        )
+        assert raised.value.public == "codex cannot start: it ended with exit code 7; gave up after 5 failures in a row"
         assert raised.value.tail == "why it did"
 
 
@@ -208,7 +206,7 @@ async def test_a_failure_without_waiters_counts_too() -> None:
         assert await now.supply.not_ready_reason(3) == "codex did not start within 3 s"
         await anyio.sleep(20)
         assert await now.supply.not_ready_reason(3) == (
-            "codex cannot start: it ended with exit code 7; 1 failure in a row, it is being started again"
+            "codex cannot start: it ended with exit code 7; 1 failure in a row, it is restarting"
         )
 
 
@@ -296,13 +294,13 @@ async def test_a_frozen_codex_is_not_ready_and_is_killed() -> None:
     async with scene() as now:
         codex = await now.turn(STEADY_S)
         codex.stands_still = True
-        assert await now.supply.not_ready_reason(3) == "codex has not answered for 3 s"
+        assert await now.supply.not_ready_reason(3) == "codex has not responded for 3 s"
         codex.stands_still = False
         assert await now.supply.not_ready_reason(3) is None
         codex.stands_still = True
         began = anyio.current_time()
         while (why := await now.supply.not_ready_reason(3)) is not None:
-            assert why.startswith("codex has not answered for")
+            assert why.startswith("codex has not responded for")
             await anyio.sleep(7)
         assert MAX_SILENCE_S <= anyio.current_time() - began <= MAX_SILENCE_S + 20
         assert (codex.error is not None, len(now.factory.made)) == (True, 2)
@@ -319,14 +317,14 @@ def test_a_broken_codex_fails_at_once_until_one_start_succeeds(caplog: pytest.Lo
             assert now.factory.failing == 1
             before = anyio.current_time()
             assert await now.supply.not_ready_reason(3) == (
-                "codex cannot start: it ended with exit code 7; 5 failures in a row, next try in 29 s"
+                "codex cannot start: it ended with exit code 7; 5 failures in a row, next attempt in 29 s"
             )
             assert anyio.current_time() == before
             await anyio.sleep(100)
             assert await now.supply.not_ready_reason(3) is None
 
     story()
-    assert caplog.text.count("counts as broken after 5 failures in a row") == 1
+    assert caplog.text.count("is broken after 5 failures in a row") == 1
     assert "why it did" in caplog.text
     assert caplog.text.count("works again after 6 failures in a row") == 1
 
@@ -339,7 +337,7 @@ async def test_a_probe_alone_heals_it_too_once_codex_has_lived_for_a_while() -> 
         while now.factory.failing or not now.factory.made:
             await anyio.sleep(1)
             why.append(await now.supply.not_ready_reason(3))
-        assert why[-1] == "codex cannot start: it ended with exit code 7; 5 failures in a row, it was started just now"
+        assert why[-1] == "codex cannot start: it ended with exit code 7; 5 failures in a row, it has just started"
         await anyio.sleep(STEADY_S)
         assert await now.supply.not_ready_reason(3) is None
         assert now.factory.pauses()[-1] >= LONGEST_PAUSE_S

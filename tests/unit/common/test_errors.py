@@ -59,7 +59,7 @@ def test_other_messages_are_unchanged() -> None:
     said = 'Error: thread/resume: no rollout found for "x"\n3 | x'
     assert not is_config_error(said)
     assert redact_config_error(said) == said
-    assert CodexRefused("thread/resume", -1, said).public == f"codex refused thread/resume: {said} (-1)"
+    assert CodexRefused("thread/resume", -1, said).public == f"codex rejected thread/resume: {said} (-1)"
 
 
 @given(st.text(), st.text())

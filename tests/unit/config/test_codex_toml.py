@@ -361,7 +361,7 @@ def test_a_key_put_into_a_table_of_the_agent_keeps_the_table() -> None:
         ("features = 3\n", "features: must be a table that begins with [features]"),
         ("[[features]]\n", "features: must be a table that begins with [features]"),
         ("[[features]]\ngoals = 1\n", "features: must be a table that begins with [features]"),
-        ("[model]\nx = 1\n", "model: must be a value, but is a table; remove it, or write model = …; the file is left"),
+        ("[model]\nx = 1\n", "model: must be a value, but is a table; remove it, or write model = …; the file was not"),
         ("model.x = 1\n", "model: must be a value, but is a table"),
         ("[[model]]\n", "model: must be a value, but is a table"),
         (

@@ -63,10 +63,10 @@ def test_the_readmes_example_is_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("Just text.", "which must begin with a line ---, keys, and another line ---"),
-        ("\n" + GOOD, "which must begin with a line ---"),
-        ("\ufeff" + GOOD, "which must begin with a line ---"),
-        ("---\nname: a\ndescription: d\n", "which must begin with a line ---"),
+        ("Just text.", "which must begin with front matter: a line ---, keys, and another line ---"),
+        ("\n" + GOOD, "which must begin with front matter"),
+        ("\ufeff" + GOOD, "which must begin with front matter"),
+        ("---\nname: a\ndescription: d\n", "which must begin with front matter"),
         ("---\nname: [a\n---\n", "whose front matter is not YAML"),
         ("---\nname: a\ndescription: Use when: always\n---\n", "whose front matter is not YAML"),
         ("---\nname: &a [*a]\n---\n", "SKILL.md: name: must be one line of 1 to 64 characters, but is a list"),
@@ -237,7 +237,7 @@ def test_all_together_have_a_bound(tmp_path: Path) -> None:
     assert len(read(tmp_path, "a.md", "b.md").text) == MAX_PROMPT_BYTES + 2
     sentence = prompt_refusal(tmp_path, "a.md", "b.md", "c.md")
     assert sentence.startswith("config.yaml: prompt_files[2]: names ")
-    assert f"all prompt files have more than {MAX_PROMPT_BYTES} bytes; shorten it" in sentence
+    assert f"the prompt files together have more than {MAX_PROMPT_BYTES} bytes; shorten it" in sentence
 
 
 def test_an_endless_file_of_the_usual_name_is_no_prompt(tmp_path: Path) -> None:

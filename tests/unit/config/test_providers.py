@@ -205,7 +205,7 @@ BAD = [
         None,
         ("name: g, auth_mode: openai_api, base_url: 'http://h'",),
         {},
-        "providers[0].base_url: is not for auth_mode openai_api; set OPENAI_BASE_URL instead",
+        "providers[0].base_url: has no effect with auth_mode openai_api; set OPENAI_BASE_URL instead",
     ),
     ("m", None, (f"name: g, {COMPAT}", f"name: g, {COMPAT}"), {}, "providers[1].name: is a duplicate: 'g'"),
     (

@@ -190,8 +190,8 @@ def test_writable_folders_are_seen_from_the_workspace(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("codex", "key", "words"),
     [
-        ("writable_folders: [nowhere]", "[0]", "must be a folder that exists, but {root}/nowhere is not"),
-        ("writable_folders: [cache, configs/config.yaml]", "[1]", "must be a folder that exists"),
+        ("writable_folders: [nowhere]", "[0]", "must be an existing folder, but {root}/nowhere is not"),
+        ("writable_folders: [cache, configs/config.yaml]", "[1]", "must be an existing folder"),
         ("writable_folders: [cache], sandbox: container", "", "needs sandbox workspace-write, but the sandbox is"),
         ("writable_folders: [cache], sandbox: read-only", "", "but the sandbox is read-only"),
         ("writable_folders: [configs]", "[0]", "must not overlap with the state folder"),
@@ -420,15 +420,15 @@ def test_principals_are_enough_to_listen_beyond_loopback(machine: Machine) -> No
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
-        (("name: ada",), "principals[0]: must have one of token_env and token_file"),
-        (("name: ada, token_env: ADA, token_file: x",), "principals[0]: must have one of token_env and token_file"),
+        (("name: ada",), "principals[0]: must have either token_env or token_file"),
+        (("name: ada, token_env: ADA, token_file: x",), "principals[0]: must have either token_env or token_file"),
         (("name: ada, token_env: NOBODY",), "principals[0].token_env: names the variable NOBODY, which is not set"),
         (("name: ada, token_file: x",), "principals[0].token_file: names a file that cannot be read"),
         (("name: operator, token_env: ADA",), "principals[0].name: must not be operator"),
         (("name: a b, token_env: ADA",), "principals[0].name: must be 1 to 64 letters"),
         (("name: ada, token_env: ADA", "name: ada, token_env: BOB"), "principals[1].name: is a duplicate: 'ada'"),
-        (("name: ada, token_env: ADA", "name: bob, token_env: ADA"), "principals[1]: has the token of another"),
-        (("name: ada, token_env: OWN",), "principals[0]: has the token of another principal"),
+        (("name: ada, token_env: ADA", "name: bob, token_env: ADA"), "principals[1]: is also the token of another"),
+        (("name: ada, token_env: OWN",), "principals[0]: is also the token of another principal"),
         (("name: ada, token_env: BLANK",), "BLANK: must be printable ASCII"),
     ],
 )

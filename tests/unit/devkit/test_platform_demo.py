@@ -24,7 +24,7 @@ async def test_a_canvas_message_is_handed_on_and_the_answer_comes_back_to_the_ca
     assert re.findall(r"^(\d)\. ", said, re.MULTILINE) == ["1", "2", "3", "4", "5"]
     assert "[planner by poll, reviewer by push, " in said
     canvas = said.partition("planner answers on the canvas:")[2]
-    assert "words of the peer" in canvas
+    assert "text from the peer" in canvas
     assert "notes.txt has 3 lines; I have counted them with wc." in canvas
     assert re.search(r"^Completed in \d+\.\d s: a user's message in one agent's inbox", said, re.MULTILINE)
     assert "\x1b" not in said

@@ -119,7 +119,7 @@ async def test_a_peers_answer_is_reported_to_the_user_and_not_answered(tmp_path:
             await platform.until(lambda: bool(platform.notifications(ME)))
             await anyio.sleep(0.1)
         (heard,) = setup.echo.heard
-        assert heard.startswith("The agent that was asked answers the task")
+        assert heard.startswith("The agent without a known ID answers the task")
         assert heard.endswith("it is done")
         assert len(platform.notifications(ME)) == 1
         assert platform.activity(PEER) == []

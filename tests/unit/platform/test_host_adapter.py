@@ -393,7 +393,7 @@ def test_a_result_is_reported_in_full_and_quoted(begin: Callable[[], DelegationR
     first, *told, last = begin().take().text.splitlines()
     assert told == ["Delegation d-1 to w-2: completed", *"a" * 500]
     number = first.removeprefix("--- ").partition(":")[0]
-    assert last == f"--- {number}: end of the peers' answers"
+    assert last == f"--- {number}: end of the peers' results"
 
 
 def test_an_unreported_result_is_new_in_the_next_process(begin: Callable[[], DelegationResults], file: Path) -> None:

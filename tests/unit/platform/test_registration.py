@@ -442,7 +442,7 @@ async def test_a_failed_task_is_reported_as_failed(tmp_path: Path) -> None:
         async with running_platform_agent(setup):
             await platform.canvas_message(ME, "please fail")
             await platform.until(lambda: bool(platform.notifications(ME)))
-        assert platform.notifications(ME) == ["This could not be done: the work went wrong"]
+        assert platform.notifications(ME) == ["The task failed: the work went wrong"]
 
 
 async def test_a_question_is_sent_and_the_next_message_answers_it(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ TABLE: list[tuple[RecoveryPolicy, TurnRecord, TurnInput | str]] = [
     (RESUME, TurnRecord.MISSING, INPUT),
     (RERUN, TurnRecord.INTERRUPTED, INPUT),
     (RERUN, TurnRecord.MISSING, INPUT),
-    (FAIL, TurnRecord.INTERRUPTED, f"The turn was cut off: {WHY}. Send the message again to go on."),
+    (FAIL, TurnRecord.INTERRUPTED, f"The turn was interrupted: {WHY}. Send the message again to continue."),
     (FAIL, TurnRecord.MISSING, INPUT),
 ]
 
@@ -57,7 +57,7 @@ def test_a_turn_without_an_end_continues_as_configured(
 @pytest.mark.parametrize("found", TurnRecord)
 @pytest.mark.parametrize("policy", RecoveryPolicy)
 def test_a_message_fails_after_too_many_deaths_of_codex(policy: RecoveryPolicy, found: TurnRecord, deaths: int) -> None:
-    sentence = f"Codex ended {deaths} times while it worked on this message, the last time so: {WHY}."
+    sentence = f"Codex ended {deaths} times while it worked on this message, most recently: {WHY}."
     assert next_step(policy, found, INPUT, deaths, 0, WHY) == sentence
 
 

@@ -103,7 +103,7 @@ TOKENS = TokenCounts(1, 0, 1, 0)
             ToolUse("t", "command_execution", "command_execution", {"command": "ls"}, "srv"),
             '**command_execution** (srv)\n\n```json\n{\n  "command": "ls"\n}\n```',
         ),
-        (Approval("0", {"kind": "url"}), '**Waits for an answer**\n\n```json\n{\n  "kind": "url"\n}\n```'),
+        (Approval("0", {"kind": "url"}), '**Waiting for an answer**\n\n```json\n{\n  "kind": "url"\n}\n```'),
         (Usage(TOKENS, TOKENS), ""),
         (UnmappedEvent("x", {}), ""),
         (Done("text", "s", 1, TOKENS, "completed"), ""),

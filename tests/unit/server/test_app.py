@@ -321,7 +321,7 @@ async def test_a_body_over_the_limit_is_refused(tmp_path: Path) -> None:
         for content in (body, chunks()):
             refused = await now.http.post("/", content=content, headers=headers)
             assert (refused.status_code, refused.json()["error"]["status"]) == (413, "INVALID_ARGUMENT")
-            assert "over the limit of 100000 bytes" in refused.text
+            assert "exceeds the limit of 100000 bytes" in refused.text
         assert answer_of(await now.send("still here")) == "still here"
 
 

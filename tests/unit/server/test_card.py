@@ -36,13 +36,13 @@ def test_a_signed_card_is_verified_and_a_changed_one_is_not(tmp_path: Path) -> N
 
 def test_a_key_of_another_type_is_rejected(tmp_path: Path) -> None:
     for key in (ec.generate_private_key(ec.SECP384R1()), ed25519.Ed25519PrivateKey.generate()):
-        with pytest.raises(ConfigError, match="holds no private key for ES256; make one with `openssl"):
+        with pytest.raises(ConfigError, match="contains no private key for ES256; create one with `openssl"):
             card_signer(write_key(tmp_path, key), PLACE)
 
 
 def test_a_file_that_holds_no_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text("no key")
-    with pytest.raises(ConfigError, match="holds no private key"):
+    with pytest.raises(ConfigError, match="contains no private key"):
         card_signer(tmp_path / "key.pem", PLACE)
     with pytest.raises(
         ConfigError, match=r"^config\.yaml: a2a\.signing_key_file: names .* cannot be read \(No such file"

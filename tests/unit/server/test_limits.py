@@ -235,13 +235,13 @@ def test_places_are_counted_by_one_and_by_all_and_given_back() -> None:
     places = ConcurrencyLimiter(per_principal=1, total=2)
     with places.hold("ada", "streams"):
         with (
-            pytest.raises(LimitExceeded, match="you have 1 streams open, and may have 1"),
+            pytest.raises(LimitExceeded, match="you have 1 open streams; at most 1 are allowed"),
             places.hold("ada", "streams"),
         ):
             pass
         with (
             places.hold("bob", "streams"),
-            pytest.raises(LimitExceeded, match=r"as many streams are open as may \(2\)"),
+            pytest.raises(LimitExceeded, match=r"the limit of 2 open streams is reached"),
             places.hold("cy", "streams"),
         ):
             pass

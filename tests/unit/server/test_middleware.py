@@ -134,7 +134,7 @@ async def test_a_body_up_to_the_limit_passes() -> None:
 async def test_a_body_over_the_limit_is_refused_by_its_header() -> None:
     async with client(None) as http:
         answer = await http.post("/", content=b"x" * (MAX_BYTES + 1))
-        said = {"code": 413, "status": "INVALID_ARGUMENT", "message": "the body is over the limit of 100 bytes"}
+        said = {"code": 413, "status": "INVALID_ARGUMENT", "message": "the body exceeds the limit of 100 bytes"}
         assert (answer.status_code, answer.json()) == (413, {"error": said})
 
 
@@ -159,7 +159,7 @@ async def test_a_body_over_the_limit_is_rejected_as_it_arrives() -> None:
     async with client(None) as http:
         answer = await http.post("/", content=chunks(60, 60))
         assert answer.status_code == 413
-        assert "over the limit of 100 bytes" in answer.text
+        assert "exceeds the limit of 100 bytes" in answer.text
         lying = await http.post("/", content=chunks(60, 60), headers={b"Content-Length": b"10"})
         assert lying.status_code == 413
 

@@ -304,7 +304,7 @@ async def test_a_database_that_cannot_be_opened_is_one_sentence(tmp_path: Path, 
     else:
         file.write_bytes(content)
     with pytest.raises(
-        ConfigError, match=rf"DATABASE_URL: {file} (is no SQLite database|cannot be read: Is a directory)"
+        ConfigError, match=rf"DATABASE_URL: {file} (is not a SQLite database|cannot be read: Is a directory)"
     ):
         async with open_store(f"sqlite+aiosqlite:///{file}"):
             pytest.fail("it is open")

@@ -144,7 +144,7 @@ def untouched(folder: Path) -> bool:
 
 def test_a_link_in_place_of_the_top_folder_is_not_followed(workspace: Path, elsewhere: Path) -> None:
     (workspace / ".a2a").symlink_to(elsewhere)
-    with pytest.raises(AttachmentsNotWritten, match="something that is no folder stands in its place"):
+    with pytest.raises(AttachmentsNotWritten, match="a file with that name is not a folder"):
         write(workspace, TASK, [FILE])
     assert untouched(elsewhere)
 
@@ -170,7 +170,7 @@ def test_a_link_in_place_of_a_file_is_replaced(workspace: Path, elsewhere: Path)
 
 def test_a_folder_in_place_of_a_file_is_reported_and_cleaned_up(workspace: Path) -> None:
     (workspace / ".a2a" / TASK / "data.csv").mkdir(parents=True)
-    with pytest.raises(AttachmentsNotWritten, match=r"could not be laid down in \.a2a of the workspace"):
+    with pytest.raises(AttachmentsNotWritten, match=r"could not be written to \.a2a in the workspace"):
         write(workspace, TASK, [FILE])
     assert names_in(workspace / ".a2a" / TASK) == ["data.csv"]
 
@@ -311,19 +311,19 @@ def test_a_folder_with_the_workspaces_name_as_its_beginning_is_outside(filled: P
 
 def test_only_regular_files_are_opened(filled: Path) -> None:
     os.mkfifo(filled / "pipe")
-    assert refusal({"path": "pipe"}, filled) == "pipe is no file; put a folder into an archive and hand that over."
-    assert "out is no file" in refusal({"path": "out"}, filled)
-    assert "is no file" in refusal({"path": ""}, filled)
+    assert refusal({"path": "pipe"}, filled) == "pipe is not a file; to send a folder, put it into an archive."
+    assert "out is not a file" in refusal({"path": "out"}, filled)
+    assert "is not a file" in refusal({"path": ""}, filled)
 
 
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("gone.txt", "gone.txt cannot be handed over: there is no such file."),
-        ("out/report.md/x", "out/report.md/x cannot be handed over: not a directory."),
-        ("a\0b", "ab cannot be handed over: this is no path."),
-        ("\ud800", " cannot be handed over: this is no path."),
-        ("x" * 5000, f"{'x' * 200}… cannot be handed over: file name too long."),
+        ("gone.txt", "gone.txt cannot be sent: there is no such file."),
+        ("out/report.md/x", "out/report.md/x cannot be sent: not a directory."),
+        ("a\0b", "ab cannot be sent: the path is invalid."),
+        ("\ud800", " cannot be sent: the path is invalid."),
+        ("x" * 5000, f"{'x' * 200}… cannot be sent: file name too long."),
     ],
 )
 def test_why_a_path_leads_to_no_file(filled: Path, path: str, why: str) -> None:
@@ -333,14 +333,14 @@ def test_why_a_path_leads_to_no_file(filled: Path, path: str, why: str) -> None:
 def test_links_that_go_round_in_circles(filled: Path) -> None:
     (filled / "a").symlink_to("b")
     (filled / "b").symlink_to("a")
-    assert refusal({"path": "a"}, filled).endswith("its links go round in circles.")
+    assert refusal({"path": "a"}, filled).endswith("its symbolic links form a loop.")
 
 
 @pytest.mark.parametrize(
     "arguments", [None, [], "out/report.md", {}, {"path": 5}, {"path": "out/report.md", "name": 5}, {"name": "x"}]
 )
 def test_invalid_arguments_are_rejected(filled: Path, arguments: JsonValue) -> None:
-    assert refusal(arguments, filled).startswith("The arguments have to be ")
+    assert refusal(arguments, filled).startswith("The arguments must be ")
 
 
 # --- Limits ---
@@ -349,7 +349,7 @@ def test_invalid_arguments_are_rejected(filled: Path, arguments: JsonValue) -> N
 def test_a_file_over_a_limit_is_refused(filled: Path) -> None:
     report: JsonValue = {"path": "out/report.md"}
     assert taken(report, filled, max_bytes=9, left_bytes=9).filename == "report.md"
-    assert refusal(report, filled, max_bytes=8) == "out/report.md has 9 bytes; a file may have 8."
+    assert refusal(report, filled, max_bytes=8) == "out/report.md has 9 bytes; a file may have at most 8."
     assert refusal(report, filled, left_bytes=3) == "out/report.md has 9 bytes; 3 are left for this task."
 
 
@@ -384,7 +384,7 @@ class Answering:
             file = take(request.params["arguments"], self.workspace, 1000, 1000)
         except HandoverRefused as refused:
             return tool_result(str(refused), success=False)
-        return tool_result(f"Handed over as {file.filename}.", success=True)
+        return tool_result(f"Sent as {file.filename}.", success=True)
 
 
 async def test_codex_offers_the_tool_and_asks_for_it_also_in_a_resumed_thread(tmp_path: Path) -> None:
@@ -396,9 +396,9 @@ async def test_codex_offers_the_tool_and_asks_for_it_also_in_a_resumed_thread(tm
             thread_id = await codex.start(dynamicTools=[tool_spec()])
             await codex.turn(thread_id, call_of("report.md"), answering)
             assert offers(model) == [None]
-            assert outputs(model) == ["Handed over as report.md."]
+            assert outputs(model) == ["Sent as report.md."]
             await codex.turn(thread_id, call_of("gone.md"), answering)
-            assert outputs(model)[-1] == "gone.md cannot be handed over: there is no such file."
+            assert outputs(model)[-1] == "gone.md cannot be sent: there is no such file."
         async with real_codex(setup) as codex:
             await codex.resume(thread_id)
             await codex.turn(thread_id, call_of("report.md"), answering)

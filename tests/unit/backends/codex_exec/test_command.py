@@ -60,7 +60,7 @@ def test_a_session_is_stored_by_default() -> None:
 
 @pytest.mark.parametrize("session", ["", "--last", "a name", f"{SESSION} ", f"{SESSION}\n", "../x"])
 def test_only_a_uuid_can_be_resumed(session: str) -> None:
-    with pytest.raises(InputRefused, match="no UUID"):
+    with pytest.raises(InputRefused, match="not a UUID"):
         check("hi", RunOptions(resume=session))
 
 
@@ -69,8 +69,8 @@ def test_only_a_uuid_can_be_resumed(session: str) -> None:
     [
         (RunOptions(full_auto=True, sandbox="read-only"), "full_auto runs commands in the sandbox workspace-write"),
         (RunOptions(ephemeral=True, resume=SESSION), "not stored cannot resume"),
-        (RunOptions(config={("a", "b.c"): 1}), "The setting 'a.b.c' cannot be given"),
-        (RunOptions(config={(): 1}), "cannot be given"),
+        (RunOptions(config={("a", "b.c"): 1}), "The setting 'a.b.c' cannot be passed"),
+        (RunOptions(config={(): 1}), "cannot be passed"),
     ],
 )
 def test_options_that_codex_would_misread_are_rejected(options: RunOptions, problem: str) -> None:
@@ -112,5 +112,5 @@ def test_files_are_in_a_folder_that_is_removed_and_have_no_commas(
 @pytest.mark.parametrize("missing", ["nothing.png", "."])
 def test_an_image_that_is_no_file_is_rejected(tmp_path: Path, missing: str) -> None:
     options = RunOptions(output_schema={}, images=(tmp_path / missing,))
-    with pytest.raises(InputRefused, match="is no file"), file_arguments(options, LAUNCH):
+    with pytest.raises(InputRefused, match="is not a file"), file_arguments(options, LAUNCH):
         pass
