@@ -156,10 +156,12 @@ def _parser() -> argparse.ArgumentParser:
         "--set-aside", action="store_true", help="rename a damaged database; the next start creates a new one"
     )
     doctor = commands.add_parser("doctor", help="diagnose problems and show remedies")
-    doctor.add_argument("--json", action="store_true", help="for programs")
-    doctor.add_argument("--online", action="store_true", help="also ask the model's provider")
-    doctor.add_argument("--schema", action="store_true", help="print the JSON Schema of config.yaml, and nothing else")
-    doctor.add_argument("--set-aside", action="store_true", help="rename a damaged database, so that a new one is made")
+    doctor.add_argument("--json", action="store_true", help="print the report as JSON")
+    doctor.add_argument("--online", action="store_true", help="also send a request to the model's provider")
+    doctor.add_argument("--schema", action="store_true", help="print the JSON Schema of config.yaml and exit")
+    doctor.add_argument(
+        "--set-aside", action="store_true", help="rename a damaged database; the next start creates a new one"
+    )
     chat = commands.add_parser("chat", help="talk to an A2A agent")
     chat.add_argument(
         "url", nargs="?", default="http://127.0.0.1:8000", help="the agent's address (default: %(default)s)"

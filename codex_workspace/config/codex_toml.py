@@ -37,7 +37,7 @@ STREAM_MAX_RETRIES = 2
 
 COMMENT: Final = "# set by codex-workspace"
 REPLACED: Final = " instead of "
-UNCHANGED: Final = "; the file is left as it is"
+UNCHANGED: Final = "; the file was not changed"
 _BOM: Final = "\ufeff"
 _MARK: Final = re.compile(rf"{COMMENT}(?: \((\w+)\))?(.*)")
 """Groups: the digest of the agent's value, which earlier versions do not write, and the rest of the comment."""

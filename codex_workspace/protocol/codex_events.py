@@ -302,11 +302,11 @@ def _part_text(part: JsonObject) -> str:
 MAX_QUOTED_CHARS: Final = 500
 
 _BY_STATUS: Final = {
-    401: "The model provider refused the credential (HTTP 401); the operator has to renew it.",
+    401: "The model provider rejected the credential (HTTP 401); the operator must renew it.",
     402: "The model provider requires payment (HTTP 402); the operator has to look at the account.",
-    403: "The model provider does not allow this (HTTP 403); the operator has to check the credential's rights.",
-    404: "The model provider does not know the model or the address (HTTP 404); the operator has to check both.",
-    429: "The model provider limits the rate (HTTP 429); try again later.",
+    403: "The model provider does not allow the request (HTTP 403); the operator must check the credential's rights.",
+    404: "The model provider does not know the model or the URL (HTTP 404); the operator must check both.",
+    429: "The model provider's rate limit is reached (HTTP 429); try again later.",
 }
 _BY_KIND: Final = {
     "usageLimitExceeded": "The model account's usage limit is reached; try again after it is reset.",
