@@ -123,9 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run the agent until SIGTERM")
     serve.add_argument(
-        "--executor",
-        metavar="MODULE:FACTORY",
-        help="serve the AgentExecutor that this factory returns instead of codex",
+        "--executor", metavar="MODULE:FACTORY", help="serve the executor that this factory returns instead of codex"
     )
     commands.add_parser("prepare", help="write codex's configuration and stop")
     demo = commands.add_parser("demo", help="run the demo with a scripted model; needs no API key")
@@ -137,23 +135,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     platform.add_argument("--file", type=Path, help="store everything in this SQLite file instead of in memory")
     platform.add_argument(
-        "--mode",
-        choices=("push", "poll"),
-        default="push",
-        help="delivery mode of agents that name none (default: %(default)s)",
+        "--mode", choices=("push", "poll"), default="push", help="default delivery mode (default: %(default)s)"
     )
     platform.add_argument(
-        "--faults",
-        default="",
-        metavar="NAME=SHARE,…",
-        help="failures to inject and their shares, such as all=0.05 or 429=0.1,lost=0.1",
-    )
-    doctor = commands.add_parser("doctor", help="diagnose problems and print remedies")
-    doctor.add_argument("--json", action="store_true", help="print the report as JSON")
-    doctor.add_argument("--online", action="store_true", help="also send a request to the model's provider")
-    doctor.add_argument("--schema", action="store_true", help="print the JSON Schema of config.yaml and exit")
-    doctor.add_argument(
-        "--set-aside", action="store_true", help="rename a damaged database; the next start creates a new one"
+        "--faults", default="", metavar="NAME=SHARE,…", help="faults to inject, such as all=0.05 or 429=0.1,lost=0.1"
     )
     doctor = commands.add_parser("doctor", help="diagnose problems and show remedies")
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
