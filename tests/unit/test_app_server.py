@@ -541,7 +541,7 @@ async def test_kill_ends_codex_at_once(tmp_path: Path) -> None:
     async with open_app_server(launch) as codex, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
-            with pytest.raises(CodexGone, match="stopped answering"):
+            with pytest.raises(CodexGone, match="stopped responding"):
                 await codex.call("x", {})
 
         tasks.start_soon(ask)

@@ -341,7 +341,7 @@ def test_the_access_rule_is_shown(tmp_path: Path, tokens: dict[str, str], status
         ),
         (
             "container",
-            ("can write the workspace, config.yaml's folder", "; can reach the network; it saw no cred"),
+            ("can write the workspace, config.yaml's folder", "; can reach the network; it cannot read cred"),
         ),
     ],
 )
