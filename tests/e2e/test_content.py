@@ -24,6 +24,8 @@ from tests.e2e.agent_process import AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import Peer, Seen, peer, request, script
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 COMPLETED, REJECTED = TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_REJECTED
 
 

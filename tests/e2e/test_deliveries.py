@@ -152,9 +152,9 @@ async def count(setup: AgentSetup, condition: str) -> int:
 @pytest.mark.parametrize(
     ("policy", "state", "words"),
     [
-        ("resume", COMPLETED, ["cut off", "went on"]),
+        ("resume", COMPLETED, ["was interrupted", "went on"]),
         ("rerun", COMPLETED, ["went on"]),
-        ("fail", FAILED, ["cut off"]),
+        ("fail", FAILED, ["was interrupted"]),
     ],
 )
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ async def test_one_message_overrides_turn_options(setup: AgentSetup, model: Scri
         ({"colour": "red"}, "'colour' is unknown; valid options: model, effort, workingFolder, outputSchema, midTurn"),
         ({"workingFolder": "../.."}, "inside the workspace"),
         ({"workingFolder": "/etc"}, "inside the workspace"),
-        ({"workingFolder": "nowhere"}, "that exists"),
+        ({"workingFolder": "nowhere"}, "an existing folder"),
         ({"effort": 3}, "a word such as low"),
         ({"midTurn": "later"}, "one of queue, steer, interrupt"),
     ],

@@ -30,7 +30,7 @@ NO_EXECUTOR = dict
         ("tests.no_such_module:executor", "cannot be imported: No module named 'tests.no_such_module'"),
         ("tests.conformance.sut:nobody", "has no function nobody"),
         ("tests.conformance.sut:SCENES", "has no function SCENES"),
-        ("tests.unit.cli.test_serve:NO_EXECUTOR", "makes a dict, not an AgentExecutor"),
+        ("tests.unit.cli.test_serve:NO_EXECUTOR", "returns a dict, not an AgentExecutor"),
     ],
 )
 def test_an_unknown_executor_is_one_sentence(name: str, sentence: str) -> None:

@@ -220,7 +220,7 @@ BAD = [
         None,
         (f"name: g, {COMPAT}, model_provider_slug: openai",),
         {},
-        "providers[0].model_provider_slug: must not be one of",
+        "providers[0].model_provider_slug: must not be a built-in provider",
     ),
     (
         "m",

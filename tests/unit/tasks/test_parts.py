@@ -488,8 +488,8 @@ def test_no_two_files_of_a_message_have_one_name(names: list[str]) -> None:
             limits_of(max_files_bytes=11),
             "Part 3 exceeds the limit of 11 bytes for all files of a message.",
         ),
-        ([Part(text="abc")], limits_of(max_text_chars=2), "The message has 3 characters; at most 2 are taken."),
-        ([raw(b"abc")], limits_of(max_text_chars=20), "The message has 41 characters; at most 20 are taken."),
+        ([Part(text="abc")], limits_of(max_text_chars=2), "The message has 3 characters; at most 2 are accepted."),
+        ([raw(b"abc")], limits_of(max_text_chars=20), "The message has 41 characters; at most 20 are accepted."),
     ],
 )
 def test_content_over_the_limits_is_rejected(parts: list[Part], limits: LimitsConfig, why: str) -> None:
