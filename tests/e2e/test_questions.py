@@ -328,7 +328,7 @@ async def test_a_second_yes_does_not_answer_an_unseen_question(setup: AgentSetup
             tasks.start_soon(collect_answer, client, seen, "yes", answers)
         (refused,) = [each for each in answers if isinstance(each, A2AError)]
         (again,) = [each for each in answers if isinstance(each, Seen)]
-        assert "wait for its end or its next question" in str(refused)
+        assert "wait until the task ends or asks another question" in str(refused)
         assert (again.state, (setup.root / "first").exists(), (setup.root / "second").exists()) == (ASKING, True, False)
         done = await client.answer(again, text("yes"))
         assert (done.state, done.answer) == (COMPLETED, "Both are there.")

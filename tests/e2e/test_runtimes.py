@@ -270,7 +270,7 @@ async def test_third_party_runtimes_can_be_registered(launch: Launch) -> None:
         ("broken", "cannot be loaded: ModuleNotFoundError"),
         ("raising", r"raising \(of_others_raising:x\) cannot be loaded: RuntimeError: no luck"),
         ("spelt", "cannot be loaded: SyntaxError"),
-        ("odd", "no function"),
+        ("odd", "not a function"),
     ],
 )
 def test_a_broken_third_party_runtime_is_reported(launch: Launch, name: str, problem: str) -> None:
