@@ -615,7 +615,7 @@ def test_servers_with_similar_names_have_separate_headers() -> None:
 
 @pytest.mark.parametrize("name", ["PATH", "CODEX_HOME", "OPENAI_API_KEY", "LD_PRELOAD"])
 def test_a_secret_does_not_override_codexs_variables(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"env: {name} is codex's own"):
+    with pytest.raises(ConfigError, match=f"env: {name} is reserved by codex"):
         mcp_overrides(probe({name: "${PROBE_TOKEN}"}))
 
 
