@@ -11,8 +11,8 @@ import json
 import logging
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Final, ParamSpec, Protocol
@@ -183,6 +183,17 @@ async def open_tool_server(
             yield ToolServer(f"http://127.0.0.1:{port}{PATH}", wait_s + SPARE_S, key)
 
 
+@contextmanager
+def _unchanged_root_logger() -> Iterator[None]:
+    """Prevent the MCP package from configuring the root logger, which it does if that has no handler."""
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
 def token_for(caller: ToolCaller, key: bytes) -> str:
     """Return the signed token of a caller."""
     payload = urlsafe_b64encode(json.dumps([caller.owner, caller.context_id]).encode()).decode()
@@ -232,7 +243,8 @@ class _Tools:
 
     def server(self) -> mcp.MCPServer[None]:
         """Return an MCP server with the tools."""
-        server: mcp.MCPServer[None] = mcp.MCPServer(OWN_TOOLS, instructions=INSTRUCTIONS, log_level="WARNING")
+        with _unchanged_root_logger():
+            server: mcp.MCPServer[None] = mcp.MCPServer(OWN_TOOLS, instructions=INSTRUCTIONS)
         read_only, writing = ToolAnnotations(read_only_hint=True), ToolAnnotations(read_only_hint=False)
         tools: list[tuple[Callable[..., Awaitable[str]], ToolAnnotations]] = [
             (self.list_peers, read_only),

@@ -4,9 +4,11 @@ Covers `tools.peer_client`.
 """
 
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 import anyio
 import httpx2
@@ -34,6 +36,7 @@ from codex_workspace.tools.mcp_server import (
     token_for,
 )
 from codex_workspace.tools.peer_client import MAX_ANSWER_BYTES, PeerClient
+from tests.support.paths import ROOT
 from tests.unit.cli.test_chat import other_agent, serving_at
 
 ME, YOU = ToolCaller("me", "context-1"), ToolCaller("you", "context-2")
@@ -369,3 +372,22 @@ def test_long_texts_are_truncated() -> None:
 )
 def test_the_tools_bypass_proxies(env: dict[str, str], excepted: dict[str, str]) -> None:
     assert without_proxy_for("127.0.0.1", env) == {**env, **excepted}
+
+
+OPENED: Final = """
+import asyncio, logging, pathlib, sys
+from tests.unit.tools.test_mcp_server import tools_with
+
+async def opened():
+    async with tools_with(pathlib.Path(sys.argv[1])):
+        root = logging.getLogger()
+        print(root.handlers, root.level == logging.WARNING)
+
+asyncio.run(opened())
+"""
+
+
+async def test_the_hosts_logging_is_unchanged(tmp_path: Path) -> None:
+    # In a process of its own, because pytest adds handlers to the log here.
+    ended = await anyio.run_process([sys.executable, "-c", OPENED, str(tmp_path)], cwd=ROOT)
+    assert (ended.stdout.decode().strip(), ended.stderr) == ("[] True", b"")
