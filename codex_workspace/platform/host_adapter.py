@@ -24,6 +24,8 @@ from a2a.server.events import EventQueue
 from a2a.types import (
     AgentCapabilities,
     AgentCard,
+    AgentInterface,
+    AgentSkill,
     CancelTaskRequest,
     Message,
     Part,
@@ -242,6 +244,21 @@ class RuntimeHostAdapter(AgentExecutor):
             logger.info("the main context continues in thread %s of the snapshot", thread_id)
 
 
+def _card() -> AgentCard:
+    """Return the handler's own card, complete for the SDK; without `streaming` no task can be followed."""
+    text = ["text/plain"]
+    return AgentCard(
+        name="hosted",
+        description="hosted",
+        version="1",
+        capabilities=AgentCapabilities(streaming=True),
+        default_input_modes=text,
+        default_output_modes=text,
+        supported_interfaces=[AgentInterface(url="urn:hosted", protocol_binding="JSONRPC", protocol_version="1.0")],
+        skills=[AgentSkill(id="answer", name="Answer", description="Answers messages.", tags=["text"])],
+    )
+
+
 @asynccontextmanager
 async def open_host_adapter(
     executor: AgentExecutor,
@@ -265,9 +282,7 @@ async def open_host_adapter(
         resumes: resume the messages that an earlier process left unanswered.
     """
     tracked = TrackedExecutor(executor, _text_as_sent)
-    # Without `streaming` the SDK does not let a task be followed.
-    card = AgentCard(name="hosted", capabilities=AgentCapabilities(streaming=True))
-    handler = IdempotentHandler(tracked, store, admission, card, one_main_context=one_main_context)
+    handler = IdempotentHandler(tracked, store, admission, _card(), one_main_context=one_main_context)
     adapter = RuntimeHostAdapter(handler, store, results, one_main_context=one_main_context)
     async with task_group() as tasks:
         tasks.start_soon(update_heartbeat, heartbeat, tracked.tasks)
