@@ -190,27 +190,39 @@ async def chat(url: str, message: str | None, env: Mapping[str, str]) -> int:
 async def _talk(client: Client, console: Console) -> None:
     """Ask for messages and send them."""
     conversation = Conversation(client, console)
-    prompt = PROMPT if console.is_terminal and sys.stdin.isatty() else ""
-    if prompt:
-        console.out("Ctrl-C cancels a turn; /new starts a new conversation, /quit exits.")
-    # The event loop's own handler would not interrupt `input`.
+    is_interactive = console.is_terminal and sys.stdin.isatty()
+    # The event loop's own handler would not interrupt reading from a pipe.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    while (line := _next_line(prompt)) is not None and line != "/quit":
-        if line == "/new":
+    if is_interactive:
+        console.out("Ctrl-C cancels a turn; /new starts a new conversation, /quit exits.")
+    while (line := await _ask() if is_interactive else sys.stdin.readline()) and line.strip() != "/quit":
+        if line.strip() == "/new":
             # Some agents have one main conversation for messages without a context.
             conversation = Conversation(client, console, str(uuid.uuid4()))
             console.out("[a new conversation]")
-        elif line:
+        elif text := line.strip():
             try:
-                await conversation.turn(line)
+                await conversation.turn(text)
             except ChatError as error:
                 print(error, file=sys.stderr)
 
 
-def _next_line(prompt: str) -> str | None:
-    """Return what the person types; None at the end. Nothing else runs in the meantime."""
-    try:
-        return input(prompt).strip()
-    except (EOFError, KeyboardInterrupt):
-        print(end="\n" if prompt else "")
-        return None
+async def _ask() -> str:
+    """Return the line that is typed at the prompt, with its end; after Ctrl-C or Ctrl-D nothing."""
+    line = ""
+    # `input` would lose a Ctrl-C that arrives just before it reads.
+    with anyio.open_signal_receiver(signal.SIGINT) as signals:
+        async with task_group() as tasks:
+            tasks.start_soon(_cancel_on_signal, signals, tasks.cancel_scope)
+            print(PROMPT, end="", flush=True)
+            await anyio.wait_readable(sys.stdin)
+            line = sys.stdin.readline()
+            tasks.cancel_scope.cancel()
+    if not line:
+        print()
+    return line
+
+
+async def _cancel_on_signal(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
+    await anext(signals)
+    scope.cancel()

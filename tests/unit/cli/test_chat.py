@@ -208,7 +208,11 @@ async def terminal(url: str) -> AsyncIterator[tuple[Terminal, anyio.abc.Process]
         )
         os.close(slave)
         async with process:
-            yield Terminal(master), process
+            try:
+                yield Terminal(master), process
+            finally:
+                with suppress(ProcessLookupError):
+                    process.kill()
     finally:
         os.close(master)
 
