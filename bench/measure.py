@@ -2,7 +2,6 @@
 
 import json
 import math
-import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from bench.processes import Bench, new_setup, open_bare, open_exec_agent, open_r
 from bench.sides import Outcome, Side
 from codex_workspace.devkit.script import numbered_text
 from tests.e2e.agent_process import running_agent
+from tests.support.ports import free_port
 
 WORD_CHARS: Final = 10
 """The length of the scripted model's deltas."""
@@ -240,7 +240,7 @@ async def cold_start(bench: Bench, sizes: Sizes, root: Path) -> Table:
 
 async def _our_start(root: Path, model_url: str) -> float:
     """Return the seconds from a new agent's start until it is ready."""
-    port = _free_port()
+    port = free_port()
     setup = new_setup(root, model_url, port)
     start, ready_at = time.perf_counter(), math.inf
 
@@ -270,13 +270,6 @@ async def _is_ready(port: int) -> bool:
             return (await stream.receive()).startswith(b"HTTP/1.1 200 ")
     except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 async def _run_checked(side: Side, conversations: Mapping[str, Sequence[Prompt]]) -> Outcome:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import psutil
 import yaml
 
 from image.engine import Engine, runner
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 IMAGE: Final = os.environ.get("IMAGE", "codex-workspace:test")
@@ -163,12 +163,6 @@ def image_config(engine: Engine) -> ImageConfig:
     (inspected,) = json.loads(engine.run("inspect", "--type", "image", IMAGE).stdout)
     config: ImageConfig = inspected["Config"]
     return config
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @asynccontextmanager

@@ -55,7 +55,7 @@ def _status(port: int, path: str) -> int:
     """Return the HTTP status of a GET on loopback.
 
     Raises:
-        OSError: nobody listens, or there is no answer in time.
+        OSError: nothing listens, or there is no answer in time.
         ValueError: what answers is not HTTP.
     """
     with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:

@@ -24,9 +24,10 @@ from codex_workspace.common.values import JsonObject
 from codex_workspace.devkit.model import scripted_model
 from codex_workspace.devkit.platform.app import StandInOptions, StandInPlatform, running_platform
 from codex_workspace.devkit.platform.faults import Faults
-from tests.chaos.supervised import Supervised, end_processes_of, free_port, supervised
+from tests.chaos.supervised import Supervised, end_processes_of, supervised
 from tests.chaos.verdict import RESUMED_ANSWER
 from tests.e2e.agent_process import AgentSetup
+from tests.support.ports import free_port
 
 ME: Final = "11111111-1111-4111-8111-111111111111"
 PEERS: Final = tuple(f"2222222{number}-2222-4222-8222-222222222222" for number in range(1, 4))

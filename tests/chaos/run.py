@@ -12,9 +12,10 @@ from codex_workspace.devkit.model import scripted_model
 from tests.chaos.clients import Client, Responses, client
 from tests.chaos.plan import Plan, SendMode
 from tests.chaos.strikes import Killer
-from tests.chaos.supervised import Supervised, end_processes_of, free_port, supervised
+from tests.chaos.supervised import Supervised, end_processes_of, supervised
 from tests.chaos.verdict import LOG_LINES, Report, judge, judge_database, judge_exits, judge_log
 from tests.e2e.agent_process import AgentSetup
+from tests.support.ports import free_port
 
 CODEX: Final = {"max_restarts": 1000, "request_timeout_s": 3, "turn_inactivity_timeout_s": 5}
 """No number of deaths counts as a crash loop, and a hanging codex is detected within seconds."""

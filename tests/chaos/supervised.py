@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -104,11 +103,3 @@ def _described(process: psutil.Process) -> str:
         return f"{process.pid} ({process.status()}): {' '.join(process.cmdline())[:200]}"
     except psutil.Error:
         return f"{process.pid}"
-
-
-def free_port() -> int:
-    """Return a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,7 +1,6 @@
 """MCP servers of config.yaml: the real codex, a real MCP server, and a model that calls its tools."""
 
 import hashlib
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -24,6 +23,7 @@ from codex_workspace.devkit.model import ScriptedModel
 from codex_workspace.devkit.model_requests import Output
 from tests.e2e.agent_process import REPOSITORY, AgentSetup, running_agent, spawn
 from tests.e2e.client import Peer, Seen, peer, script
+from tests.support.ports import free_port
 from tests.support.waiting import HANG_S, eventually
 
 pytestmark = pytest.mark.slow
@@ -259,14 +259,6 @@ async def test_a_restarted_http_server_is_reconnected(setup: AgentSetup, model: 
             assert (await client.ask(echo, "ctx")).answer == "Done."
     first, down, again = tool_outputs(model)
     assert ["echo hello" in each for each in (first, down, again)] == [True, False, True]
-
-
-def free_port() -> int:
-    """Return a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    assert isinstance(port, int)
-    return port
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ one context, and records which modules of the package run functions between the 
 
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from codex_workspace.config.loading import load_settings
 from codex_workspace.devkit.model import scripted_model
 from tests.e2e.agent_process import AgentSetup
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 PACKAGE: Final = str(ROOT / "codex_workspace") + os.sep
@@ -55,7 +55,7 @@ def message(message_id: str) -> dict[str, object]:
 
 async def modules_of_second_message(root: Path) -> list[str]:
     """Return the modules that run for a plain second message."""
-    recorder, port = Recorder(), _free_port()
+    recorder, port = Recorder(), free_port()
     async with scripted_model() as model, anyio.create_task_group() as tasks:
         env = AgentSetup(root, model.base_url, port=port).prepare()
         tasks.start_soon(serve, load_settings(env), env)
@@ -71,13 +71,6 @@ async def modules_of_second_message(root: Path) -> list[str]:
             assert "TASK_STATE_COMPLETED" in answer.text, answer.text
         os.kill(os.getpid(), signal.SIGTERM)
     return recorder.modules
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def _is_ready(client: httpx.AsyncClient) -> bool:

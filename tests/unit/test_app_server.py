@@ -188,7 +188,7 @@ async def test_lines_that_are_no_messages_are_skipped(caplog: pytest.LogCaptureF
         tasks.start_soon(codex.connection.call, "x", {})
         request = await codex.read()
         await codex.write_bytes(b'WARN not json\n\n[1,2]\n{"id":null}\n\xff\xfe\n{"params":{}}\n')
-        await codex.reply({"id": 4711}, "for nobody")
+        await codex.reply({"id": 4711}, "to no request")
         await codex.reply(request, None)
     assert "WARN not json" in caplog.text
 

@@ -3,7 +3,6 @@
 import io
 import os
 import pty
-import random
 import re
 import signal
 import socket
@@ -49,6 +48,7 @@ from codex_workspace.server.app import bind, serving
 from tests.e2e.agent_process import REPOSITORY, AgentProcess, AgentSetup, running_agent
 from tests.e2e.client import script
 from tests.support.memory_codex import in_virtual_time
+from tests.support.ports import free_port
 from tests.support.waiting import HANG_S
 
 TOKEN = "a-token-for-the-tests"
@@ -56,21 +56,21 @@ COMMAND = (sys.executable, "-m", "codex_workspace", "chat")
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a chat process has left."""
+class ChatRun:
+    """The exit code and output of a chat process."""
 
     code: int
     out: str
     err: str
 
 
-async def chat(*arguments: str, typed: str = "", env: Mapping[str, str] | None = None) -> Said:
+async def chat(*arguments: str, typed: str = "", env: Mapping[str, str] | None = None) -> ChatRun:
     """Run the command, away from any terminal."""
     with anyio.fail_after(HANG_S):
         done = await anyio.run_process(
             [*COMMAND, *arguments], input=typed.encode(), env=environment(env), cwd=REPOSITORY, check=False
         )
-    return Said(done.returncode, done.stdout.decode(), done.stderr.decode())
+    return ChatRun(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -262,14 +262,6 @@ async def test_ctrl_c_during_a_streamed_answer_cancels_it(agent: AgentProcess) -
     assert "\n[canceled, " in out
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on, and that the kernel gives to nobody who asks for any."""
-    while True:
-        port = random.randrange(20_000, 32_768)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
 class Proxy:
     """A way to an agent that can be cut."""
 
@@ -359,7 +351,7 @@ async def test_a_restarted_agent_is_asked_for_the_task(model: ScriptedModel, tmp
 
 
 class Echo(AgentExecutor):
-    """Somebody else's agent: works until its task is canceled, asks, or echoes when `may_end` is set."""
+    """An agent of another vendor: works until its task is canceled, asks, or echoes when `may_end` is set."""
 
     def __init__(self, running: anyio.Event, may_end: anyio.Event | None) -> None:
         self._at_work = running
@@ -405,7 +397,7 @@ async def other_agent(
     running: anyio.Event | None = None,
     may_end: anyio.Event | None = None,
 ) -> AsyncIterator[str]:
-    """Serve somebody else's agent, built with the SDK's own parts."""
+    """Serve an agent of another vendor, built with the SDK alone."""
     with bind("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         card = AgentCard(
@@ -471,7 +463,7 @@ async def test_a_message_that_is_refused_is_one_sentence() -> None:
 
 
 class BrokenAgent:
-    """Somebody else's agent that reports a task and is then unreachable."""
+    """An agent of another vendor that reports a task and is then unreachable."""
 
     def __init__(self, task_id: str) -> None:
         self._task = Task(id=task_id, context_id="c")

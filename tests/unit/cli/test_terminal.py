@@ -196,7 +196,7 @@ def test_a_view_knows_what_it_has_shown() -> None:
 
 
 def turn(*events: TurnEvent) -> list[StreamResponse]:
-    """Return what an agent of ours sends for what codex says, a second apart."""
+    """Return the responses that our agent sends for codex's events, a second apart."""
     reply, responses = CodexReply(), list[StreamResponse]()
     outcome = Outcome(COMPLETED)
     sent = [*(each for at, event in enumerate(events) for each in reply.see(event, float(at))), *reply.close(outcome)]

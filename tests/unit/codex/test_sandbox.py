@@ -131,7 +131,7 @@ async def test_permissions_of_a_command_in_each_mode(tmp_path: Path) -> None:
     assert sight.reaches_network
 
 
-# --- What is hidden from commands: the profile that codex is told, read back as TOML
+# --- What is hidden from commands: the profile that codex gets, read back as TOML
 
 
 def settings_of(root: Path, env: dict[str, str], config: dict[str, object] | None = None, **codex: object) -> Settings:

@@ -92,7 +92,7 @@ async def write_much() -> None:
             await reader.receive()
 
 
-async def write_to_nobody() -> None:
+async def write_without_reader() -> None:
     reader, writer = pipe()
     async with writer:
         await reader.aclose()
@@ -161,7 +161,7 @@ async def read_no_more_than_asked() -> None:
     "case",
     [
         write_much,
-        write_to_nobody,
+        write_without_reader,
         lose_the_reader_in_the_middle,
         close_while_it_waits,
         cancel_a_wait,

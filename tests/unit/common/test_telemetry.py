@@ -134,7 +134,7 @@ async def main():
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(work, 1)
         tasks.start_soon(work, 2)
-    logger.info("nobody's")
+    logger.info("outside all tasks")
 
 anyio.run(main)
 """
@@ -161,7 +161,7 @@ def test_a_log_line_names_its_task_at_any_depth() -> None:
 def test_people_read_the_ids_behind_the_message() -> None:
     log = log_of_work(as_json=False)
     assert "INFO    deep.below: from a worker thread task=task-1 context=ctx thread=thread-1\n" in log
-    assert log.endswith("deep.below: nobody's\n")
+    assert log.endswith("deep.below: outside all tasks\n")
 
 
 def test_a_clients_id_cannot_forge_a_log_line_or_contain_a_secret() -> None:
@@ -270,8 +270,8 @@ def test_leaving_the_queue_records_no_waiting_time() -> None:
     assert numbers(telemetry.metrics)["message_wait_seconds_count"] == 0
 
 
-class Noted(Span):
-    """A span that writes down what becomes of it and its parts."""
+class RecordingSpan(Span):
+    """A span that records its own start, attributes and end, and those of its children."""
 
     def __init__(self, name: str, notes: list[str]) -> None:
         super().__init__(NO_TRACER, INVALID_SPAN, {})
@@ -279,7 +279,7 @@ class Noted(Span):
 
     def start_child(self, name: str, attributes: Attributes) -> Span:
         self._notes.append(f"{name} in {self._name}")
-        return Noted(name, self._notes)
+        return RecordingSpan(name, self._notes)
 
     def end(self, error: str | None = None) -> None:
         if not self._is_over:
@@ -295,7 +295,7 @@ class Notes(Tracer):
         self.notes = notes
 
     def start_span(self, name: str, kind: SpanKind, attributes: Attributes, headers: object = None) -> Span:
-        return Noted(name, self.notes)
+        return RecordingSpan(name, self.notes)
 
 
 def test_item_spans_belong_to_their_turn_and_end_with_it() -> None:

@@ -36,15 +36,15 @@ def in_toml(settings: Settings) -> object:
     return tomllib.loads(text).get("mcp_servers", {})
 
 
-def told(settings: Settings) -> object:
-    """What codex is told of them with each thread."""
+def config_of(settings: Settings) -> object:
+    """Return the config that codex gets with each thread."""
     provider = choose_provider(settings, {"OPENAI_API_KEY": "sk-1"})
     return thread_options(settings, provider).params().get("config")
 
 
 def test_without_servers_nothing_is_configured(tmp_path: Path) -> None:
     settings = load(tmp_path)
-    assert (settings.mcp, in_toml(settings), told(settings)) == (McpServers(), {}, None)
+    assert (settings.mcp, in_toml(settings), config_of(settings)) == (McpServers(), {}, None)
 
 
 def test_a_stdio_server_with_all_keys(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_stdio_server_with_all_keys(tmp_path: Path) -> None:
             "default_tools_approval_mode": "approve",
         }
     }
-    assert told(settings) == {
+    assert config_of(settings) == {
         "mcp_servers": {"srv": {"env": {"KEY": TOKEN, "URL": f"u:{TOKEN}@/home/somebody"}}},
     }
     hidden = secrets_of(settings, None)
@@ -99,7 +99,7 @@ def test_an_http_server_with_all_keys(tmp_path: Path) -> None:
             "tool_timeout_sec": 60.0,
         }
     }
-    assert told(settings) == {
+    assert config_of(settings) == {
         "mcp_servers": {"srv": {"http_headers": {"Authorization": f"Bearer {TOKEN}", "X-Key": "id partner-012345"}}}
     }
     assert {TOKEN, "partner-012345"} <= set(secrets_of(settings, None))
@@ -143,7 +143,7 @@ def examples() -> list[object]:
 def test_documented_servers_are_accepted(tmp_path: Path, servers: list[object]) -> None:
     settings = load(tmp_path, *servers, TICKETS_TOKEN=TOKEN, DOCS_TOKEN="d", TEAM="t")
     assert [server.name for server in settings.mcp.servers] == ["tickets", "docs"]
-    assert told(settings) == {
+    assert config_of(settings) == {
         "mcp_servers": {
             "tickets": {"env": {"TICKETS_TOKEN": TOKEN}},
             "docs": {"http_headers": {"Authorization": "Bearer d", "X-Team": "t"}},

@@ -75,7 +75,7 @@ class Scene:
         return (await self.http.post("/", json=body(method, params), headers=NEW)).text
 
     def stalled(self, method: str, task_id: str) -> socket.socket:
-        """Call a method on the task and return the socket, from which nobody reads."""
+        """Call a method on the task and return the socket, which is not read."""
         host, port = self.url.removeprefix("http://").strip("/").split(":")
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -127,7 +127,7 @@ def elsewhere(tmp_path: Path) -> Path:
     """A folder outside of the workspace that nothing may be written to."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    (folder / "data.csv").write_text("of somebody else")
+    (folder / "data.csv").write_text("not from this task")
     return folder
 
 
@@ -139,7 +139,7 @@ def workspace(tmp_path: Path) -> Path:
 
 
 def untouched(folder: Path) -> bool:
-    return names_in(folder) == ["data.csv"] and (folder / "data.csv").read_text() == "of somebody else"
+    return names_in(folder) == ["data.csv"] and (folder / "data.csv").read_text() == "not from this task"
 
 
 def test_a_link_in_place_of_the_top_folder_is_not_followed(workspace: Path, elsewhere: Path) -> None:
@@ -362,7 +362,7 @@ def call_of(path: str) -> list[JsonValue]:
 
 
 def offers(model: ScriptedModel) -> list[str | None]:
-    """Return the namespace of each tool of ours that the model was offered last."""
+    """Return the namespace of each of our tools in the last request to the model."""
     return [tool.namespace for tool in model.requests[-1].tools if tool.name == HANDOVER_TOOL]
 
 

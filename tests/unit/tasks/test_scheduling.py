@@ -55,7 +55,7 @@ def test_a_full_context_queue_rejects_the_next_message() -> None:
         "The agent is busy: the queue of this context is full (2 messages). Try again in 10 s."
     )
     entered(admission, "3", context="another")
-    entered(admission, "1", owner="somebody else")
+    entered(admission, "1", owner="another owner")
     assert admission.waiting == 4
 
 
@@ -205,8 +205,8 @@ async def _turns(admission: AdmissionControl, *seconds: float) -> None:
                 await anyio.sleep(duration)
 
 
-def told(bounds: LimitsConfig, *seconds: float, context: str = "c", full: str = "c") -> int:
-    """Return when a message is told to come back, after turns of so many seconds."""
+def retry_after(bounds: LimitsConfig, *seconds: float, context: str = "c", full: str = "c") -> int:
+    """Return the Retry-After, in seconds, of a refused message after turns of these durations."""
     answers: list[int] = []
 
     @in_virtual_time
@@ -238,4 +238,4 @@ ALL = LimitsConfig(max_waiting=1, max_running_turns=4)
 def test_the_time_to_come_back_follows_the_last_turns(
     bounds: LimitsConfig, seconds: list[float], retry_after_s: int
 ) -> None:
-    assert told(bounds, *seconds) == retry_after_s
+    assert retry_after(bounds, *seconds) == retry_after_s

@@ -72,7 +72,7 @@ async def tools_with(
 
 
 def headers_of(tools: ToolServer, caller: ToolCaller) -> dict[str, str]:
-    """Return the headers that codex is told for a thread of `caller`."""
+    """Return the headers that codex sends for a thread of `caller`."""
     expected = tools.added_to(ExpectedServers(), caller)
     return {name: value.reveal() for (_, name), value in expected.private[OWN_TOOLS].items()}
 

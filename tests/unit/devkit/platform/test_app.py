@@ -62,7 +62,7 @@ async def api_of(platform: StandInPlatform, workspace_id: str, token: str) -> As
 
 @dataclass
 class Agent:
-    """An agent at an address: answers each message as it is told, and keeps what came."""
+    """An agent at an address: answers each message as configured, and records it."""
 
     url: str
     answer: Response = field(default_factory=lambda: said("done"))
