@@ -51,7 +51,7 @@ async def world(folder: Path) -> AsyncIterator[tuple[StandInPlatform, PlatformAg
 @asynccontextmanager
 async def pushing_world(folder: Path) -> AsyncIterator[StandInPlatform]:
     """A platform that pushes and has little patience."""
-    options = StandInOptions(wait_s=1.0, tells_secret=True)
+    options = StandInOptions(wait_s=5.0, tells_secret=True)
     async with running_platform(folder / "platform.sqlite3", options=options) as platform:
         platform.add_workspace(ME, delivery="push", name="me")
         platform.add_workspace(PEER, "peer's", "poll", name="peer")

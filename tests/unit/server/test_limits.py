@@ -96,7 +96,7 @@ def body(method: str, params: object) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def scene(folder: Path) -> AsyncIterator[Scene]:
+async def scene(folder: Path, patience_s: float = PATIENCE_S) -> AsyncIterator[Scene]:
     talker = Talker()
 
     async def ready() -> str | None:
@@ -110,7 +110,7 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
         async with (
             open_store(f"sqlite+aiosqlite:///{folder / 'store.sqlite3'}") as store,
             build_app(options, talker, store, ready) as app,
-            serving(app.asgi, listener, PATIENCE_S),
+            serving(app.asgi, listener, patience_s),
             httpx.AsyncClient(base_url=url, timeout=5) as http,
         ):
             yield Scene(url, http, talker)
@@ -168,14 +168,16 @@ async def test_a_stalled_reader_is_disconnected_without_affecting_others(
 
 
 async def test_a_slow_reader_is_not_disconnected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with scene(tmp_path) as talk:
+    patience_s = 3.0
+    async with scene(tmp_path, patience_s) as talk:
         talk.talker.talk.set()
         talk.talker.end.set()
-        pieces = 0
+        began, pieces = anyio.current_time(), 0
         async for event in talk.stream("SendStreamingMessage", MESSAGE):
             pieces += json.dumps(event).count(PIECE)
-            await anyio.sleep(PATIENCE_S / 10)
+            await anyio.sleep(patience_s / PIECES)
         assert pieces == PIECES
+        assert anyio.current_time() - began > patience_s
         assert "closing the connection" not in caplog.text
 
 
