@@ -1,5 +1,6 @@
 """Questions to a person over plain A2A: a task becomes `input-required`, and the next message answers it."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -328,7 +329,8 @@ async def test_a_second_yes_does_not_answer_an_unseen_question(setup: AgentSetup
             tasks.start_soon(collect_answer, client, seen, "yes", answers)
         (refused,) = [each for each in answers if isinstance(each, A2AError)]
         (again,) = [each for each in answers if isinstance(each, Seen)]
-        assert "wait until the task ends or asks another question" in str(refused)
+        # Which one depends on whether the task works again already.
+        assert re.search("asks another question|does not wait for input", str(refused))
         assert (again.state, (setup.root / "first").exists(), (setup.root / "second").exists()) == (ASKING, True, False)
         done = await client.answer(again, text("yes"))
         assert (done.state, done.answer) == (COMPLETED, "Both are there.")
