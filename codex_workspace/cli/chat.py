@@ -195,16 +195,21 @@ async def _talk(client: Client, console: Console) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if is_interactive:
         console.out("Ctrl-C cancels a turn; /new starts a new conversation, /quit exits.")
-    while (line := await _ask() if is_interactive else sys.stdin.readline()) and line.strip() != "/quit":
-        if line.strip() == "/new":
-            # Some agents have one main conversation for messages without a context.
-            conversation = Conversation(client, console, str(uuid.uuid4()))
-            console.out("[a new conversation]")
-        elif text := line.strip():
-            try:
-                await conversation.turn(text)
-            except ChatError as error:
-                print(error, file=sys.stderr)
+    while line := await _ask() if is_interactive else sys.stdin.readline():
+        match line.strip():
+            case "/quit":
+                return
+            case "/new":
+                # Some agents have one main conversation for messages without a context.
+                conversation = Conversation(client, console, str(uuid.uuid4()))
+                console.out("[a new conversation]")
+            case "":
+                pass
+            case text:
+                try:
+                    await conversation.turn(text)
+                except ChatError as error:
+                    print(error, file=sys.stderr)
 
 
 async def _ask() -> str:
