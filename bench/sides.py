@@ -1,34 +1,28 @@
-"""The measured sides: our agent as seen by a peer, and the bare driver. Both run the same conversations."""
+"""The measured sides: the bare driver, and servers as a client sees them. All run the same turns."""
 
+import asyncio
 import json
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Literal, Protocol
 
-import anyio
-import httpx
-from a2a.types import StreamResponse, TaskState
+import psutil
 from anyio.abc import ByteSendStream
 from anyio.streams.buffered import BufferedByteReceiveStream
-from google.protobuf.json_format import ParseDict
 
-from codex_workspace.common.values import JsonObject
-from codex_workspace.runtimes import Runtime
-from codex_workspace.runtimes.events import Done, Text
-from codex_workspace.runtimes.launch import RunOptions
-from tests.e2e.client import Peer, Seen
+from bench.bare import MAX_LINE_BYTES
+from bench.http import Connection, decode, encode
 
-MAX_LINE_BYTES: Final = 1 << 26
-HEADERS: Final = {"A2A-Version": "1.0"}
+Method = Literal["SendMessage", "SendStreamingMessage"]
+MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A turn's answer, and the seconds until its first text and its end.
+    """A turn's answer, and the seconds from the start of its batch to its first text and its end.
 
-    `first_s` is None if the answer arrives in one piece.
+    `first_s` is None if the answer arrived in one piece.
     """
 
     text: str
@@ -36,180 +30,72 @@ class Timed:
     whole_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The turns of concurrent conversations, and their total duration in seconds."""
-
-    wall_s: float
-    turns: Sequence[Timed]
-
-
 class Side(Protocol):
-    """One way to run turns in codex."""
+    """One way to run turns in codex; `pid` is the process that is measured."""
 
-    async def run(self, conversations: Mapping[str, Sequence[str]]) -> Outcome:
-        """Run conversations concurrently, the texts of each in order; a known name continues its conversation."""
+    @property
+    def pid(self) -> int: ...
 
-
-Send = Callable[[str, str], Awaitable[Timed]]
-"""Sends a text in a context and waits for the complete answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class OurSide:
-    """Our agent, with one way to send messages."""
-
-    send: Send
-
-    async def run(self, conversations: Mapping[str, Sequence[str]]) -> Outcome:
-        """Run the conversations; their names are context IDs."""
-        return await _run_all(self.send, conversations)
-
-
-async def _run_all(send: Send, conversations: Mapping[str, Sequence[str]]) -> Outcome:
-    """Run the conversations concurrently, the texts of each in order; `send` receives text and name."""
-    turns: list[Timed] = []
-
-    async def one(name: str, texts: Sequence[str]) -> None:
-        turns.extend([await send(text, name) for text in texts])
-
-    start = time.perf_counter()
-    async with anyio.create_task_group() as tasks:
-        for name, texts in conversations.items():
-            tasks.start_soon(one, name, texts)
-    return Outcome(time.perf_counter() - start, turns)
-
-
-def sdk_streaming(peer: Peer) -> Send:
-    """Send with the SDK's streaming client."""
-
-    async def send(text: str, context_id: str) -> Timed:
-        task, first_s, start = Seen(), None, time.perf_counter()
-        async for event in peer.stream(text, context_id):
-            task.take(event)
-            if first_s is None and task.answer:
-                first_s = time.perf_counter() - start
-        return Timed(_answer(task), first_s, time.perf_counter() - start)
-
-    return send
-
-
-def sdk_blocking(peer: Peer) -> Send:
-    """Send with the SDK's blocking client."""
-
-    async def send(text: str, context_id: str) -> Timed:
-        start = time.perf_counter()
-        task = await peer.ask_blocking(text, context_id)
-        return Timed(_answer(task), None, time.perf_counter() - start)
-
-    return send
-
-
-def plain_streaming(http: httpx.AsyncClient, url: str) -> Send:
-    """Send with a plain HTTP client that reads the event stream, and parse the events afterwards."""
-
-    async def send(text: str, context_id: str) -> Timed:
-        task, first_s, start = Seen(), None, time.perf_counter()
-        lines: list[str] = []
-        async with http.stream(
-            "POST", url, json=_call("SendStreamingMessage", text, context_id), headers=HEADERS
-        ) as response:
-            async for line in response.aiter_lines():
-                if line.startswith("data:"):
-                    lines.append(line)
-                    if first_s is None and '"artifactUpdate"' in line:
-                        first_s = time.perf_counter() - start
-        whole_s = time.perf_counter() - start
-        for line in lines:
-            task.take(_event(json.loads(line.removeprefix("data:"))["result"]))
-        return Timed(_answer(task), first_s, whole_s)
-
-    return send
-
-
-def plain_blocking(http: httpx.AsyncClient, url: str) -> Send:
-    """Send with a plain HTTP client, and parse the response afterwards."""
-
-    async def send(text: str, context_id: str) -> Timed:
-        start = time.perf_counter()
-        response = await http.post(url, json=_call("SendMessage", text, context_id), headers=HEADERS)
-        whole_s = time.perf_counter() - start
-        return Timed(_answer(Seen().take(_event(response.json()["result"]))), None, whole_s)
-
-    return send
+    async def run(self, texts: Mapping[str, str]) -> list[Timed]:
+        """Run one turn in each conversation at the same time; a known name continues its conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class BareSide:
     """The bare driver's process; it measures the times itself, so that reporting them is not included."""
 
+    pid: int
     batches: ByteSendStream
     outcomes: BufferedByteReceiveStream
 
     async def ready(self) -> None:
         """Wait until codex has started."""
-        await self._outcome()
+        await self.outcomes.receive_until(b"\n", MAX_LINE_BYTES)
 
-    async def run(self, conversations: Mapping[str, Sequence[str]]) -> Outcome:
-        """Run the conversations; one batch at a time."""
-        batch = {name: list(texts) for name, texts in conversations.items()}
-        await self.batches.send(json.dumps(batch).encode() + b"\n")
-        outcome = await self._outcome()
-        turns = [Timed(turn["text"], turn["first_s"], turn["whole_s"]) for turn in outcome["turns"]]
-        return Outcome(outcome["wall_s"], turns)
-
-    async def _outcome(self) -> dict[str, Any]:
-        line = await self.outcomes.receive_until(b"\n", MAX_LINE_BYTES)
-        outcome: dict[str, Any] = json.loads(line)
-        return outcome
+    async def run(self, texts: Mapping[str, str]) -> list[Timed]:
+        """Run the turns."""
+        await self.batches.send(json.dumps(dict(texts)).encode() + b"\n")
+        outcome = json.loads(await self.outcomes.receive_until(b"\n", MAX_LINE_BYTES))
+        return [Timed(text, first_s, whole_s) for first_s, whole_s, text in outcome.values()]
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeSide:
-    """A runtime in this process, without A2A; `sessions` are the session IDs by conversation."""
+class HttpSide:
+    """A server on a port of this machine. Connections are opened before the clock starts, and kept."""
 
-    runtime: Runtime
-    sessions: dict[str, str] = field(default_factory=dict)
+    pid: int
+    port: int
+    method: Method = "SendStreamingMessage"
+    connections: dict[str, Connection] = field(default_factory=dict)
 
-    async def run(self, conversations: Mapping[str, Sequence[str]]) -> Outcome:
-        """Run the conversations; existing ones are resumed."""
-        return await _run_all(self._turn, conversations)
+    async def run(self, texts: Mapping[str, str]) -> list[Timed]:
+        """Run the turns; the conversations' names are context IDs."""
+        for name in texts:
+            if name not in self.connections or not self.connections[name].open:
+                loop = asyncio.get_running_loop()
+                _, self.connections[name] = await loop.create_connection(Connection, "127.0.0.1", self.port)
+        requests = {name: encode(self.port, self.method, text, name) for name, text in texts.items()}
+        start = time.perf_counter()
+        responses = await asyncio.gather(*(self.connections[name].send(data) for name, data in requests.items()))
+        turns = []
+        for name, response in zip(texts, responses, strict=True):
+            at = self.connections[name]
+            first_s = None if at.first_at is None else at.first_at - start
+            turns.append(Timed(decode(response), first_s, at.whole_at - start))
+        return turns
 
-    async def _turn(self, text: str, name: str) -> Timed:
-        start, first_s = time.perf_counter(), None
-        async with self.runtime.run(text, RunOptions(resume=self.sessions.get(name))) as run:
-            async for event in run:
-                match event:
-                    case Text() if first_s is None:
-                        first_s = time.perf_counter() - start
-                    case Done(text=answer, session_id=str(session_id), stop_reason="completed"):
-                        self.sessions[name] = session_id
-                        return Timed(answer, first_s, time.perf_counter() - start)
-                    case Done():
-                        raise RuntimeError(f"a run ended as {event.stop_reason}: {event.error}")
-        raise RuntimeError("a run had no end")
-
-
-def _call(method: str, text: str, context_id: str) -> JsonObject:
-    message: JsonObject = {
-        "role": "ROLE_USER",
-        "messageId": str(uuid.uuid4()),
-        "contextId": context_id,
-        "parts": [{"text": text}],
-    }
-    return {"jsonrpc": "2.0", "id": message["messageId"], "method": method, "params": {"message": message}}
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self.connections.values():
+            connection.close()
 
 
-def _event(result: JsonObject) -> StreamResponse:
-    return ParseDict(result, StreamResponse())
+def cpu_s(side: Side) -> float:
+    """Return the CPU time that the side's process has used, without its children's, to the nanosecond."""
+    # This is the clock's number as clock_getcpuclockid(3) returns it: /proc counts in steps of 10 ms only.
+    return time.clock_gettime((~side.pid << 3) | 2)
 
 
-def _answer(task: Seen) -> str:
-    """Return the answer of a task.
-
-    Raises:
-        RuntimeError: the task did not complete, so its times are not comparable.
-    """
-    if task.state != TaskState.TASK_STATE_COMPLETED:
-        raise RuntimeError(f"a task ended as {TaskState.Name(task.state)}: {task.sentence}")
-    return task.answer
+def rss_mb(side: Side) -> float:
+    """Return the resident memory of the side's process in MB."""
+    return float(psutil.Process(side.pid).memory_info().rss / MEGABYTE)
