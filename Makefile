@@ -77,8 +77,8 @@ chaos-platform: .venv/dev    ## the same on a platform with faults (SEED= MESSAG
 	@$(BIN)/python -m tests.chaos.platform $(if $(SEED),--seed $(SEED)) $(if $(MESSAGES),--messages $(MESSAGES)) \
 		$(if $(DEATHS),--deaths $(DEATHS))
 
-bench: .venv/dev         ## print the benchmark tables
-	@$(BIN)/python -m bench
+bench: .venv/dev         ## compare speed and memory with a bare driver of codex (ROWS=warm,start ROUNDS=)
+	@$(BIN)/python -m bench $(if $(ROWS),--rows $(ROWS)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 image:           ## build the container image with docker, podman or buildah (TAG= ENGINE= RUNTIME_VERSION= OPTIONS=)
 	BUILDAH_FORMAT=docker $(ENGINE) build --tag $(TAG) --build-arg RUNTIME_VERSION=$(RUNTIME_VERSION) $(OPTIONS) .

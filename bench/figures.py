@@ -1,10 +1,19 @@
-"""Measured values, targets and tables, as plain functions."""
+"""Measured values, aims and the report, as plain functions."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import assert_never
+from typing import Final, assert_never
+
+START: Final = "<!-- made by `make bench` -->"
+END: Final = "<!-- end of what `make bench` makes -->"
+"""The document's lines around the table."""
+
+BUSY_LOAD: Final = 1.0
+"""With a higher load average before the run, other programs take part in the figures."""
+
+HEADS: Final = ("measurement", "agent", "floor", "bare", "agent / bare", "floor / bare", "aim", "")
 
 
 class Unit(StrEnum):
@@ -16,81 +25,55 @@ class Unit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class AtMostMore:
-    """Our value may exceed bare by at most this, in the row's unit."""
-
-    margin: float
-
-
-@dataclass(frozen=True, slots=True)
 class AtMostTimes:
-    """Our value may be at most this many times bare."""
+    """Our median may be at most this many times the bare driver's."""
 
     times: float
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
-    """Our value must be below this, independently of bare."""
+class AtMost:
+    """Our median may be at most this, in the row's unit."""
 
     bound: float
 
 
 @dataclass(frozen=True, slots=True)
-class AtLeast:
-    """Our value must reach this, independently of bare."""
+class All:
+    """Our smallest value must reach this."""
 
     bound: float
 
 
-Aim = AtMostMore | AtMostTimes | Below | AtLeast
+Aim = AtMostTimes | AtMost | All
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Our value and the bare driver's, None if it has none; a row without a target is informational."""
+    """The values of one measurement, one per round and side; a row without an aim is informational."""
 
     label: str
-    ours: float
-    bare: float | None
+    ours: Sequence[float]
+    floor: Sequence[float] = ()
+    bare: Sequence[float] = ()
     unit: Unit = Unit.MS
     aim: Aim | None = None
 
     @property
-    def difference(self) -> float | None:
-        """Our value minus bare."""
-        return None if self.bare is None else self.ours - self.bare
-
-    @property
-    def ratio(self) -> float | None:
-        """Our value divided by bare; None if bare is zero."""
-        return self.ours / self.bare if self.bare else None
-
-    @property
     def met(self) -> bool | None:
-        """Whether the target is met; None if there is no target or no value to compare with."""
+        """Whether the aim is met; None if there is no aim or no value to compare with."""
         match self.aim:
             case None:
                 return None
-            case AtMostMore(margin=margin):
-                return None if self.difference is None else self.difference <= margin
             case AtMostTimes(times=times):
-                return None if self.ratio is None else self.ratio <= times
-            case Below(bound=bound):
-                return self.ours < bound
-            case AtLeast(bound=bound):
-                return self.ours >= bound
+                ratio = times_bare(self.ours, self.bare)
+                return None if ratio is None else ratio <= times
+            case AtMost(bound=bound):
+                return median(self.ours) <= bound
+            case All(bound=bound):
+                return min(self.ours) >= bound
             case _:
                 assert_never(self.aim)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of one measurement; `note` describes it."""
-
-    title: str
-    note: str
-    rows: Sequence[Row]
 
 
 def median(values: Sequence[float]) -> float:
@@ -113,68 +96,85 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * share
 
 
-HEADS = ("", "ours", "bare", "difference", "ratio", "aim", "")
+def times_bare(values: Sequence[float], bare: Sequence[float]) -> float | None:
+    """Return the ratio of the medians; None if one is missing or the bare driver's is not above zero."""
+    return median(values) / median(bare) if values and bare and median(bare) > 0 else None
 
 
-def render(table: Table) -> str:
-    """Return the table as plain text, numbers aligned on the right."""
-    lines = [HEADS, *(_cells(row) for row in table.rows)]
+def render(rows: Sequence[Row]) -> str:
+    """Return the rows as an aligned Markdown table: medians, and quartiles where there are several values."""
+    lines = [HEADS, *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADS))]
-    text = ["  ".join(_aligned(line, widths)).rstrip() for line in lines]
-    return "\n".join([table.title, f"  {table.note}", *(f"  {line}" for line in text)])
+    text = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    rule = " | ".join("-" * max(3, width) for width in widths)
+    return "\n".join(f"| {line} |" for line in (text[0], rule, *text[1:]))
 
 
-def summary(tables: Sequence[Table]) -> str:
-    """Return the number of met targets, and one line for each missed one."""
-    judged = [row for table in tables for row in table.rows if row.met is not None]
+def summary(rows: Sequence[Row]) -> str:
+    """Return the number of met aims, and one line for each missed one."""
+    judged = [row for row in rows if row.met is not None]
     missed = [row for row in judged if not row.met]
-    lines = [f"missed: {row.label}, {_figures(row)}, aim {_aim(row)}" for row in missed]
+    lines = [f"missed: {row.label}: {_value(row.ours, row.unit)}{_beside(row)}, aim {_aim(row)}" for row in missed]
     return "\n".join([f"{len(judged) - len(missed)} of {len(judged)} aims met", *lines])
 
 
-def _figures(row: Row) -> str:
-    ours = _number(row.ours, row.unit)
-    return ours if row.bare is None else f"{ours}, bare {_number(row.bare, row.unit)}"
+def warning(load: float) -> str:
+    """Return a warning if the machine was not quiet before the run, else nothing."""
+    if load <= BUSY_LOAD:
+        return ""
+    return f"WARNING: load average {load:.2f} before the run: other programs are busy, so these figures are NOT VALID."
+
+
+def written(document: str, report: str) -> str:
+    """Return the document with the report between its two marks.
+
+    Raises:
+        ValueError: the marks are not there.
+    """
+    before, start, rest = document.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"the document needs the lines {START} and {END}")
+    return f"{before}{START}\n\n{report}\n\n{END}{after}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    verdict = {True: "met", False: "MISSED", None: ""}[row.met]
-    ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
-    difference = "" if row.difference is None else _number(row.difference, row.unit, sign="+")
-    bare = "" if row.bare is None else _number(row.bare, row.unit)
-    return (row.label, _number(row.ours, row.unit), bare, difference, ratio, _aim(row), verdict)
+    values = (_value(values, row.unit) for values in (row.ours, row.floor, row.bare))
+    verdict = {True: "met", False: "**missed**", None: ""}[row.met]
+    return (row.label, *values, _ratio(row.ours, row), _ratio(row.floor, row), _aim(row), verdict)
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    first, *numbers, aim, verdict = (
-        cell.rjust(width) if 0 < column < 5 else cell.ljust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return [first, *numbers, aim, verdict]
+def _ratio(values: Sequence[float], row: Row) -> str:
+    ratio = times_bare(values, row.bare)
+    return "" if ratio is None or row.unit is Unit.COUNT else f"{ratio:.2f}"
+
+
+def _beside(row: Row) -> str:
+    ratio = _ratio(row.ours, row)
+    return f", {ratio} times the bare driver's" if ratio else ""
 
 
 def _aim(row: Row) -> str:
     match row.aim:
         case None:
             return ""
-        case AtMostMore(margin=margin):
-            return f"at most {_number(margin, row.unit, sign='+')}"
         case AtMostTimes(times=times):
-            return f"at most {times:g}x"
-        case Below(bound=bound):
-            return f"under {bound:g} {row.unit}".rstrip()
-        case AtLeast(bound=bound):
-            return f"all {bound:g} {row.unit}".rstrip()
+            return f"at most {times:g} times"
+        case AtMost(bound=bound):
+            return f"at most {bound:g} {row.unit}".rstrip()
+        case All(bound=bound):
+            return f"all {bound:g}"
         case _:
             assert_never(row.aim)
 
 
-def _number(value: float, unit: Unit, sign: str = "") -> str:
-    """Return a value with its unit: one decimal, none for counts."""
-    match unit:
-        case Unit.COUNT:
-            return f"{value:{sign}.0f}"
-        case Unit.MS | Unit.MB:
-            return f"{value:{sign}.1f} {unit}"
-        case _:
-            assert_never(unit)
+def _value(values: Sequence[float], unit: Unit) -> str:
+    """Return the median with its unit and, of several values, the quartiles; of counts the smallest."""
+    if not values:
+        return ""
+    if unit is Unit.COUNT:
+        return f"{min(values):.0f}"
+    # Differences of a few milliseconds count where a value is small.
+    digits = 0 if unit is Unit.MS and median(values) >= 1000 else 1
+    middle, low, high = (f"{percentile(values, percent):.{digits}f}" for percent in (50, 25, 75))
+    return f"{middle} {unit}" if len(values) == 1 else f"{middle} {unit} ({low} to {high})"

@@ -21,6 +21,7 @@ from a2a.types import (
     AgentCapabilities,
     AgentCard,
     AgentInterface,
+    AgentSkill,
     Artifact,
     Part,
     Task,
@@ -45,24 +46,28 @@ class Echo(AgentExecutor):
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Run a turn: the task, the pieces of its one artifact, the end."""
-        ids = {"task_id": context.task_id or "", "context_id": context.context_id or ""}
+        assert context.task_id
+        assert context.context_id
+        assert context.message
+        task_id, context_id = context.task_id, context.context_id
         working = TaskStatus(state=TaskState.TASK_STATE_WORKING)
-        history = [context.message] if context.message else []
         await event_queue.enqueue_event(
-            Task(id=context.task_id, context_id=context.context_id, status=working, history=history)
+            Task(id=task_id, context_id=context_id, status=working, history=[context.message])
         )
-        turn = await self._codex.start_turn(ids["context_id"], context.get_user_input())
+        turn = await self._codex.start_turn(context_id, context.get_user_input())
         sent = 0
         while not turn.ended.done() or sent < len(turn.pieces):
             await turn.changed.wait()
             turn.changed.clear()
             if text := "".join(turn.pieces[sent:]):
                 artifact = Artifact(artifact_id="answer", parts=[Part(text=text)])
-                event = TaskArtifactUpdateEvent(**ids, artifact=artifact, append=sent > 0)
+                update = TaskArtifactUpdateEvent(
+                    task_id=task_id, context_id=context_id, artifact=artifact, append=sent > 0
+                )
                 sent = len(turn.pieces)
-                await event_queue.enqueue_event(event)
+                await event_queue.enqueue_event(update)
         completed = TaskStatus(state=TaskState.TASK_STATE_COMPLETED)
-        await event_queue.enqueue_event(TaskStatusUpdateEvent(**ids, status=completed))
+        await event_queue.enqueue_event(TaskStatusUpdateEvent(task_id=task_id, context_id=context_id, status=completed))
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Do nothing: the benchmark cancels no task."""
@@ -78,7 +83,11 @@ async def serve(port: int, codex: Codex) -> None:
     url = f"http://127.0.0.1:{port}/"
     card = AgentCard(
         name="floor",
+        description="echoes codex",
         version="0",
+        default_input_modes=["text/plain"],
+        default_output_modes=["text/plain"],
+        skills=[AgentSkill(id="echo", name="echo", description="echoes codex", tags=["echo"])],
         supported_interfaces=[AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version="1.0")],
         capabilities=AgentCapabilities(streaming=True),
     )

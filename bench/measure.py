@@ -1,49 +1,34 @@
-"""The measurements and their targets: each function creates one table of the report."""
+"""The measurements and their aims: each function makes a group of the report's rows."""
 
 import json
-import math
-import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import anyio
-import psutil
 
-from bench.figures import AtLeast, AtMostMore, AtMostTimes, Below, Row, Table, Unit, median, percentile
-from bench.processes import Bench, new_setup, open_bare, open_exec_agent, open_runtime
-from bench.sides import Outcome, Side
+from bench.figures import All, AtMost, AtMostTimes, Row, Unit
+from bench.processes import Recipe, Sides, new_setup, open_agent, open_bare, open_floor, open_sides
+from bench.sides import Side, cpu_s, rss_mb
 from codex_workspace.devkit.script import numbered_text
-from tests.e2e.agent_process import running_agent
-from tests.support.ports import free_port
 
 WORD_CHARS: Final = 10
 """The length of the scripted model's deltas."""
 
-POLL_S: Final = 0.005
-MEGABYTE: Final = 1_000_000
+BURST_DELTAS: Final = 5000
+STREAM_DELTAS: Final = 200
+CONTEXTS: Final = 50
+AT_ONCE: Final = 10
 
+REST_S: Final = 0.02
+"""Before each measured turn: what the side before it does after its answer must not count as the next one's."""
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The sizes of the measurements; with the defaults they take less than a minute."""
+SETTLE_S: Final = 2.0
+"""Before memory is read: what a process does right after its start, or after its last answer, is part of it."""
 
-    turns: int = 30
-    bursts: int = 6
-    deltas: int = 5000
-    parallel_rounds: int = 3
-    contexts: int = 8
-    turns_each: int = 4
-    streams: int = 16
-    stream_deltas: int = 200
-    starts: int = 5
-
-
-SMALLEST: Final = Sizes(1, 1, 50, 1, 2, 2, 2, 20, 1)
-"""For a test of the benchmark itself."""
+OURS, FLOOR, BARE = "ours", "floor", "bare"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,241 +48,236 @@ def numbered(deltas: int, delay_ms: int = 0) -> Prompt:
     return Prompt(f"@script {json.dumps(step)}", numbered_text(deltas * WORD_CHARS))
 
 
-async def warm_turns(bench: Bench, sizes: Sizes) -> list[Table]:
-    """Measure turns of existing conversations, alternating between the sides so that noise affects both."""
-    sides: Mapping[str, Side] = {
-        "blocking": bench.blocking,
-        "streaming": bench.streaming,
-        "blocking, plain client": bench.plain_blocking,
-        "streaming, plain client": bench.plain_streaming,
-    }
-    first_s: dict[str, list[float]] = {name: [] for name in (*sides, "bare")}
-    whole_s: dict[str, list[float]] = {name: [] for name in (*sides, "bare")}
-    await _alternate(sizes.turns + 1, sides, bench.bare, first_s, whole_s)
-    bare, rows = whole_s["bare"], []
-    for name, aim in (("blocking", AtMostMore(8)), ("streaming", AtMostMore(8))):
-        rows += [
-            Row(f"warm turn, {name}: median", _ms(median(whole_s[name])), _ms(median(bare)), aim=aim),
-            Row(f"warm turn, {name}: p90", _ms(percentile(whole_s[name], 90)), _ms(percentile(bare, 90))),
-        ]
-    bare = first_s["bare"]
-    rows += [
-        Row("first text: median", _ms(median(first_s["streaming"])), _ms(median(bare)), aim=AtMostMore(10)),
-        Row("first text: p90", _ms(percentile(first_s["streaming"], 90)), _ms(percentile(bare, 90))),
-    ]
-    plain = [
-        Row(f"warm turn, {name}", _ms(median(whole_s[name])), _ms(median(whole_s["bare"])))
-        for name in ("blocking, plain client", "streaming, plain client")
-    ]
-    name = "streaming, plain client"
-    plain.append(Row("first text, plain client", _ms(median(first_s[name])), _ms(median(bare))))
-    return [
-        Table("Warm turn", f"{sizes.turns} turns each way, as a peer with the a2a-sdk's client sees them", rows),
-        Table("The same without the a2a-sdk's client", "a plain HTTP client beside it: the rest is the SDK's", plain),
-    ]
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One side's share of a round. Times are of the slowest turn; `whole` turns had the expected answer."""
+
+    first_ms: float
+    wall_ms: float
+    whole: int
 
 
-async def backends(bench: Bench, sizes: Sizes, root: Path) -> Table:
-    """Measure both backends, with and without A2A, alternating with the bare driver so that noise affects all."""
-    async with AsyncExitStack() as stack:
-        sides: dict[str, Side] = {
-            label: await stack.enter_async_context(open_runtime(bench.setup, root / name, name))
-            for label, name in (("app-server", "codex"), ("codex exec", "codex-exec"))
-        }
-        sides["app-server, A2A"] = bench.streaming
-        sides["codex exec, A2A"] = await stack.enter_async_context(open_exec_agent(bench.setup, root / "exec agent"))
-        first_s: dict[str, list[float]] = {name: [] for name in (*sides, "bare")}
-        whole_s: dict[str, list[float]] = {name: [] for name in (*sides, "bare")}
-        await _alternate(sizes.turns + 1, sides, bench.bare, first_s, whole_s)
-    rows = [
-        row
-        for name in sides
-        for row in (
-            Row(f"{name}: warm turn, median", _ms(median(whole_s[name])), _ms(median(whole_s["bare"]))),
-            Row(f"{name}: first text, median", _ms(median(first_s[name])), _ms(median(first_s["bare"]))),
-        )
-    ]
-    note = f"{sizes.turns} turns each; codex exec starts a process for each, and has no deltas"
-    return Table("The backends", note, rows)
+@dataclass(slots=True)
+class Samples:
+    """The rounds of one side, and its CPU time in ms from each round's start to the next's."""
 
+    rounds: list[Round]
+    cpu_ms: list[float]
 
-async def _alternate(
-    rounds: int,
-    sides: Mapping[str, Side],
-    bare: Side,
-    first_s: Mapping[str, list[float]],
-    whole_s: Mapping[str, list[float]],
-) -> None:
-    """Run one turn on each of our sides in turn, and after each one on bare. The first round starts the threads."""
-    names = {name: str(uuid.uuid4()) for name in sides}
-    for number in range(rounds):
-        for name, side in sides.items():
-            for column, run in (
-                (name, await _run_checked(side, {names[name]: [HELLO]})),
-                ("bare", await _run_checked(bare, {names[name]: [HELLO]})),
-            ):
-                if number > 0:
-                    whole_s[column] += [turn.whole_s for turn in run.turns]
-                    first_s[column] += _first_s(run)
+    @property
+    def first_ms(self) -> list[float]:
+        return [each.first_ms for each in self.rounds]
 
+    @property
+    def wall_ms(self) -> list[float]:
+        return [each.wall_ms for each in self.rounds]
 
-async def burst(bench: Bench, sizes: Sizes) -> Table:
-    """Measure an answer at codex's full speed: wall time, and CPU time of our process only."""
-    prompt = numbered(sizes.deltas)
-    ours: list[float] = []
-    bare: list[float] = []
-    before = [_cpu_s(process) for process in (bench.agent, bench.bare_driver)]
-    for _ in range(sizes.bursts):
-        context_id = str(uuid.uuid4())
-        ours += [turn.whole_s for turn in (await _run_checked(bench.streaming, {context_id: [prompt]})).turns]
-        bare += [turn.whole_s for turn in (await _run_checked(bench.bare, {context_id: [prompt]})).turns]
-    after = [_cpu_s(process) for process in (bench.agent, bench.bare_driver)]
-    # The kernel counts CPU time in steps of 10 ms, so all bursts are measured together.
-    our_cpu, bare_cpu = (_ms(end - start) / sizes.bursts for start, end in zip(before, after, strict=True))
-    rows = [
-        Row("burst: wall, median", _ms(median(ours)), _ms(median(bare)), aim=AtMostTimes(1.3)),
-        Row("burst: CPU, mean", our_cpu, bare_cpu, aim=AtMostTimes(4)),
-    ]
-    note = f"{sizes.bursts} answers of {sizes.deltas} deltas, each in a new context; CPU without codex's"
-    return Table("Burst", note, rows)
-
-
-async def parallel_contexts(bench: Bench, sizes: Sizes) -> Table:
-    """Measure contexts that run at the same time, including the start of their threads."""
-    ours: list[float] = []
-    bare: list[float] = []
-    for _ in range(sizes.parallel_rounds):
-        conversations = {str(uuid.uuid4()): [HELLO] * sizes.turns_each for _ in range(sizes.contexts)}
-        ours.append((await _run_checked(bench.streaming, conversations)).wall_s)
-        bare.append((await _run_checked(bench.bare, conversations)).wall_s)
-    rows = [Row("parallel contexts: wall, median", _ms(median(ours)), _ms(median(bare)))]
-    note = f"{sizes.contexts} new contexts of {sizes.turns_each} turns each, {sizes.parallel_rounds} times"
-    return Table("Parallel contexts", note, rows)
-
-
-async def streams(bench: Bench, sizes: Sizes) -> Table:
-    """Measure concurrent streams at the speed of a real model: completeness and time to the first text.
-
-    First in new contexts, including the start of their threads, then again in the same contexts.
-    """
-    prompt = numbered(sizes.stream_deltas, delay_ms=10)
-    conversations = {str(uuid.uuid4()): [prompt.text] for _ in range(sizes.streams)}
-    rows: list[Row] = []
-    for when in ("new", "begun"):
-        ours, bare = await bench.streaming.run(conversations), await bench.bare.run(conversations)
-        our_whole, bare_whole = (sum(turn.text == prompt.answer for turn in run.turns) for run in (ours, bare))
-        our_first, bare_first = _first_s(ours), _first_s(bare)
-        rows += [
-            Row(f"streams, {when}: whole", our_whole, bare_whole, Unit.COUNT, AtLeast(sizes.streams)),
-            Row(f"streams, {when}: first text, median", _ms(median(our_first)), _ms(median(bare_first))),
-            Row(f"streams, {when}: first text, slowest", _ms(max(our_first)), _ms(max(bare_first)), aim=Below(500)),
-            Row(f"streams, {when}: wall", _ms(ours.wall_s), _ms(bare.wall_s)),
-        ]
-    note = f"{sizes.streams} contexts, {sizes.stream_deltas} deltas each, one every 10 ms; new: with the thread's start"
-    return Table("Streams at a model's speed", note, rows)
+    @property
+    def whole(self) -> list[float]:
+        return [each.whole for each in self.rounds]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """The resident memory of all processes, in MB."""
+class Run:
+    """What a group of rows needs: the running sides, how to start more, a folder of its own, the number of rounds."""
 
-    agent: float
-    bare: float
-    agents_codex: float
-
-    @classmethod
-    def now(cls, bench: Bench) -> "Memory":
-        """Measure the memory now."""
-        return cls(*(_rss_mb(process) for process in (bench.agent, bench.bare_driver, bench.agents_codex)))
+    sides: Sides
+    recipe: Recipe
+    model_url: str
+    root: Path
+    rounds: int
 
 
-def memory(idle: Memory, loaded: Memory) -> Table:
-    """Compare the memory before the first message with that after all the others."""
-    rows = [
-        Row("our process: idle", idle.agent, idle.bare, Unit.MB, Below(80)),
-        Row("our process: after the load", loaded.agent, loaded.bare, Unit.MB, Below(80)),
-        Row("codex under us: idle", idle.agents_codex, None, Unit.MB),
-        Row("codex under us: after the load", loaded.agents_codex, None, Unit.MB),
-    ]
-    return Table("Memory", "resident, before the first message and after everything above", rows)
+async def interleaved(
+    sides: Mapping[str, Side], rounds: int, prompt: Prompt, contexts: Sequence[str]
+) -> dict[str, Samples]:
+    """Send the prompt to each side in turn, round by round, so that noise affects all. All contexts run at once."""
+    samples = {name: Samples([], []) for name in sides}
+    used: dict[str, list[float]] = {name: [] for name in sides}
+    texts = dict.fromkeys(contexts, prompt.text)
+    for _ in range(rounds):
+        for name, side in sides.items():
+            await anyio.sleep(REST_S)
+            used[name].append(cpu_s(side))
+            turns = await side.run(texts)
+            first_s = max((turn.first_s or 0) for turn in turns)
+            wall_s = max(turn.whole_s for turn in turns)
+            whole = sum(turn.text == prompt.answer for turn in turns)
+            samples[name].rounds.append(Round(first_s * 1000, wall_s * 1000, whole))
+    await anyio.sleep(REST_S)
+    for name, side in sides.items():
+        used[name].append(cpu_s(side))
+        samples[name].cpu_ms += [(end - start) * 1000 for start, end in zip(used[name], used[name][1:], strict=False)]
+    return samples
 
 
-async def cold_start(bench: Bench, sizes: Sizes, root: Path) -> Table:
-    """Measure the time from the process's start to its first 200 of /readyz, each time with new state."""
-    ours: list[float] = []
-    bare: list[float] = []
-    for number in range(sizes.starts):
-        ours.append(await _our_start(root / f"ours-{number}", bench.setup.model_url))
-        async with open_bare(bench.setup, root / f"bare-{number}") as driver:
-            bare.append(driver.ready_s)
-    rows = [
-        Row("cold start: median", _ms(median(ours)), _ms(median(bare)), aim=Below(1000)),
-        Row("cold start: slowest", _ms(max(ours)), _ms(max(bare))),
-    ]
-    note = f"process start to ready, {sizes.starts} starts with empty state; bare: to codex's first answer"
-    return Table("Cold start", note, rows)
+async def warm(sides: Mapping[str, Side], contexts: Sequence[str]) -> None:
+    """Start the contexts' threads, which is not measured."""
+    await interleaved(sides, 1, HELLO, contexts)
 
 
-async def _our_start(root: Path, model_url: str) -> float:
-    """Return the seconds from a new agent's start until it is ready."""
-    port = free_port()
-    setup = new_setup(root, model_url, port)
-    start, ready_at = time.perf_counter(), math.inf
-
-    async def watch() -> None:
-        nonlocal ready_at
-        await _ready(port)
-        ready_at = time.perf_counter()
-
-    # The agent's context manager waits for a log line, which it polls every 20 ms; the watcher polls more often.
-    async with anyio.create_task_group() as watching:
-        watching.start_soon(watch)
-        async with running_agent(setup):
-            await _ready(port)
-    return ready_at - start
-
-
-async def _ready(port: int) -> None:
-    """Wait until the agent reports that it is ready, like a platform's probe."""
-    while not await _is_ready(port):  # noqa: ASYNC110 - the state of another process
-        await anyio.sleep(POLL_S)
-
-
-async def _is_ready(port: int) -> bool:
-    try:
-        async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-            await stream.send(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            return (await stream.receive()).startswith(b"HTTP/1.1 200 ")
-    except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
-        return False
-
-
-async def _run_checked(side: Side, conversations: Mapping[str, Sequence[Prompt]]) -> Outcome:
-    """Run conversations, check the answers, and return their times.
+async def all_whole(
+    sides: Mapping[str, Side], rounds: int, prompt: Prompt, contexts: Sequence[str]
+) -> dict[str, Samples]:
+    """Do as `interleaved`.
 
     Raises:
-        RuntimeError: an answer differs from the expected one.
+        RuntimeError: an answer is not the expected one.
     """
-    run = await side.run({name: [prompt.text for prompt in prompts] for name, prompts in conversations.items()})
-    expected = sorted(prompt.answer for prompts in conversations.values() for prompt in prompts)
-    if sorted(turn.text for turn in run.turns) != expected:
-        raise RuntimeError("an answer is not whole")
-    return run
+    samples = await interleaved(sides, rounds, prompt, contexts)
+    for name, each in samples.items():
+        if min(each.whole) < len(contexts):
+            raise RuntimeError(f"{name}: an answer is not whole")
+    return samples
 
 
-def _first_s(run: Outcome) -> list[float]:
-    return [turn.first_s for turn in run.turns if turn.first_s is not None]
+def row(label: str, samples: Mapping[str, Samples], value: Callable[[Samples], Sequence[float]]) -> Row:
+    """Return a row of one value of all sides."""
+    ours, floor, bare = (value(samples[name]) if name in samples else () for name in (OURS, FLOOR, BARE))
+    return Row(label, ours, floor, bare)
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    """Return the CPU time of the process itself, without its codex."""
-    times = process.cpu_times()
-    return float(times.user + times.system)
+def _sides(sides: Sides) -> dict[str, Side]:
+    return {BARE: sides.bare, FLOOR: sides.floor, OURS: sides.ours}
 
 
-def _rss_mb(process: psutil.Process) -> float:
-    return float(process.memory_info().rss / MEGABYTE)
+def _blocking(sides: Sides) -> dict[str, Side]:
+    floor, ours = (replace(side, method="SendMessage") for side in (sides.floor, sides.ours))
+    return {BARE: sides.bare, FLOOR: floor, OURS: ours}
 
 
-def _ms(seconds: float) -> float:
-    return seconds * 1000
+def _new_contexts(number: int) -> list[str]:
+    return [str(uuid.uuid4()) for _ in range(number)]
+
+
+async def warm_turns(run: Run) -> list[Row]:
+    """Measure turns of an existing conversation, one at a time."""
+    rows = []
+    for way, sides in (("blocking", _blocking(run.sides)), ("streaming", _sides(run.sides))):
+        contexts = _new_contexts(1)
+        await all_whole(sides, 2, HELLO, contexts)
+        samples = await all_whole(sides, run.rounds, HELLO, contexts)
+        rows.append(replace(row(f"warm turn, {way}", samples, lambda each: each.wall_ms), aim=AtMostTimes(1.15)))
+        if way == "streaming":
+            rows.append(replace(row("first text", samples, lambda each: each.first_ms), aim=AtMostTimes(1.12)))
+        rows.append(replace(row(f"CPU of a warm turn, {way}", samples, lambda each: each.cpu_ms), aim=AtMostTimes(5)))
+    return rows
+
+
+async def new_contexts(run: Run) -> list[Row]:
+    """Measure the first turn of a conversation, which starts its thread."""
+    rounds = [await all_whole(_sides(run.sides), 1, HELLO, _new_contexts(1)) for _ in range(run.rounds)]
+    samples = {
+        name: Samples([each for samples in rounds for each in samples[name].rounds], []) for name in (BARE, FLOOR, OURS)
+    }
+    return [row("first turn of a new context", samples, lambda each: each.wall_ms)]
+
+
+async def burst(run: Run) -> list[Row]:
+    """Measure an answer at codex's full speed."""
+    sides, contexts = _sides(run.sides), _new_contexts(1)
+    await warm(sides, contexts)
+    samples = await all_whole(sides, run.rounds, numbered(BURST_DELTAS), contexts)
+    label = f"burst of {BURST_DELTAS:,} deltas"
+    return [
+        replace(row(label, samples, lambda each: each.wall_ms), aim=AtMostTimes(1.15)),
+        replace(row(f"CPU of a {label}", samples, lambda each: each.cpu_ms), aim=AtMostTimes(1.6)),
+    ]
+
+
+async def streams(run: Run, number: int) -> list[Row]:
+    """Measure streams at a model's speed, all at once, in existing contexts."""
+    contexts, prompt = _new_contexts(number), numbered(STREAM_DELTAS, delay_ms=10)
+    limits = {"max_running_turns": number}
+    async with open_sides(run.root, run.model_url, limits) as (sides, _):
+        await warm(_sides(sides), contexts)
+        samples = await interleaved(_sides(sides), run.rounds, prompt, contexts)
+    label = f"{number} live streams"
+    return [
+        replace(row(f"{label}: whole", samples, lambda each: each.whole), unit=Unit.COUNT, aim=All(number)),
+        replace(row(f"{label}: slowest first text", samples, lambda each: each.first_ms), aim=AtMostTimes(1.1)),
+        replace(row(f"{label}: wall", samples, lambda each: each.wall_ms), aim=AtMostTimes(1.1)),
+        row(f"{label}: CPU", samples, lambda each: each.cpu_ms),
+    ]
+
+
+async def streams_16(run: Run) -> list[Row]:
+    """Measure as many streams as the default configuration runs at once."""
+    return await streams(run, 16)
+
+
+async def streams_100(run: Run) -> list[Row]:
+    """Measure more streams than the default configuration runs at once."""
+    return await streams(run, 100)
+
+
+async def start(run: Run) -> list[Row]:
+    """Measure starts with empty state, and the memory of the idle processes."""
+    ready_ms: dict[str, list[float]] = {BARE: [], FLOOR: [], OURS: []}
+    idle_mb: dict[str, list[float]] = {BARE: [], FLOOR: [], OURS: []}
+    for number in range(run.rounds):
+        root = run.root / str(number)
+        for name, opened in (
+            (BARE, open_bare(run.recipe, root / BARE)),
+            (FLOOR, open_floor(run.recipe, root / FLOOR)),
+            (OURS, open_agent(new_setup(root / OURS, run.model_url))),
+        ):
+            async with opened as (side, ready_s):
+                ready_ms[name].append(ready_s * 1000)
+                await anyio.sleep(SETTLE_S)
+                idle_mb[name].append(rss_mb(side))
+    return [
+        Row("start to ready", ready_ms[OURS], ready_ms[FLOOR], ready_ms[BARE], aim=AtMostTimes(4)),
+        Row("idle memory", idle_mb[OURS], idle_mb[FLOOR], idle_mb[BARE], Unit.MB, AtMost(80)),
+    ]
+
+
+async def growth(run: Run) -> list[Row]:
+    """Measure how much memory further contexts take; the first ones fill what every process has once."""
+    grown: dict[str, list[float]] = {BARE: [], FLOOR: [], OURS: []}
+    async with open_sides(run.root, run.model_url) as (sides, _):
+        named = _sides(sides)
+        before = await _after_contexts(named)
+        for _ in range(run.rounds):
+            after = await _after_contexts(named)
+            for name in named:
+                grown[name].append(after[name] - before[name])
+            before = after
+    label = f"memory of {CONTEXTS} further contexts"
+    return [Row(label, grown[OURS], grown[FLOOR], grown[BARE], Unit.MB, AtMost(1))]
+
+
+async def _after_contexts(sides: Mapping[str, Side]) -> dict[str, float]:
+    """Run a turn in each of `CONTEXTS` new contexts, and return the memory afterwards."""
+    for _ in range(CONTEXTS // AT_ONCE):
+        await warm(sides, _new_contexts(AT_ONCE))
+    await anyio.sleep(SETTLE_S)
+    return {name: rss_mb(side) for name, side in sides.items()}
+
+
+async def exec_backend(run: Run) -> list[Row]:
+    """Measure warm turns with `codex exec`, which starts a process for each and has no deltas."""
+    async with open_agent(new_setup(run.root, run.model_url, "exec")) as (ours, _):
+        sides: dict[str, Side] = {BARE: run.sides.bare, OURS: ours}
+        contexts = _new_contexts(1)
+        await warm(sides, contexts)
+        samples = await all_whole(sides, run.rounds, HELLO, contexts)
+    return [
+        row("`codex exec`: warm turn", samples, lambda each: each.wall_ms),
+        row("`codex exec`: first text", samples, lambda each: each.first_ms),
+    ]
+
+
+Measurement = Callable[[Run], Awaitable[list[Row]]]
+
+GROUPS: Final[Mapping[str, tuple[Measurement, int]]] = {
+    "warm": (warm_turns, 40),
+    "new": (new_contexts, 10),
+    "burst": (burst, 10),
+    "streams16": (streams_16, 5),
+    "streams100": (streams_100, 3),
+    "start": (start, 5),
+    "memory": (growth, 3),
+    "exec": (exec_backend, 10),
+}
+"""The groups of rows by name, in the report's order, each with its number of rounds."""
