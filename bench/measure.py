@@ -4,6 +4,7 @@ import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -88,18 +89,19 @@ class Run:
     rounds: int
 
 
-async def interleaved(
-    sides: Mapping[str, Side], rounds: int, prompt: Prompt, contexts: Sequence[str]
-) -> dict[str, Samples]:
-    """Send the prompt to each side in turn, round by round, so that noise affects all. All contexts run at once."""
+Contexts = Sequence[str]
+"""The contexts of one round, which run at the same time."""
+
+
+async def interleaved(sides: Mapping[str, Side], prompt: Prompt, rounds: Sequence[Contexts]) -> dict[str, Samples]:
+    """Send the prompt in the contexts of each round, to one side after the other, so that noise affects all."""
     samples = {name: Samples([], []) for name in sides}
     used: dict[str, list[float]] = {name: [] for name in sides}
-    texts = dict.fromkeys(contexts, prompt.text)
-    for _ in range(rounds):
+    for contexts in rounds:
         for name, side in sides.items():
             await anyio.sleep(REST_S)
             used[name].append(cpu_s(side))
-            turns = await side.run(texts)
+            turns = await side.run(dict.fromkeys(contexts, prompt.text))
             first_s = max((turn.first_s or 0) for turn in turns)
             wall_s = max(turn.whole_s for turn in turns)
             whole = sum(turn.text == prompt.answer for turn in turns)
@@ -107,26 +109,19 @@ async def interleaved(
     await anyio.sleep(REST_S)
     for name, side in sides.items():
         used[name].append(cpu_s(side))
-        samples[name].cpu_ms += [(end - start) * 1000 for start, end in zip(used[name], used[name][1:], strict=False)]
+        samples[name].cpu_ms += [(end - start) * 1000 for start, end in pairwise(used[name])]
     return samples
 
 
-async def warm(sides: Mapping[str, Side], contexts: Sequence[str]) -> None:
-    """Start the contexts' threads, which is not measured."""
-    await interleaved(sides, 1, HELLO, contexts)
-
-
-async def all_whole(
-    sides: Mapping[str, Side], rounds: int, prompt: Prompt, contexts: Sequence[str]
-) -> dict[str, Samples]:
+async def all_whole(sides: Mapping[str, Side], prompt: Prompt, rounds: Sequence[Contexts]) -> dict[str, Samples]:
     """Do as `interleaved`.
 
     Raises:
         RuntimeError: an answer is not the expected one.
     """
-    samples = await interleaved(sides, rounds, prompt, contexts)
+    samples = await interleaved(sides, prompt, rounds)
     for name, each in samples.items():
-        if min(each.whole) < len(contexts):
+        if each.whole != [len(contexts) for contexts in rounds]:
             raise RuntimeError(f"{name}: an answer is not whole")
     return samples
 
@@ -146,7 +141,7 @@ def _blocking(sides: Sides) -> dict[str, Side]:
     return {BARE: sides.bare, FLOOR: floor, OURS: ours}
 
 
-def _new_contexts(number: int) -> list[str]:
+def _new_contexts(number: int) -> Contexts:
     return [str(uuid.uuid4()) for _ in range(number)]
 
 
@@ -154,9 +149,9 @@ async def warm_turns(run: Run) -> list[Row]:
     """Measure turns of an existing conversation, one at a time."""
     rows = []
     for way, sides in (("blocking", _blocking(run.sides)), ("streaming", _sides(run.sides))):
-        contexts = _new_contexts(1)
-        await all_whole(sides, 2, HELLO, contexts)
-        samples = await all_whole(sides, run.rounds, HELLO, contexts)
+        context = _new_contexts(1)
+        await all_whole(sides, HELLO, [context] * 2)
+        samples = await all_whole(sides, HELLO, [context] * run.rounds)
         rows.append(replace(row(f"warm turn, {way}", samples, lambda each: each.wall_ms), aim=AtMostTimes(1.15)))
         if way == "streaming":
             rows.append(replace(row("first text", samples, lambda each: each.first_ms), aim=AtMostTimes(1.12)))
@@ -166,18 +161,15 @@ async def warm_turns(run: Run) -> list[Row]:
 
 async def new_contexts(run: Run) -> list[Row]:
     """Measure the first turn of a conversation, which starts its thread."""
-    rounds = [await all_whole(_sides(run.sides), 1, HELLO, _new_contexts(1)) for _ in range(run.rounds)]
-    samples = {
-        name: Samples([each for samples in rounds for each in samples[name].rounds], []) for name in (BARE, FLOOR, OURS)
-    }
+    samples = await all_whole(_sides(run.sides), HELLO, [_new_contexts(1) for _ in range(run.rounds)])
     return [row("first turn of a new context", samples, lambda each: each.wall_ms)]
 
 
 async def burst(run: Run) -> list[Row]:
-    """Measure an answer at codex's full speed."""
-    sides, contexts = _sides(run.sides), _new_contexts(1)
-    await warm(sides, contexts)
-    samples = await all_whole(sides, run.rounds, numbered(BURST_DELTAS), contexts)
+    """Measure an answer at codex's full speed, each time in another context, so that the history stays short."""
+    sides, rounds = _sides(run.sides), [_new_contexts(1) for _ in range(run.rounds)]
+    await all_whole(sides, HELLO, rounds)
+    samples = await all_whole(sides, numbered(BURST_DELTAS), rounds)
     label = f"burst of {BURST_DELTAS:,} deltas"
     return [
         replace(row(label, samples, lambda each: each.wall_ms), aim=AtMostTimes(1.15)),
@@ -190,8 +182,8 @@ async def streams(run: Run, number: int) -> list[Row]:
     contexts, prompt = _new_contexts(number), numbered(STREAM_DELTAS, delay_ms=10)
     limits = {"max_running_turns": number}
     async with open_sides(run.root, run.model_url, limits) as (sides, _):
-        await warm(_sides(sides), contexts)
-        samples = await interleaved(_sides(sides), run.rounds, prompt, contexts)
+        await all_whole(_sides(sides), HELLO, [contexts])
+        samples = await interleaved(_sides(sides), prompt, [contexts] * run.rounds)
     label = f"{number} live streams"
     return [
         replace(row(f"{label}: whole", samples, lambda each: each.whole), unit=Unit.COUNT, aim=All(number)),
@@ -249,8 +241,7 @@ async def growth(run: Run) -> list[Row]:
 
 async def _after_contexts(sides: Mapping[str, Side]) -> dict[str, float]:
     """Run a turn in each of `CONTEXTS` new contexts, and return the memory afterwards."""
-    for _ in range(CONTEXTS // AT_ONCE):
-        await warm(sides, _new_contexts(AT_ONCE))
+    await all_whole(sides, HELLO, [_new_contexts(AT_ONCE) for _ in range(CONTEXTS // AT_ONCE)])
     await anyio.sleep(SETTLE_S)
     return {name: rss_mb(side) for name, side in sides.items()}
 
@@ -259,9 +250,9 @@ async def exec_backend(run: Run) -> list[Row]:
     """Measure warm turns with `codex exec`, which starts a process for each and has no deltas."""
     async with open_agent(new_setup(run.root, run.model_url, "exec")) as (ours, _):
         sides: dict[str, Side] = {BARE: run.sides.bare, OURS: ours}
-        contexts = _new_contexts(1)
-        await warm(sides, contexts)
-        samples = await all_whole(sides, run.rounds, HELLO, contexts)
+        context = _new_contexts(1)
+        await all_whole(sides, HELLO, [context])
+        samples = await all_whole(sides, HELLO, [context] * run.rounds)
     return [
         row("`codex exec`: warm turn", samples, lambda each: each.wall_ms),
         row("`codex exec`: first text", samples, lambda each: each.first_ms),
